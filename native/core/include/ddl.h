@@ -1,0 +1,194 @@
+// ddl.h: the C ABI of libkeras_ddl, the only door into the native core.
+//
+// A communicator is one rank's end of a group of ranks. It owns one communication thread, on which every collective
+// runs. Ranks are processes in production and may be threads of one process in tests: nothing here is global except
+// the world communicator, which bindings (native/tf) look up.
+//
+// Contract of every collective: all ranks submit a request of the same `name`; the order of submission may differ
+// between ranks and threads. Requests are matched by name (several under one name: first in, first matched). Kind,
+// dtype, op, root, flags, element count and fingerprint must be equal on all ranks; if not, the request fails with
+// DDL_FAILED_PRECONDITION on EVERY rank with one message that names the ranks and both values, and the communicator
+// stays usable. Results are bitwise equal on all ranks and from run to run for one topology.
+//
+// No function throws; all of them may be called from any thread unless said otherwise.
+#ifndef KERAS_DDL_DDL_H_
+#define KERAS_DDL_DDL_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#error "keras_ddl runs on POSIX systems"
+#endif
+#define DDL_EXPORT __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Raised whenever a struct or function below changes; bindings refuse another number.
+#define DDL_ABI_VERSION 1
+
+// Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
+typedef enum ddl_code {
+  DDL_OK = 0,
+  DDL_INVALID_ARGUMENT = 3,     // a request that no rank could run
+  DDL_DEADLINE_EXCEEDED = 4,    // ranks that did not come before the deadline
+  DDL_FAILED_PRECONDITION = 9,  // ranks that disagree, or a communicator that was shut down
+  DDL_ABORTED = 10,             // a rank died or left
+  DDL_INTERNAL = 13,            // a defect, or an error of the operating system or of MPI
+  DDL_DATA_LOSS = 15,           // the `check` comparison failed
+} ddl_code;
+
+typedef enum ddl_dtype {
+  DDL_FLOAT32 = 0,
+  DDL_FLOAT64 = 1,
+  DDL_FLOAT16 = 2,
+  DDL_BFLOAT16 = 3,
+  DDL_INT32 = 4,
+  DDL_INT64 = 5,
+  DDL_UINT8 = 6,
+  DDL_INT8 = 7,
+  DDL_NUM_DTYPES = 8,
+} ddl_dtype;
+
+typedef enum ddl_op {
+  DDL_SUM = 0,
+  DDL_MEAN = 1,  // integers: the exact sum divided by the number of ranks, rounded toward zero (int64: the sum wraps)
+  DDL_MIN = 2,
+  DDL_MAX = 3,
+  DDL_PRODUCT = 4,
+  DDL_NUM_OPS = 5,
+} ddl_op;
+
+typedef enum ddl_kind {
+  DDL_ALL_REDUCE = 0,
+  DDL_BROADCAST = 1,
+  DDL_REDUCE_SCATTER = 2,
+  DDL_ALL_GATHER = 3,
+  DDL_BARRIER = 4,
+  DDL_NUM_KINDS = 5,
+} ddl_kind;
+
+// Flags of a request.
+#define DDL_FLAG_PLAIN_MPI 1u  // DDL_ALL_REDUCE by the transport's own MPI_Allreduce, as a baseline
+#define DDL_FLAG_CHECK 2u      // DDL_ALL_REDUCE, then compare with the baseline within `tolerance`
+#define DDL_FLAG_BLOCKING 4u   // the submitting rank's main thread does nothing else until this is done
+
+// `count` elements read from `in`, result to `out`; `out` equals `in` or does not overlap it. Need not be aligned.
+typedef struct ddl_buffer {
+  const void* in;
+  void* out;
+  uint64_t count;
+} ddl_buffer;
+
+typedef struct ddl_comm ddl_comm;
+typedef struct ddl_work ddl_work;
+
+typedef struct ddl_request {
+  uint32_t kind;   // ddl_kind
+  uint32_t dtype;  // ddl_dtype
+  uint32_t op;     // ddl_op; read by DDL_ALL_REDUCE and DDL_REDUCE_SCATTER only
+  int32_t root;    // read by DDL_BROADCAST only
+  uint32_t flags;
+  uint32_t num_buffers;       // DDL_ALL_REDUCE, DDL_BROADCAST: any; DDL_REDUCE_SCATTER, DDL_ALL_GATHER: 1; barrier: 0
+  const ddl_buffer* buffers;  // reduced as if concatenated. Copied by ddl_submit; the memory they point to must stay
+                              // valid until `done`. DDL_ALL_GATHER: in, count; out is NULL.
+                              // DDL_REDUCE_SCATTER: in, count of the whole input; out has this rank's chunk.
+  uint64_t row_count;         // DDL_REDUCE_SCATTER, DDL_ALL_GATHER: elements of a row (product of dims 1..); count is
+                              // a multiple of it. A row of 0 elements: set rows in `rows`.
+  uint64_t rows;              // DDL_REDUCE_SCATTER, DDL_ALL_GATHER: rows (dim 0) of this rank's input
+  uint64_t fingerprint;       // any hash both sides must agree on (shapes, plan); 0 for none
+  double tolerance;           // with DDL_FLAG_CHECK: max |a - b| <= tolerance * max(1, |b|)
+  const char* name;           // match key, UTF-8, 1..1023 bytes
+  const char* detail;         // shown in error messages (shapes, tensor names); may be NULL; cut after 1023 bytes
+  // DDL_ALL_GATHER: called once on the communication thread when the sizes are known; returns the output of
+  // sum(rows_by_rank) * row_count elements, or NULL to fail the request. NULL: the library allocates (ddl_work_data).
+  void* (*allocate)(void* user, const uint64_t* rows_by_rank, int size);
+  // Called exactly once, on the communication thread (or in ddl_submit when the request is refused). `message` is
+  // valid during the call. Must not block and must not call back into the communicator except ddl_submit.
+  void (*done)(void* user, int code, const char* message);
+  void* user;
+} ddl_request;
+
+// How ranks that do not share memory talk, and how ranks first meet. Filled by a bootstrap library (native/mpi) or
+// by tests. All functions return DDL_OK or another ddl_code. `all_gather` is called by ddl_create only, on its thread;
+// all others by the communication thread only.
+typedef struct ddl_transport {
+  uint32_t abi_version;
+  int rank;
+  int size;
+  void* self;
+  int (*all_gather)(void* self, const void* in, void* out, size_t bytes);
+  int (*isend)(void* self, int peer, int tag, const void* buffer, size_t bytes, void** operation);
+  int (*irecv)(void* self, int peer, int tag, void* buffer, size_t bytes, void** operation);
+  // Sets *finished; a finished operation is freed and *operation becomes NULL.
+  int (*test)(void* self, void** operation, int* finished);
+  // Looks for a message of `tag` from any peer; *peer = -1 when there is none.
+  int (*probe)(void* self, int tag, int* peer, size_t* bytes);
+  // The library's own blocking all-reduce on contiguous memory: the baseline. COLLECTIVE over all ranks.
+  int (*plain_all_reduce)(void* self, const void* in, void* out, uint64_t count, uint32_t dtype, uint32_t op);
+  // Text of the last error; valid until the next call.
+  const char* (*last_error)(void* self);
+  // Optional (NULL in production): memory of `bytes` zeroed bytes shared by all ranks of the group led by `leader`,
+  // for ranks that are threads. Freed by `destroy`.
+  void* (*share)(void* self, int leader, size_t bytes);
+  // Frees everything the transport holds. Called by ddl_destroy, or by a failed ddl_create, once.
+  void (*destroy)(void* self);
+} ddl_transport;
+
+typedef struct ddl_options {
+  uint32_t abi_version;
+  // Rank r shares memory with the ranks whose group is equal: group[r] is the lowest rank among them. `size` entries.
+  const int32_t* group;
+  uint64_t staging_bytes;  // bound on the staging memory of one group; 0: 64 MiB
+  double warn_after_s;     // say who is missing after this many seconds; 0: never
+  double deadline_s;       // fail a request that is incomplete for this long; 0: never
+  // Receives warnings (UTF-8, no newline), on the communication thread; NULL: stderr.
+  void (*warn)(void* user, const char* message);
+  void* warn_user;
+} ddl_options;
+
+DDL_EXPORT uint32_t ddl_abi_version(void);
+
+// Makes a communicator. COLLECTIVE over all ranks of the transport, which it takes over even when it fails. On failure
+// returns NULL and writes a message into `error` (size `error_bytes`).
+DDL_EXPORT ddl_comm* ddl_create(const ddl_transport* transport, const ddl_options* options, char* error,
+                                size_t error_bytes);
+
+// Tells the other ranks that this one leaves (their pending and later requests fail with DDL_ABORTED), fails what is
+// pending here, joins the communication thread and frees everything. Not from a callback.
+DDL_EXPORT void ddl_destroy(ddl_comm* comm);
+
+DDL_EXPORT int ddl_rank(const ddl_comm* comm);
+DDL_EXPORT int ddl_size(const ddl_comm* comm);
+// Rank within, and size of, the group that shares memory.
+DDL_EXPORT int ddl_local_rank(const ddl_comm* comm);
+DDL_EXPORT int ddl_local_size(const ddl_comm* comm);
+
+// Submits a request; its result arrives through `done`. Returns at once.
+DDL_EXPORT void ddl_submit(ddl_comm* comm, const ddl_request* request);
+
+// The same for callers that wait: request->done must be NULL. Free the work with ddl_work_free when ddl_work_wait has
+// returned 1 (freeing earlier is safe for the library, but the caller's buffers must outlive the request).
+DDL_EXPORT ddl_work* ddl_start(ddl_comm* comm, const ddl_request* request);
+// Waits up to `timeout_ms` (< 0: no limit); returns 1 when done, else 0.
+DDL_EXPORT int ddl_work_wait(ddl_work* work, int timeout_ms);
+DDL_EXPORT int ddl_work_code(const ddl_work* work);
+DDL_EXPORT const char* ddl_work_message(const ddl_work* work);
+// DDL_ALL_GATHER without `allocate`: the gathered elements and the rows of each rank (`size` entries).
+DDL_EXPORT const void* ddl_work_data(const ddl_work* work);
+DDL_EXPORT const uint64_t* ddl_work_rows(const ddl_work* work);
+DDL_EXPORT void ddl_work_free(ddl_work* work);
+
+// The communicator that bindings use. Set by whoever created it; set to NULL before ddl_destroy.
+DDL_EXPORT void ddl_set_world(ddl_comm* comm);
+DDL_EXPORT ddl_comm* ddl_world(void);
+
+// What this communicator runs on: "shared memory: 2 ranks, AVX-512; ...". Valid until ddl_destroy.
+DDL_EXPORT const char* ddl_describe(const ddl_comm* comm);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+#endif  // KERAS_DDL_DDL_H_
