@@ -1,0 +1,155 @@
+"""Every environment variable that keras_ddl reads, in one table. Nothing else in the package reads KERAS_DDL_*.
+
+`get("DEADLINE_SECONDS")` returns the typed value of KERAS_DDL_DEADLINE_SECONDS. A value of the wrong type, and a
+KERAS_DDL_* variable that is not in the table (a misspelt one would be ignored in silence), are ConfigErrors.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keras_ddl.errors import ConfigError
+
+PREFIX = "KERAS_DDL_"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One row: `name` without the prefix; `default` is what `get` returns when the variable is unset or empty."""
+
+    name: str
+    type: str
+    default: Any
+    why: str
+
+    @property
+    def environment_name(self) -> str:
+        return PREFIX + self.name
+
+
+def _isa(text: str) -> str:
+    if text not in ("baseline", "avx2", "avx512"):
+        raise ValueError("one of 'baseline', 'avx2', 'avx512'")
+    return text
+
+
+def _seconds(text: str) -> float:
+    value = _parse(float, text, "a number of seconds, 0 for never")
+    if not (value >= 0 and math.isfinite(value)):
+        raise ValueError("a finite number of seconds, 0 for never")
+    return value
+
+
+def _bytes(text: str) -> int:
+    value = _parse(int, text, "a whole number of bytes")
+    if value < 1:
+        raise ValueError("a whole number of bytes, 1 or more")
+    return value
+
+
+def _parse(kind: Callable[[str], Any], text: str, rule: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(rule) from None
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "text": str,
+    "path": os.path.expanduser,
+    "seconds": _seconds,
+    "bytes": _bytes,
+    "isa": _isa,
+}
+
+_TABLE = (
+    Variable("MODE", "text", "p", "Topology: 'p' follows the hosts; 'x:LxH[xR]' forces a box of dimensions."),
+    Variable(
+        "WARN_AFTER_SECONDS",
+        "seconds",
+        30.0,
+        "A collective that waits this long names the missing ranks on stderr; longer than a first step's tracing.",
+    ),
+    Variable(
+        "DEADLINE_SECONDS",
+        "seconds",
+        600.0,
+        "A collective that waits this long fails with DeadlineError: a job that hangs costs more than one that ends.",
+    ),
+    Variable("STAGING_BYTES", "bytes", 64 << 20, "Bound on the shared memory through which one host's ranks reduce."),
+    Variable(
+        "BUCKET_BYTES",
+        "bytes",
+        25 << 20,
+        "Gradients sent as one collective: large enough for full bandwidth, small enough to overlap with backward.",
+    ),
+    Variable("FIRST_BUCKET_BYTES", "bytes", 1 << 20, "The first bucket is small, so that communication starts early."),
+    Variable(
+        "ISA",
+        "isa",
+        None,
+        "Highest instruction set of the reduction kernels (read by the native library); results do not depend on it.",
+    ),
+    Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank leaves its error report and its done marker."),
+    Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one beside python, then PATH."),
+)
+
+VARIABLES: Mapping[str, Variable] = {row.name: row for row in _TABLE}
+
+
+def get(name: str) -> Any:
+    """Returns the value of KERAS_DDL_<name>, or the table's default when it is unset or empty.
+
+    Raises:
+        ConfigError: the value is not of the row's type.
+        KeyError: `name` is not in the table (a defect of the caller).
+    """
+    row = VARIABLES[name]
+    text = os.environ.get(row.environment_name, "")
+    if not text:
+        return row.default
+    try:
+        return _PARSERS[row.type](text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{row.environment_name} must be {error}. Received: {row.environment_name}={text!r}. "
+            f"Unset it for the default ({row.default})."
+        ) from None
+
+
+def check_environment() -> None:
+    """Checks every KERAS_DDL_* variable of the environment.
+
+    Raises:
+        ConfigError: one is not in the table (the message names the nearest), or its value is not of its type.
+    """
+    known = [row.environment_name for row in _TABLE]
+    for name in sorted(os.environ):
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+            raise ConfigError(
+                f"Every {PREFIX}* variable must be one that keras_ddl knows. "
+                f"Received: {name}={os.environ[name]!r}. The nearest is {near}; `keras-ddl info` lists all."
+            )
+    for row in _TABLE:
+        get(row.name)
+
+
+def mode_from_environment() -> str:
+    """Returns KERAS_DDL_MODE, else the -mode of IBM's DDL_OPTIONS, else 'p'."""
+    if not os.environ.get(PREFIX + "MODE"):
+        words = os.environ.get("DDL_OPTIONS", "").split()
+        for flag, value in zip(words, words[1:]):
+            if flag in ("-mode", "--mode"):
+                return value
+    return get("MODE")
+
+
+def describe() -> list[tuple[Variable, Any, bool]]:
+    """Returns (row, value in effect, whether the environment sets it) for every variable, in the table's order."""
+    return [(row, get(row.name), bool(os.environ.get(row.environment_name))) for row in _TABLE]

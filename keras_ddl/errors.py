@@ -1,0 +1,74 @@
+"""The errors of keras_ddl: one family, so that `except keras_ddl.errors.KerasDdlError` catches all of them.
+
+Each also derives from the built-in exception a caller would expect. A message states the rule, what was received, on
+which rank, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class KerasDdlError(Exception):
+    """Base of every error raised by keras_ddl."""
+
+
+class ConfigError(KerasDdlError, ValueError):
+    """An argument or a KERAS_DDL_* variable that no rank could work with."""
+
+
+class NotInitializedError(KerasDdlError, RuntimeError):
+    """A function that needs the other ranks was called before `keras_ddl.init()` or after `keras_ddl.shutdown()`."""
+
+
+class DependencyError(KerasDdlError, ImportError):
+    """TensorFlow, MPI or the native library is missing, or is not one that keras_ddl works with."""
+
+
+class RankMismatchError(KerasDdlError, RuntimeError):
+    """The ranks disagree about a collective (kind, dtype, shape, op, root). It is raised on every rank."""
+
+
+class RankLostError(KerasDdlError, RuntimeError):
+    """Another rank died, left the job or shut down while this one was waiting for it."""
+
+
+class DeadlineError(KerasDdlError, TimeoutError):
+    """Ranks did not come to a collective within KERAS_DDL_DEADLINE_SECONDS."""
+
+
+class CheckFailedError(KerasDdlError, RuntimeError):
+    """`check=`: the result differs from plain MPI_Allreduce by more than the tolerance."""
+
+
+class CollectiveError(KerasDdlError, RuntimeError):
+    """A collective failed for another reason: a defect, or an error of the operating system or of MPI."""
+
+
+class CheckpointError(KerasDdlError, RuntimeError):
+    """A checkpoint directory that is missing, incomplete or altered, or that cannot be written."""
+
+
+class ExportError(KerasDdlError, RuntimeError):
+    """A SavedModel that cannot be made, or that did not reproduce its stored sample."""
+
+
+class LaunchError(KerasDdlError, RuntimeError):
+    """The ranks could not be started, or ended without finishing."""
+
+
+class RankError(KerasDdlError, RuntimeError):
+    """An exception that a function raised on one rank, re-raised by `keras_ddl.run()` in the calling process."""
+
+
+# Status codes of native/core/include/ddl.h (equal to those of TensorFlow).
+_BY_CODE: dict[int, type[KerasDdlError]] = {
+    3: ConfigError,
+    4: DeadlineError,
+    9: RankMismatchError,
+    10: RankLostError,
+    15: CheckFailedError,
+}
+
+
+def from_code(code: int, message: str) -> KerasDdlError:
+    """Returns the error for a status of the native library (`code` != 0); an unknown code is a CollectiveError."""
+    return _BY_CODE.get(code, CollectiveError)(message)
