@@ -1,0 +1,28 @@
+// The kernels that exist once per instruction set. Internal to kernels*.cc.
+#ifndef KERAS_DDL_CORE_KERNELS_TABLE_H_
+#define KERAS_DDL_CORE_KERNELS_TABLE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ddl.h"
+
+namespace ddl {
+
+struct KernelTable {
+  // n >= 2, or n >= 1 for means of floating dtypes; everything else as in kernels.h.
+  using ReduceFunction = void (*)(const uint8_t* const* in, int n, uint8_t* out, size_t bytes, double divisor,
+                                  bool streaming);
+  const char* name;
+  ReduceFunction reduce[DDL_NUM_DTYPES][DDL_NUM_OPS];
+  void (*stream_copy)(uint8_t* out, const uint8_t* in, size_t bytes);
+};
+
+extern const KernelTable kBaselineKernels;
+#if defined(__x86_64__)
+extern const KernelTable kAvx2Kernels;    // needs AVX2 and F16C
+extern const KernelTable kAvx512Kernels;  // needs AVX-512 F, BW, DQ and VL
+#endif
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_KERNELS_TABLE_H_
