@@ -1,0 +1,156 @@
+"""keras_ddl: distributed data-parallel training for Keras 3.
+
+    with keras_ddl.Strategy().scope():
+        model = ...
+        model.compile(...)
+    model.fit(x, y, batch_size=...)
+
+`import keras_ddl` is cheap: TensorFlow, Keras, mpi4py and NumPy are imported by the names that need them, when they
+are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# Bound here on purpose: imported later, the module would hide the function `topology` below.
+import keras_ddl.topology as _topology_module
+
+if TYPE_CHECKING:
+    from keras_ddl import callbacks, errors, export, schedules
+    from keras_ddl.communicator import (
+        all_gather_object,
+        barrier,
+        broadcast_object,
+        init,
+        is_initialized,
+        local_rank,
+        local_size,
+        num_hosts,
+        rank,
+        shutdown,
+        size,
+    )
+    from keras_ddl.launch import run
+    from keras_ddl.ops import (
+        all_gather,
+        all_reduce,
+        all_reduce_n,
+        broadcast,
+        broadcast_variables,
+        reduce_scatter,
+    )
+    from keras_ddl.strategy import Strategy
+
+    __version__: str
+
+_MODULES = ("callbacks", "errors", "export", "schedules")
+
+_HOMES = {
+    "communicator": (
+        "init",
+        "shutdown",
+        "is_initialized",
+        "rank",
+        "size",
+        "local_rank",
+        "local_size",
+        "num_hosts",
+        "barrier",
+        "broadcast_object",
+        "all_gather_object",
+    ),
+    "launch": ("run",),
+    "ops": ("all_reduce", "all_reduce_n", "reduce_scatter", "all_gather", "broadcast", "broadcast_variables"),
+    "strategy": ("Strategy",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Strategy",
+    "__version__",
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "all_reduce_n",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "errors",
+    "export",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "num_hosts",
+    "rank",
+    "reduce_scatter",
+    "run",
+    "schedules",
+    "shutdown",
+    "size",
+    "topology",
+]
+
+
+def topology() -> _topology_module.Topology:
+    """Returns where the ranks are; see `keras_ddl.topology.Topology`.
+
+    Raises:
+        NotInitializedError: before `init` or after `shutdown`.
+    """
+    from keras_ddl import communicator
+
+    return communicator.topology()
+
+
+def _extend_path() -> None:
+    """Makes keras_ddl.export and the native libraries found when this is the source folder.
+
+    There keras_ddl.export lies in <root>/export, and the libraries in the site-packages/keras_ddl of an install.
+    """
+    import site
+    import sys
+    from pathlib import Path
+
+    root = Path(__file__).parents[1]
+    if not (root / "native" / "CMakeLists.txt").exists():
+        return  # installed: all of it is here
+    for entry in [*sys.path, *site.getsitepackages()]:
+        other = Path(entry or ".", "keras_ddl").absolute()
+        if (other / "libkeras_ddl.so").exists() and str(other) not in __path__:
+            __path__.append(str(other))
+    __path__.append(str(root))
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"keras_ddl.{name}")
+    if name in _HOME_OF:
+        home = importlib.import_module(f"keras_ddl.{_HOME_OF[name]}")
+        value = getattr(home, name)
+    elif name == "__version__":
+        value = _version()
+    else:
+        raise AttributeError(f"module 'keras_ddl' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("keras_ddl")
+    except metadata.PackageNotFoundError:
+        return "0+not.installed"
+
+
+_extend_path()

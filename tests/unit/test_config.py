@@ -1,0 +1,75 @@
+import pytest
+
+from keras_ddl import config
+from keras_ddl.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for row in config.VARIABLES.values():
+        monkeypatch.delenv(row.environment_name, raising=False)
+    monkeypatch.delenv("DDL_OPTIONS", raising=False)
+
+
+def test_get_returns_the_default_when_unset_or_empty(monkeypatch):
+    assert config.get("DEADLINE_SECONDS") == 600.0
+    monkeypatch.setenv("KERAS_DDL_DEADLINE_SECONDS", "")
+    assert config.get("DEADLINE_SECONDS") == 600.0
+
+
+def test_get_returns_the_typed_value(monkeypatch):
+    monkeypatch.setenv("KERAS_DDL_DEADLINE_SECONDS", "2.5")
+    monkeypatch.setenv("KERAS_DDL_BUCKET_BYTES", "4096")
+    monkeypatch.setenv("KERAS_DDL_RUN_DIR", "~/run")
+    assert config.get("DEADLINE_SECONDS") == 2.5
+    assert config.get("BUCKET_BYTES") == 4096
+    assert not config.get("RUN_DIR").startswith("~")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DEADLINE_SECONDS", "soon"),
+        ("DEADLINE_SECONDS", "-1"),
+        ("DEADLINE_SECONDS", "nan"),
+        ("WARN_AFTER_SECONDS", "inf"),
+        ("BUCKET_BYTES", "25MB"),
+        ("BUCKET_BYTES", "0"),
+        ("ISA", "sse9"),
+    ],
+)
+def test_get_refuses_a_value_of_the_wrong_type(monkeypatch, name, value):
+    monkeypatch.setenv("KERAS_DDL_" + name, value)
+    with pytest.raises(ConfigError, match=f"KERAS_DDL_{name}=.*Unset it"):
+        config.get(name)
+    with pytest.raises(ConfigError):
+        config.check_environment()
+
+
+def test_check_environment_names_the_nearest_known_variable(monkeypatch):
+    monkeypatch.setenv("KERAS_DDL_DEADLINE_SECOND", "3")
+    with pytest.raises(ConfigError, match="DEADLINE_SECOND='3'.*nearest is KERAS_DDL_DEADLINE_SECONDS"):
+        config.check_environment()
+
+
+def test_mode_comes_from_ddl_options_unless_overridden(monkeypatch):
+    assert config.mode_from_environment() == "p"
+    monkeypatch.setenv("DDL_OPTIONS", "-foo 1 -mode x:2x2")
+    assert config.mode_from_environment() == "x:2x2"
+    monkeypatch.setenv("KERAS_DDL_MODE", "x:4x1")
+    assert config.mode_from_environment() == "x:4x1"
+
+
+def test_describe_lists_every_variable_with_its_value(monkeypatch):
+    monkeypatch.setenv("KERAS_DDL_BUCKET_BYTES", "77")
+    rows = {row.name: (value, is_set) for row, value, is_set in config.describe()}
+    assert rows.keys() == config.VARIABLES.keys()
+    assert rows["BUCKET_BYTES"] == (77, True)
+    assert rows["STAGING_BYTES"] == (64 << 20, False)
+
+
+def test_every_row_has_a_reason_and_a_unit_in_its_name():
+    for row in config.VARIABLES.values():
+        assert row.why.endswith(".")
+        if row.type in ("seconds", "bytes"):
+            assert row.name.endswith(row.type.upper())

@@ -1,0 +1,41 @@
+import pytest
+
+from keras_ddl import errors
+
+
+def test_errors_derive_from_the_family_and_a_builtin():
+    pairs = {
+        errors.ConfigError: ValueError,
+        errors.NotInitializedError: RuntimeError,
+        errors.DependencyError: ImportError,
+        errors.RankMismatchError: RuntimeError,
+        errors.RankLostError: RuntimeError,
+        errors.DeadlineError: TimeoutError,
+        errors.CheckFailedError: RuntimeError,
+        errors.CollectiveError: RuntimeError,
+        errors.CheckpointError: RuntimeError,
+        errors.ExportError: RuntimeError,
+        errors.LaunchError: RuntimeError,
+        errors.RankError: RuntimeError,
+    }
+    for kind, builtin in pairs.items():
+        assert issubclass(kind, errors.KerasDdlError)
+        assert issubclass(kind, builtin)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (3, errors.ConfigError),
+        (4, errors.DeadlineError),
+        (9, errors.RankMismatchError),
+        (10, errors.RankLostError),
+        (13, errors.CollectiveError),
+        (15, errors.CheckFailedError),
+        (77, errors.CollectiveError),
+    ],
+)
+def test_from_code_gives_the_error_of_a_native_status(code, kind):
+    error = errors.from_code(code, "the message")
+    assert type(error) is kind
+    assert str(error) == "the message"

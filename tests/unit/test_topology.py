@@ -1,0 +1,63 @@
+import pytest
+
+from keras_ddl.errors import ConfigError
+from keras_ddl.topology import make_topology, parse_mode
+
+
+def test_mode_p_groups_ranks_by_host():
+    assert parse_mode("p", (0, 0, 1, 1)) == ((2, 2), (0, 0, 2, 2))
+    assert parse_mode("p", (0, 1, 0, 1)) == ((2, 2), (0, 1, 0, 1))
+    assert parse_mode("p", (0,)) == ((1, 1), (0,))
+
+
+def test_mode_p_has_no_box_when_hosts_differ_in_ranks():
+    assert parse_mode("p", (0, 0, 1)) == ((), (0, 0, 2))
+
+
+@pytest.mark.parametrize(
+    ("mode", "dims", "group"),
+    [
+        ("x:4x1", (4, 1), (0, 0, 0, 0)),
+        ("x:1x4", (1, 4), (0, 1, 2, 3)),
+        ("x:2x2", (2, 2), (0, 0, 2, 2)),
+        ("x:2x1x2", (2, 1, 2), (0, 0, 2, 2)),
+        ("2x2", (2, 2), (0, 0, 2, 2)),
+        ("r:4", (4,), (0, 0, 0, 0)),
+        ("b:1x2x2", (1, 2, 2), (0, 1, 2, 3)),
+    ],
+)
+def test_forced_mode_groups_consecutive_ranks(mode, dims, group):
+    assert parse_mode(mode, (0, 0, 0, 0)) == (dims, group)
+
+
+@pytest.mark.parametrize("mode", ["", "x", "x:", "x:0x4", "x:2x", "y:2x2", "x:2*2", "x:-2x-2", "p2", "x:2x2 "])
+def test_parse_mode_refuses_what_is_not_a_mode(mode):
+    with pytest.raises(ConfigError, match="Received: mode="):
+        parse_mode(mode, (0, 0, 0, 0))
+
+
+def test_parse_mode_refuses_a_product_that_is_not_the_size():
+    with pytest.raises(ConfigError, match=r"number of ranks \(4\)\. Received: mode='x:2x3' \(product 6\)\. Use 'p'"):
+        parse_mode("x:2x3", (0, 0, 0, 0))
+
+
+def test_parse_mode_refuses_shared_memory_across_hosts():
+    with pytest.raises(ConfigError, match="rank 0 is on host 0 and rank 2 on host 1"):
+        parse_mode("x:4x1", (0, 0, 1, 1))
+    with pytest.raises(ConfigError, match="rank 0 is on host 0 and rank 1 on host 1"):
+        parse_mode("x:2x2", (0, 1, 0, 1))
+
+
+def test_make_topology_numbers_hosts_and_places_the_rank():
+    topology = make_topology(2, ["b", "a", "b", "a", "b"])
+    assert topology.hosts == (0, 1, 0, 1, 0)
+    assert (topology.size, topology.num_hosts) == (5, 2)
+    assert (topology.local_rank, topology.local_size) == (1, 3)
+    assert topology.group == (0, 1, 0, 1, 0)
+
+
+def test_local_rank_follows_the_host_in_a_forced_mode():
+    places = [make_topology(rank, ["a"] * 4, "x:1x4") for rank in range(4)]
+    assert [place.local_rank for place in places] == [0, 1, 2, 3]
+    assert {place.local_size for place in places} == {4}
+    assert {place.num_hosts for place in places} == {1}
