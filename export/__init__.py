@@ -1,0 +1,34 @@
+"""Exporting for TensorFlow Serving without the training script: base graph, graft, proof (docs/export.md).
+
+`write_base_graph` runs in training, on rank 0; `export_saved_model` needs neither Keras nor the model's code.
+Importing this package imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "BaseGraph": "base_graph",
+    "write_base_graph": "base_graph",
+    "inputs_are_known": "inputs",
+    "record_inputs": "inputs",
+    "ExportResult": "graft",
+    "export_saved_model": "graft",
+    "Classify": "signatures",
+    "Regress": "signatures",
+    "scan_saved_model": "scan",
+    "validate_saved_model": "validate",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
