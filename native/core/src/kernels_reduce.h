@@ -134,26 +134,62 @@ struct Scaled {
 
 // ---- loops ---------------------------------------------------------------------------------------------------------
 
-// Reduces kBlocks whole blocks that start at `offset`. kInputs = 2: the hot case, without a loop over the inputs;
-// 0: any number. The accumulators stay in registers.
-template <typename Format, typename Op, typename Finish, int kInputs, int kBlocks, bool kStreaming>
-DDL_INLINE void ReduceBlocks(const uint8_t* const* in, int n, uint8_t* out, size_t offset, Finish finish) {
-  typename Format::Accumulator sum[kBlocks];
-  for (int b = 0; b < kBlocks; ++b) sum[b] = Format::Unpack(Load(in[0] + offset + b * kVectorBytes));
-  const int inputs = kInputs == 0 ? n : kInputs;
-  for (int k = 1; k < inputs; ++k) {
-    const uint8_t* const next = in[k] + offset;
-    for (int b = 0; b < kBlocks; ++b) {
-      sum[b] = Format::Map(sum[b], Format::Unpack(Load(next + b * kVectorBytes)), Op());
-    }
+constexpr int kBlocks = 4;                             // blocks that are in registers together
+constexpr size_t kStepBytes = kBlocks * kVectorBytes;  // raw bytes of one input in them
+constexpr int kManyInputs = 8;                         // more streams than this outrun the prefetchers
+constexpr int kInputsAtOnce = 4;                       // streams read together then
+constexpr size_t kTileBytes = 4096;                    // raw bytes of each then, so that accumulators stay in L1
+
+template <bool kStreaming>
+DDL_INLINE void Store(uint8_t* address, Bytes raw) {
+  if (kStreaming) {
+    StoreStreaming(address, raw);
+  } else {
+    StoreCached(address, raw);
   }
-  for (int b = 0; b < kBlocks; ++b) {
-    const Bytes raw = Format::Pack(Format::Map(sum[b], finish));
-    uint8_t* const address = out + offset + b * kVectorBytes;
-    if (kStreaming) {
-      StoreStreaming(address, raw);
-    } else {
-      StoreCached(address, raw);
+}
+
+template <typename Format, typename Op, int kCount>
+DDL_INLINE void Accumulate(typename Format::Accumulator* sum, const uint8_t* next) {
+  for (int b = 0; b < kCount; ++b) {
+    sum[b] = Format::Map(sum[b], Format::Unpack(Load(next + b * kVectorBytes)), Op());
+  }
+}
+
+// Reduces kCount whole blocks that start at `offset`; the accumulators stay in registers. kInputs = 2: the hot case,
+// without a loop over the inputs; 0: any number.
+template <typename Format, typename Op, typename Finish, int kInputs, int kCount, bool kStreaming>
+DDL_INLINE void ReduceBlocks(const uint8_t* const* in, int n, uint8_t* out, size_t offset, Finish finish) {
+  typename Format::Accumulator sum[kCount];
+  for (int b = 0; b < kCount; ++b) sum[b] = Format::Unpack(Load(in[0] + offset + b * kVectorBytes));
+  const int inputs = kInputs == 0 ? n : kInputs;
+  for (int k = 1; k < inputs; ++k) Accumulate<Format, Op, kCount>(sum, in[k] + offset);
+  for (int b = 0; b < kCount; ++b) {
+    Store<kStreaming>(out + offset + b * kVectorBytes, Format::Pack(Format::Map(sum[b], finish)));
+  }
+}
+
+// Reduces kTileBytes that start at `offset`, for many inputs: a few at a time, each read over the whole tile.
+template <typename Format, typename Op, typename Finish, bool kStreaming>
+void ReduceTile(const uint8_t* const* in, int n, uint8_t* out, size_t offset, Finish finish) {
+  typename Format::Accumulator tile[kTileBytes / kVectorBytes];
+  for (int first = 0; first < n; first += kInputsAtOnce) {
+    const int last = first + kInputsAtOnce < n ? first + kInputsAtOnce : n;
+    for (size_t step = 0; step < kTileBytes; step += kStepBytes) {
+      const size_t at = offset + step;
+      typename Format::Accumulator* const kept = tile + step / kVectorBytes;
+      typename Format::Accumulator sum[kBlocks];
+      for (int b = 0; b < kBlocks; ++b) {
+        sum[b] = first == 0 ? Format::Unpack(Load(in[0] + at + b * kVectorBytes)) : kept[b];
+      }
+      for (int k = first == 0 ? 1 : first; k < last; ++k) Accumulate<Format, Op, kBlocks>(sum, in[k] + at);
+      for (int b = 0; b < kBlocks; ++b) {
+        if (last < n) {
+          kept[b] = sum[b];
+        } else {
+          Store<kStreaming>(out + at + b * kVectorBytes, Format::Pack(Format::Map(sum[b], finish)));
+        }
+      }
     }
   }
 }
@@ -174,16 +210,26 @@ __attribute__((noinline)) void ReducePartial(const uint8_t* const* in, int n, ui
   __builtin_memcpy(out + offset, &raw, bytes);
 }
 
-template <typename Format, typename Op, typename Finish, int kInputs, bool kStreaming>
+// Reduces the whole blocks from `offset` on; returns where it stopped. `out` + offset is a multiple of kLineBytes when
+// kStreaming.
+template <typename Format, typename Op, typename Finish, bool kStreaming>
 size_t ReduceBody(const uint8_t* const* in, int n, uint8_t* out, size_t offset, size_t bytes, Finish finish) {
-  constexpr int kBlocks = 4;
-  const uint8_t* const two[2] = {in[0], in[n > 1 ? 1 : 0]};  // so that out cannot alias the pointers themselves
-  const uint8_t* const* const pointers = kInputs == 2 ? two : in;
-  for (; bytes - offset >= kBlocks * kVectorBytes; offset += kBlocks * kVectorBytes) {
-    ReduceBlocks<Format, Op, Finish, kInputs, kBlocks, kStreaming>(pointers, n, out, offset, finish);
+  if (n == 2) {
+    const uint8_t* const two[2] = {in[0], in[1]};  // in registers: for all the compiler knows, `out` overlaps `in`
+    for (; bytes - offset >= kStepBytes; offset += kStepBytes) {
+      ReduceBlocks<Format, Op, Finish, 2, kBlocks, kStreaming>(two, n, out, offset, finish);
+    }
+  }
+  if (n > kManyInputs) {
+    for (; bytes - offset >= kTileBytes; offset += kTileBytes) {
+      ReduceTile<Format, Op, Finish, kStreaming>(in, n, out, offset, finish);
+    }
+  }
+  for (; bytes - offset >= kStepBytes; offset += kStepBytes) {
+    ReduceBlocks<Format, Op, Finish, 0, kBlocks, kStreaming>(in, n, out, offset, finish);
   }
   for (; bytes - offset >= kVectorBytes; offset += kVectorBytes) {
-    ReduceBlocks<Format, Op, Finish, kInputs, 1, kStreaming>(pointers, n, out, offset, finish);
+    ReduceBlocks<Format, Op, Finish, 0, 1, kStreaming>(in, n, out, offset, finish);
   }
   return offset;
 }
@@ -191,22 +237,19 @@ size_t ReduceBody(const uint8_t* const* in, int n, uint8_t* out, size_t offset, 
 template <typename Format, typename Op, typename Finish>
 void ReduceAll(const uint8_t* const* in, int n, uint8_t* out, size_t bytes, bool streaming, Finish finish) {
   const size_t misaligned = reinterpret_cast<uintptr_t>(out) % kLineBytes;
-  // An output between two elements never reaches a line's start on an element: it gets ordinary stores.
-  const bool stream = streaming && bytes >= 2 * kLineBytes && misaligned % sizeof(typename Format::Element) == 0;
   size_t offset = 0;
-  if (stream) {
+  // An output between two elements never reaches a line's start on an element: it gets ordinary stores.
+  if (streaming && bytes >= 2 * kLineBytes && misaligned % sizeof(typename Format::Element) == 0) {
     const size_t head = misaligned == 0 ? 0 : kLineBytes - misaligned;
     while (offset < head) {
       const size_t step = head - offset < kVectorBytes ? head - offset : kVectorBytes;
       ReducePartial<Format, Op, Finish>(in, n, out, offset, step, finish);
       offset += step;
     }
-    offset = n == 2 ? ReduceBody<Format, Op, Finish, 2, true>(in, n, out, offset, bytes, finish)
-                    : ReduceBody<Format, Op, Finish, 0, true>(in, n, out, offset, bytes, finish);
+    offset = ReduceBody<Format, Op, Finish, true>(in, n, out, offset, bytes, finish);
     StreamingFence();
   } else {
-    offset = n == 2 ? ReduceBody<Format, Op, Finish, 2, false>(in, n, out, offset, bytes, finish)
-                    : ReduceBody<Format, Op, Finish, 0, false>(in, n, out, offset, bytes, finish);
+    offset = ReduceBody<Format, Op, Finish, false>(in, n, out, offset, bytes, finish);
   }
   if (offset < bytes) ReducePartial<Format, Op, Finish>(in, n, out, offset, bytes - offset, finish);
 }

@@ -1,0 +1,214 @@
+#include "box.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace ddl {
+namespace {
+
+// Bytes of one rank's shard that go around the ring at once; bounds the scratch memory.
+constexpr uint64_t kShardBytes = 8 * 1024 * 1024;
+
+std::vector<std::vector<int>> GroupsOf(const std::vector<int>& group) {
+  std::vector<std::vector<int>> groups;
+  for (int leader = 0; leader < static_cast<int>(group.size()); ++leader) {
+    std::vector<int> members;
+    for (int rank = 0; rank < static_cast<int>(group.size()); ++rank) {
+      if (group[static_cast<size_t>(rank)] == leader) members.push_back(rank);
+    }
+    if (!members.empty()) groups.push_back(members);
+  }
+  return groups;
+}
+
+bool EqualSizes(const std::vector<std::vector<int>>& groups) {
+  return std::all_of(groups.begin(), groups.end(), [&](const auto& g) { return g.size() == groups[0].size(); });
+}
+
+int IndexOf(const std::vector<std::vector<int>>& groups, int rank) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (std::find(groups[g].begin(), groups[g].end(), rank) != groups[g].end()) return static_cast<int>(g);
+  }
+  return 0;
+}
+
+std::vector<int> CrossRanks(const std::vector<std::vector<int>>& groups, int local_rank) {
+  std::vector<int> ranks;
+  const size_t at = EqualSizes(groups) ? static_cast<size_t>(local_rank) : 0;
+  for (const auto& members : groups) ranks.push_back(members[at]);
+  return ranks;
+}
+
+std::vector<int> AllRanks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace
+
+Box::Box(const ddl_transport& transport, GroupMemory& memory, Waiter& waiter, const std::vector<int>& group)
+    : transport_(transport),
+      waiter_(waiter),
+      pipeline_(memory, waiter),
+      groups_(GroupsOf(group)),
+      group_(IndexOf(groups_, transport.rank)),
+      even_(EqualSizes(groups_)),
+      cross_(transport, waiter, CrossRanks(groups_, memory.local_rank()), group_),
+      flat_(transport, waiter, AllRanks(transport.size), transport.rank) {}
+
+char* Box::Scratch(uint64_t bytes) {
+  if (scratch_.size() < bytes) scratch_.resize(bytes);
+  return scratch_.data();
+}
+
+Status Box::AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op) {
+  const auto ranks = static_cast<double>(transport_.size);
+  if (one_group()) return ShmAllReduce(pipeline_, in, out, {dtype, op, ranks});
+  // A mean divides as soon as the group's sum is known, in float32 or wider: a float16 sum over many groups could
+  // overflow where the mean does not.
+  const Reduction inner{dtype, op, ranks};
+  const Reduction outer{dtype, op == DDL_MEAN ? DDL_SUM : op, 1.0};
+  return even_ ? AllReduceEven(in, out, inner, outer) : AllReduceUneven(in, out, inner, outer);
+}
+
+Status Box::AllReduceEven(const View& in, const View& out, const Reduction& inner, const Reduction& outer) {
+  const size_t bytes = in.element_bytes();
+  const auto local = static_cast<size_t>(pipeline_.rank());
+  const uint64_t block = kShardBytes / bytes * static_cast<uint64_t>(pipeline_.size());
+  for (uint64_t at = 0; at < in.count(); at += block) {
+    const uint64_t n = std::min(block, in.count() - at);
+    const std::vector<Range> shards = SplitEvenly(n, pipeline_.size());
+    std::vector<View> parts;
+    std::vector<View> results;
+    for (const Range& shard : shards) {
+      parts.push_back(in.Slice(at + shard.begin, shard.size()));
+      results.push_back(out.Slice(at + shard.begin, shard.size()));
+    }
+    char* scratch = Scratch(shards[local].size() * bytes);
+    const View shard(bytes, scratch, shards[local].size());
+    DDL_RETURN_IF_ERROR(ShmReduceScatter(pipeline_, parts, shard, inner));
+    DDL_RETURN_IF_ERROR(cross_.AllReduce(scratch, shard.count(), outer));
+    DDL_RETURN_IF_ERROR(ShmAllGather(pipeline_, shard, results));
+  }
+  return {};
+}
+
+Status Box::AllReduceUneven(const View& in, const View& out, const Reduction& inner, const Reduction& outer) {
+  const size_t bytes = in.element_bytes();
+  const uint64_t block = kShardBytes / bytes;
+  for (uint64_t at = 0; at < in.count(); at += block) {
+    const uint64_t n = std::min(block, in.count() - at);
+    char* scratch = Scratch(n * bytes);
+    const View sum(bytes, scratch, n);
+    DDL_RETURN_IF_ERROR(ShmAllReduce(pipeline_, in.Slice(at, n), sum, inner));
+    if (pipeline_.rank() == 0) DDL_RETURN_IF_ERROR(cross_.AllReduce(scratch, n, outer));
+    DDL_RETURN_IF_ERROR(ShmBroadcast(pipeline_, 0, sum, out.Slice(at, n)));
+  }
+  return {};
+}
+
+Status Box::ReduceScatter(const View& in, char* out, const std::vector<Range>& ranges, ddl_dtype dtype, ddl_op op) {
+  const size_t bytes = in.element_bytes();
+  const auto ranks = static_cast<double>(transport_.size);
+  const Range own = ranges[static_cast<size_t>(transport_.rank)];
+  if (!even_) {
+    // Groups of unequal size: the whole sum passes through scratch memory of N bytes.
+    std::vector<char> whole(in.bytes());
+    DDL_RETURN_IF_ERROR(AllReduce(in, View(bytes, whole.data(), in.count()), dtype, op));
+    Copy(out, whole.data() + own.begin * bytes, own.size() * bytes, Store::kCached);
+    return {};
+  }
+  // Local rank j first receives the ranges of all ranks of local rank j, in the order of the ring across the groups.
+  std::vector<View> parts;
+  for (size_t j = 0; j < groups_[0].size(); ++j) {
+    View part(bytes);
+    for (const auto& members : groups_) {
+      const Range& range = ranges[static_cast<size_t>(members[j])];
+      part.Add(in, range.begin, range.size());
+    }
+    parts.push_back(part);
+  }
+  const Reduction inner{dtype, op, ranks};
+  if (one_group()) return ShmReduceScatter(pipeline_, parts, View(bytes, out, own.size()), inner);
+
+  const uint64_t count = parts[static_cast<size_t>(pipeline_.rank())].count();
+  std::vector<char> shard(count * bytes);
+  DDL_RETURN_IF_ERROR(ShmReduceScatter(pipeline_, parts, View(bytes, shard.data(), count), inner));
+  std::vector<Range> chunks;
+  uint64_t begin = 0;
+  for (const auto& members : groups_) {
+    const uint64_t n = ranges[static_cast<size_t>(members[static_cast<size_t>(pipeline_.rank())])].size();
+    chunks.push_back({begin, begin + n});
+    begin += n;
+  }
+  const Reduction outer{dtype, op == DDL_MEAN ? DDL_SUM : op, 1.0};
+  DDL_RETURN_IF_ERROR(cross_.ReduceScatter(shard.data(), chunks, outer));
+  Copy(out, shard.data() + chunks[static_cast<size_t>(group_)].begin * bytes, own.size() * bytes, Store::kCached);
+  return {};
+}
+
+Status Box::AllGather(const View& in, char* out, const std::vector<Range>& ranges, size_t element_bytes) {
+  const Range own = ranges[static_cast<size_t>(transport_.rank)];
+  const View place(element_bytes, out + own.begin * element_bytes, own.size());
+  if (!even_) {
+    CopyView(in, place, Store::kCached);
+    return flat_.AllGather(out, ranges, element_bytes);
+  }
+  // First around the ring of equal local ranks; then each local rank gives its group what its ring brought.
+  if (!one_group()) {
+    CopyView(in, place, Store::kCached);
+    std::vector<Range> chunks;
+    for (const auto& members : groups_) {
+      chunks.push_back(ranges[static_cast<size_t>(members[static_cast<size_t>(pipeline_.rank())])]);
+    }
+    DDL_RETURN_IF_ERROR(cross_.AllGather(out, chunks, element_bytes));
+  }
+  std::vector<View> results;
+  for (size_t j = 0; j < groups_[0].size(); ++j) {
+    View result(element_bytes);
+    for (const auto& members : groups_) {
+      const Range& range = ranges[static_cast<size_t>(members[j])];
+      result.Add(out + range.begin * element_bytes, range.size());
+    }
+    results.push_back(result);
+  }
+  return ShmAllGather(pipeline_, one_group() ? in : results[static_cast<size_t>(pipeline_.rank())], results);
+}
+
+Status Box::Broadcast(int root, const View& in, const View& out) {
+  const int root_group = IndexOf(groups_, root);
+  const auto& members = groups_[static_cast<size_t>(group_)];
+  // The rank that speaks for a group: the root in its own, the leader elsewhere.
+  std::vector<int> speakers;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    speakers.push_back(static_cast<int>(g) == root_group ? root : groups_[g][0]);
+  }
+  const int speaker = speakers[static_cast<size_t>(group_)];
+  const auto local_speaker = static_cast<int>(std::find(members.begin(), members.end(), speaker) - members.begin());
+  if (one_group()) return ShmBroadcast(pipeline_, local_speaker, in, out);
+
+  const size_t bytes = out.element_bytes();
+  const uint64_t block = kShardBytes / bytes;
+  Ring chain(transport_, waiter_, speakers, group_);
+  for (uint64_t at = 0; at < out.count(); at += block) {
+    const uint64_t n = std::min(block, out.count() - at);
+    char* scratch = Scratch(n * bytes);
+    const View staged(bytes, scratch, n);
+    if (transport_.rank == root) CopyView(in.Slice(at, n), staged, Store::kCached);
+    if (transport_.rank == speaker) DDL_RETURN_IF_ERROR(chain.Broadcast(root_group, scratch, n * bytes));
+    DDL_RETURN_IF_ERROR(ShmBroadcast(pipeline_, local_speaker, staged, out.Slice(at, n)));
+  }
+  return {};
+}
+
+std::string Box::Describe() const {
+  const size_t n = groups_.size();
+  if (n == 1) return "1 group of " + std::to_string(groups_[0].size()) + " rank(s) in shared memory";
+  std::string sizes;
+  for (const auto& members : groups_) sizes += (sizes.empty() ? "" : " + ") + std::to_string(members.size());
+  return std::to_string(n) + " groups (" + (even_ ? std::to_string(groups_[0].size()) + " each" : sizes) +
+         " rank(s) in shared memory) joined by the transport";
+}
+
+}  // namespace ddl

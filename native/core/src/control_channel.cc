@@ -1,0 +1,155 @@
+#include "control_channel.h"
+
+#include <cstring>
+#include <utility>
+
+#include "doorbell.h"
+
+namespace ddl {
+namespace {
+
+void RingCopyIn(Mailbox& box, uint64_t at, const void* from, size_t bytes) {
+  const size_t offset = at % kMailboxBytes;
+  const size_t first = std::min(bytes, kMailboxBytes - offset);
+  std::memcpy(box.data + offset, from, first);
+  std::memcpy(box.data, static_cast<const char*>(from) + first, bytes - first);
+}
+
+void RingCopyOut(const Mailbox& box, uint64_t at, void* to, size_t bytes) {
+  const size_t offset = at % kMailboxBytes;
+  const size_t first = std::min(bytes, kMailboxBytes - offset);
+  std::memcpy(to, box.data + offset, first);
+  std::memcpy(static_cast<char*>(to) + first, box.data, bytes - first);
+}
+
+}  // namespace
+
+bool MailboxPut(Mailbox& box, const std::string& bytes) {
+  const auto size = static_cast<uint32_t>(bytes.size());
+  const uint64_t head = box.head.load(std::memory_order_relaxed);
+  const uint64_t tail = box.tail.load(std::memory_order_acquire);
+  if (kMailboxBytes - (head - tail) < size + sizeof size) return false;
+  RingCopyIn(box, head, &size, sizeof size);
+  RingCopyIn(box, head + sizeof size, bytes.data(), size);
+  box.head.store(head + sizeof size + size, std::memory_order_release);
+  return true;
+}
+
+bool MailboxTake(Mailbox& box, std::string* bytes) {
+  const uint64_t tail = box.tail.load(std::memory_order_relaxed);
+  const uint64_t head = box.head.load(std::memory_order_acquire);
+  if (head == tail) return false;
+  uint32_t size = 0;
+  RingCopyOut(box, tail, &size, sizeof size);
+  bytes->resize(size);
+  RingCopyOut(box, tail + sizeof size, bytes->data(), size);
+  box.tail.store(tail + sizeof size + size, std::memory_order_release);
+  return true;
+}
+
+ControlChannel::ControlChannel(const ddl_transport& transport, GroupMemory& memory)
+    : transport_(transport), memory_(memory), local_of_(static_cast<size_t>(transport.size), -1) {
+  for (int local = 0; local < memory.local_size(); ++local) {
+    local_of_[static_cast<size_t>(memory.members()[static_cast<size_t>(local)])] = local;
+  }
+  remote_ = transport.rank == 0 ? memory.local_size() < transport.size : !IsLocal(0);
+}
+
+bool ControlChannel::TryPost(int peer, const std::string& bytes) {
+  const int local = local_of_[static_cast<size_t>(peer)];
+  Mailbox& box = transport_.rank == 0 ? memory_.block(local).from_coordinator : memory_.own().to_coordinator;
+  if (!MailboxPut(box, bytes)) return false;
+  Ring(memory_.block(local));
+  return true;
+}
+
+void ControlChannel::Send(int peer, std::string bytes) {
+  if (IsLocal(peer)) {
+    auto& queue = queued_[peer];
+    if (!queue.empty() || !TryPost(peer, bytes)) queue.push_back(std::move(bytes));
+    return;
+  }
+  const Status status = StartSend(peer, transport_.rank == 0 ? kDownTag : kUpTag, std::move(bytes));
+  if (!status.ok()) send_error_ = status;
+}
+
+void ControlChannel::SendAbort(const std::string& bytes) {
+  for (int peer = 0; peer < transport_.size; ++peer) {
+    // Best effort: the peer may be the very process that died.
+    if (!IsLocal(peer)) (void)StartSend(peer, kAbortTag, bytes);
+  }
+}
+
+Status ControlChannel::StartSend(int peer, int tag, std::string bytes) {
+  in_flight_.push_back({std::move(bytes), nullptr});
+  InFlight& send = in_flight_.back();
+  const int code = transport_.isend(transport_.self, peer, tag, send.bytes.data(), send.bytes.size(), &send.operation);
+  if (code == DDL_OK) return {};
+  in_flight_.pop_back();
+  return {DDL_ABORTED, "sending to rank " + std::to_string(peer) + ": " + transport_.last_error(transport_.self)};
+}
+
+Status ControlChannel::FinishSends() {
+  for (auto send = in_flight_.begin(); send != in_flight_.end();) {
+    int finished = 0;
+    if (transport_.test(transport_.self, &send->operation, &finished) != DDL_OK) {
+      return {DDL_ABORTED, std::string("sending a control message: ") + transport_.last_error(transport_.self)};
+    }
+    send = finished != 0 ? in_flight_.erase(send) : std::next(send);
+  }
+  return {};
+}
+
+Status ControlChannel::Receive(int tag, std::vector<Received>* received) {
+  for (;;) {
+    int peer = -1;
+    size_t bytes = 0;
+    int code = transport_.probe(transport_.self, tag, &peer, &bytes);
+    if (code == DDL_OK && peer < 0) return {};
+    std::string message(bytes, '\0');
+    void* operation = nullptr;
+    if (code == DDL_OK) code = transport_.irecv(transport_.self, peer, tag, message.data(), bytes, &operation);
+    // The message has been probed: it is here or arriving, so this loop ends.
+    for (int finished = 0; code == DDL_OK && finished == 0;) {
+      code = transport_.test(transport_.self, &operation, &finished);
+    }
+    if (code != DDL_OK) {
+      return {DDL_ABORTED, std::string("receiving a control message: ") + transport_.last_error(transport_.self)};
+    }
+    received->push_back({peer, std::move(message)});
+  }
+}
+
+Status ControlChannel::Poll(std::vector<Received>* received) {
+  if (!send_error_.ok()) return send_error_;
+  for (auto& [peer, queue] : queued_) {
+    while (!queue.empty() && TryPost(peer, queue.front())) queue.pop_front();
+  }
+  std::string bytes;
+  if (transport_.rank == 0) {
+    for (int local = 0; local < memory_.local_size(); ++local) {
+      while (MailboxTake(memory_.block(local).to_coordinator, &bytes)) {
+        received->push_back({memory_.members()[static_cast<size_t>(local)], std::move(bytes)});
+      }
+    }
+  } else {
+    while (MailboxTake(memory_.own().from_coordinator, &bytes)) received->push_back({0, std::move(bytes)});
+  }
+  if (!in_flight_.empty()) DDL_RETURN_IF_ERROR(FinishSends());
+  if (remote_) DDL_RETURN_IF_ERROR(Receive(transport_.rank == 0 ? kUpTag : kDownTag, received));
+  return PollAborts(received);
+}
+
+Status ControlChannel::PollAborts(std::vector<Received>* received) {
+  if (memory_.local_size() == transport_.size) return {};  // a group of everyone shows deaths to everyone
+  return Receive(kAbortTag, received);
+}
+
+bool ControlChannel::Idle() const {
+  for (const auto& [peer, queue] : queued_) {
+    if (!queue.empty()) return false;
+  }
+  return in_flight_.empty();
+}
+
+}  // namespace ddl

@@ -1,0 +1,199 @@
+#include "coordinator.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "kernels.h"
+
+namespace ddl {
+namespace {
+
+// Two ranks blocked in differently named collectives this long cannot meet any more; the pause only lets a rank that
+// is between two calls from other threads arrive.
+constexpr double kBlockedGraceSeconds = 1.0;
+constexpr double kDebtSeconds = 60.0;
+
+std::string Seconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.0f s", seconds);
+  return text;
+}
+
+std::string Label(const Announcement& a) {
+  return std::string(KindName(static_cast<ddl_kind>(a.kind))) + " '" + a.name + "'" +
+         (a.detail.empty() ? "" : " (" + a.detail + ")");
+}
+
+}  // namespace
+
+Coordinator::Coordinator(int size, double warn_after_s, double deadline_s)
+    : size_(size), warn_after_s_(warn_after_s), deadline_s_(deadline_s), left_(static_cast<size_t>(size), false) {}
+
+void Coordinator::Announce(int rank, Announcement announcement, double now) {
+  const std::string name = announcement.name;
+  if (PayDebt(rank, name, now)) return;
+  const auto at = waiting_.try_emplace(name).first;
+  if (at->second.by_rank.empty()) at->second.by_rank.resize(static_cast<size_t>(size_));
+  at->second.by_rank[static_cast<size_t>(rank)].push_back({std::move(announcement), now});
+  Match(at);
+}
+
+void Coordinator::Match(Entries::iterator at) {
+  Entry& entry = at->second;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!entry.by_rank[static_cast<size_t>(rank)].empty()) continue;
+    if (left_[static_cast<size_t>(rank)]) {
+      const std::vector<int> present = Present(entry);
+      Fail(at, DDL_ABORTED,
+           Label(entry.by_rank[static_cast<size_t>(present[0])].front().announcement) + " can not complete: rank " +
+               std::to_string(rank) +
+               " has left (its process ended or called shutdown). Every rank must run the same collectives; look at "
+               "the output of that rank.",
+           0);
+    }
+    return;
+  }
+  std::vector<Announcement> all;
+  for (auto& queue : entry.by_rank) {
+    all.push_back(std::move(queue.front().announcement));
+    queue.pop_front();
+  }
+  Verdict verdict;
+  verdict.decision.name = at->first;
+  verdict.decision.message = DescribeMismatch(all);
+  if (!verdict.decision.message.empty()) {
+    verdict.decision.code = DDL_FAILED_PRECONDITION;
+  } else if (all[0].kind == DDL_ALL_GATHER) {
+    for (const Announcement& a : all) verdict.decision.rows.push_back(a.rows);
+  }
+  for (int rank = 0; rank < size_; ++rank) verdict.ranks.push_back(rank);
+  verdicts_.push_back(std::move(verdict));
+  entry.warned_at = 0;
+  if (Present(entry).empty()) waiting_.erase(at);
+}
+
+void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& message, double now) {
+  Verdict verdict;
+  verdict.decision.code = code;
+  verdict.decision.name = at->first;
+  verdict.decision.message = message;
+  verdict.ranks = Present(at->second);
+  for (int rank : Missing(at->second)) {
+    if (left_[static_cast<size_t>(rank)] || code == DDL_ABORTED) continue;
+    debts_[at->first].push_back({rank, now + std::max(kDebtSeconds, deadline_s_), verdict.decision});
+  }
+  for (int rank : verdict.ranks) at->second.by_rank[static_cast<size_t>(rank)].pop_front();
+  verdicts_.push_back(std::move(verdict));
+  at->second.warned_at = 0;
+  if (Present(at->second).empty()) waiting_.erase(at);
+}
+
+bool Coordinator::PayDebt(int rank, const std::string& name, double now) {
+  const auto at = debts_.find(name);
+  if (at == debts_.end()) return false;
+  auto& debts = at->second;
+  debts.erase(std::remove_if(debts.begin(), debts.end(), [&](const Debt& d) { return d.until < now; }), debts.end());
+  const auto debt = std::find_if(debts.begin(), debts.end(), [&](const Debt& d) { return d.rank == rank; });
+  const bool owed = debt != debts.end();
+  if (owed) {
+    verdicts_.push_back({debt->decision, {rank}});
+    debts.erase(debt);
+  }
+  if (debts.empty()) debts_.erase(at);
+  return owed;
+}
+
+void Coordinator::Leave(int rank) {
+  left_[static_cast<size_t>(rank)] = true;
+  // Match fails one request per call and may erase the entry: start over until nothing changes.
+  for (auto at = waiting_.begin(); at != waiting_.end();) {
+    const auto here = at++;
+    const std::string name = here->first;
+    for (size_t before = verdicts_.size();; before = verdicts_.size()) {
+      const auto again = waiting_.find(name);
+      if (again == waiting_.end()) break;
+      Match(again);
+      if (verdicts_.size() == before) break;
+    }
+  }
+}
+
+void Coordinator::Tick(double now) {
+  CheckBlocked(now);
+  for (auto at = waiting_.begin(); at != waiting_.end();) {
+    const auto here = at++;
+    Entry& entry = here->second;
+    const std::vector<int> present = Present(entry);
+    double since = now;
+    for (int rank : present) since = std::min(since, entry.by_rank[static_cast<size_t>(rank)].front().since);
+    const double age = now - since;
+    const std::string what = Label(entry.by_rank[static_cast<size_t>(present[0])].front().announcement);
+    const std::vector<int> missing = Missing(entry);
+    if (deadline_s_ > 0 && age > deadline_s_) {
+      Fail(here, DDL_DEADLINE_EXCEEDED,
+           what + " waited " + Seconds(age) + " for rank(s) " + JoinRanks(missing) + "; rank(s) " + JoinRanks(present) +
+               " had come. Every rank must run the same collectives. If the missing ranks are only slow, raise "
+               "KERAS_DDL_DEADLINE_SECONDS.",
+           now);
+    } else if (warn_after_s_ > 0 && age > warn_after_s_ && now - entry.warned_at > warn_after_s_) {
+      entry.warned_at = now;
+      warnings_.push_back(what + " has waited " + Seconds(age) + " for rank(s) " + JoinRanks(missing) + "; rank(s) " +
+                          JoinRanks(present) + " have come." +
+                          (deadline_s_ > 0 ? " It fails after " + Seconds(deadline_s_) + "." : ""));
+    }
+  }
+}
+
+void Coordinator::CheckBlocked(double now) {
+  // The collective in which each rank's main thread is blocked; a rank has at most one.
+  std::vector<Entries::iterator> blocked(static_cast<size_t>(size_), waiting_.end());
+  for (auto at = waiting_.begin(); at != waiting_.end(); ++at) {
+    for (size_t rank = 0; rank < blocked.size(); ++rank) {
+      const auto& queue = at->second.by_rank[rank];
+      if (!queue.empty() && (queue.front().announcement.flags & DDL_FLAG_BLOCKING) != 0 &&
+          now - queue.front().since > kBlockedGraceSeconds) {
+        blocked[rank] = at;
+      }
+    }
+  }
+  for (size_t a = 0; a < blocked.size(); ++a) {
+    for (size_t b = a + 1; b < blocked.size(); ++b) {
+      if (blocked[a] == waiting_.end() || blocked[b] == waiting_.end() || blocked[a] == blocked[b]) continue;
+      // Each waits for the other: neither can arrive.
+      const auto& at_a = blocked[a]->second.by_rank;
+      const auto& at_b = blocked[b]->second.by_rank;
+      if (!at_a[b].empty() || !at_b[a].empty()) continue;
+      const std::string message = "the ranks run different collectives: rank " + std::to_string(a) + " waits in " +
+                                  Label(at_a[a].front().announcement) + ", rank " + std::to_string(b) + " in " +
+                                  Label(at_b[b].front().announcement) +
+                                  ". Every rank must run the same script and build the same model.";
+      const auto first = blocked[a];
+      const auto second = blocked[b];
+      Fail(first, DDL_FAILED_PRECONDITION, message, now);
+      Fail(second, DDL_FAILED_PRECONDITION, message, now);
+      return;  // iterators may be gone; the next tick sees the rest
+    }
+  }
+}
+
+std::vector<int> Coordinator::Missing(const Entry& entry) const {
+  std::vector<int> ranks;
+  for (int r = 0; r < size_; ++r) {
+    if (entry.by_rank[static_cast<size_t>(r)].empty()) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+std::vector<int> Coordinator::Present(const Entry& entry) const {
+  std::vector<int> ranks;
+  for (int r = 0; r < size_; ++r) {
+    if (!entry.by_rank[static_cast<size_t>(r)].empty()) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+std::vector<Verdict> Coordinator::TakeVerdicts() { return std::exchange(verdicts_, {}); }
+std::vector<std::string> Coordinator::TakeWarnings() { return std::exchange(warnings_, {}); }
+
+}  // namespace ddl

@@ -1,0 +1,354 @@
+#include "engine.h"
+
+#include <pthread.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "doorbell.h"
+
+namespace ddl {
+namespace {
+
+constexpr uint64_t kDefaultStagingBytes = 64 * 1024 * 1024;
+// One step of the pipeline: large enough to hide the flags, small enough for four of them per rank to stay in cache.
+constexpr uint64_t kLargestSlot = 512 * 1024;
+constexpr uint64_t kSmallestSlot = 16 * 1024;
+// How often waiting requests, other processes and the clock are looked at.
+constexpr double kWatchPendingSeconds = 0.02;
+constexpr double kWatchIdleSeconds = 0.1;
+// How long a thread looks without sleeping for an answer that is usually a microsecond away.
+constexpr double kSpinSeconds = 20e-6;
+constexpr double kLeaveSeconds = 1.0;
+// A collective under way gets this long to finish when the process shuts down.
+constexpr double kStopGraceSeconds = 2.0;
+
+size_t SlotBytes(const ddl_options& options, const ddl_transport& transport) {
+  std::vector<int> members(static_cast<size_t>(transport.size), 0);
+  for (int r = 0; r < transport.size; ++r) ++members[static_cast<size_t>(options.group[r])];
+  const auto largest = static_cast<uint64_t>(*std::max_element(members.begin(), members.end()));
+  const uint64_t staging = options.staging_bytes != 0 ? options.staging_bytes : kDefaultStagingBytes;
+  const uint64_t slot = std::min(kLargestSlot, staging / (largest * kSlots)) / 4096 * 4096;
+  return std::max(kSmallestSlot, slot);
+}
+
+}  // namespace
+
+Status Engine::Create(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<Engine>* out) {
+  const std::vector<int> group(options.group, options.group + transport.size);
+  std::unique_ptr<GroupMemory> memory;
+  Status status = GroupMemory::Create(transport, group, SlotBytes(options, transport), &memory);
+  // Every rank has written its process id before anyone looks for dead ones.
+  std::vector<char> here(static_cast<size_t>(transport.size));
+  const char mine = status.ok() ? 1 : 0;
+  if (status.ok() && transport.all_gather(transport.self, &mine, here.data(), 1) != DDL_OK) {
+    status = {DDL_INTERNAL, std::string("the ranks could not meet: ") + transport.last_error(transport.self)};
+  }
+  if (!status.ok()) {
+    transport.destroy(transport.self);
+    return status;
+  }
+  out->reset(new Engine(transport, options, std::move(memory), group));
+  return {};
+}
+
+Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory,
+               const std::vector<int>& group)
+    : transport_(transport),
+      deadline_s_(options.deadline_s),
+      warn_(options.warn),
+      warn_user_(options.warn_user),
+      memory_(std::move(memory)),
+      watch_(*memory_),
+      channel_(transport_, *memory_),
+      waiter_([this] { return Health(); }, options.deadline_s),
+      box_(transport_, *memory_, waiter_, group),
+      executor_(transport_, box_) {
+  if (transport.rank == 0) {
+    coordinator_ = std::make_unique<Coordinator>(transport.size, options.warn_after_s, options.deadline_s);
+  }
+  description_ = box_.Describe() + "; " + memory_->kind() + ", " + std::to_string(memory_->slot_bytes() / 1024) +
+                 " KiB slots; " + InstructionSetName();
+  thread_ = std::thread([this] { Loop(); });
+}
+
+Engine::~Engine() {
+  stop_since_ = Now();
+  stop_ = true;
+  Ring(memory_->own());
+  thread_.join();
+  transport_.destroy(transport_.self);
+}
+
+void Engine::Submit(const ddl_request& from) {
+  const Status status = Validate(from, transport_.size);
+  if (!status.ok()) {
+    from.done(from.user, status.code(), status.message().c_str());
+    return;
+  }
+  auto request = std::make_unique<Request>();
+  Announcement& a = request->announcement;
+  a.kind = from.kind;
+  a.dtype = from.dtype;
+  a.op = from.op;
+  a.root = from.root;
+  a.flags = from.flags;
+  a.row_count = from.row_count;
+  a.rows = from.rows;
+  a.fingerprint = from.fingerprint;
+  a.tolerance = from.tolerance;
+  a.name = from.name;
+  if (from.detail != nullptr) a.detail = Cut(from.detail, kMaxDetail);
+  if (from.num_buffers > 0) request->buffers.assign(from.buffers, from.buffers + from.num_buffers);
+  for (const ddl_buffer& buffer : request->buffers) a.count += buffer.count;
+  request->allocate = from.allocate;
+  request->done = from.done;
+  request->user = from.user;
+  request->submitted = Now();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!stop_) {
+      submitted_.push_back(std::move(request));
+    }
+  }
+  if (request != nullptr) {
+    request->done(request->user, DDL_FAILED_PRECONDITION, "the communicator has been shut down");
+    return;
+  }
+  Ring(memory_->own());
+}
+
+void Engine::Loop() {
+  pthread_setname_np(pthread_self(), "keras_ddl");
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // sleeps of 50 us are meant as such (the default slack is 50 us)
+  while (!stop_) {
+    // Read before looking for work: what arrives later changes it, and Idle returns at once.
+    const uint32_t seen = BellCount(memory_->own());
+    bool worked = TakeSubmissions();
+    worked = TakeMessages() || worked;
+    worked = DeliverVerdicts() || worked;
+    worked = RunDecisions() || worked;
+    const double now = Now();
+    if (now - last_watch_ > (num_pending_ > 0 ? kWatchPendingSeconds : kWatchIdleSeconds)) {
+      last_watch_ = now;
+      WatchOver();
+      worked = DeliverVerdicts() || worked;
+      worked = !decisions_.empty() || worked;
+    }
+    if (worked) {
+      idle_since_ = 0;
+    } else {
+      Idle(seen);
+    }
+  }
+  Leave();
+}
+
+bool Engine::TakeSubmissions() {
+  std::vector<std::unique_ptr<Request>> requests;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    requests.swap(submitted_);
+  }
+  for (auto& request : requests) Announce(std::move(request));
+  return !requests.empty();
+}
+
+void Engine::Announce(std::unique_ptr<Request> request) {
+  if (!broken_.ok()) {
+    request->done(request->user, broken_.code(), broken_.message().c_str());
+    return;
+  }
+  if (coordinator_ != nullptr) {
+    coordinator_->Announce(0, request->announcement, Now());
+  } else {
+    channel_.Send(0, EncodeAnnouncement(request->announcement));
+  }
+  auto& queue = pending_[request->announcement.name];
+  queue.push_back(std::move(request));
+  ++num_pending_;
+}
+
+bool Engine::TakeMessages() {
+  std::vector<ControlChannel::Received> received;
+  const Status status = channel_.Poll(&received);
+  if (!status.ok()) Break(status);
+  for (const auto& message : received) Handle(message.peer, message.bytes);
+  return !received.empty();
+}
+
+void Engine::Handle(int peer, const std::string& bytes) {
+  switch (TypeOf(bytes)) {
+    case MessageType::kAnnounce:
+      coordinator_->Announce(peer, DecodeAnnouncement(bytes), Now());
+      break;
+    case MessageType::kLeave:
+      coordinator_->Leave(peer);
+      break;
+    case MessageType::kDecide:
+      decisions_.push_back(DecodeDecision(bytes));
+      break;
+    case MessageType::kAbort:
+      if (broken_.ok()) {
+        broken_ = {DDL_ABORTED, DecodeText(bytes)};
+        FailPending(broken_);
+      }
+      break;
+  }
+}
+
+bool Engine::DeliverVerdicts() {
+  if (coordinator_ == nullptr) return false;
+  const std::vector<Verdict> verdicts = coordinator_->TakeVerdicts();
+  for (const Verdict& verdict : verdicts) {
+    std::string bytes;
+    for (int rank : verdict.ranks) {
+      if (rank == 0) {
+        decisions_.push_back(verdict.decision);
+      } else if (!coordinator_->HasLeft(rank)) {
+        if (bytes.empty()) bytes = EncodeDecision(verdict.decision);
+        channel_.Send(rank, bytes);
+      }
+    }
+  }
+  for (const std::string& warning : coordinator_->TakeWarnings()) Warn(warning);
+  return !verdicts.empty();
+}
+
+bool Engine::RunDecisions() {
+  const bool any = !decisions_.empty();
+  while (!decisions_.empty()) {
+    const Decision decision = std::move(decisions_.front());
+    decisions_.pop_front();
+    Decide(decision);
+  }
+  return any;
+}
+
+void Engine::Decide(const Decision& decision) {
+  const auto at = pending_.find(decision.name);
+  // Everything pending may have been failed by an abort that overtook the decision.
+  if (at == pending_.end()) return;
+  const std::unique_ptr<Request> request = std::move(at->second.front());
+  at->second.pop_front();
+  if (at->second.empty()) pending_.erase(at);
+  --num_pending_;
+  Status status(decision.code, decision.message);
+  bool broken = false;
+  if (status.ok()) status = executor_.Run(*request, decision, &broken);
+  if (broken) Break(status);
+  request->done(request->user, status.code(), status.message().c_str());
+}
+
+void Engine::WatchOver() {
+  if (!broken_.ok()) return;
+  if (coordinator_ != nullptr) coordinator_->Tick(Now());
+  const Status health = Health();
+  if (!health.ok()) {
+    Break(health);
+    return;
+  }
+  if (deadline_s_ <= 0) return;
+  // The coordinator answers before its deadline; silence well beyond it means that rank 0 is gone or unreachable.
+  const double limit = deadline_s_ * 1.25 + 5;
+  for (const auto& [name, queue] : pending_) {
+    if (Now() - queue.front()->submitted < limit) continue;
+    Break({DDL_DEADLINE_EXCEEDED, "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) +
+                                      " s and rank 0, which coordinates, does not answer: its process is stopped or "
+                                      "its host unreachable."});
+    return;
+  }
+}
+
+void Engine::Idle(uint32_t seen) {
+  const double now = Now();
+  if (idle_since_ == 0) idle_since_ = now;
+  if (num_pending_ > 0 && now - idle_since_ < kSpinSeconds) {
+    for (int i = 0; i < 50; ++i) CpuRelax();
+    return;
+  }
+  int64_t sleep_us = 100'000;
+  if (num_pending_ > 0 || !channel_.Idle()) {
+    sleep_us = 20'000;
+    // Messages of other hosts do not ring: look for them, ever less often while nothing comes.
+    if (channel_.NeedsPolling()) {
+      sleep_us = std::clamp<int64_t>(static_cast<int64_t>((now - idle_since_) * 1e6 / 8), 20, 500);
+    }
+  }
+  SleepUntilRung(memory_->own(), seen, sleep_us);
+}
+
+Status Engine::Health() {
+  DDL_RETURN_IF_ERROR(watch_.Check());
+  std::vector<ControlChannel::Received> aborts;
+  DDL_RETURN_IF_ERROR(channel_.PollAborts(&aborts));
+  if (!aborts.empty()) return {DDL_ABORTED, DecodeText(aborts.front().bytes)};
+  if (stop_ && Now() - stop_since_ > kStopGraceSeconds) {
+    return {DDL_ABORTED, "shut down in the middle of a collective"};
+  }
+  return {};
+}
+
+void Engine::Break(const Status& status) {
+  if (!broken_.ok()) return;
+  broken_ = status;
+  RankBlock& own = memory_->own();
+  const std::string reason = Cut(status.message(), sizeof own.reason - 1);
+  std::memcpy(own.reason, reason.c_str(), reason.size() + 1);
+  own.state.store(kBroken, std::memory_order_release);
+  for (int local = 0; local < memory_->local_size(); ++local) {
+    if (local != memory_->local_rank()) Ring(memory_->block(local));
+  }
+  channel_.SendAbort(EncodeText(MessageType::kAbort, status.message()));
+  FailPending(status);
+}
+
+void Engine::FailPending(const Status& status) {
+  auto pending = std::exchange(pending_, {});
+  num_pending_ = 0;
+  decisions_.clear();
+  for (auto& [name, queue] : pending) {
+    for (auto& request : queue) {
+      request->done(request->user, status.code(), (status.message() + " (pending: '" + name + "')").c_str());
+    }
+  }
+}
+
+void Engine::Leave() {
+  std::vector<std::unique_ptr<Request>> late;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    late.swap(submitted_);
+  }
+  const Status closed(DDL_FAILED_PRECONDITION, "the communicator has been shut down");
+  for (auto& request : late) request->done(request->user, closed.code(), closed.message().c_str());
+  FailPending(closed);
+  if (broken_.ok()) {
+    if (coordinator_ != nullptr) {
+      const std::string text = EncodeText(
+          MessageType::kAbort, "rank 0 has left (its process ended or called shutdown); no collective can follow");
+      for (int rank = 1; rank < transport_.size; ++rank) {
+        if (!coordinator_->HasLeft(rank)) channel_.Send(rank, text);
+      }
+    } else {
+      channel_.Send(0, EncodeText(MessageType::kLeave, ""));
+    }
+    memory_->own().state.store(kLeft, std::memory_order_release);
+  }
+  std::vector<ControlChannel::Received> ignored;
+  const double start = Now();
+  while (!channel_.Idle() && Now() - start < kLeaveSeconds && channel_.Poll(&ignored).ok()) sched_yield();
+}
+
+void Engine::Warn(const std::string& message) const {
+  if (warn_ != nullptr) {
+    warn_(warn_user_, message.c_str());
+  } else {
+    std::fprintf(stderr, "keras_ddl: %s\n", message.c_str());
+  }
+}
+
+}  // namespace ddl

@@ -1,0 +1,91 @@
+// Engine: one rank's end of a communicator. Any thread submits; one communication thread announces, takes decisions
+// and runs the collectives, in the order the coordinator (rank 0's engine) decided.
+#ifndef KERAS_DDL_CORE_ENGINE_H_
+#define KERAS_DDL_CORE_ENGINE_H_
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "box.h"
+#include "control_channel.h"
+#include "coordinator.h"
+#include "executor.h"
+#include "group_memory.h"
+#include "peer_watch.h"
+#include "waiter.h"
+
+namespace ddl {
+
+class Engine {
+ public:
+  // COLLECTIVE over the ranks of the transport, which the engine owns from then on (also on failure).
+  static Status Create(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<Engine>* out);
+  // Leaves in an orderly way; see ddl_destroy.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  void Submit(const ddl_request& request);
+
+  int rank() const { return transport_.rank; }
+  int size() const { return transport_.size; }
+  int local_rank() const { return memory_->local_rank(); }
+  int local_size() const { return memory_->local_size(); }
+  const char* description() const { return description_.c_str(); }
+
+ private:
+  Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory,
+         const std::vector<int>& group);
+
+  // All below run on the communication thread.
+  void Loop();
+  bool TakeSubmissions();
+  bool TakeMessages();
+  bool DeliverVerdicts();
+  bool RunDecisions();
+  void Announce(std::unique_ptr<Request> request);
+  void Handle(int peer, const std::string& bytes);
+  void Decide(const Decision& decision);
+  void WatchOver();
+  void Idle(uint32_t seen);
+  Status Health();
+  void Break(const Status& status);
+  void FailPending(const Status& status);
+  void Leave();
+  void Warn(const std::string& message) const;
+
+  ddl_transport transport_;
+  const double deadline_s_;
+  void (*const warn_)(void* user, const char* message);
+  void* const warn_user_;
+  std::unique_ptr<GroupMemory> memory_;
+  PeerWatch watch_;
+  ControlChannel channel_;
+  Waiter waiter_;
+  Box box_;
+  Executor executor_;
+  std::unique_ptr<Coordinator> coordinator_;  // on rank 0
+  std::string description_;
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Request>> submitted_;  // guarded by mutex_
+  std::atomic<bool> stop_{false};
+  std::atomic<double> stop_since_{0};
+
+  std::unordered_map<std::string, std::deque<std::unique_ptr<Request>>> pending_;
+  size_t num_pending_ = 0;
+  std::deque<Decision> decisions_;
+  Status broken_;  // once not OK, every request fails with it
+  double last_watch_ = 0;
+  double idle_since_ = 0;
+  std::thread thread_;  // last: started when all above is there
+};
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_ENGINE_H_

@@ -1,0 +1,191 @@
+#include "group_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <random>
+
+namespace ddl {
+namespace {
+
+// What ranks tell each other while they attach.
+struct Card {
+  uint32_t abi_version;
+  int32_t pid;
+  int32_t fd;
+  int32_t failed;
+  uint64_t bytes;
+  char name[64];
+};
+
+Status OsError(const std::string& what) { return {DDL_INTERNAL, what + ": " + std::strerror(errno)}; }
+
+Status Exchange(const ddl_transport& transport, const Card& mine, std::vector<Card>* all) {
+  all->resize(static_cast<size_t>(transport.size));
+  const int code = transport.all_gather(transport.self, &mine, all->data(), sizeof mine);
+  if (code == DDL_OK) return {};
+  return {DDL_INTERNAL, std::string("the ranks could not meet: ") + transport.last_error(transport.self)};
+}
+
+bool AnyFailed(const std::vector<Card>& cards) {
+  for (const Card& card : cards) {
+    if (card.failed != 0) return true;
+  }
+  return false;
+}
+
+int MakeMemfd(size_t bytes) {
+  const int fd = static_cast<int>(syscall(SYS_memfd_create, "keras_ddl", 1u /* MFD_CLOEXEC */));
+  if (fd < 0) return -1;
+  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    close(fd);
+    return -1;
+  }
+  return fd;
+}
+
+std::string RandomName() {
+  std::random_device random;
+  char name[64];
+  std::snprintf(name, sizeof name, "/keras_ddl-%d-%08x%08x", static_cast<int>(getpid()), random(), random());
+  return name;
+}
+
+}  // namespace
+
+Status GroupMemory::Map(int fd, size_t bytes) {
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) return OsError("mmap of " + std::to_string(bytes) + " bytes of shared memory");
+  base_ = base;
+  mapped_bytes_ = bytes;
+  return {};
+}
+
+Status GroupMemory::Create(const ddl_transport& transport, const std::vector<int>& group, size_t slot_bytes,
+                           std::unique_ptr<GroupMemory>* out) {
+  std::unique_ptr<GroupMemory> memory(new GroupMemory());
+  const int rank = transport.rank;
+  const int leader = group[static_cast<size_t>(rank)];
+  for (int r = 0; r < transport.size; ++r) {
+    if (group[static_cast<size_t>(r)] != leader) continue;
+    if (r == rank) memory->local_rank_ = static_cast<int>(memory->members_.size());
+    memory->members_.push_back(r);
+  }
+  const size_t members = memory->members_.size();
+  const size_t page = 4096;
+  const size_t blocks_bytes = (members * sizeof(RankBlock) + page - 1) / page * page;
+  // A group of one needs no slots: nobody reads them.
+  const size_t slots_bytes = members > 1 ? members * kSlots * slot_bytes : 0;
+  const size_t bytes = blocks_bytes + slots_bytes;
+  memory->slot_bytes_ = slot_bytes;
+
+  Card mine{};
+  mine.abi_version = DDL_ABI_VERSION;
+  mine.pid = static_cast<int32_t>(getpid());
+  mine.fd = -1;
+  mine.bytes = bytes;
+
+  if (transport.share != nullptr) {
+    memory->base_ = transport.share(transport.self, leader, bytes);
+    memory->kind_ = "threads";
+    if (memory->base_ == nullptr) return {DDL_INTERNAL, "the transport shares no memory"};
+  }
+  // First try: the leader's memfd, opened through /proc.
+  int own_fd = -1;
+  if (memory->base_ == nullptr && rank == leader) {
+    own_fd = MakeMemfd(bytes);
+    if (own_fd < 0) {
+      mine.failed = 1;
+    } else {
+      mine.fd = own_fd;
+      if (!memory->Map(own_fd, bytes).ok()) mine.failed = 1;
+    }
+  }
+  std::vector<Card> cards;
+  Status status = Exchange(transport, mine, &cards);
+  if (status.ok()) {
+    for (int r = 0; r < transport.size; ++r) {
+      if (cards[static_cast<size_t>(r)].abi_version == DDL_ABI_VERSION) continue;
+      status = {DDL_FAILED_PRECONDITION,
+                "all ranks must run the same keras_ddl. Received: rank " + std::to_string(r) + " runs native ABI " +
+                    std::to_string(cards[static_cast<size_t>(r)].abi_version) + ", rank " + std::to_string(rank) +
+                    " runs " + std::to_string(DDL_ABI_VERSION) + ". Install one version on every host."};
+      break;
+    }
+  }
+  if (!status.ok()) {
+    if (own_fd >= 0) close(own_fd);
+    return status;
+  }
+  const Card& lead = cards[static_cast<size_t>(leader)];
+  if (memory->base_ == nullptr && lead.fd >= 0) {
+    char path[64];
+    std::snprintf(path, sizeof path, "/proc/%d/fd/%d", static_cast<int>(lead.pid), static_cast<int>(lead.fd));
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0 || !memory->Map(fd, bytes).ok()) mine.failed = 1;
+    if (fd >= 0) close(fd);
+  } else if (memory->base_ == nullptr) {
+    mine.failed = 1;
+  }
+  if (transport.share == nullptr && memory->base_ != nullptr) memory->kind_ = members > 1 ? "memfd" : "private";
+  status = Exchange(transport, mine, &cards);
+  if (own_fd >= 0) close(own_fd);
+  if (!status.ok()) return status;
+
+  // Second try, taken by all ranks together if any failed: a named object, unlinked once everyone has attached.
+  if (AnyFailed(cards)) {
+    if (memory->mapped_bytes_ != 0) munmap(memory->base_, memory->mapped_bytes_);
+    memory->base_ = nullptr;
+    memory->mapped_bytes_ = 0;
+    mine.failed = 0;
+    Status reason;
+    if (rank == leader) {
+      const std::string name = RandomName();
+      const int fd = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+      if (fd >= 0) std::memcpy(mine.name, name.c_str(), name.size() + 1);
+      // posix_fallocate, unlike ftruncate, fails now rather than with SIGBUS later when /dev/shm is too small.
+      if (fd < 0 || posix_fallocate(fd, 0, static_cast<off_t>(bytes)) != 0 || !memory->Map(fd, bytes).ok()) {
+        reason = OsError("shared memory of " + std::to_string(bytes) + " bytes in /dev/shm");
+        mine.failed = 1;
+      }
+      if (fd >= 0) close(fd);
+    }
+    status = Exchange(transport, mine, &cards);
+    if (status.ok() && rank != leader && !AnyFailed(cards)) {
+      const int fd = shm_open(cards[static_cast<size_t>(leader)].name, O_RDWR | O_CLOEXEC, 0600);
+      if (fd < 0 || !memory->Map(fd, bytes).ok()) {
+        reason = OsError("attaching to the shared memory of rank " + std::to_string(leader));
+        mine.failed = 1;
+      }
+      if (fd >= 0) close(fd);
+    }
+    if (status.ok()) status = Exchange(transport, mine, &cards);
+    if (rank == leader && mine.name[0] != '\0') shm_unlink(mine.name);
+    if (!status.ok()) return status;
+    for (int r = 0; r < transport.size; ++r) {
+      if (cards[static_cast<size_t>(r)].failed == 0) continue;
+      return {DDL_INTERNAL, "rank " + std::to_string(r) + " could not share memory with the ranks of its host" +
+                                (reason.ok() ? "" : " (" + reason.message() + ")") +
+                                ". Ranks of one host must run as one user, and /dev/shm needs " +
+                                std::to_string(bytes) + " bytes; or keep them apart with mode 'x:1x" +
+                                std::to_string(transport.size) + "'."};
+    }
+    memory->kind_ = "shm_open";
+  }
+  memory->blocks_ = static_cast<RankBlock*>(memory->base_);
+  memory->slots_ = static_cast<char*>(memory->base_) + blocks_bytes;
+  memory->own().pid.store(static_cast<int32_t>(getpid()), std::memory_order_release);
+  *out = std::move(memory);
+  return {};
+}
+
+GroupMemory::~GroupMemory() {
+  if (mapped_bytes_ != 0) munmap(base_, mapped_bytes_);
+}
+
+}  // namespace ddl

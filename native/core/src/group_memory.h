@@ -1,0 +1,98 @@
+// The memory that the ranks of one group (one host, or one forced group of a host) share.
+//
+// In production it is an anonymous memfd of the group's leader, which the other ranks open through /proc: it has no
+// name, so nothing is left in /dev/shm whatever dies when, and a container's small /dev/shm does not limit it. Where
+// /proc/<pid>/fd of another rank can not be opened (separate process-id namespaces) a POSIX shared memory object is
+// used instead and unlinked as soon as every rank has attached. Ranks that are threads get the block from the
+// transport (ddl_transport::share).
+#ifndef KERAS_DDL_CORE_GROUP_MEMORY_H_
+#define KERAS_DDL_CORE_GROUP_MEMORY_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddl.h"
+#include "status.h"
+
+namespace ddl {
+
+// Steps that a rank may be ahead of the slowest reader of its slots.
+constexpr uint64_t kSlots = 4;
+// Bytes of one direction of the control plane between a rank and a coordinator of the same group.
+constexpr size_t kMailboxBytes = 64 * 1024;
+
+enum RankState : uint32_t {
+  kAlive = 0,
+  kLeft = 1,    // after an orderly ddl_destroy
+  kBroken = 2,  // the communicator can not be used any more
+};
+
+// Single producer, single consumer ring of bytes.
+struct Mailbox {
+  alignas(64) std::atomic<uint64_t> head;  // bytes ever written
+  alignas(64) std::atomic<uint64_t> tail;  // bytes ever read
+  alignas(64) char data[kMailboxBytes];
+};
+
+// What one rank shows the others of its group. Zero is a valid initial state of every field.
+struct RankBlock {
+  // Doorbell: raised and, if `sleeping`, woken (futex) after anything that this rank's thread must look at.
+  alignas(64) std::atomic<uint32_t> bell;
+  std::atomic<uint32_t> sleeping;
+  std::atomic<int32_t> pid;
+  std::atomic<uint32_t> state;  // RankState; set after `reason`
+  char reason[1024];            // why this rank gave up (kBroken), for the others' messages
+  // Steps done, counted over the life of the group; see shm_pipeline.h.
+  alignas(64) std::atomic<uint64_t> ready;
+  alignas(64) std::atomic<uint64_t> reduced;
+  alignas(64) std::atomic<uint64_t> done;
+  Mailbox to_coordinator;
+  Mailbox from_coordinator;
+};
+
+class GroupMemory {
+ public:
+  // COLLECTIVE over all ranks of the transport. `group[r]`: leader of rank r's group. `slot_bytes`: a multiple of 4096.
+  static Status Create(const ddl_transport& transport, const std::vector<int>& group, size_t slot_bytes,
+                       std::unique_ptr<GroupMemory>* out);
+  ~GroupMemory();
+  GroupMemory(const GroupMemory&) = delete;
+  GroupMemory& operator=(const GroupMemory&) = delete;
+
+  int local_rank() const { return local_rank_; }
+  int local_size() const { return static_cast<int>(members_.size()); }
+  // Global ranks of the group, ascending; index: local rank.
+  const std::vector<int>& members() const { return members_; }
+  RankBlock& block(int local_rank) const { return blocks_[local_rank]; }
+  RankBlock& own() const { return blocks_[local_rank_]; }
+
+  // Slot of `local_rank` for step `step` (slots are reused every kSlots steps).
+  char* slot(int local_rank, uint64_t step) const {
+    return slots_ + (static_cast<uint64_t>(local_rank) * kSlots + step % kSlots) * slot_bytes_;
+  }
+  size_t slot_bytes() const { return slot_bytes_; }
+  // "memfd", "shm_open", "threads" or "private" (a group of one).
+  const char* kind() const { return kind_; }
+
+ private:
+  GroupMemory() = default;
+  Status Map(int fd, size_t bytes);
+
+  void* base_ = nullptr;
+  size_t mapped_bytes_ = 0;  // 0: not ours to unmap
+  RankBlock* blocks_ = nullptr;
+  char* slots_ = nullptr;
+  size_t slot_bytes_ = 0;
+  int local_rank_ = 0;
+  std::vector<int> members_;
+  const char* kind_ = "private";
+};
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_GROUP_MEMORY_H_

@@ -1,0 +1,69 @@
+// Collectives between groups over the transport, on contiguous memory. One rank of each group takes part: `ranks` lists
+// them in ring order, equally on all of them; `position` is this rank's place. All are COLLECTIVE over `ranks`.
+#ifndef KERAS_DDL_CORE_RING_H_
+#define KERAS_DDL_CORE_RING_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ddl.h"
+#include "kernels.h"
+#include "shm_pipeline.h"
+#include "status.h"
+#include "waiter.h"
+
+namespace ddl {
+
+// Elements [begin, end) of an array.
+struct Range {
+  uint64_t begin;
+  uint64_t end;
+  uint64_t size() const { return end - begin; }
+};
+
+// `count` elements cut into `parts` ranges whose sizes differ by at most one, the larger ones first.
+std::vector<Range> SplitEvenly(uint64_t count, int parts);
+
+class Ring {
+ public:
+  Ring(const ddl_transport& transport, Waiter& waiter, std::vector<int> ranks, int position);
+
+  int size() const { return static_cast<int>(ranks_.size()); }
+  int position() const { return position_; }
+
+  // ring_all_reduce.cc. In place; `reduction.op` is not DDL_MEAN (divide before or after). Reduce-scatter then
+  // all-gather: 2 (P-1)/P N bytes sent and received (Patarasuk & Yuan, 2009).
+  Status AllReduce(char* data, uint64_t count, const Reduction& reduction);
+  // The two halves. `chunks[p]`: the range of `data` that position p ends up owning (or starts from).
+  Status ReduceScatter(char* data, const std::vector<Range>& chunks, const Reduction& reduction);
+  Status AllGather(char* data, const std::vector<Range>& chunks, size_t element_bytes);
+
+  // ring_broadcast.cc. A pipelined chain from position `root` onward: N bytes sent by all but the last.
+  Status Broadcast(int root, char* data, uint64_t bytes);
+
+ private:
+  // Sends to the next and receives from the previous position at once, in segments. on_segment(offset, bytes) is
+  // called in order for what has arrived at `receive` (or at `scratch_` when `receive` is null: then offset is that
+  // of the data, and the pointer is given too).
+  Status Exchange(const char* send, uint64_t send_bytes, char* receive, uint64_t receive_bytes,
+                  const std::function<void(const char* data, uint64_t offset, uint64_t bytes)>& on_segment);
+  Status Start(bool sending, int peer, char* data, uint64_t bytes, std::deque<void*>* operations);
+  Status Finish(int peer, std::deque<void*>* operations);
+  int next() const { return ranks_[static_cast<size_t>((position_ + 1) % size())]; }
+  int previous() const { return ranks_[static_cast<size_t>((position_ + size() - 1) % size())]; }
+
+  // One message. Large enough that its overhead vanishes, small enough that a reduction overlaps the next transfer.
+  static constexpr uint64_t kSegmentBytes = 1024 * 1024;
+
+  const ddl_transport& transport_;
+  Waiter& waiter_;
+  const std::vector<int> ranks_;
+  const int position_;
+  std::vector<char> scratch_;
+};
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_RING_H_

@@ -1,0 +1,143 @@
+// All-reduce inside a group; see shm_collectives.h for the two schemes and their cost.
+#include <algorithm>
+#include <vector>
+
+#include "shm_collectives.h"
+
+namespace ddl {
+namespace {
+
+// Up to here one round of flags costs more than reading every slot.
+constexpr uint64_t kDirectBytes = 16 * 1024;
+
+// Elements of local rank j's share of a step of n elements: [begin, end), begins on cache lines.
+struct Share {
+  uint64_t begin;
+  uint64_t end;
+};
+
+Share ShareOf(int j, int size, uint64_t n, size_t element_bytes) {
+  const uint64_t line = 64 / element_bytes;
+  const uint64_t each = ((n + static_cast<uint64_t>(size) - 1) / static_cast<uint64_t>(size) + line - 1) / line * line;
+  return {std::min(n, static_cast<uint64_t>(j) * each), std::min(n, (static_cast<uint64_t>(j) + 1) * each)};
+}
+
+class AllReduce {
+ public:
+  AllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction)
+      : pipeline_(pipeline),
+        in_(in),
+        out_(out),
+        reduction_(reduction),
+        bytes_(in.element_bytes()),
+        chunk_(pipeline.slot_bytes() / bytes_),
+        steps_((in.count() + chunk_ - 1) / chunk_),
+        first_(pipeline.Reserve(steps_)),
+        slot_store_(ShmPipeline::SlotStore(in.bytes())),
+        result_store_(ShmPipeline::ResultStore(in.bytes())),
+        sources_(static_cast<size_t>(pipeline.size())) {}
+
+  // The copy into the slot of step k is issued before the reduction of step k - 1, so that a rank rarely waits.
+  Status Direct() {
+    for (uint64_t k = 0; k <= steps_; ++k) {
+      if (k < steps_) DDL_RETURN_IF_ERROR(FillSlot(k, {0, 0}));
+      if (k == 0) continue;
+      const uint64_t step = first_ + k - 1;
+      DDL_RETURN_IF_ERROR(pipeline_.WaitReady(step));
+      ReduceRange(k - 1, {0, Elements(k - 1)}, nullptr);
+      pipeline_.MarkDone(step);
+    }
+    return {};
+  }
+
+  Status Split() {
+    const int me = pipeline_.rank();
+    for (uint64_t k = 0; k < steps_ + 2; ++k) {
+      if (k < steps_) DDL_RETURN_IF_ERROR(FillSlot(k, ShareOf(me, pipeline_.size(), Elements(k), bytes_)));
+      if (k >= 1 && k - 1 < steps_) {
+        DDL_RETURN_IF_ERROR(pipeline_.WaitReady(first_ + k - 1));
+        // Into the part of the own slot that this rank left empty: nobody else reads it before MarkReduced.
+        const Share share = ShareOf(me, pipeline_.size(), Elements(k - 1), bytes_);
+        ReduceRange(k - 1, share, pipeline_.slot(me, first_ + k - 1) + share.begin * bytes_);
+        pipeline_.MarkReduced(first_ + k - 1);
+      }
+      if (k >= 2) DDL_RETURN_IF_ERROR(CollectResults(k - 2));
+    }
+    return {};
+  }
+
+ private:
+  uint64_t Elements(uint64_t k) const { return std::min(chunk_, in_.count() - k * chunk_); }
+
+  // Shows this rank's input of step k, except the elements of `kept`, which only this rank reads.
+  Status FillSlot(uint64_t k, Share kept) {
+    DDL_RETURN_IF_ERROR(pipeline_.WaitFree(first_ + k));
+    char* slot = pipeline_.slot(pipeline_.rank(), first_ + k);
+    CopyIn(k, slot, 0, kept.begin);
+    CopyIn(k, slot, kept.end, Elements(k));
+    pipeline_.MarkReady(first_ + k);
+    return {};
+  }
+
+  void CopyIn(uint64_t k, char* slot, uint64_t begin, uint64_t end) {
+    in_.ForEach(k * chunk_ + begin, end - begin, [&](const char* data, uint64_t from, uint64_t n) {
+      Copy(slot + (begin + from) * bytes_, data, n * bytes_, slot_store_);
+    });
+  }
+
+  // Reduces elements [begin, end) of step k over all ranks into `to`, or into the output view when that is null. The
+  // own input is read where it lies: it is warm, and its slot may have bypassed the cache.
+  void ReduceRange(uint64_t k, Share range, char* to) {
+    const uint64_t offset = k * chunk_ + range.begin;
+    const uint64_t count = range.end - range.begin;
+    View::ForEachPair(in_, out_, offset, count, [&](char* own, char* out, uint64_t from, uint64_t n) {
+      for (int j = 0; j < pipeline_.size(); ++j) {
+        sources_[static_cast<size_t>(j)] =
+            j == pipeline_.rank() ? own : pipeline_.slot(j, first_ + k) + (range.begin + from) * bytes_;
+      }
+      Reduce(reduction_.dtype, reduction_.op, sources_.data(), pipeline_.size(),
+             to == nullptr ? out : to + from * bytes_, n, reduction_.divisor,
+             to == nullptr ? result_store_ : slot_store_);
+    });
+  }
+
+  Status CollectResults(uint64_t k) {
+    for (int i = 0; i < pipeline_.size(); ++i) {
+      // Each rank starts with its own share, so that they do not all read one slot at once.
+      const int j = (pipeline_.rank() + i) % pipeline_.size();
+      DDL_RETURN_IF_ERROR(pipeline_.WaitReducedOf(j, first_ + k));
+      const Share share = ShareOf(j, pipeline_.size(), Elements(k), bytes_);
+      const char* slot = pipeline_.slot(j, first_ + k) + share.begin * bytes_;
+      out_.ForEach(k * chunk_ + share.begin, share.end - share.begin, [&](char* out, uint64_t from, uint64_t n) {
+        Copy(out, slot + from * bytes_, n * bytes_, result_store_);
+      });
+    }
+    pipeline_.MarkDone(first_ + k);
+    return {};
+  }
+
+  ShmPipeline& pipeline_;
+  const View& in_;
+  const View& out_;
+  const Reduction reduction_;
+  const size_t bytes_;
+  const uint64_t chunk_;
+  const uint64_t steps_;
+  const uint64_t first_;
+  const Store slot_store_;
+  const Store result_store_;
+  std::vector<const void*> sources_;
+};
+
+}  // namespace
+
+Status ShmAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction) {
+  if (pipeline.size() == 1) {
+    ReduceAlone(in, out, reduction);
+    return {};
+  }
+  AllReduce all_reduce(pipeline, in, out, reduction);
+  return pipeline.size() <= 2 || in.bytes() <= kDirectBytes ? all_reduce.Direct() : all_reduce.Split();
+}
+
+}  // namespace ddl

@@ -1,0 +1,36 @@
+// Collectives among the ranks of one group, through its shared memory. All are COLLECTIVE over the group: equal counts
+// and reductions on all its ranks. `in` and `out` of a call are equal piece by piece or do not overlap.
+// N: bytes of one rank's data, L: ranks of the group. Bytes are those moved by one rank's core.
+#ifndef KERAS_DDL_CORE_SHM_COLLECTIVES_H_
+#define KERAS_DDL_CORE_SHM_COLLECTIVES_H_
+
+#include <vector>
+
+#include "shm_pipeline.h"
+
+namespace ddl {
+
+// shm_all_reduce.cc. Direct (L = 2, or small N): every rank reads all slots: 1 write + L reads + 1 write of N.
+// Split (L > 2): reduce-scatter then all-gather inside each step (Rabenseifner's scheme in shared memory): about
+// 1 + 1/L writes to slots, 2 reads, 1 write of N.
+Status ShmAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction);
+
+// shm_reduce_scatter.cc. parts[j] (one view per local rank, part of this rank's input) is reduced into rank j's `out`.
+// (L-1)/L N written to slots, as much read, N/L written.
+Status ShmReduceScatter(ShmPipeline& pipeline, const std::vector<View>& parts, const View& out,
+                        const Reduction& reduction);
+
+// shm_all_gather.cc. `in` of local rank j lands in outs[j] on every rank. N written, sum of the others' N copied.
+Status ShmAllGather(ShmPipeline& pipeline, const View& in, const std::vector<View>& outs);
+
+// shm_broadcast.cc. `in` of local rank `root` lands in `out` on every rank; `in` is read on the root only.
+Status ShmBroadcast(ShmPipeline& pipeline, int root, const View& in, const View& out);
+
+// A group of one: `out` is the reduction of this rank's `in` alone (a mean still divides).
+void ReduceAlone(const View& in, const View& out, const Reduction& reduction);
+
+// Copies `in` to `out`, piece by piece; a piece that is its own destination is left alone.
+void CopyView(const View& in, const View& out, Store store);
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_SHM_COLLECTIVES_H_

@@ -1,0 +1,76 @@
+// Waiter: how the communication thread waits for other ranks in the middle of a collective: it looks often at first,
+// then gives its core away, and never waits for a rank that is dead.
+#ifndef KERAS_DDL_CORE_WAITER_H_
+#define KERAS_DDL_CORE_WAITER_H_
+
+#include <sched.h>
+#include <time.h>
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "status.h"
+
+namespace ddl {
+
+// Seconds of the monotonic clock.
+double Now();
+
+inline void CpuRelax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+class Waiter {
+ public:
+  // `health` is asked about once a millisecond; what it returns, if not OK, ends the wait.
+  Waiter(std::function<Status()> health, double deadline_s) : health_(std::move(health)), deadline_s_(deadline_s) {}
+
+  // Waits until ready() returns true. `waits_for`: called for the message when the deadline passes.
+  template <typename Ready, typename Describe>
+  Status Until(Ready ready, Describe waits_for) {
+    for (int i = 0; i < kSpins; ++i) {
+      if (ready()) return {};
+      CpuRelax();
+    }
+    const double start = Now();
+    double checked = start;
+    for (;;) {
+      if (ready()) return {};
+      const double now = Now();
+      if (now - checked > kHealthSeconds) {
+        checked = now;
+        DDL_RETURN_IF_ERROR(health_());
+        if (deadline_s_ > 0 && now - start > deadline_s_) return Late(waits_for(), now - start);
+      }
+      // Yielding costs little while every rank has a core and is what lets the others run when they have not; after
+      // a while the peer is not about to answer and sleeping leaves the core to TensorFlow.
+      if (now - start < kYieldSeconds) {
+        sched_yield();
+      } else {
+        const timespec pause{0, now - start < kShortSleepSeconds ? 20'000 : 200'000};
+        nanosleep(&pause, nullptr);
+      }
+    }
+  }
+
+  Status Health() { return health_(); }
+
+ private:
+  static constexpr int kSpins = 400;
+  static constexpr double kYieldSeconds = 1e-3;
+  static constexpr double kShortSleepSeconds = 20e-3;
+  static constexpr double kHealthSeconds = 1e-3;
+
+  static Status Late(const std::string& waits_for, double seconds);
+
+  std::function<Status()> health_;
+  double deadline_s_;
+};
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_WAITER_H_
