@@ -38,6 +38,12 @@ def _isa(text: str) -> str:
     return text
 
 
+def _kernels(text: str) -> str:
+    if text not in ("auto", "async", "sync"):
+        raise ValueError("one of 'auto', 'async', 'sync'")
+    return text
+
+
 def _seconds(text: str) -> float:
     value = _parse(float, text, "a number of seconds, 0 for never")
     if not (value >= 0 and math.isfinite(value)):
@@ -65,6 +71,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "seconds": _seconds,
     "bytes": _bytes,
     "isa": _isa,
+    "kernels": _kernels,
 }
 
 _TABLE = (
@@ -94,6 +101,13 @@ _TABLE = (
         "isa",
         None,
         "Highest instruction set of the reduction kernels (read by the native library); results do not depend on it.",
+    ),
+    Variable(
+        "TF_KERNELS",
+        "kernels",
+        "auto",
+        "Kernels of the TensorFlow ops: 'async' frees TensorFlow's threads while ranks wait, but relies on an internal "
+        "of TensorFlow; 'auto' takes it for the versions it was tested with, and 'sync' for others.",
     ),
     Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank leaves its error report and its done marker."),
     Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one beside python, then PATH."),

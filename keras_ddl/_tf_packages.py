@@ -1,0 +1,97 @@
+"""Which TensorFlow is installed, told from the packages' metadata: nothing here imports TensorFlow or Keras."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+
+from keras_ddl.errors import DependencyError
+
+# Distributions whose files are the folder tensorflow/. The other names of TensorFlow on PyPI only depend on these.
+_DISTRIBUTIONS = (
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-gpu",
+    "tensorflow-rocm",
+    "tensorflow-cpu-aws",
+    "intel-tensorflow",
+    "tf-nightly",
+    "tf-nightly-cpu",
+)
+_LIBRARIES = ("tensorflow/libtensorflow_framework.so.2", "tensorflow/libtensorflow_cc.so.2")
+
+
+def check_one_tensorflow() -> None:
+    """Checks that at most one TensorFlow owns the folder tensorflow/.
+
+    Two of equal content (a package and its renamed copy) do no harm. Two of different content overwrite each other:
+    which one runs depends on the order of installation, and uninstalling either breaks the other.
+
+    Raises:
+        DependencyError: two distributions, of different versions or with different libraries.
+    """
+    found: dict[str, tuple[str, frozenset[str]]] = {}
+    for name in _DISTRIBUTIONS:
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        record = distribution.read_text("RECORD") or ""
+        libraries = frozenset(line for line in record.splitlines() if line.startswith(_LIBRARIES))
+        if libraries:
+            found[f"{name} {distribution.version}"] = (distribution.version, libraries)
+    if len(set(found.values())) > 1:
+        packages = [name.split()[0] for name in found]
+        version = max(version for version, _ in found.values())
+        raise DependencyError(
+            "Only one TensorFlow package may be installed, because all of them own the folder tensorflow/. "
+            f"Received: {' and '.join(found)}. Remove them and install one: "
+            f"pip uninstall -y {' '.join(packages)} && pip install {packages[-1]}=={version} "
+            "(tensorflow-serving-api asks for `tensorflow`; install it with --no-deps)."
+        )
+
+
+def check_keras_backend() -> None:
+    """Checks that Keras runs, or will run, on TensorFlow.
+
+    Raises:
+        DependencyError: KERAS_BACKEND, or the Keras that is already imported, names another backend.
+    """
+    if "keras" in sys.modules and hasattr(sys.modules["keras"], "config"):
+        backend, source = sys.modules["keras"].config.backend(), "keras was imported with backend"
+    else:
+        backend, source = os.environ.get("KERAS_BACKEND") or "tensorflow", "KERAS_BACKEND ="
+    if backend != "tensorflow":
+        raise DependencyError(
+            f"keras_ddl works with Keras on TensorFlow. Received: {source} {backend!r}. "
+            "Set KERAS_BACKEND=tensorflow before keras is imported (or in ~/.keras/keras.json)."
+        )
+
+
+def check_version(version: str, oldest: tuple[int, int]) -> tuple[int, int]:
+    """Returns (major, minor) of a TensorFlow version.
+
+    Raises:
+        DependencyError: older than `oldest`, or of another major version: the native library cannot be loaded there.
+    """
+    major, minor = (int(word) for word in version.split(".")[:2])
+    if (major, minor) < oldest or major != oldest[0]:
+        raise DependencyError(
+            f"keras_ddl needs TensorFlow {oldest[0]}.{oldest[1]} or newer, below {oldest[0] + 1}.0. "
+            f"Received: TensorFlow {version}. Install another: pip install 'keras_ddl[cpu]' or 'keras_ddl[gpu]'."
+        )
+    return major, minor
+
+
+def not_installed(error: ImportError) -> DependencyError:
+    """Returns the error for a TensorFlow that cannot be imported."""
+    if error.name == "tensorflow":
+        return DependencyError(
+            "This part of keras_ddl needs TensorFlow, which comes with an extra. Received: no TensorFlow in "
+            f"{sys.prefix}. Choose one: pip install 'keras_ddl[cpu]' or pip install 'keras_ddl[gpu]'."
+        )
+    return DependencyError(
+        f"TensorFlow is installed but cannot be imported. Received: {type(error).__name__}: {error}. "
+        "Run `python -c 'import tensorflow'` and repair that first."
+    )

@@ -1,0 +1,304 @@
+"""Collectives on TensorFlow tensors: eager, in tf.function, and differentiable.
+
+All of them are COLLECTIVE: every rank calls them, with equal arguments apart from the values (and, in all_gather, the
+rows). Ranks match calls by name. Eager calls without a name are matched in program order; calls from several threads
+need names. In a tf.function every call has a name of its own by default, and the order in which TensorFlow runs them
+does not matter.
+
+Failures raise keras_ddl.errors on every rank, at once in eager mode; a tf.function raises TensorFlow's errors, which
+`translate_errors()` turns into ours. Gradients are those of the sum of all ranks' losses. With one rank all of them
+return what they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from keras_ddl import _raw_ops, communicator, ops_gradients  # noqa: F401  (registers the gradients)
+from keras_ddl._op_errors import translate_errors
+from keras_ddl._tf_compat import tf
+from keras_ddl.errors import ConfigError
+
+__all__ = [
+    "InitResult",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_n",
+    "broadcast",
+    "broadcast_n",
+    "broadcast_variables",
+    "init_op",
+    "reduce_scatter",
+    "translate_errors",
+]
+
+_REDUCTIONS = {"sum": "sum", "mean": "mean", "avg": "mean", "min": "min", "max": "max", "product": "product"}
+_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8)
+# Collectives that only move values take more dtypes: these travel as another dtype of the same bytes.
+_CARRIERS = {tf.int16: tf.float16, tf.uint16: tf.float16, tf.uint32: tf.int32, tf.uint64: tf.int64}
+# broadcast_variables keeps a copy of what it sends; bounding one request bounds the memory.
+_REQUEST_BYTES = 256 << 20
+
+
+class InitResult(NamedTuple):
+    """What `init_op` returns: int32 scalars."""
+
+    rank: tf.Tensor
+    size: tf.Tensor
+    local_rank: tf.Tensor
+    local_size: tf.Tensor
+    device_id: tf.Tensor
+
+
+@tf.autograph.experimental.do_not_convert
+def all_reduce(tensor: Any, *, op: str = "sum", name: str | None = None) -> Any:
+    """Reduces `tensor` over all ranks; every rank gets the result, bitwise equal.
+
+    Args:
+        tensor: shape [...], equal on all ranks, as is the dtype; or tf.IndexedSlices, whose rows may differ in number.
+        op: "sum", "mean" (or "avg"), "min", "max", "product". The mean of integers is rounded toward zero.
+        name: match key, equal on all ranks; see the module's text for the default.
+    Returns: shape [...]; for IndexedSlices the rows of all ranks ("mean": divided by size), op "sum" or "mean" only.
+    Raises:
+        ConfigError: an op or dtype that does not exist. NotInitializedError: before `keras_ddl.init()`.
+        RankMismatchError: shapes, dtypes or ops differ. RankLostError, DeadlineError: a rank did not come.
+    Cost: 2 * (size-1)/size * nbytes sent per rank (Patarasuk & Yuan, 2009); less inside shared memory.
+    """
+    reduction = _reduction(op)
+    if isinstance(tensor, tf.IndexedSlices):
+        return _all_reduce_slices(tensor, reduction, name)
+    tensor = _tensor(tensor, "all_reduce")
+    if communicator.size() == 1:
+        return tf.identity(tensor)
+    return _raw_ops.all_reduce(tensor, reduction, name)
+
+
+@tf.autograph.experimental.do_not_convert
+def all_reduce_n(
+    tensors: Sequence[Any], *, op: str = "sum", name: str | None = None, mpi: bool = False, check: float | None = None
+) -> list[tf.Tensor]:
+    """Reduces a list of tensors over all ranks in one shot, without concatenating them.
+
+    Args:
+        tensors: any number of tensors of any shapes; their number, shapes and dtypes are equal on all ranks. Tensors
+            of one dtype go together.
+        op, name: as in `all_reduce`.
+        mpi: use plain MPI_Allreduce instead: the baseline to compare results and times with.
+        check: reduce both ways and raise CheckFailedError where |a - b| > check * max(1, |b|), with b the baseline.
+    Returns: list of tensors, shaped as given.
+    Raises: as `all_reduce`, and CheckFailedError.
+    Cost: as one all_reduce of all the bytes; `check` adds the baseline and its copy of the data.
+    """
+    reduction = _reduction(op)
+    if check is not None and not (isinstance(check, (int, float)) and check >= 0):
+        raise ConfigError(
+            f"check must be a tolerance of 0 or more, or None for no comparison. Received: check={check!r}."
+        )
+    if mpi and check is not None:
+        raise ConfigError(
+            "check compares with the baseline that mpi=True uses, so only one of them makes sense. "
+            f"Received: mpi=True, check={check!r}. Leave out mpi."
+        )
+    tensors = [_tensor(tensor, "all_reduce_n") for tensor in tensors]
+    if communicator.size() == 1:
+        return [tf.identity(tensor) for tensor in tensors]
+    tolerance = -1.0 if check is None else float(check)
+    return _by_dtype(
+        tensors, name, lambda some, key: _raw_ops.all_reduce_n(some, reduction, key, mpi=mpi, check=tolerance)
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def reduce_scatter(tensor: Any, *, op: str = "sum", name: str | None = None) -> tf.Tensor:
+    """Reduces `tensor` over all ranks and leaves each rank one chunk of its rows.
+
+    Args:
+        tensor: shape [n, ...], equal on all ranks, as is the dtype; n may be less than size.
+        op, name: as in `all_reduce`.
+    Returns: shape [n_r, ...], the rows of rank r, in the order of the ranks. Sizes differ by at most one row; the first
+        n % size ranks have more.
+    Raises: as `all_reduce`; ConfigError for a scalar.
+    Cost: (size-1)/size * nbytes sent per rank (Patarasuk & Yuan, 2009).
+    """
+    reduction = _reduction(op)
+    tensor = _tensor(tensor, "reduce_scatter")
+    if tensor.shape.rank == 0:
+        raise ConfigError(
+            "reduce_scatter splits a tensor by rows, so it must have at least one dimension. "
+            "Received: a scalar. Use all_reduce."
+        )
+    if communicator.size() == 1:
+        return tf.identity(tensor)
+    return _raw_ops.reduce_scatter(tensor, reduction, name)
+
+
+@tf.autograph.experimental.do_not_convert
+def all_gather(tensor: Any, *, name: str | None = None) -> tf.Tensor:
+    """Concatenates the rows of all ranks, in the order of the ranks.
+
+    Args:
+        tensor: shape [n_r, ...]; n_r may differ between ranks and be 0, the other dimensions and the dtype are equal.
+            A scalar counts as one row. Besides the dtypes of `all_reduce`: bool, int16, uint16, uint32, uint64.
+        name: as in `all_reduce`.
+    Returns: shape [sum of n_r, ...]; [size] for scalars.
+    Raises: as `all_reduce`.
+    Cost: the result's bytes less the own ones received per rank. Its gradient costs one all_reduce of the result.
+    """
+    tensor, dtype = _carried(tensor, "all_gather")
+    if communicator.size() == 1:
+        gathered = tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tf.identity(tensor)
+    else:
+        gathered, _ = _raw_ops.all_gather(tensor, name)
+    return _uncarried(gathered, dtype)
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast(tensor: Any, root: int = 0, *, name: str | None = None) -> tf.Tensor:
+    """Returns rank `root`'s `tensor` on every rank.
+
+    Args:
+        tensor: shape [...], equal on all ranks, as is the dtype (those of `all_gather`); values of other ranks than
+            `root` do not matter.
+        root: rank, 0 <= root < size.
+        name: as in `all_reduce`.
+    Returns: shape [...].
+    Raises: as `all_reduce`; ConfigError for a root that is not a rank.
+    Cost: nbytes received per rank. Its gradient costs one all_reduce.
+    """
+    return broadcast_n([tensor], root, name=name)[0]
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast_n(tensors: Sequence[Any], root: int = 0, *, name: str | None = None) -> list[tf.Tensor]:
+    """Returns rank `root`'s `tensors` on every rank, sent in one shot; otherwise as `broadcast`."""
+    return _broadcast(tensors, root, name)
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
+    """Assigns rank `root`'s values to `variables` on every rank.
+
+    Args:
+        variables: tf.Variable or keras.Variable, the same ones in the same order on all ranks; dtypes of `broadcast`.
+        root: as in `broadcast`.
+    Raises: as `broadcast`; RankMismatchError that names the first variable in which ranks differ.
+    Cost: the bytes of all variables received per rank, in requests of at most 256 MiB, or one variable.
+    """
+    from keras_ddl import _variables
+
+    variables = _variables.unwrap(variables)
+    _check_root(root)
+    if communicator.size() == 1:
+        return
+    if tf.executing_eagerly():
+        _variables.check_equal_on_all_ranks(variables)
+    detail, fingerprint = _variables.describe(variables), _variables.fingerprint(variables)
+    for number, group in enumerate(_variables.groups(variables, _REQUEST_BYTES)):
+        name = f"broadcast_variables/{number}"
+        values = _broadcast(group, root, name, detail=detail, fingerprint=fingerprint)
+        for variable, value in zip(group, values):
+            variable.assign(value)
+
+
+@tf.autograph.experimental.do_not_convert
+def init_op(device_id: Any = -1, *, mode: str | None = None, pci: str = "") -> InitResult:
+    """Returns where this rank runs, as tensors, and checks that ranks of one host use different devices.
+
+    The op of IBM's DDL of this name started the runtime; here `keras_ddl.init()` does, and the op reports it.
+
+    Args:
+        device_id: preferred device, int32 scalar; -1 for the one of local_rank.
+        mode: topology the caller expects; None for any.
+        pci: address of the device on the PCI bus, such as "0000:3b:00.0"; "" to skip the check.
+    Returns: rank, size, local_rank, local_size (ranks of this host), device_id.
+    Raises:
+        NotInitializedError: before `keras_ddl.init()`. ConfigError: another mode is running, or two ranks of one host
+        named the same `pci` (on every rank).
+    """
+    running = communicator.topology().mode
+    if mode is not None and mode != running:
+        raise ConfigError(
+            f"mode is chosen when the runtime starts. Received: mode={mode!r}, but mode {running!r} is running. "
+            f"Call keras_ddl.init(mode={mode!r}) before anything else."
+        )
+    device_id = tf.convert_to_tensor(device_id, tf.int32)
+    if communicator.size() == 1:
+        return InitResult(*(tf.constant(value) for value in (0, 1, 0, 1)), tf.maximum(device_id, 0))
+    return InitResult(*_raw_ops.init(device_id, running, pci))
+
+
+def _reduction(op: Any) -> str:
+    if op not in _REDUCTIONS:
+        raise ConfigError(f"op must be one of {', '.join(map(repr, _REDUCTIONS))}. Received: op={op!r}.")
+    return _REDUCTIONS[op]
+
+
+def _check_root(root: Any) -> None:
+    size = communicator.size()
+    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < size:
+        raise ConfigError(f"root must be a rank, 0 to {size - 1}. Received: root={root!r}, size {size}.")
+
+
+def _tensor(value: Any, function: str, dtypes: Sequence[tf.DType] = _DTYPES) -> tf.Tensor:
+    if isinstance(value, (tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)):
+        raise ConfigError(
+            f"{function} takes dense tensors. Received: {type(value).__name__}. "
+            "Use all_reduce for IndexedSlices, or tf.convert_to_tensor first."
+        )
+    tensor = tf.convert_to_tensor(value)
+    if tensor.dtype not in dtypes:
+        raise ConfigError(
+            f"{function} takes tensors of dtype {', '.join(dtype.name for dtype in dtypes)}. "
+            f"Received: dtype {tensor.dtype.name}, shape {tensor.shape}. Use tf.cast first."
+        )
+    return tensor
+
+
+def _carried(value: Any, function: str) -> tuple[tf.Tensor, tf.DType]:
+    tensor = _tensor(value, function, (*_DTYPES, *_CARRIERS, tf.bool))
+    if tensor.dtype == tf.bool:
+        return tf.cast(tensor, tf.uint8), tf.bool
+    return (tf.bitcast(tensor, _CARRIERS[tensor.dtype]) if tensor.dtype in _CARRIERS else tensor), tensor.dtype
+
+
+def _uncarried(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    if tensor.dtype == dtype:
+        return tensor
+    return tf.cast(tensor, tf.bool) if dtype == tf.bool else tf.bitcast(tensor, dtype)
+
+
+def _broadcast(tensors: Sequence[Any], root: int, name: str | None, **attrs: Any) -> list[tf.Tensor]:
+    _check_root(root)
+    pairs = [_carried(tensor, "broadcast") for tensor in tensors]
+    carried = [tensor for tensor, _ in pairs]
+    if communicator.size() == 1:
+        sent = [tf.identity(tensor) for tensor in carried]
+    else:
+        sent = _by_dtype(carried, name, lambda some, key: _raw_ops.broadcast_n(some, root, key, **attrs))
+    return [_uncarried(tensor, dtype) for tensor, (_, dtype) in zip(sent, pairs)]
+
+
+def _by_dtype(tensors: list[tf.Tensor], name: str | None, collective: Any) -> list[tf.Tensor]:
+    """Calls `collective(tensors of one dtype, name)` for each dtype, and returns the results in the given order."""
+    results: list[Any] = [None] * len(tensors)
+    dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors))
+    for dtype in dtypes:
+        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        key = f"{name}/{dtype.name}" if name is not None and len(dtypes) > 1 else name
+        for place, result in zip(places, collective([tensors[place] for place in places], key)):
+            results[place] = result
+    return results
+
+
+def _all_reduce_slices(slices: tf.IndexedSlices, reduction: str, name: str | None) -> tf.IndexedSlices:
+    if reduction not in ("sum", "mean"):
+        raise ConfigError(
+            "IndexedSlices can be reduced by 'sum' and 'mean', because rows that a rank does not list are zero. "
+            f"Received: op={reduction!r}. Use tf.convert_to_tensor first."
+        )
+    values = all_gather(_tensor(slices.values, "all_reduce"), name=name and f"{name}/values")
+    indices = all_gather(slices.indices, name=name and f"{name}/indices")
+    if reduction == "mean":
+        values = values / tf.cast(communicator.size(), values.dtype)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)

@@ -1,0 +1,99 @@
+"""Gradients of the collectives: those of the sum of all ranks' losses with respect to this rank's input.
+
+Every rank takes part in every gradient, in the collective named after the forward one. With y a collective of all
+x_s, L_r the loss of rank r and g_r = dL_r/dy_r, rank s gets sum_r (dy_r/dx_s)^T g_r: the collective that is the
+transpose of the forward one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_ddl import _op_names, _raw_ops, communicator
+from keras_ddl._tf_compat import tf
+
+
+def _text(op: Any, attribute: str) -> str:
+    value = op.get_attr(attribute)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _name(op: Any) -> str:
+    return _op_names.derived(_text(op, "tensor_name"), "grad")
+
+
+def _dense(gradients: Sequence[Any], outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    return [tf.zeros_like(y) if g is None else tf.convert_to_tensor(g) for g, y in zip(gradients, outputs)]
+
+
+@tf.RegisterGradient("DdlAllReduce")
+def _all_reduce(op: Any, gradient: Any) -> tf.Tensor:
+    return _reduced(op, [gradient])[0]
+
+
+@tf.RegisterGradient("DdlAllReduceN")
+def _all_reduce_n(op: Any, *gradients: Any) -> list[tf.Tensor]:
+    return _reduced(op, gradients)
+
+
+def _reduced(op: Any, gradients: Sequence[Any]) -> list[tf.Tensor]:
+    inputs, outputs = list(op.inputs), list(op.outputs)
+    gradients = _dense(gradients, outputs)
+    reduction, name = _text(op, "reduction"), _name(op)
+    if reduction in ("sum", "mean", "avg"):
+        return _raw_ops.all_reduce_n(gradients, reduction, name, mpi=bool(op.get_attr("mpi")))
+    if reduction == "product":
+        totals = _raw_ops.all_reduce_n(gradients, "sum", name)
+        return [total * _product_of_others(x, name) for total, x in zip(totals, inputs)]
+    # Ranks that hold the extreme value share its gradient, as equal elements do in tf.reduce_max.
+    hits = [tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(inputs, outputs)]
+    both = _raw_ops.all_reduce_n([*gradients, *hits], "sum", name)
+    totals, counts = both[: len(hits)], both[len(hits) :]
+    return [total * hit / count for total, hit, count in zip(totals, hits, counts)]
+
+
+def _product_of_others(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """The product over all other ranks: [...] like `tensor`. Cost: size * nbytes of memory and traffic.
+
+    Dividing the whole product by the own factor would be cheaper, but wrong at zeros and where the product overflows
+    or vanishes.
+    """
+    rank = communicator.rank()
+    factors, _ = _raw_ops.all_gather(tensor[tf.newaxis], _op_names.derived(name, "factors"))
+    return tf.reduce_prod(tf.concat([factors[:rank], factors[rank + 1 :]], 0), 0)
+
+
+@tf.RegisterGradient("DdlBroadcast")
+def _broadcast(op: Any, *gradients: Any) -> list[tf.Tensor]:
+    totals = _raw_ops.all_reduce_n(_dense(gradients, op.outputs), "sum", _name(op))
+    if communicator.rank() == op.get_attr("root"):
+        return totals
+    return [tf.zeros_like(total) for total in totals]
+
+
+@tf.RegisterGradient("DdlReduceScatter")
+def _reduce_scatter(op: Any, gradient: Any) -> tf.Tensor:
+    (x,), (y,) = op.inputs, op.outputs
+    reduction, name = _text(op, "reduction"), _name(op)
+    total, _ = _raw_ops.all_gather(tf.convert_to_tensor(gradient), name)
+    total.set_shape(x.shape)
+    if reduction == "sum":
+        return total
+    if reduction in ("mean", "avg"):
+        return total / tf.cast(communicator.size(), total.dtype)
+    if reduction == "product":
+        return total * _product_of_others(x, name)
+    extremes, _ = _raw_ops.all_gather(y, _op_names.derived(name, "extremes"))
+    hits = tf.cast(tf.equal(x, extremes), x.dtype)
+    return total * hits / _raw_ops.all_reduce(hits, "sum", _op_names.derived(name, "hits"))
+
+
+@tf.RegisterGradient("DdlAllGather")
+def _all_gather(op: Any, gradient: Any, _rows_gradient: Any) -> tf.Tensor:
+    # Not reduce_scatter: its rows are spread evenly, those of an all_gather need not be.
+    (x,), (_, rows) = op.inputs, op.outputs
+    total = _raw_ops.all_reduce(tf.convert_to_tensor(gradient), "sum", _name(op))
+    rank = communicator.rank()
+    start = tf.reduce_sum(rows[:rank])
+    return tf.reshape(total[start : start + rows[rank]], tf.shape(x))

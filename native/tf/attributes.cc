@@ -1,0 +1,127 @@
+#include "attributes.h"
+
+#include "tf_handles.h"
+
+namespace keras_ddl::tf {
+namespace {
+
+struct DTypeRow {
+  TF_DataType tf;
+  ddl_dtype ddl;
+  const char* name;
+  size_t bytes;
+};
+constexpr DTypeRow kDTypes[] = {
+    {TF_FLOAT, DDL_FLOAT32, "float32", 4}, {TF_DOUBLE, DDL_FLOAT64, "float64", 8},
+    {TF_HALF, DDL_FLOAT16, "float16", 2},  {TF_BFLOAT16, DDL_BFLOAT16, "bfloat16", 2},
+    {TF_INT32, DDL_INT32, "int32", 4},     {TF_INT64, DDL_INT64, "int64", 8},
+    {TF_UINT8, DDL_UINT8, "uint8", 1},     {TF_INT8, DDL_INT8, "int8", 1},
+};
+
+struct OpRow {
+  const char* name;
+  ddl_op op;
+};
+constexpr OpRow kOps[] = {{"sum", DDL_SUM}, {"mean", DDL_MEAN}, {"avg", DDL_MEAN},
+                          {"min", DDL_MIN}, {"max", DDL_MAX},   {"product", DDL_PRODUCT}};
+
+void ReadDType(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
+  TF_OpKernelConstruction_GetAttrType(construction, "T", &attributes->tf_dtype, status->get());
+  if (!status->ok()) return;
+  for (const DTypeRow& row : kDTypes) {
+    if (row.tf == attributes->tf_dtype) {
+      attributes->dtype = row.ddl;
+      return;
+    }
+  }
+  status->Set(DDL_INTERNAL, "T: TensorFlow admitted dtype " + std::to_string(attributes->tf_dtype) +
+                                ", which the op's definition does not list.");
+}
+
+void ReadReduction(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
+  const std::string reduction = ReadString(construction, "reduction", status->get());
+  if (!status->ok()) return;
+  for (const OpRow& row : kOps) {
+    if (reduction == row.name) {
+      attributes->op = row.op;
+      return;
+    }
+  }
+  status->Set(DDL_INVALID_ARGUMENT,
+              "reduction: must be one of sum, mean, avg, min, max, product. Received: '" + reduction + "'.");
+}
+
+void ReadBaseline(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
+  TF_Bool mpi = 0;
+  TF_OpKernelConstruction_GetAttrBool(construction, "mpi", &mpi, status->get());
+  if (!status->ok()) return;
+  float check = -1;
+  TF_OpKernelConstruction_GetAttrFloat(construction, "check", &check, status->get());
+  if (!status->ok()) return;
+  if (mpi) attributes->flags |= DDL_FLAG_PLAIN_MPI;
+  if (check >= 0) {
+    attributes->flags |= DDL_FLAG_CHECK;
+    attributes->tolerance = check;
+  }
+}
+
+void ReadNames(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
+  attributes->name = ReadString(construction, "tensor_name", status->get());
+  if (!status->ok()) return;
+  if (attributes->name.empty()) {
+    const TF_StringView node = TF_OpKernelConstruction_GetName(construction);
+    attributes->name.assign(node.data, node.len);
+  }
+  attributes->detail = ReadString(construction, "detail", status->get());
+  if (!status->ok()) return;
+  int64_t fingerprint = 0;
+  TF_OpKernelConstruction_GetAttrInt64(construction, "fingerprint", &fingerprint, status->get());
+  attributes->fingerprint = static_cast<uint64_t>(fingerprint);
+}
+
+}  // namespace
+
+std::string ReadString(TF_OpKernelConstruction* construction, const char* name, TF_Status* status) {
+  int32_t list_size = 0;
+  int32_t total_size = 0;
+  TF_OpKernelConstruction_GetAttrSize(construction, name, &list_size, &total_size, status);
+  if (TF_GetCode(status) != TF_OK || total_size <= 0) return "";
+  std::string value(static_cast<size_t>(total_size), '\0');
+  TF_OpKernelConstruction_GetAttrString(construction, name, value.data(), value.size(), status);
+  return value;
+}
+
+bool ReadAttributes(TF_OpKernelConstruction* construction, ddl_kind kind, Attributes* attributes) {
+  Status status;
+  attributes->kind = kind;
+  ReadDType(construction, attributes, &status);
+  if (status.ok()) ReadNames(construction, attributes, &status);
+  if (status.ok() && (kind == DDL_ALL_REDUCE || kind == DDL_REDUCE_SCATTER)) {
+    ReadReduction(construction, attributes, &status);
+  }
+  if (status.ok() && kind == DDL_ALL_REDUCE) ReadBaseline(construction, attributes, &status);
+  if (status.ok() && kind == DDL_BROADCAST) {
+    int64_t root = 0;
+    TF_OpKernelConstruction_GetAttrInt64(construction, "root", &root, status.get());
+    attributes->root = static_cast<int32_t>(root);
+  }
+  if (status.ok()) return true;
+  TF_OpKernelConstruction_Failure(construction, status.get());
+  return false;
+}
+
+const char* DTypeName(ddl_dtype dtype) {
+  for (const DTypeRow& row : kDTypes) {
+    if (row.ddl == dtype) return row.name;
+  }
+  return "?";
+}
+
+size_t DTypeBytes(ddl_dtype dtype) {
+  for (const DTypeRow& row : kDTypes) {
+    if (row.ddl == dtype) return row.bytes;
+  }
+  return 0;
+}
+
+}  // namespace keras_ddl::tf

@@ -1,0 +1,37 @@
+// attributes.h: the attributes of one op, read once when TensorFlow makes its kernel.
+#ifndef KERAS_DDL_TF_ATTRIBUTES_H_
+#define KERAS_DDL_TF_ATTRIBUTES_H_
+
+#include <string>
+
+#include "ddl.h"
+#include "tf_c_api.h"
+
+namespace keras_ddl::tf {
+
+struct Attributes {
+  ddl_kind kind = DDL_ALL_REDUCE;
+  TF_DataType tf_dtype = TF_FLOAT;
+  ddl_dtype dtype = DDL_FLOAT32;
+  ddl_op op = DDL_SUM;
+  int32_t root = 0;
+  uint32_t flags = 0;
+  double tolerance = 0;
+  uint64_t fingerprint = 0;
+  std::string name;
+  std::string detail;
+};
+
+// Reads the attributes that ops of `kind` have (registration.cc lists them). False: construction has failed with a
+// status, and `attributes` must not be used.
+bool ReadAttributes(TF_OpKernelConstruction* construction, ddl_kind kind, Attributes* attributes);
+
+// The string attribute `name`, or "" after an error in `status`.
+std::string ReadString(TF_OpKernelConstruction* construction, const char* name, TF_Status* status);
+
+const char* DTypeName(ddl_dtype dtype);
+size_t DTypeBytes(ddl_dtype dtype);
+
+}  // namespace keras_ddl::tf
+
+#endif  // KERAS_DDL_TF_ATTRIBUTES_H_

@@ -1,0 +1,255 @@
+#include "collective_call.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddl.h"
+#include "fingerprint.h"
+#include "tf_handles.h"
+
+namespace keras_ddl::tf {
+namespace {
+
+// The core shows 1023 bytes of a detail.
+constexpr size_t kDetailBytes = 1023;
+
+// Stands for the data of tensors without elements, for which TensorFlow may give nullptr.
+char empty_buffer[1];
+
+void* Data(const TF_Tensor* tensor) {
+  void* data = TF_TensorByteSize(tensor) == 0 ? nullptr : TF_TensorData(tensor);
+  return data == nullptr ? empty_buffer : data;
+}
+
+struct Shape {
+  std::vector<int64_t> dims;
+
+  explicit Shape(const TF_Tensor* tensor) : dims(static_cast<size_t>(TF_NumDims(tensor))) {
+    for (size_t d = 0; d < dims.size(); ++d) dims[d] = TF_Dim(tensor, static_cast<int>(d));
+  }
+  int rank() const { return static_cast<int>(dims.size()); }
+  // A scalar counts as one row of one element.
+  int64_t rows() const { return dims.empty() ? 1 : dims[0]; }
+  int64_t row_count() const {
+    int64_t count = 1;
+    for (size_t d = 1; d < dims.size(); ++d) count *= dims[d];
+    return count;
+  }
+  int64_t count() const { return rows() * row_count(); }
+};
+
+class Call {
+ public:
+  Call(const Attributes& attributes, TF_OpKernelContext* context, std::function<void()> finish)
+      : attributes_(attributes), context_(context), finish_(std::move(finish)) {}
+
+  // Takes inputs and outputs from the context and fills `request`; `buffers` backs it. False: `status` says why not.
+  bool Prepare(ddl_comm* comm, ddl_request* request, Status* status);
+
+  void Finish(int code, const char* message) {
+    // References are dropped first: `finish_` may end the step, and with it the context and its allocators.
+    inputs_.clear();
+    outputs_.clear();
+    if (code != DDL_OK) {
+      Status status;
+      status.Set(code, message == nullptr ? "the core gave no message" : message);
+      TF_OpKernelContext_Failure(context_, status.get());
+    }
+    finish_();
+  }
+
+  // all_gather: makes the output of the gathered rows, and the output that holds the rows of each rank.
+  void* Allocate(const uint64_t* rows_by_rank, int size);
+
+ private:
+  bool TakeInput(int index, Status* status) {
+    TF_Tensor* input = nullptr;
+    TF_GetInput(context_, index, &input, status->get());
+    if (!status->ok()) return false;
+    inputs_[static_cast<size_t>(index)].reset(input);
+    return true;
+  }
+  bool AllocateLikeInput(int index, const Shape& shape, Status* status);
+  bool AllocateChunk(ddl_comm* comm, const Shape& shape, Status* status);
+  void Describe(int index, const Shape& shape);
+
+  const Attributes& attributes_;
+  TF_OpKernelContext* context_;
+  std::function<void()> finish_;
+  std::vector<TensorPtr> inputs_;
+  std::vector<TensorPtr> outputs_;
+  std::vector<ddl_buffer> buffers_;
+  std::vector<int64_t> gathered_dims_;
+  std::string name_;
+  std::string detail_;
+  Fingerprint fingerprint_;
+};
+
+bool Call::AllocateLikeInput(int index, const Shape& shape, Status* status) {
+  const size_t i = static_cast<size_t>(index);
+  // TensorFlow hands the input's memory over only when nobody else holds it, not even this call.
+  inputs_[i].reset();
+  int forwarded = -1;
+  TF_Tensor* output = TF_ForwardInputOrAllocateOutput(context_, &index, 1, index, shape.dims.data(), shape.rank(),
+                                                      &forwarded, status->get());
+  if (!status->ok()) return false;
+  outputs_.emplace_back(output);
+  void* out = Data(output);
+  const void* in = out;
+  if (forwarded < 0) {
+    if (!TakeInput(index, status)) return false;
+    in = Data(inputs_[i].get());
+  }
+  buffers_.push_back({in, out, static_cast<uint64_t>(shape.count())});
+  return true;
+}
+
+bool Call::AllocateChunk(ddl_comm* comm, const Shape& shape, Status* status) {
+  if (shape.rank() == 0) {
+    status->Set(DDL_INVALID_ARGUMENT, "reduce_scatter '" + name_ +
+                                          "': the tensor is split by rows, so it must have at least one dimension. "
+                                          "Received: a scalar. Use all_reduce.");
+    return false;
+  }
+  // The first ranks get one row more (ddl.h).
+  const int64_t size = ddl_size(comm);
+  Shape chunk = shape;
+  chunk.dims[0] = shape.rows() / size + (ddl_rank(comm) < shape.rows() % size ? 1 : 0);
+  const size_t bytes = static_cast<size_t>(chunk.count()) * DTypeBytes(attributes_.dtype);
+  TF_Tensor* output =
+      TF_AllocateOutput(context_, 0, attributes_.tf_dtype, chunk.dims.data(), chunk.rank(), bytes, status->get());
+  if (!status->ok()) return false;
+  outputs_.emplace_back(output);
+  buffers_.push_back({Data(inputs_[0].get()), Data(output), static_cast<uint64_t>(shape.count())});
+  return true;
+}
+
+void Call::Describe(int index, const Shape& shape) {
+  // Rows may differ between ranks in an all_gather, and nowhere else.
+  const bool rows_are_free = attributes_.kind == DDL_ALL_GATHER;
+  fingerprint_.Add(static_cast<uint64_t>(shape.rank()));
+  for (size_t d = rows_are_free ? 1 : 0; d < shape.dims.size(); ++d) {
+    fingerprint_.Add(static_cast<uint64_t>(shape.dims[d]));
+  }
+  if (detail_.size() >= kDetailBytes) return;
+  if (index > 0 || !detail_.empty()) detail_ += index > 0 ? ", " : ": ";
+  detail_ += DTypeName(attributes_.dtype);
+  detail_ += '[';
+  for (size_t d = 0; d < shape.dims.size(); ++d) {
+    if (d > 0) detail_ += ',';
+    detail_ += std::to_string(shape.dims[d]);
+  }
+  detail_ += ']';
+}
+
+bool Call::Prepare(ddl_comm* comm, ddl_request* request, Status* status) {
+  const int num_inputs = TF_NumInputs(context_);
+  inputs_.resize(static_cast<size_t>(num_inputs));
+  outputs_.reserve(inputs_.size());
+  buffers_.reserve(inputs_.size());
+  name_ = attributes_.name;
+  // Iterations of a loop may overlap, in an order of each rank's own: they are different requests.
+  if (const int64_t iteration = TF_GetIterId(context_); iteration > 0) name_ += "#" + std::to_string(iteration);
+  detail_ = attributes_.detail;
+  fingerprint_.Add(attributes_.fingerprint);
+
+  request->kind = attributes_.kind;
+  request->dtype = attributes_.dtype;
+  request->op = attributes_.op;
+  request->root = attributes_.root;
+  request->flags = attributes_.flags;
+  request->tolerance = attributes_.tolerance;
+  for (int i = 0; i < num_inputs; ++i) {
+    if (!TakeInput(i, status)) return false;
+    const Shape shape(inputs_[static_cast<size_t>(i)].get());
+    Describe(i, shape);
+    if (attributes_.kind == DDL_ALL_REDUCE || attributes_.kind == DDL_BROADCAST) {
+      if (!AllocateLikeInput(i, shape, status)) return false;
+      continue;
+    }
+    request->rows = static_cast<uint64_t>(shape.rows());
+    request->row_count = static_cast<uint64_t>(shape.row_count());
+    if (attributes_.kind == DDL_REDUCE_SCATTER) {
+      if (!AllocateChunk(comm, shape, status)) return false;
+    } else {
+      gathered_dims_ = shape.dims;
+      if (gathered_dims_.empty()) gathered_dims_.push_back(1);
+      buffers_.push_back({Data(inputs_[0].get()), nullptr, static_cast<uint64_t>(shape.count())});
+    }
+  }
+  request->buffers = buffers_.data();
+  request->num_buffers = static_cast<uint32_t>(buffers_.size());
+  request->name = name_.c_str();
+  request->detail = detail_.c_str();
+  request->fingerprint = fingerprint_.value();
+  return true;
+}
+
+void* Call::Allocate(const uint64_t* rows_by_rank, int size) {
+  int64_t rows = 0;
+  for (int r = 0; r < size; ++r) rows += static_cast<int64_t>(rows_by_rank[r]);
+  gathered_dims_[0] = rows;
+  int64_t count = 1;
+  for (int64_t dim : gathered_dims_) count *= dim;
+  Status status;
+  TensorPtr gathered(TF_AllocateOutput(context_, 0, attributes_.tf_dtype, gathered_dims_.data(),
+                                       static_cast<int>(gathered_dims_.size()),
+                                       static_cast<size_t>(count) * DTypeBytes(attributes_.dtype), status.get()));
+  if (!status.ok()) return nullptr;
+  const int64_t size_dim = size;
+  TensorPtr row_counts(TF_AllocateOutput(context_, 1, TF_INT64, &size_dim, 1,
+                                         static_cast<size_t>(size) * sizeof(int64_t), status.get()));
+  if (!status.ok()) return nullptr;
+  int64_t* counts = static_cast<int64_t*>(TF_TensorData(row_counts.get()));
+  for (int r = 0; r < size; ++r) counts[r] = static_cast<int64_t>(rows_by_rank[r]);
+  void* out = Data(gathered.get());
+  outputs_.push_back(std::move(gathered));
+  outputs_.push_back(std::move(row_counts));
+  return out;
+}
+
+void* AllocateCallback(void* user, const uint64_t* rows_by_rank, int size) {
+  return static_cast<Call*>(user)->Allocate(rows_by_rank, size);
+}
+
+void DoneCallback(void* user, int code, const char* message) {
+  std::unique_ptr<Call> call(static_cast<Call*>(user));
+  call->Finish(code, message);
+}
+
+}  // namespace
+
+void StartCollective(const Attributes& attributes, TF_OpKernelContext* context, std::function<void()> finish) {
+  ddl_comm* comm = ddl_world();
+  if (comm == nullptr) {
+    FailNotInitialized(context, attributes.name.c_str());
+    finish();
+    return;
+  }
+  auto call = std::make_unique<Call>(attributes, context, finish);
+  ddl_request request = {};
+  Status status;
+  if (!call->Prepare(comm, &request, &status)) {
+    call.reset();
+    TF_OpKernelContext_Failure(context, status.get());
+    finish();
+    return;
+  }
+  request.allocate = attributes.kind == DDL_ALL_GATHER ? &AllocateCallback : nullptr;
+  request.done = &DoneCallback;
+  // From here on the call belongs to DoneCallback, which may have run before ddl_submit returns.
+  request.user = call.release();
+  ddl_submit(comm, &request);
+}
+
+void FailNotInitialized(TF_OpKernelContext* context, const char* what) {
+  Status status;
+  status.Set(DDL_FAILED_PRECONDITION, std::string("'") + what +
+                                          "': collectives need a running runtime. Received: none in this process "
+                                          "(never started, or shut down). Call keras_ddl.init() first.");
+  TF_OpKernelContext_Failure(context, status.get());
+}
+
+}  // namespace keras_ddl::tf

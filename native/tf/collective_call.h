@@ -1,0 +1,23 @@
+// collective_call.h: one execution of a collective op, turned into a request of the core.
+#ifndef KERAS_DDL_TF_COLLECTIVE_CALL_H_
+#define KERAS_DDL_TF_COLLECTIVE_CALL_H_
+
+#include <functional>
+
+#include "attributes.h"
+#include "tf_c_api.h"
+
+namespace keras_ddl::tf {
+
+// Submits what `context` holds to the world communicator. `finish` is called exactly once, when the outputs or the
+// failure are in `context`: on the communication thread, or here when the request cannot be made. Does not wait.
+// Outputs are allocated here, in place of the inputs where TensorFlow allows it, except those of an all_gather, which
+// is allocated on the communication thread as soon as the rows of every rank are known.
+void StartCollective(const Attributes& attributes, TF_OpKernelContext* context, std::function<void()> finish);
+
+// The failure of an op that runs before keras_ddl.init() or after keras_ddl.shutdown().
+void FailNotInitialized(TF_OpKernelContext* context, const char* what);
+
+}  // namespace keras_ddl::tf
+
+#endif  // KERAS_DDL_TF_COLLECTIVE_CALL_H_

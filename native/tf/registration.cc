@@ -1,0 +1,126 @@
+// registration.cc: the ops, as TensorFlow sees them when it loads this library.
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include "ddl.h"
+#include "kernels.h"
+#include "shape_functions.h"
+#include "tf_c_api.h"
+#include "tf_handles.h"
+
+namespace keras_ddl::tf {
+namespace {
+
+struct OpSpec {
+  const char* name;
+  std::vector<const char*> inputs;
+  std::vector<const char*> outputs;
+  std::vector<const char*> attrs;
+  void (*shape_function)(TF_ShapeInferenceContext*, TF_Status*);
+  KernelFunctions kernel;
+};
+
+// Attributes of several ops. `tensor_name` is the key by which ranks find each other's requests ('' is the node's
+// name); `detail` is shown when ranks disagree; `fingerprint` is anything that ranks must agree on.
+#define DDL_COMMON_ATTRS                                                                                              \
+  "T: {half, bfloat16, float, double, int32, int64, uint8, int8}", "tensor_name: string = ''", "detail: string = ''", \
+      "fingerprint: int = 0"
+#define DDL_REDUCTION_ATTR "reduction: string = 'sum'"
+// `mpi`: by MPI_Allreduce, as a baseline. `check`: >= 0 compares with MPI_Allreduce within that tolerance.
+#define DDL_BASELINE_ATTRS "mpi: bool = false", "check: float = -1.0"
+
+std::vector<OpSpec> Ops() {
+  return {
+      {"DdlInit",
+       {"device_id: int32"},
+       {"rank: int32", "size: int32", "local_rank: int32", "local_size: int32", "device: int32"},
+       {"mode: string = ''", "pci: string = ''"},
+       &InitShape,
+       InitKernel()},
+      {"DdlBroadcast",
+       {"input: N * T"},
+       {"output: N * T"},
+       {"N: int >= 1", DDL_COMMON_ATTRS, "root: int = 0"},
+       &SameShapes,
+       BroadcastKernel()},
+      {"DdlAllReduce",
+       {"input: T"},
+       {"output: T"},
+       {DDL_COMMON_ATTRS, DDL_REDUCTION_ATTR, DDL_BASELINE_ATTRS},
+       &SameShapes,
+       AllReduceKernel()},
+      {"DdlAllReduceN",
+       {"input: N * T"},
+       {"output: N * T"},
+       {"N: int >= 1", DDL_COMMON_ATTRS, DDL_REDUCTION_ATTR, DDL_BASELINE_ATTRS},
+       &SameShapes,
+       AllReduceKernel()},
+      {"DdlReduceScatter",
+       {"input: T"},
+       {"output: T"},
+       {DDL_COMMON_ATTRS, DDL_REDUCTION_ATTR},
+       &ReduceScatterShape,
+       ReduceScatterKernel()},
+      {"DdlAllGather",
+       {"input: T"},
+       {"output: T", "rows: int64"},
+       {DDL_COMMON_ATTRS},
+       &AllGatherShape,
+       AllGatherKernel()},
+  };
+}
+
+// "input: N * T" -> "input"
+std::string ArgumentName(std::string_view spec) { return std::string(spec.substr(0, spec.find(':'))); }
+
+void Report(const char* what, const OpSpec& op, const Status& status) {
+  // A static constructor cannot fail; _tf_compat.py finds the op missing and raises.
+  if (!status.ok()) std::fprintf(stderr, "keras_ddl: %s of %s failed: %s\n", what, op.name, TF_Message(status.get()));
+}
+
+void RegisterOp(const OpSpec& op) {
+  TF_OpDefinitionBuilder* builder = TF_NewOpDefinitionBuilder(op.name);
+  for (const char* spec : op.inputs) TF_OpDefinitionBuilderAddInput(builder, spec);
+  for (const char* spec : op.outputs) TF_OpDefinitionBuilderAddOutput(builder, spec);
+  for (const char* spec : op.attrs) TF_OpDefinitionBuilderAddAttr(builder, spec);
+  // Stateful: never folded into a constant, merged with an equal op, or left out on one rank only.
+  TF_OpDefinitionBuilderSetIsStateful(builder, true);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, op.shape_function);
+  Status status;
+  TF_RegisterOpDefinition(builder, status.get());
+  Report("definition", op, status);
+}
+
+void RegisterKernel(const OpSpec& op, const char* device, bool async) {
+  TF_KernelBuilder* builder =
+      async ? TF_NewAsyncKernelBuilder(op.name, device, op.kernel.create, op.kernel.compute_async, op.kernel.destroy)
+            : TF_NewKernelBuilder(op.name, device, op.kernel.create, op.kernel.compute_sync, op.kernel.destroy);
+  if (std::string_view(device) != "CPU") {
+    // The core reads and writes host memory; TensorFlow makes the copies.
+    for (const char* spec : op.inputs) TF_KernelBuilder_HostMemory(builder, ArgumentName(spec).c_str());
+    for (const char* spec : op.outputs) TF_KernelBuilder_HostMemory(builder, ArgumentName(spec).c_str());
+  }
+  Status status;
+  TF_RegisterKernelBuilder(op.name, builder, status.get());
+  Report(device, op, status);
+}
+
+__attribute__((constructor)) void RegisterAll() {
+  if (ddl_abi_version() != DDL_ABI_VERSION) {
+    std::fprintf(stderr, "keras_ddl: libkeras_ddl.so has ABI %u, libkeras_ddl_tf.so was built for %u. Reinstall.\n",
+                 ddl_abi_version(), DDL_ABI_VERSION);
+    return;
+  }
+  // Set by _tf_compat.py, which knows the version of TensorFlow. Without it: the kernels that every version runs.
+  const char* kernels = std::getenv("KERAS_DDL_TF_KERNELS");
+  const bool async = kernels != nullptr && std::string_view(kernels) == "async";
+  for (const OpSpec& op : Ops()) {
+    RegisterOp(op);
+    for (const char* device : {"CPU", "GPU"}) RegisterKernel(op, device, async);
+  }
+}
+
+}  // namespace
+}  // namespace keras_ddl::tf
