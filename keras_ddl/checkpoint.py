@@ -15,13 +15,12 @@ file: `model_state.save_checkpoint` and `restore_checkpoint` move a model in and
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ class Checkpoint:
     mode: str | None = None
     saved_at: float = 0.0
     extra: Mapping[str, Any] | None = None
-    state: Mapping[str, Any] | None = None
+    state: Mapping[str, Any] | None = field(default=None, repr=False)
     problem: str | None = None
 
     @property
@@ -124,7 +123,9 @@ def find(
         return best(ckpt_dir, metric, mode)
     steps = [each.step for each in _some(ckpt_dir)]
     if not re.fullmatch(r"\d+", str(which)):
-        raise CheckpointError(f"'which' is 'latest', 'best' or a step. Received: {which!r}. Steps here: {_few(steps)}.")
+        raise CheckpointError(
+            f"--which (which=) is 'latest', 'best' or a step. Received: {which!r}. Steps in {ckpt_dir}: {_few(steps)}."
+        )
     for each in list_checkpoints(ckpt_dir):
         if each.step == int(which):
             return _whole(each, ckpt_dir)
@@ -146,13 +147,9 @@ def validate(checkpoint: Checkpoint) -> None:
     Raises: CheckpointError: a file is missing, cut short or altered.
     """
     _whole(checkpoint, checkpoint.path.parent)
-    for name, record in (checkpoint.state or {})["files"].items():
-        try:
-            same = _durable.digest(checkpoint.path / name) == record["sha256"]
-        except OSError as error:
-            raise CheckpointError(_durable.explain(error, _WHAT, checkpoint.path / name)) from error
-        if not same:
-            _refuse(checkpoint.path, f"{name} was altered after it was written (its SHA-256 differs)")
+    problem = _durable.difference(checkpoint.path, (checkpoint.state or {})["files"], contents=True)
+    if problem is not None:
+        _refuse(checkpoint.path, problem)
 
 
 def write(
@@ -188,12 +185,8 @@ def write(
     try:
         with _durable.staging_directory(root) as staged:
             state.update(fill(staged) or {})
-            state["files"] = {
-                file.name: {"bytes": file.stat().st_size, "sha256": _durable.digest(file)}
-                for file in sorted(staged.iterdir())
-            }
-            state["sha256"] = _digest_of(state)
-            (staged / STATE).write_text(json.dumps(state, indent=1))
+            state["files"] = _durable.inventory(staged)
+            (staged / STATE).write_text(json.dumps(_durable.sealed(state), indent=1))
             _durable.publish(staged, final, replace=True)
     except OSError as error:
         raise CheckpointError(_durable.explain(error, _WHAT, final)) from error
@@ -286,37 +279,23 @@ def _read(path: Path, step: int) -> Checkpoint:
         return Checkpoint(path, step, problem=f"{STATE} is missing")
     except (ValueError, OSError) as error:
         return Checkpoint(path, step, problem=f"{STATE} cannot be read ({error})")
-    problem = _problem(path, step, state)
-    if not isinstance(state, dict) or "files" not in state:
-        return Checkpoint(path, step, problem=problem)
-    metrics = {name: float(value) for name, value in state["metrics"].items()}
+    if not _durable.is_sealed(state):
+        return Checkpoint(path, step, problem=f"{STATE} was altered after it was written (its SHA-256 differs)")
+    if state["format"] != FORMAT or state["step"] != step:
+        received = f"format {state['format']} and step {state['step']}, not {FORMAT} and {step}"
+        return Checkpoint(path, step, problem=f"{STATE} is of {received}")
     return Checkpoint(
         path,
         step,
-        state["epoch"],
-        metrics,
-        state["monitor"],
-        state["mode"],
-        state["saved_at"],
-        state["extra"],
-        state,
-        problem,
+        epoch=state["epoch"],
+        metrics={name: float(value) for name, value in state["metrics"].items()},
+        monitor=state["monitor"],
+        mode=state["mode"],
+        saved_at=state["saved_at"],
+        extra=state["extra"],
+        state=state,
+        problem=_durable.difference(path, state["files"], contents=False),
     )
-
-
-def _problem(path: Path, step: int, state: Any) -> str | None:
-    if not isinstance(state, dict) or state.get("sha256") != _digest_of(state):
-        return f"{STATE} was altered after it was written"
-    if state["format"] != FORMAT or state["step"] != step:
-        return f"{STATE} is of format {state['format']} and step {state['step']}, not {FORMAT} and {step}"
-    for name, record in state["files"].items():
-        try:
-            size = (path / name).stat().st_size
-        except OSError:
-            return f"{name} is missing"
-        if size != record["bytes"]:
-            return f"{name} has {size} of {record['bytes']} bytes (cut short, or still being copied)"
-    return None
 
 
 def _whole(checkpoint: Checkpoint, ckpt_dir: str | Path) -> Checkpoint:
@@ -331,11 +310,6 @@ def _refuse(path: Path, problem: str) -> None:
     raise CheckpointError(
         f"A checkpoint must be whole to be read. Received: {path}: {problem}. Copy it again or remove it; {remedy}."
     )
-
-
-def _digest_of(state: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in state.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _finite(checkpoint: Checkpoint, metric: str) -> bool:
