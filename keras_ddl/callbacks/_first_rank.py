@@ -1,0 +1,38 @@
+"""Work that only rank 0 does, and whose failure every rank must learn of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from keras_ddl import communicator
+from keras_ddl.errors import KerasDdlError
+
+T = TypeVar("T")
+
+
+def is_first_rank() -> bool:
+    """Whether this process is rank 0; before `keras_ddl.init()` every process is on its own and is."""
+    return not communicator.is_initialized() or communicator.rank() == 0
+
+
+def on_first_rank(work: Callable[[], T]) -> T:
+    """Runs `work` on rank 0 and returns its (picklable) result on every rank. Collective.
+
+    Raises: the KerasDdlError that `work` raised, on every rank: none is left waiting for a rank 0 that stopped.
+    """
+    result: T | None = None
+    error: KerasDdlError | None = None
+    if is_first_rank():
+        try:
+            result = work()
+        except KerasDdlError as raised:
+            error = raised
+    if communicator.is_initialized() and communicator.size() > 1:
+        told = communicator.broadcast_object((result, (type(error), str(error)) if error is not None else None))
+        if not is_first_rank():
+            result = told[0]
+            error = told[1][0](f"rank 0: {told[1][1]}") if told[1] is not None else None
+    if error is not None:
+        raise error
+    return result

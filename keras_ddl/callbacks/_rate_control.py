@@ -1,0 +1,192 @@
+"""What the learning-rate callbacks of one optimizer share: the parts of the rate, and the hand that writes it.
+
+    rate = base * outside * warm-up factor * schedule multiplier
+
+`base` is the rate the optimizer was made with, `outside` the product of what others (ReduceLROnPlateau, the user)
+changed meanwhile. A part is a pure function of the position (epoch, batch), so any number of callbacks compose, in any
+order, and a restored run goes on exactly. The rate is written only when a part changes: between, it belongs to others.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Any, Protocol
+
+import keras
+
+from keras_ddl import communicator
+from keras_ddl.callbacks._momentum import MomentumCorrection
+from keras_ddl.errors import ConfigError
+
+
+class Part(Protocol):
+    """One learning-rate callback, as RateControl sees it."""
+
+    is_warmup: bool
+    initial_lr: float | None
+    momentum_correction: bool
+
+    def factor(self, epoch: int, batch: int) -> float | None:
+        """The part's factor at a position; None before its first epoch."""
+
+    def is_active(self, epoch: int) -> bool: ...
+
+    def steps(self) -> int | None: ...
+
+
+_controls: weakref.WeakKeyDictionary[Any, RateControl] = weakref.WeakKeyDictionary()
+
+
+def control_of(optimizer: Any) -> RateControl:
+    """Returns the optimizer's control, made at the first call; it lives as long as the optimizer."""
+    if optimizer not in _controls:
+        _controls[optimizer] = RateControl(optimizer)
+    return _controls[optimizer]
+
+
+class RateControl:
+    """The learning rate of one optimizer. Every rank computes the same rate: nothing here is collective."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._momentum = MomentumCorrection()
+        self._parts: list[Part] = []
+        self._fit: Any = None  # identifies the fit() that the parts belong to
+        self._opened = False
+        self._warned: set[str] = set()
+        self._noted = (0.0, 0)  # rate and step when the callbacks were given their model
+        self._restored = self._must_write = False
+        self.base: float | None = None
+        self.outside = 1.0
+        self.product = 1.0  # warm-up factor * schedule multiplier that is in the rate now
+        self.last: float | None = None  # the rate as last written
+
+    # ---- one fit(), in the order in which Keras calls ---------------------------------------------------------------
+
+    def note(self) -> None:
+        """Notes the rate before any callback can restore another one (BackupAndRestore does at train begin)."""
+        self._noted = (self.read(), self._steps_done())
+
+    def join(self, part: Part, fit: Any) -> None:
+        """Adds a part; `fit` is the same object for all callbacks of one fit()."""
+        if self._fit is not fit:
+            self._fit, self._parts, self._opened, self._warned = fit, [], False, set()
+        if part.is_warmup and any(other.is_warmup for other in self._parts):
+            raise ConfigError(
+                "fit takes one LearningRateWarmup: two would scale the learning rate twice. Received: 2. "
+                "Remove one, or give the second's part to LearningRateSchedule."
+            )
+        self._parts.append(part)
+
+    def update(self, epoch: int, batch: int) -> None:
+        """Writes the rate of the step at this position, if a part of it has changed."""
+        if not self._opened:
+            self._open(epoch)
+        product = self._product_at(epoch, batch)
+        if product != self.product or self._must_write:
+            self._write(product)
+
+    # ---- state for checkpoints ---------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, float] | None:
+        """Returns what `restore` needs (JSON), or None when no part has begun."""
+        if self.base is None:
+            return None
+        return {"base": self.base, "outside": self._outside_now(), "product": self.product}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Takes over a checkpoint's state; the caller has restored the optimizer's own variables."""
+        self.base, self.outside, self.product = state["base"], state["outside"], state["product"]
+        self.last = self.read()
+        self._restored = True
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def read(self) -> float:
+        return float(keras.ops.convert_to_numpy(self._optimizer().learning_rate))
+
+    def _open(self, epoch: int) -> None:
+        """Settles `base` and `outside` before the first step of a fit()."""
+        self._opened = True
+        given = {part.initial_lr for part in self._parts if part.initial_lr is not None}
+        if len(given) > 1:
+            raise ConfigError(
+                "initial_lr must be the same in all learning-rate callbacks of one fit, or given to one of them. "
+                f"Received: {sorted(given)}."
+            )
+        if self._restored:
+            self._restored = False
+            return
+        rate, steps_done = self._noted
+        if self.base is None or self.last != rate:  # the first fit, or the user set another rate since the last one
+            self.base, self.outside, self.product, self.last = rate, 1.0, 1.0, rate
+        if given:
+            self._must_write = self.base != given
+            (self.base,) = given
+        if self._steps_done() != steps_done:  # another callback restored a checkpoint at train begin
+            self._take_over(epoch)
+
+    def _take_over(self, epoch: int) -> None:
+        """Finds `outside` in a rate that a foreign callback restored, which carries the parts of its last position."""
+        self.last = self.read()
+        steps = next((s for part in self._parts if (s := part.steps())), None)
+        positions = [(epoch, 0)]
+        if steps and (self._steps_done() - 1) // steps in (epoch - 1, epoch):
+            positions.insert(0, divmod(self._steps_done() - 1, steps))
+        for position in positions:
+            self.product = self._product_at(*position)
+            self.outside = self.last / (self.base * self.product)
+            if abs(self.outside - 1) < 1e-5:  # nobody else had changed the rate; the rest is float32's rounding
+                self.outside = 1.0
+                break
+
+    def _steps_done(self) -> int:
+        optimizer = self._optimizer()
+        accumulation = getattr(optimizer, "gradient_accumulation_steps", None) or 1
+        return int(keras.ops.convert_to_numpy(optimizer.iterations)) * accumulation
+
+    def _product_at(self, epoch: int, batch: int) -> float:
+        warmup, multiplier, winner = 1.0, 1.0, None
+        for part in self._parts:
+            factor = part.factor(epoch, batch)
+            if factor is None:
+                continue
+            if part.is_warmup:
+                warmup = factor
+                continue
+            if winner is not None and winner.is_active(epoch):
+                if not part.is_active(epoch):
+                    continue
+                self._warn(
+                    f"Two LearningRateSchedule callbacks set the learning rate in epoch {epoch + 1}: the later in the "
+                    "list wins. Give them start_epoch and end_epoch that do not overlap."
+                )
+            multiplier, winner = factor, part
+        return warmup * multiplier
+
+    def _outside_now(self) -> float:
+        now = self.read()
+        return self.outside if now == self.last else now / (self.base * self.product)
+
+    def _write(self, product: float) -> None:
+        now = self.read()
+        outside = self._outside_now()
+        if outside != self.outside:
+            self._warn(
+                f"Two callbacks set the learning rate against each other: it was changed from {self.last:g} to "
+                f"{now:g} while {', '.join(type(part).__name__ for part in self._parts)} sets it. The change is kept "
+                "as a factor of the warm-up and schedule. Remove one of the two, or let the other callback begin "
+                "after the warm-up's last epoch."
+            )
+            self.outside = outside
+        optimizer = self._optimizer()
+        optimizer.learning_rate = self.base * self.outside * product
+        self.product, self.last, self._must_write = product, self.read(), False
+        if now > 0 and self.last != now and all(part.momentum_correction for part in self._parts):
+            self._momentum.scale(optimizer, self.last / now)
+
+    def _warn(self, text: str) -> None:
+        if text[:40] not in self._warned and (not communicator.is_initialized() or communicator.rank() == 0):
+            warnings.warn(text, stacklevel=4)
+        self._warned.add(text[:40])

@@ -1,0 +1,84 @@
+"""LearningRateSchedule: multiplies the learning rate from one epoch to another."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable
+
+from keras_ddl.callbacks._rate_part import RatePart
+from keras_ddl.errors import ConfigError
+
+
+class LearningRateSchedule(RatePart):
+    """Multiplies the (warmed-up) learning rate by `multiplier` in the epochs start_epoch <= epoch < end_epoch.
+
+    A sequence of them makes a piecewise schedule; outside its epochs a schedule's last value holds until the next
+    one begins, as in Horovod:
+
+        LearningRateWarmup(warmup_epochs=5),
+        LearningRateSchedule(1.0, start_epoch=5, end_epoch=30),
+        LearningRateSchedule(0.1, start_epoch=30, end_epoch=60),
+        LearningRateSchedule(0.01, start_epoch=60),
+
+    The multiplier applies to the optimizer's own rate times the warm-up's factor, never to the previous schedule's
+    result. The rate is written only when the product changes. Adds "learning_rate" to the logs of each epoch.
+
+    Args:
+        multiplier: a number, or a function of the epoch (0-based; a fraction when `staircase` is False), which must
+            give the same on every rank.
+        start_epoch: first epoch (0-based).
+        end_epoch: the epoch before which it ends; None: never.
+        staircase: True: once per epoch; False: before every step, with epoch = epoch + batch / steps per epoch.
+        initial_lr: the rate that suits one process; default: the optimizer's.
+        steps_per_epoch: only needed with staircase=False when fit cannot know it.
+        momentum_correction: scale SGD's momentum buffers with the rate; see docs/learning-rate.md.
+    Raises: ConfigError: bad arguments (when made); a learning rate that is a schedule, or unknown steps per epoch
+        (at train begin), on every rank.
+    """
+
+    def __init__(
+        self,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        *,
+        initial_lr: float | None = None,
+        steps_per_epoch: int | None = None,
+        momentum_correction: bool = True,
+    ) -> None:
+        super().__init__(initial_lr, steps_per_epoch, momentum_correction)
+        if not callable(multiplier) and not (isinstance(multiplier, numbers.Real) and multiplier > 0):
+            raise ConfigError(
+                "multiplier must be a number > 0 or a function of the epoch that returns one. "
+                f"Received: multiplier={multiplier!r}."
+            )
+        if start_epoch < 0 or (end_epoch is not None and end_epoch <= start_epoch):
+            raise ConfigError(
+                "A schedule needs 0 <= start_epoch < end_epoch (None: no end). "
+                f"Received: start_epoch={start_epoch!r}, end_epoch={end_epoch!r}."
+            )
+        self.multiplier = multiplier
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase or not callable(multiplier)
+
+    def needs_steps(self) -> bool:
+        return not self.staircase
+
+    def is_active(self, epoch: int) -> bool:
+        return self.start_epoch <= epoch and (self.end_epoch is None or epoch < self.end_epoch)
+
+    def factor(self, epoch: int, batch: int) -> float | None:
+        if epoch < self.start_epoch:
+            return None
+        if not self.is_active(epoch):
+            epoch, batch = self.end_epoch - 1, (self.steps() or 1) - 1
+        if not callable(self.multiplier):
+            return float(self.multiplier)
+        value = float(self.multiplier(epoch if self.staircase else epoch + batch / self.steps()))
+        if not value > 0:  # a step at rate 0 would lose what the momentum remembers
+            raise ConfigError(
+                f"multiplier must return a number > 0. Received: {value!r} for epoch {epoch}, batch {batch}."
+            )
+        return value

@@ -1,0 +1,91 @@
+"""LearningRateWarmup: the rate grows, step by step, from what suits one process to what suits all ranks together."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+from keras_ddl import communicator
+from keras_ddl.callbacks._rate_part import RatePart
+from keras_ddl.errors import ConfigError
+from keras_ddl.schedules import Scaling, positive, scale_factor, warmup_factor
+
+
+class LearningRateWarmup(RatePart):
+    """Scales the learning rate by the number of ranks, over a gradual warm-up (Goyal et al. 2017).
+
+    With k = scale_factor(scaling, size), the step number t (0-based, of T = warmup_epochs * steps per epoch) is made
+    with initial_lr * (1 + (k - 1) * t / T); from step T on the rate is initial_lr * k. At size 1 nothing changes.
+
+    It multiplies: LearningRateSchedule's multipliers apply on top, and a rate that another callback
+    (ReduceLROnPlateau) lowers stays lowered by that factor. The rate is written before a step while it changes and
+    never afterwards, so that callbacks which set it themselves may take over from epoch `warmup_epochs` on. With
+    compile(steps_per_execution=n) it changes every n steps. Adds "learning_rate" to the logs of each epoch.
+
+    Args:
+        initial_lr: the rate that suits one process; default: the optimizer's.
+        warmup_epochs: length in epochs, need not be whole; 0 scales at once.
+        scaling: as `schedules.scale_factor`: "linear", "sqrt", a number, or None for a rate that the script has
+            already multiplied itself: the warm-up then goes from initial_lr / size to initial_lr (as Horovod's).
+        steps_per_epoch: only needed when fit cannot know it (a dataset of unknown length).
+        momentum_correction: scale SGD's momentum buffers with the rate; see docs/learning-rate.md.
+        verbose: 1: rank 0 prints a line when the warm-up ends.
+        start: rate of the first step as a fraction of initial_lr; default 1, with scaling=None 1 / size.
+    Raises: ConfigError: bad arguments (when made); a learning rate that is a schedule, or unknown steps per epoch
+        (at train begin), on every rank.
+    """
+
+    is_warmup = True
+
+    def __init__(
+        self,
+        initial_lr: float | None = None,
+        warmup_epochs: float = 5,
+        scaling: Scaling = "linear",
+        steps_per_epoch: int | None = None,
+        momentum_correction: bool = True,
+        verbose: int = 0,
+        *,
+        start: float | None = None,
+    ) -> None:
+        super().__init__(initial_lr, steps_per_epoch, momentum_correction)
+        self.verbose = verbose
+        if not isinstance(warmup_epochs, numbers.Real) or not 0 <= warmup_epochs < math.inf:
+            raise ConfigError(f"warmup_epochs must be a number, 0 or more. Received: warmup_epochs={warmup_epochs!r}.")
+        self.warmup_epochs = warmup_epochs
+        self.scaling = scaling
+        self.start = None if start is None else positive("start", start)
+        scale_factor(scaling)  # a bad value is an error here, not in the middle of fit
+        self._from = self._to = 1.0
+
+    def needs_steps(self) -> bool:
+        return self.warmup_epochs > 0
+
+    def is_active(self, epoch: int) -> bool:
+        return epoch < self.warmup_epochs
+
+    def factor(self, epoch: int, batch: int) -> float:
+        if not self.warmup_epochs:
+            return self._to
+        steps = self.steps()
+        return warmup_factor((epoch * steps + batch) / (self.warmup_epochs * steps), self._from, self._to)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._to = scale_factor(self.scaling)
+        default = 1.0 / scale_factor("linear") if self.scaling is None else 1.0
+        self._from = default if self.start is None else self.start
+        super().on_train_begin(logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self.is_active(epoch):
+            # The rate at the end of the epoch, so that logs show round numbers, and so that the last write is made
+            # before any other callback's on_epoch_begin of the first epoch after the warm-up.
+            self._control.update(epoch, self.steps())
+            if self.verbose and not self.is_active(epoch + 1) and _is_first_rank():
+                print(f"\nEpoch {epoch + 1}: the learning rate has reached {self._control.read():g} after its warm-up.")
+        super().on_epoch_end(epoch, logs)
+
+
+def _is_first_rank() -> bool:
+    return not communicator.is_initialized() or communicator.rank() == 0

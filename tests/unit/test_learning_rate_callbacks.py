@@ -1,0 +1,297 @@
+"""Warm-up and schedule callbacks at size 1, with a pretended number of ranks: curves, composition, momentum."""
+
+import contextlib
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_ddl import callbacks, communicator
+from keras_ddl.callbacks._momentum import buffers_with_rate
+from keras_ddl.errors import ConfigError
+
+STEPS = 5  # per epoch: 10 rows in batches of 2
+MOMENTUM = 0.875  # exact in float32, through which Keras passes it whatever the model's dtype
+X = np.linspace(-1, 1, 30, dtype=np.float32).reshape(10, 3)
+Y = (X @ np.array([[1.0], [-2.0], [0.5]], np.float32)).astype(np.float32)
+
+
+@pytest.fixture
+def four_ranks(monkeypatch):
+    monkeypatch.setattr(communicator, "is_initialized", lambda: True)
+    monkeypatch.setattr(communicator, "size", lambda: 4)
+    monkeypatch.setattr(communicator, "rank", lambda: 0)
+
+
+class Recorder(keras.callbacks.Callback):
+    """The rate that each step was made with."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.rates.append(float(self.model.optimizer.learning_rate))
+
+
+def make(optimizer=None, **compiled):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(optimizer or keras.optimizers.SGD(0.01), "mse", **compiled)
+    return model
+
+
+def fit(model, *parts, epochs=4, **arguments):
+    recorder = Recorder()
+    history = model.fit(
+        X, Y, batch_size=2, epochs=epochs, shuffle=False, verbose=0, callbacks=[*parts, recorder], **arguments
+    )
+    return np.array(recorder.rates), history.history
+
+
+@contextlib.contextmanager
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        yield
+
+
+# ---- curves ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [("linear", 4), ("sqrt", 2), (3.0, 3)])
+def test_warmup_follows_goyals_line(four_ranks, scaling, factor):
+    rates, history = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=2, scaling=scaling))
+    step = np.arange(4 * STEPS)
+    np.testing.assert_allclose(rates, 0.01 * (1 + (factor - 1) * np.minimum(step / 10, 1)), rtol=1e-6)
+    # What the logs show is the rate at the end of each epoch.
+    expected = 0.01 * np.array([(1 + factor) / 2, factor, factor, factor])
+    np.testing.assert_allclose(history["learning_rate"], expected, rtol=1e-6)
+
+
+def test_warmup_without_scaling_rises_to_the_rate_that_the_script_scaled(four_ranks):
+    rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=2, scaling=None))
+    np.testing.assert_allclose(rates, 0.01 * np.minimum(0.25 + 0.75 * np.arange(20) / 10, 1), rtol=1e-6)
+
+
+def test_warmup_of_a_part_of_an_epoch_and_of_none(four_ranks):
+    rates, _ = fit(make(), callbacks.LearningRateWarmup(0.02, warmup_epochs=0.4, start=0.5), epochs=1)
+    np.testing.assert_allclose(rates, 0.02 * np.array([0.5, 2.25, 4, 4, 4]), rtol=1e-6)
+    rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=0), epochs=1)
+    np.testing.assert_allclose(rates, 0.04, rtol=1e-6)
+
+
+def test_warmup_changes_nothing_at_size_1():
+    rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=2))
+    assert set(rates) == {np.float32(0.01)}
+
+
+def test_warmup_steps_every_execution_when_several_steps_are_one_call(four_ranks):
+    model = make(steps_per_execution=5)
+    rates, _ = fit(model, callbacks.LearningRateWarmup(warmup_epochs=2))
+    np.testing.assert_allclose(rates, [0.01, 0.025, 0.04, 0.04], rtol=1e-6)
+
+
+def test_warmup_goes_on_in_a_second_fit(four_ranks):
+    model, warmup = make(), callbacks.LearningRateWarmup(warmup_epochs=4)
+    first, _ = fit(model, warmup, epochs=2)
+    second, _ = fit(model, callbacks.LearningRateWarmup(warmup_epochs=4), initial_epoch=2, epochs=5)
+    step = np.arange(25)
+    expected = 0.01 * (1 + 3 * np.minimum(step / 20, 1))
+    np.testing.assert_allclose(np.concatenate([first, second]), expected, rtol=1e-6)
+
+
+def test_warmup_starts_from_a_rate_that_the_user_set_between_fits(four_ranks):
+    model = make()
+    fit(model, callbacks.LearningRateWarmup(warmup_epochs=1), epochs=2)
+    model.optimizer.learning_rate = 0.5
+    with no_warnings():
+        rates, _ = fit(model, callbacks.LearningRateWarmup(warmup_epochs=1), epochs=2)
+    np.testing.assert_allclose(rates, 0.5 * (1 + 3 * np.minimum(np.arange(10) / 5, 1)), rtol=1e-6)
+
+
+def test_schedules_in_sequence_multiply_the_warmed_up_rate(four_ranks):
+    parts = [
+        callbacks.LearningRateWarmup(warmup_epochs=1),
+        callbacks.LearningRateSchedule(0.5, start_epoch=2, end_epoch=3),
+        callbacks.LearningRateSchedule(lambda epoch: 0.1**epoch, start_epoch=4, end_epoch=5),
+    ]
+    with no_warnings():
+        rates, _ = fit(make(), *parts, epochs=6)
+    per_epoch = 0.04 * np.array([1, 0.5, 0.5, 1e-4, 1e-4])  # an ended schedule's last value holds
+    np.testing.assert_allclose(rates[5::5], per_epoch, rtol=1e-6)
+    np.testing.assert_allclose(rates[9::5], per_epoch, rtol=1e-6)
+
+
+def test_schedule_without_staircase_changes_in_every_step():
+    schedule = callbacks.LearningRateSchedule(lambda epoch: 0.5**epoch, start_epoch=1, staircase=False)
+    rates, _ = fit(make(), schedule, epochs=3)
+    step = np.arange(15)
+    np.testing.assert_allclose(rates, np.where(step < 5, 0.01, 0.01 * 0.5 ** (step / 5)), rtol=1e-6)
+
+
+def test_schedules_that_overlap_are_reported_and_the_later_wins():
+    parts = [callbacks.LearningRateSchedule(0.5), callbacks.LearningRateSchedule(0.2, start_epoch=1, end_epoch=2)]
+    with pytest.warns(UserWarning, match="Two LearningRateSchedule callbacks set the learning rate in epoch 2"):
+        rates, _ = fit(make(), *parts, epochs=3)
+    np.testing.assert_allclose(rates[::5], 0.01 * np.array([0.5, 0.2, 0.5]), rtol=1e-6)
+
+
+# ---- others that set the rate ----------------------------------------------------------------------------------------
+
+
+def test_another_callback_that_sets_the_rate_during_warmup_is_reported(four_ranks):
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.05)
+    warmup = callbacks.LearningRateWarmup(warmup_epochs=2)
+    with pytest.warns(UserWarning, match="against each other: it was changed from .* to 0.05 while LearningRateWarmup"):
+        fit(make(), warmup, scheduler)
+
+
+def test_a_scheduler_that_begins_after_the_warmup_takes_over_without_a_word(four_ranks):
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate if epoch < 2 else 0.05 / epoch)
+    for parts in ([scheduler, callbacks.LearningRateWarmup(warmup_epochs=2)],) * 2:
+        with no_warnings():
+            rates, _ = fit(make(), *parts)
+        np.testing.assert_allclose(rates[10::5], [0.025, 0.05 / 3], rtol=1e-6)
+        np.testing.assert_allclose(rates[:10], 0.01 * (1 + 3 * np.arange(10) / 10), rtol=1e-6)
+
+
+def test_a_plateau_found_during_warmup_stays_a_factor(four_ranks):
+    plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, min_delta=1e9)
+    with pytest.warns(UserWarning, match="kept as a factor"):
+        rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=3), plateau, epochs=3)
+    line = 0.01 * (1 + 3 * np.arange(15) / 15)
+    np.testing.assert_allclose(rates[5:], line[5:] * np.repeat([1, 0.5], 5), rtol=1e-5)
+
+
+def test_two_warmups_are_refused(four_ranks):
+    with pytest.raises(ConfigError, match="one LearningRateWarmup"):
+        fit(make(), callbacks.LearningRateWarmup(), callbacks.LearningRateWarmup())
+
+
+def test_initial_lr_must_be_agreed(four_ranks):
+    parts = [callbacks.LearningRateWarmup(0.1), callbacks.LearningRateSchedule(0.1, initial_lr=0.2)]
+    with pytest.raises(ConfigError, match=r"initial_lr must be the same.*Received: \[0.1, 0.2\]"):
+        fit(make(), *parts)
+
+
+def test_backup_and_restore_gets_its_rate_back_once(four_ranks, tmp_path):
+    def parts():
+        restore = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+        return [callbacks.LearningRateWarmup(warmup_epochs=3), restore]
+
+    whole, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=3), epochs=5)
+    for order in (1, -1):
+        first, _ = fit(make(), *parts()[::order], epochs=2)
+        with no_warnings():
+            second, _ = fit(make(), *parts()[::order], epochs=5)
+        np.testing.assert_allclose(np.concatenate([first, second]), whole, rtol=1e-6)
+        for file in tmp_path.iterdir():
+            file.unlink()
+
+
+# ---- momentum --------------------------------------------------------------------------------------------------------
+
+
+def unabsorbed(rates, momentum, nesterov, accumulate):
+    """Weights of SGD in the form without the rate inside its buffer: u <- m*u + g, w <- w - rate*(u or g + m*u)."""
+    w, b = np.ones((3, 1)), np.zeros(1)
+    u = [np.zeros((3, 1)), np.zeros(1)]
+    total = [0.0, 0.0]
+    x, y = X.astype(np.float64), Y.astype(np.float64)
+    for step, rate in enumerate(rates):
+        rows = slice(2 * (step % STEPS), 2 * (step % STEPS) + 2)
+        error = x[rows] @ w + b - y[rows]
+        total = [t + g / accumulate for t, g in zip(total, [x[rows].T @ error, error.sum(0)])]  # mean of 2 squares
+        if (step + 1) % accumulate:
+            continue
+        u = [momentum * buffer + g for buffer, g in zip(u, total)]
+        move = [g + momentum * buffer for buffer, g in zip(u, total)] if nesterov else u
+        w, b, total = w - rate * move[0], b - rate * move[1], [0.0, 0.0]
+    return [w, b]
+
+
+@pytest.fixture
+def float64():
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx(before)
+    keras.config.set_dtype_policy(before)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_momentum_correction_equals_the_form_without_the_rate_inside(float64, four_ranks, nesterov, accumulate):
+    parts = [
+        callbacks.LearningRateWarmup(warmup_epochs=2),
+        callbacks.LearningRateSchedule(0.1, start_epoch=3),
+    ]
+    options = {"nesterov": nesterov, "gradient_accumulation_steps": None if accumulate == 1 else accumulate}
+    model = make(keras.optimizers.SGD(0.01, momentum=MOMENTUM, **options))
+    rates, _ = fit(model, *parts)
+    for mine, expected in zip(model.get_weights(), unabsorbed(rates, MOMENTUM, nesterov, accumulate)):
+        np.testing.assert_allclose(mine, expected, rtol=1e-13)
+
+    uncorrected = make(keras.optimizers.SGD(0.01, momentum=MOMENTUM, **options))
+    for part in parts:
+        part.momentum_correction = False
+    fit(uncorrected, *parts)
+    assert np.abs(uncorrected.get_weights()[0] - model.get_weights()[0]).max() > 1e-3  # the test can tell
+
+
+def test_momentum_correction_scales_rmsprop_and_the_inner_optimizer_and_leaves_adam():
+    def built(optimizer):
+        optimizer.build([keras.Variable(np.ones(3, np.float32))])
+        return optimizer
+
+    assert len(buffers_with_rate(built(keras.optimizers.RMSprop(momentum=0.9)))) == 1
+    assert buffers_with_rate(built(keras.optimizers.RMSprop())) == []
+    assert buffers_with_rate(built(keras.optimizers.Adam())) == []
+    assert buffers_with_rate(keras.optimizers.SGD(momentum=0.9)) == []
+    scaled = built(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(momentum=0.9)))
+    assert len(buffers_with_rate(scaled)) == 1
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make_bad",
+    [
+        lambda: callbacks.LearningRateWarmup(0.0),
+        lambda: callbacks.LearningRateWarmup(warmup_epochs=-1),
+        lambda: callbacks.LearningRateWarmup(scaling="cubic"),
+        lambda: callbacks.LearningRateWarmup(steps_per_epoch=0),
+        lambda: callbacks.LearningRateWarmup(start=0.0),
+        lambda: callbacks.LearningRateSchedule("half"),
+        lambda: callbacks.LearningRateSchedule(-0.5),
+        lambda: callbacks.LearningRateSchedule(0.0),
+        lambda: callbacks.LearningRateSchedule(0.5, start_epoch=3, end_epoch=3),
+    ],
+)
+def test_bad_arguments_are_refused_when_the_callback_is_made(make_bad):
+    with pytest.raises(ConfigError, match="Received: "):
+        make_bad()
+
+
+def test_a_learning_rate_that_is_a_schedule_is_refused():
+    model = make(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)))
+    with pytest.raises(ConfigError, match="needs an optimizer whose learning rate is a number.*ExponentialDecay"):
+        fit(model, callbacks.LearningRateWarmup())
+
+
+def test_data_of_unknown_length_needs_steps_per_epoch():
+    def generate():
+        for _ in range(STEPS):
+            yield X[:2], Y[:2]
+
+    def dataset():
+        signature = (tf.TensorSpec((2, 3)), tf.TensorSpec((2, 1)))
+        return tf.data.Dataset.from_generator(generate, output_signature=signature)
+
+    with pytest.raises(ConfigError, match="must know the steps per epoch"):
+        make().fit(dataset(), verbose=0, callbacks=[callbacks.LearningRateWarmup()])
+    make().fit(dataset(), verbose=0, callbacks=[callbacks.LearningRateWarmup(steps_per_epoch=STEPS)])
