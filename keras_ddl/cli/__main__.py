@@ -1,0 +1,5 @@
+"""python -m keras_ddl.cli"""
+
+from keras_ddl.cli import main
+
+main()

@@ -1,0 +1,77 @@
+"""The group of commands, and how an error looks: one message on stderr, no traceback unless --debug."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from keras_ddl.errors import ConfigError, KerasDdlError
+
+# In the order of --help: module, and one line so that --help imports none of them.
+_COMMANDS = {
+    "run": ("keras_ddl.cli.run", "Run a program on several ranks."),
+    "export": ("keras_ddl.cli.export", "Turn a checkpoint into a SavedModel for serving."),
+    "info": ("keras_ddl.cli.info", "Show versions, MPI, the machine and the settings in effect."),
+}
+USAGE_STATUS = 2
+
+
+class _Group(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        return importlib.import_module(_COMMANDS[name][0]).command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        import keras_ddl
+
+        click.echo(f"keras_ddl {keras_ddl.__version__}")
+        ctx.exit()
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error of keras-ddl itself.")
+@click.option("--version", is_flag=True, callback=_show_version, expose_value=False, is_eager=True, help="Show it.")
+@click.pass_context
+def group(ctx: click.Context, debug: bool) -> None:
+    """Distributed data-parallel training for Keras 3.
+
+    \b
+    keras-ddl run -np 2 python train.py         train on 2 ranks of this machine
+    keras-ddl export checkpoints saved_model    make a SavedModel of the newest checkpoint
+    """
+    ctx.obj = {"debug": debug}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command line and exits: 0, the status of a failed rank, 1 for an error, 2 for a mistake in usage."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        status = group.main(args=arguments, prog_name="keras-ddl", standalone_mode=False)
+    except click.exceptions.Abort:
+        status = 130
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
+    except BrokenPipeError:
+        # The reader of our output has left (`| head`): end as a program that SIGPIPE ended, without a word.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
+    except KerasDdlError as error:
+        if "--debug" in arguments:
+            raise
+        click.echo(f"keras-ddl: {type(error).__name__}: {error}", err=True)
+        status = USAGE_STATUS if isinstance(error, ConfigError) else 1
+    sys.exit(status if isinstance(status, int) else 0)

@@ -1,0 +1,132 @@
+"""keras-ddl run: a program on several ranks."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from keras_ddl.errors import ConfigError
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False}, short_help="Run a program on several ranks.")
+@click.option("-np", "--np", "-n", "num_ranks", type=click.IntRange(min=1), help="Number of ranks.", metavar="N")
+@click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:2,h1:2.", metavar="HOSTS")
+@click.option("--mode", help="Topology: p, or dimensions such as x:2x2 (KERAS_DDL_MODE).", metavar="MODE")
+@click.option("--mpirun", help="The mpirun to use (KERAS_DDL_MPIRUN).", metavar="PATH")
+@click.option("--mpi-arg", "mpi_args", multiple=True, help="Argument(s) for mpirun; may be repeated.", metavar="ARG")
+@click.option("-x", "--env", "env", multiple=True, help="Variable for the program; may be repeated.", metavar="K=V")
+@click.option("--timeout", type=float, help="End the job after so many seconds (status 124).", metavar="SECONDS")
+@click.option("--output-dir", type=click.Path(file_okay=False), help="Keep each rank's output in a file here.")
+@click.option("--verbose", "-v", is_flag=True, help="Show the mpirun command and what mpirun says.")
+@click.option("--dry-run", is_flag=True, help="Print the mpirun command and do nothing.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[--] PROGRAM [ARGUMENTS]...")
+def command(
+    num_ranks: int | None,
+    hosts: str | None,
+    mode: str | None,
+    mpirun: str | None,
+    mpi_args: tuple[str, ...],
+    env: tuple[str, ...],
+    timeout: float | None,
+    output_dir: str | None,
+    verbose: bool,
+    dry_run: bool,
+    program: tuple[str, ...],
+) -> int:
+    """Run PROGRAM on several ranks, one process each.
+
+    \b
+    keras-ddl run -np 2 python train.py --epochs 3
+    keras-ddl run -np 4 --mode x:2x2 train.py
+    keras-ddl run --hosts h0:2,h1:2 -- python -m my_package.train
+
+    The output of rank 0 is shown as it comes; whole lines of the others are shown with their rank in front. When a
+    rank fails, all are ended, and the traceback of the first that failed is the last thing printed. The exit status is
+    0 when every rank ended with 0, that of the first failed rank otherwise (128 + number for a signal).
+    """
+    from keras_ddl.launch import job as job_module
+
+    job = job_module.make(
+        resolve_program(program, local=hosts is None),
+        num_ranks=num_ranks,
+        hosts=hosts,
+        mode=mode,
+        mpirun=mpirun,
+        env=parse_env(env),
+        timeout=timeout,
+        mpi_args=tuple(word for text in mpi_args for word in shlex.split(text)),
+        output_dir=Path(output_dir) if output_dir else None,
+        verbose=verbose,
+    )
+    if dry_run:
+        click.echo(shlex.join(job.command()))
+        return 0
+    return _run(job)
+
+
+def _run(job: object) -> int:
+    from keras_ddl.launch.outcome import explain
+    from keras_ddl.launch.output import FileDescriptorSink, Screen
+    from keras_ddl.launch.supervisor import Supervisor, stdin_fd
+
+    sys.stdout.flush()
+    sinks = {"stdout": FileDescriptorSink(1), "stderr": FileDescriptorSink(2)}
+    terminals = {name: fd for (name, sink), fd in zip(sinks.items(), (1, 2)) if sink.terminal}
+    supervisor = Supervisor(job, Screen(*sinks.values()), stdin=stdin_fd(), terminals=terminals)
+    result = supervisor.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    first = result.first_failure
+    if result.signal is None and not result.ok:
+        text = "keras-ddl: mpirun ended before the ranks had finished.\n" + result.mpirun_text
+        if first is not None:
+            text = explain(result.outcomes, first, result.mpirun_text)
+        elif result.timed_out:
+            text = ""
+        sinks["stderr"].write(text.encode())
+    return result.exit_status
+
+
+def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:
+    """Returns the command line of every rank: python is ours, and a .py file is run by it.
+
+    `local`: the ranks run on this host, so that a program that is not here is a mistake.
+
+    Raises: ConfigError: there is no program.
+    """
+    if not program:
+        raise ConfigError("A program must be given. Received: none. Example: keras-ddl run -np 2 python train.py")
+    name, *arguments = program
+    if name.endswith(".py"):
+        name, arguments = sys.executable, list(program)
+    elif name in ("python", "python3"):
+        # The one with keras_ddl in it, also when its environment is not activated.
+        name = sys.executable
+    elif local and shutil.which(name) is None:
+        what = "which is not a file that can be executed" if os.sep in name else "which is not in PATH"
+        raise ConfigError(f"The program must exist. Received: {name!r}, {what}.")
+    if local and name == sys.executable and arguments and arguments[0].endswith(".py"):
+        script = Path(arguments[0])
+        if not script.is_file():
+            raise ConfigError(f"The script must exist. Received: {str(script)!r}, which is not a file in {Path.cwd()}.")
+    return [name, *arguments]
+
+
+def parse_env(settings: tuple[str, ...]) -> dict[str, str]:
+    """Returns the variables of NAME=VALUE settings; a NAME alone is taken from the environment.
+
+    Raises: ConfigError: no name, or a name alone that is not set.
+    """
+    result = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not name or (not equals and name not in os.environ):
+            raise ConfigError(
+                f"--env must be NAME=VALUE, or the NAME of a variable that is set. Received: {setting!r}."
+            )
+        result[name] = value if equals else os.environ[name]
+    return result

@@ -1,0 +1,22 @@
+"""Processes on hosts: finds mpirun, starts the ranks, shows what they write, and ends all of them when one fails.
+
+    keras-ddl run / keras_ddl.run()  ->  job.py  ->  mpirun  ->  rank_process.py (one per rank)  ->  the program
+                                            ^______ control.py: one TCP connection per rank ______|
+
+mpirun only starts processes. Output, errors, exit statuses and orders to stop travel over the connection of each rank,
+because mpirun's own status cannot be trusted (Open MPI 5 returns 0 after a host has died) and because files on one
+host's disk are not seen by another. docs/launch.md says what a user sees.
+"""
+
+from typing import Any
+
+__all__ = ["run"]
+
+
+def __getattr__(name: str) -> Any:
+    # Every rank's wrapper imports this package; it needs none of what run() needs.
+    if name == "run":
+        from keras_ddl.launch.notebook import run
+
+        return run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

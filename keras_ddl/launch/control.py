@@ -1,0 +1,217 @@
+"""The connection between the launcher and the process that wraps each rank: framed messages over TCP.
+
+A frame is one byte of `Kind`, eight bytes of length (big endian) and the payload. The launcher speaks first (a nonce);
+then each side proves that it knows the job's token by an HMAC over the other's nonce, so a stranger who finds the port
+can neither read a rank's output nor start anything, and a rank that finds a stranger at the address runs nothing.
+Nothing is encrypted, as in MPI's own connections.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import hmac
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from keras_ddl.errors import LaunchError
+
+_HEADER = struct.Struct("!BQ")
+_READ_BYTES = 1 << 18
+# A peer that has not proven itself yet must not make us allocate.
+_UNPROVEN_FRAME_BYTES = 1 << 22
+_SIOCGIFADDR = 0x8915
+FILE_CHUNK_BYTES = 1 << 20
+# In KERAS_DDL_RUN_DIR, for the program of `keras_ddl.run`: what it reads and what it leaves.
+CALL_FILE = "call.pickle"
+RESULT_FILE = "result.pickle"
+
+
+class Kind(enum.IntEnum):
+    """What a frame carries. L: sent by the launcher, R: sent by the rank's wrapper."""
+
+    NONCE = 1  # L bytes
+    HELLO = 2  # R JSON: proof, nonce, rank, size, host, pid
+    WELCOME = 3  # L JSON: proof, environment, working directory, terminals
+    FILE = 4  # L bytes of the file that `run(fn)` sends; an empty frame ends it
+    START = 5  # L empty: all is sent, start the program
+    OUT = 6  # R bytes of the program's stdout
+    ERR = 7  # R bytes of the program's stderr
+    STDIN = 8  # L bytes for the program's stdin; an empty frame closes it
+    STDIN_TAKEN = 9  # R JSON: number of bytes the program has taken
+    TERMINAL_SIZE = 10  # L JSON: rows, columns
+    RESULT = 11  # R bytes of the file that the program of `run(fn)` leaves
+    EXIT = 12  # R JSON: status, stopped_by, report, report_age_seconds
+    STOP = 13  # L JSON: signal, grace_seconds
+    BYE = 14  # L empty: the wrapper may leave
+
+
+def proof(token: str, side: str, nonce: bytes) -> str:
+    """Returns the hex HMAC by which `side` ("launcher" or "rank") shows that it knows `token`."""
+    return hmac.new(bytes.fromhex(token), side.encode() + b"\0" + nonce, "sha256").hexdigest()
+
+
+def same_proof(received: str, expected: str) -> bool:
+    """Compares in constant time."""
+    return hmac.compare_digest(received, expected)
+
+
+class Channel:
+    """One end of a connection. Never blocks once it is made; the owner's selector says when to call read and write."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.proven = False
+        self.closed = False
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+        sock.setblocking(False)
+        # A host that vanishes sends no FIN. Without these the job would wait for it for hours.
+        for level, option, value in (
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        ):
+            sock.setsockopt(level, option, value)
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait to be sent."""
+        return len(self._outgoing)
+
+    def send(self, kind: Kind, payload: bytes | dict[str, Any] = b"") -> None:
+        """Queues a frame and sends what the socket takes now."""
+        if self.closed:
+            return
+        body = json.dumps(payload).encode() if isinstance(payload, dict) else payload
+        self._outgoing += _HEADER.pack(kind, len(body))
+        self._outgoing += body
+        self.write()
+
+    def write(self) -> None:
+        """Sends as much of the backlog as the socket takes."""
+        while self._outgoing and not self.closed:
+            try:
+                sent = self.sock.send(self._outgoing[:_READ_BYTES])
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self.close()
+                return
+            del self._outgoing[:sent]
+
+    def read(self) -> Iterator[tuple[Kind, bytes]]:
+        """Yields the complete frames that have arrived. At the end of the connection `closed` becomes true."""
+        try:
+            data = self.sock.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+        self._incoming += data
+        while len(self._incoming) >= _HEADER.size:
+            kind, size = _HEADER.unpack_from(self._incoming)
+            # Looked at frame by frame: handling one may have made the peer proven.
+            if not self.proven and (size > _UNPROVEN_FRAME_BYTES or kind not in (Kind.NONCE, Kind.HELLO, Kind.WELCOME)):
+                self.close()
+                return
+            end = _HEADER.size + size
+            if end > len(self._incoming):
+                return
+            payload = bytes(self._incoming[_HEADER.size : end])
+            del self._incoming[:end]
+            yield Kind(kind), payload
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._outgoing.clear()
+            self.sock.close()
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the launcher listens: written as `token@hostname@address,address:port` in KERAS_DDL_LAUNCHER."""
+
+    token: str = field(repr=False)
+    hostname: str
+    addresses: tuple[str, ...]
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.token}@{self.hostname}@{','.join(self.addresses)}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        try:
+            token, hostname, where = text.split("@")
+            addresses, port = where.rsplit(":", 1)
+            return cls(token, hostname, tuple(addresses.split(",")), int(port))
+        except ValueError:
+            raise LaunchError(
+                "KERAS_DDL_LAUNCHER must be 'token@hostname@address,...:port'. It is set by `keras-ddl run` for the "
+                "processes that it starts and is not for users to set. Unset it."
+            ) from None
+
+
+def listen(*, several_hosts: bool) -> tuple[socket.socket, Address]:
+    """Opens the launcher's socket: on the loopback interface only, unless ranks may run on other hosts."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.bind(("0.0.0.0" if several_hosts else "127.0.0.1", 0))
+    sock.listen(1024)
+    sock.setblocking(False)
+    addresses = ["127.0.0.1"] + (_interface_addresses(sock) if several_hosts else [])
+    return sock, Address(secrets.token_hex(32), socket.gethostname(), tuple(addresses), sock.getsockname()[1])
+
+
+def _interface_addresses(sock: socket.socket) -> list[str]:
+    addresses = []
+    for _, name in socket.if_nameindex():
+        try:
+            reply = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:  # an interface without an IPv4 address
+            continue
+        address = socket.inet_ntoa(reply[20:24])
+        if not address.startswith("127.") and address not in addresses:
+            addresses.append(address)
+    return addresses
+
+
+def connect(address: Address, *, timeout: float = 30.0) -> socket.socket:
+    """Connects a rank to the launcher by the first of its addresses that answers.
+
+    Raises: LaunchError: none answers within `timeout` seconds.
+    """
+    # On another host 127.0.0.1 is that host.
+    here = address.hostname == socket.gethostname()
+    candidates = [a for a in address.addresses if here or not a.startswith("127.")] or list(address.addresses)
+    deadline = time.monotonic() + timeout
+    problems: dict[str, str] = {}
+    while True:
+        for candidate in candidates:
+            try:
+                return socket.create_connection((candidate, address.port), timeout=5)
+            except OSError as error:
+                problems[candidate] = str(error)
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                f"Every rank must be able to open a TCP connection to the launcher on {address.hostname}, port "
+                f"{address.port}. Received, on host {socket.gethostname()} (pid {os.getpid()}): {problems}. "
+                "Allow connections between the hosts (MPI needs them too)."
+            )
+        time.sleep(0.2)

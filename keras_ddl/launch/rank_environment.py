@@ -1,0 +1,51 @@
+"""The environment of a rank: which rank mpirun says it is, and the launcher's variables beside those of MPI."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+
+from keras_ddl._environment import launcher
+from keras_ddl.errors import LaunchError
+
+# Set for each rank, or for each host, by the process manager: the launcher's own values would be wrong.
+_OF_MPI = re.compile(r"(OMPI_|OPAL_|PMIX_|PMI_|PRTE_|MPI_LOCAL|MPIR_|MPICH_|HYDI?_|HYDRA_|I_MPI_|SLURM_|UCX_|FI_)")
+_OF_THE_HOST = re.compile(
+    r"(HOSTNAME|HOST|PWD|OLDPWD|SHLVL|SHELL|HOME|USER|LOGNAME|MAIL|TMPDIR|TMP|TEMP|DISPLAY|SSH_.*|XDG_.*|DBUS_.*|_)$"
+)
+_PATHS = ("PATH", "LD_LIBRARY_PATH")
+# Those of the wrapper itself, not of the program.
+_OF_THE_WRAPPER = ("KERAS_DDL_LAUNCHER", "PYTHONPATH")
+
+
+def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:
+    """Returns the rank and size that mpirun gave to this process. Raises: LaunchError: it gave none."""
+    found = launcher(environ)
+    if found is None or found.rank is None or found.size is None:
+        raise LaunchError(
+            "A rank's process must be started by mpirun, which says in the environment which rank it is. Received: "
+            f"nothing of the kind, on host {socket.gethostname()}. Start the program with `keras-ddl run`."
+        )
+    return found.rank, found.size
+
+
+def merge(own: Mapping[str, str], wanted: Mapping[str, str], *, same_host: bool) -> dict[str, str]:
+    """Returns the environment for the program of a rank.
+
+    Args:
+        own: that of the wrapper, made by mpirun (and by a login on another host).
+        wanted: that of the command line of `keras-ddl run`, with what --env adds.
+    """
+    result = {name: value for name, value in own.items() if name not in _OF_THE_WRAPPER}
+    for name, value in wanted.items():
+        if name in own and _OF_MPI.match(name):
+            continue
+        if not same_host and _OF_THE_HOST.match(name):
+            continue
+        if name in _PATHS and name in own:
+            # mpirun puts its own libraries in front; keep them there.
+            value = os.pathsep.join(dict.fromkeys(own[name].split(os.pathsep) + value.split(os.pathsep)))
+        result[name] = value
+    return result

@@ -1,0 +1,115 @@
+"""The launcher's end of the connection of one rank."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from keras_ddl.launch.control import FILE_CHUNK_BYTES, Channel, Kind
+from keras_ddl.launch.outcome import RankOutcome
+from keras_ddl.launch.output import RankOutput
+
+
+class RankLink:
+    """Sends orders to one rank, and turns its frames into output, a result and an outcome."""
+
+    def __init__(self, rank: int, output: RankOutput) -> None:
+        self.outcome = RankOutcome(rank)
+        self.output = output
+        self.channel: Channel | None = None
+        self.over = False  # its program has ended, or nobody will ever know
+        self.started = False
+        self.counted = False
+        self._call: memoryview | None = None
+        self._chunks: list[bytes] = []
+        self._ordered_to_stop = False
+
+    @property
+    def connected(self) -> bool:
+        return self.channel is not None and not self.channel.closed
+
+    @property
+    def result(self) -> bytes | None:
+        """What the program of `keras_ddl.run` left, None for nothing."""
+        return b"".join(self._chunks) if self._chunks else None
+
+    def connect(self, channel: Channel, hello: dict[str, Any], welcome: dict[str, Any], call: bytes | None) -> None:
+        """Starts the rank's program, after sending it the `call` it needs."""
+        self.channel = channel
+        self.outcome.host, self.outcome.pid = hello["host"], hello["pid"]
+        channel.proven = True
+        channel.send(Kind.WELCOME, welcome)
+        if call is not None:
+            self._call = memoryview(call)
+            self.write()
+        else:
+            self._start()
+
+    def write(self) -> None:
+        """Sends what waits to be sent."""
+        assert self.channel is not None
+        self.channel.write()
+        # Chunk by chunk: the call may be large, and there may be many ranks.
+        while self._call is not None and self.channel.backlog < FILE_CHUNK_BYTES and not self.channel.closed:
+            chunk, self._call = self._call[:FILE_CHUNK_BYTES], self._call[FILE_CHUNK_BYTES:]
+            self.channel.send(Kind.FILE, bytes(chunk))
+            if not chunk:
+                self._call = None
+                self._start()
+
+    def _start(self) -> None:
+        assert self.channel is not None
+        self.channel.send(Kind.START)
+        self.started = True
+
+    def stop(self, signum: int, grace_seconds: float) -> None:
+        """Tells the rank to end its program: `signum` now, SIGKILL after `grace_seconds`."""
+        self._ordered_to_stop = True
+        if self.channel is not None and not self.over:
+            self.channel.send(Kind.STOP, {"signal": int(signum), "grace_seconds": grace_seconds})
+
+    def handle(self, kind: Kind, payload: bytes) -> None:
+        """Takes one frame of the rank."""
+        if kind is Kind.OUT:
+            self.output.feed("out", payload)
+        elif kind is Kind.ERR:
+            self.output.feed("err", payload)
+        elif kind is Kind.RESULT:
+            self._chunks.append(payload)
+        elif kind is Kind.EXIT:
+            self._end(json.loads(payload))
+
+    def _end(self, message: dict[str, Any]) -> None:
+        outcome = self.outcome
+        outcome.status = message["status"]
+        outcome.stopped_by = message["stopped_by"]
+        outcome.report = message["report"]
+        now = time.monotonic()
+        times = [now]
+        if outcome.report is not None:
+            times.append(now - message["report_age_seconds"])
+        if outcome.status != 0 and self.output.traceback_since is not None:
+            times.append(self.output.traceback_since)
+        outcome.failed_at = min(times)
+        self._close_output()
+
+    def lose(self) -> None:
+        """The connection has ended."""
+        if not self.over:
+            self.outcome.failed_at = time.monotonic()
+            if self._ordered_to_stop:
+                self.outcome.stopped_by = "the launcher"
+            self._close_output()
+
+    def _close_output(self) -> None:
+        failed = not self.outcome.done
+        self.outcome.traceback, self.outcome.stderr_tail = self.output.end(failed=failed)
+        self.over = True
+
+    def finish(self) -> None:
+        """Closes everything, whether or not the rank has ended."""
+        if not self.over:
+            self.lose()
+        if self.channel is not None:
+            self.channel.close()

@@ -1,0 +1,49 @@
+"""The launcher's stdin, for rank 0."""
+
+from __future__ import annotations
+
+import os
+
+from keras_ddl.launch.control import Channel, Kind
+
+_WINDOW_BYTES = 1 << 16
+
+
+class StdinForwarder:
+    """Reads at most as much as rank 0 has room for, so that an unread stdin costs no memory."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+        self._outstanding = 0
+        self._is_terminal = fd is not None and os.isatty(fd)
+        self._ended = False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a stdin at all."""
+        return self._fd is not None
+
+    def fileno(self) -> int:
+        return -1 if self._fd is None else self._fd
+
+    def readable(self) -> bool:
+        """Whether reading is useful and allowed now."""
+        if self._fd is None or self._ended or self._outstanding >= _WINDOW_BYTES:
+            return False
+        # In the background, reading from the terminal would stop the whole launcher (SIGTTIN).
+        return not self._is_terminal or os.tcgetpgrp(self._fd) == os.getpgrp()
+
+    def forward(self, channel: Channel) -> None:
+        """Sends what can be read to rank 0; an empty frame at the end."""
+        assert self._fd is not None
+        try:
+            data = os.read(self._fd, _WINDOW_BYTES - self._outstanding)
+        except OSError:
+            data = b""
+        self._ended = not data
+        self._outstanding += len(data)
+        channel.send(Kind.STDIN, data)
+
+    def taken(self, num_bytes: int) -> None:
+        """Rank 0 has taken (or thrown away) so many bytes."""
+        self._outstanding -= num_bytes

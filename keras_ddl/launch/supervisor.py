@@ -1,0 +1,355 @@
+"""Runs one job: starts mpirun, serves the connection of every rank, and ends all of it when it must.
+
+The rules:
+- The job succeeded when every rank has reported that its program ended by itself with status 0.
+- When a rank fails, the others get a moment to fail by themselves (their reports help to tell cause from consequence),
+  then SIGTERM, then SIGKILL.
+- Whatever ends the job, nothing of it is left: the wrappers kill their programs, mpirun is killed if it does not end,
+  and what is left on this host is found by its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from keras_ddl.errors import LaunchError
+from keras_ddl.launch import control, processes, terminal
+from keras_ddl.launch.control import Channel
+from keras_ddl.launch.interrupts import Interrupts
+from keras_ddl.launch.job import Job, JobResult
+from keras_ddl.launch.output import RankOutput, Screen
+from keras_ddl.launch.rank_link import RankLink
+from keras_ddl.launch.stdin import StdinForwarder
+
+START_SECONDS = 120.0
+# After a first failure: time for the other ranks to fail by themselves.
+_AFTERMATH_SECONDS = 0.5
+_AFTERMATH_OF_CONSEQUENCE_SECONDS = 3.0  # the cause must still be on its way
+_GRACE_SECONDS = 2.0
+_INTERRUPT_GRACE_SECONDS = 5.0
+_MPIRUN_SECONDS = 3.0
+_MPIRUN_TEXT_BYTES = 1 << 14
+
+
+class Supervisor:
+    """The loop of one job. `run` may be called once."""
+
+    def __init__(self, job: Job, screen: Screen, *, stdin: int | None = None, terminals: dict[str, int] | None = None):
+        """`terminals`: file descriptors of the terminals behind the screen's "stdout" and "stderr", where they are."""
+        self._job, self._screen = job, screen
+        self._terminals = terminals or {}
+        self._stdin = StdinForwarder(stdin)
+        self._links = [RankLink(rank, RankOutput(rank, screen, self._log_file(rank))) for rank in range(job.num_ranks)]
+        self._strangers: dict[int, tuple[Channel, bytes]] = {}
+        self._by_fd: dict[int, RankLink] = {}
+        self._mpirun: subprocess.Popen[bytes] | None = None
+        self._mpirun_text = b""
+        self._mpirun_ended_at: float | None = None
+        self._result = JobResult([link.outcome for link in self._links])
+        self._stop_at: float | None = None  # when the others are told to end
+        self._stopping = False
+        self._terminate_mpirun_at: float | None = None
+        self._hard_stop = False
+
+    def run(self, signals: tuple[signal.Signals, ...]) -> JobResult:
+        """Runs the job to its end. `signals`: those that end it.
+
+        Raises: LaunchError: not all ranks could be started.
+        """
+        job = self._job
+        began = time.monotonic()
+        self._listener, self._address = control.listen(several_hosts=job.several_hosts)
+        try:
+            with Interrupts((*signals, signal.SIGWINCH), self._kill_hard) as self._interrupts:
+                self._start_mpirun()
+                self._loop(began)
+                self._end_mpirun()
+        finally:
+            self._clean_up()
+        self._result.seconds = time.monotonic() - began
+        self._result.mpirun_text = self._mpirun_text.decode(errors="replace")
+        if self._result.signal is None and not self._result.timed_out:
+            self._check_started()
+        return self._result
+
+    # ---- starting ------------------------------------------------------------------------------------------------
+
+    def _log_file(self, rank: int) -> object:
+        folder = self._job.output_dir
+        if folder is None:
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        width = len(str(self._job.num_ranks - 1))
+        return (folder / f"rank-{rank:0{width}}.log").open("wb", buffering=0)
+
+    def _start_mpirun(self) -> None:
+        command = self._job.command()
+        if self._job.verbose:
+            self._say(shlex.join(command))
+        self._mpirun = subprocess.Popen(
+            processes.dying_with_parent(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self._job.mpirun_environment(str(self._address)),
+            cwd=self._job.directory,
+            start_new_session=True,  # Ctrl-C is for us
+        )
+        os.set_blocking(self._mpirun.stdout.fileno(), False)
+
+    def _welcome(self) -> dict[str, object]:
+        screens = dict.fromkeys(self._terminals, True)
+        if screens:
+            rows, columns = terminal.size(next(iter(self._terminals.values())))
+            screens |= {"rows": rows, "columns": columns}
+        return {
+            "job": self._job.id,
+            "host": self._address.hostname,
+            "environment": dict(self._job.environment),
+            "directory": self._job.directory,
+            "terminal": screens,
+            "stdin": self._stdin.wanted,
+            "sends_file": self._job.call is not None,
+        }
+
+    # ---- the loop ------------------------------------------------------------------------------------------------
+
+    def _loop(self, began: float) -> None:
+        deadline = None if self._job.timeout is None else began + self._job.timeout
+        while not all(link.over for link in self._links):
+            now = time.monotonic()
+            if self._hard_stop:
+                return
+            if deadline is not None and now >= deadline:
+                deadline = None
+                self._result.timed_out = True
+                self._say(f"the job did not end within {self._job.timeout:g} s and is ended.")
+                self._order_stop(signal.SIGTERM, _GRACE_SECONDS)
+            if not self._stopping and now - began > START_SECONDS and any(not x.connected for x in self._links):
+                self._order_stop(signal.SIGTERM, _GRACE_SECONDS)
+            if self._stop_at is not None and now >= self._stop_at:
+                self._order_stop(signal.SIGTERM, _GRACE_SECONDS)
+            if self._terminate_mpirun_at is not None and now >= self._terminate_mpirun_at:
+                return
+            if self._mpirun_ended_at is not None and now - self._mpirun_ended_at > _MPIRUN_SECONDS:
+                return
+            if self._mpirun_ended_at is not None and not self._by_fd and not self._strangers:
+                return
+            self._serve(0.1 if self._tick() else 1.0)
+
+    def _tick(self) -> bool:
+        """Looks after everything that depends on time. Returns whether it must be looked after again soon."""
+        busy = self._screen.tick()
+        for link in self._links:
+            busy |= link.output.tick()
+        times = (self._stop_at, self._terminate_mpirun_at, self._mpirun_ended_at)
+        return busy or any(when is not None for when in times) or self._job.timeout is not None
+
+    def _serve(self, timeout: float) -> None:
+        """Waits for one thing to happen, or `timeout` seconds, and handles it."""
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.register(self._interrupts, select.POLLIN)
+        mpirun = self._mpirun.stdout
+        if not mpirun.closed:
+            poll.register(mpirun, select.POLLIN)
+        for channel in [link.channel for link in self._by_fd.values()] + [c for c, _ in self._strangers.values()]:
+            poll.register(channel, select.POLLIN | (select.POLLOUT if channel.backlog else 0))
+        first = self._links[0]
+        if self._stdin.readable() and first.started and not first.over:
+            poll.register(self._stdin, select.POLLIN)
+        for fd, _ in poll.poll(timeout * 1000):
+            if fd in self._by_fd:
+                self._serve_rank(self._by_fd[fd])
+            elif fd in self._strangers:
+                self._meet(fd)
+            elif fd == self._listener.fileno():
+                self._accept()
+            elif fd == self._interrupts.fileno():
+                self._handle_signals()
+            elif not mpirun.closed and fd == mpirun.fileno():
+                self._read_mpirun()
+            elif fd == self._stdin.fileno():
+                self._stdin.forward(first.channel)
+        if self._mpirun_ended_at is None and self._mpirun.poll() is not None:
+            self._mpirun_ended_at = time.monotonic()
+
+    def _handle_signals(self) -> None:
+        for signum in self._interrupts.take():
+            if signum == signal.SIGWINCH:
+                if self._terminals and self._links[0].connected:
+                    rows, columns = terminal.size(next(iter(self._terminals.values())))
+                    self._links[0].channel.send(control.Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
+                continue
+            if self._result.signal is None:
+                self._result.signal = signum
+                again = " (once more kills them at once)" if signum == signal.SIGINT else ""
+                self._say(f"{signal.Signals(signum).name}: ending the ranks{again}.")
+            if signum == signal.SIGINT:
+                self._order_stop(signal.SIGINT, _INTERRUPT_GRACE_SECONDS)
+            else:
+                self._order_stop(signal.SIGTERM, _GRACE_SECONDS)
+
+    # ---- ranks ---------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        channel, nonce = Channel(sock), os.urandom(32)
+        self._strangers[channel.fileno()] = channel, nonce
+        channel.send(control.Kind.NONCE, nonce)
+
+    def _meet(self, fd: int) -> None:
+        """Reads from a connection that has not yet proven to be a rank's."""
+        channel, nonce = self._strangers[fd]
+        frames = list(channel.read())
+        if channel.closed:
+            del self._strangers[fd]
+            return
+        if not frames:
+            return
+        del self._strangers[fd]
+        try:
+            hello = json.loads(frames[0][1])
+            link = self._links[hello["rank"]]
+            genuine = control.same_proof(hello["proof"], control.proof(self._address.token, "rank", nonce))
+            if not genuine or hello["size"] != self._job.num_ranks or link.channel is not None:
+                raise ValueError
+        except (ValueError, KeyError, IndexError, TypeError):
+            channel.close()
+            return
+        self._by_fd[fd] = link
+        shown = control.proof(self._address.token, "launcher", bytes.fromhex(hello["nonce"]))
+        link.connect(channel, hello, {"proof": shown, **self._welcome()}, self._job.call)
+        if self._stopping:
+            link.stop(signal.SIGTERM, 0.0)
+
+    def _serve_rank(self, link: RankLink) -> None:
+        channel = link.channel
+        fd = channel.fileno()
+        link.write()
+        for kind, payload in () if channel.closed else channel.read():
+            if kind is control.Kind.STDIN_TAKEN:
+                self._stdin.taken(json.loads(payload)["bytes"])
+            else:
+                link.handle(kind, payload)
+        if channel.closed:
+            del self._by_fd[fd]
+            link.lose()
+        if link.over and not link.counted:
+            link.counted = True
+            self._after_end(link)
+
+    def _after_end(self, link: RankLink) -> None:
+        if link.result is not None:
+            self._result.results[link.outcome.rank] = link.result
+        if link.outcome.done or self._stopping:
+            return
+        wait = _AFTERMATH_OF_CONSEQUENCE_SECONDS if link.outcome.is_consequence else _AFTERMATH_SECONDS
+        when = time.monotonic() + wait
+        self._stop_at = when if self._stop_at is None else min(when, self._stop_at)
+
+    def _order_stop(self, signum: int, grace_seconds: float) -> None:
+        self._stopping = True
+        self._stop_at = None
+        for link in self._links:
+            link.stop(signum, grace_seconds)
+        self._terminate_mpirun_at = time.monotonic() + grace_seconds + _GRACE_SECONDS
+        if not any(link.connected for link in self._links):
+            self._terminate_mpirun_at = time.monotonic()
+
+    # ---- the end -------------------------------------------------------------------------------------------------
+
+    def _read_mpirun(self) -> None:
+        stream = self._mpirun.stdout
+        try:
+            data = os.read(stream.fileno(), 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            stream.close()
+        self._mpirun_text = (self._mpirun_text + data)[-_MPIRUN_TEXT_BYTES:]
+        if self._job.verbose and data:
+            self._screen.write_lines("err", b"".join(b"[mpirun] " + x + b"\n" for x in data.rstrip(b"\n").split(b"\n")))
+
+    def _end_mpirun(self) -> None:
+        """Says goodbye to the wrappers and waits for mpirun, which may ignore SIGTERM."""
+        for link in self._links:
+            if link.connected:
+                link.channel.send(control.Kind.BYE)
+        steps = [(_MPIRUN_SECONDS, signal.SIGTERM), (_GRACE_SECONDS, signal.SIGKILL)]
+        if self._terminate_mpirun_at is not None and time.monotonic() >= self._terminate_mpirun_at:
+            steps[0] = (0.0, signal.SIGTERM)
+        for seconds, signum in steps:
+            deadline = time.monotonic() + seconds
+            while self._mpirun.poll() is None and time.monotonic() < deadline and not self._hard_stop:
+                self._serve(0.05)
+            if self._mpirun.poll() is None:
+                processes.signal_quietly(self._mpirun.pid, signal.SIGKILL if self._hard_stop else signum)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._mpirun.wait(5.0)
+        if not self._mpirun.stdout.closed:
+            self._read_mpirun()
+
+    def _kill_hard(self) -> None:
+        """On the second Ctrl-C, inside the signal handler: whatever the loop is doing, all processes end now."""
+        self._hard_stop = True
+        if self._mpirun is not None:
+            processes.signal_quietly(self._mpirun.pid, signal.SIGKILL)
+        processes.kill_marked(f"/keras_ddl-{self._job.id}/", timeout=1.0)
+        processes.kill_marked(self._address.token, timeout=1.0)
+
+    def _clean_up(self) -> None:
+        self._listener.close()
+        for link in self._links:
+            link.finish()
+        for channel, _ in self._strangers.values():
+            channel.close()
+        if self._mpirun is not None:
+            if self._mpirun.poll() is None:
+                processes.signal_quietly(self._mpirun.pid, signal.SIGKILL)
+                self._mpirun.wait()
+            self._mpirun.stdout.close()
+        processes.kill_marked(self._address.token)
+        processes.kill_marked(f"/keras_ddl-{self._job.id}/")
+        shutil.rmtree(Path(tempfile.gettempdir()) / f"keras_ddl-{self._job.id}", ignore_errors=True)
+        self._screen.finish()
+
+    def _check_started(self) -> None:
+        missing = [link.outcome.rank for link in self._links if link.channel is None]
+        if not missing:
+            return
+        said = self._mpirun_text.decode(errors="replace").strip()
+        what = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing[:10]))}"
+        raise LaunchError(
+            f"All {self._job.num_ranks} ranks must be started and reach the launcher on {socket.gethostname()}. "
+            f"Received: nothing from {what}; mpirun ended with status {self._mpirun.returncode} after saying:\n"
+            f"{said or '(nothing)'}\nThe command was: {shlex.join(self._job.command())}"
+        )
+
+    def _say(self, text: str) -> None:
+        self._screen.write_lines("err", f"keras-ddl: {text}\n".encode())
+
+
+def stdin_fd() -> int | None:
+    """Returns the file descriptor of this process's stdin, None when there is none."""
+    try:
+        fd = sys.__stdin__.fileno()  # type: ignore[union-attr]
+        os.fstat(fd)
+    except (AttributeError, OSError, ValueError):
+        return None
+    return fd

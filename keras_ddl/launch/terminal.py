@@ -1,0 +1,33 @@
+"""Pseudo-terminals for rank 0, and the size of the launcher's terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import termios
+
+
+def size(fd: int) -> tuple[int, int]:
+    """Returns (rows, columns) of the terminal `fd`, or (24, 80) when it does not say."""
+    try:
+        rows, columns = struct.unpack("hhhh", fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(8)))[:2]
+    except OSError:
+        rows = columns = 0
+    return (rows, columns) if rows > 0 and columns > 0 else (24, 80)
+
+
+def set_size(fd: int, rows: int, columns: int) -> None:
+    """Sets the size of the pseudo-terminal `fd`."""
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("hhhh", rows, columns, 0, 0))
+
+
+def open_pair(rows: int, columns: int) -> tuple[int, int]:
+    """Returns the two ends of a pseudo-terminal: ours and the program's. Bytes pass through it unchanged."""
+    ours, theirs = os.openpty()
+    attributes = termios.tcgetattr(theirs)
+    attributes[1] &= ~termios.OPOST  # the launcher's own terminal turns \n into \r\n
+    attributes[3] &= ~termios.ECHO
+    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+    set_size(ours, rows, columns)
+    return ours, theirs

@@ -1,0 +1,86 @@
+"""The program that `keras_ddl.run` starts on every rank: reads the call, makes it, leaves its result.
+
+    python -m keras_ddl.launch.worker
+
+Both are files in KERAS_DDL_RUN_DIR, which the rank's wrapper exchanges with the launcher.
+"""
+
+from __future__ import annotations
+
+import linecache
+import pickle
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from keras_ddl import config
+from keras_ddl.errors import LaunchError
+from keras_ddl.launch.control import CALL_FILE, RESULT_FILE
+
+
+def main() -> None:
+    """Runs the call. An exception leaves a report for the caller and then takes its usual way: out of this program."""
+    run_dir = Path(config.get("RUN_DIR"))
+    rank = int(run_dir.name.removeprefix("rank-"))
+    with (run_dir / CALL_FILE).open("rb") as file:
+        call = pickle.load(file)
+        # The modules of a notebook are found where the notebook finds them.
+        sys.path[:] = call["sys_path"]
+        sys.argv[:] = [""]
+        # The source of a notebook's cells, for tracebacks; without a time, so that it is not taken for outdated.
+        for name, lines in call["sources"].items():
+            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+        function, args, kwargs = _load(call["function"], rank)
+    try:
+        value = function(*args, **kwargs)
+    except BaseException as error:
+        # The frames of this file say nothing to the caller.
+        error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
+        _leave(run_dir, {"error": _pickled_error(error), "traceback": traceback.format_exc()})
+        raise
+    _leave(run_dir, {"value": _pickled_value(value, rank)})
+
+
+def _load(payload: bytes, rank: int) -> Any:
+    try:
+        return pickle.loads(payload)
+    except Exception as error:
+        raise LaunchError(
+            f"Everything that fn uses must be importable on the ranks. Received: rank {rank} could not unpickle the "
+            f"call: {type(error).__name__}: {error}. Import it inside fn, or put its module where python finds it."
+        ) from error
+
+
+def _pickled_value(value: Any, rank: int) -> bytes:
+    try:
+        return cloudpickle.dumps(value)
+    except Exception as error:
+        raise LaunchError(
+            f"What fn returns must be picklable. Received: {type(value).__name__} on rank {rank}: "
+            f"{type(error).__name__}: {error}. Return plain values: numbers, NumPy arrays, history.history, weights."
+        ) from error
+
+
+def _pickled_error(error: BaseException) -> bytes | None:
+    """Returns the pickled exception, None when it does not survive the way there and back."""
+    try:
+        data = cloudpickle.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        return None
+    return data
+
+
+def _leave(run_dir: Path, result: dict[str, Any]) -> None:
+    with (run_dir / RESULT_FILE).open("wb") as file:
+        pickle.dump(result, file)
+
+
+if __name__ == "__main__":
+    # By its own name: what is defined in __main__ is the caller's, in the pickled call.
+    from keras_ddl.launch import worker
+
+    worker.main()
