@@ -215,10 +215,19 @@ class Communicator:
         """What this communicator runs on, for people."""
         return core().ddl_describe(self._comm).decode(errors="replace")
 
-    def all_reduce(self, array: np.ndarray, op: str, name: str, *, flags: int = 0, tolerance: float = 0.0) -> Any:
-        """Returns a new array, `array` reduced over the ranks; dtype one of DTYPES, op one of OPS."""
+    def all_reduce(
+        self,
+        array: np.ndarray,
+        op: str,
+        name: str,
+        *,
+        out: np.ndarray | None = None,
+        flags: int = 0,
+        tolerance: float = 0.0,
+    ) -> Any:
+        """Returns `out` (default: a new array), `array` reduced over the ranks; dtype one of DTYPES, op one of OPS."""
         source = _contiguous(array)
-        result = _empty_like(source)
+        result = _empty_like(source) if out is None else out
         return self._run(
             ALL_REDUCE, name, source, result, op=OPS[op], detail=_text(array), flags=flags, tolerance=tolerance
         )

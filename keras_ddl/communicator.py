@@ -174,16 +174,20 @@ def all_gather_object(obj: Any, name: str | None = None) -> list[Any]:
     return [_unpickle(part, sender) for sender, part in enumerate(parts)]
 
 
-def all_reduce_array(array: ArrayLike, op: str = "sum", name: str | None = None) -> np.ndarray:
-    """Returns a new array: `array`, reduced elementwise over the ranks. COLLECTIVE.
+def all_reduce_array(
+    array: ArrayLike, op: str = "sum", name: str | None = None, *, out: np.ndarray | None = None
+) -> np.ndarray:
+    """Returns `array`, reduced elementwise over the ranks. COLLECTIVE.
 
     Args:
         array: dtype float16, bfloat16, float32, float64, int32, int64, uint8 or int8; dtype and shape equal on all
             ranks.
         op: "sum", "mean", "min", "max" or "product". Integer means are rounded toward zero.
+        out: where the result goes: `array` itself, or an array of its dtype and shape, C-contiguous, that does not
+            overlap it. Default: a new array.
 
     Raises:
-        ConfigError: another dtype or op.
+        ConfigError: another dtype or op, or an `out` that does not fit.
         RankMismatchError: the ranks disagree; on every rank.
     """
     import numpy as np
@@ -200,7 +204,12 @@ def all_reduce_array(array: ArrayLike, op: str = "sum", name: str | None = None)
             f"all_reduce_array: the dtype must be one of {', '.join(_native.DTYPES)}, in native byte order. "
             f"Received: {array.dtype.str} ({array.dtype.name}) on rank {rank()}. Convert the array first."
         )
-    return comm.all_reduce(array, op, _name("all_reduce_array", name))
+    if out is not None and (out.dtype != array.dtype or out.shape != array.shape or not out.flags.c_contiguous):
+        raise ConfigError(
+            f"all_reduce_array: out must be C-contiguous with the dtype and shape of the array, {array.dtype.name} "
+            f"{list(array.shape)}. Received: {out.dtype.name} {list(out.shape)} on rank {rank()}."
+        )
+    return comm.all_reduce(array, op, _name("all_reduce_array", name), out=out)
 
 
 def broadcast_array(array: ArrayLike, root: int = 0, name: str | None = None) -> np.ndarray:
