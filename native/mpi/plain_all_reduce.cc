@@ -34,6 +34,10 @@ struct MpiType<int64_t> {
   static MPI_Datatype Get() { return MPI_INT64_T; }
 };
 template <>
+struct MpiType<uint32_t> {
+  static MPI_Datatype Get() { return MPI_UINT32_T; }
+};
+template <>
 struct MpiType<uint8_t> {
   static MPI_Datatype Get() { return MPI_UINT8_T; }
 };
@@ -132,7 +136,7 @@ T Narrow(Wide value) {
   }
 }
 
-// Reduces in `Wide`: float for the 16-bit types, int64_t for the means of integers.
+// Reduces in `Wide`: float for the 16-bit types, int64_t for the means of integers, uint32_t where 8 bits must wrap.
 template <typename T, typename Wide>
 int Staged(MPI_Comm comm, const void* in, void* out, uint64_t count, ddl_op op, int size) {
   Operation operation;
@@ -150,6 +154,14 @@ int Staged(MPI_Comm comm, const void* in, void* out, uint64_t count, ddl_op op, 
     }
   }
   return code;
+}
+
+// Open MPI's vectorised sums of 8-bit integers saturate; ours wrap, as C and NumPy do.
+template <typename T>
+int Bytes(MPI_Comm comm, const void* in, void* out, uint64_t count, ddl_op op, int size) {
+  if (op == DDL_MEAN) return Staged<T, int64_t>(comm, in, out, count, op, size);
+  if (op == DDL_MIN || op == DDL_MAX) return Direct<T>(comm, in, out, count, op, size);
+  return Staged<T, uint32_t>(comm, in, out, count, op, size);
 }
 
 }  // namespace
@@ -177,11 +189,9 @@ int PlainAllReduce(MPI_Comm comm, const void* in, void* out, uint64_t count, ddl
     case DDL_INT64:
       return Direct<int64_t>(comm, in, out, count, op, size);
     case DDL_UINT8:
-      return mean ? Staged<uint8_t, int64_t>(comm, in, out, count, op, size)
-                  : Direct<uint8_t>(comm, in, out, count, op, size);
+      return Bytes<uint8_t>(comm, in, out, count, op, size);
     case DDL_INT8:
-      return mean ? Staged<int8_t, int64_t>(comm, in, out, count, op, size)
-                  : Direct<int8_t>(comm, in, out, count, op, size);
+      return Bytes<int8_t>(comm, in, out, count, op, size);
     default:
       return MPI_ERR_TYPE;
   }
