@@ -14,6 +14,7 @@ _HOMES = {
     "write_base_graph": "base_graph",
     "inputs_are_known": "inputs",
     "record_inputs": "inputs",
+    "CleanProcess": "validate",
     "ExportResult": "graft",
     "export_saved_model": "graft",
     "Classify": "signatures",

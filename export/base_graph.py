@@ -1,17 +1,62 @@
-"""The base graph: the model's inference function as a plain SavedModel, written once when training begins."""
+"""The base graph: the model's inference function as a plain SavedModel, written once when training begins.
+
+ckpt/base/saved_model.pb, assets/, fingerprint.pb    as an export will copy them, byte for byte
+ckpt/base/variables/static.*                         what is in its variables/ and is not a weight
+ckpt/base/sample.npz, manifest.json                  rows to replay; see manifest.py
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from keras_ddl import _durable, model_state
+from keras_ddl import _tensor_bundle as bundle
+from keras_ddl import checkpoint as ckpt
+from keras_ddl.errors import CheckpointError, ExportError
+from keras_ddl.export import manifest, signatures, validate
+from keras_ddl.export._replay import compare
+from keras_ddl.export.inputs import find_inputs
+from keras_ddl.export.isolation import isolated
+from keras_ddl.export.tracer import Traced, Tracer, answer
+
+_WHAT = "A base graph"
 
 
 class BaseGraph:
     """A base graph on disk and its function in this process. Pass it to `save_checkpoint(base=...)`.
 
-    Attributes: path (ckpt_dir/base), manifest (dict), warnings (list of sentences).
+    Attributes: path (ckpt_dir/base), record (manifest), warnings (sentences).
     """
+
+    def __init__(self, path: Path, traced: Traced) -> None:
+        self.path = path
+        self.record = traced.record
+        self.warnings: tuple[str, ...] = tuple(traced.record["warnings"])
+        self._traced = traced
+
+    def extra_variables(self) -> Mapping[str, Any]:
+        """Variables that the graph reads and Keras does not track, by checkpoint key."""
+        return self._traced.untracked
+
+    def golden(self) -> dict[str, Any]:
+        """Returns what the graph answers to the sample with the current weights: output name -> array."""
+        return isolated(lambda: answer(self._traced.function, self._traced.rows, self._traced.function.variables))
+
+    def evidence(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Returns (golden outputs, whether the live model answers alike), for a checkpoint that is being saved.
+
+        They differ when something that the graph holds as a constant was changed after it was traced: an attribute of
+        a layer, or statistics of a preprocessing layer that was adapted too late.
+        """
+        if self._traced.rows is None:
+            return {}, {"agrees": None}
+        skip = set(self.record["random"])
+        golden = self.golden()
+        live = isolated(lambda: answer(self._traced.live, self._traced.rows, self._traced.function.variables))
+        found = compare(_without(golden, skip), _without(live, skip), 10 * _tolerance(self.record))
+        return golden, {"agrees": not found["problems"], "difference": found["largest"], "problems": found["problems"]}
 
 
 def write_base_graph(
@@ -19,25 +64,63 @@ def write_base_graph(
     ckpt_dir: str | Path,
     *,
     sample: Any = None,
-    input_signature: Mapping[str, Any] | None = None,
-    classify: Any = None,
-    regress: Any = None,
+    input_signature: Any = None,
+    classify: signatures.Classify | None = None,
+    regress: signatures.Regress | None = None,
     float32_outputs: bool = True,
     portable: bool = True,
+    allow_ops: Iterable[str] = (),
 ) -> BaseGraph:
     """Traces `model(inputs, training=False)` and writes it to `ckpt_dir/base/`. Rank 0 only; no collective.
 
     Called in on_train_begin (see `inputs_are_known`); refuses there a model that could not be served. A base graph of
-    the same model that is there already is kept; one of another model with checkpoints beside it is an ExportError
+    the same model that is there already is replaced; one of another model with checkpoints beside it is an ExportError
     (`checkpoint.set_aside` moves them out of the way).
 
     Args:
         sample: a few rows of real input, in the structure that the model takes; stored, and replayed by every export
             to compare outputs. Default: made-up rows.
-        input_signature: input name -> tf.TensorSpec, in place of what the model says.
+        input_signature: tf.TensorSpec in the structure that the model takes, in place of what the model says.
         classify, regress: `Classify(...)`, `Regress(...)`: further signatures that take serialized tf.Example.
         float32_outputs: cast float16 and bfloat16 outputs to float32, which REST clients need.
         portable: trace LSTM and GRU without cuDNN, so that the graph runs on a CPU.
-    Raises: ExportError: the model cannot be served; the message names each node or layer.
+        allow_ops: custom ops that your server is known to have.
+    Raises: ExportError: the model cannot be served; the message names each node, layer or input.
+    Cost: one trace and one write of the weights, which are then dropped from it; seconds for a large model.
     """
-    raise NotImplementedError
+    root = _durable.make_directory(Path(ckpt_dir), _WHAT, ExportError)
+    if not getattr(model, "built", True) and input_signature is None and sample is None:
+        raise ExportError(
+            f"A base graph is traced from a built model. Received: {type(model).__name__} {model.name!r}, not built "
+            f"yet. Give it an Input, call it on a batch, or give sample= or input_signature=."
+        )
+    inputs = find_inputs(model, input_signature, sample)
+    rows = None if sample is None else inputs.flatten(sample)
+    with bundle.translated(_WHAT, root / ckpt.BASE, ExportError), _durable.staging_directory(root) as staged:
+        tracer = Tracer(model, inputs, staged, sorted(set(allow_ops)))
+        traced = isolated(lambda: tracer.run(classify, regress, float32_outputs, portable, rows))
+        _refuse_other_checkpoints(root, traced.record)
+        manifest.write(staged, traced.record)
+        _durable.publish(staged, root / ckpt.BASE, replace=True)
+    return BaseGraph(root / ckpt.BASE, traced)
+
+
+def _refuse_other_checkpoints(root: Path, record: Mapping[str, Any]) -> None:
+    whole = [each for each in ckpt.list_checkpoints(root) if each.problem is None]
+    if not whole:
+        return
+    try:
+        model_state.match(record["variables"], whole[-1].state["weights"], "weight", whole[-1].path)
+    except CheckpointError as error:
+        raise ExportError(
+            f"A checkpoint directory holds one model. Received: {root}, with {len(whole)} checkpoints of another: "
+            f"{error} Give another directory, or move them aside with checkpoint.set_aside({str(root)!r})."
+        ) from error
+
+
+def _tolerance(record: Mapping[str, Any]) -> float:
+    return validate.HALF_TOLERANCE if record["half"] else validate.TOLERANCE
+
+
+def _without(outputs: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: array for name, array in outputs.items() if name not in names}

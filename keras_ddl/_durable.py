@@ -168,6 +168,11 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_bytes(content: bytes) -> str:
+    """Returns the SHA-256 of some bytes, in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `record` with the SHA-256 of its own JSON added, so that one altered byte shows (`is_sealed`)."""
     return {**record, "sha256": _digest_of(record)}
@@ -207,4 +212,4 @@ def difference(folder: Path, files: Mapping[str, Mapping[str, Any]], *, contents
 
 def _digest_of(record: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in record.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return digest_bytes(json.dumps(rest, sort_keys=True).encode())

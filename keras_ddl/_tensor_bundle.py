@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,12 @@ SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # of every variable's key in an object-b
 def variable_key(*names: str) -> str:
     """Returns the key of the variable that an object graph reaches by these names, as tf.train.Checkpoint spells it."""
     return "/".join(name.replace(".", "..").replace("/", ".S") for name in names) + SUFFIX
+
+
+def name_of(key: str) -> str:
+    """Returns the last name in a key that `variable_key` made."""
+    escaped = key.removesuffix(SUFFIX).rsplit("/", 1)[-1]
+    return re.sub(r"\.(\.|S)", lambda match: "." if match[1] == "." else "/", escaped)
 
 
 def write(prefix: str, tensors: Mapping[str, Any]) -> None:

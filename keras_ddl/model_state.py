@@ -170,11 +170,15 @@ def match(targets: Table, stored: Table, what: str, source: Path | str) -> dict[
         pairs = dict(zip(here, there))
         differs = next((pair for pair in pairs.items() if _unnumbered(pair[0]) != _unnumbered(pair[1])), None)
         if len(here) != len(there) or differs:
-            where = f"{_path(differs[1])} there, {_path(differs[0])} here" if differs else "one list ends early"
+            where = (
+                f"{bundle.name_of(differs[1])} there, {bundle.name_of(differs[0])} here"
+                if differs
+                else "one list ends early"
+            )
             _other_model(source, f"{len(there)} {what}s there, {len(here)} here; first difference: {where}")
     for target, key in pairs.items():
         if here[target] != there[key]:
-            _other_model(source, f"{_path(target)} is {_show(there[key])} there, {_show(here[target])} here")
+            _other_model(source, f"{bundle.name_of(target)} is {_show(there[key])} there, {_show(here[target])} here")
     return pairs
 
 
@@ -196,18 +200,19 @@ def is_seed(variable: Any) -> bool:
     return variable.path.endswith(_SEED)
 
 
-def _keyed(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
-    keyed: dict[str, Any] = {}
-    seen: set[int] = set()
+def named(variables: Sequence[Any]) -> dict[str, Any]:
+    """Returns name -> variable, each once, in order: its Keras path, with '#2', '#3'... where several share one."""
+    names: dict[str, Any] = {}
     times: dict[str, int] = {}
-    for variable in variables:
-        if id(variable) in seen:
-            continue
-        seen.add(id(variable))
+    for variable in {id(variable): variable for variable in variables}.values():
         path = variable.path
         times[path] = times.get(path, 0) + 1
-        keyed[bundle.variable_key(prefix, path if times[path] == 1 else f"{path}#{times[path]}")] = variable
-    return keyed
+        names[path if times[path] == 1 else f"{path}#{times[path]}"] = variable
+    return names
+
+
+def _keyed(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
+    return {bundle.variable_key(prefix, name): variable for name, variable in named(variables).items()}
 
 
 def _dtype(variable: Any) -> str:
@@ -226,12 +231,8 @@ def _assign(variable: Any, value: Any, seeds: str) -> None:
     variable.assign(value)
 
 
-def _path(key: str) -> str:
-    return key.removesuffix(bundle.SUFFIX).split("/", 1)[1].replace(".S", "/").replace("..", ".")
-
-
 def _unnumbered(key: str) -> str:
-    return re.sub(r"_\d+(?=/|_|$)", "", _path(key))
+    return re.sub(r"_\d+(?=/|_|$)", "", bundle.name_of(key))
 
 
 def _show(spec: tuple[str, tuple[int, ...]]) -> str:

@@ -1,0 +1,50 @@
+"""Writes allowed_ops.txt, the frozen list of TensorFlow's own ops that a servable graph may hold.
+
+    python -P export/generate_allowed_ops.py
+
+To be run in a process that has loaded no op library, with the newest TensorFlow that keras_ddl supports: the registry
+of a training process contains keras_ddl's ops too, and a scan against it would pass wrongly.
+
+Listed are the ops that have a CPU kernel, which leaves out TPU and XLA internals and the ops of TensorFlow's own
+tests; and a few that run only on GPUs, marked `no-cpu-kernel`. Left out are ops that call back into Python or speak to
+a cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import tensorflow as tf
+
+# Private API, read from TensorFlow 2.21: the registries of ops and of kernels have no public Python door.
+from tensorflow.core.framework import op_def_pb2
+from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.framework import kernels
+
+_CALLS_OUT = re.compile(
+    r"^_?(EagerPyFunc|PyFunc|Collective|Nccl|Send$|Recv$|HostSend|HostRecv|RemoteCall|RemoteFusedGraph|Rpc|TPU|.*TPU"
+    r"|Xla|DTensor|CopyToMesh|Relayout|RegisterDataset|DataServiceDataset|Test|Stub|Old$)"
+)
+_GPU_ONLY = re.compile(r"^(Cudnn\w+|CTCLossV2|GenerateBoundingBoxProposals|SparseMatrix\w+|MaxPoolGradGradWithArgmax)$")
+_REWRITTEN = {"AccumulateNV2"}  # replaced by a pass before it runs, hence without a kernel of its own
+
+
+def main() -> None:
+    ops = op_def_pb2.OpList.FromString(pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList()))
+    on_cpu = {each.op for each in kernels.get_all_registered_kernels().kernel if each.device_type in ("CPU", "DEFAULT")}
+    on_cpu |= _REWRITTEN
+    lines = []
+    for name in sorted(op.name for op in ops.op if not _CALLS_OUT.match(op.name)):
+        if name in on_cpu:
+            lines.append(name)
+        elif _GPU_ONLY.match(name):
+            lines.append(f"{name} no-cpu-kernel")
+    heading = f"# TensorFlow {tf.__version__}, {len(lines)} ops; from export/generate_allowed_ops.py, not by hand."
+    target = Path(__file__).with_name("allowed_ops.txt")
+    target.write_text("\n".join([heading, *lines]) + "\n")
+    print(f"{target}: {len(lines)} of {len(ops.op)} ops")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Running a model's inference outside of everything that training has switched on."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+def isolated(work: Callable[[], Result]) -> Result:
+    """Runs `work` in a thread of its own and returns its result.
+
+    TensorFlow keeps strategy, device and name scopes per thread, and Keras its call context, so nothing of a callback's
+    surroundings gets into what is traced there. Only Keras's dtype policy is carried over.
+    """
+    import keras
+
+    policy = keras.config.dtype_policy()
+    outcome: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            keras.config.set_dtype_policy(policy)
+            outcome["result"] = work()
+        except BaseException as error:
+            outcome["error"] = error
+
+    thread = threading.Thread(target=run, name="keras_ddl-inference")
+    thread.start()
+    thread.join()
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["result"]
+
+
+@contextlib.contextmanager
+def portable_layers(model: Any) -> Iterator[None]:
+    """Switches LSTM and GRU layers to kernels that every device has; undone at the end.
+
+    With a GPU visible, 'auto' would put CudnnRNNV3 into the graph, which has no CPU kernel.
+    """
+    switched = [layer for layer in layers_of(model) if getattr(layer, "use_cudnn", False) in ("auto", True)]
+    before = [layer.use_cudnn for layer in switched]
+    for layer in switched:
+        layer.use_cudnn = False
+    try:
+        yield
+    finally:
+        for layer, value in zip(switched, before):
+            layer.use_cudnn = value
+
+
+@contextlib.contextmanager
+def unchanged(variables: Iterable[Any]) -> Iterator[None]:
+    """Puts the values of tf.Variables back at the end (seeds move when a model samples at inference)."""
+    import tensorflow as tf
+
+    held = [(variable, tf.identity(variable)) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in held:
+            variable.assign(value)
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Returns the model and all layers inside it, however deep, also in Python lists. Keras has no public walk."""
+    return model._flatten_layers()

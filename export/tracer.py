@@ -1,0 +1,214 @@
+"""The steps that make a base graph of a model: trace, save, scan, drop the weights, settle the sample."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keras_ddl import _durable, model_state
+from keras_ddl import _tensor_bundle as bundle
+from keras_ddl.errors import ExportError
+from keras_ddl.export import manifest, signatures
+from keras_ddl.export._replay import compare, storable
+from keras_ddl.export.inputs import Inputs
+from keras_ddl.export.isolation import layers_of, portable_layers, unchanged
+from keras_ddl.export.scan import ScanReport, scan_saved_model
+
+UNTRACKED = "untracked"
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a trace left: the manifest's record, the traced and the plain function, sample rows, untracked variables."""
+
+    record: dict[str, Any]
+    function: Any
+    live: Callable[..., Mapping[str, Any]]
+    rows: Mapping[str, Any] | None
+    untracked: Mapping[str, Any]
+
+
+class Tracer:
+    """One trace. It must run in `isolated`."""
+
+    def __init__(self, model: Any, inputs: Inputs, staged: Path, allowed: list[str]) -> None:
+        self.model, self.inputs, self.staged, self.allowed = model, inputs, staged, allowed
+
+    def run(
+        self, classify: Any, regress: Any, float32_outputs: bool, portable: bool, rows: Mapping[str, Any] | None
+    ) -> Traced:
+        """Fills the staging directory, but for manifest.json. Raises: ExportError: the model cannot be served."""
+        import keras
+        import tensorflow as tf
+
+        warnings: list[str] = []
+        with portable_layers(self.model) if portable else contextlib.nullcontext():
+            try:
+                traced, live = signatures.trace(self.model, self.inputs, classify, regress, float32_outputs)
+            except ExportError:
+                raise
+            except Exception as error:
+                raise ExportError(
+                    f"Training writes a graph of {type(self.model).__name__} {self.model.name!r} called with "
+                    f"training=False. Received: tracing it failed with {type(error).__name__}: {error}. Mend call(), "
+                    f"or train with callbacks.Checkpoint(export_base=False)."
+                ) from error
+        read = {id(variable) for function in traced.values() for variable in function.variables}
+        variables = model_state.weights_of(self.model)
+        captured = {key: _tf_variable(each) for key, each in variables.items() if id(_tf_variable(each)) in read}
+        known = {id(variable) for variable in captured.values()}
+        strays = {id(v): v for function in traced.values() for v in function.variables if id(v) not in known}
+        untracked = {bundle.variable_key(UNTRACKED, str(i)): each for i, each in enumerate(strays.values())}
+        if untracked:
+            names = [variable.name for variable in untracked.values()]
+            warnings.append(f"variables that Keras does not track are kept too, in checkpoints of this run: {names}")
+        self._save(traced, captured, list(untracked.values()))
+        report = self._scan()
+        static = self._drop_weights([*captured, *untracked])
+        function = traced[signatures.DEFAULT]
+        rows, origin = self._settle_sample(function, rows, warnings)
+        record = {
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "inputs": {name: [spec.dtype.name, spec.shape.as_list()] for name, spec in self.inputs.specs.items()},
+            "outputs": {name: _describe(tensor) for name, tensor in function.structured_outputs.items()},
+            "signatures": sorted(traced),
+            "variables": model_state.table(variables),
+            "captured": list(captured),
+            "untracked": model_state.table(untracked),
+            "constants": {
+                key: _fingerprint(each)
+                for key, each in variables.items()
+                if key not in captured and not each.trainable and not model_state.is_seed(each)
+            },
+            "static": static,
+            "ops": report.ops,
+            "allow_ops": self.allowed,
+            "warnings": [*report.warnings, *warnings],
+            "sample": origin,
+            "random": self._random_outputs(function, rows),
+            "half": any(_is_half(layer) for layer in layers_of(self.model)),
+        }
+        return Traced(record, function, live, rows, untracked)
+
+    def _save(self, traced: Mapping[str, Any], captured: Mapping[str, Any], untracked: list[Any]) -> None:
+        import tensorflow as tf
+
+        module = tf.Module()
+        # Attribute and dict key make the checkpoint key: `weights/<escaped name>`, as bundle.variable_key spells it.
+        setattr(module, model_state.WEIGHTS, {bundle.name_of(key): each for key, each in captured.items()})
+        setattr(module, UNTRACKED, {str(i): each for i, each in enumerate(untracked)})
+        module.resources = _resources(self.model, traced)
+        try:
+            tf.saved_model.save(module, str(self.staged), signatures=dict(traced))
+        except (AssertionError, ValueError, NotImplementedError) as error:
+            raise ExportError(
+                f"A servable graph holds only what a SavedModel can. Received: {type(error).__name__}: {error}. Make "
+                f"tables and other resources attributes of a layer of the model."
+            ) from error
+        for name in set(traced) & set(signatures.METHODS):
+            _set_method(self.staged / "saved_model.pb", name, signatures.METHODS[name])
+
+    def _scan(self) -> ScanReport:
+        report = scan_saved_model(self.staged, self.allowed)
+        report.raise_for_problems(f"{type(self.model).__name__} {self.model.name!r}")
+        return report
+
+    def _drop_weights(self, weights: list[str]) -> list[str]:
+        """Rewrites variables/ without the weights, which every export brings; returns the keys that stay."""
+        folder = self.staged / "variables"
+        held = bundle.entries(str(folder / "variables"))
+        missing = [key for key in weights if key not in held]
+        if missing:
+            raise ExportError(
+                f"Every weight is saved under its own key. Received: none of {missing}; please report it."
+            )
+        rest = {key: dtype for key, (dtype, _) in held.items() if key not in set(weights)}
+        tensors = bundle.read(str(folder / "variables"), rest)
+        shutil.rmtree(folder)
+        folder.mkdir()
+        bundle.write(str(self.staged / manifest.STATIC), tensors)
+        return list(rest)
+
+    def _settle_sample(
+        self, function: Any, rows: Mapping[str, Any] | None, warnings: list[str]
+    ) -> tuple[Mapping[str, Any] | None, str | None]:
+        import numpy as np
+
+        origin = "given" if rows is not None else "made up"
+        rows = rows if rows is not None else self.inputs.made_up_sample()
+        try:
+            answer(function, rows, function.variables)
+        except Exception as error:
+            if origin == "given":
+                raise ExportError(
+                    f"The model must answer sample=. Received: {type(error).__name__}: {error}. Give rows as in fit."
+                ) from error
+            warnings.append(
+                f"the model does not answer made-up rows ({type(error).__name__}), so an export cannot compare "
+                f"outputs; give sample="
+            )
+            return None, None
+        np.savez(self.staged / manifest.SAMPLE, **{name: storable(array) for name, array in rows.items()})
+        return rows, origin
+
+    def _random_outputs(self, function: Any, rows: Mapping[str, Any] | None) -> list[str]:
+        if rows is None:
+            return []
+        first, second = (answer(function, rows, function.variables) for _ in range(2))
+        return [name for name in first if compare({name: first[name]}, {name: second[name]}, 0.0)["problems"]]
+
+
+def answer(function: Callable[..., Any], rows: Mapping[str, Any], variables: Iterable[Any]) -> dict[str, Any]:
+    """Calls a function on the sample and leaves the variables that it reads as they were."""
+    import tensorflow as tf
+
+    # Non-trainable ones are small (statistics, seeds, counters), and only these can move at inference.
+    with unchanged(variable for variable in variables if not variable.trainable):
+        outputs = function(**{name: tf.constant(array) for name, array in rows.items()})
+        return {name: storable(tensor.numpy()) for name, tensor in outputs.items()}
+
+
+def _resources(model: Any, traced: Mapping[str, Any]) -> list[Any]:
+    """Lookup tables and the like that the functions use. Walked layer by layer: TensorFlow's own walk of a Keras model
+    does not enter layers that are kept in Python lists."""
+    import tensorflow as tf
+
+    used = {id(tensor) for function in traced.values() for tensor in function.captured_inputs}
+    found: dict[int, Any] = {}
+    for layer in layers_of(model):
+        for each in tf.train.TrackableView(layer).descendants():
+            if isinstance(each, tf.saved_model.experimental.TrackableResource) and id(each.resource_handle) in used:
+                found[id(each)] = each
+    return list(found.values())
+
+
+def _set_method(file: Path, signature: str, method: str) -> None:
+    """Writes the method that TensorFlow Serving's Classify and Regress look for; saved_model.save writes predict."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    for graph in saved.meta_graphs:
+        graph.signature_def[signature].method_name = method
+    file.write_bytes(saved.SerializeToString(deterministic=True))
+
+
+def _tf_variable(variable: Any) -> Any:
+    value = variable.value
+    return getattr(value, "_primary", value)  # a mirrored variable of another tf.distribute.Strategy
+
+
+def _fingerprint(variable: Any) -> str:
+    return _durable.digest_bytes(model_state.tensor_of(variable).numpy().tobytes())
+
+
+def _describe(tensor: Any) -> list[Any]:
+    return [tensor.dtype.name, tensor.shape.as_list() if tensor.shape.rank is not None else None]
+
+
+def _is_half(layer: Any) -> bool:
+    return getattr(layer, "compute_dtype", None) in ("float16", "bfloat16")

@@ -1,0 +1,50 @@
+"""Numeric version directories, as TensorFlow Serving polls them: each appears whole, by one rename, and stays as is."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from keras_ddl import _durable
+from keras_ddl.errors import ExportError
+
+_WHAT = "An export"
+
+
+def choose(out_dir: Path, version: int | str | None, step: int | None) -> Path:
+    """Returns the directory of the version to write, which does not exist yet; creates `out_dir`.
+
+    Args:
+        version: a whole number; None for the highest in `out_dir` plus one; 'step' for `step`.
+    Raises: ExportError: it exists, is no version, or `out_dir` may not be written to or is a file.
+    """
+    if version == "step":
+        version = step
+    if version is not None and not (str(version).isascii() and str(version).isdigit() and int(version) < 2**63):
+        raise ExportError(
+            f"A version is a whole number of 0 or more, for that is what TensorFlow Serving loads. Received: "
+            f"{version!r}. Give a number, 'step', or nothing for the next one."
+        )
+    if version is not None and (out_dir / str(int(version))).exists():
+        raise _exists(out_dir / str(int(version)))
+    _durable.make_directory(out_dir, _WHAT, ExportError)
+    taken = [int(entry.name) for entry in out_dir.iterdir() if entry.name.isascii() and entry.name.isdigit()]
+    _durable.sweep_temporaries(out_dir)
+    return out_dir / str(max(taken, default=0) + 1 if version is None else int(version))
+
+
+def publish(staged: Path, final: Path) -> None:
+    """Syncs and renames. Raises: ExportError: another export took the version in the meantime."""
+    try:
+        _durable.publish(staged, final, replace=False)
+    except FileExistsError as error:
+        if error.errno == errno.EEXIST:
+            raise _exists(final) from error
+        raise
+
+
+def _exists(final: Path) -> ExportError:
+    return ExportError(
+        f"A version is never overwritten, for a server may be reading it. Received: {final}, which exists already. "
+        f"Give another --version (version=), leave it out for the next number, or remove the directory."
+    )
