@@ -10,11 +10,10 @@ import functools
 import os
 import sys
 import warnings
-from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-import keras_ddl
-from keras_ddl import _tf_packages, config
+from keras_ddl import _native, _tf_packages, config
 from keras_ddl.errors import DependencyError
 
 # Oldest TensorFlow whose C API has all that native/tf uses.
@@ -22,7 +21,6 @@ OLDEST = (2, 16)
 # Where the asynchronous kernels were tested: they rely on how TensorFlow passes `done` (native/tf/kernels.cc).
 TESTED = ((2, 16), (2, 17), (2, 18), (2, 19), (2, 20), (2, 21))
 OPS = ("DdlInit", "DdlBroadcast", "DdlAllReduce", "DdlAllReduceN", "DdlReduceScatter", "DdlAllGather")
-_LIBRARY = "libkeras_ddl_tf.so"
 
 _tf_packages.check_keras_backend()
 _tf_packages.check_one_tensorflow()
@@ -33,8 +31,36 @@ except ImportError as error:
 VERSION = _tf_packages.check_version(tf.__version__, OLDEST)
 
 # ruff: noqa: E402  (these come with the TensorFlow that was checked above)
+from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset as ShuffleDataset
+from tensorflow.python.distribute.distribute_lib import (
+    InputContext,
+    ReplicaContext,
+    StrategyExtendedV1,
+    UpdateContext,
+    ValueContext,
+)
+from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
+from tensorflow.python.eager.context import global_seed
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import auto_control_deps
+
+__all__ = [
+    "DistributedDatasetsFromFunction",
+    "InputContext",
+    "ReplicaContext",
+    "ShuffleDataset",
+    "StrategyExtendedV1",
+    "UpdateContext",
+    "ValueContext",
+    "asynchronous",
+    "clone_function",
+    "dataset_inputs",
+    "global_seed",
+    "load_ops",
+    "shuffle_seeds",
+    "tf",
+    "traced_for_xla",
+]
 
 
 def asynchronous() -> bool:
@@ -50,7 +76,8 @@ def load_ops() -> ModuleType:
     Raises:
         DependencyError: the library was not built, or this TensorFlow does not take it.
     """
-    path = _library_path()
+    path = _native.library_path("libkeras_ddl_tf.so")
+    _native.core()  # the ops find the communicator in the core that Python loaded
     if not asynchronous() and config.get("TF_KERNELS") == "auto":
         warnings.warn(
             f"keras_ddl was not tested with TensorFlow {tf.__version__} (tested: "
@@ -84,17 +111,6 @@ def load_ops() -> ModuleType:
     return library
 
 
-def _library_path() -> Path:
-    for folder in keras_ddl.__path__:
-        path = Path(folder, _LIBRARY)
-        if path.exists():
-            return path
-    raise DependencyError(
-        f"keras_ddl's TensorFlow ops must be built. Received: no {_LIBRARY} in {list(keras_ddl.__path__)}. "
-        "Install with `pip install '.[cpu]'` (the CMake option KERAS_DDL_TF must be ON)."
-    )
-
-
 def _free_from_program_order() -> None:
     """Lets the ops of one tf.function run as soon as their inputs are there.
 
@@ -120,3 +136,18 @@ def traced_for_xla() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def dataset_inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns the datasets that `dataset` reads from."""
+    return dataset._inputs()
+
+
+def shuffle_seeds(dataset: ShuffleDataset) -> tuple[int, int]:
+    """Returns the two seeds of a `.shuffle()`; (0, 0) stands for another order in every process."""
+    return int(dataset._seed), int(dataset._seed2)
+
+
+def clone_function(function: polymorphic_function.Function, python_function: Any) -> polymorphic_function.Function:
+    """Returns a tf.function of `python_function` with the options of `function`."""
+    return function._clone(python_function=python_function)
