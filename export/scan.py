@@ -1,7 +1,7 @@
 """Whether a SavedModel's graph can be served: only TensorFlow's own ops, nothing that calls back, no GPU names.
 
 Only the protocol buffer is read; no graph is loaded, so it is safe on any file. The yardstick is a frozen list of ops
-(allowed_ops.txt, made by generate_allowed_ops.py), because the op registry of a process that trained contains
+(allowed_ops.txt, made by tools/generate_allowed_ops.py), because the op registry of a process that trained contains
 keras_ddl's own ops and would let them pass.
 """
 

@@ -1,6 +1,6 @@
-"""Writes allowed_ops.txt, the frozen list of TensorFlow's own ops that a servable graph may hold.
+"""Writes export/allowed_ops.txt, the frozen list of TensorFlow's own ops that a servable graph may hold.
 
-    python -P export/generate_allowed_ops.py
+    python tools/generate_allowed_ops.py
 
 To be run in a process that has loaded no op library, with the newest TensorFlow that keras_ddl supports: the registry
 of a training process contains keras_ddl's ops too, and a scan against it would pass wrongly.
@@ -40,8 +40,8 @@ def main() -> None:
             lines.append(name)
         elif _GPU_ONLY.match(name):
             lines.append(f"{name} no-cpu-kernel")
-    heading = f"# TensorFlow {tf.__version__}, {len(lines)} ops; from export/generate_allowed_ops.py, not by hand."
-    target = Path(__file__).with_name("allowed_ops.txt")
+    heading = f"# TensorFlow {tf.__version__}, {len(lines)} ops; from tools/generate_allowed_ops.py, not by hand."
+    target = Path(__file__).resolve().parents[1] / "export" / "allowed_ops.txt"
     target.write_text("\n".join([heading, *lines]) + "\n")
     print(f"{target}: {len(lines)} of {len(ops.op)} ops")
 
