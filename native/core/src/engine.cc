@@ -186,7 +186,16 @@ void Engine::Handle(int peer, const std::string& bytes) {
       coordinator_->Announce(peer, DecodeAnnouncement(bytes), Now());
       break;
     case MessageType::kLeave:
-      coordinator_->Leave(peer);
+      if (coordinator_ != nullptr) {
+        coordinator_->Leave(peer);
+        break;
+      }
+      // Rank 0 leaves after its part of everything it decided, which came before this message: finish that first.
+      RunDecisions();
+      if (broken_.ok()) {
+        broken_ = {DDL_ABORTED, DecodeText(bytes)};
+        FailPending(broken_);
+      }
       break;
     case MessageType::kDecide:
       decisions_.push_back(DecodeDecision(bytes));
@@ -329,7 +338,7 @@ void Engine::Leave() {
   if (broken_.ok()) {
     if (coordinator_ != nullptr) {
       const std::string text = EncodeText(
-          MessageType::kAbort, "rank 0 has left (its process ended or called shutdown); no collective can follow");
+          MessageType::kLeave, "rank 0 has left (its process ended or called shutdown); no collective can follow");
       for (int rank = 1; rank < transport_.size; ++rank) {
         if (!coordinator_->HasLeft(rank)) channel_.Send(rank, text);
       }

@@ -45,7 +45,7 @@ struct Decision {
 
 enum class MessageType : uint8_t {
   kAnnounce = 1,  // rank -> coordinator: Announcement
-  kLeave = 2,     // rank -> coordinator: nothing more will come
+  kLeave = 2,     // rank -> coordinator, or the coordinator to all: nothing more will come; payload: text
   kDecide = 3,    // coordinator -> rank: Decision
   kAbort = 4,     // anyone -> anyone: the communicator is broken; payload: text
 };
