@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import _keras_compat, _tf_compat, bucket, communicator, data, ops
-from keras_ddl._share import RowShare
+from keras_ddl.strategy_share import RowShare
 from keras_ddl._tf_compat import tf
 
 # Ranks' random streams differ by a multiple of this (odd, so all multiples differ; the golden ratio times 2**31, so
@@ -29,17 +29,17 @@ def seed_offset(rank: int) -> int:
     return rank * _SEED_STRIDE % 2**31
 
 
-def broadcast_value(value: np.ndarray, name: str) -> np.ndarray:
-    """Returns rank 0's array, which must have the shape and dtype of this rank's. COLLECTIVE, blocking.
+def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:
+    """Returns the array of rank `root`, which must have the shape and dtype of this rank's. COLLECTIVE, blocking.
 
     Dtypes that collectives do not know travel as bytes; strings as objects.
     """
     if value.dtype.name in _DTYPES:
-        return communicator.broadcast_array(value, root=0, name=name)
+        return communicator.broadcast_array(value, root=root, name=name)
     if value.dtype.hasobject:
-        return communicator.broadcast_object(value, root=0, name=name)
+        return communicator.broadcast_object(value, root=root, name=name)
     raw = np.frombuffer(np.ascontiguousarray(value).tobytes(), np.uint8)
-    received = communicator.broadcast_array(raw, root=0, name=f"{name} ({value.dtype.name})")
+    received = communicator.broadcast_array(raw, root=root, name=f"{name} ({value.dtype.name})")
     return np.frombuffer(received.tobytes(), value.dtype).reshape(value.shape)
 
 
