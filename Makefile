@@ -1,0 +1,63 @@
+# The README's two commands, `make demo` and `make test`, work on a fresh checkout: the environment is made first, and
+# again only when what it is built from changes.
+#
+#   make demo PYTHON=python3.12    choose the Python
+#   make test VENV=/tmp/venv       choose where the environment lies
+#   make test ARGS="-k warmup -x"  pass arguments to pytest
+
+VENV ?= .venv
+EXTRAS ?= cpu,dev,notebooks
+# The newest of the supported Pythons that is installed.
+PYTHON ?= $(firstword $(foreach v,3.13 3.12 3.11,$(shell command -v python$(v) 2>/dev/null)) \
+            $(shell command -v python3 2>/dev/null))
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := pyproject.toml setup.cfg $(shell find native keras_ddl export -type f \
+             \( -name '*.cc' -o -name '*.h' -o -name '*.py' -o -name '*.txt' -o -name '*.cmake' \) 2>/dev/null)
+
+# mpirun of Open MPI refuses root (as in a container) unless told so.
+export OMPI_ALLOW_RUN_AS_ROOT ?= 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
+
+.PHONY: help setup demo test lint format clean
+.DEFAULT_GOAL := help
+
+help: ## show this
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: $(STAMP) ## make the virtual environment (VENV=.venv) and install keras_ddl into it
+
+demo: $(STAMP) ## train on real digits with 2 ranks, export, predict in a clean process
+	@$(BIN)/python examples/demo.py
+
+test: $(STAMP) ## run the tests; ARGS="-k name" chooses
+	$(BIN)/pytest $(ARGS)
+
+lint: $(STAMP) ## ruff and clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	git ls-files '*.cc' '*.h' | xargs -r $(BIN)/clang-format --dry-run -Werror
+
+format: $(STAMP) ## format what lint checks
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	git ls-files '*.cc' '*.h' | xargs -r $(BIN)/clang-format -i
+
+clean: ## remove the environment and everything built
+	rm -rf $(VENV) build dist demo-output .pytest_cache .ruff_cache
+
+$(BIN)/python:
+	@[ -n "$(PYTHON)" ] || { echo "No Python was found: install Python 3.11, 3.12 or 3.13, or pass PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	  echo "Python 3.11, 3.12 or 3.13 is needed. Received: $(PYTHON), which is $$($(PYTHON) -V 2>&1)." \
+	       "Pass PYTHON=..."; exit 1; }
+	@command -v $${CXX:-g++} >/dev/null || { echo "A C++17 compiler is needed: install g++, or set CXX=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "venv failed; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install -q --upgrade pip
+
+$(STAMP): $(BIN)/python $(SOURCES)
+	$(BIN)/python -m pip install -q '.[$(EXTRAS)]'
+	@touch $@
