@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from keras_ddl import communicator, ops
-from keras_ddl.callbacks._variables import training_variables
+from keras_ddl import communicator
+from keras_ddl.callbacks._training_state import broadcast_training_state
 from keras_ddl.errors import NotInitializedError, RankMismatchError
 
 
@@ -18,7 +18,7 @@ class BroadcastVariables(keras.callbacks.Callback):
     with `keras_ddl.init()`, and for weights that one rank alone has loaded. A model without variables yet (a
     subclassed one that has not been called) is broadcast right after its first batch instead.
 
-    Seeds of dropout and other random layers stay each rank's own, or all ranks would drop the same units.
+    Dropout and other random layers continue on a random stream of each rank's own, or all would drop the same units.
 
     Args:
         root: the rank whose variables all ranks get.
@@ -59,16 +59,4 @@ class BroadcastVariables(keras.callbacks.Callback):
 
     def _broadcast(self) -> None:
         self._done = True
-        variables = training_variables(self.model)
-        listed = [(getattr(v, "path", v.name), tuple(v.shape), str(v.dtype)) for v in variables]
-        for rank, other in enumerate(communicator.all_gather_object(listed, name="BroadcastVariables/list")):
-            if other != listed:
-                difference = next(
-                    (pair for pair in zip(listed, other) if pair[0] != pair[1]), (len(listed), len(other))
-                )
-                raise RankMismatchError(
-                    "BroadcastVariables: all ranks must have the same variables in the same order. Received: "
-                    f"{difference[0]} on rank {communicator.rank()}, {difference[1]} on rank {rank}. "
-                    "Build the same model and the same optimizer on every rank."
-                )
-        ops.broadcast_variables(variables, root=self.root)
+        broadcast_training_state(self.model, self.root)

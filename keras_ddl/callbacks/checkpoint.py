@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl import export, model_state, ops
+from keras_ddl import export, model_state
 from keras_ddl.callbacks._first_rank import is_first_rank, on_first_rank
 from keras_ddl.callbacks._rate_control import control_of
-from keras_ddl.callbacks._variables import build_optimizer, seed_variables, training_variables
+from keras_ddl.callbacks._training_state import broadcast_training_state, build_optimizer
 from keras_ddl.errors import CheckpointError, ConfigError
 
 
@@ -124,11 +123,7 @@ class Checkpoint(keras.callbacks.Callback):
             )
         build_optimizer(model)
         told = on_first_rank(self._read_latest)
-        ops.broadcast_variables(training_variables(model), root=0)
-        if not is_first_rank():
-            for variable, saved in zip(seed_variables(model), told["seeds"]):
-                # The own seed stays, or all ranks would drop the same units; how often it was used is common.
-                variable.assign(np.stack([np.asarray(variable)[0], saved[1]]).astype(saved.dtype))
+        broadcast_training_state(model)
         if told["rates"]:
             control_of(_inner(model.optimizer)).restore(told["rates"])
         model._initial_epoch = self._epoch = told["epoch"]
@@ -142,7 +137,6 @@ class Checkpoint(keras.callbacks.Callback):
             "step": read.step,
             "epoch": read.epoch or 0,
             "rates": (read.extra or {}).get("learning_rate"),
-            "seeds": [np.asarray(v) for v in seed_variables(self.model)],
         }
 
     def _inputs_are_ready(self) -> bool:
