@@ -10,6 +10,10 @@ from __future__ import annotations
 class KerasDdlError(Exception):
     """Base of every error raised by keras_ddl."""
 
+    # While it traces a tf.function, TensorFlow's autograph replaces exceptions it does not know by a StagingError. This
+    # attribute tells it to let them through as they are (tensorflow/python/autograph/impl/api.py, 2.16 to 2.21).
+    ag_pass_through = True
+
 
 class ConfigError(KerasDdlError, ValueError):
     """An argument or a KERAS_DDL_* variable that no rank could work with."""
