@@ -1,0 +1,194 @@
+"""Gradients of the collectives against one process that has the tensors of all ranks. Run by test_ops.py.
+
+The oracle builds every rank's loss from all ranks' inputs with plain TensorFlow ops, and differentiates the sum of the
+losses with respect to this rank's input. First and second derivatives, eager and in a tf.function.
+"""
+
+import numpy as np
+
+import keras_ddl
+from keras_ddl import ops
+from keras_ddl._tf_compat import tf
+
+keras_ddl.init()
+RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
+
+
+def tensors(shapes) -> list[tf.Tensor]:
+    return [tf.constant(np.random.default_rng([7, rank]).normal(size=shape)) for rank, shape in enumerate(shapes)]
+
+
+def weights(like: tf.Tensor, rank: int) -> tf.Tensor:
+    count = int(np.prod(like.shape))
+    return tf.reshape(tf.constant(np.random.default_rng([8, rank]).normal(size=count)), like.shape)
+
+
+def loss_of(y: tf.Tensor, rank: int) -> tf.Tensor:
+    return tf.reduce_sum(weights(y, rank) * y * y)
+
+
+def distributed(collective, x):
+    with tf.GradientTape() as second:
+        second.watch(x)
+        with tf.GradientTape() as first:
+            first.watch(x)
+            y = collective(x)
+            loss = loss_of(tf.ensure_shape(y, SHAPES[RANK]) if SHAPES else y, RANK)
+        gradient = first.gradient(loss, x)
+        total = tf.reduce_sum(gradient * weights(x, RANK + 100))
+    return y, gradient, second.gradient(total, x)
+
+
+def oracle(collective, xs):
+    with tf.GradientTape() as second:
+        second.watch(xs)
+        with tf.GradientTape() as first:
+            first.watch(xs)
+            ys = collective(xs)
+            loss = tf.add_n([loss_of(y, rank) for rank, y in enumerate(ys)])
+        gradients = first.gradient(loss, xs, unconnected_gradients="zero")
+        total = tf.add_n([tf.reduce_sum(g * weights(x, r + 100)) for r, (g, x) in enumerate(zip(gradients, xs))])
+    seconds = second.gradient(total, xs, unconnected_gradients="zero")
+    return ys[RANK], gradients[RANK], seconds[RANK]
+
+
+SHAPES = None
+
+
+def compare(collective, single, xs, name: str) -> None:
+    """`collective(x)` on this rank; `single(xs)` -> every rank's result, in one process."""
+    global SHAPES
+    expected = oracle(single, xs)
+    SHAPES = [y.shape for y in single(xs)]
+    results = {
+        "eager": distributed(collective, xs[RANK]),
+        "graph": tf.function(lambda x: distributed(collective, x), autograph=False)(xs[RANK]),
+    }
+    for mode, result in results.items():
+        for order, (actual, wanted) in enumerate(zip(result, expected)):
+            np.testing.assert_allclose(actual, wanted, rtol=1e-11, atol=1e-11, err_msg=f"{name} {mode} order {order}")
+
+
+def reduce_all(op: str, xs) -> tf.Tensor:
+    stacked = tf.stack(xs)
+    return {
+        "sum": tf.reduce_sum,
+        "mean": tf.reduce_mean,
+        "min": tf.reduce_min,
+        "max": tf.reduce_max,
+        "product": product,
+    }[op](stacked, 0)
+
+
+def product(stacked: tf.Tensor, _axis: int) -> tf.Tensor:
+    result = stacked[0]
+    for factor in tf.unstack(stacked)[1:]:
+        result = result * factor
+    return result
+
+
+OPS = ("sum", "mean", "min", "max", "product")
+
+
+def check_all_reduce_gradient_equals_one_process():
+    for op in OPS:
+        xs = tensors([(4, 3)] * SIZE)
+        compare(lambda x, op=op: ops.all_reduce(x, op=op), lambda xs, op=op: [reduce_all(op, xs)] * SIZE, xs, op)
+
+
+def check_all_reduce_gradient_at_ties_and_zeros():
+    xs = [tf.constant([0.0, 2.0, 0.0, float(rank), 3.0, 0.0 if rank == SIZE - 1 else 1.5]) for rank in range(SIZE)]
+    xs = [tf.cast(x, tf.float64) for x in xs]
+    for op in ("min", "max", "product"):
+        compare(lambda x, op=op: ops.all_reduce(x, op=op), lambda xs, op=op: [reduce_all(op, xs)] * SIZE, xs, op)
+
+
+def check_all_reduce_n_gradient_equals_one_process():
+    def through(x, op):
+        parts = ops.all_reduce_n([x[:2], tf.square(x[2:]), x[0, 0]], op=op)
+        return tf.concat([tf.reshape(part, [-1]) for part in parts[:2]], 0) * parts[2]
+
+    def single(xs, op):
+        parts = [reduce_all(op, part) for part in ([x[:2] for x in xs], [tf.square(x[2:]) for x in xs])]
+        scale = reduce_all(op, [x[0, 0] for x in xs])
+        return [tf.concat([tf.reshape(part, [-1]) for part in parts], 0) * scale] * SIZE
+
+    for op in OPS:
+        xs = tensors([(4, 3)] * SIZE)
+        compare(lambda x, op=op: through(x, op), lambda xs, op=op: single(xs, op), xs, op)
+
+
+def check_all_reduce_n_gradient_with_an_unused_output():
+    x = tf.constant([1.0 + RANK, 2.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        used, _ = ops.all_reduce_n([x, tf.ones([3])])
+        loss = tf.reduce_sum(used * (RANK + 1.0))
+    np.testing.assert_allclose(tape.gradient(loss, x), np.full(2, SIZE * (SIZE + 1) / 2))
+
+
+def check_broadcast_gradient_equals_one_process():
+    for root in range(SIZE):
+        xs = tensors([(4, 3)] * SIZE)
+        compare(lambda x, root=root: ops.broadcast(x, root), lambda xs, root=root: [xs[root]] * SIZE, xs, f"{root}")
+
+
+def check_reduce_scatter_gradient_equals_one_process():
+    rows = 2 * SIZE + 1
+    cuts = [0]
+    for rank in range(SIZE):
+        cuts.append(cuts[-1] + rows // SIZE + (rank < rows % SIZE))
+
+    def single(xs, op):
+        total = reduce_all(op, xs)
+        return [total[cuts[rank] : cuts[rank + 1]] for rank in range(SIZE)]
+
+    for op in OPS:
+        xs = tensors([(rows, 2)] * SIZE)
+        compare(lambda x, op=op: ops.reduce_scatter(x, op=op), lambda xs, op=op: single(xs, op), xs, op)
+
+
+def check_all_gather_gradient_equals_one_process_with_uneven_rows():
+    for first in (0, 2):
+        xs = tensors([(first + rank, 3) for rank in range(SIZE)])
+        compare(ops.all_gather, lambda xs: [tf.concat(xs, 0)] * SIZE, xs, "rows")
+    compare(ops.all_gather, lambda xs: [tf.stack(xs)] * SIZE, tensors([()] * SIZE), "scalars")
+
+
+def check_gradients_of_several_losses_in_one_graph_do_not_meet():
+    @tf.function
+    def two_losses(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = ops.all_reduce(x, name="shared")
+            losses = [tf.reduce_sum(y * (RANK + 1.0)), tf.reduce_sum(y * (RANK + 2.0))]
+        gradients = {}
+        for which in (0, 1):
+            gradients[which] = tape.gradient(losses[which], x)
+        return gradients[0], gradients[1]
+
+    one, two = two_losses(tf.ones([5]))
+    ranks = np.arange(SIZE)
+    np.testing.assert_allclose(one, np.full(5, np.sum(ranks + 1.0)))
+    np.testing.assert_allclose(two, np.full(5, np.sum(ranks + 2.0)))
+
+
+def check_gradient_through_branches_and_nested_functions():
+    inner = tf.function(lambda x: ops.all_reduce(tf.square(x), name="inner"))
+
+    @tf.function
+    def graph(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.cond(tf.size(x) > 1, lambda: inner(x), lambda: ops.all_reduce(x))
+            for _ in tf.range(3):
+                y = ops.all_reduce(y, op="mean")
+            loss = tf.reduce_sum(y)
+        return tape.gradient(loss, x)
+
+    x = tf.constant([1.0 + RANK, 3.0])
+    np.testing.assert_allclose(graph(x), SIZE * 2 * x, rtol=1e-6)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(inner(x))
+    np.testing.assert_allclose(tape.gradient(loss, x), SIZE * 2 * x, rtol=1e-6)
