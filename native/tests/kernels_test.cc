@@ -46,7 +46,7 @@ std::vector<const void*> Pointers(const std::vector<std::vector<uint8_t>>& input
 }
 
 TEST_P(ReduceTest, EqualsOracle) {
-  const size_t large = kSanitized ? 100003 : 1000003;
+  const size_t large = kSanitized ? 10007 : 1000003;
   const auto inputs = Inputs(7, large);
   for (const int n : {1, 2, 3, 4, 7}) {
     std::vector<const void*> in = Pointers(inputs);
@@ -89,7 +89,7 @@ TEST_P(ReduceTest, AnyAlignmentGivesTheSameBitsAndTouchesNothingElse) {
     aligned.resize(n);
     OracleReduce(dtype(), op(), aligned, most, n, expected.data());
     Random random(n);
-    for (int round = 0; round < 300; ++round) {
+    for (int round = 0; round < (kSanitized ? 60 : 300); ++round) {
       const size_t count = random.Below(most + 1);
       std::vector<std::vector<uint8_t>> shifted;
       std::vector<const void*> in;

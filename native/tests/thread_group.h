@@ -1,0 +1,70 @@
+// Runs a test body on several ranks, each a thread with a communicator of its own.
+#ifndef KERAS_DDL_TESTS_THREAD_GROUP_H_
+#define KERAS_DDL_TESTS_THREAD_GROUP_H_
+
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ddl.h"
+
+namespace ddl_test {
+
+struct RunOptions {
+  uint64_t staging_bytes = 0;
+  double warn_after_s = 0;
+  double deadline_s = 30;  // a test that hangs should fail, with a message
+  void (*warn)(void* user, const char* message) = nullptr;
+  void* warn_user = nullptr;
+  // Ranks whose communicator is destroyed as soon as their body returns; the others wait for each other first.
+  std::set<int> leave_early;
+  // Changes the transport of a rank before it is used.
+  std::function<void(ddl_transport&)> tweak;
+};
+
+// `group[r]`: lowest of the ranks that rank r shares memory with; its size is the number of ranks. Fails the test when
+// a communicator can not be made.
+void RunRanks(const std::vector<int>& group, const std::function<void(ddl_comm*, int rank)>& body,
+              const RunOptions& options = {});
+
+// {0, 0, ...}, {0, 1, 2, ...}
+std::vector<int> AllTogether(int size);
+std::vector<int> AllApart(int size);
+
+// What became of a request.
+struct Outcome {
+  int code = DDL_OK;
+  std::string message;
+};
+
+// A request under construction; the buffers are the caller's. Fields of ddl_request may be set directly.
+class Call {
+ public:
+  Call(ddl_kind kind, std::string name);
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  Call& Dtype(ddl_dtype dtype);
+  Call& Op(ddl_op op);
+  Call& Root(int root);
+  Call& Flags(uint32_t flags);
+  Call& Detail(const char* detail);
+  Call& Buffer(const void* in, void* out, uint64_t count);
+  Call& Rows(uint64_t rows, uint64_t row_count);
+
+  ddl_request request{};  // `name` and `buffers` are filled in by Start
+
+  // Starts the request; Finish waits for it. A request that is not done after two minutes ends the process: the
+  // other ranks could not be joined.
+  ddl_work* Start(ddl_comm* comm);
+  static Outcome Finish(ddl_work* work);
+  Outcome Run(ddl_comm* comm) { return Finish(Start(comm)); }
+
+ private:
+  std::string name_;
+  std::vector<ddl_buffer> buffers_;
+};
+
+}  // namespace ddl_test
+#endif  // KERAS_DDL_TESTS_THREAD_GROUP_H_

@@ -1,0 +1,36 @@
+// The shapes of communicators that collectives are tested on.
+#ifndef KERAS_DDL_TESTS_TOPOLOGIES_H_
+#define KERAS_DDL_TESTS_TOPOLOGIES_H_
+
+#include <string>
+#include <vector>
+
+namespace ddl_test {
+
+struct Topology {
+  const char* name;
+  std::vector<int> group;  // lowest of the ranks that share memory, by rank
+  int size() const { return static_cast<int>(group.size()); }
+};
+
+inline const std::vector<Topology>& Topologies() {
+  static const std::vector<Topology> all = {
+      {"1", {0}},
+      {"2_together", {0, 0}},
+      {"2_apart", {0, 1}},
+      {"3_together", {0, 0, 0}},
+      {"3_apart", {0, 1, 2}},
+      {"4_together", {0, 0, 0, 0}},
+      {"4_apart", {0, 1, 2, 3}},
+      {"4_as_2x2", {0, 0, 2, 2}},
+      {"4_as_2x2_alternating", {0, 1, 0, 1}},
+      {"6_as_3_2_1", {0, 0, 0, 3, 3, 5}},
+      {"8_together", {0, 0, 0, 0, 0, 0, 0, 0}},
+      {"8_apart", {0, 1, 2, 3, 4, 5, 6, 7}},
+      {"8_as_2x4", {0, 0, 0, 0, 4, 4, 4, 4}},
+  };
+  return all;
+}
+
+}  // namespace ddl_test
+#endif  // KERAS_DDL_TESTS_TOPOLOGIES_H_
