@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ def _call(kind: str, function: str, name: str | None, *args: Any, **attrs: Any) 
     attrs.update(tensor_name=_op_names.resolve(name, kind), name=f"ddl_{kind}")
     if not tf.executing_eagerly():
         return op(*args, **attrs)
+    # Two main threads that wait in different eager collectives wait in vain, and the core says so within a second.
+    attrs["blocking"] = threading.current_thread() is threading.main_thread()
     with translate_errors():
         return op(*args, **attrs)
 

@@ -67,9 +67,9 @@ def _product_of_others(tensor: tf.Tensor, name: str) -> tf.Tensor:
 @tf.RegisterGradient("DdlBroadcast")
 def _broadcast(op: Any, *gradients: Any) -> list[tf.Tensor]:
     totals = _raw_ops.all_reduce_n(_dense(gradients, op.outputs), "sum", _name(op))
-    if communicator.rank() == op.get_attr("root"):
-        return totals
-    return [tf.zeros_like(total) for total in totals]
+    # Zeros that still depend on the collective: a rank without that dependency would stay away from its gradient.
+    at_root = communicator.rank() == op.get_attr("root")
+    return [tf.where(at_root, total, tf.zeros_like(total)) for total in totals]
 
 
 @tf.RegisterGradient("DdlReduceScatter")

@@ -65,7 +65,7 @@ void ReadBaseline(TF_OpKernelConstruction* construction, Attributes* attributes,
   }
 }
 
-void ReadNames(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
+void ReadCommon(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
   attributes->name = ReadString(construction, "tensor_name", status->get());
   if (!status->ok()) return;
   if (attributes->name.empty()) {
@@ -76,7 +76,11 @@ void ReadNames(TF_OpKernelConstruction* construction, Attributes* attributes, St
   if (!status->ok()) return;
   int64_t fingerprint = 0;
   TF_OpKernelConstruction_GetAttrInt64(construction, "fingerprint", &fingerprint, status->get());
+  if (!status->ok()) return;
   attributes->fingerprint = static_cast<uint64_t>(fingerprint);
+  TF_Bool blocking = 0;
+  TF_OpKernelConstruction_GetAttrBool(construction, "blocking", &blocking, status->get());
+  if (blocking) attributes->flags |= DDL_FLAG_BLOCKING;
 }
 
 }  // namespace
@@ -95,7 +99,7 @@ bool ReadAttributes(TF_OpKernelConstruction* construction, ddl_kind kind, Attrib
   Status status;
   attributes->kind = kind;
   ReadDType(construction, attributes, &status);
-  if (status.ok()) ReadNames(construction, attributes, &status);
+  if (status.ok()) ReadCommon(construction, attributes, &status);
   if (status.ok() && (kind == DDL_ALL_REDUCE || kind == DDL_REDUCE_SCATTER)) {
     ReadReduction(construction, attributes, &status);
   }

@@ -1,0 +1,78 @@
+"""The names by which ranks find each other's collectives: equal on every rank, different within one graph."""
+
+import pytest
+
+from keras_ddl import _op_names
+from keras_ddl._tf_compat import tf
+from keras_ddl.errors import ConfigError
+
+
+def traced(function, *args) -> list[str]:
+    """The names that `function(name)` gets while tf.function traces it."""
+    names: list[str] = []
+    tf.function(lambda *inputs: function(names.append, *inputs), autograph=False).get_concrete_function(*args)
+    return names
+
+
+def test_eager_names_are_one_queue_in_program_order():
+    assert _op_names.resolve(None, "all_reduce") == _op_names.resolve(None, "broadcast") == _op_names.EAGER
+    assert [_op_names.resolve("loss", "all_reduce") for _ in range(2)] == ["loss", "loss"]
+
+
+def test_graph_names_are_unique_in_a_graph_and_equal_after_retracing():
+    def step(found, x):
+        for name in (None, None, "loss", "loss", "loss_1"):
+            found(_op_names.resolve(name, "all_reduce"))
+        return x
+
+    first = traced(step, tf.constant(1.0))
+    assert len(set(first)) == 5
+    assert "loss" in first
+    tf.function(lambda x: tf.cond(x > 0, lambda: x, lambda: -x)).get_concrete_function(tf.constant(1.0))
+    assert traced(step, tf.constant([1, 2])) == first
+
+
+def test_branches_and_bodies_are_numbered_within_the_function():
+    def step(found, x):
+        def leaf(y):
+            found(_op_names.resolve(None, "all_reduce"))
+            return y
+
+        for _ in range(2):
+            x = tf.cond(x > 0, lambda y=x: leaf(y), lambda y=x: leaf(-y))
+            x = tf.while_loop(lambda y: y < 3, lambda y: [leaf(y) + 1], [x])[0]
+        return x
+
+    first = traced(step, tf.constant(1))
+    assert len(set(first)) == 6, first
+    for _ in range(3):  # what TensorFlow numbers by process
+        tf.function(lambda x: tf.cond(x > 0, lambda: x, lambda: -x)).get_concrete_function(tf.constant(1))
+    assert traced(step, tf.constant(1)) == first
+
+
+def test_names_in_nested_functions_do_not_depend_on_the_caller():
+    def inner(found, x):
+        found(_op_names.resolve(None, "all_reduce"))
+        return x
+
+    direct = traced(inner, tf.constant(1.0))
+
+    def outer(found, x):
+        return tf.function(lambda y: inner(found, y), autograph=False)(x)
+
+    assert traced(outer, tf.constant(1.0)) == direct
+
+
+def test_derived_names_stay_within_what_the_core_takes():
+    assert _op_names.derived("loss", "grad") == "loss/grad"
+    assert _op_names.derived(_op_names.EAGER, "grad") == _op_names.EAGER
+    long = ["x" * 899 + end for end in "ab"]
+    derived = {_op_names.derived(_op_names.derived(name, "grad"), "grad") for name in long}
+    assert len(derived) == 2
+    assert max(map(len, derived)) <= 900
+
+
+@pytest.mark.parametrize("name", ["", "x" * 901, "\N{GREEK SMALL LETTER LAMDA}" * 451, 7])
+def test_names_must_be_short_texts(name):
+    with pytest.raises(ConfigError, match="name must be a text of 1 to 900 bytes"):
+        _op_names.resolve(name, "all_reduce")

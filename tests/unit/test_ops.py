@@ -1,0 +1,140 @@
+"""The ops without other ranks: shapes, bad arguments, one rank, no runtime."""
+
+import numpy as np
+import pytest
+
+import keras_ddl
+from keras_ddl import errors, ops
+from keras_ddl._tf_compat import load_ops, tf
+
+
+@pytest.fixture
+def alone():
+    keras_ddl.init()
+    yield
+    keras_ddl.shutdown()
+
+
+@pytest.fixture
+def not_started():
+    keras_ddl.shutdown()
+
+
+@pytest.mark.parametrize("shape", [None, [], [0], [3], [None, 4], [2, 3, 4]])
+def test_shape_functions_know_what_can_be_known(shape):
+    library = load_ops()
+    rows = None if shape is None else [None, *shape[1:]]
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, shape)
+
+        def same(tensor, expected):
+            return tensor.shape.as_list() == expected if expected is not None else tensor.shape.rank is None
+
+        assert same(library.ddl_all_reduce(x), shape)
+        assert all(same(y, shape) for y in library.ddl_all_reduce_n([x, x]))
+        assert all(same(y, shape) for y in library.ddl_broadcast([x, x]))
+        gathered, counts = library.ddl_all_gather(x)
+        assert same(gathered, rows)
+        assert same(counts, [None])
+        if shape == []:
+            with pytest.raises(ValueError, match="at least rank 1"):
+                library.ddl_reduce_scatter(x)
+        else:
+            assert same(library.ddl_reduce_scatter(x), rows)
+        assert all(same(y, []) for y in library.ddl_init(0))
+
+
+def test_ops_before_init_say_what_to_call(not_started):
+    for call in (
+        lambda: ops.all_reduce(tf.ones([2])),
+        lambda: ops.all_reduce_n([tf.ones([2])]),
+        lambda: ops.reduce_scatter(tf.ones([2])),
+        lambda: ops.all_gather(tf.ones([2])),
+        lambda: ops.broadcast(tf.ones([2])),
+        lambda: ops.broadcast_variables([tf.Variable(1.0)]),
+        ops.init_op,
+        lambda: tf.function(lambda x: ops.all_reduce(x))(tf.ones([2])),
+    ):
+        with pytest.raises(errors.NotInitializedError, match=r"keras_ddl\.init\(\)"):
+            call()
+
+
+def test_kernels_after_shutdown_say_what_to_call(not_started):
+    library = load_ops()
+    for call in (
+        lambda: library.ddl_all_reduce(tf.ones([2])),
+        lambda: library.ddl_all_gather(tf.ones([2])),
+        lambda: library.ddl_init(0),
+        tf.function(lambda: library.ddl_broadcast([tf.ones([2])])),
+    ):
+        with pytest.raises(errors.NotInitializedError, match=r"keras_ddl\.init\(\)"), ops.translate_errors():
+            call()
+
+
+def test_one_rank_gets_back_what_it_gave(alone):
+    x = tf.constant([[1, 2], [3, 4]], tf.int8)
+
+    def everything(x):
+        return [
+            *(ops.all_reduce(x, op=op) for op in ("sum", "mean", "avg", "min", "max", "product")),
+            *ops.all_reduce_n([x, x], mpi=True),
+            *ops.all_reduce_n([x], check=0.0),
+            ops.reduce_scatter(x),
+            ops.all_gather(x),
+            ops.broadcast(x),
+        ]
+
+    for function in (everything, tf.function(everything), tf.function(everything, jit_compile=True)):
+        for result in function(x):
+            assert result.dtype == tf.int8
+            np.testing.assert_array_equal(result, x)
+    assert ops.all_gather(tf.constant(5.0)).shape == (1,)
+    assert ops.all_gather(tf.constant([True])).dtype == tf.bool
+    assert [int(value) for value in ops.init_op()] == [0, 1, 0, 1, 0]
+    assert int(ops.init_op(3).device_id) == 3
+    slices = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([4, 4]), tf.constant([9, 3]))
+    np.testing.assert_array_equal(tf.convert_to_tensor(ops.all_reduce(slices)), tf.convert_to_tensor(slices))
+    variable = tf.Variable([1.0, 2.0])
+    ops.broadcast_variables([variable])
+    np.testing.assert_array_equal(variable, [1.0, 2.0])
+
+
+def test_one_rank_has_plain_gradients(alone):
+    x = tf.constant([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = ops.all_reduce(ops.all_gather(ops.broadcast(ops.reduce_scatter(x))), op="product")
+        loss = tf.reduce_sum(y * y)
+    np.testing.assert_array_equal(tape.gradient(loss, x), [2.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x: ops.all_reduce(x, op="median"), ["'sum', 'mean'", "op='median'"]),
+        (lambda x: ops.all_reduce(tf.cast(x, tf.bool)), ["dtype bool", "tf.cast"]),
+        (lambda x: ops.all_reduce(tf.constant("text")), ["dtype string"]),
+        (lambda x: ops.all_reduce_n([x, tf.cast(x, tf.complex64)]), ["all_reduce_n", "dtype complex64"]),
+        (lambda x: ops.all_reduce_n([tf.IndexedSlices(x, tf.constant([0, 1]))]), ["IndexedSlices", "all_reduce"]),
+        (lambda x: ops.all_reduce(tf.IndexedSlices(x, tf.constant([0, 1])), op="max"), ["IndexedSlices", "'max'"]),
+        (lambda x: ops.all_reduce_n([x], check=-1.0), ["check=-1.0"]),
+        (lambda x: ops.all_reduce_n([x], check=0.1, mpi=True), ["mpi=True, check=0.1"]),
+        (lambda x: ops.reduce_scatter(x[0]), ["scalar", "all_reduce"]),
+        (lambda x: ops.broadcast(x, root=1), ["0 to 0", "root=1"]),
+        (lambda x: ops.broadcast(x, root=True), ["root=True"]),
+        (lambda x: ops.broadcast_variables([x]), ["EagerTensor", "tf.Variable"]),
+        (lambda x: ops.init_op(mode="x:2x2"), ["mode='x:2x2'", "keras_ddl.init(mode='x:2x2')"]),
+    ],
+)
+def test_bad_arguments_are_told_before_anything_is_sent(alone, call, words):
+    with pytest.raises(errors.ConfigError) as caught:
+        call(tf.constant([1.0, 2.0]))
+    for word in ("Received: ", *words):
+        assert word in str(caught.value)
+
+
+def test_unknown_attributes_of_the_raw_ops_are_refused(alone):
+    with pytest.raises(errors.ConfigError, match="'median'"), ops.translate_errors():
+        load_ops().ddl_all_reduce(tf.ones([2]), reduction="median")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not in the list of allowed values: half, bfloat16"):
+        load_ops().ddl_all_reduce(tf.constant(["text"]))
