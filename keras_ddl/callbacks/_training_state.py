@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_ddl import _agreement, communicator
+from keras_ddl import communicator, strategy_agreement
 
 
 def build_optimizer(model: Any) -> None:
@@ -23,4 +23,4 @@ def broadcast_training_state(model: Any, root: int = 0) -> None:
     if not communicator.is_initialized() or communicator.size() == 1:
         return
     build_optimizer(model)
-    _agreement.broadcast_variables(_agreement.all_variables(model), communicator.rank(), root=root)
+    strategy_agreement.broadcast_variables(strategy_agreement.all_variables(model), communicator.rank(), root=root)

@@ -1,0 +1,196 @@
+"""callbacks.Checkpoint in one process: what is written when, what stays, and that a resumed run goes on exactly."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from keras_ddl import callbacks
+from keras_ddl import checkpoint as ckpt
+from keras_ddl.errors import CheckpointError, ConfigError
+
+X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+Y = X.sum(axis=1, keepdims=True)
+
+
+class Play(keras.callbacks.Callback):
+    """Gives each epoch a chosen value of the monitored metric."""
+
+    def __init__(self, **values):
+        super().__init__()
+        self.values = values
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs.update({name: values[epoch] for name, values in self.values.items()})
+
+
+def make(optimizer="sgd", seed=1, dropout=0.0):
+    keras.utils.set_random_seed(seed)
+    layers = [keras.Input((3,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dropout(dropout)]
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", metrics=[keras.metrics.MeanAbsoluteError(name="mae")])
+    return model
+
+
+def fit(model, *parts, epochs=3, **arguments):
+    return model.fit(
+        X, Y, batch_size=4, epochs=epochs, shuffle=False, verbose=0, callbacks=list(parts), **arguments
+    ).history
+
+
+def checkpointing(folder, **options):
+    return callbacks.Checkpoint(folder, **{"export_base": False, **options})
+
+
+def steps(folder):
+    return [each.step for each in ckpt.list_checkpoints(folder)]
+
+
+def test_checkpoint_keeps_the_newest_and_the_best(tmp_path):
+    play = Play(val_loss=[3.0, 1.0, 2.0, float("nan"), 2.5, 2.4])
+    fit(make(), play, checkpointing(tmp_path, keep=2), epochs=6)
+    assert steps(tmp_path) == [6, 15, 18]  # 3 steps per epoch; epoch 2 was best
+    best = ckpt.best(tmp_path)
+    assert (best.step, best.epoch, best.metrics["val_loss"]) == (6, 2, 1.0)
+    assert ckpt.latest(tmp_path).metrics["val_loss"] == 2.4
+
+
+def test_checkpoint_without_save_best_keeps_only_the_newest(tmp_path):
+    fit(make(), Play(val_loss=[1.0, 2.0, 3.0]), checkpointing(tmp_path, keep=1, save_best=False))
+    assert steps(tmp_path) == [9]
+
+
+@pytest.mark.parametrize(("monitor", "mode", "best"), [("mae", "auto", 3), ("mae", "max", 9), ("score", "max", 6)])
+def test_checkpoint_compares_in_the_direction_of_the_metric(tmp_path, monitor, mode, best):
+    play = Play(mae=[0.1, 0.2, 0.3], score=[0.5, 0.9, 0.7])
+    fit(make(), play, checkpointing(tmp_path, monitor=monitor, mode=mode))
+    assert ckpt.best(tmp_path).step == best
+
+
+def test_checkpoint_says_when_the_monitored_metric_is_missing(tmp_path):
+    with pytest.warns(UserWarning, match="monitor='val_loss' is not in the epoch's logs, which hold.*'mae'"):
+        fit(make(), checkpointing(tmp_path))
+    assert steps(tmp_path) == [3, 6, 9]
+
+
+def test_checkpoint_by_steps_saves_within_epochs_and_at_the_end(tmp_path):
+    fit(make(), checkpointing(tmp_path, save_freq=4, keep=9, monitor="loss"), epochs=4)
+    found = ckpt.list_checkpoints(tmp_path)
+    assert [each.step for each in found] == [4, 8, 12]
+    assert [each.epoch for each in found] == [1, 2, 4]
+    assert found[0].metrics == {}  # not final within an epoch
+    assert "loss" in found[-1].metrics
+
+
+def test_checkpoint_of_a_new_run_sets_an_earlier_one_aside(tmp_path, capsys):
+    fit(make(), checkpointing(tmp_path, monitor="loss"), epochs=2)
+    fit(make(), checkpointing(tmp_path, monitor="loss"), epochs=1)
+    assert steps(tmp_path) == [3]
+    assert steps(tmp_path / "previous-1") == [3, 6]
+    assert "previous-1" in capsys.readouterr().out
+
+
+def test_checkpoint_goes_on_in_a_second_fit_of_the_process(tmp_path):
+    model, checkpoint = make(), checkpointing(tmp_path, monitor="loss", keep=9)
+    fit(model, checkpoint, epochs=1)
+    fit(model, checkpoint, epochs=3, initial_epoch=1)
+    assert steps(tmp_path) == [3, 6, 9]
+    assert [each.epoch for each in ckpt.list_checkpoints(tmp_path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+        lambda: keras.optimizers.Adam(0.05),
+        lambda: keras.optimizers.AdamW(0.05, use_ema=True, gradient_accumulation_steps=2),
+    ],
+    ids=["sgd", "adam", "adamw-ema-accumulation"],
+)
+def test_resume_goes_on_as_if_it_had_not_stopped(tmp_path, optimizer):
+    def parts(**options):
+        return [
+            callbacks.LearningRateWarmup(warmup_epochs=3, scaling=4.0),
+            callbacks.LearningRateSchedule(lambda epoch: 0.5**epoch, start_epoch=3, staircase=False),
+            checkpointing(tmp_path, monitor="loss", **options),
+        ]
+
+    whole = make(optimizer(), dropout=0.5)
+    whole_history = fit(whole, *parts()[:2], epochs=5)
+    interrupted = make(optimizer(), dropout=0.5)
+    if interrupted.optimizer.use_ema:  # fit ends by putting the averages in place: stop without that
+        interrupted.optimizer.finalize_variable_values = lambda variables: None
+    fit(interrupted, *parts(), epochs=2)
+    resumed = make(optimizer(), seed=99, dropout=0.5)
+    history = fit(resumed, *parts(resume=True), epochs=5)
+    assert len(history["loss"]) == 3
+    assert history["loss"] == whole_history["loss"][2:]
+    assert history["learning_rate"] == whole_history["learning_rate"][2:]
+    for mine, expected in zip(resumed.get_weights(), whole.get_weights()):
+        np.testing.assert_array_equal(mine, expected)
+
+
+def test_resume_in_an_empty_directory_begins_anew(tmp_path):
+    assert len(fit(make(), checkpointing(tmp_path, monitor="loss", resume=True))["loss"]) == 3
+    assert steps(tmp_path) == [3, 6, 9]
+
+
+def test_resume_applies_to_its_fit_only(tmp_path):
+    fit(make(), checkpointing(tmp_path, monitor="loss"), epochs=2)
+    model = make()
+    fit(model, checkpointing(tmp_path, monitor="loss", resume=True), epochs=3)
+    assert len(fit(model, epochs=3)["loss"]) == 3
+
+
+def test_resume_refuses_a_damaged_checkpoint_and_names_the_file(tmp_path):
+    fit(make(), checkpointing(tmp_path, monitor="loss"))
+    data = next((tmp_path / "ckpt-00000009").glob("weights.data*"))
+    data.write_bytes(data.read_bytes()[:-7])
+    with pytest.raises(CheckpointError, match=f"{data.name} has .* of .* bytes.*use an earlier step"):
+        fit(make(), checkpointing(tmp_path, monitor="loss", resume=True))
+
+
+def test_resume_refuses_a_model_that_is_not_built(tmp_path):
+    fit(make(), checkpointing(tmp_path, monitor="loss"))
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(CheckpointError, match="resume needs a model that is built"):
+        fit(model, checkpointing(tmp_path, monitor="loss", resume=True))
+
+
+def test_checkpoint_refuses_a_directory_it_cannot_write(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="a file is in the way"):
+        fit(make(), checkpointing(tmp_path / "file", monitor="loss", export_base=False))
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+@pytest.mark.parametrize("rows", [12, 4], ids=["several batches", "one batch"])
+def test_base_graph_of_a_subclassed_model_is_written_after_its_first_batch(tmp_path, rows):
+    model = Subclassed()
+    model.compile("sgd", "mse")
+    model.fit(X[:rows], Y[:rows], batch_size=4, verbose=0, callbacks=[callbacks.Checkpoint(tmp_path, monitor="loss")])
+    assert (tmp_path / "base" / "saved_model.pb").exists()
+    assert steps(tmp_path) == [rows // 4]
+    state = json.loads((ckpt.latest(tmp_path).path / "state.json").read_text())
+    assert "golden.npz" in state["files"]  # the first checkpoint knows the base graph already
+
+
+def test_export_base_is_optional(tmp_path):
+    fit(make(), callbacks.Checkpoint(tmp_path, monitor="loss", export_base=False))
+    assert not (tmp_path / "base").exists()
+
+
+@pytest.mark.parametrize("options", [{"mode": "highest"}, {"keep": 0}, {"save_freq": "batch"}, {"save_freq": 0}])
+def test_checkpoint_refuses_bad_arguments_when_it_is_made(tmp_path, options):
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} must be .*Received: "):
+        callbacks.Checkpoint(tmp_path, **options)
