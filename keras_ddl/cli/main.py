@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
+import itertools
 import sys
 
 import click
@@ -42,17 +42,15 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--debug", is_flag=True, help="Show the traceback of an error of keras-ddl itself.")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error of keras-ddl itself.")
 @click.option("--version", is_flag=True, callback=_show_version, expose_value=False, is_eager=True, help="Show it.")
-@click.pass_context
-def group(ctx: click.Context, debug: bool) -> None:
+def group() -> None:
     """Distributed data-parallel training for Keras 3.
 
     \b
     keras-ddl run -np 2 python train.py         train on 2 ranks of this machine
     keras-ddl export checkpoints saved_model    make a SavedModel of the newest checkpoint
     """
-    ctx.obj = {"debug": debug}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -65,12 +63,9 @@ def main(argv: list[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         status = error.exit_code
-    except BrokenPipeError:
-        # The reader of our output has left (`| head`): end as a program that SIGPIPE ended, without a word.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 141
-    except KerasDdlError as error:
-        if "--debug" in arguments:
+    except (KerasDdlError, OSError) as error:
+        # Only before the command: after it, it may be the program's.
+        if "--debug" in itertools.takewhile(lambda word: word.startswith("-"), arguments):
             raise
         click.echo(f"keras-ddl: {type(error).__name__}: {error}", err=True)
         status = USAGE_STATUS if isinstance(error, ConfigError) else 1

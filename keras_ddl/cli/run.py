@@ -79,7 +79,10 @@ def _run(job: object) -> int:
     sinks = {"stdout": FileDescriptorSink(1), "stderr": FileDescriptorSink(2)}
     terminals = {name: fd for (name, sink), fd in zip(sinks.items(), (1, 2)) if sink.terminal}
     supervisor = Supervisor(job, Screen(*sinks.values()), stdin=stdin_fd(), terminals=terminals)
-    result = supervisor.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        result = supervisor.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    except BrokenPipeError:  # the reader of our output has left (`| head`)
+        return 128 + signal.SIGPIPE
     first = result.first_failure
     if result.signal is None and not result.ok:
         text = "keras-ddl: mpirun ended before the ranks had finished.\n" + result.mpirun_text

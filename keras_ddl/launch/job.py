@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,10 +72,17 @@ class Job:
             allocation=mpirun_module.in_allocation(os.environ) or self._mpi_args_name_hosts,
         )
 
+    @property
+    def folder(self) -> Path:
+        """The directory for the temporary files of the job on this host."""
+        return Path(tempfile.gettempdir()) / f"keras_ddl-{self.id}"
+
     def mpirun_environment(self, launcher: str) -> dict[str, str]:
         """Returns the environment of mpirun and of the wrappers; the programs get `environment`."""
         result = mpirun_module.environment(os.environ)
         result["KERAS_DDL_LAUNCHER"] = launcher
+        # Where Open MPI's files go here, so that they are removed also when mpirun had to be killed.
+        result["PRTE_MCA_prte_local_tmpdir_base"] = str(self.folder)
         # A keras_ddl that is found only by a change of sys.path must be found by the wrappers too. Not site-packages:
         # in PYTHONPATH its backports would come before the standard library.
         here = str(Path(__file__).resolve().parents[2])

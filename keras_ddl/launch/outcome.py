@@ -69,13 +69,13 @@ class RankOutcome:
     def describe(self) -> str:
         """How it ended, in a few words."""
         if self.status is None:
-            return "was lost without a report" if self.host else "was not started"
+            return "lost without a report" if self.host else "not started"
         if self.error:
             return self.error
         if self.stopped_by is not None:
-            return f"was stopped by {self.stopped_by}"
+            return f"stopped by {self.stopped_by}"
         if self.status < 0:
-            return f"was killed by {signal_name(-self.status)}"
+            return f"killed by {signal_name(-self.status)}"
         return f"ended with exit status {self.status}"
 
     @property

@@ -65,6 +65,7 @@ class _Surface:
 
     def __init__(self) -> None:
         self.unfinished = b""
+        self.rewritten = False  # a progress bar, which may stay unfinished for hours
         self.touched = 0.0
         self.waiting: list[tuple[Sink, bytes]] = []
         self.waiting_since = 0.0
@@ -76,6 +77,7 @@ class _Surface:
         if not last and head:
             last = head.rpartition(b"\r")[2] + b"\r"
         self.unfinished = last[-_TAIL_BYTES:]
+        self.rewritten = b"\r" in line or (self.rewritten and bool(line))
         self.touched = time.monotonic()
 
 
@@ -119,7 +121,7 @@ class Screen:
             if (
                 now - surface.touched > _UNFINISHED_QUIET_SECONDS
                 or now - surface.waiting_since > _UNFINISHED_SECONDS
-                or b"\r" in surface.unfinished
+                or surface.rewritten
             ):
                 self._break_line(surface)
             else:

@@ -17,7 +17,7 @@ _OF_THE_HOST = re.compile(
 )
 _PATHS = ("PATH", "LD_LIBRARY_PATH")
 # Those of the wrapper itself, not of the program.
-_OF_THE_WRAPPER = ("KERAS_DDL_LAUNCHER", "PYTHONPATH")
+_OF_THE_WRAPPER = ("KERAS_DDL_LAUNCHER", "PYTHONPATH", "PRTE_MCA_prte_local_tmpdir_base")
 
 
 def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:

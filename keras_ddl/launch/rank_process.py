@@ -87,7 +87,7 @@ class RankProcess:
     def run(self) -> int:
         """Serves until the launcher says goodbye. Returns the exit status of the program."""
         try:
-            while self._child is None and not self._channel.closed and not self._terminated:
+            while self._child is None and not (self._channel.closed or self._terminated or self._told_to_leave):
                 self._serve(1.0)
             status = self._watch() if self._child is not None else 1
         finally:
@@ -171,8 +171,10 @@ class RankProcess:
             raise LaunchError("The launcher must prove that it knows the job's token. The proof received is wrong.")
         self._channel.proven = True
         self._welcome = welcome
-        self._run_dir = Path(tempfile.gettempdir()) / f"keras_ddl-{welcome['job']}" / f"rank-{self.rank}"
-        self._run_dir.mkdir(mode=0o700, parents=True)
+        job_dir = Path(tempfile.gettempdir()) / f"keras_ddl-{welcome['job']}"
+        job_dir.mkdir(mode=0o700, exist_ok=True)
+        self._run_dir = job_dir / f"rank-{self.rank}"
+        self._run_dir.mkdir(mode=0o700)
         self._mark = f"KERAS_DDL_RUN_DIR={self._run_dir}\0"  # with the end of the variable: rank-1 is not rank-10
         if welcome["sends_file"]:
             self._call_file = (self._run_dir / CALL_FILE).open("wb")

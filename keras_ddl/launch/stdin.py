@@ -30,8 +30,13 @@ class StdinForwarder:
         """Whether reading is useful and allowed now."""
         if self._fd is None or self._ended or self._outstanding >= _WINDOW_BYTES:
             return False
-        # In the background, reading from the terminal would stop the whole launcher (SIGTTIN).
-        return not self._is_terminal or os.tcgetpgrp(self._fd) == os.getpgrp()
+        if not self._is_terminal:
+            return True
+        try:
+            # In the background, reading from the terminal would stop the whole launcher (SIGTTIN).
+            return os.tcgetpgrp(self._fd) == os.getpgrp()
+        except OSError:  # not the terminal that controls us: nothing would stop us
+            return True
 
     def forward(self, channel: Channel) -> None:
         """Sends what can be read to rank 0; an empty frame at the end."""

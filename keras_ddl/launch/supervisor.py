@@ -20,9 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch import control, processes, terminal
@@ -70,6 +68,7 @@ class Supervisor:
         """
         job = self._job
         began = time.monotonic()
+        job.folder.mkdir(mode=0o700)
         self._listener, self._address = control.listen(several_hosts=job.several_hosts)
         try:
             with Interrupts((*signals, signal.SIGWINCH), self._kill_hard) as self._interrupts:
@@ -326,7 +325,7 @@ class Supervisor:
             self._mpirun.stdout.close()
         processes.kill_marked(self._address.token)
         processes.kill_marked(f"/keras_ddl-{self._job.id}/")
-        shutil.rmtree(Path(tempfile.gettempdir()) / f"keras_ddl-{self._job.id}", ignore_errors=True)
+        shutil.rmtree(self._job.folder, ignore_errors=True)
         self._screen.finish()
 
     def _check_started(self) -> None:

@@ -33,15 +33,15 @@ def main() -> None:
         # The source of a notebook's cells, for tracebacks; without a time, so that it is not taken for outdated.
         for name, lines in call["sources"].items():
             linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-        function, args, kwargs = _load(call["function"], rank)
     try:
-        value = function(*args, **kwargs)
+        function, args, kwargs = _load(call["function"], rank)
+        result = {"value": _pickled_value(function(*args, **kwargs), rank)}
     except BaseException as error:
         # The frames of this file say nothing to the caller.
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
         _leave(run_dir, {"error": _pickled_error(error), "traceback": traceback.format_exc()})
         raise
-    _leave(run_dir, {"value": _pickled_value(value, rank)})
+    _leave(run_dir, result)
 
 
 def _load(payload: bytes, rank: int) -> Any:

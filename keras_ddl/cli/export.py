@@ -1,0 +1,123 @@
+"""keras-ddl export: a checkpoint becomes a SavedModel."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from keras_ddl.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from keras_ddl.export.graft import ExportResult
+
+
+@click.command("export", short_help="Turn a checkpoint into a SavedModel for serving.")
+@click.argument("checkpoints", metavar="CHECKPOINTS")
+@click.argument("output", metavar="OUTPUT")
+@click.option("--which", default="latest", show_default=True, help="latest, best, or a step.", metavar="WHICH")
+@click.option("--metric", help="The metric that decides what is best; default: what was monitored.", metavar="NAME")
+@click.option(
+    "--mode",
+    type=click.Choice(["auto", "min", "max"]),
+    default="auto",
+    show_default=True,
+    help="Whether the least or the greatest value of the metric is best.",
+)
+@click.option("--version", help="Number, or step; default: the highest in OUTPUT plus one.", metavar="N")
+@click.option("--weights", help="Take the weights from this file instead.", metavar="FILE")
+@click.option("--model-name", default="default", show_default=True, help="Its name on the server.", metavar="NAME")
+@click.option("--no-verify", is_flag=True, help="Do not replay the stored sample.")
+@click.option("--no-warmup", is_flag=True, help="Do not store warm-up requests for the server.")
+def command(
+    checkpoints: str,
+    output: str,
+    which: str,
+    metric: str | None,
+    mode: str,
+    version: str | None,
+    weights: str | None,
+    model_name: str,
+    no_verify: bool,
+    no_warmup: bool,
+) -> None:
+    """Write OUTPUT/<version>/, a SavedModel, from the checkpoint directory CHECKPOINTS.
+
+    \b
+    keras-ddl export checkpoints saved_model
+    keras-ddl export checkpoints saved_model --which best --metric val_accuracy --version 3
+
+    No code of yours is needed. The SavedModel holds no operation of keras_ddl, and its outputs are compared with
+    those that the model gave in training, in a process without keras_ddl.
+    """
+    # Before TensorFlow is imported, which takes seconds.
+    if not Path(checkpoints).is_dir():
+        raise CheckpointError(
+            f"CHECKPOINTS must be a directory that callbacks.Checkpoint has written. Received: {checkpoints!r}, which "
+            "is not a directory. Give the directory that the callback got."
+        )
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from keras_ddl.export.graft import export_saved_model
+
+    result = export_saved_model(
+        checkpoints,
+        output,
+        which=parse_which(which),
+        version=parse_version(version),
+        metric=metric,
+        mode=mode,
+        validate="off" if no_verify else "process",
+        warmup=not no_warmup,
+        model_name=model_name,
+        weights=weights,
+    )
+    click.echo(describe(result, model_name))
+
+
+def parse_which(text: str) -> str | int:
+    """Returns "latest", "best" or a step. Raises: ConfigError: none of them."""
+    if text in ("latest", "best"):
+        return text
+    if text.isdigit():
+        return int(text)
+    raise ConfigError(f"--which must be 'latest', 'best' or the number of a step. Received: {text!r}.")
+
+
+def parse_version(text: str | None) -> int | str | None:
+    """Returns None, "step" or a number above 0. Raises: ConfigError: none of them."""
+    if text is None or text == "step":
+        return text
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    raise ConfigError(f"--version must be a whole number above 0, or 'step'. Received: {text!r}.")
+
+
+def describe(result: ExportResult, model_name: str) -> str:
+    """Returns what was written, from what, how long each stage took, and how to serve it."""
+    source = [] if result.step is None else [f"step {result.step}"]
+    source += [] if result.epoch is None else [f"epoch {result.epoch}"]
+    source += [f"{name} {value:.4g}" for name, value in result.metrics.items()]
+    stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in result.seconds.items())
+    lines = [f"Wrote {result.path} (version {result.version}, {size_text(result.bytes)})"]
+    lines += [f"  from: {', '.join(source)}"] if source else []
+    lines += [f"  checked: {result.proof}", f"  time: {sum(result.seconds.values()):.2f} s ({stages})"]
+    lines += [f"  warning: {text}" for text in result.warnings]
+    mount = f"{result.path.resolve().parent}:/models/{model_name}"
+    lines += [
+        "To serve it, for example:",
+        f"  docker run --rm -p 8501:8501 -v {mount} -e MODEL_NAME={model_name} tensorflow/serving",
+        f"  curl http://localhost:8501/v1/models/{model_name}",
+    ]
+    return "\n".join(lines)
+
+
+def size_text(num_bytes: Any) -> str:
+    """Returns "1.3 MB"; powers of ten, as disks have it."""
+    value = float(num_bytes)
+    for unit in ("bytes", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"

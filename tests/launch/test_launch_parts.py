@@ -1,0 +1,215 @@
+"""The parts of the launcher that need no processes: command lines, environments, connections, verdicts."""
+
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from keras_ddl.errors import ConfigError, LaunchError
+from keras_ddl.launch import control, mpirun
+from keras_ddl.launch.control import Address, Channel, Kind
+from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
+from keras_ddl.launch.outcome import RankOutcome, explain, first_failure
+from keras_ddl.launch.rank_environment import merge, rank_and_size
+
+
+def fake_mpirun(folder: Path, says: str) -> str:
+    path = folder / "mpirun"
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("says", "family"),
+    [
+        ("mpirun (Open MPI) 5.0.11", OPEN_MPI),
+        ("mpirun (Open MPI) 4.1.2", OPEN_MPI),
+        ("HYDRA build details:\n    Version:      5.0.2", HYDRA),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13", HYDRA),
+    ],
+)
+def test_mpirun_family_is_what_it_says(tmp_path: Path, says: str, family: str):
+    assert mpirun.find(fake_mpirun(tmp_path, says)).family == family
+
+
+def test_mpirun_is_taken_from_the_setting_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = fake_mpirun(tmp_path, "mpirun (Open MPI) 5.0.11")
+    monkeypatch.setenv("KERAS_DDL_MPIRUN", path)
+    assert mpirun.find().path == path
+    with pytest.raises(LaunchError, match="--mpirun must be the path"):
+        mpirun.find(str(tmp_path / "other"))
+
+
+def test_mpirun_command_of_open_mpi(monkeypatch: pytest.MonkeyPatch):
+    found = Mpirun("/m", OPEN_MPI, "")
+    monkeypatch.setattr(mpirun, "_local_slots", lambda: 2)
+    base = ["--bind-to", "none", "--map-by", "slot"]
+    assert mpirun.command(found, ["p"], num_ranks=2) == ["/m", "-np", "2", *base, "p"]
+    assert mpirun.command(found, ["p"], num_ranks=3) == ["/m", "-np", "3", *base, "--oversubscribe", "p"]
+    assert mpirun.command(found, ["p"], num_ranks=3, allocation=True) == ["/m", "-np", "3", *base, "p"]
+    line = mpirun.command(
+        found, ["p"], num_ranks=3, hosts=[Host("a", 2), Host("b", 1)], forward=["V"], extra=["--mca", "x", "y"]
+    )
+    assert line == ["/m", "-np", "3", *base, "--host", "a:2,b:1", "-x", "V", "--mca", "x", "y", "p"]
+
+
+def test_mpirun_command_of_hydra():
+    found = Mpirun("/m", HYDRA, "")
+    line = mpirun.command(found, ["p", "-q"], num_ranks=3, hosts=[Host("a", 2), Host("b", 1)], forward=["V", "W"])
+    assert line == ["/m", "-n", "3", "-hosts", "a:2,b:1", "-genvlist", "V,W", "p", "-q"]
+
+
+def test_mpirun_environment_hides_an_outer_job(monkeypatch: pytest.MonkeyPatch):
+    outer = {"OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1", "PMI_RANK": "1", "HYDI_CONTROL_FD": "7"}
+    monkeypatch.setattr(mpirun.os, "geteuid", lambda: 1000)
+    inner = mpirun.environment({**outer, "OMPI_MCA_btl": "tcp,self", "PATH": "/bin"})
+    assert inner == {"OMPI_MCA_btl": "tcp,self", "PATH": "/bin", "I_MPI_PIN": "0"}
+    monkeypatch.setattr(mpirun.os, "geteuid", lambda: 0)
+    assert mpirun.environment({})["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+
+
+def test_parse_hosts_reads_names_and_numbers():
+    assert mpirun.parse_hosts("h0:2, node-1.site:16,h2") == (Host("h0", 2), Host("node-1.site", 16), Host("h2", 1))
+
+
+@pytest.mark.parametrize("text", ["h0:", "h0:0", "h0:-1", ":2", "h0,,h1", "-x:1", "h 0", "h0:2:3", "h0,h0"])
+def test_parse_hosts_refuses(text: str):
+    with pytest.raises(ConfigError, match="hosts must"):
+        mpirun.parse_hosts(text)
+
+
+def test_rank_environment_prefers_the_launcher_but_for_mpi_and_the_host():
+    own = {"OMPI_COMM_WORLD_RANK": "1", "HOSTNAME": "there", "PATH": "/mpi/bin:/usr/bin", "PYTHONPATH": "/of/wrapper"}
+    own |= {"KERAS_DDL_LAUNCHER": "secret", "ONLY_THERE": "x"}
+    wanted = {"OMPI_COMM_WORLD_RANK": "9", "HOSTNAME": "here", "PATH": "/usr/bin:/venv/bin", "SET": "1"}
+    assert merge(own, wanted, same_host=False) == {
+        "OMPI_COMM_WORLD_RANK": "1",
+        "HOSTNAME": "there",
+        "PATH": "/mpi/bin:/usr/bin:/venv/bin",
+        "ONLY_THERE": "x",
+        "SET": "1",
+    }
+    assert merge(own, wanted, same_host=True)["HOSTNAME"] == "here"
+
+
+def test_rank_and_size_outside_of_mpirun_is_a_clear_error():
+    assert rank_and_size({"PMI_RANK": "3", "PMI_SIZE": "4"}) == (3, 4)
+    with pytest.raises(LaunchError, match="must be started by mpirun"):
+        rank_and_size({})
+
+
+def connected() -> tuple[Channel, Channel]:
+    listener, address = control.listen(several_hosts=False)
+    listener.setblocking(True)
+    ours = Channel(control.connect(address))
+    theirs = Channel(listener.accept()[0])
+    listener.close()
+    return ours, theirs
+
+
+def received(channel: Channel, count: int) -> list[tuple[Kind, bytes]]:
+    frames: list[tuple[Kind, bytes]] = []
+    deadline = time.monotonic() + 5
+    while len(frames) < count and not channel.closed and time.monotonic() < deadline:
+        frames += channel.read()
+    return frames
+
+
+def test_channel_carries_frames_of_any_size():
+    ours, theirs = connected()
+    ours.proven = theirs.proven = True
+    big = bytes(5_000_000)
+    for kind, payload in ((Kind.OUT, b""), (Kind.RESULT, big), (Kind.EXIT, {"status": 1})):
+        ours.send(kind, payload)
+    frames = []
+    while len(frames) < 3:
+        ours.write()
+        frames += theirs.read()
+    assert frames == [(Kind.OUT, b""), (Kind.RESULT, big), (Kind.EXIT, b'{"status": 1}')]
+    ours.close()
+    assert list(theirs.read()) == [] and theirs.closed
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\x05" + bytes(8), b"\x02" + b"\xff" * 8])
+def test_channel_drops_a_stranger(data: bytes):
+    ours, theirs = connected()
+    ours.sock.send(data)
+    assert received(theirs, 1) == []
+    assert theirs.closed
+
+
+def test_address_survives_the_environment():
+    listener, address = control.listen(several_hosts=True)
+    listener.close()
+    assert Address.parse(str(address)) == address
+    assert address.token not in repr(address)
+    with pytest.raises(LaunchError, match="KERAS_DDL_LAUNCHER must be"):
+        Address.parse("nonsense")
+
+
+def test_listen_on_one_host_is_not_reachable_from_others():
+    listener, address = control.listen(several_hosts=False)
+    assert listener.getsockname()[0] == "127.0.0.1" and address.addresses == ("127.0.0.1",)
+    listener.close()
+
+
+def test_connect_to_nobody_is_a_clear_error():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = Address("00", socket.gethostname(), ("127.0.0.1",), unused.getsockname()[1])
+    with pytest.raises(LaunchError, match="must be able to open a TCP connection to the launcher"):
+        control.connect(address, timeout=0.3)
+
+
+def failed(rank: int, at: float, error: str = "", **rest) -> RankOutcome:
+    traceback = f"Traceback (most recent call last):\n  File x\n{error}\n" if error else ""
+    return RankOutcome(rank, f"h{rank}", status=rest.pop("status", 1), traceback=traceback, failed_at=at, **rest)
+
+
+def test_first_failure_is_the_earliest_cause():
+    done = RankOutcome(0, "h0", status=0)
+    lost = failed(1, 1.0, "keras_ddl.errors.RankLostError: rank 3 is gone")
+    late, early = failed(2, 3.0, "ValueError: late"), failed(3, 2.0, "KeyError: 'early'")
+    stopped = RankOutcome(4, "h4", status=-15, stopped_by="the launcher", failed_at=0.5)
+    assert first_failure([done, lost, late, early, stopped]) is early
+    assert first_failure([done, lost, stopped]) is lost
+    assert first_failure([done, stopped]) is None
+    assert first_failure([done]) is None
+    killed = RankOutcome(5, "h5", status=-9, failed_at=1.5)
+    assert first_failure([lost, early, killed]) is killed
+
+
+def test_first_failure_may_have_been_stopped_after_its_error():
+    # MPI_Abort: mpirun ends the rank that called it as well.
+    aborted = failed(0, 1.0, "ValueError: x", stopped_by="mpirun", status=-15)
+    other = failed(1, 1.1, "KeyboardInterrupt", stopped_by="the launcher")
+    assert first_failure([other, aborted]) is aborted
+    assert aborted.exit_status == 1
+
+
+def test_explain_ends_with_the_first_traceback_and_groups_the_others():
+    first = failed(2, 1.0, "ValueError: the cause")
+    others = [failed(rank, 2.0, "RankLostError: 2 is gone") for rank in (0, 1, 3, 5)]
+    text = explain(sorted([first, *others], key=lambda o: o.rank), first)
+    lines = text.splitlines()
+    assert lines[0] == "keras-ddl: ranks 0-1, 3, 5: RankLostError: 2 is gone"
+    assert lines[1].startswith("keras-ddl: rank 2 on host h2 failed first") and "(exit status 1)" in lines[1]
+    assert lines[-1] == "ValueError: the cause"
+    assert text.count("Traceback") == 1
+
+
+def test_explain_shows_what_mpirun_said_when_nothing_else_is_known():
+    first = failed(0, 1.0, status=-6)
+    text = explain([first], first, "PML add procs failed\n")
+    assert "mpirun said:\n    PML add procs failed" in text
+    assert "killed by SIGABRT" in text
+
+
+def test_outcome_error_is_the_last_line_of_the_traceback():
+    text = "Traceback (most recent call last):\n  File x\nValueError: a: b\n  more\n\nAbort(1) on node 0 (rank 0)\n"
+    assert RankOutcome(0, status=1, traceback=text).error == "ValueError: a: b"
+    report = {"type": "KeyError", "traceback": "", "summary": "KeyError: 'x'"}
+    assert RankOutcome(0, status=1, report=json.loads(json.dumps(report))).error == "KeyError: 'x'"

@@ -1,0 +1,154 @@
+"""The screen: what reaches it, in which pieces and when. No processes."""
+
+import io
+import time
+
+import pytest
+
+from keras_ddl.launch import output
+from keras_ddl.launch.output import RankOutput, Screen, TextSink
+
+TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: bad\n"
+
+
+class Recorder:
+    def __init__(self, terminal: bool = False):
+        self.terminal = terminal
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+
+def screen_of(num_ranks: int, terminal: bool = False):
+    out, err = Recorder(terminal), Recorder(terminal)
+    screen = Screen(out, err)
+    return out, err, screen, [RankOutput(rank, screen) for rank in range(num_ranks)]
+
+
+def test_output_of_rank_0_passes_unchanged_in_any_pieces():
+    data = bytes(range(256)) * 4 + b"\nTrace\nTraceback (most\n"
+    for size in (1, 2, 7, 1000):
+        out, err, _, (rank,) = screen_of(1)
+        for start in range(0, len(data), size):
+            rank.feed("out", data[start : start + size])
+            rank.feed("err", data[start : start + size])
+        rank.end(failed=True)
+        assert out.data == data
+        assert err.data == data
+
+
+@pytest.mark.parametrize("size", [1, 3, 10, 1000])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_output_traceback_of_a_failure_is_held_back(rank: int, size: int):
+    out, err, _, ranks = screen_of(2)
+    data = b"before\n" + TRACEBACK
+    for start in range(0, len(data), size):
+        ranks[rank].feed("err", data[start : start + size])
+    prefix = b"[1] " if rank else b""
+    assert err.data == prefix + b"before\n"
+    assert ranks[rank].traceback_since is not None
+    traceback, tail = ranks[rank].end(failed=True)
+    assert traceback.encode() == TRACEBACK
+    assert tail.encode() == data
+    assert err.data == prefix + b"before\n"
+
+
+def test_output_traceback_of_a_rank_that_goes_on_is_shown_after_a_while(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(output, "_HOLD_SECONDS", 0.05)
+    _, err, _, (rank,) = screen_of(1)
+    rank.feed("err", TRACEBACK)
+    assert rank.tick() and err.data == b""
+    time.sleep(0.06)
+    assert not rank.tick()
+    assert err.data == TRACEBACK
+    rank.feed("err", TRACEBACK)  # the next one is held again
+    assert err.data == TRACEBACK
+    rank.end(failed=False)
+    assert err.data == TRACEBACK * 2
+
+
+def test_output_traceback_inside_a_line_is_no_traceback():
+    _, err, _, (rank,) = screen_of(1)
+    rank.feed("err", b"said: ")
+    rank.feed("err", TRACEBACK)
+    assert err.data == b"said: " + TRACEBACK
+
+
+def test_output_endless_traceback_is_not_kept():
+    _, err, _, (rank,) = screen_of(1)
+    rank.feed("err", TRACEBACK)
+    for _ in range(10):
+        rank.feed("err", b"x" * 100_000)
+    assert len(err.data) > 500_000
+
+
+def test_output_of_other_ranks_comes_in_whole_lines():
+    out, _, _, ranks = screen_of(3)
+    ranks[1].feed("out", b"a")
+    ranks[2].feed("out", b"b")
+    ranks[1].feed("out", b"a\nrest")
+    ranks[2].feed("out", b"b\n\n")
+    assert out.data == b"[1] aa\n[2] bb\n[2] \n"
+    ranks[1].end(failed=False)
+    assert out.data.endswith(b"[1] rest\n")
+
+
+def test_output_line_without_end_is_shown_in_parts():
+    out, _, _, ranks = screen_of(2)
+    for _ in range(10):
+        ranks[1].feed("out", b"x" * 50_000)
+    assert len(out.data) > 400_000
+
+
+def test_output_terminal_redraws_the_line_that_was_interrupted():
+    out, _, screen, ranks = screen_of(2, terminal=True)
+    ranks[0].feed("out", b"one\nstep 1\rstep 2")
+    ranks[1].feed("out", b"hello\n")
+    assert out.data == b"one\nstep 1\rstep 2" + b"\r\x1b[K[1] hello\n" + b"step 2"
+    ranks[0].feed("out", b"\n")
+    ranks[1].feed("out", b"again\n")
+    assert out.data.endswith(b"step 2\n[1] again\n")
+    ranks[0].feed("out", b"unfinished")
+    screen.finish()
+    assert out.data.endswith(b"unfinished\n")
+
+
+def test_output_redraws_a_bar_that_ends_in_a_carriage_return():
+    out, _, _, ranks = screen_of(2, terminal=True)
+    ranks[0].feed("out", b"10%\r20%\r")
+    ranks[1].feed("out", b"x\n")
+    assert out.data.endswith(b"[1] x\n20%\r")
+
+
+def test_output_file_is_not_torn_by_other_ranks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(output, "_UNFINISHED_QUIET_SECONDS", 0.05)
+    out, _, screen, ranks = screen_of(2)
+    ranks[0].feed("out", b"half")
+    ranks[1].feed("out", b"other\n")
+    assert screen.tick() and out.data == b"half"
+    ranks[0].feed("out", b" whole\n")
+    assert out.data == b"half whole\n[1] other\n"
+    # A line that stays unfinished must not keep the others from being seen.
+    ranks[0].feed("out", b"prompt: ")
+    ranks[1].feed("out", b"more\n")
+    time.sleep(0.06)
+    assert not screen.tick()
+    assert out.data.endswith(b"prompt: \n[1] more\n")
+
+
+def test_output_progress_bar_in_a_file_does_not_hold_up_others():
+    out, _, screen, ranks = screen_of(2)
+    ranks[0].feed("out", b"\r1/9")
+    ranks[1].feed("out", b"seen\n")
+    screen.tick()
+    assert out.data == b"\r1/9\n[1] seen\n"
+
+
+def test_text_sink_joins_split_characters():
+    stream = io.StringIO()
+    sink = TextSink(stream)
+    for byte in "ü€\n".encode():
+        sink.write(bytes([byte]))
+    sink.write(b"\xff\n")
+    assert stream.getvalue() == "ü€\n\ufffd\n"

@@ -1,0 +1,231 @@
+"""keras-ddl run when a rank fails: everything ends soon, the first failure is explained last, nothing is left."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from launch.launching import Started, processes, run, write_program
+
+pytestmark = pytest.mark.parallel
+
+
+def test_run_exception_in_one_rank_ends_the_hanging_other(tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        """
+if RANK == 1:
+    print("before the error", flush=True)
+    raise ValueError("no such thing: 42")
+time.sleep(600)
+""",
+    )
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.status == 1, ended
+    assert ended.seconds < 8, ended
+    assert ended.out == "[1] before the error\n"
+    lines = ended.err.splitlines()
+    assert lines[-1] == "ValueError: no such thing: 42", ended
+    header = next(line for line in lines if "failed first" in line)
+    assert "rank 1 on host " in header and "ValueError: no such thing: 42 (exit status 1)" in header
+    assert ended.err.count("Traceback") == 1, ended
+    assert any(line.startswith("keras-ddl: rank 0: stopped") for line in lines), ended
+
+
+def test_run_exit_status_is_that_of_the_failed_rank(tmp_path: Path):
+    program = write_program(tmp_path, "if RANK == 0: time.sleep(600)\nsys.exit(3)")
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.status == 3, ended
+    assert ended.seconds < 8
+    assert "rank 1" in ended.err and "exit status 3" in ended.err
+
+
+def test_run_killed_rank_is_named_with_its_signal(tmp_path: Path):
+    program = write_program(
+        tmp_path, "if RANK == 1: here('pid'); Path('pid-1').write_text(str(os.getpid())); here('up')\ntime.sleep(600)"
+    )
+    started = Started(["run", "-np", "3", "python", program], tmp_path)
+    started.wait_for(tmp_path / "up-1")
+    os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGKILL)
+    ended = started.finish()
+    assert ended.status == 128 + 9, ended
+    assert "rank 1 on host" in ended.err and "killed by SIGKILL" in ended.err, ended
+    assert "ranks 0, 2: stopped" in ended.err, ended
+
+
+def test_run_killed_wrapper_takes_its_program_along(tmp_path: Path):
+    program = write_program(tmp_path, "Path(f'ppid-{RANK}').write_text(str(os.getppid())); here('up')\ntime.sleep(600)")
+    started = Started(["run", "-np", "2", "python", program], tmp_path)
+    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
+    os.kill(int((tmp_path / "ppid-1").read_text()), signal.SIGKILL)
+    ended = started.finish()
+    assert ended.status != 0
+    assert "rank 1 on host" in ended.err and "lost" in ended.err, ended
+
+
+def test_run_rank_that_ignores_sigterm_is_killed(tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        """
+import signal
+if RANK == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    here("ready")
+    time.sleep(600)
+while not Path("ready-0").exists(): time.sleep(0.02)
+sys.exit(5)
+""",
+    )
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.status == 5, ended
+    assert ended.seconds < 10, ended
+
+
+def test_run_detached_grandchildren_do_not_survive(tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        """
+import subprocess
+subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
+subprocess.Popen(["sleep", "600"])
+print("started")
+""",
+    )
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.status == 0, ended
+    assert sorted(ended.out.splitlines()) == ["[1] started", "started"]
+    assert ended.seconds < 8, ended
+
+
+def test_run_logged_exception_is_no_failure(tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        """
+import logging
+try: raise KeyError("caught")
+except KeyError: logging.exception("logged by rank %d", RANK)
+""",
+    )
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.status == 0, ended
+    assert "[1] KeyError: 'caught'" in ended.err and "\nKeyError: 'caught'" in ended.err, ended
+    assert "failed first" not in ended.err
+
+
+def test_run_same_error_everywhere_is_shown_once(tmp_path: Path):
+    program = write_program(tmp_path, "raise RuntimeError('all of us')")
+    ended = run(["run", "-np", "3", "python", program], tmp_path)
+    assert ended.status == 1
+    assert ended.err.count("Traceback") == 1, ended
+    assert ended.err.splitlines()[-1] == "RuntimeError: all of us"
+    assert "RuntimeError: all of us" in [line.partition(": ")[2].partition(": ")[2] for line in ended.err.splitlines()]
+
+
+def test_run_consequence_is_not_taken_for_the_cause(tmp_path: Path):
+    # Rank 0 notices first that rank 1 is gone, and rank 1 is slow to say why.
+    program = write_program(
+        tmp_path,
+        """
+from keras_ddl.errors import RankLostError
+if RANK == 0:
+    raise RankLostError("rank 1 has left")
+time.sleep(1)
+raise ValueError("the cause")
+""",
+    )
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.err.splitlines()[-1] == "ValueError: the cause", ended
+    assert "keras-ddl: rank 0: keras_ddl.errors.RankLostError: rank 1 has left" in ended.err, ended
+
+
+def test_run_error_report_is_preferred_to_stderr(tmp_path: Path):
+    # As keras_ddl.communicator leaves it. Nothing on stderr; the process is ended by MPI_Abort.
+    program = write_program(
+        tmp_path,
+        """
+import json
+if RANK == 1:
+    report = {"rank": 1, "host": "h", "time": time.time(), "type": "OSError", "summary": "OSError: disk",
+              "traceback": "Traceback (most recent call last):\\n  File x\\nOSError: disk\\n"}
+    Path(os.environ["KERAS_DDL_RUN_DIR"], "error-1.txt").write_text(json.dumps(report))
+    os._exit(7)
+time.sleep(600)
+""",
+    )
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.status == 7, ended
+    assert ended.err.endswith("Traceback (most recent call last):\n  File x\nOSError: disk\n"), ended
+
+
+def test_run_mpi_program_without_keras_ddl_that_fails_is_ended(tmp_path: Path):
+    # By mpi4py's own runner: otherwise rank 1 would wait in MPI_Finalize for rank 0, which waits for it in the barrier.
+    program = write_program(
+        tmp_path,
+        """
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 1:
+    raise ValueError("in MPI")
+MPI.COMM_WORLD.Barrier()
+""",
+    )
+    ended = run(["run", "-np", "2", "python", "-m", "mpi4py", program], tmp_path)
+    assert ended.status != 0, ended
+    assert ended.seconds < 15, ended
+    assert ended.err.splitlines()[-1] == "ValueError: in MPI", ended
+
+
+def test_run_mpi_abort_is_told_without_boilerplate(tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        """
+from mpi4py import MPI
+print("sum", MPI.COMM_WORLD.allreduce(1), flush=True)
+if RANK == 1:
+    MPI.COMM_WORLD.Abort(9)
+time.sleep(600)
+""",
+    )
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.status != 0, ended
+    assert ended.seconds < 12, ended
+    assert "sum 2" in ended.out
+
+
+def test_run_timeout_ends_the_job(tmp_path: Path):
+    program = write_program(tmp_path, "print('up', flush=True)\ntime.sleep(600)")
+    ended = run(["run", "-np", "2", "--timeout", "2", "python", program], tmp_path)
+    assert ended.status == 124, ended
+    assert ended.seconds < 8, ended
+    assert "did not end within 2 s" in ended.err
+
+
+def test_run_program_that_cannot_be_executed_is_a_clear_error(tmp_path: Path):
+    (tmp_path / "text").write_text("not a program\n")
+    (tmp_path / "text").chmod(0o755)
+    ended = run(["run", "-np", "2", "--", "./text"], tmp_path)
+    assert ended.status == 126, ended
+    assert "The program must be one that host" in ended.err, ended
+
+
+def test_run_syntax_error_shows_the_end_of_stderr(tmp_path: Path):
+    (tmp_path / "bad.py").write_text("x = = 1\n")
+    ended = run(["run", "-np", "2", "bad.py"], tmp_path)
+    assert ended.status == 1
+    assert ended.err.splitlines()[-1] == "SyntaxError: invalid syntax", ended
+
+
+def test_run_early_exit_of_a_rank_with_status_0_is_no_failure(tmp_path: Path):
+    program = write_program(tmp_path, "if RANK == 0: time.sleep(1)\nprint('end')")
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.status == 0, ended
+
+
+def test_run_mpirun_that_dies_is_no_success(tmp_path: Path):
+    program = write_program(tmp_path, "here('up')\ntime.sleep(600)")
+    started = Started(["run", "-np", "2", "python", program], tmp_path)
+    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
+    (mpirun,) = [pid for pid, line in processes(started.mark).items() if line.split()[0].endswith("prterun")]
+    os.kill(mpirun, signal.SIGKILL)
+    ended = started.finish()
+    assert ended.status != 0, ended
+    assert "mpirun" in ended.err, ended

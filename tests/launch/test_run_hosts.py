@@ -1,0 +1,97 @@
+"""keras-ddl run on several hosts, played by UTS namespaces: host names and processes of their own, one network."""
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from launch.launching import Started, processes, run, write_program
+
+AGENT = """#!/bin/bash
+# In place of ssh: [options] HOST COMMAND...
+while [[ $1 == -* ]]; do shift; done
+host=$1; shift
+exec unshare --uts bash -c 'hostname "$0"; exec bash -c "$*"' "$host" "$@"
+"""
+
+
+def can_make_hosts() -> bool:
+    return shutil.which("unshare") is not None and subprocess.run(["unshare", "--uts", "true"]).returncode == 0
+
+
+pytestmark = [
+    pytest.mark.parallel,
+    pytest.mark.skipif(not can_make_hosts(), reason="namespaces need root"),
+]
+
+
+@pytest.fixture
+def on_hosts(tmp_path: Path) -> list[str]:
+    agent = tmp_path / "agent"
+    agent.write_text(AGENT)
+    agent.chmod(0o755)
+    return ["run", "--hosts", "h0:2,h1:2", "--mpi-arg", f"--prtemca plm_ssh_agent {agent}"]
+
+
+def test_run_hosts_gives_every_rank_the_environment_and_shows_its_output(on_hosts: list[str], tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        """
+import socket
+run_dir = Path(os.environ["KERAS_DDL_RUN_DIR"])
+print(RANK, socket.gethostname(), os.environ["GIVEN"], os.environ["SET"], run_dir.is_dir(), os.getcwd())
+""",
+    )
+    ended = run([*on_hosts, "--env", "GIVEN=1", "python", program], tmp_path, env={"SET": "2"})
+    assert ended.status == 0, ended
+    expected = [f"{rank} h{rank // 2} 1 2 True {tmp_path}" for rank in range(4)]
+    assert sorted(ended.out.splitlines()) == sorted(
+        [expected[0], *(f"[{r}] {line}" for r, line in enumerate(expected) if r)]
+    ), ended
+
+
+def test_run_hosts_failure_names_the_host(on_hosts: list[str], tmp_path: Path):
+    program = write_program(tmp_path, "if RANK == 3: raise ValueError('over there')\ntime.sleep(600)")
+    ended = run([*on_hosts, "python", program], tmp_path)
+    assert ended.status == 1, ended
+    assert "rank 3 on host h1 failed first" in ended.err, ended
+    assert ended.err.splitlines()[-1] == "ValueError: over there"
+    assert ended.seconds < 12, ended
+
+
+def test_run_hosts_death_of_a_host_is_no_success(on_hosts: list[str], tmp_path: Path):
+    # mpirun itself ends with status 0 here.
+    program = write_program(tmp_path, "here('up')\ntime.sleep(600)")
+    started = Started([*on_hosts, "python", program], tmp_path)
+    started.wait_for(*(tmp_path / f"up-{rank}" for rank in range(4)))
+    started.may_leave = ("prted.",)  # nobody is left on that host to remove it
+    kill_host(started.mark, tmp_path, "h1")
+    ended = started.finish()
+    assert ended.status != 0, ended
+    assert ended.seconds < 15, ended
+    assert "on host h1 failed first" in ended.err and "lost" in ended.err, ended
+
+
+def kill_host(mark: str, folder: Path, name: str) -> None:
+    """Kills everything on the host at once, as a power cut would."""
+    victims = []
+    for pid in processes(mark):
+        shown = subprocess.run(["nsenter", "--uts", "--target", str(pid), "hostname"], capture_output=True, text=True)
+        if shown.stdout.strip() == name:
+            victims.append(pid)
+    assert len(victims) >= 5, processes(mark)  # the daemon, two wrappers, two programs
+    for pid in victims:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(shutil.which("mpiexec.hydra") is None, reason="MPICH is not installed")
+def test_run_hosts_with_hydra(on_hosts: list[str], tmp_path: Path):
+    program = write_program(tmp_path, "import socket; print(RANK, socket.gethostname())")
+    hydra = ["--mpirun", "mpiexec.hydra", "--mpi-arg", f"-launcher ssh -launcher-exec {tmp_path / 'agent'}"]
+    ended = run([*on_hosts[:3], *hydra, "python", program], tmp_path)
+    assert ended.status == 0, ended
+    assert sorted(ended.out.splitlines()) == ["0 h0", "[1] 1 h0", "[2] 2 h1", "[3] 3 h1"], ended

@@ -1,0 +1,171 @@
+"""keras-ddl run: what is shown of the ranks' output, and how."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from launch.launching import Started, run, write_program
+
+pytestmark = pytest.mark.parallel
+
+
+def test_run_prefixes_whole_lines_of_other_ranks(tmp_path: Path):
+    # Ranks write halves of lines in turn: without whole lines, they would be mixed.
+    program = write_program(
+        tmp_path,
+        """
+for i in range(20):
+    for half in (f"line {i} of ", f"rank {RANK}\\n"):
+        os.write(1, half.encode()); time.sleep(0.01)
+os.write(2, b"to stderr\\n")
+os.write(1, b"the end has no newline")
+""",
+    )
+    ended = run(["run", "-np", "3", "python", program], tmp_path)
+    assert ended.status == 0, ended
+    lines = ended.out.splitlines()
+    for rank, prefix in ((1, "[1] "), (2, "[2] ")):
+        own = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+        assert own == [f"line {i} of rank {rank}" for i in range(20)] + ["the end has no newline"], ended
+    rest = [line for line in lines if not line.startswith("[")]
+    assert rest == [f"line {i} of rank 0" for i in range(20)] + ["the end has no newline"], ended
+    assert sorted(ended.err.splitlines()) == ["[1] to stderr", "[2] to stderr", "to stderr"]
+
+
+def test_run_keeps_only_the_last_state_of_other_ranks_progress_bars(tmp_path: Path):
+    program = write_program(
+        tmp_path, "for i in range(5): sys.stdout.write('\\b' * 9 + '\\r' + f'{i + 1}/5 done')\nprint()"
+    )
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert "[1] 5/5 done\n" in ended.out, ended
+    assert ended.out.count("[1]") == 1, ended
+
+
+def test_run_passes_every_byte_of_rank_0(tmp_path: Path):
+    program = write_program(
+        tmp_path, "if RANK == 0: sys.stdout.buffer.write(bytes(range(256)) * 20000); sys.stdout.buffer.write(b'end')"
+    )
+    with (tmp_path / "out").open("wb") as out:
+        ended = Started(["run", "-np", "2", "python", program], tmp_path, stdout=out).finish()
+    assert ended.status == 0, ended
+    assert (tmp_path / "out").read_bytes() == bytes(range(256)) * 20000 + b"end"
+
+
+def test_run_gives_stdin_to_rank_0_only(tmp_path: Path):
+    program = write_program(tmp_path, "data = sys.stdin.buffer.read(); print(RANK, len(data), data[-4:])")
+    ended = run(["run", "-np", "2", "python", program], tmp_path, input=b"x" * 3_000_000 + b"tail")
+    assert sorted(ended.out.splitlines()) == ["0 3000004 b'tail'", "[1] 1 0 b''"], ended
+
+
+def test_run_with_an_unread_stdin_ends(tmp_path: Path):
+    with Path("/dev/zero").open("rb") as endless:
+        ended = Started(["run", "-np", "2", "--", "true"], tmp_path, stdin=endless).finish()
+    assert ended.status == 0, ended
+
+
+def test_run_output_dir_keeps_a_file_of_each_rank(tmp_path: Path):
+    program = write_program(tmp_path, "print('out of', RANK, flush=True); print('err of', RANK, file=sys.stderr)")
+    ended = run(["run", "-np", "2", "--output-dir", "logs/here", "python", program], tmp_path)
+    assert ended.status == 0, ended
+    for rank in (0, 1):
+        lines = (tmp_path / "logs" / "here" / f"rank-{rank}.log").read_text().splitlines()
+        assert sorted(lines) == [f"err of {rank}", f"out of {rank}"]
+
+
+def test_run_reader_that_leaves_ends_the_job(tmp_path: Path):
+    started = Started(["run", "-np", "2", "--", "yes"], tmp_path)
+    started.process.stdout.readline()
+    started.process.stdout.close()
+    started.process.stdout = None
+    ended = started.finish()
+    assert ended.status == 128 + 13, ended
+    assert ended.err == "", ended
+
+
+def test_run_tells_ranks_the_settings(tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        "if RANK == 0: print(*[os.environ.get(n) for n in ('KERAS_DDL_MODE', 'ONE', 'TWO', 'KERAS_DDL_LAUNCHER')])",
+    )
+    arguments = ["run", "-np", "2", "--mode", "x:1x2", "--env", "ONE=a=b", "-x", "TWO", "python", program]
+    ended = run(arguments, tmp_path, env={"TWO": "from outside"})
+    assert ended.out == "x:1x2 a=b from outside None\n", ended
+
+
+def test_run_verbose_shows_the_command(tmp_path: Path):
+    ended = run(["run", "-np", "2", "--verbose", "--", "true"], tmp_path)
+    assert "--bind-to none" in ended.err and "keras_ddl.launch.rank_process -- true" in ended.err, ended
+    assert ended.out == ""
+
+
+def test_run_progress_bar_of_rank_0_stays_in_place_on_a_terminal(tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        """
+if RANK == 0:
+    print(sys.stdout.isatty(), sys.stderr.isatty(), *os.get_terminal_size(), flush=True)
+    for i in range(10):
+        sys.stdout.write(f"\\rstep {i + 1}/10"); sys.stdout.flush(); here(f"step{i}"); time.sleep(0.1)
+    print(" done")
+else:
+    print(sys.stdout.isatty())
+    while not Path("step3-0").exists(): time.sleep(0.01)
+    print("in between")
+""",
+    )
+    status, shown = on_terminal(["run", "-np", "2", "python", program], tmp_path, rows=33, columns=111)
+    text = shown.decode()
+    assert status == 0, text
+    assert "True True 111 33\r\n" in text
+    assert "[1] False\r\n" in text
+    # The bar's line is erased, the other line shown, and the bar drawn again as it was.
+    assert re.search(r"step (\d+)/10\r\x1b\[K\[1\] in between\r\n(\rstep |step )?\1", text), text
+    assert text.endswith("step 10/10 done\r\n"), text
+
+
+def test_run_follows_the_size_of_the_terminal(tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        """
+if RANK == 0:
+    here("up")
+    deadline = time.time() + 10
+    while os.get_terminal_size().columns != 77 and time.time() < deadline: time.sleep(0.02)
+    print("columns", os.get_terminal_size().columns)
+""",
+    )
+    status, shown = on_terminal(
+        ["run", "-np", "2", "python", program],
+        tmp_path,
+        rows=20,
+        columns=50,
+        when=(tmp_path / "up-0", lambda fd: os.system(f"stty cols 77 < {os.ttyname(fd)}")),
+    )
+    assert b"columns 77" in shown, shown
+    assert status == 0
+
+
+def on_terminal(arguments, folder, *, rows, columns, when=None):
+    """Runs keras-ddl with a terminal as stdin, stdout and stderr. Returns (status, what it showed)."""
+    ours, theirs = pty.openpty()
+    subprocess.run(["stty", "rows", str(rows), "cols", str(columns)], stdin=theirs, check=True)
+    started = Started(arguments, folder, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    shown = b""
+    deadline = time.monotonic() + 30
+    while started.process.poll() is None and time.monotonic() < deadline:
+        if select.select([ours], [], [], 0.05)[0]:
+            shown += os.read(ours, 65536)
+        if when is not None and when[0].exists():
+            when[1](theirs)
+            started.process.send_signal(28)  # SIGWINCH: it is not our controlling terminal
+            when = None
+    while select.select([ours], [], [], 0.1)[0]:
+        shown += os.read(ours, 65536)
+    os.close(theirs)
+    os.close(ours)
+    return started.finish().status, shown

@@ -1,0 +1,95 @@
+"""keras-ddl run: SIGINT and SIGTERM end everything; a launcher that is killed leaves nothing."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from launch.launching import Started, eventually, processes, write_program
+
+pytestmark = pytest.mark.parallel
+
+SLEEPER = "here('up')\ntime.sleep(600)"
+STUBBORN = """
+import signal
+for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)
+here("up")
+while True: time.sleep(1)
+"""
+
+
+def start(folder: Path, program: str) -> Started:
+    started = Started(["run", "-np", "2", "python", write_program(folder, program)], folder)
+    started.wait_for(folder / "up-0", folder / "up-1")
+    started.began = time.monotonic()
+    return started
+
+
+def test_run_interrupt_lets_ranks_clean_up_and_ends(tmp_path: Path):
+    started = start(
+        tmp_path,
+        """
+try:
+    here("up"); time.sleep(600)
+except KeyboardInterrupt:
+    print("cleaning up", flush=True); time.sleep(0.5); here("clean"); raise
+""",
+    )
+    started.process.send_signal(signal.SIGINT)
+    ended = started.finish()
+    assert ended.status == 130, ended
+    assert (tmp_path / "clean-0").exists() and (tmp_path / "clean-1").exists(), ended
+    assert "Traceback" not in ended.err, ended
+    assert "[1] cleaning up" in ended.out
+    assert ended.seconds < 5
+
+
+def test_run_sigterm_ends_the_job(tmp_path: Path):
+    started = start(tmp_path, SLEEPER)
+    started.process.terminate()
+    ended = started.finish()
+    assert ended.status == 143, ended
+    assert ended.seconds < 4, ended
+
+
+def test_run_interrupt_kills_ranks_that_ignore_it(tmp_path: Path):
+    started = start(tmp_path, STUBBORN)
+    started.process.send_signal(signal.SIGINT)
+    ended = started.finish()
+    assert ended.status == 130, ended
+    assert 4 < ended.seconds < 10, ended
+
+
+def test_run_second_interrupt_kills_at_once(tmp_path: Path):
+    started = start(tmp_path, STUBBORN)
+    started.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    started.process.send_signal(signal.SIGINT)
+    ended = started.finish()
+    assert ended.status == 130, ended
+    assert ended.seconds < 3, ended
+
+
+def test_run_stubborn_mpirun_is_killed(tmp_path: Path):
+    # As measured on a cluster whose link was down: mpirun ignores SIGTERM. A stopped process is such a one.
+    started = start(tmp_path, SLEEPER)
+    (mpirun,) = [pid for pid, line in processes(started.mark).items() if line.split()[0].endswith("prterun")]
+    signal_process(mpirun, signal.SIGSTOP)
+    started.process.terminate()
+    ended = started.finish()
+    assert ended.status == 143, ended
+    assert ended.seconds < 12, ended
+
+
+def test_run_killed_launcher_leaves_no_process(tmp_path: Path):
+    started = start(tmp_path, SLEEPER)
+    started.process.kill()
+    started.process.wait()
+    assert eventually(lambda: not processes(started.mark)), processes(started.mark)
+    started.process.communicate()
+
+
+def signal_process(pid: int, number: int) -> None:
+    import os
+
+    os.kill(pid, number)
