@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keras_ddl import _durable, model_state
+from keras_ddl import _durable
 from keras_ddl import _tensor_bundle as bundle
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.errors import ConfigError, ExportError
@@ -23,10 +23,10 @@ from keras_ddl.export import manifest, versions
 from keras_ddl.export import warmup as warmup_file
 from keras_ddl.export.scan import scan_saved_model
 from keras_ddl.export.validate import HALF_TOLERANCE, TOLERANCE, CleanProcess, validate_saved_model
+from keras_ddl.export.weights import Source, read, source_of_checkpoint
 
 PROVENANCE = "keras_ddl_export.json"
 _WHAT = "An export"
-_MOST = 5
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ def export_saved_model(
     validate: str = "process",
     warmup: bool = True,
     model_name: str = "default",
+    weights: str | Path | None = None,
 ) -> ExportResult:
     """Writes `out_dir/<version>/`, a SavedModel that TensorFlow Serving loads, from a checkpoint directory.
 
@@ -63,6 +64,8 @@ def export_saved_model(
         version: a number; None for the highest in `out_dir` plus one; 'step' for the checkpoint's step.
         validate: 'process' replays the stored sample in a clean process, 'here' in this one, 'off' not at all.
         warmup: write assets.extra/tf_serving_warmup_requests from the stored sample, under `model_name`.
+        weights: a .weights.h5 or .keras file or a TensorFlow checkpoint of the same model, to take the weights from
+            instead of a checkpoint of `ckpt_dir`, which then only brings the base graph.
     Raises: CheckpointError: no such checkpoint, or damaged. ExportError: the version exists, out_dir is not writable,
         no base graph, custom ops, NaN weights, outputs differ. Nothing is published then.
     Cost: reads and writes the weights once; importing TensorFlow, here and in the clean process, takes longest.
@@ -70,32 +73,33 @@ def export_saved_model(
     if validate not in ("process", "here", "off"):
         raise ConfigError(f"validate is one of 'process', 'here', 'off'. Received: {validate!r}.")
     clock = _Clock()
-    found = ckpt.find(ckpt_dir, which, metric, mode)
-    final = versions.choose(
-        Path(out_dir), version, found.step
-    )  # before the costly steps, so that mistakes show at once
+    if weights is not None:
+        source = Source(Path(weights))
+    else:
+        source = source_of_checkpoint(ckpt.find(ckpt_dir, which, metric, mode))
+    final = versions.choose(Path(out_dir), version, source.step)  # before the costly steps: mistakes show at once
     with contextlib.ExitStack() as stack:
         # Started now, its import of TensorFlow runs beside the work here.
         process = stack.enter_context(CleanProcess()) if validate == "process" else None
-        ckpt.validate(found)
+        if source.checkpoint is not None:
+            ckpt.validate(source.checkpoint)
         base = manifest.read(ckpt_dir)
         clock.lap("verify")
         import tensorflow  # noqa: F401
 
         clock.lap("import tensorflow")
-        _refuse_stale(found, base)
         scan = scan_saved_model(base.path, base["allow_ops"])
         scan.raise_for_problems(str(base.path))
-        tensors = _weights(found, base)
+        tensors = read(source, base)
         clock.lap("read")
         stack.enter_context(bundle.translated(_WHAT, final, ExportError))
         staged = stack.enter_context(_durable.staging_directory(final.parent))
         _fill(staged, base, tensors)
         if warmup and base.sample:
             _write_warmup(staged, base, model_name)
-        _write_provenance(staged, base, found, final)
+        _write_provenance(staged, base, source, final)
         clock.lap("write")
-        proof = _prove(staged, base, found, process, validate)
+        proof = _prove(staged, base, source, process, validate)
         clock.lap("validate")
         size = sum(record["bytes"] for record in _durable.inventory(staged).values())
         versions.publish(staged, final)
@@ -103,78 +107,14 @@ def export_saved_model(
     return ExportResult(
         path=final,
         version=int(final.name),
-        step=found.step,
-        epoch=found.epoch,
-        metrics=dict(found.metrics or {}),
+        step=source.step,
+        epoch=source.epoch,
+        metrics=source.metrics,
         bytes=size,
         seconds=clock.laps,
         proof=proof,
         warnings=tuple(base["warnings"]),
     )
-
-
-def _weights(found: ckpt.Checkpoint, base: manifest.Manifest) -> dict[str, Any]:
-    """Returns base key -> tensor from the checkpoint; names, dtypes and shapes are compared, numbers must be finite."""
-    state = found.state or {}
-    source = model_state.match(base["variables"], state["weights"], "weight", found.path)
-    specs = {key: (dtype, tuple(shape)) for key, dtype, shape in [*base["variables"], *base["untracked"]]}
-    wanted = {key: source[key] for key in base["captured"]} | {key: key for key, _, _ in base["untracked"]}
-    with bundle.translated(_WHAT, found.path, ExportError):
-        held = bundle.entries(found.weights)
-        for key, stored in wanted.items():
-            if held.get(stored) != specs[key]:
-                raise ExportError(
-                    f"A checkpoint brings every variable that the base graph reads. Received: {found.path} with "
-                    f"{held.get(stored) or 'nothing'} for {bundle.name_of(key)!r}, which is {specs[key]} in the graph. "
-                    f"Save with save_checkpoint(base=...), or export a checkpoint of the run that wrote the graph."
-                )
-        tensors = bundle.read(found.weights, {stored: specs[key][0] for key, stored in wanted.items()})
-    values = {key: tensors[stored] for key, stored in wanted.items()}
-    _refuse_not_finite(values, found)
-    return values
-
-
-def _refuse_not_finite(values: Mapping[str, Any], found: ckpt.Checkpoint) -> None:
-    import tensorflow as tf
-
-    bad = []
-    for key, value in values.items():
-        if value.dtype.is_floating or value.dtype.is_complex:
-            # float8 has no is_finite kernel; widening keeps NaN and Inf.
-            wide = value if value.dtype.size > 1 else tf.cast(value, tf.float32)
-            count = int(tf.size(value)) - int(tf.math.count_nonzero(tf.math.is_finite(tf.math.abs(wide))))
-            if count:
-                bad.append(f"{bundle.name_of(key)} ({count} of {int(tf.size(value))})")
-    if bad:
-        more = f" and {len(bad) - _MOST} more" if len(bad) > _MOST else ""
-        raise ExportError(
-            f"Weights must be finite numbers to be served. Received: NaN or Inf at step {found.step} in "
-            f"{', '.join(bad[:_MOST])}{more}. Export an earlier step, and look for the divergence in training."
-        )
-
-
-def _refuse_stale(found: ckpt.Checkpoint, base: manifest.Manifest) -> None:
-    """The graph holds some values as constants (Normalization's statistics): training must not have moved them."""
-    evidence = (found.state or {}).get("base") or {}
-    if evidence.get("agrees") is False:
-        raise ExportError(
-            f"The base graph must answer as the model did when step {found.step} was saved. Received: "
-            f"{'; '.join(evidence['problems'])}. Something that the graph holds as a constant was changed after "
-            f"training began (an attribute of a layer, an adapt()). Set it before fit(), or make it a weight."
-        )
-    if evidence.get("agrees") is None and base["constants"]:
-        state = found.state or {}
-        source = model_state.match(base["variables"], state["weights"], "weight", found.path)
-        dtypes = {key: dtype for key, dtype, _ in base["variables"]}
-        with bundle.translated(_WHAT, found.path, ExportError):
-            held = bundle.read(found.weights, {source[key]: dtypes[key] for key in base["constants"]})
-        for key, expected in base["constants"].items():
-            if _durable.digest_bytes(held[source[key]].numpy().tobytes()) != expected:
-                raise ExportError(
-                    f"What the base graph holds as a constant must not change in training. Received: "
-                    f"{bundle.name_of(key)!r} at step {found.step} differs from when the graph was traced. Call "
-                    f"adapt() before fit(), or save checkpoints with base=, which tells whether it matters."
-                )
 
 
 def _fill(staged: Path, base: manifest.Manifest, weights: Mapping[str, Any]) -> None:
@@ -205,29 +145,26 @@ def _write_warmup(staged: Path, base: manifest.Manifest, model_name: str) -> Non
     warmup_file.write(staged / "assets.extra" / warmup_file.FILE, rows, base["inputs"], model_name)
 
 
-def _write_provenance(staged: Path, base: manifest.Manifest, found: ckpt.Checkpoint, final: Path) -> None:
-    state = found.state or {}
+def _write_provenance(staged: Path, base: manifest.Manifest, source: Source, final: Path) -> None:
+    state = (source.checkpoint.state if source.checkpoint else None) or {}
     record = {
         "version": int(final.name),
-        "checkpoint": found.path.name,
-        "checkpoint_sha256": state["sha256"],
+        "checkpoint": source.path.name,
+        "checkpoint_sha256": state.get("sha256"),
         "base_sha256": base["sha256"],
-        **{name: state[name] for name in ("step", "epoch", "metrics")},
+        **{name: state.get(name) for name in ("step", "epoch", "metrics")},
         **{name: base[name] for name in ("tensorflow", "keras", "inputs", "outputs", "signatures", "warnings")},
     }
     (staged / "assets.extra" / PROVENANCE).write_text(json.dumps(record, indent=1))
 
 
-def _prove(
-    staged: Path, base: manifest.Manifest, found: ckpt.Checkpoint, process: CleanProcess | None, how: str
-) -> str:
+def _prove(staged: Path, base: manifest.Manifest, source: Source, process: CleanProcess | None, how: str) -> str:
     if how == "off":
         return "not compared (validate='off')"
-    golden = found.path / model_state.GOLDEN
     answer = validate_saved_model(
         staged,
         base.sample,
-        golden if golden.exists() else None,
+        source.golden,
         process=process,
         skip=base["random"],
         tolerance=HALF_TOLERANCE if base["half"] else TOLERANCE,
@@ -235,8 +172,8 @@ def _prove(
     where = "in a clean process" if how == "process" else "in this process"
     if base.sample is None:
         return f"loads {where}; no sample to compare outputs on"
-    if not golden.exists():
-        return f"answers {answer['rows']} rows {where}; the checkpoint holds no outputs to compare with"
+    if source.golden is None:
+        return f"answers {answer['rows']} rows {where}; no outputs of training to compare with"
     same = "bit for bit" if answer["bitwise"] else f"within {answer['largest']:.1e}"
     skipped = f" (random, not compared: {', '.join(base['random'])})" if base["random"] else ""
     return f"answers {answer['rows']} rows ({base['sample']}) {where} as the trained model did, {same}{skipped}"

@@ -7,6 +7,7 @@ variables                      [key, dtype, shape] of all the model's variables,
 captured                       keys, of these, that the graph reads: what an export copies from a checkpoint
 untracked                      [key, dtype, shape] of variables that the graph reads and Keras does not know
 constants                      key -> SHA-256 of variables that the graph does not read and training should not move
+h5, objects                    key -> place in .weights.h5 files and in tf.train.Checkpoint (weight_files.py)
 static                         keys in variables/static: object graph, lookup tables
 ops, warnings                  of the scan;   allow_ops  custom ops the user vouched for
 sample                         'given', 'made up' or null;   random  outputs that are not compared

@@ -17,6 +17,7 @@ from keras_ddl.export._replay import compare, storable
 from keras_ddl.export.inputs import Inputs
 from keras_ddl.export.isolation import layers_of, portable_layers, unchanged
 from keras_ddl.export.scan import ScanReport, scan_saved_model
+from keras_ddl.export.weight_files import places_in_h5, places_in_objects
 
 UNTRACKED = "untracked"
 
@@ -85,6 +86,8 @@ class Tracer:
                 for key, each in variables.items()
                 if key not in captured and not each.trainable and not model_state.is_seed(each)
             },
+            "h5": places_in_h5(self.model, variables),
+            "objects": places_in_objects(self.model, variables),
             "static": static,
             "ops": report.ops,
             "allow_ops": self.allowed,

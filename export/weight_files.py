@@ -1,0 +1,196 @@
+"""Weights from files that Keras or TensorFlow wrote, in place of a checkpoint of keras_ddl.
+
+`.weights.h5` and `.keras` name variables by their place in the model, tf.train.Checkpoint by the attributes that lead
+to them. Both names are noted when the base graph is traced (`places_in_h5`, `places_in_objects`), because the model is
+not there when a graph is exported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from keras_ddl import _tensor_bundle as bundle
+from keras_ddl.errors import DependencyError, ExportError
+from keras_ddl.export.isolation import layers_of
+from keras_ddl.export.manifest import Manifest
+
+_H5 = (".weights.h5", ".keras")
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+def read(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
+    """Returns base key -> tensor for `keys`.
+
+    Raises: ExportError: no such file, of another kind, cut short, or without one of the variables.
+    """
+    if file.name.endswith(_H5):
+        arrays = _from_h5(file, base, keys)
+    else:
+        arrays = _from_objects(file, base, keys)
+    for key, dtype, shape in base["variables"]:
+        if key in arrays and (arrays[key].dtype.name, list(arrays[key].shape)) != (dtype, shape):
+            raise ExportError(
+                f"--weights (weights=) takes a file of the model whose base graph this is. Received: {file} with "
+                f"{arrays[key].dtype.name}{list(arrays[key].shape)} for {bundle.name_of(key)!r}, which is "
+                f"{dtype}{shape} in the graph."
+            )
+    return arrays
+
+
+def places_in_h5(model: Any, keyed: Mapping[str, Any]) -> dict[str, str]:
+    """Returns key -> dataset in the file that `model.save_weights` writes.
+
+    Found by letting Keras write a file of numbers in place of weights: each layer's public `save_own_variables` is
+    given a store that notes which variable goes where. A model that cannot be saved so has no such places.
+    """
+    import h5py
+
+    known = {id(variable): key for key, variable in keyed.items()}
+    noted: list[str] = []
+
+    class Store:
+        def __init__(self, store: Any) -> None:
+            self.store = store
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            self.store[name] = len(noted) if id(value) in known else -1
+            if id(value) in known:
+                noted.append(known[id(value)])
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.store, name)
+
+    layers = [layer for layer in layers_of(model) if "save_own_variables" not in vars(layer)]
+    for layer in layers:
+        write = layer.save_own_variables
+        object.__setattr__(layer, "save_own_variables", lambda store, write=write: write(Store(store)))
+    places: dict[str, str] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and item.shape == () and 0 <= int(item[()]) < len(noted):
+            places.setdefault(noted[int(item[()])], name)
+
+    try:
+        # Layers may override the method in any way, and this route is a convenience: it must never stop a training.
+        with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "places.weights.h5")
+            model.save_weights(file)
+            with h5py.File(file, "r") as opened:
+                opened.visititems(visit)
+    finally:
+        for layer in layers:
+            object.__delattr__(layer, "save_own_variables")
+    return places
+
+
+def places_in_objects(model: Any, keyed: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Returns key -> names of the attributes that lead from the model to the variable, as tf.train.Checkpoint goes."""
+    import tensorflow as tf
+
+    wanted = {id(variable): key for key, variable in keyed.items()}
+    wanted |= {id(variable.value): key for key, variable in keyed.items()}
+    view = tf.train.TrackableView(model)
+    found: dict[str, list[str]] = {}
+    seen = {id(model)}
+    queue: list[tuple[Any, list[str]]] = [(model, [])]
+    for each, path in queue:
+        if id(each) in wanted:
+            found.setdefault(wanted[id(each)], path)
+        for name, child in view.children(each).items():
+            if id(child) not in seen:
+                seen.add(id(child))
+                queue.append((child, [*path, name]))
+    return found
+
+
+def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
+    try:
+        import h5py
+    except ImportError as error:
+        raise DependencyError(f"{file} is read with h5py. Received: {error}. Install it: pip install h5py.") from error
+    import tensorflow as tf
+
+    try:
+        content = io.BytesIO(zipfile.ZipFile(file).read("model.weights.h5")) if file.suffix == ".keras" else file
+        with h5py.File(content, "r") as opened:
+            missing = [key for key in keys if base["h5"].get(key) not in opened]
+            if missing:
+                raise _missing(file, missing)
+            dtypes = {key: tf.as_dtype(dtype) for key, dtype, _ in base["variables"]}
+            tensors = {}
+            for key in keys:
+                array = opened[base["h5"][key]][()]
+                if array.dtype.kind == "V":  # h5py knows no bfloat16
+                    array = array.view(dtypes[key].as_numpy_dtype)
+                tensors[key] = tf.constant(array)
+            return tensors
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise _unreadable(file, error) from error
+
+
+def _from_objects(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
+    from google.protobuf.message import DecodeError
+    from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+    prefix = str(file).removesuffix(".index")
+    if not Path(f"{prefix}.index").exists():
+        raise ExportError(
+            f"--weights (weights=) takes a .weights.h5 or .keras file or a TensorFlow checkpoint. Received: {file} and "
+            f"no {Path(prefix).name}.index. For a checkpoint directory of keras_ddl use --which."
+        )
+    try:
+        held = bundle.entries(prefix)
+        if all(key in held for key in keys):
+            return bundle.read(prefix, {key: held[key][0] for key in keys})
+        graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(
+            bundle.read(prefix, {_GRAPH: "string"})[_GRAPH].numpy()
+        )
+        places = _resolve(graph, base["objects"], keys, held)
+        missing = [key for key in keys if key not in places]
+        if missing:
+            raise _missing(file, missing, "; tf.train.Checkpoint does not see layers that are kept in Python lists")
+        tensors = bundle.read(prefix, {places[key]: held[places[key]][0] for key in keys})
+        return {key: tensors[places[key]] for key in keys}
+    except (OSError, KeyError, DecodeError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _resolve(graph: Any, objects: Mapping[str, list[str]], keys: list[str], held: Mapping[str, Any]) -> dict[str, str]:
+    """Walks each variable's names in the checkpoint's object graph. The model may be its root or a child of it."""
+    children = [{child.local_name: child.node_id for child in node.children} for node in graph.nodes]
+
+    def walk(start: int, path: list[str]) -> str | None:
+        node: int | None = start
+        for name in path:
+            node = None if node is None else children[node].get(name)
+        if node is None:
+            return None
+        stored = (each.checkpoint_key for each in graph.nodes[node].attributes if each.name == "VARIABLE_VALUE")
+        return next((key for key in stored if key in held), None)
+
+    def places(start: int) -> dict[str, str]:
+        found = {key: walk(start, objects[key]) for key in keys if key in objects}
+        return {key: place for key, place in found.items() if place is not None}
+
+    return max((places(start) for start in [0, *children[0].values()]), key=len)
+
+
+def _missing(file: Path, keys: list[str], why: str = "") -> ExportError:
+    names = ", ".join(bundle.name_of(key) for key in keys[:5])
+    return ExportError(
+        f"--weights (weights=) takes a file of the model whose base graph this is. Received: {file} without "
+        f"{len(keys)} variables of the graph ({names}){why}. Give another file, or a checkpoint of keras_ddl."
+    )
+
+
+def _unreadable(file: Path, error: Exception) -> ExportError:
+    return ExportError(
+        f"--weights (weights=) takes a whole .weights.h5 or .keras file or TensorFlow checkpoint. Received: {file}: "
+        f"{type(error).__name__}: {error}. Is it cut short?"
+    )
