@@ -7,9 +7,10 @@
 
 VENV ?= .venv
 EXTRAS ?= cpu,dev,notebooks
-# The newest of the supported Pythons that is installed.
-PYTHON ?= $(firstword $(foreach v,3.13 3.12 3.11,$(shell command -v python$(v) 2>/dev/null)) \
-            $(shell command -v python3 2>/dev/null))
+# The newest of the supported Pythons that runs: a name on the PATH may be a version manager's shim for one it lacks.
+RUNS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+            if $$p -c '$(RUNS)' 2>/dev/null; then command -v $$p; break; fi; done)
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -49,8 +50,8 @@ clean: ## remove the environment and everything built
 	rm -rf $(VENV) build dist demo-output .pytest_cache .ruff_cache
 
 $(BIN)/python:
-	@[ -n "$(PYTHON)" ] || { echo "No Python was found: install Python 3.11, 3.12 or 3.13, or pass PYTHON=..."; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	@[ -n "$(PYTHON)" ] || { echo "No Python 3.11, 3.12 or 3.13 was found: install one, or pass PYTHON=..."; exit 1; }
+	@$(PYTHON) -c '$(RUNS)' || { \
 	  echo "Python 3.11, 3.12 or 3.13 is needed. Received: $(PYTHON), which is $$($(PYTHON) -V 2>&1)." \
 	       "Pass PYTHON=..."; exit 1; }
 	@command -v $${CXX:-g++} >/dev/null || { echo "A C++17 compiler is needed: install g++, or set CXX=..."; exit 1; }
