@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 BLOCKED = ("keras", "tf_keras", "keras_ddl")
+ROWS, ANSWERS = "rows:", "answers:"  # in golden.npz
 MARK = "keras_ddl-replay:"  # TensorFlow or a site hook may also print to stdout
 
 
@@ -65,12 +66,22 @@ def compare(golden: Mapping[str, Any], answers: Mapping[str, Any], tolerance: fl
     return {"bitwise": bool(bitwise and not problems), "largest": largest, "problems": problems}
 
 
-def replay(path: str, sample: str | None, golden: str | None, skip: list[str], tolerance: float) -> dict[str, Any]:
-    """Loads `path`, answers the sample's rows and compares with `golden`, but for the outputs in `skip`.
+def load_rows(file: str, prefix: str = "") -> dict[str, Any]:
+    """Returns name -> array of those arrays in an .npz file whose names begin with `prefix`."""
+    import numpy as np
 
+    with np.load(file) as archive:
+        return {name.removeprefix(prefix): archive[name] for name in archive.files if name.startswith(prefix)}
+
+
+def replay(path: str, sample: str | None, golden: str | None, skip: list[str], tolerance: float) -> dict[str, Any]:
+    """Loads `path`, answers rows and compares with the golden outputs, but for those in `skip`.
+
+    Args:
+        sample: .npz of input name -> rows, answered when there is no `golden`.
+        golden: .npz of rows (names begin with ROWS) and of what they were answered in training (ANSWERS).
     Returns: what `compare` does, and rows, outputs (names), seconds of loading and of answering.
     """
-    import numpy as np
     import tensorflow as tf
 
     start = time.perf_counter()
@@ -78,9 +89,8 @@ def replay(path: str, sample: str | None, golden: str | None, skip: list[str], t
     function = served.signatures["serving_default"]
     loaded = time.perf_counter()
     result: dict[str, Any] = {"bitwise": False, "largest": 0.0, "problems": [], "rows": 0, "outputs": []}
-    if sample is not None:
-        with np.load(sample) as archive:
-            rows = {name: archive[name] for name in archive.files}
+    if golden is not None or sample is not None:
+        rows = load_rows(golden, ROWS) if golden is not None else load_rows(sample)
         specs = function.structured_input_signature[1]
         if set(rows) != set(specs):
             raise ValueError(f"the sample holds {sorted(rows)}, the graph takes {sorted(specs)}")
@@ -89,8 +99,7 @@ def replay(path: str, sample: str | None, golden: str | None, skip: list[str], t
         result["rows"] = max((len(row) for row in rows.values() if row.ndim), default=1)
         result["outputs"] = sorted(answers)
         if golden is not None:
-            with np.load(golden) as archive:
-                expected = {name: archive[name] for name in archive.files if name not in skip}
+            expected = {name: answer for name, answer in load_rows(golden, ANSWERS).items() if name not in skip}
             compared = {name: answer for name, answer in answers.items() if name not in skip}
             result.update(compare(expected, compared, tolerance))
     result["seconds"] = {"load": loaded - start, "answer": time.perf_counter() - loaded}

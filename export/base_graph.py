@@ -16,7 +16,7 @@ from keras_ddl import _tensor_bundle as bundle
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.errors import CheckpointError, ExportError
 from keras_ddl.export import manifest, signatures, validate
-from keras_ddl.export._replay import compare
+from keras_ddl.export._replay import ANSWERS, ROWS, compare, storable
 from keras_ddl.export.inputs import find_inputs
 from keras_ddl.export.isolation import isolated
 from keras_ddl.export.tracer import Traced, Tracer, answer
@@ -45,7 +45,7 @@ class BaseGraph:
         return isolated(lambda: answer(self._traced.function, self._traced.rows, self._traced.function.variables))
 
     def evidence(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Returns (golden outputs, whether the live model answers alike), for a checkpoint that is being saved.
+        """Returns (rows and golden outputs, whether the live model answers alike), for a checkpoint being saved.
 
         They differ when something that the graph holds as a constant was changed after it was traced: an attribute of
         a layer, or statistics of a preprocessing layer that was adapted too late.
@@ -56,7 +56,9 @@ class BaseGraph:
         golden = self.golden()
         live = isolated(lambda: answer(self._traced.live, self._traced.rows, self._traced.function.variables))
         found = compare(_without(golden, skip), _without(live, skip), 10 * _tolerance(self.record))
-        return golden, {"agrees": not found["problems"], "difference": found["largest"], "problems": found["problems"]}
+        arrays = {ROWS + name: storable(array) for name, array in self._traced.rows.items()}
+        arrays |= {ANSWERS + name: array for name, array in golden.items()}
+        return arrays, {"agrees": not found["problems"], "difference": found["largest"], "problems": found["problems"]}
 
 
 def write_base_graph(

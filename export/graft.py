@@ -170,13 +170,13 @@ def _prove(staged: Path, base: manifest.Manifest, source: Source, process: Clean
         tolerance=HALF_TOLERANCE if base["half"] else TOLERANCE,
     )
     where = "in a clean process" if how == "process" else "in this process"
-    if base.sample is None:
+    if base.sample is None and source.golden is None:
         return f"loads {where}; no sample to compare outputs on"
     if source.golden is None:
         return f"answers {answer['rows']} rows {where}; no outputs of training to compare with"
     same = "bit for bit" if answer["bitwise"] else f"within {answer['largest']:.1e}"
     skipped = f" (random, not compared: {', '.join(base['random'])})" if base["random"] else ""
-    return f"answers {answer['rows']} rows ({base['sample']}) {where} as the trained model did, {same}{skipped}"
+    return f"answers {answer['rows']} rows {where} as the trained model did, {same}{skipped}"
 
 
 class _Clock:

@@ -68,9 +68,10 @@ def validate_saved_model(
     skip: Iterable[str] = (),
     tolerance: float = TOLERANCE,
 ) -> dict[str, Any]:
-    """Loads a SavedModel, answers `sample` (.npz: input name -> rows) and compares with `golden` (.npz).
+    """Loads a SavedModel, answers `sample`, or the rows in `golden`, and compares with the answers in `golden`.
 
     Args:
+        sample, golden: .npz files, as _replay.replay takes them.
         process: a running CleanProcess; None replays in this process.
         skip: outputs that are random.
         tolerance: largest difference of floats, in units of max(1, largest |golden|) of each output.

@@ -31,7 +31,7 @@ class Base(Protocol):
         """Variables that the graph reads and the model does not track, by key."""
 
     def evidence(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """(golden outputs by name as arrays, record for state.json) of the stored sample with the current weights."""
+        """(arrays for golden.npz: sample rows and their answers, record for state.json), with the current weights."""
 
 
 def save_checkpoint(

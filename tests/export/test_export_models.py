@@ -1,0 +1,208 @@
+"""Models of all kinds: traced in training, exported without Keras, served without keras_ddl, with equal answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from export_zoo import ZOO, disturb
+
+from keras_ddl import checkpoint, export, model_state
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def run_program(name: str, *arguments: Path) -> dict[str, Any]:
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(
+        [sys.executable, "-P", HERE / name, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("results:"))
+    return json.loads(line.removeprefix("results:"))
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Traces each model, moves its weights, saves a checkpoint and what the live model answers; exports and serves."""
+    root = tmp_path_factory.mktemp("zoo")
+    records = {}
+    for name, make in ZOO.items():
+        model, sample = make()
+        model(sample, training=False)
+        base = export.write_base_graph(model, root / "ckpt" / name, sample=sample)
+        disturb(model)
+        model_state.save_checkpoint(model, root / "ckpt" / name, 7, 1, {"loss": 0.5}, base=base)
+        expected = base.golden()
+        live = base.evidence()[1]
+        (root / "rows" / name).mkdir(parents=True)
+        with np.load(base.path / "sample.npz") as rows:
+            np.savez(root / "rows" / name / "rows.npz", **{key: rows[key] for key in rows.files})
+        kept = {key: value for key, value in expected.items() if key not in base.record["random"]}
+        np.savez(root / "rows" / name / "expected.npz", **kept)
+        records[name] = {"record": base.record, "warnings": base.warnings, "live": live}
+    exported = run_program("export_program.py", root / "ckpt", root / "out")
+    served = run_program("serve_program.py", root / "rows", root / "out")
+    return {"root": root, "records": records, "exported": exported, "served": served}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_export_answers_as_the_trained_model(zoo: dict[str, Any], name: str) -> None:
+    assert zoo["served"]["largest"][name] == 0.0, "the graph is copied and so are the weights: every bit is equal"
+    assert zoo["exported"][name]["step"] == 7
+    assert "as the trained model did" in zoo["exported"][name]["proof"]
+    assert zoo["records"][name]["live"]["agrees"], "the live model and the base graph differ"
+
+
+def test_server_process_imports_neither_keras_nor_keras_ddl(zoo: dict[str, Any]) -> None:
+    assert zoo["served"]["imported"] == []
+
+
+def test_export_keeps_names_a_client_can_rely_on(zoo: dict[str, Any]) -> None:
+    names = {
+        name: (list(each["record"]["inputs"]), list(each["record"]["outputs"])) for name, each in zoo["records"].items()
+    }
+    assert names["sequential_cnn"] == (["inputs"], ["output_0"])
+    assert names["functional_lists"] == (["inputs_0", "some_second_input"], ["sum", "output_1"])
+    assert sorted(names["functional_dicts"][0]) == ["deep", "wide"]
+    assert sorted(names["functional_dicts"][1]) == ["kind", "score"]
+    assert names["subclassed"][0] == ["x"]
+    assert names["subclassed_dicts"] == (["bias", "ids"], ["answer"])
+    assert names["preprocessing"] == (["text", "color", "number"], ["price"])
+
+
+def test_export_answers_float32_from_mixed_precision(zoo: dict[str, Any]) -> None:
+    assert zoo["records"]["mixed_precision"]["record"]["outputs"] == {"output_0": ["float32", [None, 3]]}
+    assert zoo["records"]["mixed_precision"]["record"]["half"]
+
+
+def test_export_knows_which_outputs_are_random(zoo: dict[str, Any]) -> None:
+    assert zoo["records"]["sampler"]["record"]["random"] == ["noise"]
+    assert any("does not track" in sentence for sentence in zoo["records"]["sampler"]["warnings"])
+
+
+def test_export_holds_each_weight_once(zoo: dict[str, Any]) -> None:
+    import tensorflow as tf
+
+    folder = zoo["root"] / "out" / "sequential_cnn" / "1"
+    held = [name for name, _ in tf.train.list_variables(str(folder / "variables" / "variables"))]
+    assert len([name for name in held if "conv2d" in name]) == 2
+    assert not [name for name in held if "optimizer" in name or "static" in name]
+    assert (folder / "fingerprint.pb").exists() and (folder / "assets").is_dir()
+
+
+def test_export_graph_is_the_base_graph_byte_for_byte(zoo: dict[str, Any]) -> None:
+    for name in ZOO:
+        base = zoo["root"] / "ckpt" / name / "base" / "saved_model.pb"
+        assert base.read_bytes() == (zoo["root"] / "out" / name / "1" / "saved_model.pb").read_bytes()
+
+
+def test_export_graph_runs_lstm_without_cudnn_and_names_no_device(zoo: dict[str, Any]) -> None:
+    report = export.scan_saved_model(zoo["root"] / "out" / "lstm_with_mask" / "1")
+    assert report.problems == () and report.warnings == ()
+    assert not [op for op in report.ops if "Cudnn" in op]
+
+
+def test_export_leaves_a_warmup_request_and_its_origin(zoo: dict[str, Any]) -> None:
+    import tensorflow as tf
+
+    extra = zoo["root"] / "out" / "functional_dicts" / "1" / "assets.extra"
+    origin = json.loads((extra / "keras_ddl_export.json").read_text())
+    assert origin["step"] == 7 and origin["metrics"] == {"loss": 0.5} and origin["checkpoint"] == "ckpt-00000007"
+    (record,) = tf.data.TFRecordDataset(str(extra / "tf_serving_warmup_requests")).as_numpy_iterator()
+    fields = decode_warmup(record)
+    assert fields["name"] == "functional_dicts" and fields["signature"] == "serving_default"
+    with np.load(zoo["root"] / "rows" / "functional_dicts" / "rows.npz") as rows:
+        assert set(fields["inputs"]) == set(rows.files)
+        for key in rows.files:
+            np.testing.assert_array_equal(tf.make_ndarray(fields["inputs"][key]), rows[key])
+
+
+def decode_warmup(record: bytes) -> dict[str, Any]:
+    """Parses a PredictionLog with the messages of tensorflow-serving-api, built here from their field numbers."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from tensorflow.core.framework import tensor_pb2
+
+    text, message, binary = (
+        descriptor_pb2.FieldDescriptorProto.TYPE_STRING,
+        descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE,
+        descriptor_pb2.FieldDescriptorProto.TYPE_BYTES,
+    )
+    file = descriptor_pb2.FileDescriptorProto(name="warmup.proto", package="w", syntax="proto3")
+    for kind, fields in {
+        "ModelSpec": [("name", 1, text, ""), ("signature_name", 3, text, "")],
+        "Entry": [("key", 1, text, ""), ("value", 2, binary, "")],
+        "PredictRequest": [("model_spec", 1, message, "ModelSpec"), ("inputs", 2, message, "Entry")],
+        "PredictLog": [("request", 1, message, "PredictRequest")],
+        "PredictionLog": [("predict_log", 6, message, "PredictLog")],
+    }.items():
+        described = file.message_type.add(name=kind)
+        for name, number, type_, target in fields:
+            field = described.field.add(name=name, number=number, type=type_, label=3 if name == "inputs" else 1)
+            if target:
+                field.type_name = f".w.{target}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    log = message_factory.GetMessageClass(pool.FindMessageTypeByName("w.PredictionLog")).FromString(record)
+    request = log.predict_log.request
+    inputs = {each.key: tensor_pb2.TensorProto.FromString(each.value) for each in request.inputs}
+    return {"name": request.model_spec.name, "signature": request.model_spec.signature_name, "inputs": inputs}
+
+
+def test_warmup_is_what_tensorflow_serving_api_reads(zoo: dict[str, Any]) -> None:
+    logs = pytest.importorskip(
+        "tensorflow_serving.apis.prediction_log_pb2", reason="tensorflow-serving-api is not here"
+    )
+    import tensorflow as tf
+
+    file = zoo["root"] / "out" / "preprocessing" / "1" / "assets.extra" / "tf_serving_warmup_requests"
+    (record,) = tf.data.TFRecordDataset(str(file)).as_numpy_iterator()
+    request = logs.PredictionLog.FromString(record).predict_log.request
+    assert request.model_spec.name == "preprocessing" and set(request.inputs) == {"text", "color", "number"}
+
+
+def test_second_export_takes_the_next_version_and_keeps_the_first(zoo: dict[str, Any]) -> None:
+    out = zoo["root"] / "out" / "sequential_cnn"
+    before = (out / "1" / "variables" / "variables.index").read_bytes()
+    result = export.export_saved_model(zoo["root"] / "ckpt" / "sequential_cnn", out, validate="process")
+    assert result.version == 2 and result.path == out / "2"
+    assert "in a clean process as the trained model did, bit for bit" in result.proof
+    assert list(result.seconds) == ["verify", "import tensorflow", "read", "write", "validate", "publish"]
+    assert (out / "1" / "variables" / "variables.index").read_bytes() == before
+    assert [entry.name for entry in out.iterdir() if entry.name.startswith(".")] == []
+    by_step = export.export_saved_model(zoo["root"] / "ckpt" / "sequential_cnn", out, version="step", validate="off")
+    assert by_step.version == 7
+
+
+def test_base_graph_of_a_used_directory_is_replaced_for_the_same_model_only(
+    zoo: dict[str, Any], tmp_path: Path
+) -> None:
+    model, sample = ZOO["sequential_cnn"]()  # Keras numbers its layers anew: the keys differ, the model does not
+    base = export.write_base_graph(model, tmp_path, sample=sample)
+    model_state.save_checkpoint(model, tmp_path, 1, base=base)
+    again, sample = ZOO["sequential_cnn"]()
+    export.write_base_graph(again, tmp_path, sample=sample)
+    assert "bit for bit" in export.export_saved_model(tmp_path, tmp_path / "out", validate="here").proof
+    other, sample = ZOO["mixed_precision"]()
+    with pytest.raises(export_error(), match="holds one model.*set_aside"):
+        export.write_base_graph(other, tmp_path, sample=sample)
+    assert checkpoint.set_aside(tmp_path) == tmp_path / "previous-1"
+    export.write_base_graph(other, tmp_path, sample=sample)
+    assert "bit for bit" in export.export_saved_model(tmp_path / "previous-1", tmp_path / "o", validate="here").proof
+
+
+def export_error() -> type[Exception]:
+    from keras_ddl.errors import ExportError
+
+    return ExportError
