@@ -34,6 +34,7 @@ OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "avg": 1}
 ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER = range(5)
 FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING = 1, 2, 4
 
+_FAILED_PRECONDITION = 9
 _ERROR_BYTES = 4096
 # Long enough to cost nothing, short enough for Ctrl-C to feel immediate: signals are handled between two slices.
 _WAIT_SLICE_MS = 100
@@ -178,6 +179,7 @@ class Communicator:
         """COLLECTIVE over the MPI communicator of handle `fortran_comm`; None: one rank, without MPI.
 
         Raises:
+            DependencyError: MPI is not initialised, or without MPI_THREAD_MULTIPLE.
             CollectiveError: the ranks could not meet.
         """
         library = core()
@@ -187,7 +189,8 @@ class Communicator:
             transport = _Transport()
             code = mpi_shim().ddl_mpi_create(fortran_comm, byref(transport), message, _ERROR_BYTES)
             if code:
-                raise errors.CollectiveError(message.value.decode(errors="replace"))
+                kind = errors.DependencyError if code == _FAILED_PRECONDITION else errors.CollectiveError
+                raise kind(message.value.decode(errors="replace"))
         options = _Options(
             abi_version=ABI_VERSION,
             group=(c_int32 * len(group))(*group),

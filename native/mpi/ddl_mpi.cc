@@ -203,11 +203,9 @@ void Transport::Destroy(void* self) {
   Transport* const t = Of(self);
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (!finalized) {
-    t->Drain();
-    MPI_Comm comm = t->comm_;
-    MPI_Comm_free(&comm);
-  }
+  if (!finalized) t->Drain();
+  // The communicator is left to MPI_Finalize. A rank may leave while messages to it are on their way (another rank's
+  // farewell, say); after MPI_Comm_free, Open MPI gives its context to the next MPI_Comm_dup and delivers them there.
   delete t;
 }
 

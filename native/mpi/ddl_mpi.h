@@ -15,6 +15,8 @@ extern "C" {
 // COLLECTIVE over that communicator. Returns DDL_OK, or another ddl_code after writing a message into `error`; then
 // *out is untouched and nothing is held.
 //
+// The duplicate lives until MPI_Finalize: MPI has room for some thousand of them in the life of a process.
+//
 // Messages of any length; one above 1 GiB travels in pieces, so its receiver must give irecv exactly the bytes sent
 // (probe reports the first piece only).
 DDL_EXPORT int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t error_bytes);
