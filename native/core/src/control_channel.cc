@@ -1,6 +1,7 @@
 #include "control_channel.h"
 
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "doorbell.h"
@@ -120,11 +121,18 @@ Status ControlChannel::Receive(int tag, std::vector<Received>* received) {
   }
 }
 
+bool ControlChannel::Flush() {
+  for (auto at = queued_.begin(); at != queued_.end();) {
+    auto& [peer, queue] = *at;
+    while (!queue.empty() && TryPost(peer, queue.front())) queue.pop_front();
+    at = queue.empty() ? queued_.erase(at) : std::next(at);
+  }
+  return queued_.empty();
+}
+
 Status ControlChannel::Poll(std::vector<Received>* received) {
   if (!send_error_.ok()) return send_error_;
-  for (auto& [peer, queue] : queued_) {
-    while (!queue.empty() && TryPost(peer, queue.front())) queue.pop_front();
-  }
+  Flush();
   std::string bytes;
   if (transport_.rank == 0) {
     for (int local = 0; local < memory_.local_size(); ++local) {
@@ -145,11 +153,6 @@ Status ControlChannel::PollAborts(std::vector<Received>* received) {
   return Receive(kAbortTag, received);
 }
 
-bool ControlChannel::Idle() const {
-  for (const auto& [peer, queue] : queued_) {
-    if (!queue.empty()) return false;
-  }
-  return in_flight_.empty();
-}
+bool ControlChannel::Idle() const { return queued_.empty() && in_flight_.empty(); }
 
 }  // namespace ddl

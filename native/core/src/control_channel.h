@@ -36,6 +36,9 @@ class ControlChannel {
   Status Poll(std::vector<Received>* received);
   Status PollAborts(std::vector<Received>* received);
 
+  // Moves what waits for room in a mailbox; true when nothing is left.
+  bool Flush();
+
   // True when messages wait to be sent, or some peer can only be reached (or reach us) through the transport, which
   // does not ring our bell.
   bool NeedsPolling() const { return remote_; }

@@ -41,19 +41,19 @@ void Coordinator::Announce(int rank, Announcement announcement, double now) {
 
 void Coordinator::Match(Entries::iterator at) {
   Entry& entry = at->second;
-  for (int rank = 0; rank < size_; ++rank) {
-    if (!entry.by_rank[static_cast<size_t>(rank)].empty()) continue;
-    if (left_[static_cast<size_t>(rank)]) {
-      const std::vector<int> present = Present(entry);
-      Fail(at, DDL_ABORTED,
-           Label(entry.by_rank[static_cast<size_t>(present[0])].front().announcement) + " can not complete: rank " +
-               std::to_string(rank) +
-               " has left (its process ended or called shutdown). Every rank must run the same collectives; look at "
-               "the output of that rank.",
-           0);
-    }
+  const std::vector<int> missing = Missing(entry);
+  for (int rank : missing) {
+    if (!left_[static_cast<size_t>(rank)]) continue;
+    const std::vector<int> present = Present(entry);
+    Fail(at, DDL_ABORTED,
+         Label(entry.by_rank[static_cast<size_t>(present[0])].front().announcement) + " can not complete: rank " +
+             std::to_string(rank) +
+             " has left (its process ended or called shutdown). Every rank must run the same collectives; look at "
+             "the output of that rank.",
+         0);
     return;
   }
+  if (!missing.empty()) return;
   std::vector<Announcement> all;
   for (auto& queue : entry.by_rank) {
     all.push_back(std::move(queue.front().announcement));

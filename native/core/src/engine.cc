@@ -211,20 +211,31 @@ void Engine::Handle(int peer, const std::string& bytes) {
 
 bool Engine::DeliverVerdicts() {
   if (coordinator_ == nullptr) return false;
-  const std::vector<Verdict> verdicts = coordinator_->TakeVerdicts();
-  for (const Verdict& verdict : verdicts) {
-    std::string bytes;
-    for (int rank : verdict.ranks) {
-      if (rank == 0) {
-        decisions_.push_back(verdict.decision);
-      } else if (!coordinator_->HasLeft(rank)) {
+  for (Verdict& verdict : coordinator_->TakeVerdicts()) outbox_.push_back(std::move(verdict));
+  bool any = false;
+  while (!outbox_.empty()) {
+    const Verdict& verdict = outbox_.front();
+    if (!outbox_front_sent_) {
+      std::string bytes;
+      for (int rank : verdict.ranks) {
+        if (rank == 0 || coordinator_->HasLeft(rank)) continue;
         if (bytes.empty()) bytes = EncodeDecision(verdict.decision);
         channel_.Send(rank, bytes);
       }
+      outbox_front_sent_ = true;
     }
+    // This rank starts a collective only when no message about it waits for room in a mailbox: in the middle of a
+    // collective nobody empties mailboxes, and the rank that does not know would be waited for.
+    if (!channel_.Flush()) break;
+    if (std::find(verdict.ranks.begin(), verdict.ranks.end(), 0) != verdict.ranks.end()) {
+      decisions_.push_back(verdict.decision);
+    }
+    outbox_.pop_front();
+    outbox_front_sent_ = false;
+    any = true;
   }
   for (const std::string& warning : coordinator_->TakeWarnings()) Warn(warning);
-  return !verdicts.empty();
+  return any;
 }
 
 bool Engine::RunDecisions() {
@@ -282,8 +293,9 @@ void Engine::Idle(uint32_t seen) {
   int64_t sleep_us = 100'000;
   if (num_pending_ > 0 || !channel_.Idle()) {
     sleep_us = 20'000;
-    // Messages of other hosts do not ring: look for them, ever less often while nothing comes.
-    if (channel_.NeedsPolling()) {
+    // Messages of other hosts do not ring, nor does a mailbox that has room again: look for them, ever less often while
+    // nothing comes.
+    if (channel_.NeedsPolling() || !channel_.Idle()) {
       sleep_us = std::clamp<int64_t>(static_cast<int64_t>((now - idle_since_) * 1e6 / 8), 20, 500);
     }
   }
@@ -334,7 +346,13 @@ void Engine::Leave() {
   }
   const Status closed(DDL_FAILED_PRECONDITION, "the communicator has been shut down");
   for (auto& request : late) request->done(request->user, closed.code(), closed.message().c_str());
+  const std::string abandoned = pending_.empty() ? "" : pending_.begin()->first;
   FailPending(closed);
+  // What this rank has announced the others may already run, and would wait in the middle of it.
+  if (!abandoned.empty()) {
+    Break({DDL_ABORTED, "rank " + std::to_string(transport_.rank) + " has left while '" + abandoned +
+                            "' was pending there (its process ended or called shutdown)"});
+  }
   if (broken_.ok()) {
     if (coordinator_ != nullptr) {
       const std::string text = EncodeText(

@@ -80,8 +80,10 @@ class Engine {
 
   std::unordered_map<std::string, std::deque<std::unique_ptr<Request>>> pending_;
   size_t num_pending_ = 0;
-  std::deque<Decision> decisions_;
-  Status broken_;  // once not OK, every request fails with it
+  std::deque<Verdict> outbox_;  // rank 0: decided, but not yet known to every rank concerned
+  bool outbox_front_sent_ = false;
+  std::deque<Decision> decisions_;  // to be carried out here
+  Status broken_;                   // once not OK, every request fails with it
   double last_watch_ = 0;
   double idle_since_ = 0;
   std::thread thread_;  // last: started when all above is there

@@ -1,5 +1,7 @@
 // DescribeMismatch: what ranks must agree on, and how a disagreement is told.
+#include <cstdio>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,6 +27,12 @@ bool HasEqualCount(const Announcement& a) { return a.kind != DDL_BARRIER && a.ki
 bool HasRows(const Announcement& a) { return a.kind == DDL_REDUCE_SCATTER || a.kind == DDL_ALL_GATHER; }
 bool IsReduceScatter(const Announcement& a) { return a.kind == DDL_REDUCE_SCATTER; }
 
+std::string Digits(double value, int digits) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.*g", digits, value);
+  return text;
+}
+
 const std::vector<Field>& Fields() {
   static const auto* fields = new std::vector<Field>{
       {"collective", Always, [](const Announcement& a) { return KindName(static_cast<ddl_kind>(a.kind)); }},
@@ -39,18 +47,20 @@ const std::vector<Field>& Fields() {
          return a.detail.empty() ? "fingerprint " + std::to_string(a.fingerprint) : a.detail;
        }},
       {"mpi/check", Always,
-       [](const Announcement& a) {
-         return std::to_string(a.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) +
-                ((a.flags & DDL_FLAG_CHECK) != 0 ? ", tolerance " + std::to_string(a.tolerance) : "");
+       [](const Announcement& a) -> std::string {
+         if ((a.flags & DDL_FLAG_CHECK) != 0) return "check within " + Digits(a.tolerance, 6);
+         return (a.flags & DDL_FLAG_PLAIN_MPI) != 0 ? "mpi" : "neither";
        }},
   };
   return *fields;
 }
 
-// The value that is compared: the fingerprint decides for "shapes or plan", its text only explains.
+// The value that is compared: exact, where the text may be short or only explain.
 std::string Compared(const Field& field, const Announcement& a) {
   if (field.name == std::string("shapes or plan")) return std::to_string(a.fingerprint);
-  return field.text(a);
+  if (field.name != std::string("mpi/check")) return field.text(a);
+  const uint32_t flags = a.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK);
+  return std::to_string(flags) + ((flags & DDL_FLAG_CHECK) != 0 ? ", tolerance " + Digits(a.tolerance, 17) : "");
 }
 
 // The comparison of every call; the table above only explains. Fields that do not apply are equal or ignored.
@@ -95,9 +105,12 @@ std::string DescribeMismatch(const std::vector<Announcement>& announcements) {
     if (values.size() == 1) continue;
     if (!differences.empty()) differences += "; ";
     differences += std::string(field.name) + ": ";
+    std::set<std::string> texts;
+    for (const auto& same : ranks) texts.insert(field.text(announcements[static_cast<size_t>(same[0])]));
     for (size_t i = 0; i < values.size(); ++i) {
-      differences += (i > 0 ? ", " : "") + field.text(announcements[static_cast<size_t>(ranks[i][0])]) +
-                     " on rank(s) " + JoinRanks(ranks[i]);
+      differences += (i > 0 ? ", " : "") + field.text(announcements[static_cast<size_t>(ranks[i][0])]);
+      if (texts.size() < values.size()) differences += " (" + values[i] + ")";  // equal texts would say nothing
+      differences += " on rank(s) " + JoinRanks(ranks[i]);
     }
     // Another collective under the same name: its other fields differ for that reason alone.
     if (field.name == std::string("collective")) break;
