@@ -73,7 +73,8 @@ def command(
 def _run(job: object) -> int:
     from keras_ddl.launch.outcome import explain
     from keras_ddl.launch.output import FileDescriptorSink, Screen
-    from keras_ddl.launch.supervisor import Supervisor, stdin_fd
+    from keras_ddl.launch.stdin import stdin_fd
+    from keras_ddl.launch.supervisor import Supervisor
 
     sys.stdout.flush()
     sinks = {"stdout": FileDescriptorSink(1), "stderr": FileDescriptorSink(2)}
@@ -85,7 +86,7 @@ def _run(job: object) -> int:
         return 128 + signal.SIGPIPE
     first = result.first_failure
     if result.signal is None and not result.ok:
-        text = "keras-ddl: mpirun ended before the ranks had finished.\n" + result.mpirun_text
+        text = f"keras-ddl: mpirun ended ({result.mpirun_end}) before the ranks had finished.\n{result.mpirun_text}"
         if first is not None:
             text = explain(result.outcomes, first, result.mpirun_text)
         elif result.timed_out:

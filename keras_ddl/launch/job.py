@@ -14,7 +14,7 @@ from pathlib import Path
 from keras_ddl.errors import ConfigError
 from keras_ddl.launch import mpirun as mpirun_module
 from keras_ddl.launch.mpirun import Host, Mpirun
-from keras_ddl.launch.outcome import RankOutcome, first_failure
+from keras_ddl.launch.outcome import RankOutcome, first_failure, status_text
 from keras_ddl.topology import parse_mode
 
 TIMEOUT_STATUS = 124  # that of timeout(1)
@@ -155,7 +155,7 @@ class JobResult:
         signal: the signal that ended the launcher's patience (SIGINT, SIGTERM, SIGHUP), None for none.
         timed_out: the job was ended because of its timeout.
         seconds: wall-clock time.
-        mpirun_text: the end of what mpirun itself wrote.
+        mpirun_text, mpirun_status: the end of what mpirun itself wrote, and its status (negative for a signal).
     """
 
     outcomes: list[RankOutcome]
@@ -164,6 +164,7 @@ class JobResult:
     timed_out: bool = False
     seconds: float = 0.0
     mpirun_text: str = ""
+    mpirun_status: int | None = None
 
     @property
     def first_failure(self) -> RankOutcome | None:
@@ -185,4 +186,12 @@ class JobResult:
         if self.timed_out:
             return TIMEOUT_STATUS
         first = self.first_failure
-        return first.exit_status if first is not None else 1
+        if first is not None:
+            return first.exit_status
+        status = self.mpirun_status or 1  # after MPI_Abort it is the number given there
+        return status if status > 0 else 128 - status
+
+    @property
+    def mpirun_end(self) -> str:
+        """How mpirun ended."""
+        return status_text(self.mpirun_status or 0)

@@ -135,7 +135,9 @@ def _values(result: JobResult, timeout: float | None) -> list[Any]:
     if first is not None:
         _raise(first, left.get(first.rank, {}), result)
     if not result.ok:
-        raise LaunchError(f"mpirun must not end before the ranks. It did, after saying:\n{result.mpirun_text}")
+        raise LaunchError(
+            f"mpirun must not end before the ranks. It did ({result.mpirun_end}), after saying:\n{result.mpirun_text}"
+        )
     without = [rank for rank in range(len(result.outcomes)) if "value" not in left.get(rank, {})]
     if without:
         raise RankError(f"The function must return on every rank. Ranks {without} left by sys.exit(0) instead.")

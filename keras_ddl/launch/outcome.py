@@ -13,6 +13,12 @@ _LAST_LINE = re.compile(r"^(?:\s*\|? ?)([A-Za-z_][\w.]*)(?::\s?(.*))?$")
 _CONSEQUENCES = ("RankLostError",)
 # The MPI library adds these to a rank's stderr when the rank aborts.
 _BOILERPLATE = re.compile(r"^(Abort\(\d+\) on node|application called MPI_Abort|internal ABORT|\[unset\]|-{20,}$)")
+# Blocks of mpirun's output (between rulers) that only say that a rank has failed.
+_RULER = re.compile(r"^\s*[-=]{20,}\s*$", re.MULTILINE)
+_NO_NEWS = re.compile(
+    r"MPI_ABORT was invoked|prterun has exited due to process rank|exited with non-zero status|"
+    r"prterun noticed that process rank|exited on signal|BAD TERMINATION OF ONE|YOUR APPLICATION TERMINATED WITH"
+)
 _SUMMARY_CHARACTERS = 300
 _TAIL_LINES = 15
 
@@ -68,10 +74,10 @@ class RankOutcome:
 
     def describe(self) -> str:
         """How it ended, in a few words."""
-        if self.status is None:
-            return "lost without a report" if self.host else "not started"
         if self.error:
             return self.error
+        if self.status is None:
+            return "lost without a report" if self.host else "not started"
         if self.stopped_by is not None:
             return f"stopped by {self.stopped_by}"
         if self.status < 0:
@@ -101,12 +107,13 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
             others.setdefault(outcome.describe(), []).append(outcome.rank)
     for text, ranks in others.items():
         lines.append(f"keras-ddl: {_ranks(ranks)}: {text}")
-    if not first.error and not first.stderr_tail.strip() and mpirun_text.strip():
-        lines += ["keras-ddl: mpirun said:", *(f"    {line}" for line in mpirun_text.strip().splitlines())]
+    said = mpirun_news(mpirun_text)
+    if not first.error and not first.stderr_tail.strip() and said:
+        lines += ["keras-ddl: mpirun said:", *(f"    {line}" for line in said.splitlines())]
     where = f" on host {first.host}" if first.host else ""
     status = ""
     if first.error and first.status and first.stopped_by is None:
-        status = f" ({_status_text(first.status)})"
+        status = f" ({status_text(first.status)})"
     lines.append(f"keras-ddl: rank {first.rank}{where} failed first, and the job was ended: {first.describe()}{status}")
     if first.error_text:
         lines.append(first.error_text)
@@ -117,6 +124,12 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     return "\n".join(lines) + "\n"
 
 
+def mpirun_news(text: str) -> str:
+    """Returns what mpirun wrote, without the blocks that only say that a rank has failed."""
+    blocks = [block.strip("\n") for block in _RULER.split(text)]
+    return "\n".join(block for block in blocks if block.strip() and not _NO_NEWS.search(block))
+
+
 def signal_name(number: int) -> str:
     """Returns "SIGKILL" for 9."""
     try:
@@ -125,7 +138,8 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _status_text(status: int) -> str:
+def status_text(status: int) -> str:
+    """Returns "exit status 3" or "killed by SIGKILL"."""
     return f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_MPI_SEGMENT = re.compile(r" (/dev/shm/(?:sm_segment|vader_segment|mpich_)[^\s]*)$", re.MULTILINE)
 # Bound once, so that it can be called between fork and exec without importing anything there.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -54,13 +57,37 @@ def kill_marked(marker: str, *, timeout: float = 2.0) -> None:
     It catches what process groups miss: a grandchild that made a session of its own.
     """
     deadline = time.monotonic() + timeout
+    segments: set[str] = set()
     while True:
         pids = marked(marker)
         for pid in pids:
+            segments |= mpi_segments(pid)
             signal_quietly(pid, signal.SIGKILL)
         if not pids or time.monotonic() > deadline:
-            return
+            break
         time.sleep(0.02)
+    remove_files(segments)
+
+
+def mpi_segments(pid: int) -> set[str]:
+    """Returns the files in /dev/shm that the MPI library of process `pid` has mapped.
+
+    MPI removes them when a job ends in its own way, and mpirun when a rank dies; nobody does when mpirun is killed.
+    """
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return set()
+    return set(_MPI_SEGMENT.findall(maps))
+
+
+def remove_files(paths: Iterable[str]) -> None:
+    """Removes files that may be gone already."""
+    for path in paths:
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError:
+            pass
 
 
 def signal_quietly(pid: int, signum: int, *, group: bool = False) -> None:

@@ -17,7 +17,6 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import KerasDdlError, LaunchError
-from keras_ddl.launch import rank_environment, terminal
+from keras_ddl.launch import rank_environment
 from keras_ddl.launch.control import (
     CALL_FILE,
     FILE_CHUNK_BYTES,
@@ -38,6 +37,7 @@ from keras_ddl.launch.control import (
     same_proof,
 )
 from keras_ddl.launch.processes import die_with_parent, kill_marked, signal_quietly
+from keras_ddl.launch.rank_program import RankProgram, require_directory
 
 # Open MPI follows its SIGTERM with SIGKILL after one second. By then the program must be gone and reported.
 _MPIRUN_GRACE_SECONDS = 0.4
@@ -45,7 +45,6 @@ _DRAIN_SECONDS = 0.3
 _FAREWELL_SECONDS = 15.0
 _BACKLOG_BYTES = 1 << 20
 _REPORT_BYTES = 1 << 20
-_OUTPUT_BYTES = 1 << 16
 
 
 class RankProcess:
@@ -60,36 +59,30 @@ class RankProcess:
         self._run_dir = Path()
         self._mark = ""
         self._call_file: Any = None
-        self._child: subprocess.Popen[bytes] | None = None
-        self._sources: dict[int, Kind] = {}
-        self._terminals: list[int] = []
-        self._stdin: int | None = None
-        self._stdin_backlog = bytearray()
-        self._stdin_ended = False
+        self._program: RankProgram | None = None
         self._stopped_by: str | None = None
         self._kill_at: float | None = None
         self._told_to_leave = False
         self._terminated = False
-        self._wakeup, wakeup_writer = socket.socketpair()
-        self._wakeup.setblocking(False)
-        wakeup_writer.setblocking(False)
-        self._wakeup_writer = wakeup_writer
-        signal.set_wakeup_fd(wakeup_writer.fileno(), warn_on_full_buffer=False)
+        self._wakeup, self._wakeup_writer = socket.socketpair()
+        for end in (self._wakeup, self._wakeup_writer):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        # mpirun passes these on from a terminal; the launcher decides what they mean.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, self._on_sigterm)
 
     def _on_sigterm(self, *_: object) -> None:
         self._terminated = True
 
     def run(self) -> int:
         """Serves until the launcher says goodbye. Returns the exit status of the program."""
+        status = 1
         try:
-            while self._child is None and not (self._channel.closed or self._terminated or self._told_to_leave):
+            while self._program is None and not (self._channel.closed or self._terminated or self._told_to_leave):
                 self._serve(1.0)
-            status = self._watch() if self._child is not None else 1
+            if self._program is not None:
+                status = self._watch(self._program)
         finally:
             if self._welcome:
                 kill_marked(self._mark)
@@ -98,29 +91,48 @@ class RankProcess:
                     self._run_dir.parent.rmdir()  # the last rank of this host removes it
         return status if status >= 0 else 128 - status
 
+    def _watch(self, program: RankProgram) -> int:
+        """Serves until the program has ended and everything it wrote is sent, then reports. Returns its status."""
+        while (status := program.poll()) is None:
+            self._serve(5.0)
+        self._kill_at = None
+        self._drain(program)
+        program.kill_rest(self._mark)
+        self._drain(program)
+        self._send_result()
+        report, age = self._read_report()
+        message = {"status": status, "stopped_by": self._stopped_by, "report": report, "report_age_seconds": age}
+        self._channel.send(Kind.EXIT, message)
+        self._say_goodbye()
+        return status
+
     # ---- the loop ------------------------------------------------------------------------------------------------
 
     def _serve(self, timeout: float) -> None:
         """Waits for one thing to happen, or `timeout` seconds, and handles it."""
+        program = self._program
         poll = select.poll()
         poll.register(self._wakeup, select.POLLIN)
         if not self._channel.closed:
             poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.backlog else 0))
-        if self._channel.backlog < _BACKLOG_BYTES:  # otherwise the program waits, as it would for a slow terminal
-            for fd in self._sources:
+        if program is not None and self._channel.backlog < _BACKLOG_BYTES:
+            # With a full backlog the program waits, as it would for a slow terminal.
+            for fd in program.sources:
                 poll.register(fd, select.POLLIN)
-        if self._stdin is not None and (self._stdin_backlog or self._stdin_ended):
-            poll.register(self._stdin, select.POLLOUT)
+        if program is not None and program.wants_stdin:
+            poll.register(program.stdin, select.POLLOUT)
         if self._kill_at is not None:
             timeout = min(timeout, max(0.0, self._kill_at - time.monotonic()))
         for fd, _ in poll.poll(timeout * 1000):
             if fd == self._wakeup.fileno():
                 with contextlib.suppress(BlockingIOError):
                     self._wakeup.recv(4096)
-            elif fd == self._stdin:
-                self._feed_stdin()
-            elif fd in self._sources:
-                self._forward(fd)
+            elif program is not None and fd == program.stdin:
+                self._channel.send(Kind.STDIN_TAKEN, {"bytes": program.feed()})
+            elif program is not None and fd in program.sources:
+                kind = program.sources[fd]
+                if data := program.read(fd):
+                    self._channel.send(kind, data)
             elif not self._channel.closed and fd == self._channel.fileno():
                 self._channel.write()
                 if not self._channel.closed:
@@ -149,22 +161,16 @@ class RankProcess:
                 self._call_file.close()
         elif kind is Kind.START:
             self._start()
-        elif kind is Kind.STDIN:
-            self._stdin_backlog += payload
-            self._stdin_ended = self._stdin_ended or not payload
-            if self._stdin is None:  # the program has closed it
-                self._channel.send(Kind.STDIN_TAKEN, {"bytes": len(payload)})
-        elif kind is Kind.TERMINAL_SIZE:
-            size = json.loads(payload)
-            for fd in self._terminals:
-                terminal.set_size(fd, size["rows"], size["columns"])
+        elif kind is Kind.STDIN and self._program is not None:
+            if dropped := self._program.give(payload):
+                self._channel.send(Kind.STDIN_TAKEN, {"bytes": dropped})
+        elif kind is Kind.TERMINAL_SIZE and self._program is not None:
+            self._program.set_terminal_size(**json.loads(payload))
         elif kind is Kind.STOP:
             order = json.loads(payload)
             self._stop(order["signal"], order["grace_seconds"], "the launcher")
         elif kind is Kind.BYE:
             self._told_to_leave = True
-
-    # ---- the program ---------------------------------------------------------------------------------------------
 
     def _prepare(self, welcome: dict[str, Any]) -> None:
         if not same_proof(str(welcome.get("proof")), proof(self._token, "launcher", self._nonce)):
@@ -180,61 +186,24 @@ class RankProcess:
             self._call_file = (self._run_dir / CALL_FILE).open("wb")
 
     def _start(self) -> None:
-        welcome = self._welcome
-        environment = rank_environment.merge(
-            os.environ, welcome["environment"], same_host=welcome["host"] == socket.gethostname()
-        )
+        welcome, host = self._welcome, socket.gethostname()
+        environment = rank_environment.merge(os.environ, welcome["environment"], same_host=welcome["host"] == host)
         environment["KERAS_DDL_RUN_DIR"] = str(self._run_dir)
-        screen = welcome["terminal"] if self.rank == 0 else {}
-        ends = []
-        for kind, name in ((Kind.OUT, "stdout"), (Kind.ERR, "stderr")):
-            if screen.get(name):
-                ours, theirs = terminal.open_pair(screen["rows"], screen["columns"])
-                self._terminals.append(ours)
-            else:
-                ours, theirs = os.pipe()
-            os.set_blocking(ours, False)
-            self._sources[ours] = kind
-            ends.append(theirs)
-        reads_stdin = self.rank == 0 and welcome["stdin"]
         try:
-            self._child = subprocess.Popen(
+            self._program = RankProgram(
                 self.command,
-                cwd=self._directory(welcome["directory"]),
-                env=environment,
-                stdin=subprocess.PIPE if reads_stdin else subprocess.DEVNULL,
-                stdout=ends[0],
-                stderr=ends[1],
-                start_new_session=True,  # a group of its own, so that all of it can be signalled
-                close_fds=False,  # MPICH hands the rank a file descriptor (PMI_FD)
-                preexec_fn=_between_fork_and_exec,
+                environment,
+                require_directory(welcome["directory"], host),
+                screen=welcome["terminal"] if self.rank == 0 else {},
+                reads_stdin=self.rank == 0 and welcome["stdin"],
             )
-        except (OSError, LaunchError) as error:
-            self._report_no_start(error)
-        finally:
-            for fd in ends:
-                os.close(fd)
-        if self._child is not None and self._child.stdin is not None:
-            self._stdin = self._child.stdin.fileno()
-            os.set_blocking(self._stdin, False)
-
-    def _directory(self, wanted: str) -> str:
-        if not Path(wanted).is_dir():
-            raise LaunchError(
-                f"The working directory must exist on every host. Received: {wanted!r}, which does not exist on host "
-                f"{socket.gethostname()}. Start the job from a directory that the hosts share."
-            )
-        return wanted
-
-    def _report_no_start(self, error: Exception) -> None:
-        text = str(error)
-        if not isinstance(error, LaunchError):
-            text = f"The program must be one that host {socket.gethostname()} can execute. Received: {text}."
-        report = {"rank": self.rank, "host": socket.gethostname(), "time": time.time(), "type": "LaunchError"}
-        report |= {"traceback": f"LaunchError: {text}\n"}
-        status = 127 if isinstance(error, FileNotFoundError) else 126
-        self._channel.send(Kind.EXIT, {"status": status, "stopped_by": None, "report": report, "report_age_seconds": 0})
-        self._say_goodbye()
+        except OSError as error:
+            text = f"The program must be one that host {host} can execute. Received: {error}."
+            report = {"rank": self.rank, "host": host, "time": time.time(), "type": "LaunchError"}
+            report |= {"summary": f"LaunchError: {text}", "traceback": f"LaunchError: {text}\n"}
+            message = {"status": 126, "stopped_by": None, "report": report, "report_age_seconds": 0}
+            self._channel.send(Kind.EXIT, message)
+            self._say_goodbye()
 
     def _stop(self, signum: int, grace_seconds: float, who: str) -> None:
         # An order after an order may only make it sooner and harder.
@@ -244,75 +213,18 @@ class RankProcess:
         self._signal(signum)
 
     def _signal(self, signum: int) -> None:
-        if self._child is not None and self._child.returncode is None:
-            signal_quietly(self._child.pid, signum, group=True)
+        if self._program is not None:
+            self._program.signal(signum)
 
-    def _watch(self) -> int:
-        """Serves until the program has ended and everything it wrote is sent, then reports. Returns its status."""
-        child = self._child
-        assert child is not None
-        while child.poll() is None:
-            self._serve(5.0)
-        self._kill_at = None
-        self._drain()
-        signal_quietly(child.pid, signal.SIGKILL, group=True)
-        kill_marked(self._mark)
-        self._drain()
-        self._send_result()
-        report, age = self._read_report()
-        exit_frame = {"status": child.returncode, "stopped_by": self._stopped_by, "report": report}
-        self._channel.send(Kind.EXIT, exit_frame | {"report_age_seconds": age})
-        self._say_goodbye()
-        return child.returncode
+    # ---- the end -------------------------------------------------------------------------------------------------
 
-    def _say_goodbye(self) -> None:
-        deadline = time.monotonic() + _FAREWELL_SECONDS
-        while not self._told_to_leave and not self._channel.closed and time.monotonic() < deadline:
-            self._serve(1.0)
-        self._told_to_leave = True
-
-    # ---- streams and files ---------------------------------------------------------------------------------------
-
-    def _forward(self, fd: int) -> None:
-        try:
-            data = os.read(fd, _OUTPUT_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:  # a pseudo-terminal's way of saying that the other end is closed
-            data = b""
-        if data:
-            self._channel.send(self._sources[fd], data)
-        else:
-            del self._sources[fd]
-            if fd in self._terminals:
-                self._terminals.remove(fd)
-            os.close(fd)
-
-    def _drain(self) -> None:
+    def _drain(self, program: RankProgram) -> None:
         """Forwards what is left in the pipes. Processes left behind may hold them open, so not until their end."""
         deadline = time.monotonic() + _DRAIN_SECONDS
-        while self._sources and time.monotonic() < deadline and not self._channel.closed:
+        while program.sources and time.monotonic() < deadline and not self._channel.closed:
             self._serve(_DRAIN_SECONDS)
             if self._channel.backlog >= _BACKLOG_BYTES:
                 deadline = time.monotonic() + _DRAIN_SECONDS  # a slow reader, not an open pipe
-
-    def _feed_stdin(self) -> None:
-        assert self._child is not None and self._child.stdin is not None and self._stdin is not None
-        taken = len(self._stdin_backlog)
-        try:
-            if self._stdin_backlog:
-                taken = os.write(self._stdin, self._stdin_backlog)
-            finished = self._stdin_ended and taken == len(self._stdin_backlog)
-        except BlockingIOError:
-            return
-        except OSError:  # the program has closed its stdin: drop what comes
-            finished = True
-        del self._stdin_backlog[:taken]
-        self._channel.send(Kind.STDIN_TAKEN, {"bytes": taken})
-        if finished:
-            self._stdin = None
-            with contextlib.suppress(OSError):
-                self._child.stdin.close()
 
     def _send_result(self) -> None:
         path = self._run_dir / RESULT_FILE
@@ -325,6 +237,7 @@ class RankProcess:
                     self._serve(1.0)
 
     def _read_report(self) -> tuple[dict[str, Any] | None, float]:
+        """Returns the error report that keras_ddl left, and its age in seconds (hosts' clocks differ)."""
         path = self._run_dir / f"error-{self.rank}.txt"
         try:
             with path.open(errors="replace") as file:
@@ -336,24 +249,41 @@ class RankProcess:
         written = report.get("time")
         return report, max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
 
-
-def _between_fork_and_exec() -> None:
-    # SIGKILL: if this wrapper is killed, nobody is left to ask the program twice.
-    die_with_parent(signal.SIGKILL)
-    # A shell that starts jobs in the background ignores SIGINT, and Python would inherit that.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    def _say_goodbye(self) -> None:
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        while not self._told_to_leave and not self._channel.closed and time.monotonic() < deadline:
+            self._serve(1.0)
+        self._told_to_leave = True
 
 
 def main(argv: list[str]) -> int:
-    """Entry point; `argv` is ["--", program, arguments...]."""
-    die_with_parent(signal.SIGTERM)
+    """Entry point; `argv` is ["--", program, arguments...].
+
+    mpirun gets a stand-in to kill. The wrapper proper is its child, in a session of its own: MPICH sends SIGKILL to all
+    ranks when one aborts, and somebody must still end the programs and report.
+    """
+    stand_in = os.getpid()
+    child = os.fork()
+    if child:
+        return _stand_in(child)
+    os.setsid()
+    die_with_parent(signal.SIGTERM, stand_in)
     try:
         rank, size = rank_environment.rank_and_size(os.environ)
         return RankProcess(rank, size, Address.parse(os.environ.get("KERAS_DDL_LAUNCHER", "")), argv[1:]).run()
     except KerasDdlError as error:
         print(f"keras-ddl: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+
+
+def _stand_in(child: int) -> int:
+    """Passes SIGTERM on to the wrapper and returns its exit status. It dies with mpirun's daemon."""
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda *_: signal_quietly(child, signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    die_with_parent(signal.SIGTERM)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":

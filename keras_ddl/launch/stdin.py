@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from keras_ddl.launch.control import Channel, Kind
 
@@ -52,3 +53,13 @@ class StdinForwarder:
     def taken(self, num_bytes: int) -> None:
         """Rank 0 has taken (or thrown away) so many bytes."""
         self._outstanding -= num_bytes
+
+
+def stdin_fd() -> int | None:
+    """Returns the file descriptor of this process's stdin, None when there is none."""
+    try:
+        fd = sys.__stdin__.fileno()  # type: ignore[union-attr]
+        os.fstat(fd)
+    except (AttributeError, OSError, ValueError):
+        return None
+    return fd

@@ -10,7 +10,6 @@ The rules:
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -18,8 +17,6 @@ import shlex
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 from keras_ddl.errors import LaunchError
@@ -27,6 +24,7 @@ from keras_ddl.launch import control, processes, terminal
 from keras_ddl.launch.control import Channel
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult
+from keras_ddl.launch.mpirun_process import MpirunProcess
 from keras_ddl.launch.output import RankOutput, Screen
 from keras_ddl.launch.rank_link import RankLink
 from keras_ddl.launch.stdin import StdinForwarder
@@ -38,7 +36,6 @@ _AFTERMATH_OF_CONSEQUENCE_SECONDS = 3.0  # the cause must still be on its way
 _GRACE_SECONDS = 2.0
 _INTERRUPT_GRACE_SECONDS = 5.0
 _MPIRUN_SECONDS = 3.0
-_MPIRUN_TEXT_BYTES = 1 << 14
 
 
 class Supervisor:
@@ -52,9 +49,7 @@ class Supervisor:
         self._links = [RankLink(rank, RankOutput(rank, screen, self._log_file(rank))) for rank in range(job.num_ranks)]
         self._strangers: dict[int, tuple[Channel, bytes]] = {}
         self._by_fd: dict[int, RankLink] = {}
-        self._mpirun: subprocess.Popen[bytes] | None = None
-        self._mpirun_text = b""
-        self._mpirun_ended_at: float | None = None
+        self._mpirun: MpirunProcess | None = None
         self._result = JobResult([link.outcome for link in self._links])
         self._stop_at: float | None = None  # when the others are told to end
         self._stopping = False
@@ -78,7 +73,7 @@ class Supervisor:
         finally:
             self._clean_up()
         self._result.seconds = time.monotonic() - began
-        self._result.mpirun_text = self._mpirun_text.decode(errors="replace")
+        self._result.mpirun_text, self._result.mpirun_status = self._mpirun.text, self._mpirun.status
         if self._result.signal is None and not self._result.timed_out:
             self._check_started()
         return self._result
@@ -97,16 +92,8 @@ class Supervisor:
         command = self._job.command()
         if self._job.verbose:
             self._say(shlex.join(command))
-        self._mpirun = subprocess.Popen(
-            processes.dying_with_parent(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=self._job.mpirun_environment(str(self._address)),
-            cwd=self._job.directory,
-            start_new_session=True,  # Ctrl-C is for us
-        )
-        os.set_blocking(self._mpirun.stdout.fileno(), False)
+        environment = self._job.mpirun_environment(str(self._address))
+        self._mpirun = MpirunProcess(command, environment, self._job.directory)
 
     def _welcome(self) -> dict[str, object]:
         screens = dict.fromkeys(self._terminals, True)
@@ -142,9 +129,8 @@ class Supervisor:
                 self._order_stop(signal.SIGTERM, _GRACE_SECONDS)
             if self._terminate_mpirun_at is not None and now >= self._terminate_mpirun_at:
                 return
-            if self._mpirun_ended_at is not None and now - self._mpirun_ended_at > _MPIRUN_SECONDS:
-                return
-            if self._mpirun_ended_at is not None and not self._by_fd and not self._strangers:
+            ended_at = self._mpirun.ended_at
+            if ended_at is not None and (now - ended_at > _MPIRUN_SECONDS or not (self._by_fd or self._strangers)):
                 return
             self._serve(0.1 if self._tick() else 1.0)
 
@@ -153,7 +139,7 @@ class Supervisor:
         busy = self._screen.tick()
         for link in self._links:
             busy |= link.output.tick()
-        times = (self._stop_at, self._terminate_mpirun_at, self._mpirun_ended_at)
+        times = (self._stop_at, self._terminate_mpirun_at, self._mpirun.ended_at)
         return busy or any(when is not None for when in times) or self._job.timeout is not None
 
     def _serve(self, timeout: float) -> None:
@@ -161,9 +147,8 @@ class Supervisor:
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         poll.register(self._interrupts, select.POLLIN)
-        mpirun = self._mpirun.stdout
-        if not mpirun.closed:
-            poll.register(mpirun, select.POLLIN)
+        if not self._mpirun.silent:
+            poll.register(self._mpirun, select.POLLIN)
         for channel in [link.channel for link in self._by_fd.values()] + [c for c, _ in self._strangers.values()]:
             poll.register(channel, select.POLLIN | (select.POLLOUT if channel.backlog else 0))
         first = self._links[0]
@@ -178,12 +163,11 @@ class Supervisor:
                 self._accept()
             elif fd == self._interrupts.fileno():
                 self._handle_signals()
-            elif not mpirun.closed and fd == mpirun.fileno():
+            elif fd == self._mpirun.fileno():
                 self._read_mpirun()
             elif fd == self._stdin.fileno():
                 self._stdin.forward(first.channel)
-        if self._mpirun_ended_at is None and self._mpirun.poll() is not None:
-            self._mpirun_ended_at = time.monotonic()
+        self._mpirun.poll()
 
     def _handle_signals(self) -> None:
         for signum in self._interrupts.take():
@@ -274,14 +258,7 @@ class Supervisor:
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def _read_mpirun(self) -> None:
-        stream = self._mpirun.stdout
-        try:
-            data = os.read(stream.fileno(), 1 << 16)
-        except BlockingIOError:
-            return
-        if not data:
-            stream.close()
-        self._mpirun_text = (self._mpirun_text + data)[-_MPIRUN_TEXT_BYTES:]
+        data = self._mpirun.read()
         if self._job.verbose and data:
             self._screen.write_lines("err", b"".join(b"[mpirun] " + x + b"\n" for x in data.rstrip(b"\n").split(b"\n")))
 
@@ -290,25 +267,21 @@ class Supervisor:
         for link in self._links:
             if link.connected:
                 link.channel.send(control.Kind.BYE)
-        steps = [(_MPIRUN_SECONDS, signal.SIGTERM), (_GRACE_SECONDS, signal.SIGKILL)]
+        patience = _MPIRUN_SECONDS
         if self._terminate_mpirun_at is not None and time.monotonic() >= self._terminate_mpirun_at:
-            steps[0] = (0.0, signal.SIGTERM)
-        for seconds, signum in steps:
+            patience = 0.0
+        for seconds, signum in ((patience, signal.SIGTERM), (_GRACE_SECONDS, signal.SIGKILL)):
             deadline = time.monotonic() + seconds
             while self._mpirun.poll() is None and time.monotonic() < deadline and not self._hard_stop:
                 self._serve(0.05)
-            if self._mpirun.poll() is None:
-                processes.signal_quietly(self._mpirun.pid, signal.SIGKILL if self._hard_stop else signum)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._mpirun.wait(5.0)
-        if not self._mpirun.stdout.closed:
-            self._read_mpirun()
+            self._mpirun.signal(signal.SIGKILL if self._hard_stop else signum)
+        self._mpirun.wait()
+        self._read_mpirun()
 
     def _kill_hard(self) -> None:
         """On the second Ctrl-C, inside the signal handler: whatever the loop is doing, all processes end now."""
         self._hard_stop = True
-        if self._mpirun is not None:
-            processes.signal_quietly(self._mpirun.pid, signal.SIGKILL)
+        # Programs first: with their wrappers they would die before anybody has seen what they have to leave.
         processes.kill_marked(f"/keras_ddl-{self._job.id}/", timeout=1.0)
         processes.kill_marked(self._address.token, timeout=1.0)
 
@@ -319,12 +292,10 @@ class Supervisor:
         for channel, _ in self._strangers.values():
             channel.close()
         if self._mpirun is not None:
-            if self._mpirun.poll() is None:
-                processes.signal_quietly(self._mpirun.pid, signal.SIGKILL)
-                self._mpirun.wait()
-            self._mpirun.stdout.close()
-        processes.kill_marked(self._address.token)
+            self._mpirun.signal(signal.SIGKILL)
+            self._mpirun.wait()
         processes.kill_marked(f"/keras_ddl-{self._job.id}/")
+        processes.kill_marked(self._address.token)
         shutil.rmtree(self._job.folder, ignore_errors=True)
         self._screen.finish()
 
@@ -332,23 +303,12 @@ class Supervisor:
         missing = [link.outcome.rank for link in self._links if link.channel is None]
         if not missing:
             return
-        said = self._mpirun_text.decode(errors="replace").strip()
         what = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing[:10]))}"
         raise LaunchError(
             f"All {self._job.num_ranks} ranks must be started and reach the launcher on {socket.gethostname()}. "
-            f"Received: nothing from {what}; mpirun ended with status {self._mpirun.returncode} after saying:\n"
-            f"{said or '(nothing)'}\nThe command was: {shlex.join(self._job.command())}"
+            f"Received: nothing from {what}; mpirun ended with status {self._mpirun.status} after saying:\n"
+            f"{self._mpirun.text.strip() or '(nothing)'}\nThe command was: {shlex.join(self._job.command())}"
         )
 
     def _say(self, text: str) -> None:
         self._screen.write_lines("err", f"keras-ddl: {text}\n".encode())
-
-
-def stdin_fd() -> int | None:
-    """Returns the file descriptor of this process's stdin, None when there is none."""
-    try:
-        fd = sys.__stdin__.fileno()  # type: ignore[union-attr]
-        os.fstat(fd)
-    except (AttributeError, OSError, ValueError):
-        return None
-    return fd

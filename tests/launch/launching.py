@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +40,8 @@ class Started:
         self.folder = folder
         self.tmp = folder / "tmp"
         self.tmp.mkdir(exist_ok=True)
-        self.shm = shared_memory()
+        self.segments: set[str] = set()
+        self.over = threading.Event()
         self.began = time.monotonic()
         defaults = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.process = subprocess.Popen(
@@ -47,6 +50,18 @@ class Started:
             env=environment(self.mark, self.tmp, env),
             **{**defaults, **popen},
         )
+        self.watcher = threading.Thread(target=self.watch_memory, daemon=True)
+        self.watcher.start()
+
+    def watch_memory(self) -> None:
+        """Notes which files in /dev/shm the job uses: other jobs on this machine have theirs there too."""
+        while not self.over.wait(0.1):
+            for pid in processes(self.mark):
+                try:
+                    maps = Path(f"/proc/{pid}/maps").read_text()
+                except OSError:
+                    continue
+                self.segments |= set(re.findall(r" (/dev/shm/\S+)$", maps, re.MULTILINE))
 
     def wait_for(self, *paths: Path) -> None:
         """Waits until the ranks have made these files."""
@@ -72,19 +87,18 @@ class Started:
 
     def left_behind(self, patience: float = 0.5) -> list[str]:
         """The processes of this job that live `patience` seconds later, its files in the folder for temporary ones,
-        and new shared memory that no process uses. All of it is removed."""
+        and its files in /dev/shm. All processes are killed."""
+        self.over.set()
+        self.watcher.join()
         deadline = time.monotonic() + patience
         while processes(self.mark) and time.monotonic() < deadline:
             time.sleep(0.05)
         left = [f"process {pid}: {command}" for pid, command in processes(self.mark).items()]
         for pid in processes(self.mark):
             os.kill(pid, signal.SIGKILL)
-        left += [f"file {path}" for path in self.tmp.iterdir() if not path.name.startswith(self.may_leave or ("\n",))]
-        # Other jobs on this machine have files of their own there, which come and go.
-        deadline = time.monotonic() + 5
-        while (unused := unmapped(shared_memory() - self.shm)) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return left + [f"shared memory {path}" for path in unused]
+        files = [path for path in self.tmp.iterdir() if not path.name.startswith(self.may_leave or ("\n",))]
+        left += [f"file {path}" for path in files]
+        return left + [f"shared memory {path}" for path in self.segments if Path(path).exists()]
 
 
 def environment(mark: str, tmp: Path, env: Mapping[str, str] | None) -> dict[str, str]:
@@ -131,21 +145,6 @@ def processes(mark: str) -> dict[int, str]:
         except OSError:
             pass
     return {pid: command for pid, command in found.items() if command}  # a zombie has none
-
-
-def shared_memory() -> set[Path]:
-    return set(Path("/dev/shm").iterdir())
-
-
-def unmapped(paths: set[Path]) -> list[Path]:
-    maps = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit():
-                maps.append((entry / "maps").read_text())
-        except OSError:
-            pass
-    return [path for path in paths if path.exists() and not any(str(path) in text for text in maps)]
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:

@@ -203,8 +203,11 @@ def test_explain_ends_with_the_first_traceback_and_groups_the_others():
 
 def test_explain_shows_what_mpirun_said_when_nothing_else_is_known():
     first = failed(0, 1.0, status=-6)
-    text = explain([first], first, "PML add procs failed\n")
-    assert "mpirun said:\n    PML add procs failed" in text
+    ruler = "-" * 74
+    boilerplate = f"{ruler}\nMPI_ABORT was invoked on rank 0\n{ruler}\n"
+    text = explain([first], first, f"{boilerplate}{ruler}\nPML add procs failed\n{ruler}\n")
+    assert "mpirun said:\n    PML add procs failed\nkeras-ddl: rank 0" in text
+    assert "MPI_ABORT" not in text and "mpirun said" not in explain([first], first, boilerplate)
     assert "killed by SIGABRT" in text
 
 

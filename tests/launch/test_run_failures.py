@@ -189,6 +189,7 @@ time.sleep(600)
     assert ended.status != 0, ended
     assert ended.seconds < 12, ended
     assert "sum 2" in ended.out
+    assert ended.status == 9, ended
 
 
 def test_run_timeout_ends_the_job(tmp_path: Path):

@@ -1,5 +1,6 @@
 """keras-ddl run: SIGINT and SIGTERM end everything; a launcher that is killed leaves nothing."""
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -61,13 +62,15 @@ def test_run_interrupt_kills_ranks_that_ignore_it(tmp_path: Path):
 
 
 def test_run_second_interrupt_kills_at_once(tmp_path: Path):
-    started = start(tmp_path, STUBBORN)
+    # With MPI: nobody is left to remove its shared memory.
+    started = start(tmp_path, "from mpi4py import MPI\nassert MPI.COMM_WORLD.allreduce(1) == 2\n" + STUBBORN)
     started.process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     started.process.send_signal(signal.SIGINT)
     ended = started.finish()
     assert ended.status == 130, ended
     assert ended.seconds < 3, ended
+    assert started.segments  # which are gone, or `finish` would have said so
 
 
 def test_run_stubborn_mpirun_is_killed(tmp_path: Path):
@@ -90,6 +93,4 @@ def test_run_killed_launcher_leaves_no_process(tmp_path: Path):
 
 
 def signal_process(pid: int, number: int) -> None:
-    import os
-
     os.kill(pid, number)

@@ -1,0 +1,84 @@
+"""The running mpirun: its output, which is kept for bad news, and its end, which it may need help with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+from keras_ddl.launch import processes
+
+_TEXT_BYTES = 1 << 14
+_KILLED_SECONDS = 5.0
+
+
+class MpirunProcess:
+    """Started by the constructor. In a session of its own: Ctrl-C is for the launcher, which decides what it means."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: str) -> None:
+        self._process = subprocess.Popen(
+            processes.dying_with_parent(list(command)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=directory,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self._stream = self._process.stdout
+        os.set_blocking(self._stream.fileno(), False)
+        self._text = b""
+        self.ended_at: float | None = None  # time.monotonic()
+
+    def fileno(self) -> int:
+        """The descriptor of its output; -1 when that has ended."""
+        return -1 if self._stream.closed else self._stream.fileno()
+
+    @property
+    def silent(self) -> bool:
+        """Whether its output has ended."""
+        return self._stream.closed
+
+    @property
+    def text(self) -> str:
+        """The end of what it wrote."""
+        return self._text.decode(errors="replace")
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status, negative for a signal, None while it runs. 0 does not mean that the job succeeded."""
+        return self._process.returncode
+
+    def read(self) -> bytes:
+        """Returns what it has written since the last call."""
+        if self._stream.closed:
+            return b""
+        try:
+            data = os.read(self._stream.fileno(), 1 << 16)
+        except BlockingIOError:
+            return b""
+        if not data:
+            self._stream.close()
+        self._text = (self._text + data)[-_TEXT_BYTES:]
+        return data
+
+    def poll(self) -> int | None:
+        """Returns the status, and notes the time when it ends."""
+        status = self._process.poll()
+        if status is not None and self.ended_at is None:
+            self.ended_at = time.monotonic()
+        return status
+
+    def signal(self, signum: int) -> None:
+        """Sends it a signal unless it has ended."""
+        if self._process.poll() is None:
+            processes.signal_quietly(self._process.pid, signum)
+
+    def wait(self) -> None:
+        """Waits for the end of a process that was killed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILLED_SECONDS)
+        self.poll()
