@@ -1,0 +1,405 @@
+// Ranks that do not do the same: every rank gets one clear error, and those that go on can go on.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "thread_group.h"
+
+namespace ddl_test {
+namespace {
+
+using testing::AssertionResult;
+
+const std::vector<std::vector<int>>& Groups() {
+  static const std::vector<std::vector<int>> groups = {{0, 0}, {0, 1}, {0, 0, 2, 2}, {0, 0, 0, 3, 3, 5}};
+  return groups;
+}
+
+AssertionResult Contains(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "'" << part << "' is not in: " << text;
+}
+
+Outcome SumOfOne(ddl_comm* comm, const std::string& name) {
+  float value = 1;
+  Call call(DDL_ALL_REDUCE, name);
+  const Outcome outcome = call.Buffer(&value, &value, 1).Run(comm);
+  if (outcome.code == DDL_OK && value != static_cast<float>(ddl_size(comm))) return {DDL_INTERNAL, "a wrong sum"};
+  return outcome;
+}
+
+// ---- requests that differ --------------------------------------------------------------------------------------
+
+struct Mismatch {
+  const char* name;
+  void (*fill)(Call& call, bool odd, double* memory);  // `odd`: on the one rank that differs
+  const char* usual;                                   // what the message should say of each side
+  const char* odd;
+};
+
+const Mismatch kMismatches[] = {
+    {"kind",
+     [](Call& call, bool odd, double* memory) {
+       call.Buffer(memory, memory, 4).request.kind = odd ? DDL_BROADCAST : DDL_ALL_REDUCE;
+     },
+     "all_reduce", "broadcast"},
+    {"kind_without_data",
+     [](Call& call, bool odd, double* memory) {
+       if (odd) {
+         call.request.kind = DDL_BARRIER;
+       } else {
+         call.Buffer(memory, memory, 4);
+       }
+     },
+     "all_reduce", "barrier"},
+    {"dtype",
+     [](Call& call, bool odd, double* memory) {
+       call.Dtype(odd ? DDL_FLOAT64 : DDL_FLOAT16).Buffer(memory, memory, 4);
+     },
+     "float16", "float64"},
+    {"op", [](Call& call, bool odd, double* memory) { call.Op(odd ? DDL_MEAN : DDL_SUM).Buffer(memory, memory, 4); },
+     "sum", "mean"},
+    {"count", [](Call& call, bool odd, double* memory) { call.Buffer(memory, memory, odd ? 5 : 4); }, "4", "5"},
+    {"root",
+     [](Call& call, bool odd, double* memory) {
+       call.Root(odd ? 1 : 0).Buffer(memory, memory, 4).request.kind = DDL_BROADCAST;
+     },
+     "root: ", "1"},
+    {"fingerprint",
+     [](Call& call, bool odd, double* memory) {
+       call.Buffer(memory, memory, 4).request.fingerprint = odd ? 987654321 : 123456789;
+     },
+     "123456789", "987654321"},
+    {"fingerprint_with_details",
+     [](Call& call, bool odd, double* memory) {
+       call.Detail(odd ? "[2, 2]" : "[4, 1]").Buffer(memory, memory, 4).request.fingerprint = odd ? 7 : 6;
+     },
+     "[4, 1]", "[2, 2]"},
+    {"fingerprint_with_equal_details",
+     [](Call& call, bool odd, double* memory) {
+       call.Detail("12 tensors").Buffer(memory, memory, 4).request.fingerprint = odd ? 987654321 : 123456789;
+     },
+     "123456789", "987654321"},
+    {"flags",
+     [](Call& call, bool odd, double* memory) { call.Flags(odd ? DDL_FLAG_PLAIN_MPI : 0).Buffer(memory, memory, 4); },
+     "neither", "mpi"},
+    {"tolerance",
+     [](Call& call, bool odd, double* memory) {
+       call.Flags(DDL_FLAG_CHECK).Buffer(memory, memory, 4).request.tolerance = odd ? 3e-7 : 2e-7;
+     },
+     "2e-07", "3e-07"},
+    {"rows_of_reduce_scatter",
+     [](Call& call, bool odd, double* memory) {
+       call.Rows(odd ? 3 : 4, odd ? 4 : 3).Buffer(memory, memory, 12).request.kind = DDL_REDUCE_SCATTER;
+     },
+     "rows: ", "3"},
+    {"row_count_of_all_gather",
+     [](Call& call, bool odd, double* memory) {
+       call.Rows(2, odd ? 7 : 6).Buffer(memory, nullptr, odd ? 14 : 12).request.kind = DDL_ALL_GATHER;
+     },
+     "6", "7"},
+};
+
+class MismatchTest : public testing::TestWithParam<Mismatch> {};
+
+TEST_P(MismatchTest, FailsEverywhereWithBothValuesAndTheNextOneWorks) {
+  for (const std::vector<int>& group : Groups()) {
+    const int size = static_cast<int>(group.size());
+    for (const int odd_rank : {0, size - 1}) {
+      std::mutex mutex;
+      std::vector<std::string> messages;
+      RunRanks(group, [&](ddl_comm* comm, int rank) {
+        double memory[16] = {};
+        Call call(DDL_ALL_REDUCE, "layer_7/kernel");
+        GetParam().fill(call, rank == odd_rank, memory);
+        const Outcome outcome = call.Run(comm);
+        EXPECT_EQ(outcome.code, DDL_FAILED_PRECONDITION) << outcome.message;
+        EXPECT_TRUE(Contains(outcome.message, "layer_7/kernel"));
+        EXPECT_TRUE(Contains(outcome.message, GetParam().usual));
+        EXPECT_TRUE(Contains(outcome.message, GetParam().odd));
+        EXPECT_TRUE(Contains(outcome.message, "rank(s) " + std::to_string(odd_rank)));
+        const Outcome next = SumOfOne(comm, "layer_7/kernel");
+        EXPECT_EQ(next.code, DDL_OK) << next.message;
+        const std::lock_guard<std::mutex> lock(mutex);
+        messages.push_back(outcome.message);
+      });
+      for (const std::string& message : messages) EXPECT_EQ(message, messages[0]);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Fields, MismatchTest, testing::ValuesIn(kMismatches),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(MismatchTest, WhatIsNotReadMayDiffer) {
+  RunRanks({0, 0, 2}, [](ddl_comm* comm, int rank) {
+    double memory[4] = {1, 1, 1, 1};
+    Call broadcast(DDL_BROADCAST, "a");
+    broadcast.Op(rank == 1 ? DDL_MIN : DDL_SUM).Buffer(memory, memory, 4);
+    EXPECT_EQ(broadcast.Run(comm).code, DDL_OK);
+    Call sum(DDL_ALL_REDUCE, "b");
+    sum.Root(rank).Flags(rank == 1 ? DDL_FLAG_BLOCKING : 0).Detail(rank == 1 ? "x" : "y").Buffer(memory, memory, 4);
+    sum.request.tolerance = rank;
+    EXPECT_EQ(sum.Run(comm).code, DDL_OK);
+  });
+}
+
+// ---- requests that no rank could run ---------------------------------------------------------------------------
+
+TEST(InvalidTest, IsRefusedAtOnceAndAlone) {
+  RunRanks({0, 0}, [](ddl_comm* comm, int rank) {
+    double memory[4] = {};
+    if (rank == 0) {
+      const auto refused = [&](Call& call, const std::string& part) {
+        const Outcome outcome = call.Run(comm);
+        EXPECT_EQ(outcome.code, DDL_INVALID_ARGUMENT) << part;
+        EXPECT_TRUE(Contains(outcome.message, part));
+        EXPECT_TRUE(Contains(outcome.message, "Received"));
+      };
+      Call unnamed(DDL_ALL_REDUCE, "");
+      refused(unnamed, "name");
+      Call long_name(DDL_ALL_REDUCE, std::string(1024, 'n'));
+      refused(long_name, "1023");
+      Call root(DDL_BROADCAST, "x");
+      refused(root.Root(2).Buffer(memory, memory, 1), "root");
+      Call rows(DDL_REDUCE_SCATTER, "x");
+      refused(rows.Rows(2, 3).Buffer(memory, memory, 4), "rows");
+      Call kind(DDL_ALL_REDUCE, "x");
+      kind.request.kind = DDL_NUM_KINDS;
+      refused(kind, "kind");
+      Call dtype(DDL_ALL_REDUCE, "x");
+      dtype.request.dtype = DDL_NUM_DTYPES;
+      refused(dtype, "dtype");
+      Call op(DDL_ALL_REDUCE, "x");
+      op.request.op = DDL_NUM_OPS;
+      refused(op, "op");
+      Call check(DDL_BROADCAST, "x");
+      refused(check.Flags(DDL_FLAG_CHECK).Buffer(memory, memory, 1), "check");
+      Call tolerance(DDL_ALL_REDUCE, "x");
+      tolerance.request.tolerance = std::nan("");
+      refused(tolerance.Flags(DDL_FLAG_CHECK).Buffer(memory, memory, 1), "tolerance");
+    }
+    EXPECT_EQ(SumOfOne(comm, "x").code, DDL_OK);
+  });
+}
+
+// ---- a check that fails -------------------------------------------------------------------------------------------
+
+int (*plain_all_reduce)(void*, const void*, void*, uint64_t, uint32_t, uint32_t) = nullptr;
+
+int DistortedAllReduce(void* self, const void* in, void* out, uint64_t count, uint32_t dtype, uint32_t op) {
+  const int code = plain_all_reduce(self, in, out, count, dtype, op);
+  static_cast<float*>(out)[count - 1] += 0.5f;
+  return code;
+}
+
+TEST(CheckTest, FailsOnEveryRankWhenOneSeesADifference) {
+  RunOptions options;
+  std::mutex mutex;
+  options.tweak = [&](ddl_transport& transport) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    plain_all_reduce = transport.plain_all_reduce;
+    if (transport.rank == 1) transport.plain_all_reduce = DistortedAllReduce;
+  };
+  RunRanks(
+      {0, 0, 2},
+      [](ddl_comm* comm, int) {
+        std::vector<float> data(100, 1);
+        for (const double tolerance : {0.1, 0.2}) {  // the difference is 0.5 of 3.5
+          Call call(DDL_ALL_REDUCE, "grads");
+          call.Flags(DDL_FLAG_CHECK).Buffer(data.data(), data.data(), data.size()).request.tolerance = tolerance;
+          const Outcome outcome = call.Run(comm);
+          EXPECT_EQ(outcome.code, tolerance < 0.14 ? DDL_DATA_LOSS : DDL_OK) << outcome.message;
+          if (outcome.code != DDL_OK) {
+            EXPECT_TRUE(Contains(outcome.message, "grads"));
+            EXPECT_TRUE(Contains(outcome.message, "0.143"));
+          }
+          data.assign(100, 1);
+        }
+      },
+      options);
+}
+
+// ---- ranks that do not come ---------------------------------------------------------------------------------------
+
+TEST(DeadlineTest, NamesTheMissingRanksAndTheNextOneWorks) {
+  for (const std::vector<int>& group : Groups()) {
+    const int size = static_cast<int>(group.size());
+    std::mutex mutex;
+    struct Warnings {
+      std::mutex mutex;
+      std::string text;
+    } warnings;
+    RunOptions options;
+    options.warn_after_s = 0.1;
+    options.deadline_s = 0.3;
+    options.warn_user = &warnings;
+    options.warn = [](void* user, const char* message) {
+      auto& to = *static_cast<Warnings*>(user);
+      const std::lock_guard<std::mutex> lock(to.mutex);
+      to.text += message;
+    };
+    RunRanks(
+        group,
+        [&](ddl_comm* comm, int rank) {
+          if (rank != size - 1) {
+            const Outcome outcome = SumOfOne(comm, "lonely");
+            EXPECT_EQ(outcome.code, DDL_DEADLINE_EXCEEDED) << outcome.message;
+            EXPECT_TRUE(Contains(outcome.message, "lonely"));
+            EXPECT_TRUE(Contains(outcome.message, "rank(s) " + std::to_string(size - 1)));
+          }
+          // The last rank is late for it, and hears so, however long after.
+          if (rank == size - 1) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(500));
+            const Outcome late = SumOfOne(comm, "lonely");
+            EXPECT_EQ(late.code, DDL_DEADLINE_EXCEEDED) << late.message;
+          }
+        },
+        options);
+    const std::lock_guard<std::mutex> lock(warnings.mutex);
+    EXPECT_TRUE(Contains(warnings.text, "lonely"));
+    EXPECT_TRUE(Contains(warnings.text, "rank(s) " + std::to_string(size - 1)));
+  }
+}
+
+TEST(BlockedTest, DifferentBlockingCollectivesFailLongBeforeTheDeadline) {
+  for (const std::vector<int>& group : Groups()) {
+    const auto start = std::chrono::steady_clock::now();
+    RunRanks(group, [&](ddl_comm* comm, int rank) {
+      float value = 1;
+      Call call(DDL_ALL_REDUCE, rank == 1 ? "b" : "a");
+      const Outcome outcome = call.Flags(DDL_FLAG_BLOCKING).Buffer(&value, &value, 1).Run(comm);
+      EXPECT_EQ(outcome.code, DDL_FAILED_PRECONDITION) << outcome.message;
+      EXPECT_TRUE(Contains(outcome.message, "'a'"));
+      EXPECT_TRUE(Contains(outcome.message, "'b'"));
+      const Outcome next = SumOfOne(comm, "next");
+      EXPECT_EQ(next.code, DDL_OK) << next.message;
+    });
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+  }
+}
+
+// ---- ranks that leave ---------------------------------------------------------------------------------------------
+
+TEST(LeaveTest, FailsWhatIsPendingAndWhatComesLater) {
+  for (const std::vector<int>& group : Groups()) {
+    const int size = static_cast<int>(group.size());
+    for (const int leaver : {size - 1, 0}) {
+      RunOptions options;
+      options.leave_early = {leaver};
+      const auto start = std::chrono::steady_clock::now();
+      RunRanks(
+          group,
+          [&](ddl_comm* comm, int rank) {
+            EXPECT_EQ(SumOfOne(comm, "together").code, DDL_OK);
+            if (rank == leaver) {
+              std::this_thread::sleep_for(std::chrono::milliseconds(50));
+              return;
+            }
+            for (const char* name : {"pending", "later"}) {
+              const Outcome outcome = SumOfOne(comm, name);
+              EXPECT_EQ(outcome.code, DDL_ABORTED) << outcome.message;
+              EXPECT_TRUE(Contains(outcome.message, "rank " + std::to_string(leaver)));
+            }
+          },
+          options);
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+    }
+  }
+}
+
+// The leaver's own request is complete on its side: the others must not wait in the middle of it.
+TEST(LeaveTest, WithARequestOfItsOwnUnderWay) {
+  for (const std::vector<int>& group : Groups()) {
+    const int size = static_cast<int>(group.size());
+    for (const int leaver : {size - 1, 0}) {
+      RunOptions options;
+      options.leave_early = {leaver};
+      options.deadline_s = 20;
+      const auto start = std::chrono::steady_clock::now();
+      RunRanks(
+          group,
+          [&](ddl_comm* comm, int rank) {
+            std::vector<float> data(200'000, 1);
+            Call call(DDL_ALL_REDUCE, "abandoned");
+            call.Buffer(data.data(), data.data(), data.size());
+            if (rank == leaver) {
+              ddl_work* const work = call.Start(comm);
+              std::this_thread::sleep_for(std::chrono::milliseconds(20));
+              // Destroying fails it, so that its buffers are free from then on. (The thread that destroys the
+              // communicator is this one, after this body: leak the buffers until the end of the process.)
+              static std::vector<std::vector<float>> kept;
+              static std::mutex mutex;
+              const std::lock_guard<std::mutex> lock(mutex);
+              kept.push_back(std::move(data));
+              ddl_work_free(work);
+              return;
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds(60));
+            const Outcome outcome = call.Run(comm);
+            EXPECT_EQ(outcome.code, DDL_ABORTED) << outcome.message;
+          },
+          options);
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+    }
+  }
+}
+
+TEST(LeaveTest, WhileAThirdRankIsLate) {
+  // Ranks 0 and 1 wait for 2, which is late, and for 3, which has left: no reason to wait for 2.
+  RunOptions options;
+  options.leave_early = {3};
+  RunRanks(
+      {0, 0, 2, 2},
+      [&](ddl_comm* comm, int rank) {
+        EXPECT_EQ(SumOfOne(comm, "together").code, DDL_OK);
+        if (rank == 3) return;
+        if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+        const auto start = std::chrono::steady_clock::now();
+        EXPECT_EQ(SumOfOne(comm, "pending").code, DDL_ABORTED);
+        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(2500));
+      },
+      options);
+}
+
+TEST(LeaveTest, WithoutMemoryForAnAllGatherNobodyHangs) {
+  RunRanks({0, 0, 2}, [&](ddl_comm* comm, int rank) {
+    struct Answer {
+      std::mutex mutex;
+      int code = -1;
+    } answer;
+    float value = 1;
+    const ddl_buffer buffer{&value, nullptr, 1};
+    ddl_request request{};
+    request.kind = DDL_ALL_GATHER;
+    request.num_buffers = 1;
+    request.buffers = &buffer;
+    request.rows = request.row_count = 1;
+    request.name = "rows";
+    std::vector<float> memory(3);
+    void* users[2] = {rank == 1 ? nullptr : memory.data(), &answer};
+    request.user = users;
+    request.allocate = [](void* user, const uint64_t*, int) { return static_cast<void**>(user)[0]; };
+    request.done = [](void* user, int code, const char*) {
+      auto& to = *static_cast<Answer*>(static_cast<void**>(user)[1]);
+      const std::lock_guard<std::mutex> lock(to.mutex);
+      to.code = code;
+    };
+    ddl_submit(comm, &request);
+    for (int i = 0; i < 2000; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      const std::lock_guard<std::mutex> lock(answer.mutex);
+      if (answer.code != -1) break;
+    }
+    const std::lock_guard<std::mutex> lock(answer.mutex);
+    EXPECT_TRUE(answer.code == DDL_INTERNAL || answer.code == DDL_ABORTED || (rank != 1 && answer.code == DDL_OK))
+        << answer.code;
+  });
+}
+
+}  // namespace
+}  // namespace ddl_test
