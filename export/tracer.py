@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -53,9 +54,10 @@ class Tracer:
             except ExportError:
                 raise
             except Exception as error:
+                plain = re.sub(r"\x1b\[\d*m", "", str(error))  # Keras prints in bold
                 raise ExportError(
                     f"Training writes a graph of {type(self.model).__name__} {self.model.name!r} called with "
-                    f"training=False. Received: tracing it failed with {type(error).__name__}: {error}. Mend call(), "
+                    f"training=False. Received: tracing it failed with {type(error).__name__}: {plain}. Mend call(), "
                     f"or train with callbacks.Checkpoint(export_base=False)."
                 ) from error
         read = {id(variable) for function in traced.values() for variable in function.variables}

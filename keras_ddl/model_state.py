@@ -136,7 +136,7 @@ def weights_of(model: Any) -> dict[str, Any]:
 
     Paths that several variables share get '#2', '#3'... in that order.
     """
-    if not getattr(model, "built", True) or not model.variables:
+    if not getattr(model, "built", True):
         raise CheckpointError(
             f"Only a built model has weights to keep. Received: {type(model).__name__} {model.name!r}, not built yet. "
             f"Call it on a batch, or give it an Input, first."
@@ -158,8 +158,9 @@ def optimizer_variables_of(model: Any, build: bool = False) -> dict[str, Any]:
 def match(targets: Table, stored: Table, what: str, source: Path | str) -> dict[str, str]:
     """Returns target key -> stored key for every row of `targets`.
 
-    Keras numbers names anew in each process (`dense_7` may have been `dense`), so when keys differ, the order decides,
-    provided that names without their numbers, dtypes and shapes agree throughout.
+    Keras numbers names anew in each process (`dense_7` may have been `dense`) and puts the scope before them in which
+    a variable happened to be made. So when keys differ, the order decides, provided that the ends of the names (layer
+    and weight, or the optimizer's slot) without their numbers, dtypes and shapes agree throughout.
     Raises: CheckpointError: they do not; names the first difference.
     """
     here = {key: (dtype, tuple(shape)) for key, dtype, shape in targets}
@@ -168,7 +169,7 @@ def match(targets: Table, stored: Table, what: str, source: Path | str) -> dict[
         pairs = {key: key for key in here}
     else:
         pairs = dict(zip(here, there))
-        differs = next((pair for pair in pairs.items() if _unnumbered(pair[0]) != _unnumbered(pair[1])), None)
+        differs = next((pair for pair in pairs.items() if _end_of_name(pair[0]) != _end_of_name(pair[1])), None)
         if len(here) != len(there) or differs:
             where = (
                 f"{bundle.name_of(differs[1])} there, {bundle.name_of(differs[0])} here"
@@ -231,8 +232,9 @@ def _assign(variable: Any, value: Any, seeds: str) -> None:
     variable.assign(value)
 
 
-def _unnumbered(key: str) -> str:
-    return re.sub(r"_\d+(?=/|_|$)", "", bundle.name_of(key))
+def _end_of_name(key: str) -> str:
+    parts = 2 if key.startswith(WEIGHTS) else 1
+    return re.sub(r"_\d+(?=/|_|$)", "", "/".join(bundle.name_of(key).split("/")[-parts:]))
 
 
 def _show(spec: tuple[str, tuple[int, ...]]) -> str:

@@ -1,0 +1,134 @@
+"""A model's state in a checkpoint: an exact resume, and no half-restored model."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from keras_ddl import checkpoint, model_state
+from keras_ddl.errors import CheckpointError
+
+X = np.random.default_rng(1).random((48, 6), dtype="float32")
+Y = np.random.default_rng(2).integers(0, 3, 48)
+
+
+def make_model(width: int = 8, optimizer: Any = "adam") -> Any:
+    stack = [
+        keras.Input((6,)),
+        layers.Dense(width, activation="relu"),
+        layers.BatchNormalization(),
+        layers.Dropout(0.4),
+        layers.Dense(3),
+    ]
+    model = keras.Sequential(stack)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def fit(model: Any, epochs: int, initial: int = 0) -> None:
+    model.fit(X, Y, batch_size=16, epochs=epochs, initial_epoch=initial, shuffle=False, verbose=0)
+
+
+def state_of(model: Any) -> list[np.ndarray]:
+    return [keras.ops.convert_to_numpy(each) for each in [*model.variables, *model.optimizer.variables]]
+
+
+@pytest.mark.parametrize("kind", ["adam", "ema and clipping", "loss scaling"])
+def test_resume_is_exact(tmp_path: Path, kind: str) -> None:
+    def optimizer() -> Any:
+        if kind == "adam":
+            return "adam"
+        if kind == "loss scaling":
+            return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+        return keras.optimizers.AdamW(0.01, use_ema=True, global_clipnorm=0.5)
+
+    straight = make_model(optimizer=optimizer())
+    fit(straight, 2)
+    straight.optimizer.learning_rate = 0.005
+    saved = model_state.save_checkpoint(straight, tmp_path, 6, 2, {"loss": 1.0}, extra={"patience": [1, 2]})
+    fit(straight, 4, initial=2)
+
+    resumed = make_model(optimizer=optimizer())
+    found = model_state.restore_checkpoint(resumed, tmp_path)
+    assert (found.step, found.epoch, found.extra) == (6, 2, {"patience": [1, 2]})
+    assert found.path == saved.path
+    fit(resumed, 4, initial=2)
+    for expected, received in zip(state_of(straight), state_of(resumed), strict=True):
+        np.testing.assert_array_equal(expected, received)
+
+
+def test_restore_without_optimizer_and_with_own_seed(tmp_path: Path) -> None:
+    model = make_model()
+    fit(model, 1)
+    model_state.save_checkpoint(model, tmp_path, 3, optimizer=False)
+    with pytest.raises(CheckpointError, match="exact resume needs the optimizer's state.*optimizer=False"):
+        model_state.restore_checkpoint(make_model(), tmp_path)
+    other = make_model()
+    seed = next(each for each in other.variables if model_state.is_seed(each))
+    seed.assign([12345, 0])
+    model_state.restore_checkpoint(other, tmp_path, optimizer=False, seeds="counter")
+    used = next(each for each in model.variables if model_state.is_seed(each)).numpy()[1]
+    assert used > 0 and seed.numpy().tolist() == [12345, used]
+    model_state.restore_checkpoint(other, tmp_path, optimizer=False, seeds="none")
+    assert seed.numpy().tolist() == [12345, used]
+    with pytest.raises(CheckpointError, match="'all', 'counter', 'none'. Received: 'some'"):
+        model_state.restore_checkpoint(other, tmp_path, seeds="some")
+
+
+def test_checkpoint_of_another_model_changes_nothing(tmp_path: Path) -> None:
+    model_state.save_checkpoint(make_model(width=8), tmp_path, 1, optimizer=False)
+    wider = make_model(width=9)
+    before = [each.numpy() for each in wider.variables]
+    with pytest.raises(CheckpointError, match=r"kernel is float32\[6, 8\] there, float32\[6, 9\] here"):
+        model_state.restore_checkpoint(wider, tmp_path, optimizer=False)
+    for old, now in zip(before, wider.variables):
+        np.testing.assert_array_equal(old, now.numpy())
+    shallow = keras.Sequential([keras.Input((6,)), layers.Dense(8)])
+    with pytest.raises(CheckpointError, match="9 weights there, 2 here"):
+        model_state.restore_checkpoint(shallow, tmp_path, optimizer=False)
+
+
+def test_unbuilt_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="Only a built model has weights"):
+        model_state.save_checkpoint(keras.Sequential([layers.Dense(1)]), tmp_path, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_of_every_dtype_come_back(tmp_path: Path) -> None:
+    class Mixed(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = [
+                self.add_weight(shape=(3,), dtype=dtype, initializer="ones", trainable=False, name=dtype)
+                for dtype in ("float16", "bfloat16", "float64", "int8", "int64", "uint8", "bool")
+            ]
+            self.empty = self.add_weight(shape=(0, 4), name="empty")
+            self.built = True
+
+    model = Mixed()
+    model_state.save_checkpoint(model, tmp_path, 1)
+    other = Mixed()
+    for each in other.variables:
+        each.assign(keras.ops.zeros(each.shape, each.dtype))
+    model_state.restore_checkpoint(other, tmp_path)
+    assert all(bool(np.all(each.numpy() == 1)) for each in other.variables)
+
+
+def test_disk_that_fills_while_tensorflow_writes_leaves_nothing(tmp_path: Path) -> None:
+    model = make_model(width=4000)
+    model_state.save_checkpoint(model, tmp_path, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # Python ignores the signal: writes fail
+    try:
+        with pytest.raises(CheckpointError, match="no space left.*earlier ones are untouched"):
+            model_state.save_checkpoint(model, tmp_path, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["ckpt-00000001"]
+    checkpoint.validate(checkpoint.latest(tmp_path))

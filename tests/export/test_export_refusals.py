@@ -1,0 +1,287 @@
+"""What an export must refuse, where, and in which words; nothing is published then."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from export_zoo import Blocks, rows
+from keras import layers
+
+from keras_ddl import export, model_state
+from keras_ddl.errors import CheckpointError, ConfigError, ExportError
+from keras_ddl.export import manifest
+
+
+def small_model() -> Any:
+    stack = [keras.Input((4,), name="x"), layers.Dense(3), layers.BatchNormalization(), layers.Dense(1, name="y")]
+    return keras.Sequential(stack)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("trained")
+    model = small_model()
+    base = export.write_base_graph(model, root, sample=rows(4))
+    model_state.save_checkpoint(model, root, 1, 1, {"loss": 0.5}, base=base)
+    model_state.save_checkpoint(model, root, 2, 2, {"loss": 0.4}, base=base)
+    model.variables[0].assign(np.full((4, 3), np.nan))
+    model_state.save_checkpoint(model, root, 3, 3, {"loss": float("nan")}, base=base)
+    return root
+
+
+@pytest.fixture
+def copy(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "ckpt"))
+
+
+def export_here(ckpt: Path, out: Path, **options: Any) -> Any:
+    return export.export_saved_model(ckpt, out, validate="here", **{"which": 2, **options})
+
+
+def contents(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir()) if path.exists() else []
+
+
+def test_version_is_never_overwritten(trained: Path, tmp_path: Path) -> None:
+    export_here(trained, tmp_path / "out", version=4)
+    before = (tmp_path / "out" / "4" / "saved_model.pb").stat().st_mtime_ns
+    with pytest.raises(ExportError, match="never overwritten.*out/4, which exists already.*--version"):
+        export_here(trained, tmp_path / "out", version=4)
+    (tmp_path / "out" / "9").mkdir()  # empty: rename() would take its place in silence
+    with pytest.raises(ExportError, match="out/9, which exists already"):
+        export_here(trained, tmp_path / "out", version="9")
+    assert (tmp_path / "out" / "4" / "saved_model.pb").stat().st_mtime_ns == before
+    assert export_here(trained, tmp_path / "out").version == 10
+    assert contents(tmp_path / "out") == ["10", "4", "9"]
+
+
+@pytest.mark.parametrize("version", ["v2", "-1", "1.5", "²"])
+def test_version_is_a_number(trained: Path, tmp_path: Path, version: str) -> None:
+    with pytest.raises(ExportError, match="whole number of 0 or more.*TensorFlow Serving.*Received"):
+        export_here(trained, tmp_path / "out", version=version)
+    assert contents(tmp_path / "out") == []
+
+
+def test_output_must_be_a_directory_one_may_write_to(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ExportError, match="needs a directory.*a file is in the way"):
+            export_here(trained, out)
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_output_of_another_user_is_refused(trained: Path, foreign_directory: Path) -> None:
+    from keras_ddl.export import versions
+
+    with pytest.raises(ExportError, match="may write to.*locked.*owner or mode"):
+        versions.choose(foreign_directory, None, 2)
+
+
+def test_no_checkpoint_and_no_base_graph_are_told_apart(copy: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="must exist.*nothing there"):
+        export_here(tmp_path / "absent", tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="with no checkpoint .holds: nothing"):
+        export_here(tmp_path / "empty", tmp_path / "out", which="latest")
+    shutil.rmtree(copy / "base")
+    with pytest.raises(ExportError, match=r"needs the base graph.*without base/.*export_base=True"):
+        export_here(copy, tmp_path / "out")
+    assert contents(tmp_path / "out") == []
+
+
+def test_choices_are_told_what_there_is(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="'latest', 'best' or a step. Received: 'last'.*1, 2, 3"):
+        export_here(trained, tmp_path / "out", which="last")
+    with pytest.raises(CheckpointError, match=r"metric='val_auc'.*\['loss'\]"):
+        export_here(trained, tmp_path / "out", which="best", metric="val_auc")
+    with pytest.raises(ConfigError, match="'process', 'here', 'off'"):
+        export.export_saved_model(trained, tmp_path / "out", validate="maybe")
+    assert export_here(trained, tmp_path / "out", which="best", metric="loss").step == 2
+
+
+def test_weights_that_are_not_numbers_are_refused(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"NaN or Inf in .*\(step 3\).*dense.*kernel \(12 of 12\)"):
+        export_here(trained, tmp_path / "out", which="latest")
+    assert contents(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("weights.data-00000-of-00001", r"weights\.data-00000-of-00001 has \d+ of \d+ bytes"),
+        ("weights.index", r"weights\.index has"),
+        ("golden.npz", r"golden\.npz has"),
+    ],
+)
+def test_checkpoint_cut_short_is_refused(copy: Path, tmp_path: Path, name: str, words: str) -> None:
+    file = copy / "ckpt-00000002" / name
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match=f"whole to be read.*{words}.*earlier step"):
+        export_here(copy, tmp_path / "out")
+
+
+def test_altered_files_are_refused(copy: Path, tmp_path: Path) -> None:
+    def alter(file: Path) -> None:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 4
+        file.write_bytes(content)
+
+    alter(copy / "ckpt-00000002" / "weights.data-00000-of-00001")
+    with pytest.raises(CheckpointError, match="was altered after it was written"):
+        export_here(copy, tmp_path / "out")
+    alter(copy / "base" / "saved_model.pb")
+    with pytest.raises(ExportError, match=r"base graph must be as training wrote it.*saved_model\.pb was altered"):
+        export_here(copy, tmp_path / "out", which=1)
+    (copy / "base" / "manifest.json").unlink()
+    with pytest.raises(ExportError, match=r"manifest\.json is missing"):
+        export_here(copy, tmp_path / "out", which=1)
+
+
+def rewrite_base(ckpt: Path, change: Callable[[Any], None]) -> None:
+    """Changes the graph and seals the base again, as a graph would be that was written by other means."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    base = ckpt / "base"
+    saved = saved_model_pb2.SavedModel.FromString((base / "saved_model.pb").read_bytes())
+    change(saved.meta_graphs[0].graph_def)
+    (base / "saved_model.pb").write_bytes(saved.SerializeToString())
+    record = json.loads((base / "manifest.json").read_text())
+    (base / "manifest.json").unlink()
+    manifest.write(base, {key: value for key, value in record.items() if key not in ("sha256", "files", "format")})
+
+
+@pytest.mark.parametrize(
+    ("op", "device", "words"),
+    [
+        ("DdlAllReduceN", "", r"communication op DdlAllReduceN \(node 'leaked' in function '__inference"),
+        ("CollectiveReduceV2", "", "communication op CollectiveReduceV2"),
+        ("NcclAllReduce", "", "communication op NcclAllReduce"),
+        ("EagerPyFunc", "", "Python callback EagerPyFunc"),
+        ("MyOwnOp", "", "custom op MyOwnOp"),
+        ("Relu", "/device:GPU:0", "device /device:GPU:0 asked for by Relu"),
+        ("Relu", "/job:worker/task:1/device:CPU:0", "device /job:worker/task:1/device:CPU:0"),
+    ],
+)
+def test_graph_that_no_server_runs_is_refused(copy: Path, tmp_path: Path, op: str, device: str, words: str) -> None:
+    def leak(graph: Any) -> None:
+        graph.library.function[0].node_def.add(name="leaked", op=op, device=device)
+
+    rewrite_base(copy, leak)
+    with pytest.raises(ExportError, match=f"only TensorFlow's own ops(.|\n)*{words}"):
+        export_here(copy, tmp_path / "out")
+    assert contents(tmp_path / "out") == []
+
+
+def test_cudnn_op_is_a_warning(copy: Path) -> None:
+    rewrite_base(copy, lambda graph: graph.node.add(name="gpu_only", op="CudnnRNNV3"))
+    report = export.scan_saved_model(copy / "base")
+    assert report.problems == () and "CudnnRNNV3 runs only on a GPU (node 'gpu_only'" in report.warnings[0]
+
+
+def test_outputs_that_differ_are_refused(copy: Path, tmp_path: Path) -> None:
+    def deviate(graph: Any) -> None:
+        for function in graph.library.function:
+            for node in function.node_def:
+                if node.op == "Rsqrt":
+                    node.op = "Sqrt"
+
+    rewrite_base(copy, deviate)
+    with pytest.raises(ExportError, match="as the trained model did. Received: y differs by"):
+        export_here(copy, tmp_path / "out")
+    assert contents(tmp_path / "out") == []
+
+
+def test_constant_that_training_moved_is_refused(tmp_path: Path) -> None:
+    class Tempered(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = layers.Dense(2)
+            self.temperature = 1.0
+
+        def call(self, x: Any) -> Any:
+            return self.head(x) * self.temperature
+
+    model = Tempered()
+    model(rows(3))
+    base = export.write_base_graph(model, tmp_path, sample=rows(3))
+    model.temperature = 0.5
+    model_state.save_checkpoint(model, tmp_path, 1, base=base)
+    with pytest.raises(ExportError, match="must answer as the model did.*output_0 differs by.*before fit"):
+        export_here(tmp_path, tmp_path / "out", which=1)
+
+
+def test_statistics_adapted_too_late_are_refused(tmp_path: Path) -> None:
+    scaled = layers.Normalization()
+    scaled.adapt(rows(4))
+    model = keras.Sequential([keras.Input((4,)), scaled, layers.Dense(1)])
+    export.write_base_graph(model, tmp_path)
+    model_state.save_checkpoint(model, tmp_path, 1)
+    assert export_here(tmp_path, tmp_path / "out", which=1).proof.endswith("no outputs of training to compare with")
+    scaled.adapt(rows(4) * 9)
+    model_state.save_checkpoint(model, tmp_path, 2)
+    with pytest.raises(ExportError, match=r"holds as a constant.*normalization.*/mean.*adapt\(\) before"):
+        export_here(tmp_path, tmp_path / "out", which=2)
+
+
+class Calls(layers.Layer):
+    """A layer that does in inference what a server cannot."""
+
+    def __init__(self, what: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.what = what
+
+    def call(self, x: Any) -> Any:
+        return tf.ensure_shape(self.what(x), x.shape)
+
+
+def test_python_callback_in_the_model_is_refused_when_training_begins(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((4,)), Calls(lambda x: tf.numpy_function(np.abs, [x], tf.float32))])
+    with pytest.raises(ExportError, match=r"own ops(.|\n)*Python callback PyFunc \(node '.*' in function"):
+        export.write_base_graph(model, tmp_path)
+    assert contents(tmp_path) == []
+
+
+def test_call_that_fails_is_refused_when_training_begins(tmp_path: Path) -> None:
+    class Broken(keras.Model):
+        def call(self, x: Any, training: bool = False) -> Any:
+            if not training:
+                raise RuntimeError("no inference here")
+            return x
+
+    with pytest.raises(
+        ExportError, match="tracing it failed with RuntimeError(.|\n)*no inference here(.|\n)*export_base=False"
+    ):
+        export.write_base_graph(Broken(), tmp_path, input_signature=tf.TensorSpec([None, 4]))
+
+
+def test_inputs_must_be_known_and_dense(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="not built yet.*Input"):
+        export.write_base_graph(keras.Sequential([layers.Dense(1)]), tmp_path)
+    model = Blocks()
+    model.build((None, 5))
+    with pytest.raises(ExportError, match=r"needs the dtypes.*subclassed.*sample= or input_signature="):
+        export.write_base_graph(model, tmp_path)
+    with pytest.raises(ExportError, match="structure that the model takes. Received: list"):
+        export.write_base_graph(small_model(), tmp_path, sample=[rows(4), rows(4)])
+    with pytest.raises(ExportError, match=r"sample rows have the shape.*\(None, 4\). Received: \(5, 7\)"):
+        export.write_base_graph(small_model(), tmp_path, sample=rows(7))
+    wide = keras.Input((4,), sparse=True)
+    with pytest.raises(ExportError, match="takes dense tensors"):
+        export.write_base_graph(keras.Model(wide, layers.Dense(1)(wide)), tmp_path)
+    assert contents(tmp_path) == []
+
+
+def test_not_a_saved_model_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"holds saved_model\.pb"):
+        export.scan_saved_model(tmp_path)
+    (tmp_path / "saved_model.pb").write_bytes(b"\xff\xff\xff")
+    with pytest.raises(ExportError, match=r"holds saved_model\.pb"):
+        export.scan_saved_model(tmp_path)
