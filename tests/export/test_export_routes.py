@@ -1,0 +1,240 @@
+"""Signatures, sources of weights, surroundings of the trace, and a consumer that is not Python."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from export_zoo import Blocks, disturb, rows
+from keras import layers
+
+from keras_ddl import export, model_state
+from keras_ddl.errors import ExportError
+
+HERE = Path(__file__).parent
+
+
+def dense_model() -> Any:
+    x = keras.Input((4,), name="x")
+    hidden = layers.BatchNormalization()(layers.Dense(8, activation="relu")(x))
+    return keras.Model(x, layers.Dense(3, activation="softmax", name="probabilities")(hidden))
+
+
+def serve(path: Path, signature: str = "serving_default", **feed: Any) -> dict[str, np.ndarray]:
+    loaded = tf.saved_model.load(str(path))
+    answers = loaded.signatures[signature](**{name: tf.constant(value) for name, value in feed.items()})
+    return {name: answer.numpy() for name, answer in answers.items()}
+
+
+def test_classify_and_regress_take_examples(tmp_path: Path) -> None:
+    words = keras.Input((), dtype="string", name="word")
+    number = keras.Input((2,), name="number")
+    count = keras.Input((1,), dtype="int32", name="count")
+    lookup = layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")
+    joined = layers.concatenate([lookup(words), number, layers.Rescaling(0.5)(count)])
+    outputs = {"kind": layers.Dense(3, activation="softmax")(joined), "price": layers.Dense(1)(joined)}
+    model = keras.Model({"word": words, "number": number, "count": count}, outputs)
+    sample = {"word": np.array([b"a", b"z"]), "number": rows(2)[:2], "count": np.array([[3], [4]], "int32")}
+    labels = ["red", "green", "blue"]
+    base = export.write_base_graph(
+        model,
+        tmp_path,
+        sample=sample,
+        classify=export.Classify("kind", labels=labels),
+        regress=export.Regress("price"),
+    )
+    model_state.save_checkpoint(model, tmp_path, 1, base=base)
+    path = export.export_saved_model(tmp_path, tmp_path / "out", validate="here").path
+
+    def example(i: int) -> bytes:
+        features = {
+            "word": tf.train.Feature(bytes_list=tf.train.BytesList(value=[sample["word"][i]])),
+            "number": tf.train.Feature(float_list=tf.train.FloatList(value=sample["number"][i])),
+            "count": tf.train.Feature(int64_list=tf.train.Int64List(value=sample["count"][i])),
+        }
+        return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+    expected = serve(path, **sample)
+    answers = serve(path, "classify", inputs=[example(0), example(1)])
+    np.testing.assert_array_equal(answers["scores"], expected["kind"])
+    assert answers["classes"].tolist() == [[label.encode() for label in labels]] * 2
+    answers = serve(path, "regress", inputs=[example(0), example(1)])
+    np.testing.assert_array_equal(answers["outputs"], expected["price"][:, 0])
+
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    graph = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes()).meta_graphs[0]
+    methods = {name: graph.signature_def[name].method_name for name in base.record["signatures"]}
+    assert methods == {
+        "serving_default": "tensorflow/serving/predict",
+        "classify": "tensorflow/serving/classify",
+        "regress": "tensorflow/serving/regress",
+    }
+
+
+def test_signatures_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
+    model = dense_model()
+    with pytest.raises(ExportError, match=r"Classify takes one of the model's outputs, \['probabilities'\]"):
+        export.write_base_graph(model, tmp_path, classify=export.Classify("scores"))
+    with pytest.raises(ExportError, match=r"scores of shape \[batch, 2\]. Received.*\(None, 3\)"):
+        export.write_base_graph(model, tmp_path, classify=export.Classify(labels=["a", "b"]))
+    with pytest.raises(ExportError, match=r"features maps every input.*Received: \['z'\]; the inputs are \['x'\]"):
+        features = {"z": tf.io.FixedLenFeature([4], tf.float32)}
+        export.write_base_graph(model, tmp_path, regress=export.Regress(features=features))
+    ids = keras.Input((None,), dtype="int64", name="ids")
+    open_length = keras.Model(ids, layers.GlobalAveragePooling1D()(layers.Embedding(5, 1)(ids)))
+    with pytest.raises(ExportError, match=r"fixed shape. Received: input 'ids' of shape \(None, None\)"):
+        export.write_base_graph(open_length, tmp_path, regress=export.Regress())
+    features = {"ids": tf.io.VarLenFeature(tf.int64)}
+    assert export.write_base_graph(open_length, tmp_path, regress=export.Regress(features=features))
+
+
+@pytest.mark.parametrize("kind", ["weights.h5", "keras", "checkpoint", "checkpoint of a child"])
+def test_weights_come_from_other_files_too(tmp_path: Path, kind: str) -> None:
+    model = dense_model()
+    export.write_base_graph(model, tmp_path / "ckpt")
+    disturb(model)
+    file = tmp_path / f"saved.{kind}"
+    if kind == "weights.h5":
+        model.save_weights(file)
+    elif kind == "keras":
+        model.save(file)
+    elif kind == "checkpoint":
+        tf.train.Checkpoint(model).write(str(file))
+    else:
+        file = Path(tf.train.Checkpoint(step=tf.Variable(1), net=model).save(str(tmp_path / "other")))
+    x = rows(4)
+    result = export.export_saved_model(tmp_path / "ckpt", tmp_path / "out", weights=file, validate="here")
+    assert result.step is None and "no outputs of training to compare with" in result.proof
+    np.testing.assert_allclose(serve(result.path, x=x)["probabilities"], model(x, training=False), atol=1e-6)
+
+
+def test_weights_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    def attempt(file: Path) -> None:
+        export.export_saved_model(tmp_path / "ckpt", tmp_path / "out", weights=file, validate="here")
+
+    model = Blocks()
+    model(rows(5))
+    export.write_base_graph(model, tmp_path / "ckpt", sample=rows(5))
+    with pytest.raises(
+        ExportError, match=r"takes a \.weights\.h5 or \.keras file or a TensorFlow checkpoint.*no absent"
+    ):
+        attempt(tmp_path / "absent")
+    (tmp_path / "cut.weights.h5").write_bytes(b"\x89HDF")
+    with pytest.raises(ExportError, match=r"takes a whole .*cut\.weights\.h5: OSError"):
+        attempt(tmp_path / "cut.weights.h5")
+    other = dense_model()
+    other.save_weights(tmp_path / "other.weights.h5")
+    with pytest.raises(ExportError, match="of the model whose base graph this is.*without \d+ variables"):
+        attempt(tmp_path / "other.weights.h5")
+    tf.train.Checkpoint(model).write(str(tmp_path / "lists"))
+    with pytest.raises(ExportError, match="does not see layers that are kept in Python lists"):
+        attempt(tmp_path / "lists")
+    model.save_weights(tmp_path / "good.weights.h5")
+    attempt(tmp_path / "good.weights.h5")
+
+
+def test_trace_sees_nothing_of_its_surroundings(tmp_path: Path) -> None:
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with strategy.scope():
+            model = dense_model()
+            with tf.device("/device:GPU:7"), tf.name_scope("training"):
+                base = export.write_base_graph(model, tmp_path)
+            model_state.save_checkpoint(model, tmp_path, 1, base=base)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert base.record["half"] and base.record["outputs"]["probabilities"][0] == "float32"
+    result = export.export_saved_model(tmp_path, tmp_path / "out", validate="here")
+    assert "bit for bit" in result.proof
+    graph = (result.path / "saved_model.pb").read_bytes()
+    assert b"GPU:7" not in graph and b"training/" not in graph
+
+
+def test_base_graph_leaves_training_as_it_was(tmp_path: Path) -> None:
+    class Noisy(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seed = keras.random.SeedGenerator(3)
+            self.lstm = layers.LSTM(2)
+
+        def call(self, x: Any) -> Any:
+            return self.lstm(x) + keras.random.normal((1, 2), seed=self.seed)
+
+    model = Noisy()
+    model(rows(3, 4))
+    cudnn = model.lstm.use_cudnn
+    before = [each.numpy() for each in model.variables]
+    base = export.write_base_graph(model, tmp_path, sample=rows(3, 4))
+    base.evidence()
+    assert base.record["random"] == [], "from one seed state, the same draw"
+    for old, now in zip(before, model.variables):
+        np.testing.assert_array_equal(old, now.numpy())
+    assert model.lstm.use_cudnn == cudnn
+    model_state.save_checkpoint(model, tmp_path, 1, base=base)
+    assert "bit for bit" in export.export_saved_model(tmp_path, tmp_path / "out", validate="here").proof
+
+
+def test_subclassed_model_is_traced_after_its_first_batch(tmp_path: Path) -> None:
+    model = Blocks()
+    model.compile("sgd", "mse")
+    assert not export.inputs_are_known(model)
+    export.record_inputs(model)
+    export.record_inputs(model)  # twice does no harm
+    model.fit(rows(5), rows(2), batch_size=2, verbose=0)
+    assert export.inputs_are_known(model) and "call" not in vars(model)
+    base = export.write_base_graph(model, tmp_path)
+    assert base.record["inputs"] == {"x": ["float32", [None, 5]]}
+
+
+def test_c_program_answers_as_python_does(tmp_path: Path) -> None:
+    compiler = shutil.which("g++") or shutil.which("gcc")
+    library = Path(tf.sysconfig.get_lib())
+    if compiler is None or not (library / "libtensorflow_cc.so.2").exists():
+        pytest.skip("needs a C compiler and the wheel's libtensorflow_cc.so.2")
+    program = tmp_path / "serve_check"
+    command = [
+        compiler,
+        "-x",
+        "c",
+        HERE / "serve_check.c",
+        "-x",
+        "none",
+        "-I",
+        tf.sysconfig.get_include(),
+        "-o",
+        program,
+    ]
+    command += [library / "libtensorflow_cc.so.2", library / "libtensorflow_framework.so.2", f"-Wl,-rpath,{library}"]
+    subprocess.run([str(part) for part in command], check=True, timeout=120)
+
+    model = dense_model()
+    disturb(model)
+    base = export.write_base_graph(model, tmp_path / "ckpt")
+    model_state.save_checkpoint(model, tmp_path / "ckpt", 1, base=base)
+    path = export.export_saved_model(tmp_path / "ckpt", tmp_path / "out", validate="off").path
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    graph = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes()).meta_graphs[0]
+    signature = graph.signature_def["serving_default"]
+    names = [signature.inputs["x"].name.split(":")[0], signature.outputs["probabilities"].name.split(":")[0]]
+    x = rows(4)
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [str(program), str(path), *names, "5", "4"],
+        input=x.tobytes(),
+        capture_output=True,
+        timeout=120,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    answer = np.frombuffer(done.stdout, np.float32).reshape(5, 3)
+    np.testing.assert_allclose(answer, serve(path, x=x)["probabilities"], atol=1e-6)
