@@ -12,6 +12,7 @@ import keras
 
 from keras_ddl import checkpoint as ckpt
 from keras_ddl import export, model_state
+from keras_ddl._durable import make_directory
 from keras_ddl.callbacks._first_rank import is_first_rank, on_first_rank
 from keras_ddl.callbacks._rate_control import control_of
 from keras_ddl.callbacks._training_state import broadcast_training_state, build_optimizer
@@ -107,13 +108,13 @@ class Checkpoint(keras.callbacks.Callback):
         """On rank 0: cleans the directory; returns the step to resume from, or None to begin anew."""
         if self._saved is not None:  # a second fit of this process goes on in the directory
             return None
-        if self.dir.exists():
-            ckpt.sweep_temporaries(self.dir)
-            if self.resume and ckpt.list_checkpoints(self.dir):
-                return ckpt.latest(self.dir).step
-            moved = ckpt.set_aside(self.dir)
-            if moved is not None:
-                print(f"Checkpoint: the earlier run's checkpoints are now in {moved}")
+        make_directory(self.dir, "A checkpoint", CheckpointError)  # fails now rather than after the first epoch
+        ckpt.sweep_temporaries(self.dir)
+        if self.resume and ckpt.list_checkpoints(self.dir):
+            return ckpt.latest(self.dir).step
+        moved = ckpt.set_aside(self.dir)
+        if moved is not None:
+            print(f"Checkpoint: the earlier run's checkpoints are now in {moved}")
         return None
 
     def _restore(self) -> None:
