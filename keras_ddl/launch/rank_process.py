@@ -189,6 +189,9 @@ class RankProcess:
         welcome, host = self._welcome, socket.gethostname()
         environment = rank_environment.merge(os.environ, welcome["environment"], same_host=welcome["host"] == host)
         environment["KERAS_DDL_RUN_DIR"] = str(self._run_dir)
+        if self.rank != 0:
+            # TensorFlow tells at every start which CPU it found. Once is enough; warnings and errors still come.
+            environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
         try:
             self._program = RankProgram(
                 self.command,

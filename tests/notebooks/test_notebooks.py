@@ -1,0 +1,119 @@
+"""The notebooks, on a real kernel: the ones we ship, and what keras_ddl.run does in a cell."""
+
+import os
+import queue
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client.manager import start_new_kernel
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+SMALL = {"EPOCHS": "2", "NUM_RANKS": "2"}
+
+pytestmark = pytest.mark.parallel
+
+
+def execute(notebook, folder: Path, **env: str):
+    """Executes all cells with `folder` as the working directory; an exception in a cell fails the test."""
+    client = NotebookClient(notebook, timeout=180, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    # Not our MPLBACKEND: the kernel's own puts figures into the cells.
+    outer = ("OMPI_", "KERAS_DDL_", "MPLBACKEND")
+    return client.execute(env={name: value for name, value in os.environ.items() if not name.startswith(outer)} | env)
+
+
+def text_of(cell, name: str) -> str:
+    return "".join(out.text for out in cell.outputs if out.output_type == "stream" and out.name == name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path):
+    results = tmp_path / "results"
+    notebook = execute(nbformat.read(path, 4), tmp_path, **SMALL, RESULT_DIR=str(results), DATA_DIR=str(tmp_path))
+    cells = {cell.id: cell for cell in notebook.cells}
+    output = text_of(cells["run"], "stdout")
+    assert "Epoch 1/2" in output and "val_accuracy" in output, output
+    assert "[1] Epoch" not in output
+    assert text_of(cells["agree"], "stdout").startswith("rank 0: weights "), cells["agree"].outputs
+    assert "accuracy on 360 held-out images" in text_of(cells["predict"], "stdout")
+    for name in ("data", "curve", "predict"):
+        assert any("image/png" in out.get("data", {}) for out in cells[name].outputs), name
+    # RESULT_DIR is where everything went.
+    assert (results / "ckpt" / "base" / "saved_model.pb").exists()
+    assert (results / "saved_model" / "1" / "saved_model.pb").exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["results"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_kept_without_outputs(path: Path):
+    notebook = nbformat.read(path, 4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        assert cell.cell_type == "markdown" or (cell.outputs == [] and cell.execution_count is None), cell.id
+
+
+def test_notebook_cell_shows_output_and_gets_results_and_exceptions(tmp_path: Path):
+    cells = [
+        "import os, sys, keras_ddl\nfactor = 10\nclass Own:\n    def __init__(self, x): self.x = x",
+        "def work(x):\n"
+        "    rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
+        "    print('printed by', rank); print('warned by', rank, file=sys.stderr)\n"
+        "    return Own(x * factor + rank)\n"
+        "[own.x for own in keras_ddl.run(work, np=2, args=(4,))]",
+        "def fail():\n    value = {}\n    return value['no such key']\n\n"
+        "try:\n    keras_ddl.run(fail, np=2)\n"
+        "except KeyError as error:\n    print(repr(error), error.__cause__, sep='\\n')",
+    ]
+    notebook = new_notebook(cells=[new_code_cell(source) for source in cells])
+    _, works, fails = execute(notebook, tmp_path).cells
+    assert sorted(text_of(works, "stdout").splitlines()) == ["[1] printed by 1", "printed by 0"]
+    assert sorted(text_of(works, "stderr").splitlines()) == ["[1] warned by 1", "warned by 0"]
+    assert works.outputs[-1].data["text/plain"] == "[40, 41]"
+    told = text_of(fails, "stdout")
+    assert told.startswith("KeyError('no such key')\n"), told
+    # The line of the cell, although the rank has never seen the notebook.
+    assert "return value['no such key']" in told, told
+
+
+def test_notebook_cell_is_live_and_can_be_interrupted(tmp_path: Path):
+    source = (
+        "import keras_ddl, os, time\n"
+        "def work():\n"
+        "    print('rank', os.environ['OMPI_COMM_WORLD_RANK'], 'pid', os.getpid(), flush=True)\n"
+        "    time.sleep(600)\n"
+        "keras_ddl.run(work, np=2)\n"
+    )
+    manager, kernel = start_new_kernel(kernel_name="python3", cwd=str(tmp_path))
+    try:
+        request = kernel.execute(source)
+        lines = read_lines(kernel, 2)  # while the cell runs
+        began = time.monotonic()
+        manager.interrupt_kernel()
+        reply = kernel.get_shell_msg(timeout=20)
+        while reply["parent_header"]["msg_id"] != request:
+            reply = kernel.get_shell_msg(timeout=20)
+    finally:
+        kernel.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert reply["content"]["ename"] == "KeyboardInterrupt", reply
+    assert time.monotonic() - began < 10
+    pids = [int(line.split()[-1]) for line in lines]
+    assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def read_lines(kernel, count: int) -> list[str]:
+    """The first `count` lines that the kernel's cell prints."""
+    text = ""
+    deadline = time.monotonic() + 30
+    while text.count("\n") < count and time.monotonic() < deadline:
+        try:
+            message = kernel.get_iopub_msg(timeout=1)
+        except queue.Empty:
+            continue
+        if message["msg_type"] == "stream":
+            text += message["content"]["text"]
+    return text.splitlines()
