@@ -61,14 +61,20 @@ def software() -> list[tuple[str, str]]:
 
 
 def mpi() -> list[tuple[str, str]]:
-    """Returns what would start the ranks."""
-    from keras_ddl.launch import mpirun
+    """Returns what would start the ranks, and what they would speak; the two must be of one family."""
+    from keras_ddl.launch import mpirun, native_mpi
 
+    native = native_mpi.describe()
+    rows = [("native library", native.get("problem") or f"{native['family']}: {native['version']} ({native['path']})")]
     try:
         found = mpirun.find()
     except KerasDdlError as error:
-        return [("mpirun", f"{error}")]
-    return [("mpirun", found.path), ("version", found.version), ("family", found.family)]
+        return [*rows, ("mpirun", str(error))]
+    rows += [("mpirun", found.path), ("", found.version)]
+    # Of Hydra's MPIs, MPICH and Intel MPI are one family.
+    if "family" in native and (native["family"] == mpirun.OPEN_MPI) != (found.family == mpirun.OPEN_MPI):
+        rows.append(("", f"WARNING: mpirun starts ranks of another MPI than {native['family']}"))
+    return rows
 
 
 def machine() -> list[tuple[str, str]]:

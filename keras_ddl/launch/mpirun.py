@@ -14,6 +14,7 @@ from pathlib import Path
 
 from keras_ddl import config
 from keras_ddl.errors import ConfigError, LaunchError
+from keras_ddl.launch import native_mpi
 
 OPEN_MPI = "Open MPI"
 HYDRA = "Hydra"
@@ -65,7 +66,8 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def find(path: str | None = None) -> Mpirun:
-    """Returns the mpirun to use: `path`, else KERAS_DDL_MPIRUN, else the one beside python, else the first in PATH.
+    """Returns the mpirun to use: `path`, else KERAS_DDL_MPIRUN, else that of the site's MPI which keras_ddl was built
+    for, else the one beside python, else the first in PATH.
 
     Raises: LaunchError: there is none, or it is not of a family that keras_ddl knows.
     """
@@ -79,6 +81,9 @@ def find(path: str | None = None) -> Mpirun:
                 "Leave it out to use the one that `pip install keras_ddl` brings."
             )
         return identify(found)
+    site = native_mpi.describe().get("site_launcher")
+    if site and os.access(site, os.X_OK):
+        return identify(site)
     beside = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
     for folder in (*beside, os.environ.get("PATH", os.defpath)):
         for name in ("mpirun", "mpiexec"):

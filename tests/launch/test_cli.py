@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
-from launch.launching import environment, run
 
 from keras_ddl.cli.export import describe, parse_version, parse_which
 from keras_ddl.cli.run import parse_env, resolve_program
 from keras_ddl.errors import ConfigError
 from keras_ddl.export.graft import ExportResult
+from launch.launching import environment, run
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["export", "--help"], ["run", "-np", "none"]])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from keras_ddl.errors import ConfigError, LaunchError
-from keras_ddl.launch import control, mpirun
+from keras_ddl.launch import control, mpirun, native_mpi
 from keras_ddl.launch.control import Address, Channel, Kind
 from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
 from keras_ddl.launch.outcome import RankOutcome, explain, first_failure
@@ -41,6 +41,20 @@ def test_mpirun_is_taken_from_the_setting_first(tmp_path: Path, monkeypatch: pyt
     assert mpirun.find().path == path
     with pytest.raises(LaunchError, match="--mpirun must be the path"):
         mpirun.find(str(tmp_path / "other"))
+
+
+def test_mpirun_of_the_site_comes_before_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = fake_mpirun(tmp_path, "HYDRA build details:")
+    monkeypatch.setattr(native_mpi, "describe", lambda: {"site_launcher": path})
+    assert mpirun.find() == Mpirun(path, HYDRA, "HYDRA build details:")
+    monkeypatch.setattr(native_mpi, "describe", lambda: {"site_launcher": str(tmp_path / "gone")})
+    assert mpirun.find().path != path
+
+
+def test_native_mpi_is_described_without_loading_it():
+    found = native_mpi.describe()
+    assert found.get("problem") or (found["family"] and Path(found["path"]).exists())
+    assert "libmpi" not in Path("/proc/self/maps").read_text()
 
 
 def test_mpirun_command_of_open_mpi(monkeypatch: pytest.MonkeyPatch):

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from launch.launching import Started, processes, run, write_program
 
 pytestmark = pytest.mark.parallel

@@ -10,10 +10,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from launch.launching import environment, processes
 
 import keras_ddl
 from keras_ddl.errors import ConfigError, DeadlineError, LaunchError, RankError
+from launch.launching import environment, processes
 
 pytestmark = pytest.mark.parallel
 

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from launch.launching import Started, processes, run, write_program
 
 AGENT = """#!/bin/bash

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from launch.launching import Started, run, write_program
 
 pytestmark = pytest.mark.parallel

