@@ -35,7 +35,7 @@ def test_writer_killed_at_random_moments_leaves_a_whole_latest_checkpoint(tmp_pa
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     last = reads = 0
     left_behind = 0
-    for _ in range(32):
+    for turn in range(32):
         writer = subprocess.Popen(
             [sys.executable, "-P", HERE / "writer_program.py", tmp_path, str(last + 1)],
             env=environment,
@@ -46,6 +46,9 @@ def test_writer_killed_at_random_moments_leaves_a_whole_latest_checkpoint(tmp_pa
         while time.monotonic() < end:
             assert checkpoint.list_checkpoints(tmp_path)[-1].step >= last
             reads += 1
+        if turn % 2:  # half of the kills strike while something is being written or removed
+            while not any(entry.name.startswith(".tmp-") for entry in tmp_path.iterdir()):
+                pass
         writer.send_signal(signal.SIGKILL)
         writer.communicate()
         found = checkpoint.latest(tmp_path)
@@ -59,7 +62,7 @@ def test_writer_killed_at_random_moments_leaves_a_whole_latest_checkpoint(tmp_pa
         checkpoint.sweep_temporaries(tmp_path)
         assert [entry.name for entry in tmp_path.iterdir() if not entry.name.startswith("ckpt-")] == []
         assert not [entry.name for entry in tmp_path.iterdir() if entry.name.endswith(".replaced")]
-    assert reads > 100
+    assert reads > 32
     assert left_behind >= 3, "no kill struck in the middle of a write: the test shows nothing"
 
 
