@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl import _agreement, _keras_compat, communicator, ops
+from keras_ddl import _keras_compat, communicator, ops, strategy_agreement
 from keras_ddl._tf_compat import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy_extended import DdlExtended
@@ -45,7 +45,7 @@ class Strategy(tf.distribute.Strategy):
             )
         _keras_compat.install()
         self.rank, self.size = topology.rank, topology.size
-        self.random_state = _agreement.RandomState(self.rank, self.size, seed)
+        self.random_state = strategy_agreement.RandomState(self.rank, self.size, seed)
         device = _choose_device(communicator.local_rank())
         super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_bytes))
         _keras_compat.strategies.add(self)

@@ -6,15 +6,14 @@ Variables are plain tf.Variables and per-replica values plain tensors: there is 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from keras_ddl import _keras_compat, _tf_compat, bucket, communicator, data, ops
-from keras_ddl.strategy_share import RowShare
 from keras_ddl._tf_compat import tf
+from keras_ddl.strategy_share import RowShare
 
 # Ranks' random streams differ by a multiple of this (odd, so all multiples differ; the golden ratio times 2**31, so
 # that they are far from the small steps by which users number their own seeds).
@@ -32,7 +31,7 @@ def seed_offset(rank: int) -> int:
 def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:
     """Returns the array of rank `root`, which must have the shape and dtype of this rank's. COLLECTIVE, blocking.
 
-    Dtypes that collectives do not know travel as bytes; strings as objects.
+    Dtypes that collectives do not know travel as bytes.
     """
     if value.dtype.name in _DTYPES:
         return communicator.broadcast_array(value, root=root, name=name)
@@ -54,7 +53,6 @@ class DdlExtended(_tf_compat.StrategyExtendedV1):
         self.bucket_bytes = bucket_bytes
         self.share = RowShare(size)
         self.counts_rows = True  # False while predict runs: it has no loss to scale
-        self._created = itertools.count()
         self._functions: dict[Any, Any] = {}
 
     # ---- who and where
@@ -122,9 +120,10 @@ class DdlExtended(_tf_compat.StrategyExtendedV1):
         value = tf.convert_to_tensor(value, dtype=dtype)
         path = "/".join(part for part in (_keras_compat.current_path(), name) if part) or "unnamed"
         shape = "x".join(map(str, value.shape))
-        # The number, the path and the shape in the name: ranks that build different models meet in differently named
-        # collectives, which is an error that shows both names.
-        label = f"variable {next(self._created)}: {path} {value.dtype.name}[{shape}]"
+        # Ranks that build different models meet in differently named collectives: an error that shows both names.
+        label = f"variable {path} {value.dtype.name}[{shape}]"
+        if value.dtype == tf.string:
+            return tf.constant(communicator.broadcast_object(value.numpy(), root=0, name=label))
         array = broadcast_value(value.numpy(), label)
         if name == SEED_STATE:
             array = offset_seed_state(array, self.rank)

@@ -115,6 +115,13 @@ def overwrite_variables(original: Callable[..., Any]) -> Callable[..., Any]:
     return _overwrite_variables_directly_with_gradients
 
 
+def accumulators(optimizer: Any) -> list[Any]:
+    """The variables in which an optimizer, and those inside it, accumulate gradients between updates."""
+    own = getattr(optimizer, "_accumulated_gradients", None) or []
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())]
+    return [*(v for v in own if v is not None), *(v for one in inner if one is not None for v in accumulators(one))]
+
+
 def _sum_over_ranks(optimizer: Any, grads: Sequence[Any], strategy: Any) -> list[Any]:
     present = [i for i, grad in enumerate(grads) if grad is not None]
     result = list(grads)

@@ -12,9 +12,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from keras_ddl import _agreement, _keras_compat, data, ops
+from keras_ddl import _keras_compat, data, ops
+from keras_ddl import strategy_agreement as agreement
 from keras_ddl._keras_compat import keras
-from keras_ddl._keras_optimizer import outside_message
+from keras_ddl._keras_compat.optimizer import accumulators, outside_message
 from keras_ddl.errors import ConfigError
 
 _thread = threading.local()
@@ -107,7 +108,7 @@ def evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = _bind(original, self, args, kwargs, strategy)
         with ops.translate_errors():
             if not kwargs.get("_use_cached_eval_dataset", False):
-                _agreement.average_moving_statistics(self, strategy.size)
+                agreement.average_moving_statistics(self, strategy.size)
             with _flag("evaluating"):
                 return original(*bound.args, **bound.kwargs)
 
@@ -124,7 +125,7 @@ def predict(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         bound = _bind(original, self, args, kwargs, strategy)
         with ops.translate_errors(), _without_row_counts(strategy):
-            _agreement.average_moving_statistics(self, strategy.size)
+            agreement.average_moving_statistics(self, strategy.size)
             return original(*bound.args, **bound.kwargs)
 
     return wrapper
@@ -174,8 +175,9 @@ def get_metrics_result_or_logs(original: Callable[..., Any]) -> Callable[..., An
         strategy = _keras_compat.strategy_of(self)
         if strategy is None or strategy.size == 1:
             return original(self, logs)
-        if not getattr(_thread, "evaluating", False):
-            _agreement.average_moving_statistics(self, strategy.size)
+        if not getattr(_thread, "evaluating", False):  # so this is the end of an epoch of fit
+            agreement.average_moving_statistics(self, strategy.size)
+            agreement.collect_accumulated_gradients(accumulators(self.optimizer), strategy.rank)
         return _global_logs(self, logs, strategy, original)
 
     return wrapper
@@ -185,7 +187,7 @@ def _global_logs(model: Any, logs: Any, strategy: Any, rule: Callable[..., Any] 
     if not isinstance(logs, dict):
         return logs
     rule = rule or type(model)._get_metrics_result_or_logs.__wrapped__
-    return _agreement.global_logs(model, logs, strategy.rank, strategy.size, lambda local: rule(model, local))
+    return agreement.global_logs(model, logs, strategy.rank, strategy.size, lambda local: rule(model, local))
 
 
 def reduce_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The only place that imports Keras's private API, and the table of patches that make Keras exact under a Strategy.
+"""The only package that imports Keras's private API, and the table of patches that make Keras exact under a Strategy.
 
 The patches are installed when the first Strategy is made. Each asks whether the model, optimizer or context at hand
 belongs to a keras_ddl.Strategy and otherwise does what Keras does. They were written for the Keras versions in
@@ -99,47 +99,47 @@ def install() -> None:
             )
             continue
         setattr(owner, name, functools.wraps(original)(make(original)))
-    from keras_ddl import _keras_trainer
+    from keras_ddl._keras_compat import trainer
 
-    tf_trainer.TensorFlowTrainer.stop_training = _keras_trainer.STOP_TRAINING
+    tf_trainer.TensorFlowTrainer.stop_training = trainer.STOP_TRAINING
 
 
 def _table() -> list[tuple[Any, str, Any]]:
     """Returns (owner, attribute, function from the original to its replacement) for every patch."""
-    from keras_ddl import _keras_callbacks, _keras_input, _keras_loss, _keras_optimizer, _keras_trainer
+    from keras_ddl._keras_compat import callbacks, loss, optimizer, reading, trainer
 
     tensorflow_trainer = tf_trainer.TensorFlowTrainer
     return [
-        (Trainer, "compile", _keras_trainer.compile_model),
-        (tensorflow_trainer, "fit", _keras_trainer.fit),
-        (tensorflow_trainer, "evaluate", _keras_trainer.evaluate),
-        (tensorflow_trainer, "predict", _keras_trainer.predict),
-        (tensorflow_trainer, "train_on_batch", _keras_trainer.on_batch),
-        (tensorflow_trainer, "test_on_batch", _keras_trainer.on_batch),
-        (tensorflow_trainer, "predict_on_batch", _keras_trainer.predict_on_batch),
-        (Trainer, "_get_metrics_result_or_logs", _keras_trainer.get_metrics_result_or_logs),
-        (tf_trainer, "reduce_per_replica", _keras_trainer.reduce_per_replica),
-        (tensorflow_trainer, "_maybe_symbolic_build", _keras_input.maybe_symbolic_build),
-        (tf_trainer.TFEpochIterator, "__init__", _keras_input.epoch_iterator_init),
-        (tf_trainer.TFEpochIterator, "_get_iterator", _keras_input.get_iterator),
-        (ArrayDataAdapter, "get_tf_dataset", _keras_input.array_dataset),
-        (CallbackList, "set_model", _keras_callbacks.set_model),
-        (CallbackList, "on_train_begin", _keras_callbacks.on_train_begin),
-        (CallbackList, "on_epoch_begin", _keras_callbacks.on_epoch_begin),
-        (CallbackList, "on_epoch_end", _keras_callbacks.on_epoch_end),
-        (CallbackList, "on_train_batch_end", _keras_callbacks.on_train_batch_end),
-        (CallbackList, "on_test_begin", _keras_callbacks.on_test_begin),
-        (CallbackList, "on_test_batch_end", _keras_callbacks.on_test_batch_end),
-        (CallbackList, "on_predict_begin", _keras_callbacks.on_predict_begin),
-        (CallbackList, "on_predict_batch_end", _keras_callbacks.on_predict_batch_end),
-        (loss_module, "scale_loss_for_distribution", _keras_loss.scale_loss),
-        (loss_module, "unscale_loss_for_distribution", _keras_loss.unscale_loss),
-        (loss_module, "reduce_weighted_values", _keras_loss.reduce_weighted_values),
-        (CompileLoss, "call", _keras_loss.compile_loss_call),
-        (BatchNormalization, "_moments", _keras_loss.moments),
-        (BaseOptimizer, "_backend_apply_gradients", _keras_optimizer.apply_gradients),
-        (BaseOptimizer, "_clip_gradients", _keras_optimizer.clip_gradients),
-        (BaseOptimizer, "_overwrite_variables_directly_with_gradients", _keras_optimizer.overwrite_variables),
-        (TFOptimizer, "_all_reduce_sum_gradients", _keras_optimizer.all_reduce_sum_gradients),
-        (LossScaleOptimizer, "_tf_apply", _keras_optimizer.loss_scale_apply),
+        (Trainer, "compile", trainer.compile_model),
+        (tensorflow_trainer, "fit", trainer.fit),
+        (tensorflow_trainer, "evaluate", trainer.evaluate),
+        (tensorflow_trainer, "predict", trainer.predict),
+        (tensorflow_trainer, "train_on_batch", trainer.on_batch),
+        (tensorflow_trainer, "test_on_batch", trainer.on_batch),
+        (tensorflow_trainer, "predict_on_batch", trainer.predict_on_batch),
+        (Trainer, "_get_metrics_result_or_logs", trainer.get_metrics_result_or_logs),
+        (tf_trainer, "reduce_per_replica", trainer.reduce_per_replica),
+        (tensorflow_trainer, "_maybe_symbolic_build", reading.maybe_symbolic_build),
+        (tf_trainer.TFEpochIterator, "__init__", reading.epoch_iterator_init),
+        (tf_trainer.TFEpochIterator, "_get_iterator", reading.get_iterator),
+        (ArrayDataAdapter, "get_tf_dataset", reading.array_dataset),
+        (CallbackList, "set_model", callbacks.set_model),
+        (CallbackList, "on_train_begin", callbacks.on_train_begin),
+        (CallbackList, "on_epoch_begin", callbacks.on_epoch_begin),
+        (CallbackList, "on_epoch_end", callbacks.on_epoch_end),
+        (CallbackList, "on_train_batch_end", callbacks.on_train_batch_end),
+        (CallbackList, "on_test_begin", callbacks.on_test_begin),
+        (CallbackList, "on_test_batch_end", callbacks.on_test_batch_end),
+        (CallbackList, "on_predict_begin", callbacks.on_predict_begin),
+        (CallbackList, "on_predict_batch_end", callbacks.on_predict_batch_end),
+        (loss_module, "scale_loss_for_distribution", loss.scale_loss),
+        (loss_module, "unscale_loss_for_distribution", loss.unscale_loss),
+        (loss_module, "reduce_weighted_values", loss.reduce_weighted_values),
+        (CompileLoss, "call", loss.compile_loss_call),
+        (BatchNormalization, "_moments", loss.moments),
+        (BaseOptimizer, "_backend_apply_gradients", optimizer.apply_gradients),
+        (BaseOptimizer, "_clip_gradients", optimizer.clip_gradients),
+        (BaseOptimizer, "_overwrite_variables_directly_with_gradients", optimizer.overwrite_variables),
+        (TFOptimizer, "_all_reduce_sum_gradients", optimizer.all_reduce_sum_gradients),
+        (LossScaleOptimizer, "_tf_apply", optimizer.loss_scale_apply),
     ]
