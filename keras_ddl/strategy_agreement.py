@@ -11,7 +11,7 @@ import pickle
 import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,10 +30,11 @@ class RandomState:
     in the same order in every epoch, so arrays are then shuffled from `next_shuffle_seed` instead.
     """
 
+    _own_seeds: ClassVar[set[int]] = set()
+
     def __init__(self, rank: int, size: int, seed: int | None) -> None:
         self.rank = rank
         self.size = size
-        self._own_seed: int | None = None
         if size > 1:
             seed, fresh = communicator.broadcast_object((seed, os.urandom(8)), name="keras_ddl/seed")
             self._shuffles = random.Random(fresh)
@@ -51,8 +52,9 @@ class RandomState:
             self._follow_rank_0()
         seeds = [state[2] for state in states]
         if seeds[0] is None:
-            self._own_seed = self._shuffles.randrange(1, 2**31)
-            tf.random.set_seed(self._own_seed)
+            own = self._shuffles.randrange(1, 2**31)
+            self._own_seeds.add(own)
+            tf.random.set_seed(own)
         elif any(seed != seeds[0] for seed in seeds):
             tf.random.set_seed(seeds[0])
 
@@ -64,7 +66,7 @@ class RandomState:
     @property
     def seeded_by_script(self) -> bool:
         """Whether the script, not this class, has set TensorFlow's global seed."""
-        return _tf_compat.global_seed() not in (None, self._own_seed)
+        return _tf_compat.global_seed() not in (None, *self._own_seeds)
 
     def next_shuffle_seed(self) -> tuple[int, int]:
         """Returns a fresh seed, the same on all ranks as long as all ask equally often."""

@@ -6,6 +6,7 @@ Variables are plain tf.Variables and per-replica values plain tensors: there is 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -53,7 +54,7 @@ class DdlExtended(_tf_compat.StrategyExtendedV1):
         self.bucket_bytes = bucket_bytes
         self.share = RowShare(size)
         self.counts_rows = True  # False while predict runs: it has no loss to scale
-        self._functions: dict[Any, Any] = {}
+        self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     # ---- who and where
     @property
@@ -161,11 +162,11 @@ class DdlExtended(_tf_compat.StrategyExtendedV1):
     @contextlib.contextmanager
     def _rank_seed(self):
         """While a step is traced, TensorFlow's own stateful random ops get seeds that differ between ranks."""
-        graph = tf.compat.v1.get_default_graph()
-        before = graph.seed
-        if tf.executing_eagerly() or before is None:
+        if tf.executing_eagerly() or tf.compat.v1.get_default_graph().seed is None:
             yield
             return
+        graph = tf.compat.v1.get_default_graph()
+        before = graph.seed
         graph.seed = (before + seed_offset(self.rank)) % 2**31
         try:
             yield

@@ -21,6 +21,7 @@ _tf_packages.check_keras_backend()
 
 import keras
 from keras.src import tree
+from keras.src.backend.common import global_state
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
@@ -71,6 +72,11 @@ def replica_strategy() -> Any:
     if context is None or not is_ours(context.strategy) or context.strategy.size == 1:
         return None
     return context.strategy
+
+
+def global_seed_generator() -> Any:
+    """Returns the generator behind `seed=None` of keras.random, or None if nothing has used it yet."""
+    return global_state.get_global_attribute("global_seed_generator")
 
 
 def install() -> None:

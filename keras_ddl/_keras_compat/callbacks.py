@@ -5,6 +5,7 @@ Patched: keras/src/callbacks/callback_list.py (3.15.1).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +13,11 @@ from keras_ddl import _keras_compat, communicator
 from keras_ddl import strategy_agreement as agreement
 from keras_ddl._keras_compat import keras
 from keras_ddl._keras_compat.optimizer import accumulators
+from keras_ddl.strategy_extended import offset_seed_state
 
 # Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
 # BackupAndRestore restores on rank 0 is sent to all.
 _WRITERS = ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
-_NOT_STOPPING = (keras.callbacks.History, keras.callbacks.ProgbarLogger, keras.callbacks.ModelCheckpoint) + tuple(
-    getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name)
-)
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
     "test": ("on_test_batch_begin", "on_test_batch_end"),
@@ -30,44 +29,35 @@ class _Silent(keras.callbacks.Callback):
     """Stands in for a writer on ranks other than 0."""
 
 
-class _ModelThatDoesNotSave:
-    """A model for ModelCheckpoint on ranks other than 0: it keeps track of the best value, but nothing is written."""
-
-    def __init__(self, model: keras.Model) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    save_weights = save
-
-
 def set_model(original: Callable[..., Any]) -> Callable[..., Any]:
     """On ranks other than 0, replaces callbacks that write."""
 
     def wrapper(self, model):
         strategy = _keras_compat.strategy_of(model)
-        if strategy is not None and strategy.rank != 0:
-            self.callbacks = [_on_other_ranks(callback) for callback in self.callbacks]
+        on_other_rank = strategy is not None and strategy.rank != 0
+        if on_other_rank:
+            self.callbacks = [_Silent() if isinstance(one, _writers()) else one for one in self.callbacks]
+        for callback in self.callbacks:
+            if isinstance(callback, keras.callbacks.ModelCheckpoint):
+                vars(callback).pop("_save_model", None)
+                if on_other_rank:
+                    callback._save_model = functools.partial(_decide_only, callback)
         original(self, model)
-        if strategy is not None and strategy.rank != 0:
-            for callback in self.callbacks:
-                if isinstance(callback, keras.callbacks.ModelCheckpoint):
-                    callback.set_model(_ModelThatDoesNotSave(model))
 
     return wrapper
 
 
-def _on_other_ranks(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
-    writers = tuple(getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name))
-    if isinstance(callback, writers):
-        return _Silent()
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        callback.verbose = 0
-    return callback
+def _writers() -> tuple[type, ...]:
+    return tuple(getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name))
+
+
+def _decide_only(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:
+    """ModelCheckpoint._save_model without saving: the best value is tracked on all ranks, the file is rank 0's."""
+    verbose, checkpoint.verbose = checkpoint.verbose, 0
+    try:
+        checkpoint._should_save_model(epoch, batch, logs, checkpoint._get_file_path(epoch, batch, logs))
+    finally:
+        checkpoint.verbose = verbose
 
 
 def on_train_begin(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,10 +80,23 @@ def on_train_begin(original: Callable[..., Any]) -> Callable[..., Any]:
         skip = {id(variable) for variable in partial}
         agreement.broadcast_variables([v for v in agreement.all_variables(model) if id(v) not in skip], rank)
         agreement.keep_accumulated_gradients_of_rank_0(partial, rank)
+        _move_global_seeds(rank)
         self._ddl_train_stop = agreement.any_rank(_may_stop(self, "train"), f"keras_ddl/{model.name}/batch_hooks")
         _agree_to_stop(self)
 
     return wrapper
+
+
+def _move_global_seeds(rank: int) -> None:
+    """Gives Keras's global seed generator this rank's stream, if it was made outside of a scope."""
+    generator = _keras_compat.global_seed_generator()
+    if (
+        generator is not None
+        and not generator.state.value._distribute_strategy
+        and not hasattr(generator, "_ddl_moved")
+    ):
+        generator._ddl_moved = True
+        generator.state.assign(offset_seed_state(generator.state.numpy(), rank))
 
 
 def _agree_on_steps(callbacks: Any, strategy: Any) -> None:
@@ -200,8 +203,9 @@ def _shared_strategy(callbacks: Any) -> Any:
 def _may_stop(callbacks: Any, kind: str) -> bool:
     """Whether a callback has code of its own that runs within an epoch and might ask to stop."""
     base = keras.callbacks.Callback
+    never = (keras.callbacks.History, keras.callbacks.ProgbarLogger, keras.callbacks.ModelCheckpoint, *_writers())
     for callback in callbacks.callbacks:
-        if type(callback) in _NOT_STOPPING or getattr(callback, "never_stops_within_epoch", False):
+        if type(callback) in never or getattr(callback, "never_stops_within_epoch", False):
             continue
         for hook in _BATCH_HOOKS[kind]:
             if hook in vars(callback) or getattr(type(callback), hook, None) is not getattr(base, hook):

@@ -186,7 +186,7 @@ def get_metrics_result_or_logs(original: Callable[..., Any]) -> Callable[..., An
 def _global_logs(model: Any, logs: Any, strategy: Any, rule: Callable[..., Any] | None = None) -> Any:
     if not isinstance(logs, dict):
         return logs
-    rule = rule or type(model)._get_metrics_result_or_logs.__wrapped__
+    rule = rule or _keras_compat.Trainer._get_metrics_result_or_logs.__wrapped__
     return agreement.global_logs(model, logs, strategy.rank, strategy.size, lambda local: rule(model, local))
 
 
@@ -220,7 +220,7 @@ def _in_fit(model: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        model.__dict__.pop("_ddl_agreed_stop", None)
+        model.__dict__["stop_training"] = model.__dict__.pop("_ddl_agreed_stop", False)
 
 
 @contextlib.contextmanager
