@@ -60,7 +60,7 @@ bool ControlChannel::TryPost(int peer, const std::string& bytes) {
   const int local = local_of_[static_cast<size_t>(peer)];
   Mailbox& box = transport_.rank == 0 ? memory_.block(local).from_coordinator : memory_.own().to_coordinator;
   if (!MailboxPut(box, bytes)) return false;
-  Ring(memory_.block(local));
+  RingBell(memory_.block(local));
   return true;
 }
 

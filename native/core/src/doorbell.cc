@@ -17,7 +17,7 @@ long Futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const tim
 
 }  // namespace
 
-void Ring(RankBlock& block) {
+void RingBell(RankBlock& block) {
   block.bell.fetch_add(1, std::memory_order_seq_cst);
   if (block.sleeping.load(std::memory_order_seq_cst) != 0) Futex(&block.bell, FUTEX_WAKE, INT_MAX, nullptr);
 }

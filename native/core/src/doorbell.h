@@ -10,7 +10,7 @@
 namespace ddl {
 
 // Wakes the owner of `block`. Call after the news is visible (stored with release order).
-void Ring(RankBlock& block);
+void RingBell(RankBlock& block);
 
 // The bell's count; read it BEFORE looking for news, then sleep on that value: news in between is never missed.
 inline uint32_t BellCount(const RankBlock& block) { return block.bell.load(std::memory_order_seq_cst); }

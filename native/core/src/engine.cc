@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "doorbell.h"
@@ -22,9 +21,6 @@ constexpr double kWatchPendingSeconds = 0.02;
 constexpr double kWatchIdleSeconds = 0.1;
 // How long a thread looks without sleeping for an answer that is usually a microsecond away.
 constexpr double kSpinSeconds = 20e-6;
-constexpr double kLeaveSeconds = 1.0;
-// A collective under way gets this long to finish when the process shuts down.
-constexpr double kStopGraceSeconds = 2.0;
 
 size_t SlotBytes(const ddl_options& options, const ddl_transport& transport) {
   std::vector<int> members(static_cast<size_t>(transport.size), 0);
@@ -78,7 +74,7 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
 Engine::~Engine() {
   stop_since_ = Now();
   stop_ = true;
-  Ring(memory_->own());
+  RingBell(memory_->own());
   thread_.join();
   transport_.destroy(transport_.self);
 }
@@ -118,7 +114,7 @@ void Engine::Submit(const ddl_request& from) {
     request->done(request->user, DDL_FAILED_PRECONDITION, "the communicator has been shut down");
     return;
   }
-  Ring(memory_->own());
+  RingBell(memory_->own());
 }
 
 void Engine::Loop() {
@@ -263,26 +259,6 @@ void Engine::Decide(const Decision& decision) {
   request->done(request->user, status.code(), status.message().c_str());
 }
 
-void Engine::WatchOver() {
-  if (!broken_.ok()) return;
-  if (coordinator_ != nullptr) coordinator_->Tick(Now());
-  const Status health = Health();
-  if (!health.ok()) {
-    Break(health);
-    return;
-  }
-  if (deadline_s_ <= 0) return;
-  // The coordinator answers before its deadline; silence well beyond it means that rank 0 is gone or unreachable.
-  const double limit = deadline_s_ * 1.25 + 5;
-  for (const auto& [name, queue] : pending_) {
-    if (Now() - queue.front()->submitted < limit) continue;
-    Break({DDL_DEADLINE_EXCEEDED, "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) +
-                                      " s and rank 0, which coordinates, does not answer: its process is stopped or "
-                                      "its host unreachable."});
-    return;
-  }
-}
-
 void Engine::Idle(uint32_t seen) {
   const double now = Now();
   if (idle_since_ == 0) idle_since_ = now;
@@ -300,74 +276,6 @@ void Engine::Idle(uint32_t seen) {
     }
   }
   SleepUntilRung(memory_->own(), seen, sleep_us);
-}
-
-Status Engine::Health() {
-  DDL_RETURN_IF_ERROR(watch_.Check());
-  std::vector<ControlChannel::Received> aborts;
-  DDL_RETURN_IF_ERROR(channel_.PollAborts(&aborts));
-  if (!aborts.empty()) return {DDL_ABORTED, DecodeText(aborts.front().bytes)};
-  if (stop_ && Now() - stop_since_ > kStopGraceSeconds) {
-    return {DDL_ABORTED, "shut down in the middle of a collective"};
-  }
-  return {};
-}
-
-void Engine::Break(const Status& status) {
-  if (!broken_.ok()) return;
-  broken_ = status;
-  RankBlock& own = memory_->own();
-  const std::string reason = Cut(status.message(), sizeof own.reason - 1);
-  std::memcpy(own.reason, reason.c_str(), reason.size() + 1);
-  own.state.store(kBroken, std::memory_order_release);
-  for (int local = 0; local < memory_->local_size(); ++local) {
-    if (local != memory_->local_rank()) Ring(memory_->block(local));
-  }
-  channel_.SendAbort(EncodeText(MessageType::kAbort, status.message()));
-  FailPending(status);
-}
-
-void Engine::FailPending(const Status& status) {
-  auto pending = std::exchange(pending_, {});
-  num_pending_ = 0;
-  decisions_.clear();
-  for (auto& [name, queue] : pending) {
-    for (auto& request : queue) {
-      request->done(request->user, status.code(), (status.message() + " (pending: '" + name + "')").c_str());
-    }
-  }
-}
-
-void Engine::Leave() {
-  std::vector<std::unique_ptr<Request>> late;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    late.swap(submitted_);
-  }
-  const Status closed(DDL_FAILED_PRECONDITION, "the communicator has been shut down");
-  for (auto& request : late) request->done(request->user, closed.code(), closed.message().c_str());
-  const std::string abandoned = pending_.empty() ? "" : pending_.begin()->first;
-  FailPending(closed);
-  // What this rank has announced the others may already run, and would wait in the middle of it.
-  if (!abandoned.empty()) {
-    Break({DDL_ABORTED, "rank " + std::to_string(transport_.rank) + " has left while '" + abandoned +
-                            "' was pending there (its process ended or called shutdown)"});
-  }
-  if (broken_.ok()) {
-    if (coordinator_ != nullptr) {
-      const std::string text = EncodeText(
-          MessageType::kLeave, "rank 0 has left (its process ended or called shutdown); no collective can follow");
-      for (int rank = 1; rank < transport_.size; ++rank) {
-        if (!coordinator_->HasLeft(rank)) channel_.Send(rank, text);
-      }
-    } else {
-      channel_.Send(0, EncodeText(MessageType::kLeave, ""));
-    }
-    memory_->own().state.store(kLeft, std::memory_order_release);
-  }
-  std::vector<ControlChannel::Received> ignored;
-  const double start = Now();
-  while (!channel_.Idle() && Now() - start < kLeaveSeconds && channel_.Poll(&ignored).ok()) sched_yield();
 }
 
 void Engine::Warn(const std::string& message) const {
