@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-EXAMPLES = Path(__file__).resolve().parent
+EXAMPLES = Path(__file__).parent
 OWNED = ".made-by-the-demo"  # marks a folder that the next demo may replace
 BAR_WIDTH = 40
 

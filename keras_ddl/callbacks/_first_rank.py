@@ -16,8 +16,8 @@ def is_first_rank() -> bool:
     return not communicator.is_initialized() or communicator.rank() == 0
 
 
-def on_first_rank(work: Callable[[], T]) -> T:
-    """Runs `work` on rank 0 and returns its (picklable) result on every rank. Collective.
+def on_first_rank(work: Callable[[], T], name: str) -> T:
+    """Runs `work` on rank 0 and returns its (picklable) result on every rank. COLLECTIVE, under `name`.
 
     Raises: the KerasDdlError that `work` raised, on every rank: none is left waiting for a rank 0 that stopped.
     """
@@ -29,7 +29,8 @@ def on_first_rank(work: Callable[[], T]) -> T:
         except KerasDdlError as raised:
             error = raised
     if communicator.is_initialized() and communicator.size() > 1:
-        told = communicator.broadcast_object((result, (type(error), str(error)) if error is not None else None))
+        message = (result, (type(error), str(error)) if error is not None else None)
+        told = communicator.broadcast_object(message, name=name)
         if not is_first_rank():
             result = told[0]
             error = told[1][0](f"rank 0: {told[1][1]}") if told[1] is not None else None

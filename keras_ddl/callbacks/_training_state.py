@@ -16,7 +16,7 @@ def build_optimizer(model: Any) -> None:
 
 
 def broadcast_training_state(model: Any, root: int = 0) -> None:
-    """Gives all ranks root's variables; each rank's random layers draw from a stream of their own. Collective.
+    """Gives all ranks root's variables; each rank's random layers draw from a stream of their own. COLLECTIVE.
 
     Raises: RankMismatchError: the ranks have different variables.
     """

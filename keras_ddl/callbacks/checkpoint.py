@@ -95,13 +95,12 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._trained = False
-        self._resumed = on_first_rank(self._prepare) is not None
+        self._resumed = on_first_rank(self._prepare, "Checkpoint/prepare") is not None
         if self._resumed:
             self._restore()
         self._base_is_due = self.export_base and self._base is None
         if self._base_is_due:
-            ready = on_first_rank(self._inputs_are_ready)
-            if ready:
+            if on_first_rank(self._inputs_are_ready, "Checkpoint/inputs"):
                 self._write_base()
 
     def _prepare(self) -> int | None:
@@ -125,7 +124,7 @@ class Checkpoint(keras.callbacks.Callback):
                 "the model on a batch, before fit."
             )
         build_optimizer(model)
-        told = on_first_rank(self._read_latest)
+        told = on_first_rank(self._read_latest, "Checkpoint/restore")
         broadcast_training_state(model)
         if told["rates"]:
             control_of(_inner(model.optimizer)).restore(told["rates"])
@@ -152,7 +151,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _write_base(self) -> None:
         self._base_is_due = False
-        on_first_rank(self._write_base_here)
+        on_first_rank(self._write_base_here, "Checkpoint/base")
 
     def _write_base_here(self) -> None:
         self._base = export.write_base_graph(self.model, self.dir, **self._export_options)

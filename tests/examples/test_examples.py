@@ -1,0 +1,69 @@
+"""Every example runs as its docstring says, small: on 2 ranks and, where that is quick, alone."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+COMMAND = Path(sys.executable).with_name("keras-ddl")
+
+pytestmark = [pytest.mark.parallel, pytest.mark.slow]
+
+
+def run(folder: Path, *words: object, status: int = 0) -> str:
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout[-6000:]
+    return done.stdout
+
+
+def on_two_ranks(folder: Path, script: str, *arguments: object) -> str:
+    return run(folder, COMMAND, "run", "-np", 2, "python", EXAMPLES / script, *arguments)
+
+
+def test_demo_trains_exports_and_predicts(tmp_path):
+    output = run(tmp_path, sys.executable, EXAMPLES / "demo.py", "--epochs", 6, "--minimum-accuracy", 0.9)
+    assert "bit for bit" in output  # the export's own proof
+    assert "keras_ddl and Keras cannot be imported here" in output
+    assert "accuracy on 360 held-out images: 0.9" in output
+    for line in ("Training curve", "train ", "export ", "predict ", "all "):
+        assert f"\n{line}" in output or f"== {line}" in output, line
+    # Its folder may be replaced by the next demo, another's may not.
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "thesis.txt").write_text("")
+    refused = run(tmp_path, sys.executable, EXAMPLES / "demo.py", "--output-dir", "theirs", status=1)
+    assert "must be new, empty or an earlier demo's" in refused
+    # An accuracy that is too low is a failure.
+    predict = (sys.executable, EXAMPLES / "predict_saved_model.py", "demo-output/saved_model")
+    failed = run(tmp_path, *predict, "demo-output/held_out.npz", "--minimum-accuracy", 1.01, status=1)
+    assert "The accuracy must be 1.01 or more" in failed
+
+
+def test_digits_alone_and_resumed(tmp_path, monkeypatch):
+    monkeypatch.setenv("RESULT_DIR", str(tmp_path / "results"))
+    run(tmp_path, sys.executable, EXAMPLES / "digits.py", "--epochs", 1)
+    output = run(tmp_path, sys.executable, EXAMPLES / "digits.py", "--epochs", 2, "--resume")
+    assert "going on from step" in output and "on 1 rank(s)" in output
+    with (tmp_path / "results" / "history.csv").open() as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1"]
+
+
+def test_custom_loop_learns_on_two_ranks(tmp_path):
+    output = on_two_ranks(tmp_path, "custom_loop.py", "--epochs", 5)
+    assert "weights bitwise equal" in output
+    assert float(output.split("held-out accuracy ")[1].split()[0]) > 0.9
+
+
+def test_own_collective_equals_numpy_on_two_ranks(tmp_path):
+    output = on_two_ranks(tmp_path, "own_collective.py", "--iterations", 12)
+    assert "largest difference from NumPy on all rows" in output
