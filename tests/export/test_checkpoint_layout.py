@@ -100,6 +100,21 @@ def test_best_follows_metric_and_mode(tmp_path: Path) -> None:
     assert [each.step for each in checkpoint.list_checkpoints(tmp_path)] == [4, 5]
 
 
+def test_prune_takes_a_checkpoint_off_the_list_before_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+
+    def killed(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(_durable.shutil, "rmtree", killed)
+        checkpoint.prune(tmp_path, 1)
+    assert [each.step for each in checkpoint.list_checkpoints(tmp_path)] == [2]
+
+
 @pytest.mark.parametrize(("metric", "mode"), [("val_loss", "min"), ("val_acc", "max"), ("AUC", "max"), ("mae", "min")])
 def test_resolve_mode_knows_common_names(metric: str, mode: str) -> None:
     assert checkpoint.resolve_mode(metric) == mode

@@ -141,18 +141,28 @@ def test_weights_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     attempt(tmp_path / "good.weights.h5")
 
 
+class Witness(layers.Layer):
+    """Notes whether it is called under a Strategy, which could make a variable, and so a collective, on one rank."""
+
+    def call(self, x: Any) -> Any:
+        self.saw_strategy = tf.distribute.has_strategy()
+        return x
+
+
 def test_trace_sees_nothing_of_its_surroundings(tmp_path: Path) -> None:
+    witness = Witness()
     strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
     keras.config.set_dtype_policy("mixed_float16")
     try:
         with strategy.scope():
-            model = dense_model()
+            model = keras.Sequential([keras.Input((4,)), dense_model(), witness])
             with tf.device("/device:GPU:7"), tf.name_scope("training"):
                 base = export.write_base_graph(model, tmp_path)
+            assert witness.saw_strategy is False
             model_state.save_checkpoint(model, tmp_path, 1, base=base)
     finally:
         keras.config.set_dtype_policy("float32")
-    assert base.record["half"] and base.record["outputs"]["probabilities"][0] == "float32"
+    assert base.record["half"] and base.record["outputs"]["output_0"][0] == "float32"
     result = export.export_saved_model(tmp_path, tmp_path / "out", validate="here")
     assert "bit for bit" in result.proof
     graph = (result.path / "saved_model.pb").read_bytes()
