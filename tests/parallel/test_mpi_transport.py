@@ -62,8 +62,8 @@ def transport_program():
 
     # Both directions at once: none, one byte, some pages.
     for tag, length in enumerate((0, 1, 70_000)):
-        into = np.zeros(length, np.uint8)
-        finish(start(irecv, into, tag), start(isend, np.full(length, rank + 1, np.uint8), tag))
+        out, into = np.full(length, rank + 1, np.uint8), np.zeros(length, np.uint8)
+        finish(start(irecv, into, tag), start(isend, out, tag))
         assert (into == peer + 1).all()
 
     # Several pieces, of which the last is short. Only what lies at the seams is written: touching pages takes time.
@@ -80,7 +80,8 @@ def transport_program():
     # A message is found by its tag only, with its sender and length, and received afterwards.
     assert look(55) == (-1, 0)
     world.Barrier()
-    sent = start(isend, np.arange(9, dtype=np.uint8), 44)
+    out = np.arange(9, dtype=np.uint8)
+    sent = start(isend, out, 44)
     deadline = time.monotonic() + 20
     while look(44)[0] < 0:
         assert look(55) == (-1, 0)
@@ -96,7 +97,7 @@ def transport_program():
     text = last_error(own).decode()
     assert text.startswith(f"rank {rank}: MPI_Isend, peer 99, 9 bytes: "), text
     assert "rank" in text.split(": ", 2)[2]
-    finish(start(irecv, into, 66), start(isend, np.arange(9, dtype=np.uint8), 66))
+    finish(start(irecv, into, 66), start(isend, out, 66))
 
     # Leaving with a receive that nothing will match, and with a message that nobody receives.
     start(irecv, into, 77)
