@@ -110,7 +110,7 @@ _TABLE = (
         "of TensorFlow; 'auto' takes it for the versions it was tested with, and 'sync' for others.",
     ),
     Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank leaves the report of an uncaught exception."),
-    Variable("LAUNCHER", "text", None, "Set by the launcher for the process that wraps each rank: where it reports to."),
+    Variable("LAUNCHER", "text", None, "Set by the launcher for the wrapper of each rank: where it reports to."),
     Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one beside python, then PATH."),
 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.launch import mpirun as mpirun_module
 from keras_ddl.launch.mpirun import Host, Mpirun
 from keras_ddl.launch.outcome import RankOutcome, first_failure, status_text
+from keras_ddl.launch.rank_environment import python_path
 from keras_ddl.topology import parse_mode
 
 TIMEOUT_STATUS = 124  # that of timeout(1)
@@ -59,7 +59,9 @@ class Job:
     def command(self) -> list[str]:
         """Returns the mpirun command line."""
         wrapper = [sys.executable, "-P", "-m", "keras_ddl.launch.rank_process", "--", *self.program]
-        forward = ["KERAS_DDL_LAUNCHER", "PYTHONPATH"]
+        forward = ["KERAS_DDL_LAUNCHER"]
+        if python_path():
+            forward.append("PYTHONPATH")
         if self.several_hosts and "LD_LIBRARY_PATH" in os.environ:
             forward.append("LD_LIBRARY_PATH")  # the python of a site's module may need it
         return mpirun_module.command(
@@ -83,13 +85,7 @@ class Job:
         result["KERAS_DDL_LAUNCHER"] = launcher
         # Where Open MPI's files go here, so that they are removed also when mpirun had to be killed.
         result["PRTE_MCA_prte_local_tmpdir_base"] = str(self.folder)
-        # A keras_ddl that is found only by a change of sys.path must be found by the wrappers too. Not site-packages:
-        # in PYTHONPATH its backports would come before the standard library.
-        here = str(Path(__file__).resolve().parents[2])
-        installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-        paths = [] if here in installed else [here]
-        paths += [path for path in result.get("PYTHONPATH", "").split(os.pathsep) if path]
-        result["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        result["PYTHONPATH"] = python_path()
         return result
 
 

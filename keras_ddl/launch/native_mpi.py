@@ -11,7 +11,8 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+
+from keras_ddl.launch.rank_environment import python_path
 
 _QUESTIONS = {
     "family": "ddl_mpi_library",
@@ -32,15 +33,13 @@ def describe() -> dict[str, str]:
 
     Cost: about 0.2 s, once per process.
     """
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [path for path in (root, os.environ.get("PYTHONPATH", "")) if path]
     done = subprocess.run(
         [sys.executable, "-P", "-c", _CODE],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         errors="replace",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": python_path()},
     )
     if done.returncode != 0:
         return {"problem": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no answer"}

@@ -17,6 +17,7 @@ from keras_ddl.launch import supervisor
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.outcome import RankOutcome, explain
 from keras_ddl.launch.output import FileDescriptorSink, Screen, Sink, TextSink
+from keras_ddl.launch.rank_environment import python_path
 
 
 def run(
@@ -67,7 +68,7 @@ def run(
         num_ranks=np,
         hosts=hosts,
         mode=mode,
-        env=env,
+        env={"PYTHONPATH": python_path(), **(env or {})},
         timeout=timeout,
         verbose=verbose,
         call=_pickle_call(fn, args, kwargs or {}),

@@ -114,7 +114,9 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     status = ""
     if first.error and first.status and first.stopped_by is None:
         status = f" ({status_text(first.status)})"
-    lines.append(f"keras-ddl: rank {first.rank}{where} failed first, and the job was ended: {first.describe()}{status}")
+    # A rank that leaves early can be stopped before it has ended: then only the consequences are known.
+    what = "was the first to miss another rank" if first.error and first.is_consequence else "failed first"
+    lines.append(f"keras-ddl: rank {first.rank}{where} {what}, and the job was ended: {first.describe()}{status}")
     if first.error_text:
         lines.append(first.error_text)
     elif first.stderr_tail.strip():

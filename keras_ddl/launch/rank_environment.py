@@ -1,11 +1,13 @@
-"""The environment of a rank: which rank mpirun says it is, and the launcher's variables beside those of MPI."""
+"""The environment of a rank: which rank mpirun says it is, the launcher's variables beside MPI's, and PYTHONPATH."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
+import sysconfig
 from collections.abc import Mapping
+from pathlib import Path
 
 from keras_ddl._environment import launcher
 from keras_ddl.errors import LaunchError
@@ -49,3 +51,13 @@ def merge(own: Mapping[str, str], wanted: Mapping[str, str], *, same_host: bool)
             value = os.pathsep.join(dict.fromkeys(own[name].split(os.pathsep) + value.split(os.pathsep)))
         result[name] = value
     return result
+
+
+def python_path() -> str:
+    """Returns the PYTHONPATH with which another python finds this keras_ddl; "" when none is needed."""
+    # Not site-packages: in PYTHONPATH its backports would come before the standard library.
+    here = str(Path(__file__).resolve().parents[2])
+    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    paths = [] if here in installed else [here]
+    paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return os.pathsep.join(dict.fromkeys(paths))

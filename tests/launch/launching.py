@@ -102,7 +102,7 @@ class Started:
 
 
 def environment(mark: str, tmp: Path, env: Mapping[str, str] | None) -> dict[str, str]:
-    outer = ("OMPI_", "PMIX_", "PMI_", "KERAS_DDL_")
+    outer = ("OMPI_", "PMIX_", "PMI_", "KERAS_DDL_", "PYTHONUNBUFFERED")
     result = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
     # Root must be allowed by the launcher itself, hence OMPI_ above.
     paths = [str(ROOT)] if (ROOT / "native").exists() else []

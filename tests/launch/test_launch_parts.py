@@ -13,6 +13,7 @@ from keras_ddl.launch.control import Address, Channel, Kind
 from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
 from keras_ddl.launch.outcome import RankOutcome, explain, first_failure
 from keras_ddl.launch.rank_environment import merge, rank_and_size
+from keras_ddl.launch.stdin import StdinForwarder
 
 
 def fake_mpirun(folder: Path, says: str) -> str:
@@ -178,6 +179,23 @@ def test_connect_to_nobody_is_a_clear_error():
         control.connect(address, timeout=0.3)
 
 
+def test_stdin_is_read_only_as_far_as_rank_0_takes_it():
+    ours, theirs = connected()
+    with Path("/dev/zero").open("rb") as endless:
+        stdin = StdinForwarder(endless.fileno())
+        rounds = 0
+        while stdin.readable():
+            stdin.forward(ours)
+            rounds += 1
+            assert rounds < 100
+        theirs.proven = True
+        sent = sum(len(payload) for _, payload in received(theirs, rounds))
+        assert 0 < sent <= 1 << 16
+        stdin.taken(10)
+        assert stdin.readable()
+    assert not StdinForwarder(None).readable()
+
+
 def failed(rank: int, at: float, error: str = "", **rest) -> RankOutcome:
     traceback = f"Traceback (most recent call last):\n  File x\n{error}\n" if error else ""
     return RankOutcome(rank, f"h{rank}", status=rest.pop("status", 1), traceback=traceback, failed_at=at, **rest)
@@ -213,6 +231,13 @@ def test_explain_ends_with_the_first_traceback_and_groups_the_others():
     assert lines[1].startswith("keras-ddl: rank 2 on host h2 failed first") and "(exit status 1)" in lines[1]
     assert lines[-1] == "ValueError: the cause"
     assert text.count("Traceback") == 1
+
+
+def test_explain_does_not_blame_the_rank_that_misses_another():
+    first = failed(2, 1.0, "keras_ddl.errors.RankLostError: rank 1 has left")
+    leaver = RankOutcome(1, "h1", status=-15, stopped_by="mpirun")
+    text = explain([leaver, first], first)
+    assert "rank 2 on host h2 was the first to miss another rank" in text and "failed first" not in text
 
 
 def test_explain_shows_what_mpirun_said_when_nothing_else_is_known():

@@ -56,7 +56,8 @@ def test_run_function_returns_results_by_rank_and_shows_output():
     assert "[2] error of 2" in err.getvalue()
 
 
-def test_run_function_output_is_live():
+def test_run_function_output_is_live(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     times = {}
 
     class Stream(io.StringIO):
@@ -65,9 +66,9 @@ def test_run_function_output_is_live():
             return len(text)
 
     def work():
-        print("first", flush=True)
+        print("first")  # not flushed: to a pipe, Python alone would keep it until the end
         time.sleep(1)
-        print("second", flush=True)
+        print("second")
 
     with redirect_stdout(Stream()):
         keras_ddl.run(work, np=1)
