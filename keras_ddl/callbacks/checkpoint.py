@@ -85,8 +85,8 @@ class Checkpoint(keras.callbacks.Callback):
         }
         # Keras may run on_train_batch_end in a thread if nobody minds; that spares it a wait in every batch.
         self.async_safe = save_freq == "epoch"
-        self._base: Any = None
-        self._base_is_due = False
+        self._base: Any = None  # on rank 0
+        self._has_base = self._base_is_due = False  # on all ranks: they decide which collectives come
         self._saved: int | None = None  # the step of the last checkpoint that this object has written
         self._epoch = self._marks = 0
         self._trained = self._resumed = self._warned = False
@@ -98,10 +98,9 @@ class Checkpoint(keras.callbacks.Callback):
         self._resumed = on_first_rank(self._prepare, "Checkpoint/prepare") is not None
         if self._resumed:
             self._restore()
-        self._base_is_due = self.export_base and self._base is None
-        if self._base_is_due:
-            if on_first_rank(self._inputs_are_ready, "Checkpoint/inputs"):
-                self._write_base()
+        self._base_is_due = self.export_base and not self._has_base
+        if self._base_is_due and on_first_rank(self._inputs_are_ready, "Checkpoint/inputs"):
+            self._write_base()
 
     def _prepare(self) -> int | None:
         """On rank 0: cleans the directory; returns the step to resume from, or None to begin anew."""
@@ -152,6 +151,7 @@ class Checkpoint(keras.callbacks.Callback):
     def _write_base(self) -> None:
         self._base_is_due = False
         on_first_rank(self._write_base_here, "Checkpoint/base")
+        self._has_base = True
 
     def _write_base_here(self) -> None:
         self._base = export.write_base_graph(self.model, self.dir, **self._export_options)

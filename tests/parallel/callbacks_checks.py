@@ -91,7 +91,7 @@ def check_broadcast_gives_plain_keras_the_roots_variables():
 
 class Unbuilt(keras.Model):
     def __init__(self):
-        super().__init__()
+        super().__init__(name="unbuilt")
         self.dense = keras.layers.Dense(2)
 
     def call(self, inputs):
@@ -267,6 +267,21 @@ def check_resume_goes_on_on_all_ranks_as_if_it_had_not_stopped():
         for mine, one in zip(resumed.get_weights(), whole.get_weights()):
             np.testing.assert_array_equal(mine, one)
         check_equal_on_all_ranks(resumed, history)
+
+
+def check_checkpoint_of_a_subclassed_model_goes_on_in_a_second_fit():
+    with shared_folder() as folder:
+        with STRATEGY.scope():
+            model = Unbuilt()
+            model.compile("sgd", "mse")
+        checkpoint = callbacks.Checkpoint(folder, monitor="loss", save_freq=2, keep=9)
+        fit(model, checkpoint, epochs=1)
+        fit(model, checkpoint, epochs=2, initial_epoch=1)
+        keras_ddl.barrier(name="test/fitted")
+        found = ckpt.list_checkpoints(folder)
+        assert [(each.step, each.epoch) for each in found] == [(2, 0), (4, 0), (5, 1), (6, 1), (8, 1), (10, 2)], found
+        assert (folder / "base" / "saved_model.pb").exists()
+        assert all("golden.npz" in each.state["files"] for each in found)
 
 
 def check_backup_and_restore_of_rank_0_resumes_all_ranks_with_their_rate():
