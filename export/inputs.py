@@ -39,9 +39,12 @@ class Inputs:
 
         if isinstance(sample, Mapping) and set(sample) == set(self.specs):
             pairs = list(sample.items())
+        elif isinstance(self.structure, str) and not isinstance(sample, Mapping):
+            pairs = [(self.structure, sample)]
         else:
             try:
-                tree.assert_same_structure(self.structure, sample)
+                # As in fit, a list may stand for a tuple.
+                tree.assert_same_structure(tree.lists_to_tuples(self.structure), tree.lists_to_tuples(sample))
             except (ValueError, TypeError):
                 raise ExportError(
                     f"sample has the structure that the model takes. Received: {type(sample).__name__}; "

@@ -68,13 +68,17 @@ def list_checkpoints(ckpt_dir: str | Path) -> list[Checkpoint]:
     Raises: CheckpointError: `ckpt_dir` does not exist or is a file.
     """
     root = _existing(ckpt_dir)
-    found: dict[int, Path] = {}
-    for entry in sorted(root.iterdir()):
-        match = _NAME.match(entry.name)
-        # `.replaced` sorts after the name it stands in for and counts only while that one is missing.
-        if match and entry.is_dir():
-            found.setdefault(int(match[1]), entry)
-    return [_read(path, step) for step, path in sorted(found.items())]
+    while True:
+        found: dict[int, Path] = {}
+        for entry in sorted(root.iterdir()):
+            match = _NAME.match(entry.name)
+            # `.replaced` sorts after the name it stands in for and counts only while that one is missing.
+            if match and entry.is_dir():
+                found.setdefault(int(match[1]), entry)
+        read = [_read(path, step) for step, path in sorted(found.items())]
+        # The writer may have pruned or replaced one meanwhile: that is no damage. Then look again.
+        if all(each.problem is None or each.path.is_dir() for each in read):
+            return read
 
 
 def latest(ckpt_dir: str | Path) -> Checkpoint:
@@ -176,7 +180,7 @@ def write(
         "format": FORMAT,
         "step": int(step),
         "epoch": None if epoch is None else int(epoch),
-        "metrics": {name: _storable(value) for name, value in (metrics or {}).items()},
+        "metrics": {name: _storable(name, value) for name, value in (metrics or {}).items()},
         "monitor": monitor,
         "mode": resolve_mode(monitor, mode) if monitor else None,
         "saved_at": time.time(),
@@ -190,6 +194,8 @@ def write(
             _durable.publish(staged, final, replace=True)
     except OSError as error:
         raise CheckpointError(_durable.explain(error, _WHAT, final)) from error
+    except TypeError as error:
+        raise CheckpointError(f"extra holds JSON values. Received: {extra!r} ({error}). Convert it first.") from error
     return _read(final, step)
 
 
@@ -316,8 +322,13 @@ def _finite(checkpoint: Checkpoint, metric: str) -> bool:
     return math.isfinite((checkpoint.metrics or {}).get(metric, math.nan))
 
 
-def _storable(value: Any) -> float | str:
-    number = float(value)
+def _storable(name: str, value: Any) -> float | str:
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"A metric is one number. Received: {name}={value!r}. Leave it out of metrics=."
+        ) from error
     return number if math.isfinite(number) else repr(number)  # JSON has no NaN; float('nan') reads it back
 
 

@@ -66,6 +66,8 @@ def save_checkpoint(
     Cost: one write and one read (SHA-256) of the state; with `base`, two forward passes of the sample.
     """
     variables = weights_of(model)
+    if not variables:
+        raise CheckpointError(f"A checkpoint keeps weights. Received: {model.name!r} with no weights. Nothing to keep.")
     held = optimizer_variables_of(model) if optimizer else {}
     golden, record = base.evidence() if base is not None else ({}, {})
 

@@ -220,6 +220,14 @@ def test_unknown_choices_are_told_what_there_is(tmp_path: Path) -> None:
         checkpoint.prune(tmp_path, 0)
 
 
+def test_values_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="one number. Received: loss=.1, 2."):
+        write(tmp_path, 1, metrics={"loss": [1, 2]})
+    with pytest.raises(CheckpointError, match="extra holds JSON values"):
+        write(tmp_path, 1, extra={"layer": object()})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_full_disk_and_missing_permission_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, 1)
 

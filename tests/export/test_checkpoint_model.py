@@ -97,6 +97,8 @@ def test_checkpoint_of_another_model_changes_nothing(tmp_path: Path) -> None:
 def test_unbuilt_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="Only a built model has weights"):
         model_state.save_checkpoint(keras.Sequential([layers.Dense(1)]), tmp_path, 1)
+    with pytest.raises(CheckpointError, match="no weights.*Nothing to keep"):
+        model_state.save_checkpoint(keras.Sequential([keras.Input((2,)), layers.ReLU()]), tmp_path, 1)
     assert list(tmp_path.iterdir()) == []
 
 

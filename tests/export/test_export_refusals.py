@@ -269,8 +269,12 @@ def test_inputs_must_be_known_and_dense(tmp_path: Path) -> None:
     model.build((None, 5))
     with pytest.raises(ExportError, match=r"needs the dtypes.*subclassed.*sample= or input_signature="):
         export.write_base_graph(model, tmp_path)
+    pair = [keras.Input((4,)), keras.Input((4,))]
+    two = keras.Model(pair, layers.add(pair))
     with pytest.raises(ExportError, match="structure that the model takes. Received: list"):
-        export.write_base_graph(small_model(), tmp_path, sample=[rows(4), rows(4)])
+        export.write_base_graph(two, tmp_path, sample=[rows(4)])
+    with pytest.raises(ExportError, match="structure that the model takes. Received: dict"):
+        export.write_base_graph(small_model(), tmp_path, sample={"other": rows(4)})
     with pytest.raises(ExportError, match=r"sample rows have the shape.*\(None, 4\). Received: \(5, 7\)"):
         export.write_base_graph(small_model(), tmp_path, sample=rows(7))
     wide = keras.Input((4,), sparse=True)

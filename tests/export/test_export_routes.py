@@ -193,6 +193,24 @@ def test_base_graph_leaves_training_as_it_was(tmp_path: Path) -> None:
     assert "bit for bit" in export.export_saved_model(tmp_path, tmp_path / "out", validate="here").proof
 
 
+def test_model_that_only_runs_in_a_graph_keeps_its_checkpoints(tmp_path: Path) -> None:
+    class GraphOnly(keras.Model):
+        def build(self, shape: Any) -> None:
+            self.factor = self.add_weight(shape=(), initializer="ones")
+
+        def call(self, x: Any) -> Any:
+            if tf.executing_eagerly():
+                raise RuntimeError("not eagerly")
+            return x * self.factor
+
+    model = GraphOnly()
+    model.build((None, 3))
+    base = export.write_base_graph(model, tmp_path, sample=rows(3))
+    saved = model_state.save_checkpoint(model, tmp_path, 1, base=base)
+    assert saved.state["base"] == {"agrees": None, "problems": ["the live model did not answer: RuntimeError"]}
+    assert "bit for bit" in export.export_saved_model(tmp_path, tmp_path / "out", validate="here").proof
+
+
 def test_subclassed_model_is_traced_after_its_first_batch(tmp_path: Path) -> None:
     model = Blocks()
     model.compile("sgd", "mse")
