@@ -25,6 +25,14 @@ class Play(keras.callbacks.Callback):
         logs.update({name: values[epoch] for name, values in self.values.items()})
 
 
+class Cut(keras.callbacks.Callback):
+    """Changes the learning rate once, as ReduceLROnPlateau does."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) * 0.7
+
+
 def make(optimizer="sgd", seed=1, dropout=0.0):
     keras.utils.set_random_seed(seed)
     layers = [keras.Input((3,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dropout(dropout)]
@@ -99,6 +107,7 @@ def test_checkpoint_goes_on_in_a_second_fit_of_the_process(tmp_path):
     assert [each.epoch for each in ckpt.list_checkpoints(tmp_path)] == [1, 2, 3]
 
 
+@pytest.mark.filterwarnings("ignore:Two callbacks set the learning rate against each other")
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -111,13 +120,14 @@ def test_checkpoint_goes_on_in_a_second_fit_of_the_process(tmp_path):
 def test_resume_goes_on_as_if_it_had_not_stopped(tmp_path, optimizer):
     def parts(**options):
         return [
+            Cut(),
             callbacks.LearningRateWarmup(warmup_epochs=3, scaling=4.0),
             callbacks.LearningRateSchedule(lambda epoch: 0.5**epoch, start_epoch=3, staircase=False),
             checkpointing(tmp_path, monitor="loss", **options),
         ]
 
     whole = make(optimizer(), dropout=0.5)
-    whole_history = fit(whole, *parts()[:2], epochs=5)
+    whole_history = fit(whole, *parts()[:3], epochs=5)
     interrupted = make(optimizer(), dropout=0.5)
     if interrupted.optimizer.use_ema:  # fit ends by putting the averages in place: stop without that
         interrupted.optimizer.finalize_variable_values = lambda variables: None
