@@ -117,9 +117,13 @@ class CollectivesTest : public testing::TestWithParam<size_t> {
   }
 };
 
-constexpr ddl_op kOps[] = {DDL_SUM, DDL_MEAN, DDL_MIN, DDL_MAX, DDL_PRODUCT};
-constexpr ddl_dtype kDtypes[] = {DDL_FLOAT32, DDL_FLOAT64, DDL_FLOAT16, DDL_BFLOAT16,
-                                 DDL_INT32,   DDL_INT64,   DDL_UINT8,   DDL_INT8};
+// Under a sanitizer one dtype of each kind: how ranks meet does not depend on it, and the kernels have their own tests.
+const std::vector<ddl_op> kOps = kSanitized ? std::vector<ddl_op>{DDL_SUM, DDL_MEAN}
+                                            : std::vector<ddl_op>{DDL_SUM, DDL_MEAN, DDL_MIN, DDL_MAX, DDL_PRODUCT};
+const std::vector<ddl_dtype> kDtypes = kSanitized
+                                           ? std::vector<ddl_dtype>{DDL_FLOAT32, DDL_BFLOAT16, DDL_INT8}
+                                           : std::vector<ddl_dtype>{DDL_FLOAT32, DDL_FLOAT64, DDL_FLOAT16, DDL_BFLOAT16,
+                                                                    DDL_INT32,   DDL_INT64,   DDL_UINT8,   DDL_INT8};
 
 TEST_P(CollectivesTest, AllReduce) {
   Results results;
@@ -166,8 +170,8 @@ TEST_P(CollectivesTest, AllReduceIsBitwiseEqualOnAllRanksAndEveryTime) {
     RunRanks(
         group(),
         [&](ddl_comm* comm, int rank) {
-          for (const ddl_dtype dtype : {DDL_FLOAT32, DDL_FLOAT64, DDL_FLOAT16, DDL_BFLOAT16}) {
-            for (const ddl_op op : {DDL_SUM, DDL_MEAN, DDL_MAX}) {
+          for (const ddl_dtype dtype : kDtypes) {
+            for (const ddl_op op : kOps) {
               const Bytes in = RandomElements(dtype, count, 7 + rank);
               // An address of its own for each rank: alignment must not matter.
               Bytes out(in.size() + 64 * ddl::DtypeSize(dtype));
@@ -216,9 +220,9 @@ TEST_P(CollectivesTest, AllReduceOfManyBuffers) {
 }
 
 TEST_P(CollectivesTest, AllReduceOfMoreThanTheStagingMemory) {
-  const size_t count = 2'600'011;  // more than one block of the ring between groups, when all ranks are apart
+  if (kSanitized && size() > 2) GTEST_SKIP() << "too slow under a sanitizer";
+  const size_t count = kSanitized ? 2'200'011 : 4'300'011;  // more than one block of the ring between groups
   const Bytes expected = ReducedNumbers(DDL_FLOAT32, DDL_SUM, size(), count);
-  if (size() > 4 && kSanitized) return;
   RunRanks(group(), [&](ddl_comm* comm, int rank) {
     Bytes data = Numbers(DDL_FLOAT32, DDL_SUM, rank, count);
     const Outcome outcome = Call(DDL_ALL_REDUCE, "large").Buffer(data.data(), data.data(), count).Run(comm);

@@ -41,7 +41,7 @@ void Shuffle(std::vector<int>* order, uint64_t seed) {
 }
 
 void SubmitShuffledAndCheck(const std::vector<int>& group, const std::function<std::string(int)>& name) {
-  constexpr int kJobs = 200;
+  constexpr int kJobs = kSanitized ? 80 : 200;
   constexpr int kThreads = 3;
   const int size = static_cast<int>(group.size());
   RunRanks(group, [&](ddl_comm* comm, int rank) {
