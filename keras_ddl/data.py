@@ -115,8 +115,8 @@ def check_shuffle_seeds(dataset: tf.data.Dataset, rank: int) -> None:
             )
 
 
-def row_count(batch: Any) -> tf.Tensor:
-    """Returns the rows of this rank's batch (int64 scalar): of its first tensor that has rows; 1 if none has."""
+def row_count(batch: Any) -> tf.Tensor | None:
+    """Returns the rows of this rank's batch (int64 scalar): of its first tensor that has rows; None if none has."""
     for value in tf.nest.flatten(batch):
         if isinstance(value, tf.SparseTensor):
             return tf.cast(value.dense_shape[0], tf.int64)
@@ -126,7 +126,7 @@ def row_count(batch: Any) -> tf.Tensor:
             return tf.shape(value, out_type=tf.int64)[0]
         if hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0:
             return tf.constant(len(value), tf.int64)
-    return tf.constant(1, tf.int64)
+    return None
 
 
 def gather_rows(value: Any, rank: int, *, name: str) -> Any:

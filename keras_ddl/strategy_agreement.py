@@ -9,6 +9,7 @@ import hashlib
 import os
 import pickle
 import random
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from keras_ddl import _tf_compat, communicator, ops
-from keras_ddl._keras_compat import keras
+from keras_ddl._keras_compat import keras, plain_name
 from keras_ddl._tf_compat import tf
 from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy_extended import SEED_STATE, broadcast_value, offset_seed_state
@@ -91,10 +92,10 @@ def check_same_model(model: keras.Model, rank: int) -> None:
     Cost: 32 bytes per rank; the whole lists only when they differ.
     """
     lines = [_describe(variable) for variable in all_variables(model)]
-    digests = communicator.all_gather_object(_digest(lines), name=f"keras_ddl/model {model.name}")
+    digests = communicator.all_gather_object(_digest(lines), name=name_of(model, "variables_digest"))
     if all(digest == digests[0] for digest in digests):
         return
-    lists = communicator.all_gather_object(lines, name=f"keras_ddl/variables of {model.name}")
+    lists = communicator.all_gather_object(lines, name=name_of(model, "variables"))
     other = next(r for r, theirs in enumerate(lists) if theirs != lists[0])
     first = next(i for i in range(max(map(len, lists))) if lists[0][i : i + 1] != lists[other][i : i + 1])
 
@@ -106,6 +107,42 @@ def check_same_model(model: keras.Model, rank: int) -> None:
         f"Received: variable {first} is {show(lists[0])} on rank 0 and {show(lists[other])} on rank {other} "
         f"(rank {rank}). Build and compile the model alike on every rank."
     )
+
+
+def check_same_arrays(arrays: Any, rank: int) -> None:
+    """Checks that all ranks read the same arrays, as far as shapes and the first and last row tell.
+
+    Each rank keeps its rows of batches that it cuts out of its own arrays; given only its part of the data, it would
+    use only a part of that.
+
+    Raises: RankMismatchError: the numbers of rows differ. Warns when rows differ.
+    """
+    looks = [_look(array) for array in keras.tree.flatten(arrays) if hasattr(array, "shape") and array.shape]
+    everyone = communicator.all_gather_object(looks, name="keras_ddl/arrays")
+    other = next((r for r, theirs in enumerate(everyone) if theirs != everyone[0]), None)
+    if other is None:
+        return
+    rule = (
+        "Every rank must be given the whole data, not its part of it: keras_ddl takes each rank's rows of every batch."
+    )
+    remedy = "For data that is split already, use strategy.distribute_datasets_from_function."
+    shapes = [[shape for shape, _ in theirs] for theirs in (everyone[0], everyone[other])]
+    if shapes[0] != shapes[1]:
+        raise RankMismatchError(
+            f"{rule} Received: arrays of shapes {shapes[0]} on rank 0 and {shapes[1]} on rank {other} (rank {rank}). "
+            f"{remedy}"
+        )
+    if rank == 0:
+        warnings.warn(
+            f"{rule} Received: other first or last rows on rank {other} than on rank 0. {remedy}", stacklevel=6
+        )
+
+
+def _look(array: Any) -> tuple[tuple[int, ...], bytes]:
+    shape = tuple(array.shape)
+    if not shape[0] or not isinstance(array, (np.ndarray, tf.Tensor)):
+        return shape, b""
+    return shape, _digest([np.asarray(array[:1]).tobytes(), np.asarray(array[-1:]).tobytes()])
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
@@ -121,12 +158,12 @@ def broadcast_variables(variables: Iterable[keras.Variable], rank: int, root: in
     plain = []
     for variable in variables:
         if variable.name == SEED_STATE:
-            state = broadcast_value(variable.numpy(), f"keras_ddl/{variable.path}", root)
+            state = broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root)
             variable.assign(offset_seed_state(state, stream))
         elif keras.backend.is_float_dtype(variable.dtype) or variable.dtype in ("int32", "int64", "int8", "uint8"):
             plain.append(variable.value)
         else:
-            variable.assign(broadcast_value(variable.numpy(), f"keras_ddl/{variable.path}", root))
+            variable.assign(broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root))
     if plain:
         ops.broadcast_variables(plain, root=root)
 
@@ -162,12 +199,12 @@ def average_moving_statistics(model: keras.Model, size: int) -> None:
     if not candidates:
         return
     values = [v.numpy() for v in candidates]
-    sums = communicator.all_gather_object([zlib.crc32(v.tobytes()) for v in values], name=f"{model.name}/statistics")
+    sums = communicator.all_gather_object([zlib.crc32(v.tobytes()) for v in values], name=name_of(model, "statistics"))
     differing = [i for i in range(len(candidates)) if len({theirs[i] for theirs in sums}) > 1]
     if not differing:
         return
     flat = np.concatenate([values[i].astype(np.float64).ravel() for i in differing])
-    mean = communicator.all_reduce_array(flat, op="sum", name=f"{model.name}/statistics_sum") / size
+    mean = communicator.all_reduce_array(flat, op="sum", name=name_of(model, "statistics_sum")) / size
     start = 0
     for i in differing:
         end = start + values[i].size
@@ -191,10 +228,12 @@ def global_logs(
     variables = list({id(v): v for metric in model.metrics for v in metric.variables}.values())
     states = [v.numpy() for v in variables]
     local = model.get_metrics_result() if model.metrics else {}
-    extra = sorted(k for k, v in logs.items() if not _is_result(v, local.get(k)) and _is_number(v))
+    numbers = sorted(k for k, v in logs.items() if _is_number(v))
     own = [_contribution(v, state, rank, size) for v, state in zip(variables, states)]
-    flat = np.concatenate([*own, [float(logs[k]) / size for k in extra], [0.0]])
-    total = communicator.all_reduce_array(flat, op="sum", name=f"{model.name}/metrics ({len(flat)})")
+    # Whether a key is a metric's result is agreed too: on one rank it might be equal by chance.
+    of_metrics = [float(_is_result(logs[k], local.get(k))) for k in numbers]
+    flat = np.concatenate([*own, [float(logs[k]) / size for k in numbers], of_metrics])
+    total = communicator.all_reduce_array(flat, op="sum", name=name_of(model, f"metrics ({len(flat)})"))
 
     try:
         start = 0
@@ -208,9 +247,15 @@ def global_logs(
         for variable, state in zip(variables, states):
             variable.assign(state)
     if set(chosen) != set(results):
-        averages = dict(zip(extra, total[start:]))
-        chosen = {k: averages[k] if k in averages else results.get(k, v) for k, v in chosen.items()}
+        for number, key in enumerate(numbers):
+            is_result = total[start + len(numbers) + number] == size
+            chosen[key] = results[key] if is_result else total[start + number]
     return chosen
+
+
+def name_of(model: keras.Model, what: str) -> str:
+    """Returns the name of a collective that concerns a model."""
+    return f"keras_ddl/{plain_name(model.name)}/{what}"
 
 
 def any_rank(flag: bool, name: str) -> bool:
@@ -237,7 +282,7 @@ def _is_result(value: Any, result: Any) -> bool:
 
 
 def _describe(variable: keras.Variable) -> str:
-    return f"{variable.path} {variable.dtype}[{'x'.join(map(str, variable.shape))}]"
+    return f"{plain_name(variable.path)} {variable.dtype}[{'x'.join(map(str, variable.shape))}]"
 
 
 def _digest(value: Any) -> bytes:

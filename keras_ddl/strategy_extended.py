@@ -53,6 +53,7 @@ class DdlExtended(_tf_compat.StrategyExtendedV1):
         self.device = device
         self.bucket_bytes = bucket_bytes
         self.share = RowShare(size)
+        self.agrees_on_variables = True  # False while callbacks run, which may do so on one rank
         self.counts_rows = True  # False while predict runs: it has no loss to scale
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -111,7 +112,7 @@ class DdlExtended(_tf_compat.StrategyExtendedV1):
     # ---- variables
     def _create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         kwargs.pop("colocate_with", None)  # everything of this process is on one device
-        if self.size > 1 and tf.executing_eagerly():
+        if self.size > 1 and self.agrees_on_variables and tf.executing_eagerly():
             kwargs["initial_value"] = self._agreed_initial_value(**kwargs)
         with tf.device(self.device):
             return next_creator(**kwargs)
@@ -122,7 +123,7 @@ class DdlExtended(_tf_compat.StrategyExtendedV1):
         path = "/".join(part for part in (_keras_compat.current_path(), name) if part) or "unnamed"
         shape = "x".join(map(str, value.shape))
         # Ranks that build different models meet in differently named collectives: an error that shows both names.
-        label = f"variable {path} {value.dtype.name}[{shape}]"
+        label = f"variable {_keras_compat.plain_name(path)} {value.dtype.name}[{shape}]"
         if value.dtype == tf.string:
             return tf.constant(communicator.broadcast_object(value.numpy(), root=0, name=label))
         array = broadcast_value(value.numpy(), label)

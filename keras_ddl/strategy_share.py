@@ -34,9 +34,16 @@ class RowShare:
             self._inverse = tf.Variable(float(size), dtype=tf.float64, trainable=False, name="keras_ddl_inverse")
 
     def begin_step(self, batch: Any) -> None:
-        """Tells the other ranks the rows of `batch` and sets the share. COLLECTIVE; asynchronous in a graph."""
+        """Tells the other ranks the rows of `batch` and sets the share. COLLECTIVE; asynchronous in a graph.
+
+        Where there are no rows, in a step without a batch, every rank has an equal share.
+        """
         with tf.name_scope("keras_ddl_share"):
             rows = data.row_count(batch)
+            if rows is None:
+                self._share.assign(1.0 / self.size)
+                self._inverse.assign(self.size)
+                return
             total = ops.all_reduce(rows, op="sum", name=_NAME)
             rows, total = tf.cast(rows, tf.float64), tf.cast(total, tf.float64)
             self._share.assign(tf.math.divide_no_nan(rows, total))

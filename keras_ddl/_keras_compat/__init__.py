@@ -8,6 +8,7 @@ belongs to a keras_ddl.Strategy and otherwise does what Keras does. They were wr
 from __future__ import annotations
 
 import functools
+import re
 import threading
 import warnings
 import weakref
@@ -37,7 +38,16 @@ from keras.src.utils.python_utils import pythonify_logs
 
 _tf_packages.check_keras_backend()  # ~/.keras/keras.json may have named another one
 
-__all__ = ["current_path", "install", "keras", "pythonify_logs", "replica_strategy", "strategy_of", "tree"]
+__all__ = [
+    "current_path",
+    "install",
+    "keras",
+    "plain_name",
+    "pythonify_logs",
+    "replica_strategy",
+    "strategy_of",
+    "tree",
+]
 
 TESTED = ("3.15.",)
 
@@ -72,6 +82,15 @@ def replica_strategy() -> Any:
     if context is None or not is_ours(context.strategy) or context.strategy.size == 1:
         return None
     return context.strategy
+
+
+def plain_name(name: str) -> str:
+    """Returns a name or path without the numbers that Keras appends: "dense_2/kernel" gives "dense/kernel".
+
+    Keras counts objects by process, and a rank may have made another model before. What ranks match by must not
+    depend on that.
+    """
+    return re.sub(r"_\d+(?=[/_]|$)", "", name)
 
 
 def global_seed_generator() -> Any:
@@ -129,6 +148,7 @@ def _table() -> list[tuple[Any, str, Any]]:
         (tf_trainer.TFEpochIterator, "__init__", reading.epoch_iterator_init),
         (tf_trainer.TFEpochIterator, "_get_iterator", reading.get_iterator),
         (ArrayDataAdapter, "get_tf_dataset", reading.array_dataset),
+        *((CallbackList, name, callbacks.hook) for name in callbacks.HOOKS),
         (CallbackList, "set_model", callbacks.set_model),
         (CallbackList, "on_train_begin", callbacks.on_train_begin),
         (CallbackList, "on_epoch_begin", callbacks.on_epoch_begin),

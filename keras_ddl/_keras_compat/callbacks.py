@@ -29,6 +29,34 @@ class _Silent(keras.callbacks.Callback):
     """Stands in for a writer on ranks other than 0."""
 
 
+HOOKS = tuple(
+    f"on_{what}"
+    for what in (
+        *(f"{kind}_{edge}" for kind in ("train", "test", "predict", "epoch") for edge in ("begin", "end")),
+        *(f"{kind}batch_{edge}" for kind in ("", "train_", "test_", "predict_") for edge in ("begin", "end")),
+    )
+)
+
+
+def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets callbacks make variables on one rank, as rank 0's do that load or trace a model, also when fit is called
+    inside the scope, where making a variable is otherwise COLLECTIVE.
+    """
+
+    def wrapper(self, *args, **kwargs):
+        strategy = _shared_strategy(self)
+        if strategy is None:
+            return original(self, *args, **kwargs)
+        extended = strategy.extended
+        before, extended.agrees_on_variables = extended.agrees_on_variables, False
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            extended.agrees_on_variables = before
+
+    return wrapper
+
+
 def set_model(original: Callable[..., Any]) -> Callable[..., Any]:
     """On ranks other than 0, replaces callbacks that write."""
 
@@ -74,14 +102,14 @@ def on_train_begin(original: Callable[..., Any]) -> Callable[..., Any]:
         model, rank = self.model, strategy.rank
         agreement.check_same_model(model, rank)
         _agree_on_steps(self, strategy)
-        start = communicator.broadcast_object(model._initial_epoch, name=f"keras_ddl/{model.name}/initial_epoch")
+        start = communicator.broadcast_object(model._initial_epoch, name=agreement.name_of(model, "initial_epoch"))
         model._initial_epoch = start
         partial = accumulators(model.optimizer)
         skip = {id(variable) for variable in partial}
         agreement.broadcast_variables([v for v in agreement.all_variables(model) if id(v) not in skip], rank)
         agreement.keep_accumulated_gradients_of_rank_0(partial, rank)
         _move_global_seeds(rank)
-        self._ddl_train_stop = agreement.any_rank(_may_stop(self, "train"), f"keras_ddl/{model.name}/batch_hooks")
+        self._ddl_train_stop = agreement.any_rank(_may_stop(self, "train"), agreement.name_of(model, "batch_hooks"))
         _agree_to_stop(self)
 
     return wrapper
@@ -101,7 +129,7 @@ def _move_global_seeds(rank: int) -> None:
 
 def _agree_on_steps(callbacks: Any, strategy: Any) -> None:
     mine = (callbacks.params.get("steps"), callbacks.params.get("epochs"))
-    everyone = communicator.all_gather_object(mine, name=f"keras_ddl/{callbacks.model.name}/steps")
+    everyone = communicator.all_gather_object(mine, name=agreement.name_of(callbacks.model, "steps"))
     for other, theirs in enumerate(everyone):
         if theirs != everyone[0]:
             raise agreement.RankMismatchError(
@@ -121,7 +149,7 @@ def on_epoch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
         if strategy is None:
             return
         mine = (bool(self.model.__dict__.get("stop_training")), agreement.python_random_digest())
-        everyone = communicator.all_gather_object(mine, name=f"keras_ddl/{self.model.name}/epoch_begin")
+        everyone = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
         strategy.random_state.agree_python([digest for _, digest in everyone])
         self.model.__dict__["_ddl_agreed_stop"] = any(stop for stop, _ in everyone)
 
@@ -153,7 +181,7 @@ def on_train_batch_end(original: Callable[..., Any]) -> Callable[..., Any]:
 def _agree_to_stop(callbacks: Any) -> None:
     model = callbacks.model
     wants = bool(model.__dict__.get("stop_training"))
-    model.__dict__["_ddl_agreed_stop"] = agreement.any_rank(wants, f"keras_ddl/{model.name}/stop_training")
+    model.__dict__["_ddl_agreed_stop"] = agreement.any_rank(wants, agreement.name_of(model, "stop_training"))
 
 
 def _begin(kind: str) -> Callable[..., Any]:
@@ -161,7 +189,7 @@ def _begin(kind: str) -> Callable[..., Any]:
         def wrapper(self, logs=None):
             original(self, logs)
             if _shared_strategy(self) is not None:
-                stops = agreement.any_rank(_may_stop(self, kind), f"keras_ddl/{self.model.name}/{kind}_batch_hooks")
+                stops = agreement.any_rank(_may_stop(self, kind), agreement.name_of(self.model, f"{kind}_batch_hooks"))
                 setattr(self, f"_ddl_{kind}_stop", stops)
 
         return wrapper
@@ -179,7 +207,7 @@ def _batch_end(kind: str, attribute: str) -> Callable[..., Any]:
                 setattr(
                     self.model,
                     attribute,
-                    agreement.any_rank(wants, f"keras_ddl/{self.model.name}/{attribute}"),
+                    agreement.any_rank(wants, agreement.name_of(self.model, attribute)),
                 )
 
         return wrapper

@@ -105,7 +105,7 @@ def overwrite_variables(original: Callable[..., Any]) -> Callable[..., Any]:
     def _overwrite_variables_directly_with_gradients(self, grads, vars):
         strategy = _keras_compat.replica_strategy()
         if strategy is not None and any(getattr(v, "overwrite_with_gradient", False) for v in vars):
-            name = f"{self.name}/overwrite"
+            name = f"{_keras_compat.plain_name(self.name)}/overwrite"
             grads = [
                 ops.all_reduce(g, op="max", name=f"{name}_{i}") if getattr(v, "overwrite_with_gradient", False) else g
                 for i, (g, v) in enumerate(zip(grads, vars))
@@ -128,7 +128,7 @@ def _sum_over_ranks(optimizer: Any, grads: Sequence[Any], strategy: Any) -> list
     summed = bucket.all_reduce_in_buckets(
         [_dense_or_slices(grads[i]) for i in present],
         op="sum",
-        name=f"{optimizer.name}/gradients",
+        name=f"{_keras_compat.plain_name(optimizer.name)}/gradients",
         bucket_bytes=strategy.extended.bucket_bytes,
     )
     for i, grad in zip(present, summed):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from keras_ddl import _keras_compat, data
+from keras_ddl import strategy_agreement as agreement
 from keras_ddl._keras_compat import keras
 from keras_ddl._tf_compat import tf
 
@@ -61,6 +62,7 @@ def epoch_iterator_init(original: Callable[..., Any]) -> Callable[..., Any]:
             original(self, distribute_strategy, *args, **kwargs)
         finally:
             _thread.iterator = _thread.strategy = None
+        agreement.check_same_arrays(getattr(self.data_adapter, "_inputs", None), rank)
         first_batches = getattr(self.data_adapter, "_first_batches", None)  # of a generator, which Keras has looked at
         if first_batches:
             rows = next((len(leaf) for leaf in tf.nest.flatten(first_batches[0]) if getattr(leaf, "shape", ())), None)

@@ -1,0 +1,104 @@
+"""What the check programs of the Strategy share: data, models, a run in one process, and the same run on all ranks.
+
+Every rank trains the single-process model too, so the oracle is on every rank and nothing has to be sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import keras_ddl
+from keras_ddl._tf_compat import tf
+
+tf.config.threading.set_inter_op_parallelism_threads(2)
+tf.config.threading.set_intra_op_parallelism_threads(1)
+
+import keras  # noqa: E402
+
+# The oracle is a model outside of the scope, on purpose.
+warnings.filterwarnings("ignore", message=".*was made outside the scope.*")
+
+keras.utils.set_random_seed(1)
+STRATEGY = keras_ddl.Strategy()
+RANK, SIZE = STRATEGY.rank, STRATEGY.size
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(43, 6))
+Y = RNG.normal(size=(43, 2))
+WEIGHTS = RNG.uniform(0.1, 2.0, size=43)
+LABELS = RNG.integers(0, 3, size=43)
+TOLERANCE = {"float32": 2e-7, "float64": 1e-14}
+
+
+def set_precision(dtype: str) -> None:
+    keras.backend.set_floatx(dtype)
+    keras.config.set_dtype_policy(dtype)
+
+
+def dense_model() -> keras.Model:
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(8, activation="tanh", kernel_regularizer=keras.regularizers.L2(1e-2))(inputs)
+    return keras.Model(inputs, keras.layers.Dense(2)(hidden), name="dense_model")
+
+
+def train(build: Callable[[], keras.Model], compiled: dict[str, Any], fit: dict[str, Any], scope: Any, weights=None):
+    """Builds and compiles in `scope`, fits outside; returns the model, its initial weights and the history."""
+    with scope:
+        model = build()
+        if weights is not None and model.built:
+            model.set_weights(weights)
+        model.compile(**{"loss": "mse", **{k: v() if callable(v) else v for k, v in compiled.items()}})
+    before = model.get_weights()
+    defaults = {"x": X, "y": Y, "batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0}
+    arguments = {**defaults, **{k: v() if callable(v) else v for k, v in fit.items()}}
+    if not isinstance(arguments["x"], (np.ndarray, list, dict)):
+        for key in {"y", "batch_size", "shuffle"} - set(fit):
+            arguments.pop(key)
+    history = model.fit(**arguments)
+    return model, before, history.history
+
+
+def check_equal_to_one_process(
+    optimizer: Callable[[], keras.Optimizer],
+    *,
+    build: Callable[[], keras.Model] = dense_model,
+    compiled: dict[str, Any] | None = None,
+    fit: dict[str, Any] | None = None,
+    dtype: str = "float64",
+    tolerance: float | None = None,
+    log_tolerance: float | None = None,
+) -> keras.Model:
+    """Checks weights and logs of a run on all ranks against one process, and those of the ranks bit by bit.
+
+    A callable among the arguments of compile (`compiled`) and fit is called for each run.
+    """
+    set_precision(dtype)
+    compiled = {"optimizer": optimizer, "metrics": lambda: ["mae"], **(compiled or {})}
+    alone, weights, expected = train(build, compiled, fit or {}, contextlib.nullcontext())
+    shared, _, history = train(build, compiled, fit or {}, STRATEGY.scope(), weights)
+
+    tolerance = TOLERANCE[dtype] if tolerance is None else tolerance
+    for variable, one, mine in zip(shared.variables, alone.get_weights(), shared.get_weights()):
+        if variable.name != "seed_generator_state":
+            np.testing.assert_allclose(mine, one, rtol=0, atol=tolerance, err_msg=variable.path)
+    assert history.keys() == expected.keys()
+    for key in expected:
+        allowed = log_tolerance or max(1e-12, 5 * tolerance)
+        np.testing.assert_allclose(history[key], expected[key], rtol=0, atol=allowed, err_msg=key)
+    check_equal_on_all_ranks(shared, history)
+    return shared
+
+
+def check_equal_on_all_ranks(model: keras.Model, history: dict[str, Any] | None = None) -> None:
+    """Checks that weights, optimizer state and history are bitwise equal on all ranks."""
+    variables = [*model.variables, *(model.optimizer.variables if model.optimizer is not None else [])]
+    rank_local = ("seed_generator_state", "gradient_accumulator")
+    state = {v.path + str(i): v.numpy().tobytes() for i, v in enumerate(variables) if not v.name.endswith(rank_local)}
+    for rank, theirs in enumerate(keras_ddl.all_gather_object((state, repr(history)), name="test/state")):
+        assert theirs[1] == repr(history), f"history of rank {rank}: {theirs[1]}, here {history}"
+        differing = [key for key in state if theirs[0].get(key) != state[key]]
+        assert not differing, f"variables differ between rank {rank} and {RANK}: {differing}"

@@ -1,0 +1,114 @@
+"""A script that sets no seed. Run by test_strategy.py."""
+
+import random
+
+import numpy as np
+
+import keras_ddl
+from keras_ddl._tf_compat import tf
+from keras_ddl.errors import ConfigError
+
+import keras  # isort: skip
+
+random.seed()  # another state on each rank
+BEFORE = tf.data.Dataset.range(12).shuffle(12).batch(6)
+STRATEGY = keras_ddl.Strategy()
+RANK, SIZE = STRATEGY.rank, STRATEGY.size
+
+
+class Rows(keras.Model):
+    """Remembers the rows that this rank is trained with."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = self.add_weight(shape=(), initializer="zeros")
+
+    def call(self, x):
+        return x * self.w
+
+    def train_step(self, batch):
+        seen.append(batch[0].numpy()[:, 0].tolist())
+        return super().train_step(batch)
+
+
+seen: list[list[float]] = []
+
+
+def rows_of_epochs(dataset, epochs=3, **arguments):
+    with STRATEGY.scope():
+        model = Rows()
+        model.compile("sgd", "mse", run_eagerly=True)
+        model.build((None, 1))
+    seen.clear()
+    starts = []
+
+    class Mark(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            starts.append(len(seen))
+
+    model.fit(dataset, epochs=epochs, verbose=0, callbacks=[Mark()], **arguments)
+    mine = [seen[a:b] for a, b in zip(starts, [*starts[1:], len(seen)])]
+    return keras_ddl.all_gather_object(mine, name="rows")
+
+
+def assert_epochs(by_rank, rows):
+    orders = []
+    for epoch in range(3):
+        batches = zip(*(by_rank[rank][epoch] for rank in range(SIZE)))
+        order = [row for batch in batches for part in batch for row in part]
+        assert sorted(order) == list(range(rows)), order
+        orders.append(order)
+    assert orders[0] != orders[1] != orders[2], "every epoch has an order of its own"
+    assert orders[0] != sorted(orders[0])
+
+
+def check_arrays_are_shuffled_alike_and_anew_in_each_epoch():
+    x = np.arange(23.0, dtype="float32")[:, None]
+    assert_epochs(rows_of_epochs(x, y=x, batch_size=5), 23)
+    by_rank = rows_of_epochs(x, y=x, batch_size=5, shuffle="batch")
+    for batch in zip(*(by_rank[rank][0] for rank in range(SIZE))):
+        assert max(sum(batch, [])) - min(sum(batch, [])) <= 4
+
+
+def check_tf_data_is_shuffled_alike_and_anew_in_each_epoch():
+    x = np.arange(23.0, dtype="float32")[:, None]
+    assert_epochs(rows_of_epochs(tf.data.Dataset.from_tensor_slices((x, x)).shuffle(23).batch(5)), 23)
+
+
+def check_py_dataset_is_shuffled_alike():
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            x = np.arange(4.0 * index, 4.0 * index + 4, dtype="float32")[:, None]
+            return x, x
+
+    if RANK == 0:
+        random.random()  # out of step
+    assert_epochs(rows_of_epochs(Batches(), shuffle=True), 24)
+
+
+def check_dataset_shuffled_before_any_seed_was_set():
+    try:
+        STRATEGY.experimental_distribute_dataset(BEFORE)
+    except ConfigError as error:
+        assert "after keras_ddl.Strategy()" in str(error)
+    else:
+        raise AssertionError("no ConfigError")
+
+
+def check_initial_weights_are_equal():
+    with STRATEGY.scope():
+        kernel = keras.layers.Dense(5)
+        kernel.build((None, 4))
+    everyone = keras_ddl.all_gather_object(kernel.get_weights()[0].tobytes(), name="kernel")
+    assert len(set(everyone)) == 1
+
+
+def check_seed_argument():
+    keras_ddl.Strategy(seed=11 + RANK)  # rank 0's counts
+    drawn = keras_ddl.all_gather_object((random.random(), np.random.rand(), float(tf.random.uniform([]))), name="drawn")
+    assert len(set(drawn)) == 1
+    keras.utils.set_random_seed(11)
+    assert drawn[0][:2] == (random.random(), np.random.rand())

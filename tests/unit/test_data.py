@@ -1,0 +1,96 @@
+"""How a global batch is cut into the ranks' rows; one process suffices, because cutting is not collective."""
+
+import numpy as np
+import pytest
+
+from keras_ddl import data
+from keras_ddl._tf_compat import tf
+from keras_ddl.errors import ConfigError
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_chunk_partitions_rows(size):
+    for rows in (0, 1, size - 1, size, size + 1, 100, 2**40 + 3):
+        chunks = [data.chunk(rows, rank, size) for rank in range(size)]
+        assert chunks[0][0] == 0 and chunks[-1][1] == rows
+        assert all(a[1] == b[0] for a, b in zip(chunks, chunks[1:]))
+        lengths = [end - first for first, end in chunks]
+        assert max(lengths) - min(lengths) <= 1 and lengths == sorted(lengths, reverse=True)
+        assert [tuple(map(int, data.chunk(tf.constant(rows, tf.int64), r, size))) for r in range(size)] == chunks
+
+
+def test_take_chunk_of_every_kind_of_tensor():
+    size = 3
+    dense = np.arange(20).reshape(10, 2)
+    ragged = tf.ragged.constant([[i] * (i % 4) for i in range(10)])
+    sparse = tf.sparse.from_dense(dense * (dense % 3 == 0))
+    assert data.take_chunk(tf.constant(7), 1, size) == 7
+    assert data.take_chunk("text", 1, size) == "text"
+    np.testing.assert_array_equal(
+        np.concatenate([data.take_chunk(tf.constant(dense), r, size) for r in range(size)]), dense
+    )
+    assert sum((data.take_chunk(ragged, r, size).to_list() for r in range(size)), []) == ragged.to_list()
+    parts = [tf.sparse.to_dense(data.take_chunk(sparse, r, size)) for r in range(size)]
+    np.testing.assert_array_equal(np.concatenate(parts), tf.sparse.to_dense(sparse))
+
+
+@pytest.mark.parametrize("drop_remainder", [True, False])
+def test_share_dataset_partitions_every_batch(drop_remainder):
+    source = {"x": np.arange(22), "y": (np.arange(44).reshape(22, 2),)}
+    dataset = tf.data.Dataset.from_tensor_slices(source).batch(5, drop_remainder=drop_remainder)
+    shares = [list(data.share_dataset(dataset, rank, 3)) for rank in range(3)]
+    for batch, *parts in zip(dataset, *shares):
+        np.testing.assert_array_equal(np.concatenate([p["x"] for p in parts]), batch["x"])
+        np.testing.assert_array_equal(np.concatenate([p["y"][0] for p in parts]), batch["y"][0])
+    spec = data.share_dataset(dataset, 2, 3).element_spec
+    assert spec["x"].shape.as_list() == ([1] if drop_remainder else [None])
+
+
+def test_share_dataset_keeps_structures_and_what_has_no_rows():
+    dataset = tf.data.Dataset.from_tensors((np.arange(6),))
+    assert isinstance(data.share_dataset(dataset, 0, 2).element_spec, tuple)
+    one, row_less = next(iter(data.share_dataset(tf.data.Dataset.from_tensors((np.arange(6), 3.0)), 1, 2)))
+    np.testing.assert_array_equal(one, [3, 4, 5])
+    assert row_less == 3.0
+
+
+def test_share_dataset_cuts_once():
+    dataset = tf.data.Dataset.range(12).batch(6)
+    shared = data.share_dataset(dataset, 1, 2)
+    assert data.share_dataset(shared, 1, 2) is shared
+    assert not data.is_shared(dataset)
+    later = shared.map(lambda v: v + 1).prefetch(1)
+    assert data.is_shared(later) and data.share_dataset(later, 1, 2) is later
+    assert data.share_dataset(dataset, 0, 1) is dataset
+
+
+def test_share_dataset_refuses_batches_smaller_than_ranks():
+    dataset = tf.data.Dataset.range(12).batch(2, drop_remainder=True)
+    with pytest.raises(ConfigError, match="at least one row for each of the 3 ranks.*Received.*2 row"):
+        data.share_dataset(dataset, 0, 3)
+
+
+def test_share_dataset_refuses_a_shuffle_without_a_seed():
+    dataset = tf.data.Dataset.range(12).shuffle(12).batch(6).map(lambda v: v)
+    with pytest.raises(ConfigError, match="without a seed.*after keras_ddl.Strategy"):
+        data.share_dataset(dataset, 0, 2)
+
+
+def test_share_dataset_is_deterministic():
+    dataset = tf.data.Dataset.range(64).batch(4)
+    slow_first = dataset.map(
+        lambda v: tf.py_function(lambda x: (__import__("time").sleep(0.02 * (int(x[0]) == 0)), x)[1], [v], tf.int64),
+        num_parallel_calls=8,
+    )
+    options = tf.data.Options()
+    options.deterministic = False
+    shared = data.share_dataset(slow_first.with_options(options), 0, 2)
+    assert shared.options().deterministic is True
+
+
+def test_row_count_takes_the_first_rows():
+    assert int(data.row_count((3.0, {"a": tf.zeros([5, 2])}, tf.zeros([7])))) == 5
+    assert int(data.row_count(((np.zeros((4, 1)),), {}))) == 4
+    assert int(data.row_count((tf.ragged.constant([[1], [2, 3]]),))) == 2
+    assert int(data.row_count((tf.sparse.from_dense([[1], [0], [2]]),))) == 3
+    assert data.row_count((tf.constant(1.0), tf.Variable([1.0, 2.0]), None)) is None
