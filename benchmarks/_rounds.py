@@ -50,8 +50,6 @@ def machine() -> str:
     import platform
     from pathlib import Path
 
-    model = next(
-        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor() or platform.machine(),
-    )
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    model = names[0].split(":", 1)[1].strip() if names else platform.machine()
     return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {keras_ddl.size()} ranks"

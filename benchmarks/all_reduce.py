@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 import numpy as np
 from _rounds import interleave, machine
@@ -69,8 +70,8 @@ def main() -> None:
                 flush=True,
             )
     if first and options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"machine": machine(), "seconds": rows}, file, indent=1)
+        text = json.dumps({"machine": machine(), "seconds": rows}, indent=1)
+        Path(options.json).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

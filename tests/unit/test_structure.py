@@ -102,7 +102,7 @@ def test_imports_point_left(name: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "home"),
     [
-        # The launcher's wrapper asks the kernel (prctl) to outlive nobody; it must not load the native library for that.
+        # The launcher's wrapper asks the kernel (prctl) to outlive nobody, and is too light for the native library.
         (r"^\s*(import|from) ctypes", {"keras_ddl._native", "keras_ddl.launch.processes"}),
         (r"^\s*(import|from) tensorflow\.python|tf\.python\b", {"keras_ddl._tf_compat"}),
         (r"^\s*(import|from) keras\.src", {"keras_ddl._keras_compat"}),

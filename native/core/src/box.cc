@@ -63,16 +63,22 @@ char* Box::Scratch(uint64_t bytes) {
 }
 
 Status Box::AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op) {
-  const auto ranks = static_cast<double>(transport_.size);
-  if (one_group()) return ShmAllReduce(pipeline_, in, out, {dtype, op, ranks});
-  // A mean divides as soon as the group's sum is known, in float32 or wider: a float16 sum over many groups could
-  // overflow where the mean does not.
-  const Reduction inner{dtype, op, ranks};
-  const Reduction outer{dtype, op == DDL_MEAN ? DDL_SUM : op, 1.0};
-  return even_ ? AllReduceEven(in, out, inner, outer) : AllReduceUneven(in, out, inner, outer);
+  if (one_group()) return ShmAllReduce(pipeline_, in, out, {dtype, op, static_cast<double>(transport_.size)});
+  const Stages stages = StagesOf(dtype, op);
+  return even_ ? AllReduceEven(in, out, stages) : AllReduceUneven(in, out, stages);
 }
 
-Status Box::AllReduceEven(const View& in, const View& out, const Reduction& inner, const Reduction& outer) {
+Box::Stages Box::StagesOf(ddl_dtype dtype, ddl_op op) const {
+  const auto ranks = static_cast<double>(transport_.size);
+  const Reduction across{dtype, op == DDL_MEAN ? DDL_SUM : op, 1.0};
+  if (op != DDL_MEAN) return {across, across, across, false};
+  // A mean divides last, which rounds once. In 16 bits it divides as soon as the group's sum is known in float32: a
+  // sum over many groups could overflow where the mean does not.
+  const bool narrow = dtype == DDL_FLOAT16 || dtype == DDL_BFLOAT16;
+  return {narrow ? Reduction{dtype, DDL_MEAN, ranks} : across, across, {dtype, DDL_MEAN, ranks}, !narrow};
+}
+
+Status Box::AllReduceEven(const View& in, const View& out, const Stages& stages) {
   const size_t bytes = in.element_bytes();
   const auto local = static_cast<size_t>(pipeline_.rank());
   const uint64_t block = kShardBytes / bytes * static_cast<uint64_t>(pipeline_.size());
@@ -87,22 +93,26 @@ Status Box::AllReduceEven(const View& in, const View& out, const Reduction& inne
     }
     char* scratch = Scratch(shards[local].size() * bytes);
     const View shard(bytes, scratch, shards[local].size());
-    DDL_RETURN_IF_ERROR(ShmReduceScatter(pipeline_, parts, shard, inner));
-    DDL_RETURN_IF_ERROR(cross_.AllReduce(scratch, shard.count(), outer));
+    DDL_RETURN_IF_ERROR(ShmReduceScatter(pipeline_, parts, shard, stages.inner));
+    DDL_RETURN_IF_ERROR(cross_.AllReduce(scratch, shard.count(), stages.outer));
+    if (stages.has_last) ReduceAlone(shard, shard, stages.last);
     DDL_RETURN_IF_ERROR(ShmAllGather(pipeline_, shard, results));
   }
   return {};
 }
 
-Status Box::AllReduceUneven(const View& in, const View& out, const Reduction& inner, const Reduction& outer) {
+Status Box::AllReduceUneven(const View& in, const View& out, const Stages& stages) {
   const size_t bytes = in.element_bytes();
   const uint64_t block = kShardBytes / bytes;
   for (uint64_t at = 0; at < in.count(); at += block) {
     const uint64_t n = std::min(block, in.count() - at);
     char* scratch = Scratch(n * bytes);
     const View sum(bytes, scratch, n);
-    DDL_RETURN_IF_ERROR(ShmAllReduce(pipeline_, in.Slice(at, n), sum, inner));
-    if (pipeline_.rank() == 0) DDL_RETURN_IF_ERROR(cross_.AllReduce(scratch, n, outer));
+    DDL_RETURN_IF_ERROR(ShmAllReduce(pipeline_, in.Slice(at, n), sum, stages.inner));
+    if (pipeline_.rank() == 0) {
+      DDL_RETURN_IF_ERROR(cross_.AllReduce(scratch, n, stages.outer));
+      if (stages.has_last) ReduceAlone(sum, sum, stages.last);
+    }
     DDL_RETURN_IF_ERROR(ShmBroadcast(pipeline_, 0, sum, out.Slice(at, n)));
   }
   return {};
@@ -110,7 +120,6 @@ Status Box::AllReduceUneven(const View& in, const View& out, const Reduction& in
 
 Status Box::ReduceScatter(const View& in, char* out, const std::vector<Range>& ranges, ddl_dtype dtype, ddl_op op) {
   const size_t bytes = in.element_bytes();
-  const auto ranks = static_cast<double>(transport_.size);
   const Range own = ranges[static_cast<size_t>(transport_.rank)];
   if (!even_) {
     // Groups of unequal size: the whole sum passes through scratch memory of N bytes.
@@ -129,12 +138,15 @@ Status Box::ReduceScatter(const View& in, char* out, const std::vector<Range>& r
     }
     parts.push_back(part);
   }
-  const Reduction inner{dtype, op, ranks};
-  if (one_group()) return ShmReduceScatter(pipeline_, parts, View(bytes, out, own.size()), inner);
+  if (one_group()) {
+    const Reduction reduction{dtype, op, static_cast<double>(transport_.size)};
+    return ShmReduceScatter(pipeline_, parts, View(bytes, out, own.size()), reduction);
+  }
+  const Stages stages = StagesOf(dtype, op);
 
   const uint64_t count = parts[static_cast<size_t>(pipeline_.rank())].count();
   std::vector<char> shard(count * bytes);
-  DDL_RETURN_IF_ERROR(ShmReduceScatter(pipeline_, parts, View(bytes, shard.data(), count), inner));
+  DDL_RETURN_IF_ERROR(ShmReduceScatter(pipeline_, parts, View(bytes, shard.data(), count), stages.inner));
   std::vector<Range> chunks;
   uint64_t begin = 0;
   for (const auto& members : groups_) {
@@ -142,9 +154,14 @@ Status Box::ReduceScatter(const View& in, char* out, const std::vector<Range>& r
     chunks.push_back({begin, begin + n});
     begin += n;
   }
-  const Reduction outer{dtype, op == DDL_MEAN ? DDL_SUM : op, 1.0};
-  DDL_RETURN_IF_ERROR(cross_.ReduceScatter(shard.data(), chunks, outer));
-  Copy(out, shard.data() + chunks[static_cast<size_t>(group_)].begin * bytes, own.size() * bytes, Store::kCached);
+  DDL_RETURN_IF_ERROR(cross_.ReduceScatter(shard.data(), chunks, stages.outer));
+  const View mine(bytes, shard.data() + chunks[static_cast<size_t>(group_)].begin * bytes, own.size());
+  const View result(bytes, out, own.size());
+  if (stages.has_last) {
+    ReduceAlone(mine, result, stages.last);
+  } else {
+    CopyView(mine, result, Store::kCached);
+  }
   return {};
 }
 

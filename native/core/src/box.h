@@ -33,8 +33,16 @@ class Box {
 
  private:
   bool one_group() const { return groups_.size() == 1; }
-  Status AllReduceEven(const View& in, const View& out, const Reduction& inner, const Reduction& outer);
-  Status AllReduceUneven(const View& in, const View& out, const Reduction& inner, const Reduction& outer);
+  // A reduction across several groups: inside each, between them, and what is left to do to the result (a mean).
+  struct Stages {
+    Reduction inner;
+    Reduction outer;
+    Reduction last;
+    bool has_last;
+  };
+  Stages StagesOf(ddl_dtype dtype, ddl_op op) const;
+  Status AllReduceEven(const View& in, const View& out, const Stages& stages);
+  Status AllReduceUneven(const View& in, const View& out, const Stages& stages);
   char* Scratch(uint64_t bytes);
 
   const ddl_transport& transport_;
