@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import keras
 
-from keras_ddl import communicator
+from keras_ddl.callbacks._first_rank import is_first_rank
 from keras_ddl.callbacks._momentum import MomentumCorrection
 from keras_ddl.errors import ConfigError
 
@@ -55,18 +55,21 @@ class RateControl:
         self._fit: Any = None  # identifies the fit() that the parts belong to
         self._opened = False
         self._warned: set[str] = set()
-        self._noted = (0.0, 0)  # rate and step when the callbacks were given their model
+        self._noted = (0.0, 0, True)  # rate, step and whether it is a new beginning, before the callbacks begin
         self._restored = self._must_write = False
         self.base: float | None = None
         self.outside = 1.0
         self.product = 1.0  # warm-up factor * schedule multiplier that is in the rate now
         self.last: float | None = None  # the rate as last written
+        self.seen: float | None = None  # the rate when the last epoch began or ended
 
     # ---- one fit(), in the order in which Keras calls ---------------------------------------------------------------
 
     def note(self) -> None:
         """Notes the rate before any callback can restore another one (BackupAndRestore does at train begin)."""
-        self._noted = (self.read(), self._steps_done())
+        rate = self.read()
+        is_new = self.base is None or rate not in (self.last, self.seen)  # the first fit, or set between two fits
+        self._noted = (rate, self._steps_done(), is_new)
 
     def join(self, part: Part, fit: Any) -> None:
         """Adds a part; `fit` is the same object for all callbacks of one fit()."""
@@ -87,13 +90,18 @@ class RateControl:
         if product != self.product or self._must_write:
             self._write(product)
 
+    def look(self) -> float:
+        """Returns the rate, and remembers it: what others make of it in a fit() is no new beginning for the next."""
+        self.seen = self.read()
+        return self.seen
+
     # ---- state for checkpoints ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, float] | None:
         """Returns what `restore` needs (JSON), or None when no part has begun."""
         if self.base is None:
             return None
-        return {"base": self.base, "outside": self._outside_now(), "product": self.product}
+        return {"base": self.base, "outside": self._outside_of(self.read()), "product": self.product}
 
     def restore(self, state: dict[str, float]) -> None:
         """Takes over a checkpoint's state; the caller has restored the optimizer's own variables."""
@@ -118,11 +126,12 @@ class RateControl:
         if self._restored:
             self._restored = False
             return
-        rate, steps_done = self._noted
-        if self.base is None or self.last != rate:  # the first fit, or the user set another rate since the last one
+        rate, steps_done, is_new = self._noted
+        if is_new:
             self.base, self.outside, self.product, self.last = rate, 1.0, 1.0, rate
+        self.outside, self.last = self._outside_of(rate), rate
         if given:
-            self._must_write = self.base != given
+            self._must_write = self.base not in given
             (self.base,) = given
         if self._steps_done() != steps_done:  # another callback restored a checkpoint at train begin
             self._take_over(epoch)
@@ -165,13 +174,12 @@ class RateControl:
             multiplier, winner = factor, part
         return warmup * multiplier
 
-    def _outside_now(self) -> float:
-        now = self.read()
-        return self.outside if now == self.last else now / (self.base * self.product)
+    def _outside_of(self, rate: float) -> float:
+        return self.outside if rate == self.last else rate / (self.base * self.product)
 
     def _write(self, product: float) -> None:
         now = self.read()
-        outside = self._outside_now()
+        outside = self._outside_of(now)
         if outside != self.outside:
             self._warn(
                 f"Two callbacks set the learning rate against each other: it was changed from {self.last:g} to "
@@ -187,6 +195,6 @@ class RateControl:
             self._momentum.scale(optimizer, self.last / now)
 
     def _warn(self, text: str) -> None:
-        if text[:40] not in self._warned and (not communicator.is_initialized() or communicator.rank() == 0):
+        if text[:40] not in self._warned and is_first_rank():
             warnings.warn(text, stacklevel=4)
         self._warned.add(text[:40])

@@ -75,13 +75,17 @@ class RatePart(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch = epoch
+        self._control.look()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._control.update(self._epoch, batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
-            logs["learning_rate"] = self._control.read()
+            logs["learning_rate"] = self._control.look()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._control.look()
 
 
 def _is_settable(optimizer: Any) -> bool:

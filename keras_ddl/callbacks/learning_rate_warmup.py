@@ -6,7 +6,7 @@ import math
 import numbers
 from typing import Any
 
-from keras_ddl import communicator
+from keras_ddl.callbacks._first_rank import is_first_rank
 from keras_ddl.callbacks._rate_part import RatePart
 from keras_ddl.errors import ConfigError
 from keras_ddl.schedules import Scaling, positive, scale_factor, warmup_factor
@@ -82,10 +82,6 @@ class LearningRateWarmup(RatePart):
             # The rate at the end of the epoch, so that logs show round numbers, and so that the last write is made
             # before any other callback's on_epoch_begin of the first epoch after the warm-up.
             self._control.update(epoch, self.steps())
-            if self.verbose and not self.is_active(epoch + 1) and _is_first_rank():
+            if self.verbose and not self.is_active(epoch + 1) and is_first_rank():
                 print(f"\nEpoch {epoch + 1}: the learning rate has reached {self._control.read():g} after its warm-up.")
         super().on_epoch_end(epoch, logs)
-
-
-def _is_first_rank() -> bool:
-    return not communicator.is_initialized() or communicator.rank() == 0

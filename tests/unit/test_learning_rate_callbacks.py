@@ -102,6 +102,30 @@ def test_warmup_goes_on_in_a_second_fit(four_ranks):
     np.testing.assert_allclose(np.concatenate([first, second]), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_second_fit_does_not_scale_again_what_another_callback_has_changed(four_ranks, order, interrupted):
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if interrupted and self.params["epochs"] == 4 and self.model.optimizer.iterations == 2 * STEPS + 2:
+                raise InterruptedError
+
+    def parts():
+        plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, min_delta=1e9)
+        return [*[callbacks.LearningRateWarmup(warmup_epochs=1), plateau][::order], Interrupt()]
+
+    model = make()
+    with no_warnings():
+        if interrupted:
+            with pytest.raises(InterruptedError):
+                fit(model, *parts(), epochs=4)
+        else:
+            fit(model, *parts(), epochs=2)
+        assert float(model.optimizer.learning_rate) == np.float32(0.02)
+        rates, _ = fit(model, *parts(), initial_epoch=2, epochs=3)
+    np.testing.assert_allclose(rates, 0.02, rtol=1e-6)
+
+
 def test_warmup_starts_from_a_rate_that_the_user_set_between_fits(four_ranks):
     model = make()
     fit(model, callbacks.LearningRateWarmup(warmup_epochs=1), epochs=2)
