@@ -176,7 +176,8 @@ def check_warmup_trains_as_one_process_with_that_rate():
         return [warmup, callbacks.LearningRateSchedule(0.1, start_epoch=3)]
 
     sgd = lambda: keras.optimizers.SGD(0.02, momentum=0.9, nesterov=True)  # noqa: E731
-    keras.utils.set_random_seed(1)  # earlier checks have set the ranks' apart
+    keras.utils.set_random_seed(1)  # earlier checks have set the ranks' apart, and
+    keras.utils.clear_session()  # the numbers that Keras puts into names
     check_equal_to_one_process(sgd, fit={"epochs": 4, "callbacks": parts})
 
 
