@@ -76,7 +76,14 @@ struct Rank {
   std::shared_ptr<World> world;
   int rank;
   std::string error;
+  // Operations the caller holds, by the address it was given. Those of a collective that broke off are never finished;
+  // they go when the transport does, as ddl.h promises.
+  std::map<void*, std::shared_ptr<Operation>> operations;
 
+  void* Hold(const std::shared_ptr<Operation>& operation) {
+    operations[operation.get()] = operation;
+    return operation.get();
+  }
   int Fail(std::string message) {
     error = std::move(message);
     return DDL_INTERNAL;
@@ -100,8 +107,6 @@ void Match(Channel& channel) {
     send.operation->finished = receive.operation->finished = true;
   }
 }
-
-void* Handle(std::shared_ptr<Operation> operation) { return new std::shared_ptr<Operation>(std::move(operation)); }
 
 int AllGather(void* self, const void* in, void* out, size_t bytes) {
   Rank& me = *static_cast<Rank*>(self);
@@ -127,7 +132,7 @@ int Isend(void* self, int peer, int tag, const void* buffer, size_t bytes, void*
     send.operation->finished = true;
   }
   const std::lock_guard<std::mutex> lock(me.world->mutex);
-  *operation = Handle(send.operation);
+  *operation = me.Hold(send.operation);
   send.arrival = me.world->arrivals++;
   me.world->channels[{me.rank, peer, tag}].sends.push_back(std::move(send));
   return DDL_OK;
@@ -139,7 +144,7 @@ int Irecv(void* self, int peer, int tag, void* buffer, size_t bytes, void** oper
   const std::lock_guard<std::mutex> lock(me.world->mutex);
   Channel& channel = me.world->channels[{peer, me.rank, tag}];
   channel.receives.push_back({std::make_shared<Operation>(), buffer, bytes});
-  *operation = Handle(channel.receives.back().operation);
+  *operation = me.Hold(channel.receives.back().operation);
   Match(channel);
   return DDL_OK;
 }
@@ -152,14 +157,15 @@ int Test(void* self, void** operation, int* finished) {
   for (auto& [key, channel] : me.world->channels) {
     if (std::get<1>(key) == me.rank) Match(channel);
   }
-  auto* const handle = static_cast<std::shared_ptr<Operation>*>(*operation);
-  if (!(*handle)->finished) {
+  const auto held = me.operations.find(*operation);
+  if (held == me.operations.end()) return me.Fail("test: no such operation");
+  if (!held->second->finished) {
     *finished = 0;
     return DDL_OK;
   }
-  const int code = (*handle)->code;
-  if (code != DDL_OK) me.error = (*handle)->error;
-  delete handle;
+  const int code = held->second->code;
+  if (code != DDL_OK) me.error = held->second->error;
+  me.operations.erase(held);
   *operation = nullptr;
   return code;
 }
@@ -262,7 +268,7 @@ std::vector<ddl_transport> MakeThreadTransports(int size) {
   const auto world = std::make_shared<World>(size);
   std::vector<ddl_transport> transports;
   for (int r = 0; r < size; ++r) {
-    transports.push_back({DDL_ABI_VERSION, r, size, new Rank{world, r, {}}, AllGather, Isend, Irecv, Test, Probe,
+    transports.push_back({DDL_ABI_VERSION, r, size, new Rank{world, r, {}, {}}, AllGather, Isend, Irecv, Test, Probe,
                           PlainAllReduce, LastError, Share, Destroy});
   }
   return transports;
