@@ -102,6 +102,7 @@ ddl_comm* ddl_create(const ddl_transport* transport, const ddl_options* options,
                   "the parts of keras_ddl do not fit together: core ABI %u, transport %u, options "
                   "%u. Reinstall keras_ddl.",
                   DDL_ABI_VERSION, used.abi_version, options->abi_version);
+    if (used.destroy != nullptr) used.destroy(used.self);
     return nullptr;
   }
   auto comm = std::make_unique<ddl_comm>();
