@@ -93,7 +93,7 @@ def main() -> None:
         batch_size=arguments.batch_size * keras_ddl.size(),  # Keras's batch_size is the global one
         epochs=arguments.epochs,
         validation_data=data["validation"],
-        verbose=2 if strategy.rank == 0 else 0,
+        verbose=2,
         callbacks=[
             keras_ddl.callbacks.LearningRateWarmup(warmup_epochs=arguments.warmup_epochs, scaling=scaling),
             keras_ddl.callbacks.LearningRateSchedule(0.1, start_epoch=max(1, arguments.epochs * 3 // 4)),

@@ -207,9 +207,9 @@ def reduce_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bind(original: Callable[..., Any], model: Any, args: Any, kwargs: Any, strategy: Any) -> inspect.BoundArguments:
-    """Binds the arguments; the progress bar is rank 0's unless another rank asks for it by a number."""
+    """Binds the arguments; the progress bar is rank 0's, whatever `verbose` the one script asks for."""
     bound = inspect.signature(original).bind(model, *args, **kwargs)
-    if strategy.rank != 0 and bound.arguments.get("verbose", "auto") == "auto":
+    if strategy.rank != 0:
         bound.arguments["verbose"] = 0
     return bound
 

@@ -198,10 +198,8 @@ def check_progress_bar_is_rank_0s():
         model.fit(X, Y, epochs=1)
         model.evaluate(X, Y)
         model.predict(X)
-    assert bool(output.getvalue()) == (RANK == 0)
-    with contextlib.redirect_stdout(output):
         model.fit(X, Y, epochs=1, verbose=2)
-    assert "loss" in output.getvalue()
+    assert output.getvalue().count("loss") >= 2 if RANK == 0 else output.getvalue() == ""
 
 
 def check_swapped_ema_weights():
