@@ -2,7 +2,6 @@
 
 import numpy as np
 
-import keras_ddl
 from keras_ddl import data
 from parallel.strategy_common import (
     RANK,
@@ -101,20 +100,26 @@ def check_ema_and_weight_decay():
 
 
 def check_gradient_accumulation():
-    # 10 steps: the second fit, and each epoch, begins with gradients of the one before
     check_equal_to_one_process(adam(gradient_accumulation_steps=3, global_clipnorm=0.1))
-    model = check_equal_to_one_process(sgd(gradient_accumulation_steps=4), fit={"epochs": 1})
-    alone = dense_model()
-    alone.compile(sgd(gradient_accumulation_steps=4)(), "mse")
-    alone.set_weights(model.get_weights())
-    alone.optimizer.build(alone.trainable_variables)
-    for variable, sums in zip(alone.optimizer._accumulated_gradients, model.optimizer._accumulated_gradients):
-        variable.assign(keras_ddl.broadcast_object(sums.numpy()))  # rank 0 holds what all have accumulated
-    alone.optimizer._iterations.assign(model.optimizer._iterations)
-    for one in (alone, model):
-        one.fit(X, Y, batch_size=10, epochs=1, shuffle=False, verbose=0)
-    for one, mine in zip(alone.get_weights(), model.get_weights()):
+
+
+def check_partly_accumulated_gradients_outlive_a_fit():
+    def compiled():
+        model = dense_model()
+        model.compile(sgd(gradient_accumulation_steps=4)(), "mse")
+        return model
+
+    alone = compiled()
+    with STRATEGY.scope():
+        shared = compiled()
+    weights = shared.get_weights()
+    alone.set_weights(weights)
+    for model in (alone, shared):
+        for _ in range(2):  # 5 steps each: the second fit begins with the gradients of one step
+            model.fit(X, Y, batch_size=10, epochs=1, shuffle=False, verbose=0)
+    for one, mine, before in zip(alone.get_weights(), shared.get_weights(), weights, strict=True):
         np.testing.assert_allclose(mine, one, rtol=0, atol=1e-14)
+        assert np.any(mine != before)
 
 
 def check_loss_scale_optimizer():
