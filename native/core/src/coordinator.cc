@@ -49,8 +49,7 @@ void Coordinator::Match(Entries::iterator at) {
          Label(entry.by_rank[static_cast<size_t>(present[0])].front().announcement) + " can not complete: rank " +
              std::to_string(rank) +
              " has left (its process ended or called shutdown). Every rank must run the same collectives; look at "
-             "the output of that rank.",
-         0);
+             "the output of that rank.");
     return;
   }
   if (!missing.empty()) return;
@@ -73,20 +72,24 @@ void Coordinator::Match(Entries::iterator at) {
   if (Present(entry).empty()) waiting_.erase(at);
 }
 
-void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& message, double now) {
+void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& message) {
   Verdict verdict;
   verdict.decision.code = code;
   verdict.decision.name = at->first;
   verdict.decision.message = message;
   verdict.ranks = Present(at->second);
-  for (int rank : Missing(at->second)) {
-    if (left_[static_cast<size_t>(rank)] || code == DDL_ABORTED) continue;
-    debts_[at->first].push_back({rank, now + std::max(kDebtSeconds, deadline_s_), verdict.decision});
-  }
   for (int rank : verdict.ranks) at->second.by_rank[static_cast<size_t>(rank)].pop_front();
   verdicts_.push_back(std::move(verdict));
   at->second.warned_at = 0;
   if (Present(at->second).empty()) waiting_.erase(at);
+}
+
+void Coordinator::Owe(const std::vector<int>& debtors, const Decision& decision, double now,
+                      const std::string& sibling) {
+  for (int rank : debtors) {
+    if (left_[static_cast<size_t>(rank)]) continue;
+    debts_[decision.name].push_back({rank, now + std::max(kDebtSeconds, deadline_s_), decision, sibling});
+  }
 }
 
 bool Coordinator::PayDebt(int rank, const std::string& name, double now) {
@@ -97,10 +100,17 @@ bool Coordinator::PayDebt(int rank, const std::string& name, double now) {
   const auto debt = std::find_if(debts.begin(), debts.end(), [&](const Debt& d) { return d.rank == rank; });
   const bool owed = debt != debts.end();
   if (owed) {
+    const std::string sibling = debt->sibling;
     verdicts_.push_back({debt->decision, {rank}});
     debts.erase(debt);
+    const auto other = debts_.find(sibling);
+    if (other != debts_.end()) {
+      auto& list = other->second;
+      list.erase(std::remove_if(list.begin(), list.end(), [&](const Debt& d) { return d.rank == rank; }), list.end());
+      if (list.empty()) debts_.erase(other);
+    }
   }
-  if (debts.empty()) debts_.erase(at);
+  if (debts_.count(name) != 0 && debts_[name].empty()) debts_.erase(name);
   return owed;
 }
 
@@ -134,8 +144,8 @@ void Coordinator::Tick(double now) {
       Fail(here, DDL_DEADLINE_EXCEEDED,
            what + " waited " + Seconds(age) + " for rank(s) " + JoinRanks(missing) + "; rank(s) " + JoinRanks(present) +
                " had come. Every rank must run the same collectives. If the missing ranks are only slow, raise "
-               "KERAS_DDL_DEADLINE_SECONDS.",
-           now);
+               "KERAS_DDL_DEADLINE_SECONDS.");
+      Owe(missing, verdicts_.back().decision, now, "");
     } else if (warn_after_s_ > 0 && age > warn_after_s_ && now - entry.warned_at > warn_after_s_) {
       entry.warned_at = now;
       warnings_.push_back(what + " has waited " + Seconds(age) + " for rank(s) " + JoinRanks(missing) + "; rank(s) " +
@@ -170,8 +180,17 @@ void Coordinator::CheckBlocked(double now) {
                                   ". Every rank must run the same script and build the same model.";
       const auto first = blocked[a];
       const auto second = blocked[b];
-      Fail(first, DDL_FAILED_PRECONDITION, message, now);
-      Fail(second, DDL_FAILED_PRECONDITION, message, now);
+      // Ranks that are in neither may still come to one of them; those in the other have their answer.
+      std::vector<int> neither;
+      for (int rank : Missing(first->second)) {
+        if (second->second.by_rank[static_cast<size_t>(rank)].empty()) neither.push_back(rank);
+      }
+      const std::string first_name = first->first;
+      const std::string second_name = second->first;
+      Fail(first, DDL_FAILED_PRECONDITION, message);
+      Owe(neither, verdicts_.back().decision, now, second_name);
+      Fail(second, DDL_FAILED_PRECONDITION, message);
+      Owe(neither, verdicts_.back().decision, now, first_name);
       return;  // iterators may be gone; the next tick sees the rest
     }
   }

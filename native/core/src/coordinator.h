@@ -48,16 +48,20 @@ class Coordinator {
     std::vector<std::deque<Waiting>> by_rank;  // FIFO per rank
     double warned_at = 0;
   };
-  // A rank owes an announcement of a collective that failed without it: it fails when it comes, until `until`.
+  // A rank owes an announcement of a collective that failed without it: it fails when it comes, until `until`. Of two
+  // collectives that failed together it owes either, not both: `sibling` is the other's name, or empty.
   struct Debt {
     int rank;
     double until;
     Decision decision;
+    std::string sibling;
   };
   using Entries = std::map<std::string, Entry>;
 
   void Match(Entries::iterator at);
-  void Fail(Entries::iterator at, ddl_code code, const std::string& message, double now);
+  void Fail(Entries::iterator at, ddl_code code, const std::string& message);
+  // Each of `debtors` gets `decision` when it comes.
+  void Owe(const std::vector<int>& debtors, const Decision& decision, double now, const std::string& sibling);
   bool PayDebt(int rank, const std::string& name, double now);
   void CheckBlocked(double now);
   std::vector<int> Missing(const Entry& entry) const;
