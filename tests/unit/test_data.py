@@ -71,6 +71,7 @@ def test_share_dataset_refuses_batches_smaller_than_ranks():
 
 
 def test_share_dataset_refuses_a_shuffle_without_a_seed():
+    tf.random.set_seed(None)  # other tests of this process may have set the global seed, which would do
     dataset = tf.data.Dataset.range(12).shuffle(12).batch(6).map(lambda v: v)
     with pytest.raises(ConfigError, match="without a seed.*after keras_ddl.Strategy"):
         data.share_dataset(dataset, 0, 2)
