@@ -1,6 +1,7 @@
 """Where the ranks are: which share a host, which share memory, and the box of dimensions they form.
 
-Pure Python over the list of hosts; knows neither MPI nor TensorFlow.
+Pure Python over the list of hosts; knows neither MPI nor TensorFlow. What an all-reduce costs on such a box is
+predicted by cost_model.py, whose names are here too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from keras_ddl.cost_model import Cluster, Dimension, choose, predict
 from keras_ddl.errors import ConfigError
+
+__all__ = ["Cluster", "Dimension", "Topology", "choose", "make_topology", "parse_mode", "predict"]
 
 _FORCED = re.compile(r"(?:[rbx]:)?([0-9]+(?:x[0-9]+)*)")
 

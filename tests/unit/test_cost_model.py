@@ -1,0 +1,190 @@
+"""The cost model against times computed by hand and against what the literature proves."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from keras_ddl.cost_model import (
+    Cluster,
+    Dimension,
+    box,
+    choose,
+    halving_doubling,
+    pipelined_box,
+    predict,
+    recursive_doubling,
+    ring,
+    scattered_ring,
+    stages,
+)
+from keras_ddl.errors import ConfigError
+from keras_ddl.topology import choose as topology_choose
+from keras_ddl.topology import predict as topology_predict
+
+MB = 1e6
+FAST, NETWORK, UPLINK = 10e9, 1e9, 0.5e9
+
+
+def cluster_of(*sizes: int, latency: float = 0.0, **options: float) -> Cluster:
+    links = (FAST, NETWORK, UPLINK)
+    return Cluster(
+        tuple(Dimension(n, b, latency if i else 0.0) for i, (n, b) in enumerate(zip(sizes, links))), **options
+    )
+
+
+def test_ring_matches_the_textbook_on_equal_links() -> None:
+    one = Cluster((Dimension(1, FAST), Dimension(8, NETWORK, 1e-5)), reduction=2e9)
+    # 14 steps of 10 us and of 1 MB at 1 GB/s, 7 additions of 1 MB at 2 GB/s.
+    assert ring(one, 8 * MB) == pytest.approx(14 * (10e-6 + 1e-3) + 7 * 0.5e-3)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 1000])
+def test_ring_bandwidth_term_is_the_lower_bound(ranks: int) -> None:
+    assert ring(Cluster((Dimension(ranks, 1e9),)), 100 * MB) == pytest.approx(2 * (ranks - 1) / ranks * 0.1)
+
+
+def test_ring_sends_per_host_what_was_measured() -> None:
+    # 4 hosts x 2 ranks: 1.75 N per host in host order, 3.5 N in turn over the hosts, 1.5 N for the box.
+    cluster = Cluster((Dimension(2, math.inf), Dimension(4, NETWORK)))
+    assert ring(cluster, 1e9) == pytest.approx(1.75)
+    assert scattered_ring(cluster, 1e9) == pytest.approx(3.5)
+    assert box(cluster, 1e9, 2) == pytest.approx(1.5)
+
+
+def test_box_adds_its_stages() -> None:
+    inner, outer = stages(cluster_of(4, 8, latency=1e-5), 80 * MB, 2)
+    assert inner == pytest.approx(2 * 3 / 4 * 80 * MB / FAST)
+    # All four ranks of a host share its link: 8 steps less one, twice, of 80 / 8 MB per host.
+    assert outer == pytest.approx(14 * (10e-6 + 10 * MB / NETWORK))
+    assert box(cluster_of(4, 8, latency=1e-5), 80 * MB, 2) == pytest.approx(inner + outer)
+
+
+def test_three_dimensions_unburden_the_links_between_racks() -> None:
+    cluster = cluster_of(2, 2, 2)  # ranks of a host, hosts of a rack, racks
+    inside, hosts, racks = stages(cluster, 100 * MB, 3)
+    assert inside == pytest.approx(2 * 1 / 2 * 100 * MB / FAST)
+    assert hosts == pytest.approx(2 * 1 / 2 * 100 * MB / NETWORK)
+    # A rack sends N/2 each way round; its two hosts send N/4 each, which is no longer than 0.5 GB/s take for N/2.
+    assert racks == pytest.approx(2 * 1 / 2 * 100 * MB / UPLINK)
+    # One ring through all four hosts sends 1.5 N through the uplink of a rack, three dimensions N.
+    assert stages(cluster, 100 * MB, 2)[1] == pytest.approx(2 * 3 / 4 * 100 * MB / UPLINK)
+
+
+def test_links_of_hosts_bound_what_racks_exchange() -> None:
+    wide = Cluster((Dimension(2, FAST), Dimension(2, 1e9), Dimension(2, 1e12)))
+    # Half of N over each of the two host links, although the link of the rack could carry more.
+    assert stages(wide, 100 * MB, 3)[2] == pytest.approx(50 * MB / 1e9)
+
+
+def test_depth_one_is_the_flat_ring() -> None:
+    cluster = cluster_of(4, 8, 2, latency=3e-6, reduction=5e9)
+    assert box(cluster, 10 * MB, 1) == ring(cluster, 10 * MB)
+
+
+def test_recursive_doubling_takes_few_steps_of_everything() -> None:
+    flat = Cluster((Dimension(1, FAST), Dimension(8, NETWORK, 1e-5)), reduction=4e9)
+    assert recursive_doubling(flat, 1 * MB) == pytest.approx(3 * (10e-6 + 1e-3 + 0.25e-3))
+    # Five ranks: fold the fifth in (with an addition), two exchanges among four, and out.
+    five = Cluster((Dimension(1, FAST), Dimension(5, NETWORK, 1e-5)), reduction=4e9)
+    assert recursive_doubling(five, 1 * MB) == pytest.approx(4 * (10e-6 + 1e-3) + 3 * 0.25e-3)
+    # Two ranks of a host share its link.
+    assert recursive_doubling(cluster_of(2, 2), 1 * MB) == pytest.approx(1e-4 + 2e-3)
+
+
+def test_halving_doubling_sends_as_little_as_a_ring_in_fewer_steps() -> None:
+    flat = Cluster((Dimension(1, FAST), Dimension(8, NETWORK, 1e-5)), reduction=4e9)
+    bytes_term = 2 * 7 / 8 * 8e-3 + 7 / 8 * 2e-3
+    assert halving_doubling(flat, 8 * MB) == pytest.approx(2 * 3 * 10e-6 + bytes_term)
+    assert ring(flat, 8 * MB) == pytest.approx(2 * 7 * 10e-6 + bytes_term)
+
+
+def test_pipeline_takes_its_slowest_stage_and_the_filling() -> None:
+    cluster = cluster_of(2, 4)
+    inner, outer = stages(cluster, 160 * MB, 2)
+    # 20 MB of one rank's share at a time: 4 blocks.
+    piped = pipelined_box(cluster, 160 * MB, 2, shard_bytes=20 * MB)
+    assert piped == pytest.approx((inner + outer) / 4 + 3 * max(inner, outer) / 4)
+    assert max(inner, outer) < piped < inner + outer
+    assert pipelined_box(cluster, 160 * MB, 2, shard_bytes=1e9) == pytest.approx(inner + outer)
+
+
+def test_pipeline_in_too_many_blocks_pays_their_latency() -> None:
+    cluster = cluster_of(2, 4, latency=1e-3)
+    assert pipelined_box(cluster, 10 * MB, 2, shard_bytes=1e3) > box(cluster, 10 * MB, 2)
+
+
+def test_choose_takes_few_steps_for_small_and_few_bytes_for_large_messages() -> None:
+    cluster = cluster_of(4, 64, latency=2e-6)
+    everything = predict(cluster, 1.0)
+    assert choose(cluster, 64, everything) == "recursive doubling"
+    assert choose(cluster, 1e9, everything) == "2-d pipelined"
+    seconds = predict(cluster, 1e9)
+    assert seconds["2-d pipelined"] < seconds["2-d"] < seconds["scattered ring"]
+
+
+def test_choose_takes_only_what_is_offered() -> None:
+    cluster = cluster_of(4, 64, 4, latency=2e-6)
+    assert choose(cluster, 8) == "3-d"  # fewest steps of those in the engine
+    assert choose(cluster, 8, ["ring", "2-d"]) == "2-d"
+
+
+def test_more_hosts_cost_a_flat_ring_latency_and_the_box_little() -> None:
+    def at(racks: int, name: str) -> float:
+        links = (Dimension(4, 40e9, 1e-6), Dimension(16, 12.5e9, 2e-6), Dimension(racks, 16 * 12.5e9, 3e-6))
+        return predict(Cluster(links), 100 * MB, [name])[name]
+
+    assert at(64, "ring") > at(4, "ring") + 2 * 4 * 16 * 60 * 2e-6 * 0.99
+    assert at(64, "3-d") < at(4, "3-d") * 1.05
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 1e9])
+def test_one_rank_has_nothing_to_do(nbytes: float) -> None:
+    alone = Cluster((Dimension(1, FAST), Dimension(1, NETWORK, 1e-5)))
+    assert set(predict(alone, nbytes).values()) == {0.0}
+
+
+@pytest.mark.parametrize("name", list(predict(cluster_of(3, 5, 7), 1.0)))
+def test_times_grow_with_bytes_latency_and_slower_links(name: str) -> None:
+    def seconds(nbytes: float = MB, latency: float = 1e-6, speed: float = 1e9, reduction: float = 1e9) -> float:
+        dims = tuple(Dimension(n, speed, latency) for n in (3, 5, 7))
+        return predict(Cluster(dims, reduction), nbytes, [name])[name]
+
+    usual = seconds()
+    assert usual < seconds(nbytes=2 * MB) and usual < seconds(latency=2e-6)
+    assert usual < seconds(speed=0.5e9) and usual < seconds(reduction=0.5e9)
+
+
+def test_fit_finds_the_line_of_hockney() -> None:
+    points = [(n, 20e-6 + n / 3e9) for n in (8, 1e3, 1e6, 1e8)]
+    link = Dimension.fit(4, points)
+    assert (link.size, link.latency, link.bandwidth) == (4, pytest.approx(20e-6), pytest.approx(3e9))
+
+
+@pytest.mark.parametrize("points", [[], [(8, 1e-6)], [(8, 1e-6), (8, 2e-6)], [(8, 2e-6), (800, 1e-6)]])
+def test_fit_refuses_what_is_no_line(points: list[tuple[float, float]]) -> None:
+    with pytest.raises(ConfigError, match=r"Dimension\.fit"):
+        Dimension.fit(4, points)
+
+
+@pytest.mark.parametrize("values", [(0, 1e9, 0.0), (2, 0.0, 0.0), (2, math.nan, 0.0), (2, 1e9, -1.0)])
+def test_dimension_refuses_impossible_links(values: tuple[int, float, float]) -> None:
+    with pytest.raises(ConfigError, match="Dimension: size"):
+        Dimension(*values)
+
+
+def test_mistakes_name_what_there_is() -> None:
+    cluster = cluster_of(2, 2)
+    with pytest.raises(ConfigError, match="'2-d'.*Received.*'3-d'"):
+        predict(cluster, 1.0, ["3-d"])
+    with pytest.raises(ConfigError, match="nbytes=-1"):
+        predict(cluster, -1)
+    with pytest.raises(ConfigError, match="depth"):
+        stages(cluster, 1.0, 3)
+    with pytest.raises(ConfigError, match="at least one dimension"):
+        Cluster(())
+
+
+def test_topology_offers_the_model() -> None:
+    assert topology_predict is predict and topology_choose is choose
