@@ -21,7 +21,7 @@ from keras_ddl import errors
 if TYPE_CHECKING:
     import numpy as np
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 # Numbers of ddl.h; the spellings are those of the public functions.
 DTYPES = {
@@ -137,8 +137,9 @@ def core() -> ctypes.CDLL:
             f"Received: version {library.ddl_abi_version()} in {library._name}. Reinstall keras_ddl."
         )
     _declare(library, c_void_p, ddl_create=(POINTER(_Transport), POINTER(_Options), c_char_p, c_size_t))
-    _declare(library, None, ddl_destroy=(c_void_p,), ddl_set_world=(c_void_p,), ddl_work_free=(c_void_p,))
-    _declare(library, c_void_p, ddl_start=(c_void_p, POINTER(_Request)), ddl_work_data=(c_void_p,), ddl_world=())
+    _declare(library, None, ddl_close=(c_void_p,), ddl_release=(c_void_p,), ddl_set_world=(c_void_p,))
+    _declare(library, None, ddl_work_free=(c_void_p,))
+    _declare(library, c_void_p, ddl_start=(c_void_p, POINTER(_Request)), ddl_work_data=(c_void_p,))
     _declare(library, c_int, ddl_work_wait=(c_void_p, c_int), ddl_work_code=(c_void_p,))
     _declare(library, c_char_p, ddl_work_message=(c_void_p,), ddl_describe=(c_void_p,))
     _declare(library, POINTER(c_uint64), ddl_work_rows=(c_void_p,))
@@ -204,15 +205,22 @@ class Communicator:
         if not self._comm:
             raise errors.CollectiveError(message.value.decode(errors="replace"))
         self._size = len(group)
+        self._closed = False
         self._abandoned: list[Any] = []
         library.ddl_set_world(self._comm)
 
     def close(self) -> None:
         """Leaves the group: what the other ranks still wait for fails there with RankLostError. Idempotent."""
-        if self._comm:
-            comm, self._comm = self._comm, None
+        if not self._closed:
+            self._closed = True
             core().ddl_set_world(None)
-            core().ddl_destroy(comm)
+            core().ddl_close(self._comm)
+
+    def __del__(self) -> None:
+        # Only now: another thread may have been about to use it when it was closed.
+        if getattr(self, "_comm", None):
+            self.close()
+            core().ddl_release(self._comm)
 
     def describe(self) -> str:
         """What this communicator runs on, for people."""
@@ -278,7 +286,10 @@ class Communicator:
             self._wait(work, (source, result))
             code = core().ddl_work_code(work)
             if code:
-                raise errors.from_code(code, core().ddl_work_message(work).decode(errors="replace"))
+                text = core().ddl_work_message(work).decode(errors="replace")
+                if self._closed and code == _FAILED_PRECONDITION:
+                    raise errors.NotInitializedError(f"'{name}': {text}.")
+                raise errors.from_code(code, text)
             return self._gathered(work) if kind == ALL_GATHER else result
         finally:
             core().ddl_work_free(work)

@@ -222,7 +222,8 @@ void DoneCallback(void* user, int code, const char* message) {
 }  // namespace
 
 void StartCollective(const Attributes& attributes, TF_OpKernelContext* context, std::function<void()> finish) {
-  ddl_comm* comm = ddl_world();
+  const HeldWorld world;
+  ddl_comm* comm = world.get();
   if (comm == nullptr) {
     FailNotInitialized(context, attributes.name.c_str());
     finish();

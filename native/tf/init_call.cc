@@ -113,7 +113,8 @@ bool ReadInitAttributes(TF_OpKernelConstruction* construction, InitAttributes* a
 }
 
 void StartInit(const InitAttributes& attributes, TF_OpKernelContext* context, std::function<void()> finish) {
-  ddl_comm* comm = ddl_world();
+  const HeldWorld world;
+  ddl_comm* comm = world.get();
   if (comm == nullptr) {
     FailNotInitialized(context, "init_op");
     finish();

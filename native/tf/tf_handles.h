@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "ddl.h"
 #include "tf_c_api.h"
 
 namespace keras_ddl::tf {
@@ -37,6 +38,21 @@ struct ShapeDeleter {
   void operator()(TF_ShapeHandle* shape) const { TF_DeleteShapeHandle(shape); }
 };
 using ShapePtr = std::unique_ptr<TF_ShapeHandle, ShapeDeleter>;
+
+// The communicator of this process, if there is one, kept from being freed while a kernel submits to it.
+class HeldWorld {
+ public:
+  HeldWorld() : comm_(ddl_hold_world()) {}
+  HeldWorld(const HeldWorld&) = delete;
+  HeldWorld& operator=(const HeldWorld&) = delete;
+  ~HeldWorld() {
+    if (comm_ != nullptr) ddl_release(comm_);
+  }
+  ddl_comm* get() const { return comm_; }
+
+ private:
+  ddl_comm* comm_;
+};
 
 }  // namespace keras_ddl::tf
 

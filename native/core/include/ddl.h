@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or function below changes; bindings refuse another number.
-#define DDL_ABI_VERSION 1
+#define DDL_ABI_VERSION 2
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
@@ -157,7 +157,13 @@ DDL_EXPORT ddl_comm* ddl_create(const ddl_transport* transport, const ddl_option
                                 size_t error_bytes);
 
 // Tells the other ranks that this one leaves (their pending and later requests fail with DDL_ABORTED), fails what is
-// pending here, joins the communication thread and frees everything. Not from a callback.
+// pending here, joins the communication thread and frees the transport. What is submitted later fails with
+// DDL_FAILED_PRECONDITION. Closing again changes nothing. By the creator only; not from a callback.
+DDL_EXPORT void ddl_close(ddl_comm* comm);
+// A communicator's memory lives until its creator and every ddl_hold_world have released it, so that a request that
+// meets the shutdown of its communicator fails cleanly. Not from a callback.
+DDL_EXPORT void ddl_release(ddl_comm* comm);
+// ddl_close, then ddl_release: what a creator does that is the only user.
 DDL_EXPORT void ddl_destroy(ddl_comm* comm);
 
 DDL_EXPORT int ddl_rank(const ddl_comm* comm);
@@ -181,9 +187,10 @@ DDL_EXPORT const void* ddl_work_data(const ddl_work* work);
 DDL_EXPORT const uint64_t* ddl_work_rows(const ddl_work* work);
 DDL_EXPORT void ddl_work_free(ddl_work* work);
 
-// The communicator that bindings use. Set by whoever created it; set to NULL before ddl_destroy.
+// The communicator that bindings use. Set by whoever created it; set to NULL before ddl_close.
 DDL_EXPORT void ddl_set_world(ddl_comm* comm);
-DDL_EXPORT ddl_comm* ddl_world(void);
+// Returns it, or NULL when there is none. The caller ends its use with ddl_release.
+DDL_EXPORT ddl_comm* ddl_hold_world(void);
 
 // What this communicator runs on: "shared memory: 2 ranks, AVX-512; ...". Valid until ddl_destroy.
 DDL_EXPORT const char* ddl_describe(const ddl_comm* comm);

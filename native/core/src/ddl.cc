@@ -15,6 +15,7 @@
 
 struct ddl_comm {
   std::unique_ptr<ddl::Engine> engine;
+  std::atomic<int> holders{1};
 };
 
 // Shared by the caller and the communication thread: freed by whichever lets go last.
@@ -37,7 +38,9 @@ struct ddl_work {
 
 namespace {
 
-std::atomic<ddl_comm*> world{nullptr};
+// The lookup and its hold are one step: between them the creator could free what was found.
+std::mutex world_mutex;
+ddl_comm* world = nullptr;
 
 int SelfGather(void*, const void* in, void* out, size_t bytes) {
   std::memcpy(out, in, bytes);
@@ -112,7 +115,14 @@ ddl_comm* ddl_create(const ddl_transport* transport, const ddl_options* options,
   return nullptr;
 }
 
-void ddl_destroy(ddl_comm* comm) { delete comm; }
+void ddl_close(ddl_comm* comm) { comm->engine->Close(); }
+void ddl_release(ddl_comm* comm) {
+  if (comm->holders.fetch_sub(1) == 1) delete comm;
+}
+void ddl_destroy(ddl_comm* comm) {
+  ddl_close(comm);
+  ddl_release(comm);
+}
 
 int ddl_rank(const ddl_comm* comm) { return comm->engine->rank(); }
 int ddl_size(const ddl_comm* comm) { return comm->engine->size(); }
@@ -150,7 +160,14 @@ const void* ddl_work_data(const ddl_work* work) { return work->data.data(); }
 const uint64_t* ddl_work_rows(const ddl_work* work) { return work->rows.data(); }
 void ddl_work_free(ddl_work* work) { work->Release(); }
 
-void ddl_set_world(ddl_comm* comm) { world.store(comm); }
-ddl_comm* ddl_world(void) { return world.load(); }
+void ddl_set_world(ddl_comm* comm) {
+  const std::lock_guard<std::mutex> lock(world_mutex);
+  world = comm;
+}
+ddl_comm* ddl_hold_world(void) {
+  const std::lock_guard<std::mutex> lock(world_mutex);
+  if (world != nullptr) world->holders.fetch_add(1);
+  return world;
+}
 
 }  // extern "C"

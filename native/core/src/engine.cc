@@ -71,7 +71,8 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
   thread_ = std::thread([this] { Loop(); });
 }
 
-Engine::~Engine() {
+void Engine::Close() {
+  if (!thread_.joinable()) return;
   stop_since_ = Now();
   stop_ = true;
   RingBell(memory_->own());

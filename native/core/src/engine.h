@@ -26,12 +26,13 @@ class Engine {
  public:
   // COLLECTIVE over the ranks of the transport, which the engine owns from then on (also on failure).
   static Status Create(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<Engine>* out);
-  // Leaves in an orderly way; see ddl_destroy.
-  ~Engine();
+  ~Engine() { Close(); }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   void Submit(const ddl_request& request);
+  // Leaves in an orderly way; see ddl_close. Submit refuses everything from then on.
+  void Close();
 
   int rank() const { return transport_.rank; }
   int size() const { return transport_.size; }

@@ -1,0 +1,81 @@
+// A communicator that is closed while other threads are about to use it.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ddl.h"
+#include "thread_group.h"
+
+namespace ddl_test {
+namespace {
+
+// What a kernel of a binding does: looks the communicator up, submits, forgets it.
+int SumThroughTheWorld(std::string* message) {
+  ddl_comm* const comm = ddl_hold_world();
+  if (comm == nullptr) return -1;
+  float value = 1;
+  Call call(DDL_ALL_REDUCE, "late");
+  ddl_work* const work = call.Buffer(&value, &value, 1).Start(comm);
+  ddl_release(comm);
+  const Outcome outcome = Call::Finish(work);
+  *message = outcome.message;
+  return outcome.code;
+}
+
+TEST(ShutdownTest, OfTheWorldUnderThreadsThatUseIt) {
+  const int32_t group = 0;
+  ddl_options options{};
+  options.abi_version = DDL_ABI_VERSION;
+  options.group = &group;
+  char error[1024] = "";
+  for (int round = 0; round < 50; ++round) {
+    ddl_comm* const comm = ddl_create(nullptr, &options, error, sizeof error);
+    ASSERT_NE(comm, nullptr) << error;
+    ddl_set_world(comm);
+    std::atomic<int> started{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&started] {
+        for (bool first = true;; first = false) {
+          std::string message;
+          const int code = SumThroughTheWorld(&message);
+          if (first) ++started;
+          if (code == -1) return;
+          if (code == DDL_OK) continue;
+          EXPECT_EQ(code, DDL_FAILED_PRECONDITION) << message;
+          EXPECT_NE(message.find("shut down"), std::string::npos) << message;
+        }
+      });
+    }
+    while (started < 3) std::this_thread::yield();
+    ddl_set_world(nullptr);
+    ddl_destroy(comm);
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+TEST(ShutdownTest, OfAHeldCommunicatorIsAnErrorToWhatComesLater) {
+  const int32_t group = 0;
+  ddl_options options{};
+  options.abi_version = DDL_ABI_VERSION;
+  options.group = &group;
+  char error[1024] = "";
+  ddl_comm* const comm = ddl_create(nullptr, &options, error, sizeof error);
+  ASSERT_NE(comm, nullptr) << error;
+  ddl_set_world(comm);
+  ddl_comm* const held = ddl_hold_world();
+  ddl_set_world(nullptr);
+  ddl_destroy(comm);
+  EXPECT_EQ(ddl_hold_world(), nullptr);
+  float value = 1;
+  Call call(DDL_ALL_REDUCE, "late");
+  EXPECT_EQ(call.Buffer(&value, &value, 1).Run(held).code, DDL_FAILED_PRECONDITION);
+  ddl_close(held);
+  ddl_release(held);
+}
+
+}  // namespace
+}  // namespace ddl_test
