@@ -103,24 +103,58 @@ class Cluster:
         return math.prod(dim.size for dim in self.dims[:index])
 
 
-def ring(cluster: Cluster, nbytes: float, first: int = 0) -> float:
-    """Seconds of a ring through all units of dimension `first`, neighbours of the box being neighbours in the ring.
+@dataclass(frozen=True)
+class Stage:
+    """What one stage of an all-reduce takes, all ranks doing the same.
 
-    With first=0 the flat ring in host order: 2 (P-1) (alpha + N/(P B)) + (P-1)/P N / reduction, so that its bandwidth
-    term, 2 (P-1)/P N / B, does not grow with P and is the least possible (Patarasuk and Yuan, 2009), but its latency
-    does. Every step takes as long as the slowest link takes.
-
-    With first > 0, what multi-dimensional rings do after `first` dimensions have been reduced: as many rings at once as
-    a unit has ranks, each on its own 1/ranks of the data; together they send 2 (G-1)/G N per unit for G units.
+    Attributes:
+        latency: seconds of its steps beyond their bytes.
+        links: per dimension, seconds for which the link of one unit is busy sending (and receiving).
+        adding: seconds of additions that the links do not contain.
     """
-    units = math.prod(dim.size for dim in cluster.dims[first:])
-    if units == 1:
-        return 0.0
-    # Of the rings of one unit, every ring crosses a link of an outer dimension once, going and coming.
-    chunk = nbytes / units
-    step = max(_crossing(cluster, index, chunk, first) for index in range(first, len(cluster.dims)))
-    adding = 0.0 if first == 0 and len(cluster.dims) == 1 else chunk / cluster.ranks_of_unit(first) / cluster.reduction
-    return 2 * (units - 1) * step + (units - 1) * adding
+
+    latency: float
+    links: tuple[float, ...]
+    adding: float
+
+    @property
+    def seconds(self) -> float:
+        """Its duration: the busiest link decides."""
+        return self.latency + max(self.links) + self.adding
+
+
+def ring_stage(cluster: Cluster, nbytes: float, first: int, stop: int) -> Stage:
+    """The rings through dimensions `first` to `stop` - 1: neighbours of the box are neighbours in a ring.
+
+    The dimensions before `first` have been reduced: every unit of `first` has as many rings as ranks, each of them for
+    its own part of the data. For G units in a ring, in 2 (G-1) steps, each unit sends 2 (G-1)/G N: half to reduce, half
+    to gather (Patarasuk and Yuan, 2009).
+    """
+    dims, ranks = cluster.dims, cluster.ranks_of_unit
+    units = math.prod(dim.size for dim in dims[first:stop])
+    steps = 2 * (units - 1)
+    sent = steps * nbytes / units
+    # A ring crosses a link of its own dimensions once, going and coming. On the way out of its unit it shares the links
+    # of the dimensions inside, all but the memory of the host.
+    load = [
+        sent * ranks(j) / ranks(first) if 0 < j < first else sent if first <= j < stop else 0.0
+        for j in range(len(dims))
+    ]
+    in_shared_memory = stop == 1
+    return Stage(
+        steps * max((dim.latency for dim in dims[first:stop] if dim.size > 1), default=0.0),
+        tuple(nbytes_j / dim.bandwidth for nbytes_j, dim in zip(load, dims)),
+        0.0 if in_shared_memory else sent / 2 / ranks(first) / cluster.reduction,
+    )
+
+
+def ring(cluster: Cluster, nbytes: float) -> float:
+    """Seconds of a flat ring in host order: 2 (P-1) alpha + 2 (P-1)/P N / B + (P-1)/P N / reduction.
+
+    Its bandwidth term does not grow with P and is the least possible (Patarasuk and Yuan, 2009); its latency does grow.
+    alpha and B are those of the worst link.
+    """
+    return ring_stage(cluster, nbytes, 0, len(cluster.dims)).seconds
 
 
 def scattered_ring(cluster: Cluster, nbytes: float) -> float:
@@ -175,8 +209,8 @@ def halving_doubling(cluster: Cluster, nbytes: float) -> float:
     return total
 
 
-def stages(cluster: Cluster, nbytes: float, depth: int) -> list[float]:
-    """Seconds of each stage of the multi-dimensional ring (arXiv 1708.02188) over a box cut into `depth` dimensions.
+def stages(cluster: Cluster, nbytes: float, depth: int) -> list[Stage]:
+    """The stages of the multi-dimensional ring (arXiv 1708.02188) over a box cut into `depth` dimensions.
 
     Stage k is a reduce-scatter and, on the way back, an all-gather along dimension k on what the stages before have
     left: 1/L of the data per rank after L ranks. The last stage is a ring through all the remaining dimensions. With
@@ -185,28 +219,22 @@ def stages(cluster: Cluster, nbytes: float, depth: int) -> list[float]:
     Raises:
         ConfigError: the box has fewer dimensions.
     """
-    if not 1 <= depth <= len(cluster.dims):
-        raise ConfigError(
-            f"stages: depth must be 1 to {len(cluster.dims)}, the number of dimensions. Received: depth={depth!r}."
-        )
-    result = []
-    for index, dim in enumerate(cluster.dims[: depth - 1]):
-        chunk = nbytes / cluster.ranks_of_unit(index + 1)  # of one rank, in each step
-        adding = chunk / cluster.reduction if index > 0 else 0.0
-        result.append((dim.size - 1) * (2 * (dim.latency + _through(cluster, index, chunk)) + adding))
-    return [*result, ring(cluster, nbytes, depth - 1)]
+    count = len(cluster.dims)
+    if not 1 <= depth <= count:
+        raise ConfigError(f"stages: depth must be 1 to {count}, the number of dimensions. Received: depth={depth!r}.")
+    return [ring_stage(cluster, nbytes, k, k + 1 if k < depth - 1 else count) for k in range(depth)]
 
 
 def box(cluster: Cluster, nbytes: float, depth: int) -> float:
     """Seconds of the multi-dimensional ring when its stages run one after the other. See `stages` for its errors."""
-    return sum(stages(cluster, nbytes, depth))
+    return sum(stage.seconds for stage in stages(cluster, nbytes, depth))
 
 
 def pipelined_box(cluster: Cluster, nbytes: float, depth: int, shard_bytes: float = SHARD_BYTES) -> float:
     """Seconds of the multi-dimensional ring in blocks, one stage of a block beside other stages of other blocks.
 
-    The first block passes through all stages; then the slowest stage sets the pace: sum(stages) + (blocks - 1)
-    max(stages), each of one block.
+    The first block passes through all stages; the others follow at the pace of the slowest stage, or of the busiest
+    link where stages share one.
 
     Args:
         shard_bytes: bytes of one rank's share of a block, after the first dimension.
@@ -216,7 +244,9 @@ def pipelined_box(cluster: Cluster, nbytes: float, depth: int, shard_bytes: floa
     """
     blocks = max(1, math.ceil(nbytes / (shard_bytes * cluster.dims[0].size)))
     each = stages(cluster, nbytes / blocks, depth)
-    return sum(each) + (blocks - 1) * max(each)
+    link = max(sum(busy) for busy in zip(*(stage.links for stage in each)))
+    pace = max(link, *(stage.seconds for stage in each))
+    return sum(stage.seconds for stage in each) + (blocks - 1) * pace
 
 
 def algorithms(cluster: Cluster) -> dict[str, Callable[[Cluster, float], float]]:
@@ -271,20 +301,6 @@ def choose(cluster: Cluster, nbytes: float, names: Iterable[str] | None = None) 
 def engine_algorithms(cluster: Cluster) -> list[str]:
     """Returns the names of what the native engine can run on this box between hosts, by choosing its dimensions."""
     return ["ring", *(f"{depth}-d" for depth in range(2, len(cluster.dims) + 1))]
-
-
-def _crossing(cluster: Cluster, index: int, chunk: float, first: int) -> float:
-    """Seconds of one step of the rings through dimension `first` where they cross a link of dimension `index`.
-
-    `chunk`: bytes that all rings of a unit of dimension `first` send together in a step.
-    """
-    return cluster.dims[index].latency + max(
-        [chunk / cluster.dims[index].bandwidth]
-        + [
-            chunk * cluster.ranks_of_unit(j) / cluster.ranks_of_unit(first) / cluster.dims[j].bandwidth
-            for j in range(1, first)
-        ]
-    )
 
 
 def _through(cluster: Cluster, index: int, nbytes: float) -> float:
