@@ -1,55 +1,5 @@
-"""Interleaved rounds: how every benchmark here measures.
+"""Interleaved rounds: how every benchmark here measures. The code is that of `keras-ddl bench`."""
 
-The cores of a virtual machine change their distance and their speed from minute to minute, so a time alone means
-nothing. Each round measures every contestant once, one after the other; what is reported is the median over the rounds
-of the slowest rank's time, and ratios between contestants of the same rounds.
-"""
+from keras_ddl.cli.bench_rounds import interleave, machine, slowest_rank
 
-from __future__ import annotations
-
-import statistics
-import time
-from collections.abc import Callable
-
-from mpi4py import MPI
-
-import keras_ddl
-
-
-def slowest_rank(seconds: float) -> float:
-    """The largest of the ranks' times, on every rank."""
-    return max(keras_ddl.all_gather_object(seconds))
-
-
-def interleave(contestants: dict[str, Callable[[], object]], rounds: int, repeat: int) -> dict[str, float]:
-    """Median seconds per call of each contestant. COLLECTIVE.
-
-    Args:
-        contestants: name -> a call, collective or not; all ranks give the same names in the same order.
-        rounds: how often each contestant takes its turn.
-        repeat: calls per turn.
-    """
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for call in contestants.values():
-        call()  # first touches of memory, first-time allocations
-    for _ in range(rounds):
-        for name, call in contestants.items():
-            # MPI's barrier, not ours: it leaves all ranks spinning, hence equally awake.
-            if keras_ddl.size() > 1:
-                MPI.COMM_WORLD.Barrier()
-            start = time.perf_counter()
-            for _ in range(repeat):
-                call()
-            times[name].append(slowest_rank((time.perf_counter() - start) / repeat))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def machine() -> str:
-    """One line about where this runs, for the head of a table."""
-    import os
-    import platform
-    from pathlib import Path
-
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    model = names[0].split(":", 1)[1].strip() if names else platform.machine()
-    return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {keras_ddl.size()} ranks"
+__all__ = ["interleave", "machine", "slowest_rank"]

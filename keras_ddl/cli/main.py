@@ -14,6 +14,7 @@ from keras_ddl.errors import ConfigError, KerasDdlError
 _COMMANDS = {
     "run": ("keras_ddl.cli.run", "Run a program on several ranks."),
     "export": ("keras_ddl.cli.export", "Turn a checkpoint into a SavedModel for serving."),
+    "bench": ("keras_ddl.cli.bench", "Measure all_reduce beside MPI_Allreduce."),
     "info": ("keras_ddl.cli.info", "Show versions, MPI, the machine and the settings in effect."),
 }
 USAGE_STATUS = 2

@@ -67,10 +67,11 @@ def command(
     if dry_run:
         click.echo(shlex.join(job.command()))
         return 0
-    return _run(job)
+    return run_job(job)
 
 
-def _run(job: object) -> int:
+def run_job(job: object) -> int:
+    """Runs the job, showing what its ranks write. Returns its exit status."""
     from keras_ddl.launch.outcome import explain
     from keras_ddl.launch.output import FileDescriptorSink, Screen
     from keras_ddl.launch.stdin import stdin_fd
@@ -110,6 +111,8 @@ def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:
     elif name in ("python", "python3"):
         # The one with keras_ddl in it, also when its environment is not activated.
         name = sys.executable
+    elif name == "keras-ddl":
+        name, arguments = sys.executable, ["-m", "keras_ddl.cli", *arguments]
     elif local and shutil.which(name) is None:
         what = "which is not a file that can be executed" if os.sep in name else "which is not in PATH"
         raise ConfigError(f"The program must exist. Received: {name!r}, {what}.")

@@ -1,0 +1,161 @@
+"""keras-ddl bench: how fast all_reduce is here, beside MPI_Allreduce. bench_all_reduce.py measures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from keras_ddl.errors import ConfigError
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "int8")
+_OPS = ("sum", "mean", "min", "max", "product")
+# Options that say where the ranks run; all others go to the ranks.
+_LAUNCH = ("num_ranks", "hosts", "mode")
+
+
+class _Bytes(click.ParamType):
+    name = "SIZE"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"([0-9]+)([KMG]?)B?", str(value).upper())
+        if not match or int(match[1]) == 0:
+            self.fail(f"{value!r} is not a number of bytes such as 1000, 64K or 256M", param, ctx)
+        return int(match[1]) * _UNITS[match[2]]
+
+
+def _sized(text: str) -> dict[str, object]:
+    return {"type": _Bytes(), "default": text, "show_default": True, "metavar": "SIZE"}
+
+
+@click.command("bench", short_help="Measure all_reduce beside MPI_Allreduce.")
+@click.option("-np", "--np", "num_ranks", type=click.IntRange(min=1), help="Start this many ranks.", metavar="N")
+@click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:2,h1:2.", metavar="HOSTS")
+@click.option("--mode", help="Topology: p, or dimensions such as x:2x2 (KERAS_DDL_MODE).", metavar="MODE")
+@click.option("-b", "--begin", help="Smallest buffer of a rank.", **_sized("1K"))
+@click.option("-e", "--end", help="Largest buffer of a rank.", **_sized("64M"))
+@click.option("-f", "--factor", type=click.FloatRange(min=1, min_open=True), default=4.0, show_default=True,
+              help="From one size to the next.")  # fmt: skip
+@click.option("-d", "--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, help="Elements.")
+@click.option("-o", "--op", type=click.Choice(_OPS), default="sum", show_default=True, help="Reduction.")
+@click.option("-n", "--iters", type=click.IntRange(min=1), default=20, show_default=True, help="Calls per size.")
+@click.option("-w", "--warmup", type=click.IntRange(min=0), default=5, show_default=True, help="Calls before them.")
+@click.option("-c/-C", "--check/--no-check", default=True, show_default=True, help="Compare results with NumPy's.")
+@click.option("--mpi/--no-mpi", default=True, show_default=True, help="Measure MPI_Allreduce too.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write the figures to this file too.")
+@click.option("--plot", "plot_file", type=click.Path(dir_okay=False), help="Draw busbw to this file (matplotlib).")
+@click.pass_context
+def command(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: str | None, **options: object) -> int:
+    """Measure all_reduce at a range of sizes, beside plain MPI_Allreduce in the same minutes.
+
+    \b
+    keras-ddl bench -np 2
+    keras-ddl bench --hosts h0:4,h1:4 -b 1M -e 256M -d bfloat16 --json bench.json
+    keras-ddl run -np 4 keras-ddl bench -e 1M
+
+    With -np or --hosts it starts the ranks itself; under keras-ddl run, mpirun or srun it is a rank. Times are those of
+    the slowest rank, medians of interleaved turns. algbw = bytes / time; busbw = algbw 2 (n-1)/n for n ranks, to be
+    compared with the speed of a link (the definitions of nccl-tests). The exit status is 1 when a result was wrong.
+    """
+    if options["plot_file"] and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib, which is not installed. Received: --plot. pip install matplotlib.")
+    if options["begin"] > options["end"]:  # type: ignore[operator]
+        raise ConfigError(
+            f"-b must not be above -e. Received: -b {options['begin']}, -e {options['end']} bytes. Swap them."
+        )
+    if num_ranks is not None or hosts is not None:
+        return _start_ranks(ctx, num_ranks, hosts, mode)
+    return _measure(mode, **options)  # type: ignore[arg-type]
+
+
+def _start_ranks(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: str | None) -> int:
+    """Runs this same command on ranks of its own. Returns its exit status."""
+    from keras_ddl import _environment
+    from keras_ddl.cli.run import run_job
+    from keras_ddl.launch import job
+
+    around = _environment.launcher()
+    if around is not None:
+        raise ConfigError(
+            f"bench: -np and --hosts start ranks, and this is one already. Received: -np or --hosts in a process that "
+            f"{around.name} started as rank {around.rank}. Leave them out."
+        )
+    words = [sys.executable, "-m", "keras_ddl.cli", "bench"]
+    for param in ctx.command.params:
+        value = ctx.params[param.name]
+        if param.name in _LAUNCH or value is None:
+            continue
+        if isinstance(param, click.Option) and param.is_flag:
+            words.append((param.opts if value else param.secondary_opts)[-1])
+        else:
+            words += [param.opts[-1], str(value)]
+    return run_job(job.make(words, num_ranks=num_ranks, hosts=hosts, mode=mode))
+
+
+def _measure(
+    mode: str | None,
+    begin: int,
+    end: int,
+    factor: float,
+    dtype: str,
+    op: str,
+    iters: int,
+    warmup: int,
+    check: bool,
+    mpi: bool,
+    json_file: str | None,
+    plot_file: str | None,
+) -> int:
+    """Measures on the ranks there are, COLLECTIVE; rank 0 prints. Returns the exit status."""
+    import keras_ddl
+    from keras_ddl.cli import bench_all_reduce as bench
+    from keras_ddl.cli.bench_rounds import machine
+    from keras_ddl.communicator import describe
+
+    keras_ddl.init(mode)
+    size, first = keras_ddl.size(), keras_ddl.rank() == 0
+    rows: list[bench.Row] = []
+
+    def measured():
+        for nbytes in bench.sizes(begin, end, factor):
+            rows.append(
+                bench.measure(
+                    nbytes, bench.element_type(dtype), op, iterations=iters, warmup=warmup, mpi=mpi, check=check
+                )
+            )
+            yield rows[-1]
+
+    title = f"all_reduce, {dtype} {op}, {size} rank(s) on {keras_ddl.num_hosts()} host(s)"
+    if first:
+        click.echo(f"# {title}\n# {machine()}\n# {describe()}")
+        if size > 1 and mpi:
+            from mpi4py import MPI
+
+            click.echo(f"# {MPI.Get_library_version().splitlines()[0]}")
+        if size == 1:
+            click.echo("# One rank exchanges nothing: -np 2 starts two.")
+    for line in bench.table(measured(), size):
+        if first:
+            click.echo(line)
+    if first and json_file:
+        content = {
+            "machine": machine(),
+            "engine": describe(),
+            "ranks": size,
+            "hosts": keras_ddl.num_hosts(),
+            "dtype": dtype,
+            "op": op,
+            "rows": bench.as_json(rows, size),
+        }
+        Path(json_file).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    if first and plot_file:
+        bench.plot(rows, size, plot_file, title)
+    wrong = sum(row.wrong or 0 for row in rows)
+    if wrong and first:
+        click.echo(f"keras-ddl: {wrong} elements differ from NumPy's result.", err=True)
+    return 1 if wrong else 0
