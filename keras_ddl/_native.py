@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 import sys
+import threading
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from hashlib import blake2b
@@ -271,7 +272,7 @@ class Communicator:
             dtype=0 if source is None else DTYPES[source.dtype.name],
             op=op,
             root=root,
-            flags=flags | FLAG_BLOCKING,
+            flags=flags | (FLAG_BLOCKING if threading.current_thread() is threading.main_thread() else 0),
             num_buffers=0 if source is None else 1,
             buffers=buffers,
             row_count=row_count,

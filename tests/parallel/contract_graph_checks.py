@@ -1,0 +1,100 @@
+"""The contract of the TensorFlow ops: two hundred at once, whatever the order, eager and in graphs. Run by
+test_contract.py."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+import keras_ddl
+from keras_ddl import ops
+from keras_ddl._tf_compat import tf
+
+# One thread for the ops of a graph: an op that blocked it while waiting for other ranks would stop everything.
+tf.config.threading.set_inter_op_parallelism_threads(1)
+keras_ddl.init()
+RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
+MANY = 200
+RANKS_SUM = sum(range(SIZE))
+
+
+def order(seed: int) -> list[int]:
+    """Of this rank's own."""
+    return np.random.default_rng([seed, RANK]).permutation(MANY).tolist()
+
+
+def length(number: int) -> int:
+    return 1 + number * 37 % 300
+
+
+def submit_all(value: tf.Tensor, seed: int, prefix: str) -> list[tf.Tensor]:
+    """Two hundred independent all_reduces of `value` and their number, made in this rank's own order."""
+    results = {}
+    for number in order(seed):
+        tensor = tf.fill([length(number)], value + float(number))
+        results[number] = ops.all_reduce(tensor, name=f"{prefix}/{number}")
+    return [results[number] for number in range(MANY)]
+
+
+def assert_sums(results: list[tf.Tensor], scale: float = 1.0) -> None:
+    for number, result in enumerate(results):
+        np.testing.assert_array_equal(result, np.full(length(number), scale * RANKS_SUM + number * SIZE))
+
+
+def check_two_hundred_eager_calls_from_several_threads():
+    def reduce(number: int) -> tf.Tensor:
+        return ops.all_reduce(tf.fill([length(number)], RANK + float(number)), name=f"eager/{number}")
+
+    # An eager call waits for its result: it needs a thread of its own.
+    with ThreadPoolExecutor(MANY) as threads:
+        futures = {number: threads.submit(reduce, number) for number in order(1)}
+        assert_sums([futures[number].result(30) for number in range(MANY)])
+
+
+def check_two_hundred_in_one_function_without_control_dependencies():
+    function = tf.function(lambda value: submit_all(value, 2, "graph"), autograph=False)
+    for repeat in range(1, 4):
+        assert_sums(function(tf.constant(float(RANK * repeat))), repeat)
+
+
+def check_two_hundred_inside_tf_cond():
+    @tf.function(autograph=False)
+    def function(value, first):
+        return tf.cond(first, lambda: submit_all(value, 3, "then"), lambda: submit_all(value * 2.0, 4, "else"))
+
+    for first, scale in ((True, 1.0), (False, 2.0)):
+        assert_sums(function(tf.constant(float(RANK)), tf.constant(first)), scale)
+
+
+def check_two_hundred_inside_tf_while_loop_with_overlapping_iterations():
+    @tf.function(autograph=False)
+    def function(value):
+        def body(step, sums):
+            results = submit_all(value * tf.cast(step + 1, tf.float32), 5, "loop")
+            return step + 1, [old + new for old, new in zip(sums, results)]
+
+        start = [tf.zeros([length(number)]) for number in range(MANY)]
+        return tf.while_loop(lambda step, _: step < 3, body, [0, start], parallel_iterations=3)[1]
+
+    for number, result in enumerate(function(tf.constant(float(RANK)))):
+        np.testing.assert_array_equal(result, np.full(length(number), 6.0 * RANKS_SUM + 3 * number * SIZE))
+
+
+def check_functions_that_run_in_several_threads_at_once():
+    functions = [
+        tf.function(lambda value, n=n: submit_all(value, 6 + n, f"thread {n}")[:50], autograph=False) for n in range(4)
+    ]
+    with ThreadPoolExecutor(4) as threads:
+        for results in threads.map(lambda function: function(tf.constant(float(RANK))), functions):
+            assert_sums(results)
+
+
+def check_special_values_and_odd_counts_in_a_graph():
+    function = tf.function(lambda tensors: ops.all_reduce_n(tensors, op="mean"))
+    for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
+        large = tf.fill([SIZE - 1], tf.cast(60_000.0, dtype))
+        special = tf.constant([np.nan, np.inf, -np.inf, -0.0, 1.0], dtype)
+        empty = tf.zeros([0, 3], dtype)
+        # Means of equal values on all ranks: the values themselves.
+        for result, given in zip(function([large, special, empty]), (large, special, empty)):
+            np.testing.assert_array_equal(tf.cast(result, tf.float64), tf.cast(given, tf.float64), err_msg=dtype.name)
+        assert np.signbit(tf.cast(function([special])[0], tf.float64).numpy()[3])
