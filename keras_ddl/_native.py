@@ -9,6 +9,7 @@ import ctypes
 import functools
 import itertools
 import math
+import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_ddl import errors
+from keras_ddl import _whereabouts, errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,6 +143,8 @@ def core() -> ctypes.CDLL:
     _declare(library, None, ddl_work_free=(c_void_p,))
     _declare(library, c_void_p, ddl_start=(c_void_p, POINTER(_Request)), ddl_work_data=(c_void_p,))
     _declare(library, c_int, ddl_work_wait=(c_void_p, c_int), ddl_work_code=(c_void_p,))
+    _declare(library, c_int, ddl_next_question=(c_void_p,))
+    _declare(library, None, ddl_hold=(c_void_p,), ddl_answer=(c_void_p, c_char_p))
     _declare(library, c_char_p, ddl_work_message=(c_void_p,), ddl_describe=(c_void_p,))
     _declare(library, POINTER(c_uint64), ddl_work_rows=(c_void_p,))
     return library
@@ -207,8 +210,12 @@ class Communicator:
             raise errors.CollectiveError(message.value.decode(errors="replace"))
         self._size = len(group)
         self._closed = False
+        self._process = os.getpid()
         self._abandoned: list[Any] = []
         library.ddl_set_world(self._comm)
+        if self._size > 1:
+            library.ddl_hold(self._comm)
+            threading.Thread(target=_answer_questions, args=(self._comm,), name="keras_ddl", daemon=True).start()
 
     def close(self) -> None:
         """Leaves the group: what the other ranks still wait for fails there with RankLostError. Idempotent."""
@@ -219,7 +226,7 @@ class Communicator:
 
     def __del__(self) -> None:
         # Only now: another thread may have been about to use it when it was closed.
-        if getattr(self, "_comm", None):
+        if getattr(self, "_comm", None) and os.getpid() == self._process:  # a fork has no communication thread
             self.close()
             core().ddl_release(self._comm)
 
@@ -308,6 +315,15 @@ class Communicator:
         rows = core().ddl_work_rows(work)[: self._size]
         everything = ctypes.string_at(core().ddl_work_data(work), sum(rows))
         return [everything[end - length : end] for length, end in zip(rows, itertools.accumulate(rows))]
+
+
+def _answer_questions(comm: int) -> None:
+    library = core()
+    _whereabouts.answer_questions(
+        lambda: bool(library.ddl_next_question(comm)),
+        lambda text: library.ddl_answer(comm, text.encode(errors="replace")),
+    )
+    library.ddl_release(comm)
 
 
 def is_supported(array: np.ndarray) -> bool:

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = [
     ("keras_ddl.errors", "keras_ddl._durable"),
     ("keras_ddl.config", "keras_ddl._environment", "keras_ddl._error_report", "keras_ddl._tf_packages"),
+    ("keras_ddl._whereabouts",),
     ("keras_ddl.cost_model",),
     ("keras_ddl.topology",),
     ("keras_ddl._native", "keras_ddl._mpi"),

@@ -160,8 +160,9 @@ DDL_EXPORT ddl_comm* ddl_create(const ddl_transport* transport, const ddl_option
 // pending here, joins the communication thread and frees the transport. What is submitted later fails with
 // DDL_FAILED_PRECONDITION. Closing again changes nothing. By the creator only; not from a callback.
 DDL_EXPORT void ddl_close(ddl_comm* comm);
-// A communicator's memory lives until its creator and every ddl_hold_world have released it, so that a request that
-// meets the shutdown of its communicator fails cleanly. Not from a callback.
+// A communicator's memory lives until its creator and whoever holds it (ddl_hold, ddl_hold_world) have released it, so
+// that a request that meets the shutdown of its communicator fails cleanly. Not from a callback.
+DDL_EXPORT void ddl_hold(ddl_comm* comm);
 DDL_EXPORT void ddl_release(ddl_comm* comm);
 // ddl_close, then ddl_release: what a creator does that is the only user.
 DDL_EXPORT void ddl_destroy(ddl_comm* comm);
@@ -191,6 +192,13 @@ DDL_EXPORT void ddl_work_free(ddl_work* work);
 DDL_EXPORT void ddl_set_world(ddl_comm* comm);
 // Returns it, or NULL when there is none. The caller ends its use with ddl_release.
 DDL_EXPORT ddl_comm* ddl_hold_world(void);
+
+// Where is this rank? When a collective waits too long, rank 0 asks the ranks that are missing. Who can look at the
+// program waits in ddl_next_question, on a thread of its own: 1 when there is a question, 0 when the communicator was
+// closed. It replies with ddl_answer, e.g. "train.py:12 in step" (UTF-8; copied; "": not known). Without such a thread
+// the rank says only that it lives.
+DDL_EXPORT int ddl_next_question(ddl_comm* comm);
+DDL_EXPORT void ddl_answer(ddl_comm* comm, const char* text);
 
 // What this communicator runs on: "shared memory: 2 ranks, AVX-512; ...". Valid until ddl_destroy.
 DDL_EXPORT const char* ddl_describe(const ddl_comm* comm);

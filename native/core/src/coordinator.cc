@@ -1,7 +1,6 @@
 #include "coordinator.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "kernels.h"
@@ -9,26 +8,22 @@
 namespace ddl {
 namespace {
 
-// Two ranks blocked in differently named collectives this long cannot meet any more; the pause only lets a rank that
-// is between two calls from other threads arrive.
-constexpr double kBlockedGraceSeconds = 1.0;
 constexpr double kDebtSeconds = 60.0;
 
-std::string Seconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.0f s", seconds);
-  return text;
-}
+}  // namespace
 
 std::string Label(const Announcement& a) {
   return std::string(KindName(static_cast<ddl_kind>(a.kind))) + " '" + a.name + "'" +
          (a.detail.empty() ? "" : " (" + a.detail + ")");
 }
 
-}  // namespace
-
-Coordinator::Coordinator(int size, double warn_after_s, double deadline_s)
-    : size_(size), warn_after_s_(warn_after_s), deadline_s_(deadline_s), left_(static_cast<size_t>(size), false) {}
+Coordinator::Coordinator(const Places& places, double warn_after_s, double deadline_s)
+    : places_(places),
+      size_(places.size()),
+      warn_after_s_(warn_after_s),
+      deadline_s_(deadline_s),
+      left_(static_cast<size_t>(size_), false),
+      sightings_(static_cast<size_t>(size_)) {}
 
 void Coordinator::Announce(int rank, Announcement announcement, double now) {
   const std::string name = announcement.name;
@@ -47,8 +42,8 @@ void Coordinator::Match(Entries::iterator at) {
     const std::vector<int> present = Present(entry);
     Fail(at, DDL_ABORTED,
          Label(entry.by_rank[static_cast<size_t>(present[0])].front().announcement) + " can not complete: rank " +
-             std::to_string(rank) +
-             " has left (its process ended or called shutdown). Every rank must run the same collectives; look at "
+             std::to_string(rank) + " has left (its process on host " + places_.at(rank).host +
+             " ended or called shutdown). Every rank must run the same collectives; look at "
              "the output of that rank.");
     return;
   }
@@ -68,7 +63,7 @@ void Coordinator::Match(Entries::iterator at) {
   }
   for (int rank = 0; rank < size_; ++rank) verdict.ranks.push_back(rank);
   verdicts_.push_back(std::move(verdict));
-  entry.warned_at = 0;
+  entry.warn_age = 0;
   if (Present(entry).empty()) waiting_.erase(at);
 }
 
@@ -80,7 +75,7 @@ void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& m
   verdict.ranks = Present(at->second);
   for (int rank : verdict.ranks) at->second.by_rank[static_cast<size_t>(rank)].pop_front();
   verdicts_.push_back(std::move(verdict));
-  at->second.warned_at = 0;
+  at->second.warn_age = 0;
   if (Present(at->second).empty()) waiting_.erase(at);
 }
 
@@ -125,73 +120,6 @@ void Coordinator::Leave(int rank) {
       if (again == waiting_.end()) break;
       Match(again);
       if (verdicts_.size() == before) break;
-    }
-  }
-}
-
-void Coordinator::Tick(double now) {
-  CheckBlocked(now);
-  for (auto at = waiting_.begin(); at != waiting_.end();) {
-    const auto here = at++;
-    Entry& entry = here->second;
-    const std::vector<int> present = Present(entry);
-    double since = now;
-    for (int rank : present) since = std::min(since, entry.by_rank[static_cast<size_t>(rank)].front().since);
-    const double age = now - since;
-    const std::string what = Label(entry.by_rank[static_cast<size_t>(present[0])].front().announcement);
-    const std::vector<int> missing = Missing(entry);
-    if (deadline_s_ > 0 && age > deadline_s_) {
-      Fail(here, DDL_DEADLINE_EXCEEDED,
-           what + " waited " + Seconds(age) + " for rank(s) " + JoinRanks(missing) + "; rank(s) " + JoinRanks(present) +
-               " had come. Every rank must run the same collectives. If the missing ranks are only slow, raise "
-               "KERAS_DDL_DEADLINE_SECONDS.");
-      Owe(missing, verdicts_.back().decision, now, "");
-    } else if (warn_after_s_ > 0 && age > warn_after_s_ && now - entry.warned_at > warn_after_s_) {
-      entry.warned_at = now;
-      warnings_.push_back(what + " has waited " + Seconds(age) + " for rank(s) " + JoinRanks(missing) + "; rank(s) " +
-                          JoinRanks(present) + " have come." +
-                          (deadline_s_ > 0 ? " It fails after " + Seconds(deadline_s_) + "." : ""));
-    }
-  }
-}
-
-void Coordinator::CheckBlocked(double now) {
-  // The collective in which each rank's main thread is blocked; a rank has at most one.
-  std::vector<Entries::iterator> blocked(static_cast<size_t>(size_), waiting_.end());
-  for (auto at = waiting_.begin(); at != waiting_.end(); ++at) {
-    for (size_t rank = 0; rank < blocked.size(); ++rank) {
-      const auto& queue = at->second.by_rank[rank];
-      if (!queue.empty() && (queue.front().announcement.flags & DDL_FLAG_BLOCKING) != 0 &&
-          now - queue.front().since > kBlockedGraceSeconds) {
-        blocked[rank] = at;
-      }
-    }
-  }
-  for (size_t a = 0; a < blocked.size(); ++a) {
-    for (size_t b = a + 1; b < blocked.size(); ++b) {
-      if (blocked[a] == waiting_.end() || blocked[b] == waiting_.end() || blocked[a] == blocked[b]) continue;
-      // Each waits for the other: neither can arrive.
-      const auto& at_a = blocked[a]->second.by_rank;
-      const auto& at_b = blocked[b]->second.by_rank;
-      if (!at_a[b].empty() || !at_b[a].empty()) continue;
-      const std::string message = "the ranks run different collectives: rank " + std::to_string(a) + " waits in " +
-                                  Label(at_a[a].front().announcement) + ", rank " + std::to_string(b) + " in " +
-                                  Label(at_b[b].front().announcement) +
-                                  ". Every rank must run the same script and build the same model.";
-      const auto first = blocked[a];
-      const auto second = blocked[b];
-      // Ranks that are in neither may still come to one of them; those in the other have their answer.
-      std::vector<int> neither;
-      for (int rank : Missing(first->second)) {
-        if (second->second.by_rank[static_cast<size_t>(rank)].empty()) neither.push_back(rank);
-      }
-      const std::string first_name = first->first;
-      const std::string second_name = second->first;
-      Fail(first, DDL_FAILED_PRECONDITION, message);
-      Owe(neither, verdicts_.back().decision, now, second_name);
-      Fail(second, DDL_FAILED_PRECONDITION, message);
-      Owe(neither, verdicts_.back().decision, now, first_name);
-      return;  // iterators may be gone; the next tick sees the rest
     }
   }
 }

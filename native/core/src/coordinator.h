@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "message.h"
+#include "places.h"
 
 namespace ddl {
 
@@ -21,15 +22,20 @@ struct Verdict {
 
 class Coordinator {
  public:
-  // `warn_after_s`, `deadline_s`: 0 for never.
-  Coordinator(int size, double warn_after_s, double deadline_s);
+  // `warn_after_s`, `deadline_s`: 0 for never. `places` must outlive this.
+  Coordinator(const Places& places, double warn_after_s, double deadline_s);
 
   // Rank `rank` is ready. `now`: seconds of a monotonic clock, never decreasing between calls.
   void Announce(int rank, Announcement announcement, double now);
   // Rank `rank` leaves: whatever waits for it, now or later, fails with DDL_ABORTED.
   void Leave(int rank);
-  // Looks at what has waited too long. Call it some times a second while anything is pending.
+  // Looks at what has waited too long. Call it some times a second while anything is pending. Before it warns or
+  // fails, it asks the missing ranks where they are and waits a moment for what they say.
   void Tick(double now);
+  // The ranks to ask since the last call, each to be answered by Hear if it can.
+  std::vector<int> TakeQuestions();
+  // Rank `rank` lives. `last`: it says no more. `predicate`: as in "is at train.py:12 in step"; empty: not known.
+  void Hear(int rank, const std::string& predicate, bool last);
 
   bool HasPending() const { return !waiting_.empty(); }
   bool HasLeft(int rank) const { return left_[static_cast<size_t>(rank)]; }
@@ -46,7 +52,14 @@ class Coordinator {
   };
   struct Entry {
     std::vector<std::deque<Waiting>> by_rank;  // FIFO per rank
-    double warned_at = 0;
+    double warn_age = 0;                       // age of the next warning; 0: none was given yet
+  };
+  // What a rank that was asked has said since.
+  struct Sighting {
+    double asked = -1e9;
+    bool lives = false;
+    bool last = false;
+    std::string predicate;
   };
   // A rank owes an announcement of a collective that failed without it: it fails when it comes, until `until`. Of two
   // collectives that failed together it owes either, not both: `sibling` is the other's name, or empty.
@@ -64,9 +77,14 @@ class Coordinator {
   void Owe(const std::vector<int>& debtors, const Decision& decision, double now, const std::string& sibling);
   bool PayDebt(int rank, const std::string& name, double now);
   void CheckBlocked(double now);
+  // Asks `ranks` if that was not done lately, and after `since`; true when they have answered, or had the time to.
+  bool Sought(const std::vector<int>& ranks, double since, double now);
+  // Where each of `ranks` is, in one sentence per rank.
+  std::string Sightings(const std::vector<int>& ranks) const;
   std::vector<int> Missing(const Entry& entry) const;
   std::vector<int> Present(const Entry& entry) const;
 
+  const Places& places_;
   const int size_;
   const double warn_after_s_;
   const double deadline_s_;
@@ -75,7 +93,12 @@ class Coordinator {
   std::map<std::string, std::vector<Debt>> debts_;
   std::vector<Verdict> verdicts_;
   std::vector<std::string> warnings_;
+  std::vector<Sighting> sightings_;  // by rank
+  std::vector<int> questions_;
 };
+
+// "all_reduce 'loss' (float32[2])".
+std::string Label(const Announcement& announcement);
 
 // Compares the announcements of one collective (index: rank). Empty when they agree; else a message that names every
 // field that differs, the ranks on each side and both values.

@@ -116,6 +116,7 @@ ddl_comm* ddl_create(const ddl_transport* transport, const ddl_options* options,
 }
 
 void ddl_close(ddl_comm* comm) { comm->engine->Close(); }
+void ddl_hold(ddl_comm* comm) { comm->holders.fetch_add(1); }
 void ddl_release(ddl_comm* comm) {
   if (comm->holders.fetch_sub(1) == 1) delete comm;
 }
@@ -129,6 +130,12 @@ int ddl_size(const ddl_comm* comm) { return comm->engine->size(); }
 int ddl_local_rank(const ddl_comm* comm) { return comm->engine->local_rank(); }
 int ddl_local_size(const ddl_comm* comm) { return comm->engine->local_size(); }
 const char* ddl_describe(const ddl_comm* comm) { return comm->engine->description(); }
+
+int ddl_next_question(ddl_comm* comm) { return comm->engine->whereabouts().Next() ? 1 : 0; }
+void ddl_answer(ddl_comm* comm, const char* text) {
+  comm->engine->whereabouts().Answer(text);
+  comm->engine->Answered();
+}
 
 void ddl_submit(ddl_comm* comm, const ddl_request* request) { comm->engine->Submit(*request); }
 

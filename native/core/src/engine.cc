@@ -37,34 +37,31 @@ Status Engine::Create(const ddl_transport& transport, const ddl_options& options
   const std::vector<int> group(options.group, options.group + transport.size);
   std::unique_ptr<GroupMemory> memory;
   Status status = GroupMemory::Create(transport, group, SlotBytes(options, transport), &memory);
-  // Every rank has written its process id before anyone looks for dead ones.
-  std::vector<char> here(static_cast<size_t>(transport.size));
-  const char mine = status.ok() ? 1 : 0;
-  if (status.ok() && transport.all_gather(transport.self, &mine, here.data(), 1) != DDL_OK) {
-    status = {DDL_INTERNAL, std::string("the ranks could not meet: ") + transport.last_error(transport.self)};
-  }
+  Places places;
+  if (status.ok()) status = Places::Exchange(transport, &places);
   if (!status.ok()) {
     transport.destroy(transport.self);
     return status;
   }
-  out->reset(new Engine(transport, options, std::move(memory), group));
+  out->reset(new Engine(transport, options, std::move(memory), std::move(places), group));
   return {};
 }
 
 Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory,
-               const std::vector<int>& group)
+               Places places, const std::vector<int>& group)
     : transport_(transport),
       deadline_s_(options.deadline_s),
       warn_(options.warn),
       warn_user_(options.warn_user),
       memory_(std::move(memory)),
-      watch_(*memory_),
+      places_(std::move(places)),
+      watch_(*memory_, places_),
       channel_(transport_, *memory_),
       waiter_([this] { return Health(); }, options.deadline_s),
       box_(transport_, *memory_, waiter_, group),
       executor_(transport_, box_) {
   if (transport.rank == 0) {
-    coordinator_ = std::make_unique<Coordinator>(transport.size, options.warn_after_s, options.deadline_s);
+    coordinator_ = std::make_unique<Coordinator>(places_, options.warn_after_s, options.deadline_s);
   }
   description_ = box_.Describe() + "; " + memory_->kind() + ", " + std::to_string(memory_->slot_bytes() / 1024) +
                  " KiB slots; " + InstructionSetName();
@@ -73,6 +70,7 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
 
 void Engine::Close() {
   if (!thread_.joinable()) return;
+  whereabouts_.Close();
   stop_since_ = Now();
   stop_ = true;
   RingBell(memory_->own());
@@ -196,6 +194,13 @@ void Engine::Handle(int peer, const std::string& bytes) {
       break;
     case MessageType::kDecide:
       decisions_.push_back(DecodeDecision(bytes));
+      break;
+    case MessageType::kAsk:
+      SayWhere();
+      break;
+    case MessageType::kHere:
+    case MessageType::kAnswer:
+      coordinator_->Hear(peer, DecodeText(bytes), TypeOf(bytes) == MessageType::kAnswer);
       break;
     case MessageType::kAbort:
       if (broken_.ok()) {

@@ -18,7 +18,9 @@
 #include "executor.h"
 #include "group_memory.h"
 #include "peer_watch.h"
+#include "places.h"
 #include "waiter.h"
+#include "whereabouts.h"
 
 namespace ddl {
 
@@ -33,6 +35,9 @@ class Engine {
   void Submit(const ddl_request& request);
   // Leaves in an orderly way; see ddl_close. Submit refuses everything from then on.
   void Close();
+  // See ddl_next_question and ddl_answer.
+  Whereabouts& whereabouts() { return whereabouts_; }
+  void Answered();
 
   int rank() const { return transport_.rank; }
   int size() const { return transport_.size; }
@@ -41,7 +46,7 @@ class Engine {
   const char* description() const { return description_.c_str(); }
 
  private:
-  Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory,
+  Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory, Places places,
          const std::vector<int>& group);
 
   // All below run on the communication thread.
@@ -54,6 +59,9 @@ class Engine {
   void Handle(int peer, const std::string& bytes);
   void Decide(const Decision& decision);
   void WatchOver();
+  void AskAndAnswer();
+  void SayWhere();
+  void TellCoordinator(MessageType type, const std::string& text);
   void Idle(uint32_t seen);
   Status Health();
   void Break(const Status& status);
@@ -66,6 +74,8 @@ class Engine {
   void (*const warn_)(void* user, const char* message);
   void* const warn_user_;
   std::unique_ptr<GroupMemory> memory_;
+  const Places places_;
+  Whereabouts whereabouts_;
   PeerWatch watch_;
   ControlChannel channel_;
   Waiter waiter_;

@@ -22,6 +22,7 @@ constexpr double kStopGraceSeconds = 2.0;
 void Engine::WatchOver() {
   if (!broken_.ok()) return;
   if (coordinator_ != nullptr) coordinator_->Tick(Now());
+  AskAndAnswer();
   const Status health = Health();
   if (!health.ok()) {
     Break(health);
@@ -32,12 +33,41 @@ void Engine::WatchOver() {
   const double limit = deadline_s_ * 1.25 + 5;
   for (const auto& [name, queue] : pending_) {
     if (Now() - queue.front()->submitted < limit) continue;
-    Break({DDL_DEADLINE_EXCEEDED, "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) +
-                                      " s and rank 0, which coordinates, does not answer: its process is stopped or "
-                                      "its host unreachable."});
+    Break({DDL_DEADLINE_EXCEEDED, "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) + " s and " +
+                                      places_.Of(0) +
+                                      ", which coordinates, does not answer: its process is stopped or its host "
+                                      "unreachable."});
     return;
   }
 }
+
+void Engine::AskAndAnswer() {
+  if (coordinator_ != nullptr) {
+    for (int rank : coordinator_->TakeQuestions()) {
+      if (rank == transport_.rank) {
+        SayWhere();
+      } else if (!places_.Trouble(rank).empty()) {
+        coordinator_->Hear(rank, "", true);  // a stopped process has nothing to say
+      } else {
+        channel_.Send(rank, EncodeText(MessageType::kAsk, ""));
+      }
+    }
+  }
+  std::string answer;
+  if (whereabouts_.Take(&answer)) TellCoordinator(MessageType::kAnswer, answer.empty() ? "" : "is at " + answer);
+}
+
+void Engine::SayWhere() { TellCoordinator(whereabouts_.Ask() ? MessageType::kHere : MessageType::kAnswer, ""); }
+
+void Engine::TellCoordinator(MessageType type, const std::string& text) {
+  if (coordinator_ != nullptr) {
+    coordinator_->Hear(transport_.rank, text, type == MessageType::kAnswer);
+  } else {
+    channel_.Send(0, EncodeText(type, text));
+  }
+}
+
+void Engine::Answered() { RingBell(memory_->own()); }
 
 Status Engine::Health() {
   DDL_RETURN_IF_ERROR(watch_.Check());

@@ -1,4 +1,4 @@
-// The two messages of the control plane, and how they travel as bytes.
+// The messages of the control plane, and how they travel as bytes.
 //
 // Every collective is announced to the coordinator (rank 0) by each rank with an Announcement; when all have come, the
 // coordinator answers every rank with one Decision. Decisions are executed in the order they were taken, which is the
@@ -48,6 +48,9 @@ enum class MessageType : uint8_t {
   kLeave = 2,     // rank -> coordinator, or the coordinator to all: nothing more will come; payload: text
   kDecide = 3,    // coordinator -> rank: Decision
   kAbort = 4,     // anyone -> anyone: the communicator is broken; payload: text
+  kAsk = 5,       // coordinator -> rank: where are you?
+  kHere = 6,      // rank -> coordinator: alive; whether an answer follows is not certain
+  kAnswer = 7,    // rank -> coordinator: the answer; payload: text
 };
 
 std::string EncodeAnnouncement(const Announcement& announcement);

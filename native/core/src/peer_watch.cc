@@ -10,12 +10,13 @@
 
 namespace ddl {
 
-PeerWatch::PeerWatch(const GroupMemory& memory) : memory_(memory) {
+PeerWatch::PeerWatch(const GroupMemory& memory, const Places& places) : memory_(memory), places_(places) {
   for (int local = 0; local < memory.local_size(); ++local) {
-    const int pid = memory.block(local).pid.load(std::memory_order_acquire);
-    if (pid == getpid()) continue;  // this rank, or a rank that is a thread of this process
+    const int rank = memory.members()[static_cast<size_t>(local)];
+    const int pid = places.at(rank).pid;
+    if (!places.at(rank).beside) continue;
     // A pidfd becomes readable when the process ends, a zombie included, and can not be fooled by a reused pid.
-    peers_.push_back({local, pid, static_cast<int>(syscall(SYS_pidfd_open, pid, 0u))});
+    peers_.push_back({local, rank, pid, static_cast<int>(syscall(SYS_pidfd_open, pid, 0u))});
   }
 }
 
@@ -42,9 +43,8 @@ Status PeerWatch::Check() {
     // `state` is looked at last: a rank that leaves sets it before its process ends.
     if (dead && memory_.block(peer.local_rank).state.load(std::memory_order_acquire) == kAlive) {
       return {DDL_ABORTED,
-              "rank " + std::to_string(memory_.members()[static_cast<size_t>(peer.local_rank)]) + " (process " +
-                  std::to_string(peer.pid) +
-                  ") died. Look at the end of its output; a process killed for memory leaves none (dmesg tells)."};
+              places_.Of(peer.rank) +
+                  " died. Look at the end of its output; a process killed for memory leaves none (dmesg tells)."};
     }
   }
   return {};

@@ -5,14 +5,15 @@
 #include <vector>
 
 #include "group_memory.h"
+#include "places.h"
 #include "status.h"
 
 namespace ddl {
 
 class PeerWatch {
  public:
-  // Call after all ranks of the group have attached (their pids are in the blocks).
-  explicit PeerWatch(const GroupMemory& memory);
+  // Watches the processes of this group that are beside this one. `places` must outlive this.
+  PeerWatch(const GroupMemory& memory, const Places& places);
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
@@ -24,10 +25,12 @@ class PeerWatch {
  private:
   struct Peer {
     int local_rank;
+    int rank;
     int pid;
     int fd;  // pidfd; -1 where the kernel has none
   };
   const GroupMemory& memory_;
+  const Places& places_;
   std::vector<Peer> peers_;
 };
 

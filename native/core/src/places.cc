@@ -1,0 +1,95 @@
+#include "places.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <map>
+
+#include "coordinator.h"
+
+namespace ddl {
+namespace {
+
+struct Card {
+  uint64_t machine;
+  int32_t pid;
+  char host[64];
+};
+
+std::string LinkText(const char* path) {
+  char text[128] = "";
+  const ssize_t length = readlink(path, text, sizeof text - 1);
+  return length > 0 ? std::string(text, static_cast<size_t>(length)) : "";
+}
+
+std::string FirstLine(const char* path) {
+  char text[512] = "";
+  if (FILE* const file = std::fopen(path, "re"); file != nullptr) {
+    if (std::fgets(text, sizeof text, file) == nullptr) text[0] = '\0';
+    std::fclose(file);
+  }
+  return text;
+}
+
+Card OwnCard() {
+  Card card{};
+  gethostname(card.host, sizeof card.host - 1);
+  card.pid = static_cast<int32_t>(getpid());
+  card.machine = std::hash<std::string>()(card.host + FirstLine("/proc/sys/kernel/random/boot_id") +
+                                          LinkText("/proc/self/ns/ipc") + LinkText("/proc/self/ns/pid"));
+  return card;
+}
+
+}  // namespace
+
+Status Places::Exchange(const ddl_transport& transport, Places* out) {
+  const Card mine = OwnCard();
+  std::vector<Card> all(static_cast<size_t>(transport.size));
+  if (transport.all_gather(transport.self, &mine, all.data(), sizeof mine) != DDL_OK) {
+    return {DDL_INTERNAL, std::string("the ranks could not meet: ") + transport.last_error(transport.self)};
+  }
+  out->places_.clear();
+  for (const Card& card : all) {
+    // A rank that is a thread of this process can not die alone.
+    out->places_.push_back({card.host, card.pid, card.machine == mine.machine && card.pid != mine.pid});
+  }
+  return {};
+}
+
+std::string Places::Of(int rank) const {
+  return "rank " + std::to_string(rank) + " on host " + at(rank).host + " (process " + std::to_string(at(rank).pid) +
+         ")";
+}
+
+std::string Places::Of(const std::vector<int>& ranks) const {
+  std::map<std::string, std::vector<int>> by_host;
+  for (int rank : ranks) by_host[at(rank).host].push_back(rank);
+  std::string text;
+  for (const auto& [host, there] : by_host) {
+    text += (text.empty() ? "" : ", ") + ("rank(s) " + JoinRanks(there)) + " on host " + host;
+  }
+  return text;
+}
+
+std::string Places::Trouble(int rank) const {
+  if (!at(rank).beside) return {};
+  const std::string stat = FirstLine(("/proc/" + std::to_string(at(rank).pid) + "/stat").c_str());
+  // "pid (name) state ...": the name may contain anything.
+  const size_t name_end = stat.rfind(") ");
+  switch (name_end == std::string::npos ? '?' : stat[name_end + 2]) {
+    case 'T':
+    case 't':
+      return "is stopped (SIGSTOP, Ctrl-Z or a debugger)";
+    case 'D':
+      return "waits in the kernel, for a disk or a network file system";
+    case 'Z':
+    case 'X':
+      return "has ended";
+    default:
+      return {};
+  }
+}
+
+}  // namespace ddl

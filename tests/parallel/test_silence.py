@@ -1,0 +1,76 @@
+"""Ranks that do not come: rank 0 says who, on which host, and where their main thread is; so does the error."""
+
+import os
+import re
+import socket
+import subprocess
+import time
+
+import pytest
+
+from parallel.harness import run_ranks
+
+pytestmark = pytest.mark.parallel
+
+
+def silent_ranks():
+    import ctypes
+
+    import keras_ddl
+    from keras_ddl import errors
+
+    keras_ddl.init()
+    late = keras_ddl.rank() == keras_ddl.size() - 1
+
+    def loads_data():
+        time.sleep(2.5)
+
+    def keeps_the_interpreter():
+        ctypes.PyDLL(None).sleep(4)
+
+    def is_suspended():
+        subprocess.Popen(["sh", "-c", f"sleep 2.5; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), 19)
+
+    for number, step in enumerate((loads_data, keeps_the_interpreter, is_suspended)):
+        if late:
+            step()
+        keras_ddl.barrier(f"scene {number}")
+    if late:
+        time.sleep(10)
+    started = time.monotonic()
+    with pytest.raises(errors.DeadlineError) as caught:
+        keras_ddl.barrier("given up")
+    seconds = time.monotonic() - started
+    keras_ddl.barrier("after")
+    return str(caught.value), seconds, os.getpid()
+
+
+@pytest.mark.parametrize(("np", "mode"), [(2, "p"), (4, "x:2x2")])
+def test_missing_rank_is_told_with_its_host_and_its_line(np, mode):
+    env = {"KERAS_DDL_WARN_AFTER_SECONDS": "1", "KERAS_DDL_DEADLINE_SECONDS": "6"}
+    outcome = run_ranks(silent_ranks, np, mode=mode, env=env, timeout=80).check()
+    last, host, pid = np - 1, socket.gethostname(), outcome.ranks[-1].result[2]
+    others = ", ".join(map(str, range(last)))
+    who = rf"Rank {last} on host {re.escape(host)} \(process {pid}\)"
+    warnings = re.findall(r"keras_ddl: barrier 'barrier/(.*?)' (.*)", outcome.ranks[0].stderr)
+    expected = [
+        ("scene 0", rf"{who} is at .*test_silence\.py:\d+ in silent_ranks\.loads_data\."),
+        ("scene 1", rf"{who} lives, but its Python does not answer"),
+        ("scene 2", rf"{who} is stopped"),
+        ("given up", rf"{who} is at .*test_silence\.py:\d+ in silent_ranks\."),
+    ]
+    for name, text in expected:
+        of_this = [message for scene, message in warnings if scene == name]
+        assert of_this, (name, outcome.text())
+        assert f"for rank(s) {last}; rank(s) {others} have come." in of_this[0]
+        assert re.search(text, of_this[0]), (text, of_this[0])
+        assert len(of_this) <= 3, of_this  # after 1, 2 and 4 s, not at every look
+    for number, rank in enumerate(outcome.ranks):
+        message, seconds, _ = rank.result
+        assert re.search(expected[3][1], message), message
+        assert f"for rank(s) {last}" in message
+        if number != last:
+            assert 6 <= seconds < 9, seconds
+    for rank in outcome.ranks[1:]:
+        assert "keras_ddl:" not in rank.stderr
