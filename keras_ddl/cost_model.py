@@ -15,92 +15,20 @@ N below is nbytes: those of one rank's buffer. Pure arithmetic: knows no ranks, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from keras_ddl.cost_model_links import Cluster, Dimension
 from keras_ddl.errors import ConfigError
 
-# Bytes of one rank's shard that the engine sends between hosts at a time (kShardBytes of native/core/src/box.cc).
-SHARD_BYTES = 8 * 1024 * 1024
+__all__ = ["Cluster", "Dimension", "choose", "mode_for", "predict"]
 
-
-@dataclass(frozen=True)
-class Dimension:
-    """One dimension of the box of ranks, and the link by which each of its units reaches the others.
-
-    Attributes:
-        size: how many units it joins, 1 or more.
-        bandwidth: bytes/s that one unit sends while it receives as much; the ranks of the unit share it. For ranks that
-            share memory: what `keras-ddl bench` calls busbw, which contains the copies and the additions.
-        latency: seconds that a message takes beyond its bytes.
-    """
-
-    size: int
-    bandwidth: float
-    latency: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.size < 1 or not self.bandwidth > 0 or not self.latency >= 0:
-            raise ConfigError(
-                "Dimension: size must be 1 or more, bandwidth (bytes/s) above 0, latency (seconds) 0 or more. "
-                f"Received: size={self.size!r}, bandwidth={self.bandwidth!r}, latency={self.latency!r}."
-            )
-
-    @staticmethod
-    def fit(size: int, points: Sequence[tuple[float, float]]) -> Dimension:
-        """Returns the dimension whose link explains `points`: (bytes, seconds) of single messages, 2 sizes or more.
-
-        Latency and 1 / bandwidth are the line through the points that is nearest in proportion, so that short messages
-        weigh as much as long ones.
-
-        Raises:
-            ConfigError: fewer than two sizes, or times that do not grow with the size.
-        """
-        if len({nbytes for nbytes, _ in points}) < 2 or min(seconds for _, seconds in points) <= 0:
-            raise ConfigError(
-                f"Dimension.fit: messages of at least two sizes are needed, in seconds above 0. Received: {points!r}."
-            )
-        weights = [1 / seconds**2 for _, seconds in points]
-        total = sum(weights)
-        mean_n = sum(w * n for w, (n, _) in zip(weights, points)) / total
-        mean_t = sum(w * t for w, (_, t) in zip(weights, points)) / total
-        spread = sum(w * (n - mean_n) ** 2 for w, (n, _) in zip(weights, points))
-        slope = sum(w * (n - mean_n) * (t - mean_t) for w, (n, t) in zip(weights, points)) / spread
-        if slope <= 0:
-            raise ConfigError(f"Dimension.fit: longer messages must take longer. Received: {points!r}. Measure again.")
-        return Dimension(size, 1 / slope, max(0.0, mean_t - slope * mean_n))
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A box of ranks and its links.
-
-    Attributes:
-        dims: fastest dimension first; one entry for a single host.
-        reduction: bytes/s at which one rank adds what has arrived to what it has, for links other than shared memory
-            (whose bandwidth contains it). Infinite: it is hidden behind the transfer.
-    """
-
-    dims: tuple[Dimension, ...]
-    reduction: float = math.inf
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dims", tuple(self.dims))
-        if not self.dims or not self.reduction > 0:
-            raise ConfigError(
-                "Cluster: at least one dimension, and a speed of reduction above 0 bytes/s. "
-                f"Received: dims={self.dims!r}, reduction={self.reduction!r}."
-            )
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return math.prod(dim.size for dim in self.dims)
-
-    def ranks_of_unit(self, index: int) -> int:
-        """Returns how many ranks share one link of dimension `index`."""
-        return math.prod(dim.size for dim in self.dims[:index])
+# How the engine cuts what it sends between hosts (native/core/src/box.h, box_all_reduce.cc): a block gives every rank a
+# shard of one message per unit of the ring, up to a bound, and several blocks are under way at once.
+MESSAGE_BYTES = 256 * 1024
+LARGEST_SHARD_BYTES = 8 * 1024 * 1024
+BLOCKS_AHEAD = 4
 
 
 @dataclass(frozen=True)
@@ -230,29 +158,36 @@ def box(cluster: Cluster, nbytes: float, depth: int) -> float:
     return sum(stage.seconds for stage in stages(cluster, nbytes, depth))
 
 
-def pipelined_box(cluster: Cluster, nbytes: float, depth: int, shard_bytes: float = SHARD_BYTES) -> float:
-    """Seconds of the multi-dimensional ring in blocks, one stage of a block beside other stages of other blocks.
+def pipelined_box(
+    cluster: Cluster, nbytes: float, depth: int, shard_bytes: float | None = None, ahead: int = BLOCKS_AHEAD
+) -> float:
+    """Seconds of the multi-dimensional ring in blocks: some are on the wire while others are in shared memory.
 
-    The first block passes through all stages; the others follow at the pace of the slowest stage, or of the busiest
-    link where stages share one.
+    The first block passes through all stages. The others follow at the pace of the busiest link, or of `ahead` blocks
+    in the time that one needs, if that is slower: while a block waits, messages of others travel.
 
     Args:
-        shard_bytes: bytes of one rank's share of a block, after the first dimension.
+        shard_bytes: bytes of one rank's share of a block, after the first dimension. Default: the engine's.
+        ahead: blocks under way at once.
 
     Raises:
         ConfigError: as `stages`.
     """
-    blocks = max(1, math.ceil(nbytes / (shard_bytes * cluster.dims[0].size)))
+    ranks_of_group = cluster.dims[0].size if depth > 1 else 1
+    if shard_bytes is None:
+        shard_bytes = min(MESSAGE_BYTES * cluster.size / ranks_of_group, LARGEST_SHARD_BYTES)
+    blocks = max(1, math.ceil(nbytes / (shard_bytes * ranks_of_group)))
     each = stages(cluster, nbytes / blocks, depth)
-    link = max(sum(busy) for busy in zip(*(stage.links for stage in each)))
-    pace = max(link, *(stage.seconds for stage in each))
-    return sum(stage.seconds for stage in each) + (blocks - 1) * pace
+    alone = sum(stage.seconds for stage in each)
+    busiest = max(sum(busy) for busy in zip(*(stage.links for stage in each)))
+    return alone + (blocks - 1) * max(busiest, alone / min(ahead, blocks))
 
 
 def algorithms(cluster: Cluster) -> dict[str, Callable[[Cluster, float], float]]:
     """Returns the algorithms that make a difference for this cluster, by name: (cluster, nbytes) -> seconds."""
     result: dict[str, Callable[[Cluster, float], float]] = {
         "ring": ring,
+        "ring pipelined": partial(pipelined_box, depth=1),
         "scattered ring": scattered_ring,
         "recursive doubling": recursive_doubling,
         "halving doubling": halving_doubling,
@@ -299,8 +234,27 @@ def choose(cluster: Cluster, nbytes: float, names: Iterable[str] | None = None) 
 
 
 def engine_algorithms(cluster: Cluster) -> list[str]:
-    """Returns the names of what the native engine can run on this box between hosts, by choosing its dimensions."""
-    return ["ring", *(f"{depth}-d" for depth in range(2, len(cluster.dims) + 1))]
+    """Returns the names of what the native engine can run on this box, from one dimension to all of them."""
+    return ["ring pipelined", *(f"{depth}-d pipelined" for depth in range(2, len(cluster.dims) + 1))]
+
+
+def mode_for(cluster: Cluster, nbytes: float) -> str:
+    """Returns the mode, for `keras_ddl.init` and `keras-ddl run --mode`, that is fastest for `nbytes` bytes.
+
+    "x:4x64" for 4 ranks of 64 hosts in one dimension, "x:4x16x4" for the same hosts in 4 racks. Three dimensions pay
+    when the links between racks are slow or racks many; with few racks two may be faster, because every dimension adds
+    a stage that the first block must pass.
+
+    Args:
+        cluster: the whole job, its ranks placed host by host, its hosts rack by rack.
+        nbytes: what is reduced at once: the size of a bucket, for training.
+    """
+    name = choose(cluster, nbytes)
+    sizes = [dim.size for dim in cluster.dims]
+    inner = engine_algorithms(cluster).index(name)  # dimensions that keep a stage of their own before the last
+    if inner == 0:
+        return f"x:1x{cluster.size}" if len(sizes) > 1 else f"x:{cluster.size}"
+    return "x:" + "x".join(map(str, [*sizes[:inner], math.prod(sizes[inner:])]))
 
 
 def _through(cluster: Cluster, index: int, nbytes: float) -> float:

@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keras_ddl.cost_model import Cluster, Dimension, choose, predict
+from keras_ddl.cost_model import Cluster, Dimension, choose, mode_for, predict
 from keras_ddl.errors import ConfigError
 
-__all__ = ["Cluster", "Dimension", "Topology", "choose", "make_topology", "parse_mode", "predict"]
+__all__ = ["Cluster", "Dimension", "Topology", "choose", "make_topology", "mode_for", "parse_mode", "predict"]
 
 _FORCED = re.compile(r"(?:[rbx]:)?([0-9]+(?:x[0-9]+)*)")
 

@@ -16,6 +16,7 @@ from keras_ddl.cost_model import (
     box,
     choose,
     halving_doubling,
+    mode_for,
     pipelined_box,
     predict,
     recursive_doubling,
@@ -25,6 +26,7 @@ from keras_ddl.cost_model import (
 )
 from keras_ddl.errors import ConfigError
 from keras_ddl.topology import choose as topology_choose
+from keras_ddl.topology import parse_mode
 from keras_ddl.topology import predict as topology_predict
 
 MB = 1e6
@@ -108,7 +110,7 @@ def test_halving_doubling_sends_as_little_as_a_ring_in_fewer_steps() -> None:
     assert ring(flat, 8 * MB) == pytest.approx(2 * 7 * 10e-6 + bytes_term)
 
 
-def test_pipeline_takes_its_slowest_stage_and_the_filling() -> None:
+def test_pipeline_takes_its_busiest_link_and_the_filling() -> None:
     cluster = cluster_of(2, 4)
     inner, outer = seconds_of(cluster, 160 * MB, 2)
     # 20 MB of one rank's share at a time: 4 blocks.
@@ -124,9 +126,39 @@ def test_pipeline_is_no_faster_than_the_link_its_stages_share() -> None:
     assert pipelined_box(cluster, 100 * MB, 3, shard_bytes=1e3) == pytest.approx(2 * 3 / 4 * 0.1, rel=1e-3)
 
 
+def test_pipeline_hides_latency_behind_other_blocks_up_to_its_depth() -> None:
+    cluster = Cluster((Dimension(1, FAST), Dimension(5, math.inf, 1e-3)))
+    # 10 blocks of 8 messages of 1 ms; two at a time.
+    assert pipelined_box(cluster, 10e6, 2, shard_bytes=1e6, ahead=2) == pytest.approx(8e-3 + 9 * 8e-3 / 2)
+
+
 def test_pipeline_in_too_many_blocks_pays_their_latency() -> None:
     cluster = cluster_of(2, 4, latency=1e-3)
     assert pipelined_box(cluster, 10 * MB, 2, shard_bytes=1e3) > box(cluster, 10 * MB, 2)
+
+
+def racks_of(hosts: int, racks: int, taper: float) -> Cluster:
+    """4 ranks a host; `taper`: speed of a rack's hosts together over that of its uplink."""
+    uplink = hosts * 12.5e9 / taper
+    return Cluster((Dimension(4, 40e9), Dimension(hosts, 12.5e9, 5e-6), Dimension(racks, uplink, 5e-6)))
+
+
+def test_mode_for_takes_as_many_dimensions_as_pay() -> None:
+    # An uplink half as fast as one host's link: N bytes through it, with rings of their own, instead of 1.5 N.
+    assert mode_for(racks_of(2, 2, taper=4), 100 * MB) == "x:4x2x2"
+    assert mode_for(racks_of(16, 64, taper=4), 100 * MB) == "x:4x16x64"
+    # Two fat racks, an uplink that one ring does not fill: a third stage only delays the first block.
+    assert mode_for(racks_of(16, 2, taper=16), 100 * MB) == "x:4x32"
+    assert mode_for(Cluster((Dimension(2, FAST), Dimension(4, NETWORK))), 100 * MB) == "x:2x4"
+    assert mode_for(Cluster((Dimension(4, FAST),)), MB) == "x:4"
+    assert mode_for(Cluster((Dimension(1, FAST), Dimension(4, NETWORK))), 100 * MB) == "x:1x4"
+
+
+def test_modes_are_those_that_topology_understands() -> None:
+    for cluster in (racks_of(2, 2, 4), racks_of(16, 2, 16), Cluster((Dimension(4, FAST),))):
+        hosts = [rank // 4 for rank in range(cluster.size)]
+        dims, group = parse_mode(mode_for(cluster, MB), hosts)
+        assert math.prod(dims) == cluster.size == len(group)
 
 
 def test_choose_takes_few_steps_for_small_and_few_bytes_for_large_messages() -> None:
@@ -140,7 +172,7 @@ def test_choose_takes_few_steps_for_small_and_few_bytes_for_large_messages() -> 
 
 def test_choose_takes_only_what_is_offered() -> None:
     cluster = cluster_of(4, 64, 4, latency=2e-6)
-    assert choose(cluster, 8) == "3-d"  # fewest steps of those in the engine
+    assert choose(cluster, 8) == "3-d pipelined"  # fewest steps of those in the engine
     assert choose(cluster, 8, ["ring", "2-d"]) == "2-d"
 
 

@@ -1,0 +1,87 @@
+"""A box of ranks and its links: what the cost model computes with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from keras_ddl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One dimension of the box of ranks, and the link by which each of its units reaches the others.
+
+    Attributes:
+        size: how many units it joins, 1 or more.
+        bandwidth: bytes/s that one unit sends while it receives as much; the ranks of the unit share it. For ranks that
+            share memory: what `keras-ddl bench` calls busbw, which contains the copies and the additions.
+        latency: seconds that a message takes beyond its bytes.
+    """
+
+    size: int
+    bandwidth: float
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not self.bandwidth > 0 or not self.latency >= 0:
+            raise ConfigError(
+                "Dimension: size must be 1 or more, bandwidth (bytes/s) above 0, latency (seconds) 0 or more. "
+                f"Received: size={self.size!r}, bandwidth={self.bandwidth!r}, latency={self.latency!r}."
+            )
+
+    @staticmethod
+    def fit(size: int, points: Sequence[tuple[float, float]]) -> Dimension:
+        """Returns the dimension whose link explains `points`: (bytes, seconds) of single messages, 2 sizes or more.
+
+        Latency and 1 / bandwidth are the line through the points that is nearest in proportion, so that short messages
+        weigh as much as long ones.
+
+        Raises:
+            ConfigError: fewer than two sizes, or times that do not grow with the size.
+        """
+        if len({nbytes for nbytes, _ in points}) < 2 or min(seconds for _, seconds in points) <= 0:
+            raise ConfigError(
+                f"Dimension.fit: messages of at least two sizes are needed, in seconds above 0. Received: {points!r}."
+            )
+        weights = [1 / seconds**2 for _, seconds in points]
+        total = sum(weights)
+        mean_n = sum(w * n for w, (n, _) in zip(weights, points)) / total
+        mean_t = sum(w * t for w, (_, t) in zip(weights, points)) / total
+        spread = sum(w * (n - mean_n) ** 2 for w, (n, _) in zip(weights, points))
+        slope = sum(w * (n - mean_n) * (t - mean_t) for w, (n, t) in zip(weights, points)) / spread
+        if slope <= 0:
+            raise ConfigError(f"Dimension.fit: longer messages must take longer. Received: {points!r}. Measure again.")
+        return Dimension(size, 1 / slope, max(0.0, mean_t - slope * mean_n))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A box of ranks and its links.
+
+    Attributes:
+        dims: fastest dimension first; one entry for a single host.
+        reduction: bytes/s at which one rank adds what has arrived to what it has, for links other than shared memory
+            (whose bandwidth contains it). Infinite: it is hidden behind the transfer.
+    """
+
+    dims: tuple[Dimension, ...]
+    reduction: float = math.inf
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dims", tuple(self.dims))
+        if not self.dims or not self.reduction > 0:
+            raise ConfigError(
+                "Cluster: at least one dimension, and a speed of reduction above 0 bytes/s. "
+                f"Received: dims={self.dims!r}, reduction={self.reduction!r}."
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return math.prod(dim.size for dim in self.dims)
+
+    def ranks_of_unit(self, index: int) -> int:
+        """Returns how many ranks share one link of dimension `index`."""
+        return math.prod(dim.size for dim in self.dims[:index])
