@@ -7,12 +7,12 @@ Prints, for 64 hosts x 4 devices, the predicted time of an all-reduce of 100 MB 
 (those of ResNet-101 with ImageNet-22K's classes) beside what arXiv 1708.02188 reports, then a flat ring beside boxes of
 2 and 3 dimensions up to 1,024 hosts. Starts no ranks.
 
-What is assumed, where the paper gives no figure: the links of its machines (IBM Power S822LC with P100 devices) at
-what their manufacturers state. Inside a host two NVLinks between neighbouring devices, 20 GB/s each in one direction;
-one port of EDR InfiniBand, 100 Gbit/s (--ports 2: both of an adapter); 5 us per message, which is what a message
-between the memories of two devices costs rather than the 1-2 us of InfiniBand alone; racks of 16 hosts; links between
-racks as fast as those of all the hosts of a rack together (--taper 4: a quarter of it). Neither protocols nor jitter
-cost anything: a lower bound.
+The sizes and the times are the paper's. The links are not: they are what the manufacturers of its machines (IBM Power
+S822LC with P100 devices) state, and assumptions. Inside a host two NVLinks between neighbouring devices, 20 GB/s each
+in one direction; one port of EDR InfiniBand, 100 Gbit/s (--ports 2: both of an adapter); 5 us per message, which is
+what a message between the memories of two devices costs rather than the 1-2 us of InfiniBand alone; racks of 16
+hosts; links between racks as fast as those of all the hosts of a rack together (--taper 4: a quarter of it). Neither
+protocols nor jitter cost anything: a lower bound.
 """
 
 from __future__ import annotations

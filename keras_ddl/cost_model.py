@@ -216,7 +216,7 @@ def predict(cluster: Cluster, nbytes: float, names: Iterable[str] | None = None)
             f"predict: nbytes must be 0 or more, and names among {', '.join(map(repr, known))} for a box of "
             f"{len(cluster.dims)} dimension(s). Received: nbytes={nbytes!r}, names={chosen!r}."
         )
-    return {name: known[name](cluster, nbytes) for name in chosen}
+    return {name: cluster.start + known[name](cluster, nbytes) for name in chosen}
 
 
 def choose(cluster: Cluster, nbytes: float, names: Iterable[str] | None = None) -> str:

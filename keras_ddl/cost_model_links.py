@@ -64,17 +64,19 @@ class Cluster:
         dims: fastest dimension first; one entry for a single host.
         reduction: bytes/s at which one rank adds what has arrived to what it has, for links other than shared memory
             (whose bandwidth contains it). Infinite: it is hidden behind the transfer.
+        start: seconds until all ranks have agreed to begin; what a barrier takes.
     """
 
     dims: tuple[Dimension, ...]
     reduction: float = math.inf
+    start: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dims", tuple(self.dims))
-        if not self.dims or not self.reduction > 0:
+        if not self.dims or not self.reduction > 0 or not self.start >= 0:
             raise ConfigError(
-                "Cluster: at least one dimension, and a speed of reduction above 0 bytes/s. "
-                f"Received: dims={self.dims!r}, reduction={self.reduction!r}."
+                "Cluster: at least one dimension, a speed of reduction above 0 bytes/s, a start of 0 seconds or more. "
+                f"Received: dims={self.dims!r}, reduction={self.reduction!r}, start={self.start!r}."
             )
 
     @property

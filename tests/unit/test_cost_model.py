@@ -202,6 +202,12 @@ def test_times_grow_with_bytes_latency_and_slower_links(name: str) -> None:
     assert usual < seconds(speed=0.5e9) and usual < seconds(reduction=0.5e9)
 
 
+def test_start_is_added_to_every_prediction() -> None:
+    dims = cluster_of(2, 4).dims
+    with_start, without = predict(Cluster(dims, start=1e-3), MB), predict(Cluster(dims), MB)
+    assert with_start == {name: pytest.approx(seconds + 1e-3) for name, seconds in without.items()}
+
+
 def test_fit_finds_the_line_of_hockney() -> None:
     points = [(n, 20e-6 + n / 3e9) for n in (8, 1e3, 1e6, 1e8)]
     link = Dimension.fit(4, points)
