@@ -88,6 +88,7 @@ class _Options(Structure):
         ("staging_bytes", c_uint64),
         ("warn_after_s", c_double),
         ("deadline_s", c_double),
+        ("lost_after_s", c_double),
         ("warn", _WarnFunction),
         ("warn_user", c_void_p),
     )
@@ -180,6 +181,7 @@ class Communicator:
         staging_bytes: int,
         warn_after_seconds: float,
         deadline_seconds: float,
+        lost_after_seconds: float,
     ) -> None:
         """COLLECTIVE over the MPI communicator of handle `fortran_comm`; None: one rank, without MPI.
 
@@ -202,6 +204,7 @@ class Communicator:
             staging_bytes=staging_bytes,
             warn_after_s=warn_after_seconds,
             deadline_s=deadline_seconds,
+            lost_after_s=lost_after_seconds,
         )
         self._comm = library.ddl_create(
             None if transport is None else byref(transport), byref(options), message, _ERROR_BYTES

@@ -79,6 +79,7 @@ def init(mode: str | None = None) -> Topology:
             staging_bytes=config.get("STAGING_BYTES"),
             warn_after_seconds=config.get("WARN_AFTER_SECONDS"),
             deadline_seconds=config.get("DEADLINE_SECONDS"),
+            lost_after_seconds=config.get("LOST_AFTER_SECONDS"),
         )
         _state.topology = topology
         _state.calls.clear()
@@ -290,6 +291,7 @@ def _meet(world: Any, mode: str) -> tuple[Topology, int]:
         "KERAS_DDL_STAGING_BYTES": config.get("STAGING_BYTES"),
         "KERAS_DDL_WARN_AFTER_SECONDS": config.get("WARN_AFTER_SECONDS"),
         "KERAS_DDL_DEADLINE_SECONDS": config.get("DEADLINE_SECONDS"),
+        "KERAS_DDL_LOST_AFTER_SECONDS": config.get("LOST_AFTER_SECONDS"),
     }
     everybody = world.allgather((_environment.host_key(), mine))
     for setting in mine:

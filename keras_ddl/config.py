@@ -88,6 +88,13 @@ _TABLE = (
         600.0,
         "A collective that waits this long fails with DeadlineError: a job that hangs costs more than one that ends.",
     ),
+    Variable(
+        "LOST_AFTER_SECONDS",
+        "seconds",
+        8.0,
+        "A host that shows no sign of life this long is given up (RankLostError): longer than what a link full of data "
+        "delays. Ranks of one host are watched by the system instead.",
+    ),
     Variable("STAGING_BYTES", "bytes", 64 << 20, "Bound on the shared memory through which one host's ranks reduce."),
     Variable(
         "BUCKET_BYTES",

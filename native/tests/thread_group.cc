@@ -48,6 +48,7 @@ void RunRanks(const std::vector<int>& group, const std::function<void(ddl_comm*,
       settings.staging_bytes = options.staging_bytes;
       settings.warn_after_s = options.warn_after_s;
       settings.deadline_s = options.deadline_s;
+      settings.lost_after_s = options.lost_after_s;
       settings.warn = options.warn;
       settings.warn_user = options.warn_user;
       if (options.tweak) options.tweak(transports[rank]);

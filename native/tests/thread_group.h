@@ -15,6 +15,7 @@ struct RunOptions {
   uint64_t staging_bytes = 0;
   double warn_after_s = 0;
   double deadline_s = 30;  // a test that hangs should fail, with a message
+  double lost_after_s = 0;
   void (*warn)(void* user, const char* message) = nullptr;
   void* warn_user = nullptr;
   // Ranks whose communicator is destroyed as soon as their body returns; the others wait for each other first.

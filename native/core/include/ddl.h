@@ -144,6 +144,7 @@ typedef struct ddl_options {
   uint64_t staging_bytes;  // bound on the staging memory of one group; 0: 64 MiB
   double warn_after_s;     // say who is missing after this many seconds; 0: never
   double deadline_s;       // fail a request that is incomplete for this long; 0: never
+  double lost_after_s;     // give a host up that shows no sign of life for this long; 0: never
   // Receives warnings (UTF-8, no newline), on the communication thread; NULL: stderr.
   void (*warn)(void* user, const char* message);
   void* warn_user;

@@ -17,8 +17,8 @@ namespace ddl {
 
 class ControlChannel {
  public:
-  // Tags of the transport; kDataTag belongs to ring.h.
-  enum Tag { kUpTag = 101, kDownTag = 102, kAbortTag = 103, kDataTag = 104 };
+  // Tags of the transport; kDataTag belongs to ring.h, kBeatTag to heartbeat.h.
+  enum Tag { kUpTag = 101, kDownTag = 102, kAbortTag = 103, kDataTag = 104, kBeatTag = 105 };
 
   ControlChannel(const ddl_transport& transport, GroupMemory& memory);
 

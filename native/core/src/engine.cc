@@ -55,13 +55,19 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
       warn_user_(options.warn_user),
       memory_(std::move(memory)),
       places_(std::move(places)),
-      watch_(*memory_, places_),
+      watch_(*memory_, places_, transport.rank, [this](int rank) { return HasLeft(rank); }),
       channel_(transport_, *memory_),
+      heartbeat_(transport_, *memory_, places_, group, options.lost_after_s,
+                 [this](int rank) { return HasLeft(rank); }),
       waiter_([this] { return Health(); }, options.deadline_s),
       box_(transport_, *memory_, waiter_, group),
       executor_(transport_, box_) {
   if (transport.rank == 0) {
     coordinator_ = std::make_unique<Coordinator>(places_, options.warn_after_s, options.deadline_s);
+  }
+  if (options.warn_after_s > 0) {
+    waiter_.SetWarning(options.warn_after_s,
+                       [this](const std::string& waits_for, double seconds) { return WarnInside(waits_for, seconds); });
   }
   description_ = box_.Describe() + "; " + memory_->kind() + ", " + std::to_string(memory_->slot_bytes() / 1024) +
                  " KiB slots; " + InstructionSetName();
@@ -168,7 +174,7 @@ void Engine::Announce(std::unique_ptr<Request> request) {
 }
 
 bool Engine::TakeMessages() {
-  std::vector<ControlChannel::Received> received;
+  std::vector<ControlChannel::Received> received = std::exchange(early_, {});
   const Status status = channel_.Poll(&received);
   if (!status.ok()) Break(status);
   for (const auto& message : received) Handle(message.peer, message.bytes);
@@ -260,7 +266,14 @@ void Engine::Decide(const Decision& decision) {
   --num_pending_;
   Status status(decision.code, decision.message);
   bool broken = false;
-  if (status.ok()) status = executor_.Run(*request, decision, &broken);
+  if (status.ok()) {
+    running_ = &request->announcement;
+    heartbeat_.SetBusy((running_->flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0);
+    status = executor_.Run(*request, decision, &broken);
+    running_ = nullptr;
+    heartbeat_.SetBusy(false);
+  }
+  if (status.code() == DDL_DEADLINE_EXCEEDED && broken) status = {status.code(), status.message() + Suspects()};
   if (broken) Break(status);
   request->done(request->user, status.code(), status.message().c_str());
 }

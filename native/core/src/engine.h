@@ -17,6 +17,7 @@
 #include "coordinator.h"
 #include "executor.h"
 #include "group_memory.h"
+#include "heartbeat.h"
 #include "peer_watch.h"
 #include "places.h"
 #include "waiter.h"
@@ -61,6 +62,9 @@ class Engine {
   void WatchOver();
   void AskAndAnswer();
   void SayWhere();
+  bool HasLeft(int rank);
+  double WarnInside(const std::string& waits_for, double seconds);
+  std::string Suspects() const;
   void TellCoordinator(MessageType type, const std::string& text);
   void Idle(uint32_t seen);
   Status Health();
@@ -78,6 +82,7 @@ class Engine {
   Whereabouts whereabouts_;
   PeerWatch watch_;
   ControlChannel channel_;
+  Heartbeat heartbeat_;
   Waiter waiter_;
   Box box_;
   Executor executor_;
@@ -93,8 +98,10 @@ class Engine {
   size_t num_pending_ = 0;
   std::deque<Verdict> outbox_;  // rank 0: decided, but not yet known to every rank concerned
   bool outbox_front_sent_ = false;
-  std::deque<Decision> decisions_;  // to be carried out here
-  Status broken_;                   // once not OK, every request fails with it
+  std::deque<Decision> decisions_;               // to be carried out here
+  Status broken_;                                // once not OK, every request fails with it
+  std::vector<ControlChannel::Received> early_;  // came in the middle of a collective; see HasLeft
+  const Announcement* running_ = nullptr;        // the collective under way
   double last_watch_ = 0;
   double idle_since_ = 0;
   std::thread thread_;  // last: started when all above is there

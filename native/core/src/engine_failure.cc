@@ -1,6 +1,7 @@
 // How an engine notices that something is wrong, gives the communicator up, and leaves.
 #include <sched.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -69,11 +70,63 @@ void Engine::TellCoordinator(MessageType type, const std::string& text) {
 
 void Engine::Answered() { RingBell(memory_->own()); }
 
+// In the middle of a collective messages wait unread, a goodbye among them: they are read now and handled later.
+bool Engine::HasLeft(int rank) {
+  if (coordinator_ != nullptr && coordinator_->HasLeft(rank)) return true;
+  if (!channel_.Poll(&early_).ok()) return false;
+  return std::any_of(early_.begin(), early_.end(), [rank](const ControlChannel::Received& message) {
+    return message.peer == rank && TypeOf(message.bytes) == MessageType::kLeave;
+  });
+}
+
+double Engine::WarnInside(const std::string& waits_for, double seconds) {
+  // One rank of a group speaks for all that wait: usually the lowest, which is the first to look.
+  const double again = 2 * seconds;
+  const auto now_ms = static_cast<int64_t>(Now() * 1e3);
+  RankBlock& own = memory_->own();
+  for (int local = 0; local < memory_->local_size(); ++local) {
+    const int64_t told = memory_->block(local).warned_ms.load(std::memory_order_relaxed);
+    if (local != memory_->local_rank() && told != 0 && now_ms - told < 1e3 * seconds / 2) return again;
+  }
+  own.warned_ms.store(now_ms, std::memory_order_relaxed);
+  Warn((running_ != nullptr ? Label(*running_) : "a collective") + " is under way, but has not moved for " +
+       std::to_string(static_cast<int>(seconds)) + " s: " + places_.Of(transport_.rank) + " waits for " + waits_for +
+       "." + Suspects() +
+       (deadline_s_ > 0 ? " It fails after " + std::to_string(static_cast<int>(deadline_s_)) + " s." : ""));
+  return again;
+}
+
+std::string Engine::Suspects() const {
+  std::string text;
+  const double now = Now();
+  for (int rank = 0; rank < transport_.size; ++rank) {
+    const auto& members = memory_->members();
+    const auto at = std::find(members.begin(), members.end(), rank);
+    std::string trouble = places_.Trouble(rank);
+    if (trouble.empty() && at != members.end() && rank != transport_.rank &&
+        !ShowsLife(memory_->block(static_cast<int>(at - members.begin())), now)) {
+      trouble = "gives no sign of life: it is stopped or overloaded";
+    }
+    if (trouble.empty()) continue;
+    std::string sentence = places_.Of(rank);
+    sentence[0] = 'R';
+    text += " " + sentence + " " + trouble + ".";
+  }
+  return text + heartbeat_.Silent(now);
+}
+
 Status Engine::Health() {
+  const double now = Now();
+  memory_->own().alive_ms.store(static_cast<int64_t>(now * 1e3), std::memory_order_relaxed);
   DDL_RETURN_IF_ERROR(watch_.Check());
+  DDL_RETURN_IF_ERROR(heartbeat_.Beat(now));
   std::vector<ControlChannel::Received> aborts;
   DDL_RETURN_IF_ERROR(channel_.PollAborts(&aborts));
-  if (!aborts.empty()) return {DDL_ABORTED, DecodeText(aborts.front().bytes)};
+  for (const auto* messages : {&aborts, &early_}) {
+    for (const auto& message : *messages) {
+      if (TypeOf(message.bytes) == MessageType::kAbort) return {DDL_ABORTED, DecodeText(message.bytes)};
+    }
+  }
   if (stop_ && Now() - stop_since_ > kStopGraceSeconds) {
     return {DDL_ABORTED, "shut down in the middle of a collective"};
   }

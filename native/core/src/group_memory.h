@@ -48,6 +48,10 @@ struct RankBlock {
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> state;  // RankState; set after `reason`
   char reason[1024];            // why this rank gave up (kBroken), for the others' messages
+  // Milliseconds of the monotonic clock: when this rank last looked after the others, as it does many times a second;
+  // and when it last warned about a collective that does not move.
+  std::atomic<int64_t> alive_ms;
+  std::atomic<int64_t> warned_ms;
   // Steps done, counted over the life of the group; see shm_pipeline.h.
   alignas(64) std::atomic<uint64_t> ready;
   alignas(64) std::atomic<uint64_t> reduced;

@@ -2,6 +2,7 @@
 #ifndef KERAS_DDL_CORE_PEER_WATCH_H_
 #define KERAS_DDL_CORE_PEER_WATCH_H_
 
+#include <functional>
 #include <vector>
 
 #include "group_memory.h"
@@ -12,8 +13,10 @@ namespace ddl {
 
 class PeerWatch {
  public:
-  // Watches the processes of this group that are beside this one. `places` must outlive this.
-  PeerWatch(const GroupMemory& memory, const Places& places);
+  // Watches the processes of this group that are beside this one; rank 0, wherever it shows no memory, all others
+  // beside it, and they rank 0: through it all of them hear of a death. `has_left`: whether a rank of another group has
+  // said goodbye. `places` must outlive this.
+  PeerWatch(const GroupMemory& memory, const Places& places, int rank, std::function<bool(int rank)> has_left);
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
@@ -24,13 +27,17 @@ class PeerWatch {
 
  private:
   struct Peer {
-    int local_rank;
     int rank;
     int pid;
-    int fd;  // pidfd; -1 where the kernel has none
+    int fd;          // pidfd; -1 where the kernel has none
+    int local_rank;  // -1: of another group
+    bool gone = false;
   };
+  bool HasLeft(const Peer& peer) const;
+
   const GroupMemory& memory_;
   const Places& places_;
+  const std::function<bool(int)> has_left_;
   std::vector<Peer> peers_;
 };
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <utility>
 
 #include "status.h"
@@ -30,6 +31,13 @@ class Waiter {
   // `health` is asked about once a millisecond; what it returns, if not OK, ends the wait.
   Waiter(std::function<Status()> health, double deadline_s) : health_(std::move(health)), deadline_s_(deadline_s) {}
 
+  // After `after_s` seconds without progress `warn(waits_for, seconds)` is called; it returns after how many in all to
+  // call it again.
+  void SetWarning(double after_s, std::function<double(const std::string&, double)> warn) {
+    warn_after_s_ = after_s;
+    warn_ = std::move(warn);
+  }
+
   // Waits until ready() returns true. `waits_for`: called for the message when the deadline passes.
   template <typename Ready, typename Describe>
   Status Until(Ready ready, Describe waits_for) {
@@ -39,12 +47,14 @@ class Waiter {
     }
     const double start = Now();
     double checked = start;
+    double warn_after = warn_after_s_;
     for (;;) {
       if (ready()) return {};
       const double now = Now();
       if (now - checked > kHealthSeconds) {
         checked = now;
         DDL_RETURN_IF_ERROR(health_());
+        if (warn_ && now - start > warn_after) warn_after = warn_(waits_for(), now - start);
         if (deadline_s_ > 0 && now - start > deadline_s_) return Late(waits_for(), now - start);
       }
       // Yielding costs little while every rank has a core and is what lets the others run when they have not; after
@@ -70,6 +80,8 @@ class Waiter {
 
   std::function<Status()> health_;
   double deadline_s_;
+  double warn_after_s_ = 0;
+  std::function<double(const std::string&, double)> warn_;
 };
 
 }  // namespace ddl
