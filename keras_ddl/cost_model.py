@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from keras_ddl.cost_model_links import Cluster, Dimension
+from keras_ddl.cost_model_links import Cluster, Dimension, shared_memory
 from keras_ddl.errors import ConfigError
 
-__all__ = ["Cluster", "Dimension", "choose", "mode_for", "predict"]
+__all__ = ["Cluster", "Dimension", "choose", "mode_for", "predict", "shared_memory"]
 
 # How the engine cuts what it sends between hosts (native/core/src/box.h, box_all_reduce.cc): a block gives every rank a
 # shard of one message per unit of the ring, up to a bound, and several blocks are under way at once.

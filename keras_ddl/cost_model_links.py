@@ -56,6 +56,28 @@ class Dimension:
         return Dimension(size, 1 / slope, max(0.0, mean_t - slope * mean_n))
 
 
+def shared_memory(ranks: int, copy_bandwidth: float, cores: int | None = None) -> Dimension:
+    """Returns the dimension of `ranks` ranks of one host, from how fast one core copies memory.
+
+    Counts the passes over memory of the engine's staged schemes, a copy being one read and one write. Two ranks: a copy
+    into the slot, then two reads and a write, 2.5 copies of N. More: a copy of all but the own share, a reduction of
+    the own share, a copy of all shares out, 2.5 - 1/(2 L) copies of N. An upper bound of the speed: waiting is not
+    counted, nor that cores share the memory.
+
+    Args:
+        copy_bandwidth: bytes/s that one core copies, for buffers of the size in question (memcpy; caches help).
+        cores: cores that the ranks share; default: one each.
+    """
+    if ranks < 1 or not copy_bandwidth > 0 or (cores is not None and cores < 1):
+        raise ConfigError(
+            "shared_memory: ranks and cores must be 1 or more, copy_bandwidth (bytes/s) above 0. "
+            f"Received: ranks={ranks!r}, copy_bandwidth={copy_bandwidth!r}, cores={cores!r}."
+        )
+    copies = 2.5 if ranks <= 2 else 2.5 - 0.5 / ranks
+    turns = 1.0 if cores is None else max(1.0, ranks / cores)
+    return Dimension(ranks, max(1, 2 * (ranks - 1)) / max(1, ranks) / (copies * turns) * copy_bandwidth)
+
+
 @dataclass(frozen=True)
 class Cluster:
     """A box of ranks and its links.

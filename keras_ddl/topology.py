@@ -11,10 +11,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keras_ddl.cost_model import Cluster, Dimension, choose, mode_for, predict
+from keras_ddl.cost_model import Cluster, Dimension, choose, mode_for, predict, shared_memory
 from keras_ddl.errors import ConfigError
 
-__all__ = ["Cluster", "Dimension", "Topology", "choose", "make_topology", "mode_for", "parse_mode", "predict"]
+__all__ = [
+    "Cluster",
+    "Dimension",
+    "Topology",
+    "choose",
+    "make_topology",
+    "mode_for",
+    "parse_mode",
+    "predict",
+    "shared_memory",
+]
 
 _FORCED = re.compile(r"(?:[rbx]:)?([0-9]+(?:x[0-9]+)*)")
 

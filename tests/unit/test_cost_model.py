@@ -24,6 +24,7 @@ from keras_ddl.cost_model import (
     scattered_ring,
     stages,
 )
+from keras_ddl.cost_model_links import shared_memory
 from keras_ddl.errors import ConfigError
 from keras_ddl.topology import choose as topology_choose
 from keras_ddl.topology import parse_mode
@@ -200,6 +201,16 @@ def test_times_grow_with_bytes_latency_and_slower_links(name: str) -> None:
     usual = seconds()
     assert usual < seconds(nbytes=2 * MB) and usual < seconds(latency=2e-6)
     assert usual < seconds(speed=0.5e9) and usual < seconds(reduction=0.5e9)
+
+
+@pytest.mark.parametrize(
+    "ranks, cores, copies", [(2, None, 2.5), (4, None, 2.375), (4, 2, 4.75), (2, 8, 2.5), (3, 2, 3.5)]
+)
+def test_shared_memory_counts_passes_over_memory(ranks: int, cores: int | None, copies: float) -> None:
+    host = Cluster((shared_memory(ranks, 10e9, cores),))
+    assert ring(host, 1e9) == pytest.approx(copies * 0.1)
+    with pytest.raises(ConfigError, match="cores=0"):
+        shared_memory(ranks, 10e9, 0)
 
 
 def test_start_is_added_to_every_prediction() -> None:
