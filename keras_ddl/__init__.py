@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import keras_ddl.topology as _topology_module
 
 if TYPE_CHECKING:
-    from keras_ddl import callbacks, errors, export, schedules
+    from keras_ddl import callbacks, errors, export, schedules, timeline
     from keras_ddl.communicator import (
         all_gather_object,
         barrier,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_MODULES = ("callbacks", "errors", "export", "schedules")
+_MODULES = ("callbacks", "errors", "export", "schedules", "timeline")
 
 _HOMES = {
     "communicator": (
@@ -92,6 +92,7 @@ __all__ = [
     "schedules",
     "shutdown",
     "size",
+    "timeline",
     "topology",
 ]
 

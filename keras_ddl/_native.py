@@ -148,6 +148,9 @@ def core() -> ctypes.CDLL:
     _declare(library, None, ddl_hold=(c_void_p,), ddl_answer=(c_void_p, c_char_p))
     _declare(library, c_char_p, ddl_work_message=(c_void_p,), ddl_describe=(c_void_p,))
     _declare(library, POINTER(c_uint64), ddl_work_rows=(c_void_p,))
+    _declare(library, c_int, ddl_trace_start=(c_char_p, c_int, c_char_p, c_char_p, c_size_t))
+    _declare(library, c_int, ddl_trace_stop=(c_char_p, c_size_t))
+    _declare(library, None, ddl_trace_span=(c_char_p, c_double, c_double))
     return library
 
 
@@ -327,6 +330,25 @@ def _answer_questions(comm: int) -> None:
         lambda text: library.ddl_answer(comm, text.encode(errors="replace")),
     )
     library.ddl_release(comm)
+
+
+def trace_start(path: str, rank: int, label: str) -> str:
+    """Starts this process's timeline; returns "" or what is wrong."""
+    message = ctypes.create_string_buffer(_ERROR_BYTES)
+    core().ddl_trace_start(path.encode(), rank, label.encode(), message, _ERROR_BYTES)
+    return message.value.decode(errors="replace")
+
+
+def trace_stop() -> str:
+    """Ends the timeline; returns "" or what is wrong."""
+    message = ctypes.create_string_buffer(_ERROR_BYTES)
+    core().ddl_trace_stop(message, _ERROR_BYTES)
+    return message.value.decode(errors="replace")
+
+
+def trace_span(name: str, begin: float, end: float) -> None:
+    """Adds a span to the timeline. Seconds of time.monotonic()."""
+    core().ddl_trace_span(name.encode(), begin, end)
 
 
 def is_supported(array: np.ndarray) -> bool:

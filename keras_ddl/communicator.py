@@ -83,6 +83,10 @@ def init(mode: str | None = None) -> Topology:
         )
         _state.topology = topology
         _state.calls.clear()
+        if config.get("TIMELINE"):
+            from keras_ddl import timeline
+
+            timeline.start(config.get("TIMELINE"))
         if not _state.exit_registered:
             # Before MPI_Finalize, which mpi4py runs after every atexit function.
             atexit.register(shutdown)
@@ -100,6 +104,9 @@ def shutdown() -> None:
         comm, _state.comm, _state.topology = _state.comm, None, None
         if comm is not None:
             comm.close()
+            from keras_ddl import timeline
+
+            timeline.stop()
 
 
 def is_initialized() -> bool:

@@ -116,6 +116,13 @@ _TABLE = (
         "Kernels of the TensorFlow ops: 'async' frees TensorFlow's threads while ranks wait, but relies on an internal "
         "of TensorFlow; 'auto' takes it for the versions it was tested with, and 'sync' for others.",
     ),
+    Variable(
+        "TIMELINE",
+        "path",
+        None,
+        "Every rank writes a timeline of its collectives and steps, for chrome://tracing and Perfetto, to this path "
+        "with .rankN before the suffix.",
+    ),
     Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank leaves the report of an uncaught exception."),
     Variable("LAUNCHER", "text", None, "Set by the launcher for the wrapper of each rank: where it reports to."),
     Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one beside python, then PATH."),

@@ -153,6 +153,7 @@ def _table() -> list[tuple[Any, str, Any]]:
         (CallbackList, "on_train_begin", callbacks.on_train_begin),
         (CallbackList, "on_epoch_begin", callbacks.on_epoch_begin),
         (CallbackList, "on_epoch_end", callbacks.on_epoch_end),
+        (CallbackList, "on_train_batch_begin", callbacks.on_train_batch_begin),
         (CallbackList, "on_train_batch_end", callbacks.on_train_batch_end),
         (CallbackList, "on_test_begin", callbacks.on_test_begin),
         (CallbackList, "on_test_batch_end", callbacks.on_test_batch_end),

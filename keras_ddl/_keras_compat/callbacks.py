@@ -6,10 +6,11 @@ Patched: keras/src/callbacks/callback_list.py (3.15.1).
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl import _keras_compat, communicator
+from keras_ddl import _keras_compat, communicator, timeline
 from keras_ddl import strategy_agreement as agreement
 from keras_ddl._keras_compat import keras
 from keras_ddl._keras_compat.optimizer import accumulators
@@ -167,10 +168,22 @@ def on_epoch_end(original: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def on_train_batch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
+    """After all callbacks: the step begins in the timeline, if one is being written."""
+
+    def wrapper(self, batch, logs=None):
+        original(self, batch, logs)
+        self._ddl_step_begin = time.monotonic() if timeline.is_on() else None
+
+    return wrapper
+
+
 def on_train_batch_end(original: Callable[..., Any]) -> Callable[..., Any]:
     """The same within an epoch, if there is a callback that could ask for it."""
 
     def wrapper(self, batch, logs=None):
+        if getattr(self, "_ddl_step_begin", None) is not None:
+            timeline.add_span(f"step {batch}", self._ddl_step_begin)
         original(self, batch, logs)
         if getattr(self, "_ddl_train_stop", False) and _shared_strategy(self) is not None:
             _agree_to_stop(self)

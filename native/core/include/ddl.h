@@ -204,6 +204,14 @@ DDL_EXPORT void ddl_answer(ddl_comm* comm, const char* text);
 // What this communicator runs on: "shared memory: 2 ranks, AVX-512; ...". Valid until ddl_destroy.
 DDL_EXPORT const char* ddl_describe(const ddl_comm* comm);
 
+// A timeline of this process in the trace-event format of chrome://tracing and Perfetto, written to `path` from
+// ddl_trace_start to ddl_trace_stop: all collectives of all communicators, and the spans that the program adds. `rank`
+// and `label` name the process in the picture. Both return a ddl_code; on failure a message is in `error`.
+DDL_EXPORT int ddl_trace_start(const char* path, int rank, const char* label, char* error, size_t error_bytes);
+DDL_EXPORT int ddl_trace_stop(char* error, size_t error_bytes);
+// Adds a span of the program, such as a training step. Seconds of CLOCK_MONOTONIC. Does nothing without a timeline.
+DDL_EXPORT void ddl_trace_span(const char* name, double begin_s, double end_s);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif

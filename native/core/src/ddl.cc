@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine.h"
+#include "trace.h"
 
 struct ddl_comm {
   std::unique_ptr<ddl::Engine> engine;
@@ -90,6 +91,11 @@ void FinishWork(void* user, int code, const char* message) {
     work->changed.notify_all();
   }
   work->Release();
+}
+
+int Report(const ddl::Status& status, char* error, size_t error_bytes) {
+  std::snprintf(error, error_bytes, "%s", status.message().c_str());
+  return status.code();
 }
 
 }  // namespace
@@ -176,5 +182,11 @@ ddl_comm* ddl_hold_world(void) {
   if (world != nullptr) world->holders.fetch_add(1);
   return world;
 }
+
+int ddl_trace_start(const char* path, int rank, const char* label, char* error, size_t error_bytes) {
+  return Report(ddl::Trace::Start(path, rank, label), error, error_bytes);
+}
+int ddl_trace_stop(char* error, size_t error_bytes) { return Report(ddl::Trace::Stop(), error, error_bytes); }
+void ddl_trace_span(const char* name, double begin_s, double end_s) { ddl::Trace::Span(name, begin_s, end_s); }
 
 }  // extern "C"

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "doorbell.h"
+#include "trace.h"
 
 namespace ddl {
 namespace {
@@ -124,6 +125,7 @@ void Engine::Submit(const ddl_request& from) {
 
 void Engine::Loop() {
   pthread_setname_np(pthread_self(), "keras_ddl");
+  PreferShortSlices();
   prctl(PR_SET_TIMERSLACK, 1000UL);  // sleeps of 50 us are meant as such (the default slack is 50 us)
   while (!stop_) {
     // Read before looking for work: what arrives later changes it, and Idle returns at once.
@@ -200,6 +202,7 @@ void Engine::Handle(int peer, const std::string& bytes) {
       break;
     case MessageType::kDecide:
       decisions_.push_back(DecodeDecision(bytes));
+      decisions_.back().agreed = Trace::Stamp();
       break;
     case MessageType::kAsk:
       SayWhere();
@@ -237,6 +240,7 @@ bool Engine::DeliverVerdicts() {
     if (!channel_.Flush()) break;
     if (std::find(verdict.ranks.begin(), verdict.ranks.end(), 0) != verdict.ranks.end()) {
       decisions_.push_back(verdict.decision);
+      decisions_.back().agreed = Trace::Stamp();
     }
     outbox_.pop_front();
     outbox_front_sent_ = false;
@@ -264,6 +268,7 @@ void Engine::Decide(const Decision& decision) {
   at->second.pop_front();
   if (at->second.empty()) pending_.erase(at);
   --num_pending_;
+  const double started = Trace::Stamp();
   Status status(decision.code, decision.message);
   bool broken = false;
   if (status.ok()) {
@@ -274,6 +279,7 @@ void Engine::Decide(const Decision& decision) {
     heartbeat_.SetBusy(false);
   }
   if (status.code() == DDL_DEADLINE_EXCEEDED && broken) status = {status.code(), status.message() + Suspects()};
+  if (started > 0) request->TraceRun(decision.agreed, started, status.code());
   if (broken) Break(status);
   request->done(request->user, status.code(), status.message().c_str());
 }

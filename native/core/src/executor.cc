@@ -3,6 +3,9 @@
 #include <cstdio>
 #include <limits>
 
+#include "trace.h"
+#include "waiter.h"
+
 namespace ddl {
 namespace {
 
@@ -18,6 +21,12 @@ std::vector<Range> RowRanges(uint64_t rows, uint64_t row_count, int size) {
 }
 
 }  // namespace
+
+void Request::TraceRun(double agreed, double started, int code) const {
+  const Announcement& a = announcement;
+  const uint64_t bytes = a.kind == DDL_BARRIER ? 0 : a.count * DtypeSize(static_cast<ddl_dtype>(a.dtype));
+  Trace::Add({KindName(static_cast<ddl_kind>(a.kind)), a.name, bytes, code, submitted, agreed, started, Now()});
+}
 
 Status Executor::Run(const Request& request, const Decision& decision, bool* broken) {
   const Announcement& a = request.announcement;

@@ -18,6 +18,9 @@ struct Request {
   void (*done)(void* user, int code, const char* message) = nullptr;
   void* user = nullptr;
   double submitted = 0;  // seconds, monotonic clock
+
+  // Enters into the trace what began at `started` and ends now; see Trace::Collective.
+  void TraceRun(double agreed, double started, int code) const;
 };
 
 class Executor {

@@ -41,6 +41,7 @@ struct Decision {
   std::string name;
   std::string message;
   std::vector<uint64_t> rows;  // DDL_ALL_GATHER: rows of each rank
+  double agreed = 0;           // when it became known here, if a trace is being written; not sent
 };
 
 enum class MessageType : uint8_t {

@@ -26,6 +26,11 @@ inline void CpuRelax() {
 #endif
 }
 
+// Asks the kernel to let the calling thread run soon after it wakes, for a short while at a time. Its share of the core
+// stays what it was. A thread that computes keeps the core for milliseconds otherwise, and a collective needs the
+// communication threads of all ranks at once. Linux 6.12 and later; elsewhere nothing changes.
+void PreferShortSlices();
+
 class Waiter {
  public:
   // `health` is asked about once a millisecond; what it returns, if not OK, ends the wait.
