@@ -60,6 +60,7 @@ class _Request(Structure):
         ("row_count", c_uint64),
         ("rows", c_uint64),
         ("fingerprint", c_uint64),
+        ("step", c_uint64),
         ("tolerance", c_double),
         ("name", c_char_p),
         ("detail", c_char_p),

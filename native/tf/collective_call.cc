@@ -184,6 +184,8 @@ bool Call::Prepare(ddl_comm* comm, ddl_request* request, Status* status) {
   request->name = name_.c_str();
   request->detail = detail_.c_str();
   request->fingerprint = fingerprint_.value();
+  // Random for every run of a graph and every eager op (observed with TensorFlow 2.21).
+  request->step = static_cast<uint64_t>(TF_StepId(context_));
   return true;
 }
 

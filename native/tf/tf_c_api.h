@@ -106,6 +106,7 @@ void TF_OpKernelConstruction_GetAttrType(TF_OpKernelConstruction*, const char* a
 void TF_OpKernelContext_Failure(TF_OpKernelContext*, TF_Status*);
 int TF_NumInputs(TF_OpKernelContext*);
 int64_t TF_GetIterId(TF_OpKernelContext*);
+int64_t TF_StepId(TF_OpKernelContext*);
 void TF_GetInput(TF_OpKernelContext*, int index, TF_Tensor**, TF_Status*);
 TF_Tensor* TF_AllocateOutput(TF_OpKernelContext*, int index, TF_DataType, const int64_t* dims, int num_dims,
                              size_t bytes, TF_Status*);

@@ -1,5 +1,7 @@
 """Collectives that ranks disagree about, or that cannot run: an error on every rank, and the next one works."""
 
+import time
+
 import numpy as np
 
 import keras_ddl
@@ -71,6 +73,53 @@ def check_mismatches_in_a_graph():
     else:
         raise AssertionError("no error")
     expect(errors.RankMismatchError, translated, "in_graph")
+
+
+def check_a_step_that_fails_gives_its_other_collectives_up():
+    def slow_on_the_last(x):
+        time.sleep(1.5 if LAST else 0)
+        return x
+
+    @tf.function
+    def step(bad, x):
+        late = tf.py_function(slow_on_the_last, [x], tf.float32)
+        late.set_shape([2])
+        return tf.reduce_sum(ops.all_reduce(bad, name="bad")) + tf.reduce_sum(ops.all_reduce(late, name="late"))
+
+    for _ in range(2):
+        start = time.monotonic()
+        try:
+            # "late" waits on all ranks but the last, which is cancelled before it comes to it, or comes in vain.
+            step(tf.ones([3 if LAST else 4]), tf.ones([2]))
+        except tf.errors.FailedPreconditionError as error:
+            assert "bad" in error.message
+        else:
+            raise AssertionError("no error")
+        assert time.monotonic() - start < 10  # the deadline is 30 s
+        np.testing.assert_array_equal(ops.all_reduce(tf.ones([2]), name="late"), np.full(2, SIZE))
+
+
+def check_two_equal_buckets_swapped_on_one_rank_are_caught_at_every_call():
+    @tf.function
+    def buckets(a, b):
+        if LAST:
+            a, b = b, a
+        return ops.all_reduce_n([a], name="bucket"), ops.all_reduce_n([b, b], name="bucket_2")
+
+    @tf.function
+    def swapped_names(a, b):
+        return ops.all_reduce(a, name="q" if LAST else "p"), ops.all_reduce(b, name="p" if LAST else "q")
+
+    # The same bytes in another shape: nothing but the fingerprint can tell.
+    a, b = tf.ones([2, 3]), tf.ones([3, 2])
+    for _ in range(3):
+        for function in (buckets, swapped_names):
+
+            def call(function=function):
+                with ops.translate_errors():
+                    function(a, b)
+
+            expect(errors.RankMismatchError, call, "float32[2,3]", "float32[3,2]", f"{SIZE - 1}")
 
 
 def check_errors_of_other_ops_are_left_alone():

@@ -11,7 +11,7 @@ ALL_SHARED, ALL_MPI, BOTH = (4, "x:4x1"), (4, "x:1x4"), (4, "x:2x2")
 
 test_ops = rank_tests(HERE / "ops_checks.py", [1, 2, (3, "x:1x3"), ALL_SHARED, ALL_MPI, BOTH], check_timeout=90)
 test_ops_gradients = rank_tests(HERE / "ops_gradient_checks.py", [3], check_timeout=90)
-test_ops_failures = rank_tests(HERE / "ops_failure_checks.py", [2, BOTH])
+test_ops_failures = rank_tests(HERE / "ops_failure_checks.py", [2, 3, BOTH, 8], check_timeout=90)
 test_ops_sync = rank_tests(HERE / "ops_sync_checks.py", [2], env={"KERAS_DDL_TF_KERNELS": "sync"})
 
 

@@ -27,11 +27,15 @@ Coordinator::Coordinator(const Places& places, double warn_after_s, double deadl
 
 void Coordinator::Announce(int rank, Announcement announcement, double now) {
   const std::string name = announcement.name;
-  if (PayDebt(rank, name, now)) return;
+  if (PayDebt(rank, announcement, now) || IsOfFailedStep(rank, announcement)) {
+    FailSteps();
+    return;
+  }
   const auto at = waiting_.try_emplace(name).first;
   if (at->second.by_rank.empty()) at->second.by_rank.resize(static_cast<size_t>(size_));
   at->second.by_rank[static_cast<size_t>(rank)].push_back({std::move(announcement), now});
   Match(at);
+  FailSteps();
 }
 
 void Coordinator::Match(Entries::iterator at) {
@@ -62,9 +66,13 @@ void Coordinator::Match(Entries::iterator at) {
     for (const Announcement& a : all) verdict.decision.rows.push_back(a.rows);
   }
   for (int rank = 0; rank < size_; ++rank) verdict.ranks.push_back(rank);
-  verdicts_.push_back(std::move(verdict));
+  verdicts_.push_back(verdict);
   entry.warn_age = 0;
   if (Present(entry).empty()) waiting_.erase(at);
+  if (verdict.decision.code == DDL_OK) return;
+  for (int rank = 0; rank < size_; ++rank) {
+    failing_.push_back({rank, all[static_cast<size_t>(rank)].step, verdict.decision});
+  }
 }
 
 void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& message) {
@@ -73,10 +81,16 @@ void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& m
   verdict.decision.name = at->first;
   verdict.decision.message = message;
   verdict.ranks = Present(at->second);
-  for (int rank : verdict.ranks) at->second.by_rank[static_cast<size_t>(rank)].pop_front();
-  verdicts_.push_back(std::move(verdict));
+  std::vector<uint64_t> steps;
+  for (int rank : verdict.ranks) {
+    auto& queue = at->second.by_rank[static_cast<size_t>(rank)];
+    steps.push_back(queue.front().announcement.step);
+    queue.pop_front();
+  }
+  verdicts_.push_back(verdict);
   at->second.warn_age = 0;
   if (Present(at->second).empty()) waiting_.erase(at);
+  for (size_t i = 0; i < steps.size(); ++i) failing_.push_back({verdict.ranks[i], steps[i], verdict.decision});
 }
 
 void Coordinator::Owe(const std::vector<int>& debtors, const Decision& decision, double now,
@@ -87,7 +101,8 @@ void Coordinator::Owe(const std::vector<int>& debtors, const Decision& decision,
   }
 }
 
-bool Coordinator::PayDebt(int rank, const std::string& name, double now) {
+bool Coordinator::PayDebt(int rank, const Announcement& announcement, double now) {
+  const std::string& name = announcement.name;
   const auto at = debts_.find(name);
   if (at == debts_.end()) return false;
   auto& debts = at->second;
@@ -97,6 +112,7 @@ bool Coordinator::PayDebt(int rank, const std::string& name, double now) {
   if (owed) {
     const std::string sibling = debt->sibling;
     verdicts_.push_back({debt->decision, {rank}});
+    failing_.push_back({rank, announcement.step, debt->decision});
     debts.erase(debt);
     const auto other = debts_.find(sibling);
     if (other != debts_.end()) {
@@ -122,6 +138,7 @@ void Coordinator::Leave(int rank) {
       if (verdicts_.size() == before) break;
     }
   }
+  FailSteps();
 }
 
 std::vector<int> Coordinator::Missing(const Entry& entry) const {

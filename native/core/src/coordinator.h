@@ -69,13 +69,24 @@ class Coordinator {
     Decision decision;
     std::string sibling;
   };
+  // A run of a graph on one rank of which a collective has failed: the graph is cancelled there, and whether it still
+  // submits its other collectives is chance. None of them can complete.
+  struct FailedStep {
+    int rank;
+    uint64_t step;
+    Decision cause;
+  };
   using Entries = std::map<std::string, Entry>;
 
   void Match(Entries::iterator at);
   void Fail(Entries::iterator at, ddl_code code, const std::string& message);
   // Each of `debtors` gets `decision` when it comes.
   void Owe(const std::vector<int>& debtors, const Decision& decision, double now, const std::string& sibling);
-  bool PayDebt(int rank, const std::string& name, double now);
+  // coordinator_steps.cc. Fails what waits of the steps in failing_, from which on they are failed. Entries may go.
+  void FailSteps();
+  // Fails an announcement of a failed step.
+  bool IsOfFailedStep(int rank, const Announcement& announcement);
+  bool PayDebt(int rank, const Announcement& announcement, double now);
   void CheckBlocked(double now);
   // Asks `ranks` if that was not done lately, and after `since`; true when they have answered, or had the time to.
   bool Sought(const std::vector<int>& ranks, double since, double now);
@@ -91,6 +102,8 @@ class Coordinator {
   Entries waiting_;
   std::vector<bool> left_;
   std::map<std::string, std::vector<Debt>> debts_;
+  std::vector<FailedStep> failing_;      // to be looked at by FailSteps
+  std::deque<FailedStep> failed_steps_;  // the last few
   std::vector<Verdict> verdicts_;
   std::vector<std::string> warnings_;
   std::vector<Sighting> sightings_;  // by rank

@@ -73,6 +73,7 @@ void Coordinator::Tick(double now) {
     if (age > told->second.age) told->second = {label, age, others, present};
     told->second.others = others;
   }
+  FailSteps();
   for (const auto& [missing, it] : late) {
     warnings_.push_back(it.label + (it.others > 0 ? " (and " + std::to_string(it.others) + " more)" : "") +
                         " has waited " + Seconds(it.age) + " for rank(s) " + JoinRanks(missing) + "; rank(s) " +

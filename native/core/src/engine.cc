@@ -101,6 +101,7 @@ void Engine::Submit(const ddl_request& from) {
   a.row_count = from.row_count;
   a.rows = from.rows;
   a.fingerprint = from.fingerprint;
+  a.step = from.step;
   a.tolerance = from.tolerance;
   a.name = from.name;
   if (from.detail != nullptr) a.detail = Cut(from.detail, kMaxDetail);

@@ -64,6 +64,7 @@ std::string EncodeAnnouncement(const Announcement& a) {
       .Put(a.row_count)
       .Put(a.rows)
       .Put(a.fingerprint)
+      .Put(a.step)
       .Put(a.tolerance)
       .Put(a.name)
       .Put(a.detail)
@@ -82,6 +83,7 @@ Announcement DecodeAnnouncement(const std::string& bytes) {
   a.row_count = in.Get<uint64_t>();
   a.rows = in.Get<uint64_t>();
   a.fingerprint = in.Get<uint64_t>();
+  a.step = in.Get<uint64_t>();
   a.tolerance = in.Get<double>();
   a.name = in.GetText();
   a.detail = in.GetText();

@@ -30,6 +30,7 @@ struct Announcement {
   uint64_t row_count = 0;
   uint64_t rows = 0;
   uint64_t fingerprint = 0;
+  uint64_t step = 0;  // differs between ranks
   double tolerance = 0;
   std::string name;
   std::string detail;
