@@ -20,6 +20,7 @@ import keras_ddl.topology as _topology_module
 if TYPE_CHECKING:
     from keras_ddl import callbacks, errors, export, schedules, timeline
     from keras_ddl.communicator import (
+        Communicator,
         all_gather_object,
         barrier,
         broadcast_object,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         rank,
         shutdown,
         size,
+        split,
     )
     from keras_ddl.launch import run
     from keras_ddl.ops import (
@@ -60,6 +62,8 @@ _HOMES = {
         "barrier",
         "broadcast_object",
         "all_gather_object",
+        "split",
+        "Communicator",
     ),
     "launch": ("run",),
     "ops": ("all_reduce", "all_reduce_n", "reduce_scatter", "all_gather", "broadcast", "broadcast_variables"),
@@ -68,6 +72,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Communicator",
     "Strategy",
     "__version__",
     "all_gather",
@@ -92,6 +97,7 @@ __all__ = [
     "schedules",
     "shutdown",
     "size",
+    "split",
     "timeline",
     "topology",
 ]

@@ -34,6 +34,7 @@ DTYPES = {
 }
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "avg": 1}
 ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER = range(5)
+WORLD = 0  # the id of the communicator of all ranks
 FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING = 1, 2, 4
 
 _FAILED_PRECONDITION = 9
@@ -141,7 +142,7 @@ def core() -> ctypes.CDLL:
             f"Received: version {library.ddl_abi_version()} in {library._name}. Reinstall keras_ddl."
         )
     _declare(library, c_void_p, ddl_create=(POINTER(_Transport), POINTER(_Options), c_char_p, c_size_t))
-    _declare(library, None, ddl_close=(c_void_p,), ddl_release=(c_void_p,), ddl_set_world=(c_void_p,))
+    _declare(library, None, ddl_close=(c_void_p,), ddl_release=(c_void_p,), ddl_publish=(ctypes.c_int64, c_void_p))
     _declare(library, None, ddl_work_free=(c_void_p,))
     _declare(library, c_void_p, ddl_start=(c_void_p, POINTER(_Request)), ddl_work_data=(c_void_p,))
     _declare(library, c_int, ddl_work_wait=(c_void_p, c_int), ddl_work_code=(c_void_p,))
@@ -164,6 +165,8 @@ def mpi_shim() -> ctypes.CDLL:
     """
     library = _load("libkeras_ddl_mpi.so")
     _declare(library, c_int, ddl_mpi_create=(c_int, POINTER(_Transport), c_char_p, c_size_t))
+    some_ranks = (POINTER(c_int32), c_int, c_int)
+    _declare(library, c_int, ddl_mpi_split=(POINTER(_Transport), *some_ranks, POINTER(_Transport), c_char_p, c_size_t))
     texts = ("ddl_mpi_library", "ddl_mpi_loaded_version", "ddl_mpi_loaded_path", "ddl_mpi_site_launcher")
     _declare(library, c_char_p, **dict.fromkeys(texts, ()))
     return library
@@ -174,34 +177,45 @@ def mpi_text(name: str) -> str:
     return getattr(mpi_shim(), name)().decode(errors="replace")
 
 
+def mpi_transport(fortran_comm: int) -> _Transport:
+    """Returns a way to the ranks of an MPI communicator, by its handle. COLLECTIVE over them.
+
+    Raises:
+        DependencyError: MPI is not initialised, or without MPI_THREAD_MULTIPLE.
+        CollectiveError: MPI failed.
+    """
+    transport, message = _Transport(), ctypes.create_string_buffer(_ERROR_BYTES)
+    code = mpi_shim().ddl_mpi_create(fortran_comm, byref(transport), message, _ERROR_BYTES)
+    if code:
+        kind = errors.DependencyError if code == _FAILED_PRECONDITION else errors.CollectiveError
+        raise kind(message.value.decode(errors="replace"))
+    return transport
+
+
 class Communicator:
-    """A ddl_comm: this process's end of the group of all ranks. Owns a communication thread until `close`."""
+    """A ddl_comm: this process's end of a group of ranks. Owns a communication thread until `close`."""
 
     def __init__(
         self,
-        fortran_comm: int | None,
+        transport: _Transport | None,
         group: Sequence[int],
         *,
         staging_bytes: int,
         warn_after_seconds: float,
         deadline_seconds: float,
         lost_after_seconds: float,
+        id: int = WORLD,
+        note: str = "",
     ) -> None:
-        """COLLECTIVE over the MPI communicator of handle `fortran_comm`; None: one rank, without MPI.
+        """COLLECTIVE over the ranks of `transport`, which it takes over; None: one rank, without MPI.
+
+        `id`: by which ops find it, equal on all its ranks. `note`: added to the messages of its errors.
 
         Raises:
-            DependencyError: MPI is not initialised, or without MPI_THREAD_MULTIPLE.
             CollectiveError: the ranks could not meet.
         """
         library = core()
         message = ctypes.create_string_buffer(_ERROR_BYTES)
-        transport = None
-        if fortran_comm is not None:
-            transport = _Transport()
-            code = mpi_shim().ddl_mpi_create(fortran_comm, byref(transport), message, _ERROR_BYTES)
-            if code:
-                kind = errors.DependencyError if code == _FAILED_PRECONDITION else errors.CollectiveError
-                raise kind(message.value.decode(errors="replace"))
         options = _Options(
             abi_version=ABI_VERSION,
             group=(c_int32 * len(group))(*group),
@@ -215,21 +229,62 @@ class Communicator:
         )
         if not self._comm:
             raise errors.CollectiveError(message.value.decode(errors="replace"))
+        self._transport = transport
         self._size = len(group)
+        self._id = id
+        self._note = note
         self._closed = False
+        self._splitting = 0
+        self._changed = threading.Condition()  # guards both
         self._process = os.getpid()
         self._abandoned: list[Any] = []
-        library.ddl_set_world(self._comm)
+        library.ddl_publish(id, self._comm)
         if self._size > 1:
             library.ddl_hold(self._comm)
             threading.Thread(target=_answer_questions, args=(self._comm,), name="keras_ddl", daemon=True).start()
 
     def close(self) -> None:
         """Leaves the group: what the other ranks still wait for fails there with RankLostError. Idempotent."""
-        if not self._closed:
+        with self._changed:
+            if self._closed:
+                return
             self._closed = True
-            core().ddl_set_world(None)
-            core().ddl_close(self._comm)
+            self._changed.wait_for(lambda: self._splitting == 0)
+        core().ddl_publish(self._id, None)
+        core().ddl_close(self._comm)
+
+    def sub_transport(self, ranks: Sequence[int], tag: int) -> _Transport:
+        """Returns a way to some of the ranks, for a communicator of its own. COLLECTIVE over `ranks`.
+
+        Args:
+            ranks: in the order of the new ranks.
+            tag: tells apart what is made at the same time.
+
+        Raises:
+            NotInitializedError: this was closed. CollectiveError: MPI failed.
+        """
+        transport, message = _Transport(), ctypes.create_string_buffer(_ERROR_BYTES)
+        with self._changed:
+            if self._closed:
+                raise errors.NotInitializedError("The communicator was closed while it was split.")
+            self._splitting += 1  # closing frees the transport
+        try:
+            code = mpi_shim().ddl_mpi_split(
+                byref(self._transport),
+                (c_int32 * len(ranks))(*ranks),
+                len(ranks),
+                tag % 32768,
+                byref(transport),
+                message,
+                _ERROR_BYTES,
+            )
+        finally:
+            with self._changed:
+                self._splitting -= 1
+                self._changed.notify_all()
+        if code:
+            raise errors.CollectiveError(message.value.decode(errors="replace"))
+        return transport
 
     def __del__(self) -> None:
         # Only now: another thread may have been about to use it when it was closed.
@@ -301,7 +356,7 @@ class Communicator:
             self._wait(work, (source, result))
             code = core().ddl_work_code(work)
             if code:
-                text = core().ddl_work_message(work).decode(errors="replace")
+                text = core().ddl_work_message(work).decode(errors="replace") + self._note
                 if self._closed and code == _FAILED_PRECONDITION:
                     raise errors.NotInitializedError(f"'{name}': {text}.")
                 raise errors.from_code(code, text)

@@ -11,7 +11,7 @@ from keras_ddl._tf_compat import tf
 
 # native/tf puts "keras_ddl: " before the core's message; TensorFlow wraps it in names of nodes.
 _OURS = re.compile(r"keras_ddl: (.*?)(?=\s*\[\[|\s*\n\s*\(\d+\) |\s*\[Op:|\s*$)", re.DOTALL)
-_NOT_INITIALIZED = "collectives need a running runtime"
+_NOT_INITIALIZED = "collectives need a running"
 _XLA = re.compile(r"Ddl[A-Z]\w+.*XLA_\w+_JIT|XLA_\w+_JIT.*Ddl[A-Z]", re.DOTALL)
 
 

@@ -10,6 +10,8 @@ same on every rank, and must differ between collectives that may be under way at
   number within the graph, and is therefore the same after retracing and on every rank. A given name that is used twice
   in one graph gets a number, too.
 - The native kernel adds the iteration inside a loop.
+- Names within a communicator that is not that of all ranks begin with its own, and are counted apart: a rank that takes
+  no part in it numbers the others alike.
 """
 
 from __future__ import annotations
@@ -38,12 +40,14 @@ class _Names:
 _graphs: weakref.WeakKeyDictionary[Any, _Names] = weakref.WeakKeyDictionary()
 
 
-def resolve(name: str | None, kind: str) -> str:
+def resolve(name: str | None, kind: str, prefix: str = "", communicator: int = 0) -> str:
     """Returns the match key of a collective that is made now.
 
     Args:
         name: what the caller gave.
         kind: a word for graphs when `name` is None, such as "all_reduce".
+        prefix: put in front.
+        communicator: the id of the one to count in.
 
     Raises:
         ConfigError: `name` is not a text of 1 to 900 bytes.
@@ -55,9 +59,9 @@ def resolve(name: str | None, kind: str) -> str:
             "Leave it out to let keras_ddl choose."
         )
     if tf.executing_eagerly():
-        return name or EAGER
+        return prefix + (name or EAGER)
     names = _of(tf.compat.v1.get_default_graph())
-    return _unique(names.used, name or f"{names.path}/{kind}")
+    return _unique(names.used, prefix + (name or f"{names.path}/{kind}"), communicator)
 
 
 def derived(name: str, suffix: str) -> str:
@@ -87,6 +91,7 @@ def _path(graph: Any) -> str:
     return _unique(outer.used, f"{outer.path}/{re.sub(r'_[0-9]+(?=_grad|$)', '', name)}")
 
 
-def _unique(used: Counter, name: str) -> str:
-    used[name] += 1
-    return name if used[name] == 1 else _unique(used, f"{name}_{used[name] - 1}")
+def _unique(used: Counter, name: str, communicator: int = 0) -> str:
+    used[communicator, name] += 1
+    count = used[communicator, name]
+    return name if count == 1 else _unique(used, f"{name}_{count - 1}", communicator)

@@ -9,14 +9,16 @@ from typing import Any
 from keras_ddl import _op_names
 from keras_ddl._op_errors import jit_compile_error, translate_errors
 from keras_ddl._tf_compat import load_ops, tf, traced_for_xla
+from keras_ddl.group import Communicator
 
 
-def _call(kind: str, function: str, name: str | None, *args: Any, **attrs: Any) -> Any:
+def _call(kind: str, function: str, name: str | None, comm: Communicator, *args: Any, **attrs: Any) -> Any:
     op: Callable[..., Any] = getattr(load_ops(), function)
     if traced_for_xla():
         raise jit_compile_error()
     # The op's own name in the graph: readable in a profile, and free of what TensorFlow does not allow in names.
-    attrs.update(tensor_name=_op_names.resolve(name, kind), name=f"ddl_{kind}")
+    key = _op_names.resolve(name, kind, comm.prefix, comm.id)
+    attrs.update(tensor_name=key, communicator=comm.id, name=f"ddl_{kind}")
     if not tf.executing_eagerly():
         return op(*args, **attrs)
     # Two main threads that wait in different eager collectives wait in vain, and the core says so within a second.
@@ -25,34 +27,46 @@ def _call(kind: str, function: str, name: str | None, *args: Any, **attrs: Any) 
         return op(*args, **attrs)
 
 
-def all_reduce(tensor: tf.Tensor, reduction: str, name: str | None) -> tf.Tensor:
+def all_reduce(tensor: tf.Tensor, reduction: str, name: str | None, comm: Communicator) -> tf.Tensor:
     """Returns [...]: `tensor` reduced over all ranks."""
-    return _call("all_reduce", "ddl_all_reduce", name, tensor, reduction=reduction)
+    return _call("all_reduce", "ddl_all_reduce", name, comm, tensor, reduction=reduction)
 
 
 def all_reduce_n(
-    tensors: Sequence[tf.Tensor], reduction: str, name: str | None, *, mpi: bool = False, check: float = -1.0
+    tensors: Sequence[tf.Tensor],
+    reduction: str,
+    name: str | None,
+    comm: Communicator,
+    *,
+    mpi: bool = False,
+    check: float = -1.0,
 ) -> list[tf.Tensor]:
     """Returns `tensors` (one dtype, at least one) reduced over all ranks in one request."""
-    return _call("all_reduce_n", "ddl_all_reduce_n", name, tensors, reduction=reduction, mpi=mpi, check=check)
+    return _call("all_reduce_n", "ddl_all_reduce_n", name, comm, tensors, reduction=reduction, mpi=mpi, check=check)
 
 
 def broadcast_n(
-    tensors: Sequence[tf.Tensor], root: int, name: str | None, *, detail: str = "", fingerprint: int = 0
+    tensors: Sequence[tf.Tensor],
+    root: int,
+    name: str | None,
+    comm: Communicator,
+    *,
+    detail: str = "",
+    fingerprint: int = 0,
 ) -> list[tf.Tensor]:
     """Returns rank `root`'s `tensors` (one dtype, at least one), sent in one request."""
     attrs = {"root": root, "detail": detail, "fingerprint": fingerprint}
-    return _call("broadcast", "ddl_broadcast", name, tensors, **attrs)
+    return _call("broadcast", "ddl_broadcast", name, comm, tensors, **attrs)
 
 
-def reduce_scatter(tensor: tf.Tensor, reduction: str, name: str | None) -> tf.Tensor:
+def reduce_scatter(tensor: tf.Tensor, reduction: str, name: str | None, comm: Communicator) -> tf.Tensor:
     """Returns this rank's rows of `tensor` reduced over all ranks."""
-    return _call("reduce_scatter", "ddl_reduce_scatter", name, tensor, reduction=reduction)
+    return _call("reduce_scatter", "ddl_reduce_scatter", name, comm, tensor, reduction=reduction)
 
 
-def all_gather(tensor: tf.Tensor, name: str | None) -> tuple[tf.Tensor, tf.Tensor]:
+def all_gather(tensor: tf.Tensor, name: str | None, comm: Communicator) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the rows of all ranks, [n, ...], and how many each rank had, int64 [size]."""
-    return _call("all_gather", "ddl_all_gather", name, tensor)
+    return _call("all_gather", "ddl_all_gather", name, comm, tensor)
 
 
 def init(device_id: tf.Tensor, mode: str, pci: str) -> Any:

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from keras_ddl import communicator
 from keras_ddl._tf_compat import tf
 from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.group import Communicator
 
 
 def unwrap(variables: Sequence[Any]) -> list[tf.Variable]:
@@ -49,17 +49,17 @@ def fingerprint(variables: Sequence[tf.Variable]) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def check_equal_on_all_ranks(variables: Sequence[tf.Variable]) -> None:
-    """Checks that all ranks have as many variables, with equal shapes and dtypes. COLLECTIVE, eager.
+def check_equal_on_all_ranks(variables: Sequence[tf.Variable], comm: Communicator) -> None:
+    """Checks that all ranks of `comm` have as many variables, with equal shapes and dtypes. COLLECTIVE, eager.
 
     Raises:
         RankMismatchError: on every rank, naming the first difference.
     """
     mine = (fingerprint(variables), len(variables))
-    if len(set(communicator.all_gather_object(mine, name="broadcast_variables/fingerprint"))) == 1:
+    if len(set(comm.all_gather_object(mine, name="broadcast_variables/fingerprint"))) == 1:
         return
-    shapes = communicator.all_gather_object(_shapes(variables), name="broadcast_variables/shapes")
-    specs = communicator.all_gather_object(_specs(variables), name="broadcast_variables/specs")
+    shapes = comm.all_gather_object(_shapes(variables), name="broadcast_variables/shapes")
+    specs = comm.all_gather_object(_specs(variables), name="broadcast_variables/specs")
     other = next(rank for rank, theirs in enumerate(shapes) if theirs != shapes[0])
     both = min(len(shapes[0]), len(shapes[other]))
     at = next((k for k in range(both) if shapes[0][k] != shapes[other][k]), both)

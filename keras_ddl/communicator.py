@@ -1,36 +1,30 @@
-"""This process as one of the ranks: init, shutdown, who and how many, and collectives on Python objects and arrays.
+"""This process as one of the ranks: init, shutdown, who and how many, and the collectives of group.py by function.
 
-Nothing here needs TensorFlow. Collectives are matched between the ranks by name; without a name, the n-th barrier of
-one rank meets the n-th barrier of the others, and so on for each kind.
+Nothing here needs TensorFlow. All collectives take `comm`, a communicator that `split` made; None is that of all ranks.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import pickle
 import threading
 import warnings
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from keras_ddl import _environment, _error_report, _mpi, _native, config
+from keras_ddl import _environment, _error_report, _mpi, _native, config, group
 from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
+from keras_ddl.group import Communicator
 from keras_ddl.topology import Topology, make_topology
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike
 
-_PICKLED, _NOT_PICKLED = b"\0", b"\1"
-
 
 class _State:
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.topology: Topology | None = None
-        self.comm: _native.Communicator | None = None
-        self.calls: Counter[str] = Counter()
+        self.world: Communicator | None = None
         self.exit_registered = False
         self.forked = False
 
@@ -54,35 +48,27 @@ def init(mode: str | None = None) -> Topology:
         RankMismatchError: the ranks were given different modes or settings.
     """
     with _state.lock:
-        if _state.topology is not None:
-            if mode is not None and mode != _state.topology.mode:
+        if _state.world is not None:
+            place = _state.world.topology
+            if mode is not None and mode != place.mode:
                 raise ConfigError(
-                    f"init: the mode of a running job cannot change. Received: mode={mode!r} on rank "
-                    f"{_state.topology.rank}, initialised with {_state.topology.mode!r}. Call keras_ddl.shutdown() on "
-                    "every rank first."
+                    f"init: the mode of a running job cannot change. Received: mode={mode!r} on rank {place.rank}, "
+                    f"initialised with {place.mode!r}. Call keras_ddl.shutdown() on every rank first."
                 )
-            return _state.topology
+            return place
         if _state.forked:
             raise NotInitializedError(_FORKED)
         config.check_environment()
         mode = config.mode_from_environment() if mode is None else mode
         launcher = _environment.launcher()
         if _mpi.running() or (launcher is not None and launcher.size != 1):
-            topology, fortran_comm = _meet(_mpi.start(launcher), mode)
+            place, transport = _meet(_mpi.start(launcher), mode)
         else:
             _warn_if_alone_by_mistake()
             _error_report.install(0, abort=None)
-            topology, fortran_comm = make_topology(0, [_environment.host_key()], mode), None
-        _state.comm = _native.Communicator(
-            fortran_comm,
-            topology.group,
-            staging_bytes=config.get("STAGING_BYTES"),
-            warn_after_seconds=config.get("WARN_AFTER_SECONDS"),
-            deadline_seconds=config.get("DEADLINE_SECONDS"),
-            lost_after_seconds=config.get("LOST_AFTER_SECONDS"),
-        )
-        _state.topology = topology
-        _state.calls.clear()
+            place, transport = make_topology(0, [_environment.host_key()], mode), None
+        native = _native.Communicator(transport, place.group, **group.settings())
+        _state.world = Communicator(native, place, "world", tuple(range(place.size)), _native.WORLD)
         if config.get("TIMELINE"):
             from keras_ddl import timeline
 
@@ -92,18 +78,20 @@ def init(mode: str | None = None) -> Topology:
             atexit.register(shutdown)
             os.register_at_fork(after_in_child=_after_fork_in_child)
             _state.exit_registered = True
-        return topology
+        return place
 
 
 def shutdown() -> None:
     """Leaves the other ranks; a collective they still wait in fails there with RankLostError. Not collective.
 
-    Runs by itself at the end of the process. Afterwards `init` may be called again, on every rank.
+    Closes all communicators. Runs by itself at the end of the process. Afterwards `init` may be called again, on every
+    rank.
     """
     with _state.lock:
-        comm, _state.comm, _state.topology = _state.comm, None, None
-        if comm is not None:
-            comm.close()
+        world, _state.world = _state.world, None
+        if world is not None:
+            group.close_all(_NOT_YET)
+            world._close(_NOT_YET)
             from keras_ddl import timeline
 
             timeline.stop()
@@ -111,15 +99,50 @@ def shutdown() -> None:
 
 def is_initialized() -> bool:
     """Whether `init` has been called, and `shutdown` not since."""
-    return _state.topology is not None
+    return _state.world is not None
 
 
 def topology() -> Topology:
     """Returns where the ranks are. Raises NotInitializedError before `init`, as all functions below do."""
-    found = _state.topology
+    return communicator_of(None).topology
+
+
+def communicator_of(comm: Communicator | None) -> Communicator:
+    """Returns `comm`, or the communicator of all ranks for None.
+
+    Raises:
+        ConfigError: it is no communicator. NotInitializedError: it is closed, or before `init`.
+    """
+    if comm is None:
+        comm = _state.world
+        if comm is None:
+            raise NotInitializedError(_FORKED if _state.forked else _NOT_YET)
+    elif not isinstance(comm, Communicator):
+        raise ConfigError(
+            f"comm must be a communicator that keras_ddl.split() made, or None for all ranks. Received: comm={comm!r}."
+        )
+    comm.native()
+    return comm
+
+
+def communicator_with_id(id: int) -> Communicator:
+    """Returns the communicator that an op names. Raises NotInitializedError when it is not there any more."""
+    found = communicator_of(None) if id == _native.WORLD else group.find(id)
     if found is None:
-        raise NotInitializedError(_FORKED if _state.forked else _NOT_YET)
+        raise NotInitializedError(
+            "The communicator of a traced collective is not there: it was closed, or this rank takes no part in it. "
+            "Make it again with keras_ddl.split(), and trace the function again."
+        )
     return found
+
+
+def split(color: int | str | None, key: int = 0, *, name: str | None = None) -> Communicator | None:
+    """Splits all ranks into communicators, one for each `color`; see `Communicator.split`. COLLECTIVE.
+
+    Returns the one that this rank belongs to; None for the color None. Every rank calls it. As `comm=None` means all
+    ranks, a rank that takes no part must leave out the collectives of the others: `if comm is not None: ...`.
+    """
+    return communicator_of(None).split(color, key, name=name)
 
 
 def rank() -> int:
@@ -149,41 +172,39 @@ def num_hosts() -> int:
 
 def describe() -> str:
     """Returns what collectives run on, for people: the box of ranks, the shared memory, the instruction set."""
-    return _communicator().describe()
+    return communicator_of(None).describe()
 
 
-def barrier(name: str | None = None) -> None:
-    """Returns when every rank has called it. COLLECTIVE."""
-    comm = _communicator()
-    comm.barrier(_name("barrier", name))
+def barrier(name: str | None = None, *, comm: Communicator | None = None) -> None:
+    """Returns when every rank of `comm` has called it. COLLECTIVE."""
+    communicator_of(comm).barrier(name)
 
 
-def broadcast_object(obj: Any, root: int = 0, name: str | None = None) -> Any:
+def broadcast_object(obj: Any, root: int = 0, name: str | None = None, *, comm: Communicator | None = None) -> Any:
     """Returns the object of rank `root`, pickled; the argument of other ranks is ignored. COLLECTIVE.
 
     Raises:
         ConfigError: `root` is no rank, or (on every rank) rank `root`'s object cannot be pickled.
     """
-    comm = _communicator()
-    _check_root(root)
-    mine = _pickle(obj) if rank() == root else b""
-    parts = comm.all_gather_bytes(mine, _name("broadcast_object", name), detail=f"broadcast_object from root {root}")
-    return obj if rank() == root and parts[root][:1] == _PICKLED else _unpickle(parts[root], root)
+    return communicator_of(comm).broadcast_object(obj, root, name)
 
 
-def all_gather_object(obj: Any, name: str | None = None) -> list[Any]:
+def all_gather_object(obj: Any, name: str | None = None, *, comm: Communicator | None = None) -> list[Any]:
     """Returns the objects of all ranks, by rank, pickled. COLLECTIVE.
 
     Raises:
         ConfigError: some rank's object cannot be pickled (on every rank).
     """
-    comm = _communicator()
-    parts = comm.all_gather_bytes(_pickle(obj), _name("all_gather_object", name), detail="all_gather_object")
-    return [_unpickle(part, sender) for sender, part in enumerate(parts)]
+    return communicator_of(comm).all_gather_object(obj, name)
 
 
 def all_reduce_array(
-    array: ArrayLike, op: str = "sum", name: str | None = None, *, out: np.ndarray | None = None
+    array: ArrayLike,
+    op: str = "sum",
+    name: str | None = None,
+    *,
+    out: np.ndarray | None = None,
+    comm: Communicator | None = None,
 ) -> np.ndarray:
     """Returns `array`, reduced elementwise over the ranks. COLLECTIVE.
 
@@ -198,29 +219,12 @@ def all_reduce_array(
         ConfigError: another dtype or op, or an `out` that does not fit.
         RankMismatchError: the ranks disagree; on every rank.
     """
-    import numpy as np
-
-    comm = _communicator()
-    array = np.asarray(array)
-    if op not in _native.OPS:
-        raise ConfigError(
-            f"all_reduce_array: op must be one of {', '.join(map(repr, _native.OPS))}. "
-            f"Received: op={op!r} on rank {rank()}."
-        )
-    if not _native.is_supported(array):
-        raise ConfigError(
-            f"all_reduce_array: the dtype must be one of {', '.join(_native.DTYPES)}, in native byte order. "
-            f"Received: {array.dtype.str} ({array.dtype.name}) on rank {rank()}. Convert the array first."
-        )
-    if out is not None and (out.dtype != array.dtype or out.shape != array.shape or not out.flags.c_contiguous):
-        raise ConfigError(
-            f"all_reduce_array: out must be C-contiguous with the dtype and shape of the array, {array.dtype.name} "
-            f"{list(array.shape)}. Received: {out.dtype.name} {list(out.shape)} on rank {rank()}."
-        )
-    return comm.all_reduce(array, op, _name("all_reduce_array", name), out=out)
+    return communicator_of(comm).all_reduce_array(array, op, name, out=out)
 
 
-def broadcast_array(array: ArrayLike, root: int = 0, name: str | None = None) -> np.ndarray:
+def broadcast_array(
+    array: ArrayLike, root: int = 0, name: str | None = None, *, comm: Communicator | None = None
+) -> np.ndarray:
     """Returns a new array: that of rank `root`. COLLECTIVE.
 
     Args:
@@ -230,17 +234,7 @@ def broadcast_array(array: ArrayLike, root: int = 0, name: str | None = None) ->
         ConfigError: `root` is no rank, or the dtype is object.
         RankMismatchError: the ranks disagree; on every rank.
     """
-    import numpy as np
-
-    comm = _communicator()
-    array = np.asarray(array)
-    _check_root(root)
-    if array.dtype.hasobject:
-        raise ConfigError(
-            f"broadcast_array: the elements must be plain memory. Received: dtype {array.dtype.name} on rank "
-            f"{rank()}. Use broadcast_object."
-        )
-    return comm.broadcast(array, root, _name("broadcast_array", name))
+    return communicator_of(comm).broadcast_array(array, root, name)
 
 
 _NOT_YET = "keras_ddl.init() must be called first (Strategy() does it), and shutdown() not since."
@@ -251,43 +245,10 @@ _FORKED = (
 
 
 def _communicator() -> _native.Communicator:
-    topology()
-    return _state.comm
+    return communicator_of(None).native()
 
 
-def _name(kind: str, name: str | None) -> str:
-    if name is not None:
-        return f"{kind}/{name}"
-    with _state.lock:
-        _state.calls[kind] += 1
-        return f"{kind}.{_state.calls[kind]}"
-
-
-def _check_root(root: int) -> None:
-    if not 0 <= root < size():
-        raise ConfigError(f"root must be a rank, 0 to {size() - 1}. Received: root={root!r} on rank {rank()}.")
-
-
-def _pickle(obj: Any) -> bytes:
-    """The object with a mark in front; what cannot be pickled travels as text, so that no rank waits in vain."""
-    try:
-        try:
-            return _PICKLED + pickle.dumps(obj, protocol=5)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            import cloudpickle  # functions of a script or a notebook, lambdas, closures
-
-            return _PICKLED + cloudpickle.dumps(obj, protocol=5)
-    except Exception as error:
-        return _NOT_PICKLED + f"{type(obj).__name__}: {type(error).__name__}: {error}".encode()
-
-
-def _unpickle(data: bytes, sender: int) -> Any:
-    if data[:1] == _NOT_PICKLED:
-        raise ConfigError(f"The object must be picklable. Received on rank {sender}: {data[1:].decode()}.")
-    return pickle.loads(memoryview(data)[1:])
-
-
-def _meet(world: Any, mode: str) -> tuple[Topology, int]:
+def _meet(world: Any, mode: str) -> tuple[Topology, Any]:
     """Exchanges what must be known or equal before the native communicator is made. COLLECTIVE."""
     _error_report.install(world.rank, abort=_mpi.abort)
     from keras_ddl import __version__
@@ -308,7 +269,7 @@ def _meet(world: Any, mode: str) -> tuple[Topology, int]:
         if len(ranks_by_value) > 1:
             received = "; ".join(f"{value} on rank(s) {ranks}" for value, ranks in ranks_by_value.items())
             raise RankMismatchError(f"init: the {setting} must be equal on all ranks. Received: {received}.")
-    return make_topology(world.rank, [host for host, _ in everybody], mode), world.py2f()
+    return make_topology(world.rank, [host for host, _ in everybody], mode), _native.mpi_transport(world.py2f())
 
 
 def _warn_if_alone_by_mistake() -> None:
@@ -325,5 +286,6 @@ def _warn_if_alone_by_mistake() -> None:
 def _after_fork_in_child() -> None:
     # The communication thread exists in the parent only: forget it without touching what the parent uses.
     _state.lock = threading.RLock()
-    _state.forked = _state.forked or _state.topology is not None
-    _state.comm = _state.topology = None
+    _state.forked = _state.forked or _state.world is not None
+    _state.world = None
+    group.forget_all(_FORKED)

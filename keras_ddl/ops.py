@@ -5,6 +5,9 @@ rows). Ranks match calls by name. Eager calls without a name are matched in prog
 need names. In a tf.function every call has a name of its own by default, and the order in which TensorFlow runs them
 does not matter.
 
+`comm` is a communicator made by `keras_ddl.split`: "all ranks" below are its ranks then, and `root` is one of them.
+None is that of all ranks. A function that was traced with a communicator fails once that is closed.
+
 Failures raise keras_ddl.errors on every rank, at once in eager mode; a tf.function raises TensorFlow's errors, which
 `translate_errors()` turns into ours. Gradients are those of the sum of all ranks' losses. With one rank all of them
 return what they were given.
@@ -18,7 +21,9 @@ from typing import Any, NamedTuple
 from keras_ddl import _raw_ops, communicator, ops_gradients  # noqa: F401  (registers the gradients)
 from keras_ddl._op_errors import translate_errors
 from keras_ddl._tf_compat import tf
+from keras_ddl.communicator import communicator_of
 from keras_ddl.errors import ConfigError
+from keras_ddl.group import Communicator
 
 __all__ = [
     "InitResult",
@@ -52,13 +57,14 @@ class InitResult(NamedTuple):
 
 
 @tf.autograph.experimental.do_not_convert
-def all_reduce(tensor: Any, *, op: str = "sum", name: str | None = None) -> Any:
+def all_reduce(tensor: Any, *, op: str = "sum", name: str | None = None, comm: Communicator | None = None) -> Any:
     """Reduces `tensor` over all ranks; every rank gets the result, bitwise equal.
 
     Args:
         tensor: shape [...], equal on all ranks, as is the dtype; or tf.IndexedSlices, whose rows may differ in number.
         op: "sum", "mean" (or "avg"), "min", "max", "product". The mean of integers is rounded toward zero.
         name: match key, equal on all ranks; see the module's text for the default.
+        comm: the ranks that take part; None for all.
     Returns: shape [...]; for IndexedSlices the rows of all ranks ("mean": divided by size), op "sum" or "mean" only.
     Raises:
         ConfigError: an op or dtype that does not exist. NotInitializedError: before `keras_ddl.init()`.
@@ -66,24 +72,31 @@ def all_reduce(tensor: Any, *, op: str = "sum", name: str | None = None) -> Any:
     Cost: 2 * (size-1)/size * nbytes sent per rank (Patarasuk & Yuan, 2009); less inside shared memory.
     """
     reduction = _reduction(op)
+    comm = communicator_of(comm)
     if isinstance(tensor, tf.IndexedSlices):
-        return _all_reduce_slices(tensor, reduction, name)
+        return _all_reduce_slices(tensor, reduction, name, comm)
     tensor = _tensor(tensor, "all_reduce")
-    if communicator.size() == 1:
+    if comm.size == 1:
         return tf.identity(tensor)
-    return _raw_ops.all_reduce(tensor, reduction, name)
+    return _raw_ops.all_reduce(tensor, reduction, name, comm)
 
 
 @tf.autograph.experimental.do_not_convert
 def all_reduce_n(
-    tensors: Sequence[Any], *, op: str = "sum", name: str | None = None, mpi: bool = False, check: float | None = None
+    tensors: Sequence[Any],
+    *,
+    op: str = "sum",
+    name: str | None = None,
+    mpi: bool = False,
+    check: float | None = None,
+    comm: Communicator | None = None,
 ) -> list[tf.Tensor]:
     """Reduces a list of tensors over all ranks in one shot, without concatenating them.
 
     Args:
         tensors: any number of tensors of any shapes; their number, shapes and dtypes are equal on all ranks. Tensors
             of one dtype go together.
-        op, name: as in `all_reduce`.
+        op, name, comm: as in `all_reduce`.
         mpi: use plain MPI_Allreduce instead: the baseline to compare results and times with.
         check: reduce both ways and raise CheckFailedError where |a - b| > check * max(1, |b|), with b the baseline.
     Returns: list of tensors, shaped as given.
@@ -101,21 +114,24 @@ def all_reduce_n(
             f"Received: mpi=True, check={check!r}. Leave out mpi."
         )
     tensors = [_tensor(tensor, "all_reduce_n") for tensor in tensors]
-    if communicator.size() == 1:
+    comm = communicator_of(comm)
+    if comm.size == 1:
         return [tf.identity(tensor) for tensor in tensors]
     tolerance = -1.0 if check is None else float(check)
     return _by_dtype(
-        tensors, name, lambda some, key: _raw_ops.all_reduce_n(some, reduction, key, mpi=mpi, check=tolerance)
+        tensors, name, lambda some, key: _raw_ops.all_reduce_n(some, reduction, key, comm, mpi=mpi, check=tolerance)
     )
 
 
 @tf.autograph.experimental.do_not_convert
-def reduce_scatter(tensor: Any, *, op: str = "sum", name: str | None = None) -> tf.Tensor:
+def reduce_scatter(
+    tensor: Any, *, op: str = "sum", name: str | None = None, comm: Communicator | None = None
+) -> tf.Tensor:
     """Reduces `tensor` over all ranks and leaves each rank one chunk of its rows.
 
     Args:
         tensor: shape [n, ...], equal on all ranks, as is the dtype; n may be less than size.
-        op, name: as in `all_reduce`.
+        op, name, comm: as in `all_reduce`.
     Returns: shape [n_r, ...], the rows of rank r, in the order of the ranks. Sizes differ by at most one row; the first
         n % size ranks have more.
     Raises: as `all_reduce`; ConfigError for a scalar.
@@ -128,75 +144,80 @@ def reduce_scatter(tensor: Any, *, op: str = "sum", name: str | None = None) -> 
             "reduce_scatter splits a tensor by rows, so it must have at least one dimension. "
             "Received: a scalar. Use all_reduce."
         )
-    if communicator.size() == 1:
+    comm = communicator_of(comm)
+    if comm.size == 1:
         return tf.identity(tensor)
-    return _raw_ops.reduce_scatter(tensor, reduction, name)
+    return _raw_ops.reduce_scatter(tensor, reduction, name, comm)
 
 
 @tf.autograph.experimental.do_not_convert
-def all_gather(tensor: Any, *, name: str | None = None) -> tf.Tensor:
+def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Concatenates the rows of all ranks, in the order of the ranks.
 
     Args:
         tensor: shape [n_r, ...]; n_r may differ between ranks and be 0, the other dimensions and the dtype are equal.
             A scalar counts as one row. Besides the dtypes of `all_reduce`: bool, int16, uint16, uint32, uint64.
-        name: as in `all_reduce`.
+        name, comm: as in `all_reduce`.
     Returns: shape [sum of n_r, ...]; [size] for scalars.
     Raises: as `all_reduce`.
     Cost: the result's bytes less the own ones received per rank. Its gradient costs one all_reduce of the result.
     """
     tensor, dtype = _carried(tensor, "all_gather")
-    if communicator.size() == 1:
+    comm = communicator_of(comm)
+    if comm.size == 1:
         gathered = tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tf.identity(tensor)
     else:
-        gathered, _ = _raw_ops.all_gather(tensor, name)
+        gathered, _ = _raw_ops.all_gather(tensor, name, comm)
     return _uncarried(gathered, dtype)
 
 
 @tf.autograph.experimental.do_not_convert
-def broadcast(tensor: Any, root: int = 0, *, name: str | None = None) -> tf.Tensor:
+def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Returns rank `root`'s `tensor` on every rank.
 
     Args:
         tensor: shape [...], equal on all ranks, as is the dtype (those of `all_gather`); values of other ranks than
             `root` do not matter.
         root: rank, 0 <= root < size.
-        name: as in `all_reduce`.
+        name, comm: as in `all_reduce`.
     Returns: shape [...].
     Raises: as `all_reduce`; ConfigError for a root that is not a rank.
     Cost: nbytes received per rank. Its gradient costs one all_reduce.
     """
-    return broadcast_n([tensor], root, name=name)[0]
+    return broadcast_n([tensor], root, name=name, comm=comm)[0]
 
 
 @tf.autograph.experimental.do_not_convert
-def broadcast_n(tensors: Sequence[Any], root: int = 0, *, name: str | None = None) -> list[tf.Tensor]:
+def broadcast_n(
+    tensors: Sequence[Any], root: int = 0, *, name: str | None = None, comm: Communicator | None = None
+) -> list[tf.Tensor]:
     """Returns rank `root`'s `tensors` on every rank, sent in one shot; otherwise as `broadcast`."""
-    return _broadcast(tensors, root, name)
+    return _broadcast(tensors, root, name, communicator_of(comm))
 
 
 @tf.autograph.experimental.do_not_convert
-def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
+def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Communicator | None = None) -> None:
     """Assigns rank `root`'s values to `variables` on every rank.
 
     Args:
         variables: tf.Variable or keras.Variable, the same ones in the same order on all ranks; dtypes of `broadcast`.
-        root: as in `broadcast`.
+        root, comm: as in `broadcast`.
     Raises: as `broadcast`; RankMismatchError that names the first variable in which ranks differ.
     Cost: the bytes of all variables received per rank, in requests of at most 256 MiB, or one variable.
     """
     from keras_ddl import _variables
 
     variables = _variables.unwrap(variables)
-    _check_root(root)
-    if communicator.size() == 1:
+    comm = communicator_of(comm)
+    _check_root(root, comm)
+    if comm.size == 1:
         return
     if tf.executing_eagerly():
-        _variables.check_equal_on_all_ranks(variables)
+        _variables.check_equal_on_all_ranks(variables, comm)
     detail, fingerprint = _variables.describe(variables), _variables.fingerprint(variables)
     for number, group in enumerate(_variables.groups(variables, _REQUEST_BYTES)):
         name = f"broadcast_variables/{number}"
-        values = _broadcast(group, root, name, detail=detail, fingerprint=fingerprint)
+        values = _broadcast(group, root, name, comm, detail=detail, fingerprint=fingerprint)
         for variable, value in zip(group, values):
             variable.assign(value)
 
@@ -234,10 +255,9 @@ def _reduction(op: Any) -> str:
     return _REDUCTIONS[op]
 
 
-def _check_root(root: Any) -> None:
-    size = communicator.size()
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < size:
-        raise ConfigError(f"root must be a rank, 0 to {size - 1}. Received: root={root!r}, size {size}.")
+def _check_root(root: Any, comm: Communicator) -> None:
+    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < comm.size:
+        raise ConfigError(f"root must be a rank, 0 to {comm.size - 1}. Received: root={root!r}, size {comm.size}.")
 
 
 def _tensor(value: Any, function: str, dtypes: Sequence[tf.DType] = _DTYPES) -> tf.Tensor:
@@ -268,14 +288,16 @@ def _uncarried(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tensor, tf.bool) if dtype == tf.bool else tf.bitcast(tensor, dtype)
 
 
-def _broadcast(tensors: Sequence[Any], root: int, name: str | None, **attrs: Any) -> list[tf.Tensor]:
-    _check_root(root)
+def _broadcast(
+    tensors: Sequence[Any], root: int, name: str | None, comm: Communicator, **attrs: Any
+) -> list[tf.Tensor]:
+    _check_root(root, comm)
     pairs = [_carried(tensor, "broadcast") for tensor in tensors]
     carried = [tensor for tensor, _ in pairs]
-    if communicator.size() == 1:
+    if comm.size == 1:
         sent = [tf.identity(tensor) for tensor in carried]
     else:
-        sent = _by_dtype(carried, name, lambda some, key: _raw_ops.broadcast_n(some, root, key, **attrs))
+        sent = _by_dtype(carried, name, lambda some, key: _raw_ops.broadcast_n(some, root, key, comm, **attrs))
     return [_uncarried(tensor, dtype) for tensor, (_, dtype) in zip(sent, pairs)]
 
 
@@ -291,14 +313,16 @@ def _by_dtype(tensors: list[tf.Tensor], name: str | None, collective: Any) -> li
     return results
 
 
-def _all_reduce_slices(slices: tf.IndexedSlices, reduction: str, name: str | None) -> tf.IndexedSlices:
+def _all_reduce_slices(
+    slices: tf.IndexedSlices, reduction: str, name: str | None, comm: Communicator
+) -> tf.IndexedSlices:
     if reduction not in ("sum", "mean"):
         raise ConfigError(
             "IndexedSlices can be reduced by 'sum' and 'mean', because rows that a rank does not list are zero. "
             f"Received: op={reduction!r}. Use tf.convert_to_tensor first."
         )
-    values = all_gather(_tensor(slices.values, "all_reduce"), name=name and f"{name}/values")
-    indices = all_gather(slices.indices, name=name and f"{name}/indices")
+    values = all_gather(_tensor(slices.values, "all_reduce"), name=name and f"{name}/values", comm=comm)
+    indices = all_gather(slices.indices, name=name and f"{name}/indices", comm=comm)
     if reduction == "mean":
-        values = values / tf.cast(communicator.size(), values.dtype)
+        values = values / tf.cast(comm.size, values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)

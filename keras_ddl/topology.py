@@ -22,6 +22,7 @@ __all__ = [
     "make_topology",
     "mode_for",
     "parse_mode",
+    "part_of",
     "predict",
     "shared_memory",
 ]
@@ -76,6 +77,21 @@ def make_topology(rank: int, host_names: Sequence[str], mode: str = "p") -> Topo
     hosts = tuple(numbers.setdefault(name, len(numbers)) for name in host_names)
     dims, group = parse_mode(mode, hosts)
     return Topology(rank, len(hosts), hosts, group, mode, dims)
+
+
+def part_of(whole: Topology, ranks: Sequence[int]) -> Topology:
+    """Returns the topology of some ranks of `whole`, with its rank among them, which share memory as they do there.
+
+    Args:
+        ranks: numbers in `whole`, in the order of the new ranks; `whole.rank` is among them.
+    """
+    numbers: dict[int, int] = {}
+    hosts = tuple(numbers.setdefault(whole.hosts[rank], len(numbers)) for rank in ranks)
+    leaders = [whole.group[rank] for rank in ranks]
+    group = tuple(leaders.index(leader) for leader in leaders)
+    lengths = {group.count(leader) for leader in group}
+    dims = (lengths.pop(), len(set(group))) if len(lengths) == 1 else ()
+    return Topology(ranks.index(whole.rank), len(ranks), hosts, group, whole.mode, dims)
 
 
 def parse_mode(mode: str, hosts: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

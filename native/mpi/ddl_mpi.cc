@@ -39,6 +39,8 @@ class Transport {
  public:
   Transport(MPI_Comm comm, int rank) : comm_(comm), rank_(rank) {}
 
+  MPI_Comm comm() const { return comm_; }
+
   // The functions of ddl_transport.
   static int AllGather(void* self, const void* in, void* out, size_t bytes);
   static int Isend(void* self, int peer, int tag, const void* buffer, size_t bytes, void** operation);
@@ -213,6 +215,40 @@ void SetError(char* error, size_t error_bytes, const std::string& text) {
   if (error_bytes > 0) std::snprintf(error, error_bytes, "%s", text.c_str());
 }
 
+// Fills *out over `comm`, which is its own from then on. `code`: of the MPI function `call` that made it; on failure
+// reports it and holds nothing.
+int Fill(MPI_Comm comm, int code, const char* call, ddl_transport* out, char* error, size_t error_bytes) {
+  int rank = 0;
+  int size = 0;
+  if (code == MPI_SUCCESS) {
+    call = "MPI_Comm_set_errhandler";
+    code = MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    if (code == MPI_SUCCESS) code = MPI_Comm_rank(comm, &rank);
+    if (code == MPI_SUCCESS) code = MPI_Comm_size(comm, &size);
+  }
+  Transport* const transport = code == MPI_SUCCESS ? new (std::nothrow) Transport(comm, rank) : nullptr;
+  if (transport == nullptr) {
+    SetError(error, error_bytes, std::string(call) + ": " + (code == MPI_SUCCESS ? "out of memory" : ErrorText(code)));
+    if (comm != MPI_COMM_NULL) MPI_Comm_free(&comm);
+    return DDL_INTERNAL;
+  }
+  *out = {};
+  out->abi_version = DDL_ABI_VERSION;
+  out->rank = rank;
+  out->size = size;
+  out->self = transport;
+  out->all_gather = &Transport::AllGather;
+  out->isend = &Transport::Isend;
+  out->irecv = &Transport::Irecv;
+  out->test = &Transport::Test;
+  out->probe = &Transport::Probe;
+  out->plain_all_reduce = &Transport::PlainAllReduce;
+  out->last_error = &Transport::LastError;
+  out->share = nullptr;
+  out->destroy = &Transport::Destroy;
+  return DDL_OK;
+}
+
 }  // namespace
 }  // namespace ddl_mpi
 
@@ -242,38 +278,23 @@ int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t err
   }
 
   MPI_Comm comm = MPI_COMM_NULL;
-  int rank = 0;
-  int size = 0;
-  const char* call = "MPI_Comm_dup";
-  int code = MPI_Comm_dup(MPI_Comm_f2c(fortran_comm), &comm);
-  if (code == MPI_SUCCESS) {
-    call = "MPI_Comm_set_errhandler";
-    code = MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
-    if (code == MPI_SUCCESS) code = MPI_Comm_rank(comm, &rank);
-    if (code == MPI_SUCCESS) code = MPI_Comm_size(comm, &size);
-  }
-  Transport* const transport = code == MPI_SUCCESS ? new (std::nothrow) Transport(comm, rank) : nullptr;
-  if (transport == nullptr) {
-    SetError(error, error_bytes,
-             std::string(call) + ": " + (code == MPI_SUCCESS ? "out of memory" : ddl_mpi::ErrorText(code)));
-    if (comm != MPI_COMM_NULL) MPI_Comm_free(&comm);
-    return DDL_INTERNAL;
-  }
-  *out = {};
-  out->abi_version = DDL_ABI_VERSION;
-  out->rank = rank;
-  out->size = size;
-  out->self = transport;
-  out->all_gather = &Transport::AllGather;
-  out->isend = &Transport::Isend;
-  out->irecv = &Transport::Irecv;
-  out->test = &Transport::Test;
-  out->probe = &Transport::Probe;
-  out->plain_all_reduce = &Transport::PlainAllReduce;
-  out->last_error = &Transport::LastError;
-  out->share = nullptr;
-  out->destroy = &Transport::Destroy;
-  return DDL_OK;
+  const int code = MPI_Comm_dup(MPI_Comm_f2c(fortran_comm), &comm);
+  return ddl_mpi::Fill(comm, code, "MPI_Comm_dup", out, error, error_bytes);
+}
+
+int ddl_mpi_split(const ddl_transport* parent, const int* ranks, int num_ranks, int tag, ddl_transport* out,
+                  char* error, size_t error_bytes) {
+  const MPI_Comm whole = static_cast<ddl_mpi::Transport*>(parent->self)->comm();
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Group all = MPI_GROUP_NULL;
+  MPI_Group some = MPI_GROUP_NULL;
+  int code = MPI_Comm_group(whole, &all);
+  if (code == MPI_SUCCESS) code = MPI_Group_incl(all, num_ranks, ranks, &some);
+  // Unlike MPI_Comm_split, only those who take part call it, and several threads may, with different tags.
+  if (code == MPI_SUCCESS) code = MPI_Comm_create_group(whole, some, tag, &comm);
+  if (some != MPI_GROUP_NULL) MPI_Group_free(&some);
+  if (all != MPI_GROUP_NULL) MPI_Group_free(&all);
+  return ddl_mpi::Fill(comm, code, "MPI_Comm_create_group", out, error, error_bytes);
 }
 
 const char* ddl_mpi_library(void) {

@@ -21,6 +21,12 @@ extern "C" {
 // (probe reports the first piece only).
 DDL_EXPORT int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t error_bytes);
 
+// The same for some ranks of `parent`, which ddl_mpi_create or this made and which is not destroyed: rank i of *out is
+// rank ranks[i] of `parent`. COLLECTIVE over these ranks alone, with equal `ranks`; `tag` (0 to 32767) tells apart what
+// is made from one parent at the same time.
+DDL_EXPORT int ddl_mpi_split(const ddl_transport* parent, const int* ranks, int num_ranks, int tag, ddl_transport* out,
+                             char* error, size_t error_bytes);
+
 // The family this library was built for: "Open MPI" or "MPICH" (and what shares its binary interface: Intel MPI,
 // MVAPICH, Cray MPICH).
 DDL_EXPORT const char* ddl_mpi_library(void);

@@ -14,7 +14,7 @@ namespace {
 
 // What a kernel of a binding does: looks the communicator up, submits, forgets it.
 int SumThroughTheWorld(std::string* message) {
-  ddl_comm* const comm = ddl_hold_world();
+  ddl_comm* const comm = ddl_find(DDL_WORLD);
   if (comm == nullptr) return -1;
   float value = 1;
   Call call(DDL_ALL_REDUCE, "late");
@@ -34,7 +34,7 @@ TEST(ShutdownTest, OfTheWorldUnderThreadsThatUseIt) {
   for (int round = 0; round < 50; ++round) {
     ddl_comm* const comm = ddl_create(nullptr, &options, error, sizeof error);
     ASSERT_NE(comm, nullptr) << error;
-    ddl_set_world(comm);
+    ddl_publish(DDL_WORLD, comm);
     std::atomic<int> started{0};
     std::vector<std::thread> threads;
     for (int t = 0; t < 3; ++t) {
@@ -51,7 +51,7 @@ TEST(ShutdownTest, OfTheWorldUnderThreadsThatUseIt) {
       });
     }
     while (started < 3) std::this_thread::yield();
-    ddl_set_world(nullptr);
+    ddl_publish(DDL_WORLD, nullptr);
     ddl_destroy(comm);
     for (std::thread& thread : threads) thread.join();
   }
@@ -65,11 +65,11 @@ TEST(ShutdownTest, OfAHeldCommunicatorIsAnErrorToWhatComesLater) {
   char error[1024] = "";
   ddl_comm* const comm = ddl_create(nullptr, &options, error, sizeof error);
   ASSERT_NE(comm, nullptr) << error;
-  ddl_set_world(comm);
-  ddl_comm* const held = ddl_hold_world();
-  ddl_set_world(nullptr);
+  ddl_publish(DDL_WORLD, comm);
+  ddl_comm* const held = ddl_find(DDL_WORLD);
+  ddl_publish(DDL_WORLD, nullptr);
   ddl_destroy(comm);
-  EXPECT_EQ(ddl_hold_world(), nullptr);
+  EXPECT_EQ(ddl_find(DDL_WORLD), nullptr);
   float value = 1;
   Call call(DDL_ALL_REDUCE, "late");
   EXPECT_EQ(call.Buffer(&value, &value, 1).Run(held).code, DDL_FAILED_PRECONDITION);

@@ -78,6 +78,8 @@ void ReadCommon(TF_OpKernelConstruction* construction, Attributes* attributes, S
   TF_OpKernelConstruction_GetAttrInt64(construction, "fingerprint", &fingerprint, status->get());
   if (!status->ok()) return;
   attributes->fingerprint = static_cast<uint64_t>(fingerprint);
+  TF_OpKernelConstruction_GetAttrInt64(construction, "communicator", &attributes->communicator, status->get());
+  if (!status->ok()) return;
   TF_Bool blocking = 0;
   TF_OpKernelConstruction_GetAttrBool(construction, "blocking", &blocking, status->get());
   if (blocking) attributes->flags |= DDL_FLAG_BLOCKING;

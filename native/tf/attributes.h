@@ -18,6 +18,7 @@ struct Attributes {
   uint32_t flags = 0;
   double tolerance = 0;
   uint64_t fingerprint = 0;
+  int64_t communicator = DDL_WORLD;
   std::string name;
   std::string detail;
 };

@@ -224,10 +224,10 @@ void DoneCallback(void* user, int code, const char* message) {
 }  // namespace
 
 void StartCollective(const Attributes& attributes, TF_OpKernelContext* context, std::function<void()> finish) {
-  const HeldWorld world;
-  ddl_comm* comm = world.get();
+  const HeldComm held(attributes.communicator);
+  ddl_comm* comm = held.get();
   if (comm == nullptr) {
-    FailNotInitialized(context, attributes.name.c_str());
+    FailNotFound(context, attributes.communicator, attributes.name.c_str());
     finish();
     return;
   }
@@ -247,11 +247,15 @@ void StartCollective(const Attributes& attributes, TF_OpKernelContext* context, 
   ddl_submit(comm, &request);
 }
 
-void FailNotInitialized(TF_OpKernelContext* context, const char* what) {
+void FailNotFound(TF_OpKernelContext* context, int64_t communicator, const char* what) {
   Status status;
-  status.Set(DDL_FAILED_PRECONDITION, std::string("'") + what +
-                                          "': collectives need a running runtime. Received: none in this process "
-                                          "(never started, or shut down). Call keras_ddl.init() first.");
+  status.Set(DDL_FAILED_PRECONDITION,
+             std::string("'") + what + "': collectives need a running " +
+                 (communicator == DDL_WORLD
+                      ? "runtime. Received: none in this process (never started, or shut down). Call keras_ddl.init() "
+                        "first."
+                      : "communicator. Received: one that this process does not have (closed, or made by a split in "
+                        "which this rank took no part). Make it again with split(), and trace the function again."));
   TF_OpKernelContext_Failure(context, status.get());
 }
 

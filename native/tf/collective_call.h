@@ -9,14 +9,14 @@
 
 namespace keras_ddl::tf {
 
-// Submits what `context` holds to the world communicator. `finish` is called exactly once, when the outputs or the
-// failure are in `context`: on the communication thread, or here when the request cannot be made. Does not wait.
+// Submits what `context` holds to the communicator that the op names. `finish` is called exactly once, when the outputs
+// or the failure are in `context`: on the communication thread, or here when the request cannot be made. Does not wait.
 // Outputs are allocated here, in place of the inputs where TensorFlow allows it, except those of an all_gather, which
 // is allocated on the communication thread as soon as the rows of every rank are known.
 void StartCollective(const Attributes& attributes, TF_OpKernelContext* context, std::function<void()> finish);
 
-// The failure of an op that runs before keras_ddl.init() or after keras_ddl.shutdown().
-void FailNotInitialized(TF_OpKernelContext* context, const char* what);
+// The failure of an op whose communicator is not there: before keras_ddl.init(), after keras_ddl.shutdown(), or closed.
+void FailNotFound(TF_OpKernelContext* context, int64_t communicator, const char* what);
 
 }  // namespace keras_ddl::tf
 

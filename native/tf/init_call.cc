@@ -113,10 +113,10 @@ bool ReadInitAttributes(TF_OpKernelConstruction* construction, InitAttributes* a
 }
 
 void StartInit(const InitAttributes& attributes, TF_OpKernelContext* context, std::function<void()> finish) {
-  const HeldWorld world;
+  const HeldComm world(DDL_WORLD);
   ddl_comm* comm = world.get();
   if (comm == nullptr) {
-    FailNotInitialized(context, "init_op");
+    FailNotFound(context, DDL_WORLD, "init_op");
     finish();
     return;
   }

@@ -24,10 +24,11 @@ struct OpSpec {
 
 // Attributes of several ops. `tensor_name` is the key by which ranks find each other's requests ('' is the node's
 // name); `detail` is shown when ranks disagree; `fingerprint` is anything that ranks must agree on; `blocking` says
-// that the program's main thread waits for this op alone.
+// that the program's main thread waits for this op alone; `communicator` is a number that ddl_find knows (0: all
+// ranks).
 #define DDL_COMMON_ATTRS                                                                                              \
   "T: {half, bfloat16, float, double, int32, int64, uint8, int8}", "tensor_name: string = ''", "detail: string = ''", \
-      "fingerprint: int = 0", "blocking: bool = false"
+      "fingerprint: int = 0", "blocking: bool = false", "communicator: int = 0"
 #define DDL_REDUCTION_ATTR "reduction: string = 'sum'"
 // `mpi`: by MPI_Allreduce, as a baseline. `check`: >= 0 compares with MPI_Allreduce within that tolerance.
 #define DDL_BASELINE_ATTRS "mpi: bool = false", "check: float = -1.0"

@@ -39,13 +39,13 @@ struct ShapeDeleter {
 };
 using ShapePtr = std::unique_ptr<TF_ShapeHandle, ShapeDeleter>;
 
-// The communicator of this process, if there is one, kept from being freed while a kernel submits to it.
-class HeldWorld {
+// The communicator published as `id`, if there is one, kept from being freed while a kernel submits to it.
+class HeldComm {
  public:
-  HeldWorld() : comm_(ddl_hold_world()) {}
-  HeldWorld(const HeldWorld&) = delete;
-  HeldWorld& operator=(const HeldWorld&) = delete;
-  ~HeldWorld() {
+  explicit HeldComm(int64_t id) : comm_(ddl_find(id)) {}
+  HeldComm(const HeldComm&) = delete;
+  HeldComm& operator=(const HeldComm&) = delete;
+  ~HeldComm() {
     if (comm_ != nullptr) ddl_release(comm_);
   }
   ddl_comm* get() const { return comm_; }

@@ -164,7 +164,7 @@ DDL_EXPORT ddl_comm* ddl_create(const ddl_transport* transport, const ddl_option
 // pending here, joins the communication thread and frees the transport. What is submitted later fails with
 // DDL_FAILED_PRECONDITION. Closing again changes nothing. By the creator only; not from a callback.
 DDL_EXPORT void ddl_close(ddl_comm* comm);
-// A communicator's memory lives until its creator and whoever holds it (ddl_hold, ddl_hold_world) have released it, so
+// A communicator's memory lives until its creator and whoever holds it (ddl_hold, ddl_find) have released it, so
 // that a request that meets the shutdown of its communicator fails cleanly. Not from a callback.
 DDL_EXPORT void ddl_hold(ddl_comm* comm);
 DDL_EXPORT void ddl_release(ddl_comm* comm);
@@ -192,10 +192,12 @@ DDL_EXPORT const void* ddl_work_data(const ddl_work* work);
 DDL_EXPORT const uint64_t* ddl_work_rows(const ddl_work* work);
 DDL_EXPORT void ddl_work_free(ddl_work* work);
 
-// The communicator that bindings use. Set by whoever created it; set to NULL before ddl_close.
-DDL_EXPORT void ddl_set_world(ddl_comm* comm);
+// The communicators that bindings use, by a number that is the same on all ranks of each. Published by whoever created
+// it; as NULL, which forgets the number, before ddl_close.
+#define DDL_WORLD 0  // the communicator of all ranks
+DDL_EXPORT void ddl_publish(int64_t id, ddl_comm* comm);
 // Returns it, or NULL when there is none. The caller ends its use with ddl_release.
-DDL_EXPORT ddl_comm* ddl_hold_world(void);
+DDL_EXPORT ddl_comm* ddl_find(int64_t id);
 
 // Where is this rank? When a collective waits too long, rank 0 asks the ranks that are missing. Who can look at the
 // program waits in ddl_next_question, on a thread of its own: 1 when there is a question, 0 when the communicator was

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -40,8 +41,8 @@ struct ddl_work {
 namespace {
 
 // The lookup and its hold are one step: between them the creator could free what was found.
-std::mutex world_mutex;
-ddl_comm* world = nullptr;
+std::mutex published_mutex;
+std::map<int64_t, ddl_comm*> published;
 
 int SelfGather(void*, const void* in, void* out, size_t bytes) {
   std::memcpy(out, in, bytes);
@@ -173,14 +174,20 @@ const void* ddl_work_data(const ddl_work* work) { return work->data.data(); }
 const uint64_t* ddl_work_rows(const ddl_work* work) { return work->rows.data(); }
 void ddl_work_free(ddl_work* work) { work->Release(); }
 
-void ddl_set_world(ddl_comm* comm) {
-  const std::lock_guard<std::mutex> lock(world_mutex);
-  world = comm;
+void ddl_publish(int64_t id, ddl_comm* comm) {
+  const std::lock_guard<std::mutex> lock(published_mutex);
+  if (comm != nullptr) {
+    published[id] = comm;
+  } else {
+    published.erase(id);
+  }
 }
-ddl_comm* ddl_hold_world(void) {
-  const std::lock_guard<std::mutex> lock(world_mutex);
-  if (world != nullptr) world->holders.fetch_add(1);
-  return world;
+ddl_comm* ddl_find(int64_t id) {
+  const std::lock_guard<std::mutex> lock(published_mutex);
+  const auto at = published.find(id);
+  if (at == published.end()) return nullptr;
+  at->second->holders.fetch_add(1);
+  return at->second;
 }
 
 int ddl_trace_start(const char* path, int rank, const char* label, char* error, size_t error_bytes) {
