@@ -41,6 +41,9 @@ _FAILED_PRECONDITION = 9
 _ERROR_BYTES = 4096
 # Long enough to cost nothing, short enough for Ctrl-C to feel immediate: signals are handled between two slices.
 _WAIT_SLICE_MS = 100
+# A caller that waits anyway looks this long for the other ranks before it leaves its request to the communication
+# thread, which waits without using a core.
+_PATIENCE_US = 500
 
 _WarnFunction = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
 
@@ -148,6 +151,7 @@ def core() -> ctypes.CDLL:
     _declare(library, c_int, ddl_work_wait=(c_void_p, c_int), ddl_work_code=(c_void_p,))
     _declare(library, c_int, ddl_next_question=(c_void_p,))
     _declare(library, None, ddl_hold=(c_void_p,), ddl_answer=(c_void_p, c_char_p))
+    _declare(library, c_int, ddl_try_run=(c_void_p, POINTER(_Request), c_uint32))
     _declare(library, c_char_p, ddl_work_message=(c_void_p,), ddl_describe=(c_void_p,))
     _declare(library, POINTER(c_uint64), ddl_work_rows=(c_void_p,))
     _declare(library, c_int, ddl_trace_start=(c_char_p, c_int, c_char_p, c_char_p, c_size_t))
@@ -351,6 +355,13 @@ class Communicator:
             name=name.encode(),
             detail=detail.encode() or None,
         )
+        if kind != ALL_GATHER and core().ddl_try_run(self._comm, byref(request), _PATIENCE_US):
+            return result
+        return self._submit(request, source, result)
+
+    def _submit(self, request: _Request, source: Any, result: Any) -> Any:
+        """Leaves the request to the communication thread and waits for it."""
+        kind = request.kind
         work = core().ddl_start(self._comm, byref(request))
         try:
             self._wait(work, (source, result))

@@ -116,10 +116,19 @@ Call& Call::Rows(uint64_t rows, uint64_t row_count) {
   return *this;
 }
 
-ddl_work* Call::Start(ddl_comm* comm) {
+void Call::Complete() {
   request.name = name_.c_str();
   request.buffers = buffers_.data();
   request.num_buffers = static_cast<uint32_t>(buffers_.size());
+}
+
+bool Call::TryRun(ddl_comm* comm, uint32_t patience_us) {
+  Complete();
+  return ddl_try_run(comm, &request, patience_us) == 1;
+}
+
+ddl_work* Call::Start(ddl_comm* comm) {
+  Complete();
   return ddl_start(comm, &request);
 }
 

@@ -54,15 +54,19 @@ class Call {
   Call& Buffer(const void* in, void* out, uint64_t count);
   Call& Rows(uint64_t rows, uint64_t row_count);
 
-  ddl_request request{};  // `name` and `buffers` are filled in by Start
+  ddl_request request{};  // `name` and `buffers` are filled in by Start and TryRun
 
   // Starts the request; Finish waits for it. A request that is not done after two minutes ends the process: the
   // other ranks could not be joined.
   ddl_work* Start(ddl_comm* comm);
   static Outcome Finish(ddl_work* work);
   Outcome Run(ddl_comm* comm) { return Finish(Start(comm)); }
+  // Whether the calling thread carried it out itself.
+  bool TryRun(ddl_comm* comm, uint32_t patience_us);
 
  private:
+  void Complete();
+
   std::string name_;
   std::vector<ddl_buffer> buffers_;
 };

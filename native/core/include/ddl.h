@@ -180,7 +180,13 @@ DDL_EXPORT int ddl_local_size(const ddl_comm* comm);
 // Submits a request; its result arrives through `done`. Returns at once.
 DDL_EXPORT void ddl_submit(ddl_comm* comm, const ddl_request* request);
 
-// The same for callers that wait: request->done must be NULL. Free the work with ddl_work_free when ddl_work_wait has
+// For callers that would wait anyway: carries the request out on the calling thread, without hand-over to another, if
+// all ranks of the communicator share memory and all call this for the same collective within about `patience_us`
+// microseconds. Returns 1 when done (request->done is not called). Returns 0 when nothing has happened, also for any
+// request that is wrong: then submit it. Cost when all ranks come together: about a microsecond plus the data.
+DDL_EXPORT int ddl_try_run(ddl_comm* comm, const ddl_request* request, uint32_t patience_us);
+
+// The same as ddl_submit for callers that wait: request->done must be NULL. Free the work with ddl_work_free when
 // returned 1 (freeing earlier is safe for the library, but the caller's buffers must outlive the request).
 DDL_EXPORT ddl_work* ddl_start(ddl_comm* comm, const ddl_request* request);
 // Waits up to `timeout_ms` (< 0: no limit); returns 1 when done, else 0.

@@ -125,6 +125,12 @@ bool Coordinator::PayDebt(int rank, const Announcement& announcement, double now
   return owed;
 }
 
+bool Coordinator::HasDebts(double now) const {
+  return std::any_of(debts_.begin(), debts_.end(), [&](const auto& named) {
+    return std::any_of(named.second.begin(), named.second.end(), [&](const Debt& d) { return d.until >= now; });
+  });
+}
+
 void Coordinator::Leave(int rank) {
   left_[static_cast<size_t>(rank)] = true;
   // Match fails one request per call and may erase the entry: start over until nothing changes.

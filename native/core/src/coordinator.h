@@ -38,6 +38,8 @@ class Coordinator {
   void Hear(int rank, const std::string& predicate, bool last);
 
   bool HasPending() const { return !waiting_.empty(); }
+  // True while some rank may still come to a collective that failed without it.
+  bool HasDebts(double now) const;
   bool HasLeft(int rank) const { return left_[static_cast<size_t>(rank)]; }
 
   // What was decided, in order, since the last call.

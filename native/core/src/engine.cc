@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -22,6 +23,8 @@ constexpr double kWatchPendingSeconds = 0.02;
 constexpr double kWatchIdleSeconds = 0.1;
 // How long a thread looks without sleeping for an answer that is usually a microsecond away.
 constexpr double kSpinSeconds = 20e-6;
+
+thread_local bool on_communication_thread = false;
 
 size_t SlotBytes(const ddl_options& options, const ddl_transport& transport) {
   std::vector<int> members(static_cast<size_t>(transport.size), 0);
@@ -60,9 +63,11 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
       channel_(transport_, *memory_),
       heartbeat_(transport_, *memory_, places_, group, options.lost_after_s,
                  [this](int rank) { return HasLeft(rank); }),
-      waiter_([this] { return Health(); }, options.deadline_s),
+      waiter_([this] { return Health(); }, options.deadline_s, memory_->local_size()),
       box_(transport_, *memory_, waiter_, group),
-      executor_(transport_, box_) {
+      executor_(transport_, box_),
+      meeting_(*memory_),
+      sources_(static_cast<size_t>(transport.size)) {
   if (transport.rank == 0) {
     coordinator_ = std::make_unique<Coordinator>(places_, options.warn_after_s, options.deadline_s);
   }
@@ -80,6 +85,12 @@ void Engine::Close() {
   whereabouts_.Close();
   stop_since_ = Now();
   stop_ = true;
+  // A calling thread in the middle of a collective still uses the group's memory. It notices `stop_`.
+  const auto busy = [this] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return inline_busy_;
+  };
+  while (busy()) sched_yield();
   RingBell(memory_->own());
   thread_.join();
   transport_.destroy(transport_.self);
@@ -92,28 +103,12 @@ void Engine::Submit(const ddl_request& from) {
     return;
   }
   auto request = std::make_unique<Request>();
-  Announcement& a = request->announcement;
-  a.kind = from.kind;
-  a.dtype = from.dtype;
-  a.op = from.op;
-  a.root = from.root;
-  a.flags = from.flags;
-  a.row_count = from.row_count;
-  a.rows = from.rows;
-  a.fingerprint = from.fingerprint;
-  a.step = from.step;
-  a.tolerance = from.tolerance;
-  a.name = from.name;
-  if (from.detail != nullptr) a.detail = Cut(from.detail, kMaxDetail);
-  if (from.num_buffers > 0) request->buffers.assign(from.buffers, from.buffers + from.num_buffers);
-  for (const ddl_buffer& buffer : request->buffers) a.count += buffer.count;
-  request->allocate = from.allocate;
-  request->done = from.done;
-  request->user = from.user;
+  request->Describe(from);
   request->submitted = Now();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!stop_) {
+      memory_->own().outstanding.fetch_add(1, std::memory_order_relaxed);
       submitted_.push_back(std::move(request));
     }
   }
@@ -125,6 +120,7 @@ void Engine::Submit(const ddl_request& from) {
 }
 
 void Engine::Loop() {
+  on_communication_thread = true;
   pthread_setname_np(pthread_self(), "keras_ddl");
   PreferShortSlices();
   prctl(PR_SET_TIMERSLACK, 1000UL);  // sleeps of 50 us are meant as such (the default slack is 50 us)
@@ -151,19 +147,25 @@ void Engine::Loop() {
   Leave();
 }
 
+bool Engine::OnCommunicationThread() { return on_communication_thread; }
+
 bool Engine::TakeSubmissions() {
   std::vector<std::unique_ptr<Request>> requests;
+  Status failure;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (inline_busy_) return false;  // LeaveInline rings
+    std::swap(failure, inline_failure_);
     requests.swap(submitted_);
   }
+  if (!failure.ok()) Break(failure);
   for (auto& request : requests) Announce(std::move(request));
   return !requests.empty();
 }
 
 void Engine::Announce(std::unique_ptr<Request> request) {
   if (!broken_.ok()) {
-    request->done(request->user, broken_.code(), broken_.message().c_str());
+    Finish(*request, broken_);
     return;
   }
   if (coordinator_ != nullptr) {
@@ -247,6 +249,7 @@ bool Engine::DeliverVerdicts() {
     outbox_front_sent_ = false;
     any = true;
   }
+  memory_->own().no_meetings.store(coordinator_->HasDebts(Now()) ? 1 : 0, std::memory_order_relaxed);
   for (const std::string& warning : coordinator_->TakeWarnings()) Warn(warning);
   return any;
 }
@@ -282,7 +285,13 @@ void Engine::Decide(const Decision& decision) {
   if (status.code() == DDL_DEADLINE_EXCEEDED && broken) status = {status.code(), status.message() + Suspects()};
   if (started > 0) request->TraceRun(decision.agreed, started, status.code());
   if (broken) Break(status);
-  request->done(request->user, status.code(), status.message().c_str());
+  Finish(*request, status);
+}
+
+void Engine::Finish(const Request& request, const Status& status) {
+  // First: whoever waits for this may come to the next meeting at once.
+  memory_->own().outstanding.fetch_sub(1, std::memory_order_relaxed);
+  request.done(request.user, status.code(), status.message().c_str());
 }
 
 void Engine::Idle(uint32_t seen) {

@@ -18,6 +18,7 @@
 #include "executor.h"
 #include "group_memory.h"
 #include "heartbeat.h"
+#include "meeting.h"
 #include "peer_watch.h"
 #include "places.h"
 #include "waiter.h"
@@ -39,6 +40,9 @@ class Engine {
   // See ddl_next_question and ddl_answer.
   Whereabouts& whereabouts() { return whereabouts_; }
   void Answered();
+  // engine_inline.cc. Carries the request out on the calling thread, waiting about `patience_us` for the other ranks to
+  // do the same. False: nothing has happened (or the communicator broke, which Submit will tell): submit it.
+  bool TryRun(const ddl_request& request, uint32_t patience_us);
 
   int rank() const { return transport_.rank; }
   int size() const { return transport_.size; }
@@ -49,6 +53,14 @@ class Engine {
  private:
   Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory, Places places,
          const std::vector<int>& group);
+
+  // engine_inline.cc, on the calling thread.
+  bool EnterInline();
+  void LeaveInline(const Status& status);
+  bool Meet(uint32_t patience_us);
+  Status RunMet(const ddl_request& request, bool eager);
+  Status HealthInline() const;
+  static bool OnCommunicationThread();
 
   // All below run on the communication thread.
   void Loop();
@@ -70,6 +82,7 @@ class Engine {
   Status Health();
   void Break(const Status& status);
   void FailPending(const Status& status);
+  void Finish(const Request& request, const Status& status);
   void Leave();
   void Warn(const std::string& message) const;
 
@@ -86,11 +99,18 @@ class Engine {
   Waiter waiter_;
   Box box_;
   Executor executor_;
+  Meeting meeting_;
+  std::vector<const void*> sources_;          // scratch of RunMet
   std::unique_ptr<Coordinator> coordinator_;  // on rank 0
   std::string description_;
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Request>> submitted_;  // guarded by mutex_
+  // A calling thread is at a meeting or carries a collective out; meanwhile nothing is announced, so no other
+  // collective can be decided that would need the group's memory. Guarded by mutex_.
+  bool inline_busy_ = false;
+  Status inline_failure_;           // guarded by mutex_: what the communication thread has to break with
+  std::atomic<bool> usable_{true};  // false once broken
   std::atomic<bool> stop_{false};
   std::atomic<double> stop_since_{0};
 

@@ -116,6 +116,8 @@ std::string Engine::Suspects() const {
 }
 
 Status Engine::Health() {
+  // The communication thread, idle meanwhile, looks after the others many times a second and says so in the block.
+  if (!OnCommunicationThread()) return HealthInline();
   const double now = Now();
   memory_->own().alive_ms.store(static_cast<int64_t>(now * 1e3), std::memory_order_relaxed);
   DDL_RETURN_IF_ERROR(watch_.Check());
@@ -149,11 +151,12 @@ void Engine::Break(const Status& status) {
 
 void Engine::FailPending(const Status& status) {
   auto pending = std::exchange(pending_, {});
+  usable_ = false;
   num_pending_ = 0;
   decisions_.clear();
   for (auto& [name, queue] : pending) {
     for (auto& request : queue) {
-      request->done(request->user, status.code(), (status.message() + " (pending: '" + name + "')").c_str());
+      Finish(*request, {status.code(), status.message() + " (pending: '" + name + "')"});
     }
   }
 }
@@ -165,7 +168,7 @@ void Engine::Leave() {
     late.swap(submitted_);
   }
   const Status closed(DDL_FAILED_PRECONDITION, "the communicator has been shut down");
-  for (auto& request : late) request->done(request->user, closed.code(), closed.message().c_str());
+  for (auto& request : late) Finish(*request, closed);
   const std::string abandoned = pending_.empty() ? "" : pending_.begin()->first;
   FailPending(closed);
   // What this rank has announced the others may already run, and would wait in the middle of it.

@@ -166,6 +166,26 @@ Status Executor::AllGather(const Request& request, const View& in, const std::ve
   return status;
 }
 
+void Request::Describe(const ddl_request& from) {
+  announcement.kind = from.kind;
+  announcement.dtype = from.dtype;
+  announcement.op = from.op;
+  announcement.root = from.root;
+  announcement.flags = from.flags;
+  announcement.row_count = from.row_count;
+  announcement.rows = from.rows;
+  announcement.fingerprint = from.fingerprint;
+  announcement.step = from.step;
+  announcement.tolerance = from.tolerance;
+  announcement.name = from.name;
+  if (from.detail != nullptr) announcement.detail = Cut(from.detail, kMaxDetail);
+  if (from.num_buffers > 0) buffers.assign(from.buffers, from.buffers + from.num_buffers);
+  for (const ddl_buffer& buffer : buffers) announcement.count += buffer.count;
+  allocate = from.allocate;
+  done = from.done;
+  user = from.user;
+}
+
 Status Validate(const ddl_request& request, int size) {
   const auto refuse = [&](const std::string& rule, const std::string& received) {
     return Status(DDL_INVALID_ARGUMENT, rule + " Received: " + received + ".");

@@ -40,6 +40,24 @@ struct Mailbox {
   alignas(64) char data[kMailboxBytes];
 };
 
+// What a rank brings to a meeting (meeting.h): a collective that its calling thread is ready to carry out.
+struct MeetingCard {
+  struct MustAgree {
+    uint32_t kind;
+    uint32_t dtype;
+    uint32_t op;  // 0 where the kind does not read it; the same goes for root
+    int32_t root;
+    uint64_t count;  // 0 for DDL_ALL_GATHER, whose rows are free
+    uint64_t row_count;
+    uint64_t fingerprint;
+    uint64_t name_hash;
+  } must_agree;
+  uint64_t rows;
+};
+
+// Data up to this size travels with the card.
+constexpr size_t kEagerBytes = 16 * 1024;
+
 // What one rank shows the others of its group. Zero is a valid initial state of every field.
 struct RankBlock {
   // Doorbell: raised and, if `sleeping`, woken (futex) after anything that this rank's thread must look at.
@@ -52,10 +70,19 @@ struct RankBlock {
   // and when it last warned about a collective that does not move.
   std::atomic<int64_t> alive_ms;
   std::atomic<int64_t> warned_ms;
+  // Requests of this rank that the coordinator knows or will know: while there are any, it comes to no meeting.
+  std::atomic<uint32_t> outstanding;
+  // In rank 0's block: set while the coordinator remembers collectives that failed without some rank.
+  std::atomic<uint32_t> no_meetings;
+  alignas(64) std::atomic<uint64_t> meeting;  // in the leader's block; see meeting.h
+  alignas(64) MeetingCard cards[2];
+  alignas(64) char eager[2][kEagerBytes];
   // Steps done, counted over the life of the group; see shm_pipeline.h.
   alignas(64) std::atomic<uint64_t> ready;
   alignas(64) std::atomic<uint64_t> reduced;
   alignas(64) std::atomic<uint64_t> done;
+  alignas(64) std::atomic<uint64_t> agreed;  // in local rank 0's block: agreements made; see ShmPipeline::Agree
+  std::atomic<uint64_t> agreements[kSlots];
   Mailbox to_coordinator;
   Mailbox from_coordinator;
 };

@@ -13,6 +13,9 @@
 namespace ddl {
 namespace {
 
+// Below this the libc copy is as fast.
+constexpr size_t kAheadFromBytes = 8 * 1024;
+
 #if defined(__x86_64__)
 bool HasF16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -87,6 +90,8 @@ void Copy(void* out, const void* in, size_t bytes, Store store) {
   if (bytes == 0) return;
   if (store == Store::kStreaming) {
     Kernels().stream_copy(static_cast<uint8_t*>(out), static_cast<const uint8_t*>(in), bytes);
+  } else if (bytes >= kAheadFromBytes) {
+    Kernels().copy(static_cast<uint8_t*>(out), static_cast<const uint8_t*>(in), bytes);
   } else {
     std::memcpy(out, in, bytes);
   }

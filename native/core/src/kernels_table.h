@@ -15,6 +15,7 @@ struct KernelTable {
                                   bool streaming);
   const char* name;
   ReduceFunction reduce[DDL_NUM_DTYPES][DDL_NUM_OPS];
+  void (*copy)(uint8_t* out, const uint8_t* in, size_t bytes);
   void (*stream_copy)(uint8_t* out, const uint8_t* in, size_t bytes);
 };
 

@@ -7,9 +7,6 @@
 namespace ddl {
 namespace {
 
-// Up to here one round of flags costs more than reading every slot.
-constexpr uint64_t kDirectBytes = 16 * 1024;
-
 // Elements of local rank j's share of a step of n elements: [begin, end), begins on cache lines.
 struct Share {
   uint64_t begin;
@@ -24,17 +21,17 @@ Share ShareOf(int j, int size, uint64_t n, size_t element_bytes) {
 
 class AllReduce {
  public:
-  AllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction)
+  AllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction, const Scheme& scheme)
       : pipeline_(pipeline),
         in_(in),
         out_(out),
         reduction_(reduction),
         bytes_(in.element_bytes()),
-        chunk_(pipeline.slot_bytes() / bytes_),
+        chunk_(scheme.chunk_bytes / bytes_),
         steps_((in.count() + chunk_ - 1) / chunk_),
         first_(pipeline.Reserve(steps_)),
-        slot_store_(ShmPipeline::SlotStore(in.bytes())),
-        result_store_(ShmPipeline::ResultStore(in.bytes())),
+        slot_store_(scheme.slot_store),
+        result_store_(scheme.result_store),
         sources_(static_cast<size_t>(pipeline.size())) {}
 
   // The copy into the slot of step k is issued before the reduction of step k - 1, so that a rank rarely waits.
@@ -136,8 +133,20 @@ Status ShmAllReduce(ShmPipeline& pipeline, const View& in, const View& out, cons
     ReduceAlone(in, out, reduction);
     return {};
   }
-  AllReduce all_reduce(pipeline, in, out, reduction);
-  return pipeline.size() <= 2 || in.bytes() <= kDirectBytes ? all_reduce.Direct() : all_reduce.Split();
+  Tuner& tuner = pipeline.tuner();
+  // Local rank 0 alone knows the times; where there is nothing to choose nobody needs to be asked.
+  Scheme scheme = CandidateSchemes(0, pipeline.size(), pipeline.slot_bytes())[0];
+  if (in.bytes() > kUntunedBytes) {
+    uint64_t code = pipeline.rank() == 0 ? tuner.Choose(in.bytes()).Encode() : 0;
+    DDL_RETURN_IF_ERROR(pipeline.Agree(code, &code));
+    scheme = Scheme::Decode(code);
+  }
+  AllReduce all_reduce(pipeline, in, out, reduction, scheme);
+  const double start = Now();
+  DDL_RETURN_IF_ERROR(scheme.split ? all_reduce.Split() : all_reduce.Direct());
+  const double end = Now();
+  if (pipeline.rank() == 0 && in.bytes() > kUntunedBytes) tuner.Report(in.bytes(), end - start, end);
+  return {};
 }
 
 }  // namespace ddl

@@ -10,9 +10,10 @@
 
 namespace ddl {
 
-// shm_all_reduce.cc. Direct (L = 2, or small N): every rank reads all slots: 1 write + L reads + 1 write of N.
-// Split (L > 2): reduce-scatter then all-gather inside each step (Rabenseifner's scheme in shared memory): about
-// 1 + 1/L writes to slots, 2 reads, 1 write of N.
+// shm_all_reduce.cc. Direct: every rank reads all slots: 1 write + L reads + 1 write of N; one wait per step.
+// Split: reduce-scatter then all-gather inside each step (Rabenseifner's scheme in shared memory): about
+// 1 + 1/L writes to slots, 2 reads, 1 write of N; two waits per step. Which of them, and how memory is written,
+// is measured (shm_tuner.h).
 Status ShmAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction);
 
 // shm_reduce_scatter.cc. parts[j] (one view per local rank, part of this rank's input) is reduced into rank j's `out`.

@@ -12,6 +12,7 @@
 
 #include "group_memory.h"
 #include "kernels.h"
+#include "shm_tuner.h"
 #include "status.h"
 #include "view.h"
 #include "waiter.h"
@@ -20,7 +21,8 @@ namespace ddl {
 
 class ShmPipeline {
  public:
-  ShmPipeline(GroupMemory& memory, Waiter& waiter) : memory_(memory), waiter_(waiter) {}
+  ShmPipeline(GroupMemory& memory, Waiter& waiter)
+      : memory_(memory), waiter_(waiter), tuner_(memory.local_size(), memory.slot_bytes()) {}
 
   int rank() const { return memory_.local_rank(); }
   int size() const { return memory_.local_size(); }
@@ -44,6 +46,21 @@ class ShmPipeline {
   void MarkReduced(uint64_t step) { memory_.own().reduced.store(step + 1, std::memory_order_release); }
   Status WaitReducedOf(int local_rank, uint64_t step) { return WaitOne(&RankBlock::reduced, local_rank, step + 1); }
   void MarkDone(uint64_t step) { memory_.own().done.store(step + 1, std::memory_order_release); }
+
+  // Local rank 0's `mine`, on every rank. COLLECTIVE; something that needs data of every rank must follow.
+  Status Agree(uint64_t mine, uint64_t* agreed) {
+    const uint64_t n = agreements_++;
+    if (rank() == 0) {
+      memory_.own().agreements[n % kSlots].store(mine, std::memory_order_relaxed);
+      memory_.own().agreed.store(n + 1, std::memory_order_release);
+      *agreed = mine;
+      return {};
+    }
+    DDL_RETURN_IF_ERROR(WaitOne(&RankBlock::agreed, 0, n + 1));
+    *agreed = memory_.block(0).agreements[n % kSlots].load(std::memory_order_relaxed);
+    return {};
+  }
+  Tuner& tuner() { return tuner_; }
 
   // Large slots are written past the caches: a dirty line in the writer's cache is slow to read from another core
   // that does not share it, and a slot used in turn with others has left the cache before its next use anyway.
@@ -71,7 +88,9 @@ class ShmPipeline {
 
   GroupMemory& memory_;
   Waiter& waiter_;
+  Tuner tuner_;
   uint64_t next_ = 0;
+  uint64_t agreements_ = 0;
 };
 
 // How a reduction is to be done; `divisor` is read for DDL_MEAN only.

@@ -33,6 +33,14 @@ void PreferShortSlices() {
 #endif
 }
 
+Waiter::Waiter(std::function<Status()> health, double deadline_s, int sharers)
+    : health_(std::move(health)), deadline_s_(deadline_s) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  const bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
+  spins_ = known && CPU_COUNT(&cores) < sharers ? kFewSpins : kSpins;
+}
+
 Status Waiter::Late(const std::string& waits_for, double seconds) {
   return {DDL_DEADLINE_EXCEEDED,
           "in the middle of a collective, no progress for " + std::to_string(static_cast<int>(seconds)) +

@@ -34,7 +34,12 @@ void PreferShortSlices();
 class Waiter {
  public:
   // `health` is asked about once a millisecond; what it returns, if not OK, ends the wait.
-  Waiter(std::function<Status()> health, double deadline_s) : health_(std::move(health)), deadline_s_(deadline_s) {}
+  // `sharers`: ranks that wait for each other on this host; with more of them than cores, spinning only keeps the
+  // awaited rank from running.
+  Waiter(std::function<Status()> health, double deadline_s, int sharers);
+
+  // How often to look before the first sched_yield.
+  int spins() const { return spins_; }
 
   // After `after_s` seconds without progress `warn(waits_for, seconds)` is called; it returns after how many in all to
   // call it again.
@@ -46,7 +51,7 @@ class Waiter {
   // Waits until ready() returns true. `waits_for`: called for the message when the deadline passes.
   template <typename Ready, typename Describe>
   Status Until(Ready ready, Describe waits_for) {
-    for (int i = 0; i < kSpins; ++i) {
+    for (int i = 0; i < spins_; ++i) {
       if (ready()) return {};
       CpuRelax();
     }
@@ -76,7 +81,8 @@ class Waiter {
   Status Health() { return health_(); }
 
  private:
-  static constexpr int kSpins = 400;
+  static constexpr int kSpins = 2000;
+  static constexpr int kFewSpins = 20;
   static constexpr double kYieldSeconds = 1e-3;
   static constexpr double kShortSleepSeconds = 20e-3;
   static constexpr double kHealthSeconds = 1e-3;
@@ -87,6 +93,7 @@ class Waiter {
   double deadline_s_;
   double warn_after_s_ = 0;
   std::function<double(const std::string&, double)> warn_;
+  int spins_;
 };
 
 }  // namespace ddl

@@ -1,0 +1,39 @@
+// Scheme: the choices that an all-reduce in shared memory leaves open. None is the best everywhere: it depends on the
+// size, on whether the ranks' cores share a cache, and on how many ranks share a core; so the choice is measured
+// (shm_tuner.h). Every scheme adds in the order of the ranks: results do not depend on the choice.
+#ifndef KERAS_DDL_CORE_SHM_SCHEME_H_
+#define KERAS_DDL_CORE_SHM_SCHEME_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+
+namespace ddl {
+
+struct Scheme {
+  bool split;            // the algorithm: see shm_collectives.h
+  Store slot_store;      // how slots are filled
+  Store result_store;    // how results are written
+  uint32_t chunk_bytes;  // one step of the pipeline, at most a slot
+
+  uint64_t Encode() const {
+    return static_cast<uint64_t>(chunk_bytes) << 8 | (split ? 4u : 0u) | (slot_store == Store::kStreaming ? 2u : 0u) |
+           (result_store == Store::kStreaming ? 1u : 0u);
+  }
+  static Scheme Decode(uint64_t code) {
+    return {(code & 4) != 0, (code & 2) != 0 ? Store::kStreaming : Store::kCached,
+            (code & 1) != 0 ? Store::kStreaming : Store::kCached, static_cast<uint32_t>(code >> 8)};
+  }
+};
+
+// Data so small that there is nothing to choose.
+constexpr uint64_t kUntunedBytes = 16 * 1024;
+
+// The schemes worth trying for `bytes` among `ranks` ranks, a good guess first. Never empty; one entry up to
+// kUntunedBytes.
+std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_bytes);
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_SHM_SCHEME_H_

@@ -1,0 +1,114 @@
+#include "shm_tuner.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace ddl {
+namespace {
+
+constexpr uint32_t kKilobyte = 1024;
+constexpr uint64_t kMegabyte = 1024 * 1024;
+
+// Trials of each candidate. The first round is not counted: it finds cold memory.
+constexpr size_t kRounds = 4;
+// A moving average this far from what it was says that the machine has changed.
+constexpr double kSlower = 1.35;
+constexpr double kFaster = 0.7;
+constexpr double kRecentWeight = 0.1;
+constexpr int kSettlingUses = 16;
+// Not more often than this, so that exploring costs little however restless the machine is, nor more rarely than that.
+constexpr double kShortestSeconds = 1.0;
+constexpr double kLongestSeconds = 20.0;
+
+}  // namespace
+
+std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_bytes) {
+  const auto chunk = [&](uint32_t kilobytes) {
+    return static_cast<uint32_t>(std::min<uint64_t>(kilobytes * uint64_t{kKilobyte}, slot_bytes));
+  };
+  constexpr Store kC = Store::kCached;
+  constexpr Store kS = Store::kStreaming;
+  if (bytes <= kUntunedBytes) return {{false, kC, kC, chunk(64)}};
+  std::vector<Scheme> schemes;
+  if (ranks == 2) {
+    // Results beyond the caches are not found there by their reader, and streaming them saves reading them first.
+    if (bytes < kMegabyte) {
+      schemes = {{false, kC, kC, chunk(128)}, {true, kS, kC, chunk(256)}, {true, kC, kC, chunk(256)}};
+      if (bytes >= 128 * kKilobyte) schemes.push_back({false, kS, kC, chunk(128)});
+    } else if (bytes < 16 * kMegabyte) {
+      schemes = {{true, kS, kC, chunk(256)}, {true, kC, kC, chunk(256)},  {true, kC, kS, chunk(256)},
+                 {true, kS, kS, chunk(256)}, {false, kC, kC, chunk(128)}, {true, kS, kC, chunk(512)}};
+    } else {
+      schemes = {{true, kC, kS, chunk(256)},
+                 {true, kS, kS, chunk(256)},
+                 {true, kC, kS, chunk(512)},
+                 {false, kC, kS, chunk(256)},
+                 {false, kS, kS, chunk(512)}};
+    }
+  } else {
+    // More ranks read each slot: split always, but for what one step holds.
+    if (bytes < kMegabyte) schemes.push_back({false, kC, kC, chunk(128)});
+    for (const Store slot : {kC, kS}) {
+      schemes.push_back({true, slot, bytes < 4 * kMegabyte ? kC : kS, chunk(512)});
+      if (bytes > 256 * kKilobyte) schemes.push_back({true, slot, bytes < 4 * kMegabyte ? kC : kS, chunk(256)});
+    }
+  }
+  return schemes;
+}
+
+Tuner::Class& Tuner::ClassOf(uint64_t bytes) {
+  size_t log2 = 0;
+  while (bytes >> (log2 + 1) != 0) ++log2;
+  Class& c = classes_[log2];
+  if (c.candidates.empty()) {
+    c.candidates = CandidateSchemes(uint64_t{1} << log2, ranks_, slot_bytes_);
+    c.best.assign(c.candidates.size(), std::numeric_limits<double>::infinity());
+  }
+  return c;
+}
+
+Scheme Tuner::Choose(uint64_t bytes) {
+  const Class& c = ClassOf(bytes);
+  return c.candidates[c.exploring ? c.trial % c.candidates.size() : c.chosen];
+}
+
+void Tuner::Report(uint64_t bytes, double seconds, double now) {
+  Class& c = ClassOf(bytes);
+  if (c.candidates.size() == 1) return;
+  const double per_byte = seconds / static_cast<double>(bytes);
+  if (c.exploring) {
+    Explore(c, per_byte, now);
+    return;
+  }
+  if (c.uses < kSettlingUses) {
+    // What this scheme takes in steady use: the mean, for the trials' best is a lucky one.
+    c.reference += (per_byte - c.reference) / static_cast<double>(++c.uses);
+    c.recent = c.reference;
+    return;
+  }
+  // An outlier (a rank that was scheduled away) should not look like a new machine.
+  c.recent += kRecentWeight * (std::min(per_byte, 4 * c.recent) - c.recent);
+  const double age = now - c.explored_at;
+  const bool changed = c.recent > kSlower * c.reference || c.recent < kFaster * c.reference;
+  if (age > kLongestSeconds || (changed && age > kShortestSeconds)) {
+    c.exploring = true;
+    c.trial = 0;
+    c.best.assign(c.candidates.size(), std::numeric_limits<double>::infinity());
+  }
+}
+
+void Tuner::Explore(Class& c, double seconds_per_byte, double now) {
+  const size_t n = c.candidates.size();
+  if (c.trial >= n) {
+    double& best = c.best[c.trial % n];
+    best = std::min(best, seconds_per_byte);
+  }
+  if (++c.trial < kRounds * n) return;
+  c.exploring = false;
+  c.chosen = static_cast<size_t>(std::min_element(c.best.begin(), c.best.end()) - c.best.begin());
+  c.reference = 0;
+  c.uses = 0;
+  c.explored_at = now;
+}
+
+}  // namespace ddl

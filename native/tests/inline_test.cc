@@ -1,0 +1,225 @@
+// Collectives that calling threads carry out themselves (ddl_try_run), alone and among others that they do not.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "test_data.h"
+#include "thread_group.h"
+
+namespace ddl_test {
+namespace {
+
+constexpr uint32_t kPatienceUs = 2000;
+
+// A sum whose result is known: element i of rank r is salt + r + i % 7.
+struct Sum {
+  Sum(std::string name, int salt, size_t count, int rank)
+      : salt(salt), data(count), call(DDL_ALL_REDUCE, std::move(name)) {
+    for (size_t i = 0; i < count; ++i) data[i] = static_cast<float>(salt + rank + static_cast<int>(i % 7));
+    call.Buffer(data.data(), data.data(), count);
+  }
+  void Check(int size) const {
+    for (size_t i = 0; i < data.size(); ++i) {
+      const int expected = size * (salt + static_cast<int>(i % 7)) + size * (size - 1) / 2;
+      ASSERT_EQ(data[i], static_cast<float>(expected)) << "element " << i;
+    }
+  }
+  int salt;
+  std::vector<float> data;
+  Call call;
+};
+
+// As a waiting caller does it; returns whether the calling thread carried it out.
+bool RunBlocking(ddl_comm* comm, Call& call) {
+  if (call.TryRun(comm, kPatienceUs)) return true;
+  const Outcome outcome = call.Run(comm);
+  EXPECT_EQ(outcome.code, DDL_OK) << outcome.message;
+  return false;
+}
+
+class InlineTest : public testing::TestWithParam<int> {
+ protected:
+  int size() const { return GetParam(); }
+};
+
+// Where one rank would have nobody to disagree with or to wait for.
+class InlineOthersTest : public InlineTest {};
+
+INSTANTIATE_TEST_SUITE_P(Sizes, InlineOthersTest, testing::Values(2, 3, 4, 8));
+INSTANTIATE_TEST_SUITE_P(Sizes, InlineTest, testing::Values(1, 2, 3, 4, 8),
+                         [](const auto& info) { return std::to_string(info.param) + "ranks"; });
+
+TEST_P(InlineTest, SumsOfEverySize) {
+  std::atomic<int> met{0};
+  RunRanks(AllTogether(size()), [&](ddl_comm* comm, int rank) {
+    // Empty, one element, around what travels with the card, and what goes through the slots in several steps.
+    for (const size_t count : {0u, 1u, 7u, 255u, 4095u, 4096u, 4097u, 200'003u, 1'000'003u}) {
+      for (int turn = 0; turn < 3; ++turn) {
+        Sum sum("sum", turn, count, rank);
+        if (RunBlocking(comm, sum.call)) ++met;
+        sum.Check(size());
+      }
+    }
+  });
+  EXPECT_GT(met, 0);
+}
+
+TEST_P(InlineTest, EveryKind) {
+  RunRanks(AllTogether(size()), [&](ddl_comm* comm, int rank) {
+    for (const size_t count : {3u, 100'003u}) {
+      const int root = size() - 1;
+      std::vector<int32_t> data(count, rank);
+      Call broadcast(DDL_BROADCAST, "broadcast");
+      RunBlocking(comm, broadcast.Dtype(DDL_INT32).Root(root).Buffer(data.data(), data.data(), count));
+      EXPECT_EQ(data, std::vector<int32_t>(count, root));
+
+      // The integer mean is summed in 64 bits; two buffers are reduced as one.
+      std::vector<int8_t> narrow(count, static_cast<int8_t>(120 + rank % 3));
+      std::vector<int8_t> second(5, 2);
+      Call mean(DDL_ALL_REDUCE, "mean");
+      mean.Dtype(DDL_INT8).Op(DDL_MEAN).Buffer(narrow.data(), narrow.data(), count);
+      RunBlocking(comm, mean.Buffer(second.data(), second.data(), 5));
+      int expected = 0;
+      for (int r = 0; r < size(); ++r) expected += 120 + r % 3;
+      EXPECT_EQ(narrow, std::vector<int8_t>(count, static_cast<int8_t>(expected / size())));
+      EXPECT_EQ(second, std::vector<int8_t>(5, 2));
+
+      std::vector<float> rows(count * static_cast<size_t>(size()), 1.5f);
+      std::vector<float> chunk(count);
+      Call scatter(DDL_REDUCE_SCATTER, "scatter");
+      scatter.Rows(static_cast<uint64_t>(size()), count).Buffer(rows.data(), chunk.data(), rows.size());
+      RunBlocking(comm, scatter);
+      EXPECT_EQ(chunk, std::vector<float>(count, 1.5f * static_cast<float>(size())));
+
+      Call barrier(DDL_BARRIER, "barrier");
+      RunBlocking(comm, barrier);
+    }
+  });
+}
+
+TEST_P(InlineTest, GathersRowsOfDifferentLength) {
+  RunRanks(AllTogether(size()), [&](ddl_comm* comm, int rank) {
+    std::vector<int64_t> mine(static_cast<size_t>(rank), rank);
+    std::vector<int64_t> everything(100);
+    Call gather(DDL_ALL_GATHER, "gather");
+    gather.Dtype(DDL_INT64).Rows(mine.size(), 1).Buffer(mine.data(), nullptr, mine.size());
+    gather.request.user = everything.data();
+    gather.request.allocate = [](void* user, const uint64_t*, int) { return user; };
+    if (!gather.TryRun(comm, kPatienceUs)) {
+      ddl_work* work = gather.Start(comm);
+      ASSERT_EQ(ddl_work_wait(work, 30'000), 1);
+      const auto* data = static_cast<const int64_t*>(ddl_work_data(work));
+      everything.assign(data, data + size() * (size() - 1) / 2);
+      ddl_work_free(work);
+    }
+    size_t at = 0;
+    for (int r = 0; r < size(); ++r) {
+      for (int i = 0; i < r; ++i) EXPECT_EQ(everything[at++], r);
+    }
+  });
+}
+
+// Others submit the same collective in the ordinary way, come late, or come from several threads at once: whatever
+// way each call takes, results are right and nothing hangs.
+TEST_P(InlineTest, MixesWithSubmittedRequests) {
+  constexpr int kCalls = kSanitized ? 60 : 300;
+  RunRanks(AllTogether(size()), [&](ddl_comm* comm, int rank) {
+    std::thread other([&] {
+      Random random(static_cast<uint64_t>(rank) + 100);
+      std::vector<std::unique_ptr<Sum>> sums;
+      std::vector<ddl_work*> works;
+      for (int i = 0; i < kCalls; ++i) {
+        sums.push_back(std::make_unique<Sum>("async." + std::to_string(i), i, 50, rank));
+        works.push_back(sums.back()->call.Start(comm));
+        if (random.Below(4) == 0) std::this_thread::sleep_for(std::chrono::microseconds(random.Below(300)));
+        if (random.Below(8) != 0) continue;
+        Call::Finish(works.back());
+        works.back() = nullptr;
+      }
+      for (ddl_work* work : works) {
+        if (work != nullptr) Call::Finish(work);
+      }
+      for (const auto& sum : sums) sum->Check(size());
+    });
+    Random random(static_cast<uint64_t>(rank) + 1);
+    for (int i = 0; i < kCalls; ++i) {
+      Sum sum("blocking", i, i % 5 == 0 ? 30'000 : 20, rank);
+      // Some ranks do not try, and some come late.
+      if (random.Below(16) == 0) std::this_thread::sleep_for(std::chrono::microseconds(random.Below(3000)));
+      if (random.Below(8) == 0 || !sum.call.TryRun(comm, static_cast<uint32_t>(random.Below(500)))) {
+        const Outcome outcome = sum.call.Run(comm);
+        ASSERT_EQ(outcome.code, DDL_OK) << outcome.message;
+      }
+      sum.Check(size());
+    }
+    other.join();
+  });
+}
+
+TEST_P(InlineOthersTest, DisagreementIsLeftToTheCoordinator) {
+  RunRanks(AllTogether(size()), [&](ddl_comm* comm, int rank) {
+    for (int turn = 0; turn < 3; ++turn) {
+      Sum wrong("same name", 1, rank == 1 ? 40 : 41, rank);
+      ASSERT_FALSE(wrong.call.TryRun(comm, kPatienceUs));
+      const Outcome outcome = wrong.call.Run(comm);
+      EXPECT_EQ(outcome.code, DDL_FAILED_PRECONDITION);
+      EXPECT_NE(outcome.message.find("number of elements"), std::string::npos) << outcome.message;
+      Sum right("same name", 2, 41, rank);
+      RunBlocking(comm, right.call);
+      right.Check(size());
+    }
+  });
+}
+
+TEST_P(InlineOthersTest, DoesNotWaitLongForRanksThatStayAway) {
+  RunRanks(AllTogether(size()), [&](ddl_comm* comm, int rank) {
+    if (rank == 0) {
+      const auto start = std::chrono::steady_clock::now();
+      Sum alone("alone", 1, 3, rank);
+      EXPECT_FALSE(alone.call.TryRun(comm, 1000));
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+    }
+    Sum together("together", 2, 3, rank);
+    RunBlocking(comm, together.call);
+    together.Check(size());
+  });
+}
+
+TEST(Inline, RefusesWhatIsNotForIt) {
+  RunRanks({0, 0, 2, 2}, [](ddl_comm* comm, int rank) {
+    Sum sum("several groups", 1, 3, rank);
+    EXPECT_FALSE(sum.call.TryRun(comm, kPatienceUs));
+    RunBlocking(comm, sum.call);
+    sum.Check(4);
+  });
+  RunRanks({0, 0}, [](ddl_comm* comm, int rank) {
+    Sum nameless("", 1, 3, rank);
+    EXPECT_FALSE(nameless.call.TryRun(comm, kPatienceUs));
+    Sum checked("checked", 1, 3, rank);
+    checked.call.Flags(DDL_FLAG_CHECK);
+    EXPECT_FALSE(checked.call.TryRun(comm, kPatienceUs));
+  });
+}
+
+TEST(Inline, ARankThatLeftIsNotWaitedFor) {
+  RunOptions options;
+  options.leave_early = {1};
+  RunRanks(
+      {0, 0},
+      [](ddl_comm* comm, int rank) {
+        if (rank == 1) return;
+        Sum sum("lonely", 1, 3, rank);
+        EXPECT_FALSE(sum.call.TryRun(comm, 1000));
+        EXPECT_EQ(sum.call.Run(comm).code, DDL_ABORTED);
+        EXPECT_FALSE(sum.call.TryRun(comm, 1000));
+      },
+      options);
+}
+
+}  // namespace
+}  // namespace ddl_test
