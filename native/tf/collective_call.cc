@@ -17,7 +17,7 @@ constexpr size_t kDetailBytes = 1023;
 
 // What a thread of TensorFlow carries out itself, and how long it looks for the other ranks.
 constexpr uint64_t kInlineBytes = 64 * 1024;
-constexpr uint32_t kInlinePatienceUs = 40;
+constexpr uint32_t kInlinePatienceUs = 100;
 
 // Stands for the data of tensors without elements, for which TensorFlow may give nullptr.
 char empty_buffer[1];
