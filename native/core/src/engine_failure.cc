@@ -135,6 +135,16 @@ Status Engine::Health() {
   return {};
 }
 
+Status Engine::HealthInline() const {
+  const RankBlock& own = memory_->own();
+  if (own.state.load(std::memory_order_acquire) == kBroken) return {DDL_ABORTED, own.reason};
+  // Close waits for this thread.
+  if (stop_ && Now() - stop_since_ > kStopGraceSeconds) {
+    return {DDL_ABORTED, "shut down in the middle of a collective"};
+  }
+  return {};
+}
+
 void Engine::Break(const Status& status) {
   if (!broken_.ok()) return;
   broken_ = status;

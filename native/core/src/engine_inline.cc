@@ -182,12 +182,4 @@ Status Engine::RunMet(const ddl_request& request, bool eager) {
   return {};
 }
 
-Status Engine::HealthInline() const {
-  const RankBlock& own = memory_->own();
-  if (own.state.load(std::memory_order_acquire) == kBroken) return {DDL_ABORTED, own.reason};
-  // Close() waits for this thread.
-  if (stop_) return {DDL_ABORTED, "shut down in the middle of a collective"};
-  return {};
-}
-
 }  // namespace ddl
