@@ -1,12 +1,17 @@
 // A communicator that is closed while other threads are about to use it.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "ddl.h"
+#include "shm_janitor.h"
 #include "thread_group.h"
 
 namespace ddl_test {
@@ -75,6 +80,33 @@ TEST(ShutdownTest, OfAHeldCommunicatorIsAnErrorToWhatComesLater) {
   EXPECT_EQ(call.Buffer(&value, &value, 1).Run(held).code, DDL_FAILED_PRECONDITION);
   ddl_close(held);
   ddl_release(held);
+}
+
+TEST(JanitorTest, RemovesWhatDeadProcessesLeft) {
+  char pattern[] = "/tmp/keras_ddl_janitor_XXXXXX";
+  const std::string folder = mkdtemp(pattern);
+  const pid_t dead = fork();
+  if (dead == 0) _exit(0);
+  waitpid(dead, nullptr, 0);
+  const std::string digits = "-0123456789abcdef";
+  const std::string of_dead = folder + "/keras_ddl-" + std::to_string(dead) + digits;
+  const std::vector<std::string> kept = {
+      folder + "/keras_ddl-" + std::to_string(getpid()) + digits,
+      of_dead + "0",
+      folder + "/keras_ddl-" + std::to_string(dead),
+      folder + "/other-" + std::to_string(dead) + digits,
+  };
+  for (const std::string& path : kept) std::ofstream(path) << "x";
+  std::ofstream(of_dead) << "x";
+  ddl::RemoveStaleSharedMemory(folder, 60);
+  EXPECT_EQ(access(of_dead.c_str(), F_OK), 0) << "too young to be removed";
+  ddl::RemoveStaleSharedMemory(folder, 0);
+  EXPECT_NE(access(of_dead.c_str(), F_OK), 0);
+  for (const std::string& path : kept) {
+    EXPECT_EQ(access(path.c_str(), F_OK), 0) << path;
+    unlink(path.c_str());
+  }
+  rmdir(folder.c_str());
 }
 
 }  // namespace

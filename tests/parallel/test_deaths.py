@@ -7,11 +7,12 @@ started by mpirun but watched from outside it: the launcher is stopped before a 
 import os
 import re
 import signal
+import subprocess
 import time
 
 import pytest
 
-from parallel.harness import run_ranks
+from parallel.harness import find_mpirun, run_ranks
 
 pytestmark = pytest.mark.parallel
 
@@ -94,3 +95,59 @@ def test_survivors_of_one_host_have_an_error_within_two_seconds(tmp_path, np, mo
         seconds, _, message = text.partition(" ")
         assert re.search(rf"rank {victim} on host \S+ \(process \d+\) died", message), told
         assert float(seconds) < 2, told
+
+
+def dies_at_random(seed, everybody):
+    import random
+    import threading
+
+    from parallel.rank_program import rank
+
+    def die(after):
+        time.sleep(after)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    after = random.Random(seed).uniform(0.2, 1.6)  # from before the ranks meet to the middle of an all-reduce
+    if everybody or rank() == seed % 3:
+        threading.Thread(target=die, args=(after,), daemon=True).start()
+
+    import numpy as np
+
+    import keras_ddl
+    from keras_ddl import communicator
+
+    keras_ddl.init()
+    data = np.ones(4 << 20, np.float32)
+    while True:
+        communicator.all_reduce_array(data, out=data, name="data")
+
+
+@pytest.mark.parametrize("everybody", [False, True])
+def test_nothing_is_left_in_shared_memory_by_ranks_killed_at_random(everybody):
+    for seed in range(5):
+        # run_ranks itself fails when shared memory or a process of the job stays behind.
+        outcome = run_ranks(dies_at_random, 3, args=(seed, everybody), timeout=40)
+        assert outcome.returncode not in (None, 0), outcome.text()
+
+
+def test_ranks_that_cannot_see_one_anothers_processes_share_memory_by_name():
+    def work():
+        import numpy as np
+
+        import keras_ddl
+        from keras_ddl import communicator
+
+        keras_ddl.init()
+        time.sleep(1)  # time for a watch over processes to be wrong about numbers that mean nothing here
+        total = communicator.all_reduce_array(np.full(100_000, keras_ddl.rank() + 1.0))
+        return communicator.describe(), float(total.min()), float(total.max()), os.getpid()
+
+    start = [find_mpirun(), "--bind-to", "none", "--oversubscribe", "-np", "2", "unshare", "--pid", "--fork"]
+    if subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to make process-id namespaces (root)")
+    # Open MPI itself does not stand processes of one number on one host, unless it takes the network.
+    outcome = run_ranks(work, 2, mpirun=start, env={"OMPI_MCA_btl": "self,tcp"}, timeout=40).check()
+    for rank in outcome.ranks:
+        description, low, high, pid = rank.result
+        assert (low, high, pid) == (3.0, 3.0, 1)
+        assert "shm_open" in description, description

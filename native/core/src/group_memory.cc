@@ -2,13 +2,15 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <random>
+
+#include "shm_janitor.h"
 
 namespace ddl {
 namespace {
@@ -20,6 +22,8 @@ struct Card {
   int32_t fd;
   int32_t failed;
   uint64_t bytes;
+  uint64_t inode;  // of the file behind `fd`
+  uint64_t device;
   char name[64];
 };
 
@@ -49,11 +53,16 @@ int MakeMemfd(size_t bytes) {
   return fd;
 }
 
-std::string RandomName() {
-  std::random_device random;
-  char name[64];
-  std::snprintf(name, sizeof name, "/keras_ddl-%d-%08x%08x", static_cast<int>(getpid()), random(), random());
-  return name;
+// Opens the leader's memfd. In another process-id namespace its number may be another file: -1.
+int OpenMemfdOf(const Card& leader) {
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%d/fd/%d", static_cast<int>(leader.pid), static_cast<int>(leader.fd));
+  const int fd = open(path, O_RDWR | O_CLOEXEC);
+  if (fd < 0) return -1;
+  struct stat status{};
+  if (fstat(fd, &status) == 0 && status.st_ino == leader.inode && status.st_dev == leader.device) return fd;
+  close(fd);
+  return -1;
 }
 
 }  // namespace
@@ -103,6 +112,10 @@ Status GroupMemory::Create(const ddl_transport& transport, const std::vector<int
       mine.failed = 1;
     } else {
       mine.fd = own_fd;
+      struct stat status{};
+      if (fstat(own_fd, &status) != 0) mine.failed = 1;
+      mine.inode = status.st_ino;
+      mine.device = status.st_dev;
       if (!memory->Map(own_fd, bytes).ok()) mine.failed = 1;
     }
   }
@@ -124,9 +137,7 @@ Status GroupMemory::Create(const ddl_transport& transport, const std::vector<int
   }
   const Card& lead = cards[static_cast<size_t>(leader)];
   if (memory->base_ == nullptr && lead.fd >= 0) {
-    char path[64];
-    std::snprintf(path, sizeof path, "/proc/%d/fd/%d", static_cast<int>(lead.pid), static_cast<int>(lead.fd));
-    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    const int fd = OpenMemfdOf(lead);
     if (fd < 0 || !memory->Map(fd, bytes).ok()) mine.failed = 1;
     if (fd >= 0) close(fd);
   } else if (memory->base_ == nullptr) {
@@ -145,7 +156,8 @@ Status GroupMemory::Create(const ddl_transport& transport, const std::vector<int
     mine.failed = 0;
     Status reason;
     if (rank == leader) {
-      const std::string name = RandomName();
+      RemoveStaleSharedMemory();
+      const std::string name = NewSharedMemoryName();
       const int fd = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
       if (fd >= 0) std::memcpy(mine.name, name.c_str(), name.size() + 1);
       // posix_fallocate, unlike ftruncate, fails now rather than with SIGBUS later when /dev/shm is too small.
