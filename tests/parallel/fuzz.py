@@ -4,10 +4,10 @@
     keras-ddl run -np 4 python tests/parallel/fuzz.py --seed 17 --first-round 12 --rounds 1     # what a failure prints
 
 A round is a plan that every rank draws from (seed, round): some dozen calls of random kind, dtype, op, count, name and
-root, now and then one in which a rank deviates. The ranks then run the plan in one of three ways: in order on the main
-thread; dealt out to a few threads; or every call on a thread of its own, started in an order of each rank's own. Before
-some calls a rank sleeps. Every result is compared with NumPy's; every deviation must raise on every rank, with one
-text.
+root, over all ranks or within a row or a column of them, now and then one in which a rank deviates. The ranks then run
+the plan in one of three ways: in order on the main thread; dealt out to a few threads; or every call on a thread of its
+own, started in an order of each rank's own. Before some calls a rank sleeps. Every result is compared with NumPy's;
+every deviation must raise on every rank, with one text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -36,18 +36,19 @@ DEVIATIONS = ("count", "dtype", "op", "root", "kind")
 
 @dataclass(frozen=True)
 class Call:
-    """One collective of a plan, the same on all ranks."""
+    """One collective of a plan, the same on all ranks; each row or column has one of its own."""
 
+    group: int  # 0: all ranks, 1: rows, 2: columns
     kind: str
     name: str
     dtype: str
     op: str
     count: int
-    root: int
+    root: int  # modulo the size of the group, as is `deviant`
     seed: int
     thread: int
     deviation: str  # "" for none
-    deviant: int  # the rank that deviates
+    deviant: int
 
     def inputs(self, size: int) -> list[np.ndarray]:
         """Each rank's array: small integers, so that every result is exact in every dtype and order."""
@@ -71,6 +72,7 @@ def make_plan(seed: int, number: int, size: int, kinds: tuple[str, ...], threads
         deviation = str(rng.choice(DEVIATIONS)) if rng.random() < 0.08 and size > 1 else ""
         plan.append(
             Call(
+                group=int(rng.choice(3, p=[0.5, 0.25, 0.25])),
                 kind=kind,
                 name=name,
                 dtype=str(rng.choice(DTYPES)),
@@ -105,13 +107,17 @@ def _can_deviate(kind: str, deviation: str) -> bool:
 
 
 class Runner:
-    """Runs calls on this rank, over the world."""
+    """Runs calls within one group of this rank."""
 
-    def __init__(self) -> None:
-        self.rank, self.size = keras_ddl.rank(), keras_ddl.size()
+    def __init__(self, comm: keras_ddl.Communicator | None) -> None:
+        self.comm = comm
+        self.rank, self.size = (comm or keras_ddl.topology()).rank, (comm or keras_ddl.topology()).size
 
     def check(self, call: Call) -> str:
         """Runs one call and compares; returns the text of a mismatch that was planned."""
+        call = replace(call, root=call.root % self.size, deviant=call.deviant % self.size)
+        if self.size == 1:
+            call = replace(call, deviation="")
         if not call.deviation:
             self._check_values(call)
             return ""
@@ -129,7 +135,7 @@ class Runner:
             "root": {"root": (call.root + 1) % self.size},
             "kind": {"kind": "broadcast" if call.kind == "all_reduce" else "all_reduce"},
         }
-        return Call(**{**call.__dict__, **changes[call.deviation]})
+        return replace(call, **changes[call.deviation])
 
     def _check_values(self, call: Call) -> None:
         actual = self._run(call)
@@ -172,39 +178,40 @@ class Runner:
 
     def _call(self, call: Call, array: np.ndarray) -> Any:
         if call.kind == "barrier":
-            return communicator.barrier(call.name)
+            return communicator.barrier(call.name, comm=self.comm)
         if call.kind == "all_gather_object":
-            return communicator.all_gather_object((self.rank, call.seed), call.name)
+            return communicator.all_gather_object((self.rank, call.seed), call.name, comm=self.comm)
         if call.kind == "broadcast_array":
-            return [communicator.broadcast_array(array, call.root, call.name)]
+            return [communicator.broadcast_array(array, call.root, call.name, comm=self.comm)]
         if call.kind == "all_reduce_array":
-            return [communicator.all_reduce_array(array, call.op, call.name)]
+            return [communicator.all_reduce_array(array, call.op, call.name, comm=self.comm)]
         if call.kind == "all_reduce_in_place":
-            return [communicator.all_reduce_array(array, call.op, call.name, out=array)]
+            return [communicator.all_reduce_array(array, call.op, call.name, out=array, comm=self.comm)]
         from keras_ddl import ops
         from keras_ddl._tf_compat import tf
 
         tensor = tf.constant(array)
+        common = {"name": call.name, "comm": self.comm}
         if call.kind == "all_reduce":
-            results = [ops.all_reduce(tensor, op=call.op, name=call.name)]
+            results = [ops.all_reduce(tensor, op=call.op, **common)]
         elif call.kind == "all_reduce_n":
-            results = ops.all_reduce_n([tensor, tensor[:3]], op=call.op, name=call.name)
+            results = ops.all_reduce_n([tensor, tensor[:3]], op=call.op, **common)
         elif call.kind == "reduce_scatter":
-            results = [ops.reduce_scatter(tensor, op=call.op, name=call.name)]
+            results = [ops.reduce_scatter(tensor, op=call.op, **common)]
         elif call.kind == "broadcast":
-            results = [ops.broadcast(tensor, call.root, name=call.name)]
+            results = [ops.broadcast(tensor, call.root, **common)]
         else:
-            results = [ops.all_gather(tensor[: self._rows(call, self.rank)], name=call.name)]
+            results = [ops.all_gather(tensor[: self._rows(call, self.rank)], **common)]
         return [result.numpy() for result in results]
 
 
-def run_round(runner: Runner, seed: int, number: int, kinds: tuple[str, ...]) -> int:
+def run_round(runners: list[Runner], seed: int, number: int, kinds: tuple[str, ...]) -> int:
     """Runs one plan; returns its number of calls."""
     rng = np.random.default_rng([seed, number, 1])
     style = str(rng.choice(["in order", "threads", "shuffled"]))
     threads = {"in order": 1, "threads": int(rng.integers(2, 6)), "shuffled": 1}[style]
-    plan = make_plan(seed, number, runner.size, kinds, threads)
-    mine = np.random.default_rng([seed, number, 2, runner.rank])  # what each rank does in its own way
+    plan = make_plan(seed, number, runners[0].size, kinds, threads)
+    mine = np.random.default_rng([seed, number, 2, runners[0].rank])  # what each rank does in its own way
     delays = np.where(mine.random(len(plan)) < 0.1, mine.random(len(plan)) * 0.003, 0.0)
 
     def run(indices: list[int]) -> list[tuple[int, str]]:
@@ -213,7 +220,7 @@ def run_round(runner: Runner, seed: int, number: int, kinds: tuple[str, ...]) ->
             if delays[index]:
                 time.sleep(delays[index])
             try:
-                texts.append((index, runner.check(plan[index])))
+                texts.append((index, runners[plan[index].group].check(plan[index])))
             except Exception as error:
                 raise AssertionError(f"{style}, call {index}: {plan[index]}: {error}") from error
         return texts
@@ -224,15 +231,17 @@ def run_round(runner: Runner, seed: int, number: int, kinds: tuple[str, ...]) ->
         parts = [[index for index, call in enumerate(plan) if call.thread == thread] for thread in range(threads)]
         if style == "shuffled":
             # Calls of one name stay in order, on one thread; all others go anywhere.
-            by_name: dict[str, list[int]] = {}
+            by_name: dict[tuple[int, str], list[int]] = {}
             for index, call in enumerate(plan):
-                by_name.setdefault(call.name, []).append(index)
+                by_name.setdefault((call.group, call.name), []).append(index)
             parts = list(by_name.values())
             mine.shuffle(parts)
         with ThreadPoolExecutor(max(1, len(parts))) as pool:
             texts = [text for part in pool.map(run, parts) for text in part]
-    everyone = communicator.all_gather_object(sorted(texts), name="fuzz/messages")
-    assert all(other == everyone[0] for other in everyone), f"the messages differ between ranks: {everyone}"
+    for group, runner in enumerate(runners):
+        mine_here = sorted(text for text in texts if plan[text[0]].group == group)
+        everyone = communicator.all_gather_object(mine_here, name="fuzz/messages", comm=runner.comm)
+        assert all(other == everyone[0] for other in everyone), f"the messages differ between ranks: {everyone}"
     return len(plan)
 
 
@@ -249,10 +258,13 @@ def main(arguments: list[str] | None = None) -> None:
     start = time.monotonic()
     seed = communicator.broadcast_object(options.seed if options.seed is not None else time.time_ns() % 1_000_000)
     kinds = ARRAY_KINDS if options.no_tensorflow else ARRAY_KINDS + TENSOR_KINDS
-    runner, number, calls = Runner(), options.first_round, 0
+    width = max(1, keras_ddl.size() // 2)
+    row, column = keras_ddl.rank() // width, keras_ddl.rank() % width
+    comms = [None, keras_ddl.split(row, name="row"), keras_ddl.split(column, key=-row, name="column")]
+    runners, number, calls = [Runner(comm) for comm in comms], options.first_round, 0
     while True:
         try:
-            calls += run_round(runner, seed, number, kinds)
+            calls += run_round(runners, seed, number, kinds)
         except BaseException:
             print(
                 f"fuzz: rank {keras_ddl.rank()} of {keras_ddl.size()} failed in round {number}. Run it again with\n"

@@ -2,7 +2,7 @@
 //
 // A communicator is one rank's end of a group of ranks. It owns one communication thread, on which every collective
 // runs. Ranks are processes in production and may be threads of one process in tests: nothing here is global except
-// the world communicator, which bindings (native/tf) look up.
+// the list of published communicators, in which bindings (native/tf) look them up.
 //
 // Contract of every collective: all ranks submit a request of the same `name`; the order of submission may differ
 // between ranks and threads. Requests are matched by name (several under one name: first in, first matched). Kind,
