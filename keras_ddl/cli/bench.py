@@ -44,7 +44,8 @@ def _sized(text: str) -> dict[str, object]:
 @click.option("-d", "--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, help="Elements.")
 @click.option("-o", "--op", type=click.Choice(_OPS), default="sum", show_default=True, help="Reduction.")
 @click.option("-n", "--iters", type=click.IntRange(min=1), default=20, show_default=True, help="Calls per size.")
-@click.option("-w", "--warmup", type=click.IntRange(min=0), default=5, show_default=True, help="Calls before them.")
+@click.option("-w", "--warmup", type=click.IntRange(min=0), default=25, show_default=True,
+              help="Calls before them; in the first 25 the engine tries its schemes.")  # fmt: skip
 @click.option("-c/-C", "--check/--no-check", default=True, show_default=True, help="Compare results with NumPy's.")
 @click.option("--mpi/--no-mpi", default=True, show_default=True, help="Measure MPI_Allreduce too.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write the figures to this file too.")
