@@ -12,32 +12,33 @@ from typing import Any
 
 from keras_ddl import config, ops
 from keras_ddl._tf_compat import tf
+from keras_ddl.bucket_size import BucketSize
 
 
 def plan_buckets(
     sizes: Sequence[int],
     dtypes: Sequence[str],
     *,
-    bucket_bytes: int | None = None,
+    bucket_bytes: int,
     first_bucket_bytes: int | None = None,
 ) -> list[list[int]]:
     """Groups tensors into buckets.
 
     Backward makes the last tensors first, so buckets are filled from the end of the list. Tensors of another dtype go
-    into buckets of their own: a collective has one dtype. Only a bucket of one tensor may exceed the bound.
+    into buckets of their own: a collective has one dtype. A bucket may exceed the bound by its last tensor if it held
+    less than a quarter of the bound before: biases and the like are not worth a collective of their own.
 
     Args:
         sizes: bytes of each tensor, in the order of the model's variables.
         dtypes: name of the dtype of each tensor.
-        bucket_bytes: bound on the bytes of a bucket; KERAS_DDL_BUCKET_BYTES by default.
+        bucket_bytes: bound on the bytes of a bucket.
         first_bucket_bytes: bound on the first bucket of each dtype, which is small so that communication starts
             early; KERAS_DDL_FIRST_BUCKET_BYTES by default, and never more than bucket_bytes.
     Returns: the buckets in the order they are to be submitted; each a list of positions in `sizes`. Together they
         hold every position once.
     """
-    bound = config.get("BUCKET_BYTES") if bucket_bytes is None else bucket_bytes
     first_bound = config.get("FIRST_BUCKET_BYTES") if first_bucket_bytes is None else first_bucket_bytes
-    first_bound = min(first_bound, bound)
+    first_bound = min(first_bound, bucket_bytes)
 
     buckets: list[list[int]] = []
     open_bucket: dict[str, int] = {}  # dtype -> index of the bucket that still takes tensors
@@ -46,8 +47,9 @@ def plan_buckets(
     for position in reversed(range(len(sizes))):
         dtype = dtypes[position]
         index = open_bucket.get(dtype)
-        if index is None or filled[index] + sizes[position] > limit[index]:
-            limit[len(buckets)] = first_bound if index is None else bound
+        full = index is not None and filled[index] + sizes[position] > limit[index]
+        if index is None or (full and filled[index] * 4 >= limit[index]):
+            limit[len(buckets)] = first_bound if index is None else bucket_bytes
             index = open_bucket[dtype] = len(buckets)
             buckets.append([])
             filled[index] = 0
@@ -57,7 +59,7 @@ def plan_buckets(
     return sorted(buckets, key=lambda bucket: -min(bucket))
 
 
-def all_reduce_in_buckets(tensors: Sequence[Any], *, op: str = "sum", name: str, bucket_bytes: int | None = None):
+def all_reduce_in_buckets(tensors: Sequence[Any], *, op: str = "sum", name: str, bucket_size: BucketSize):
     """Reduces a list of gradients over all ranks, bucket by bucket.
 
     Args:
@@ -65,7 +67,7 @@ def all_reduce_in_buckets(tensors: Sequence[Any], *, op: str = "sum", name: str,
             all ranks (IndexedSlices may hold another number of rows on each rank).
         op: as in `ops.all_reduce_n`; IndexedSlices take "sum" and "mean".
         name: of the gradients; appears in error messages.
-        bucket_bytes: see `plan_buckets`.
+        bucket_size: of `bucket_size.agree`.
     Returns: the reduced tensors in the same order. IndexedSlices stay so: the ranks' rows one after another, which is
         what one process would have computed from the whole batch; adding duplicate rows up here would change
         optimizers that are not linear in the gradient (Adam).
@@ -81,7 +83,8 @@ def all_reduce_in_buckets(tensors: Sequence[Any], *, op: str = "sum", name: str,
     # An unknown dimension (never in gradients of variables) counts as 1: the plan must not depend on the batch.
     sizes = [tensors[i].dtype.size * _static_elements(tensors[i].shape) for i in dense]
     dtypes = [tensors[i].dtype.name for i in dense]
-    for number, bucket in enumerate(plan_buckets(sizes, dtypes, bucket_bytes=bucket_bytes)):
+    plan = plan_buckets(sizes, dtypes, bucket_bytes=bucket_size.bound(sum(sizes)))
+    for number, bucket in enumerate(plan):
         positions = [dense[i] for i in bucket]
         reduced = ops.all_reduce_n([tensors[i] for i in positions], op=op, name=f"{name}/bucket_{number}")
         for position, tensor in zip(positions, reduced):

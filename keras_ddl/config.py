@@ -58,6 +58,13 @@ def _bytes(text: str) -> int:
     return value
 
 
+def _bytes_or_auto(text: str) -> int | str:
+    try:
+        return text if text == "auto" else _bytes(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or 'auto'") from None
+
+
 def _parse(kind: Callable[[str], Any], text: str, rule: str) -> Any:
     try:
         return kind(text)
@@ -70,6 +77,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "path": os.path.expanduser,
     "seconds": _seconds,
     "bytes": _bytes,
+    "bytes or auto": _bytes_or_auto,
     "isa": _isa,
     "kernels": _kernels,
 }
@@ -98,9 +106,10 @@ _TABLE = (
     Variable("STAGING_BYTES", "bytes", 64 << 20, "Bound on the shared memory through which one host's ranks reduce."),
     Variable(
         "BUCKET_BYTES",
-        "bytes",
-        25 << 20,
-        "Gradients sent as one collective: large enough for full bandwidth, small enough to overlap with backward.",
+        "bytes or auto",
+        "auto",
+        "Gradients sent as one collective: large enough for full bandwidth, small enough to overlap with backward. "
+        "'auto' measures when the first Strategy is made; a number is taken as it is.",
     ),
     Variable("FIRST_BUCKET_BYTES", "bytes", 1 << 20, "The first bucket is small, so that communication starts early."),
     Variable(

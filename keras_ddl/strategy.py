@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl import _keras_compat, communicator, ops, strategy_agreement
+from keras_ddl import _keras_compat, bucket_size, communicator, ops, strategy_agreement
 from keras_ddl._tf_compat import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy_extended import DdlExtended
@@ -25,7 +25,8 @@ class Strategy(tf.distribute.Strategy):
 
     Args:
         mode: as in `keras_ddl.init`, which this calls.
-        bucket_bytes: bound on the gradients sent as one collective; KERAS_DDL_BUCKET_BYTES by default.
+        bucket_bytes: bound on the gradients sent as one collective, or "auto" to measure what fits this job;
+            KERAS_DDL_BUCKET_BYTES by default, and "auto" without it.
         seed: sets all random seeds as keras.utils.set_random_seed does. Default: those the script has set, if all
             ranks have set the same ones, else rank 0's.
     Raises:
@@ -35,19 +36,21 @@ class Strategy(tf.distribute.Strategy):
 
     is_keras_ddl = True  # how _keras_compat knows it without importing this module
 
-    def __init__(self, mode: str | None = None, *, bucket_bytes: int | None = None, seed: int | None = None) -> None:
+    def __init__(
+        self, mode: str | None = None, *, bucket_bytes: int | str | None = None, seed: int | None = None
+    ) -> None:
         topology = communicator.init(mode)
         self._check_no_other_scope(topology.rank)
-        if bucket_bytes is not None and bucket_bytes < 1:
+        if bucket_bytes not in (None, bucket_size.AUTO) and (not isinstance(bucket_bytes, int) or bucket_bytes < 1):
             raise ConfigError(
-                f"Strategy: bucket_bytes must be 1 or more. Received: bucket_bytes={bucket_bytes!r} "
+                f"Strategy: bucket_bytes must be 1 or more, or 'auto'. Received: bucket_bytes={bucket_bytes!r} "
                 f"(rank {topology.rank}). Leave it out for KERAS_DDL_BUCKET_BYTES."
             )
         _keras_compat.install()
         self.rank, self.size = topology.rank, topology.size
         self.random_state = strategy_agreement.RandomState(self.rank, self.size, seed)
         device = _choose_device(communicator.local_rank())
-        super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_bytes))
+        super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
         _keras_compat.strategies.add(self)
 
     def __repr__(self) -> str:

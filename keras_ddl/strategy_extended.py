@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_ddl import _keras_compat, _tf_compat, bucket, communicator, data, ops
 from keras_ddl._tf_compat import tf
+from keras_ddl.bucket_size import BucketSize
 from keras_ddl.strategy_share import RowShare
 
 # Ranks' random streams differ by a multiple of this (odd, so all multiples differ; the golden ratio times 2**31, so
@@ -46,12 +47,12 @@ def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:
 class DdlExtended(_tf_compat.StrategyExtendedV1):
     """The hooks. See tf.distribute.StrategyExtended for what each is asked."""
 
-    def __init__(self, container: tf.distribute.Strategy, rank: int, size: int, device: str, bucket_bytes: int | None):
+    def __init__(self, container: tf.distribute.Strategy, rank: int, size: int, device: str, bucket_size: BucketSize):
         super().__init__(container)
         self.rank = rank
         self.size = size
         self.device = device
-        self.bucket_bytes = bucket_bytes
+        self.bucket_size = bucket_size
         self.share = RowShare(size)
         self.agrees_on_variables = True  # False while callbacks run, which may do so on one rank
         self.counts_rows = True  # False while predict runs: it has no loss to scale
@@ -189,7 +190,7 @@ class DdlExtended(_tf_compat.StrategyExtendedV1):
     # ---- collectives
     def _all_reduce(self, reduce_op: tf.distribute.ReduceOp, values: list[Any], name: str) -> list[Any]:
         op = "mean" if reduce_op == tf.distribute.ReduceOp.MEAN else "sum"
-        return bucket.all_reduce_in_buckets(values, op=op, name=name, bucket_bytes=self.bucket_bytes)
+        return bucket.all_reduce_in_buckets(values, op=op, name=name, bucket_size=self.bucket_size)
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         flat = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in tf.nest.flatten(value)]

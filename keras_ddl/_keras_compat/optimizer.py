@@ -129,7 +129,7 @@ def _sum_over_ranks(optimizer: Any, grads: Sequence[Any], strategy: Any) -> list
         [_dense_or_slices(grads[i]) for i in present],
         op="sum",
         name=f"{_keras_compat.plain_name(optimizer.name)}/gradients",
-        bucket_bytes=strategy.extended.bucket_bytes,
+        bucket_size=strategy.extended.bucket_size,
     )
     for i, grad in zip(present, summed):
         result[i] = grad

@@ -1,5 +1,8 @@
 """predict, evaluate, single batches, custom loops, data of one rank, random streams. Run by test_strategy.py."""
 
+import os
+import time
+
 import numpy as np
 
 import keras_ddl
@@ -359,6 +362,29 @@ def check_mixed_precision_takes_one_scale():
     assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**14
     np.testing.assert_array_equal(before[0], model.get_weights()[0])
     check_equal_on_all_ranks(model)
+
+
+def check_bucket_size_is_agreed_and_measured_once():
+    """Ranks of different settings and different clocks plan the same buckets."""
+    from keras_ddl import bucket_size
+
+    before = dict(os.environ)
+    os.environ["KERAS_DDL_BUCKET_BYTES"] = "auto" if RANK == 0 else str(1000 + RANK)
+    try:
+        measured = bucket_size.agree()
+        assert measured.measured and measured.bytes in bucket_size.SIZES
+        assert set(keras_ddl.all_gather_object(measured, name="test/sizes")) == {measured}
+        measure, bucket_size.measure = bucket_size.measure, None
+        try:
+            assert bucket_size.agree("auto") == measured
+        finally:
+            bucket_size.measure = measure
+        assert bucket_size.agree(12345) == (12345, False)
+        times = bucket_size.measure(clock=lambda: time.perf_counter() * (RANK + 1))
+        assert set(keras_ddl.all_gather_object(tuple(times.items()), name="test/times")) == {tuple(times.items())}
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def check_buckets_can_overlap_with_backward():

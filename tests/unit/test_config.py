@@ -23,6 +23,8 @@ def test_get_returns_the_typed_value(monkeypatch):
     monkeypatch.setenv("KERAS_DDL_RUN_DIR", "~/run")
     assert config.get("DEADLINE_SECONDS") == 2.5
     assert config.get("BUCKET_BYTES") == 4096
+    monkeypatch.setenv("KERAS_DDL_BUCKET_BYTES", "auto")
+    assert config.get("BUCKET_BYTES") == "auto"
     assert not config.get("RUN_DIR").startswith("~")
 
 

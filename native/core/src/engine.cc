@@ -122,7 +122,7 @@ void Engine::Submit(const ddl_request& from) {
 void Engine::Loop() {
   on_communication_thread = true;
   pthread_setname_np(pthread_self(), "keras_ddl");
-  PreferShortSlices();
+  RunSoonAfterWaking();
   prctl(PR_SET_TIMERSLACK, 1000UL);  // sleeps of 50 us are meant as such (the default slack is 50 us)
   while (!stop_) {
     // Read before looking for work: what arrives later changes it, and Idle returns at once.

@@ -14,7 +14,11 @@ double Now() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-void PreferShortSlices() {
+void RunSoonAfterWaking() {
+  if (sched_getscheduler(0) != SCHED_OTHER) return;  // a policy that somebody chose on purpose
+  constexpr int kNice = -10;
+  // Where that is not allowed (RLIMIT_NICE), nothing changes.
+  if (getpriority(PRIO_PROCESS, 0) > kNice) setpriority(PRIO_PROCESS, 0, kNice);
 #ifdef SYS_sched_setattr
   constexpr uint64_t kSliceNs = 100'000;  // the least that the kernel takes
   // struct sched_attr of linux/sched/types.h, which clashes with glibc's headers of some versions.
@@ -28,7 +32,6 @@ void PreferShortSlices() {
     uint64_t deadline_ns;
     uint64_t period_ns;
   } attributes{sizeof attributes, 0, 0, getpriority(PRIO_PROCESS, 0), 0, kSliceNs, 0, 0};
-  if (sched_getscheduler(0) != 0) return;  // a policy that somebody chose on purpose
   syscall(SYS_sched_setattr, 0, &attributes, 0U);
 #endif
 }
