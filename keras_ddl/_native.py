@@ -369,7 +369,7 @@ class Communicator:
             if code:
                 text = core().ddl_work_message(work).decode(errors="replace") + self._note
                 if self._closed and code == _FAILED_PRECONDITION:
-                    raise errors.NotInitializedError(f"'{name}': {text}.")
+                    raise errors.NotInitializedError(f"'{request.name.decode()}': {text}.")
                 raise errors.from_code(code, text)
             return self._gathered(work) if kind == ALL_GATHER else result
         finally:

@@ -82,6 +82,29 @@ TEST(ShutdownTest, OfAHeldCommunicatorIsAnErrorToWhatComesLater) {
   ddl_release(held);
 }
 
+TEST(PublishTest, EveryCommunicatorIsFoundByItsOwnNumberAlone) {
+  const int32_t group = 0;
+  ddl_options options{};
+  options.abi_version = DDL_ABI_VERSION;
+  options.group = &group;
+  char error[1024] = "";
+  const int64_t ids[] = {DDL_WORLD, 7, int64_t{1} << 62};
+  ddl_comm* comms[3] = {};
+  for (int i = 0; i < 3; ++i) {
+    comms[i] = ddl_create(nullptr, &options, error, sizeof error);
+    ASSERT_NE(comms[i], nullptr) << error;
+    EXPECT_EQ(ddl_find(ids[i]), nullptr);
+    ddl_publish(ids[i], comms[i]);
+  }
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(ddl_find(ids[i]), comms[i]);
+    ddl_publish(ids[i], nullptr);
+    EXPECT_EQ(ddl_find(ids[i]), nullptr);
+    ddl_destroy(comms[i]);
+    ddl_release(comms[i]);
+  }
+}
+
 TEST(JanitorTest, RemovesWhatDeadProcessesLeft) {
   char pattern[] = "/tmp/keras_ddl_janitor_XXXXXX";
   const std::string folder = mkdtemp(pattern);

@@ -63,6 +63,22 @@ def test_names_in_nested_functions_do_not_depend_on_the_caller():
     assert traced(outer, tf.constant(1.0)) == direct
 
 
+def test_names_of_each_communicator_are_counted_apart():
+    def step(found, x, with_others):
+        found(_op_names.resolve(None, "all_reduce"))
+        if with_others:
+            others.append([_op_names.resolve(None, "all_reduce", "row/", number) for number in (5, 5, 6)])
+        found(_op_names.resolve(None, "all_reduce"))
+        return x
+
+    others: list[list[str]] = []
+    for_some = traced(lambda found, x: step(found, x, True), tf.constant(1.0))
+    assert [name.rpartition("/")[2] for name in for_some] == ["all_reduce", "all_reduce_1"]
+    first, second, other = others[0]
+    assert first == other != second, "each communicator has its first"
+    assert all(name.startswith("row/") for name in others[0])
+
+
 def test_derived_names_stay_within_what_the_core_takes():
     assert _op_names.derived("loss", "grad") == "loss/grad"
     assert _op_names.derived(_op_names.EAGER, "grad") == _op_names.EAGER

@@ -1,7 +1,7 @@
 import pytest
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.topology import make_topology, parse_mode
+from keras_ddl.topology import make_topology, parse_mode, part_of
 
 
 def test_mode_p_groups_ranks_by_host():
@@ -61,3 +61,22 @@ def test_local_rank_follows_the_host_in_a_forced_mode():
     assert [place.local_rank for place in places] == [0, 1, 2, 3]
     assert {place.local_size for place in places} == {4}
     assert {place.num_hosts for place in places} == {1}
+
+
+def test_part_of_keeps_hosts_and_shared_memory_and_counts_anew():
+    whole = make_topology(5, ["a", "a", "b", "b", "c", "c"])
+    part = part_of(whole, [5, 1, 4, 3])
+    assert (part.rank, part.size) == (0, 4)
+    assert part.hosts == (0, 1, 0, 2)
+    assert part.group == (0, 1, 0, 3)
+    assert part.dims == (), "hosts with two, one and one ranks are no box"
+    assert (part.local_rank, part.local_size, part.num_hosts) == (0, 2, 3)
+    assert part_of(whole, [1, 3, 5]).dims == (1, 3)
+    assert part_of(whole, [0, 1, 4, 5]).dims == (2, 2)
+
+
+def test_part_of_a_forced_box_shares_no_more_memory_than_the_box():
+    whole = make_topology(2, ["a"] * 4, "x:2x2")
+    assert part_of(whole, [1, 2]).group == (0, 1)
+    assert part_of(whole, [2, 3]).group == (0, 0)
+    assert part_of(part_of(whole, [3, 2, 1]), [1, 0]).group == (0, 0)
