@@ -82,7 +82,7 @@ class _Transport(Structure):
         ("rank", c_int),
         ("size", c_int),
         ("self", c_void_p),
-        ("functions", c_void_p * 9),
+        ("functions", c_void_p * 10),
     )
 
 
@@ -90,6 +90,8 @@ class _Options(Structure):
     _fields_ = (
         ("abi_version", c_uint32),
         ("group", POINTER(c_int32)),
+        ("outer", POINTER(c_int32)),
+        ("num_outer", c_uint32),
         ("staging_bytes", c_uint64),
         ("warn_after_s", c_double),
         ("deadline_s", c_double),
@@ -203,6 +205,7 @@ class Communicator:
         self,
         transport: _Transport | None,
         group: Sequence[int],
+        outer: Sequence[int] = (),
         *,
         staging_bytes: int,
         warn_after_seconds: float,
@@ -215,6 +218,8 @@ class Communicator:
 
         `id`: by which ops find it, equal on all its ranks. `note`: added to the messages of its errors.
 
+        `outer`: the box that the groups form in the order of their leaders, fastest dimension first; (): one dimension.
+
         Raises:
             CollectiveError: the ranks could not meet.
         """
@@ -223,6 +228,8 @@ class Communicator:
         options = _Options(
             abi_version=ABI_VERSION,
             group=(c_int32 * len(group))(*group),
+            outer=(c_int32 * len(outer))(*outer),
+            num_outer=len(outer),
             staging_bytes=staging_bytes,
             warn_after_s=warn_after_seconds,
             deadline_s=deadline_seconds,

@@ -67,7 +67,7 @@ def init(mode: str | None = None) -> Topology:
             _warn_if_alone_by_mistake()
             _error_report.install(0, abort=None)
             place, transport = make_topology(0, [_environment.host_key()], mode), None
-        native = _native.Communicator(transport, place.group, **group.settings())
+        native = _native.Communicator(transport, place.group, place.dims[1:], **group.settings())
         _state.world = Communicator(native, place, "world", tuple(range(place.size)), _native.WORLD)
         if config.get("TIMELINE"):
             from keras_ddl import timeline

@@ -118,7 +118,7 @@ class Communicator:
             f" (Ranks of communicator {label!r}, in which 0 to {len(ranks) - 1} are ranks "
             f"{', '.join(map(str, world_ranks))} of all.)"
         )
-        native = _native.Communicator(transport, place.group, **settings(), id=number, note=note)
+        native = _native.Communicator(transport, place.group, place.dims[1:], **settings(), id=number, note=note)
         made = Communicator(native, place, label, world_ranks, number)
         with _lock:
             _open[number] = made

@@ -21,6 +21,9 @@ constexpr size_t kPieceBytes = size_t{1} << 30;
 // How long `destroy` lets operations that nobody waits for any more come to an end.
 constexpr double kDrainSeconds = 0.2;
 
+// How long one operation that is given up may take to end.
+constexpr double kCancelSeconds = 0.02;
+
 struct Operation {
   bool receives = false;
   size_t index = 0;  // in Transport::operations_
@@ -46,6 +49,7 @@ class Transport {
   static int Isend(void* self, int peer, int tag, const void* buffer, size_t bytes, void** operation);
   static int Irecv(void* self, int peer, int tag, void* buffer, size_t bytes, void** operation);
   static int Test(void* self, void** operation, int* finished);
+  static int Cancel(void* self, void** operation);
   static int Probe(void* self, int tag, int* peer, size_t* bytes);
   static int PlainAllReduce(void* self, const void* in, void* out, uint64_t count, uint32_t dtype, uint32_t op);
   static const char* LastError(void* self) { return Of(self)->error_.c_str(); }
@@ -57,6 +61,7 @@ class Transport {
   // Starts the requests of one message; `start` makes the request of the piece [at, at + length).
   template <typename Start>
   int StartPieces(bool receives, int peer, size_t bytes, void** operation, Start start);
+  static void CancelPieces(Operation* operation);
   static int TestPieces(Operation* operation, int* finished);
   void Forget(Operation* operation);
   // Cancels receives and gives sends a moment: after a failure nobody has waited for them.
@@ -157,14 +162,35 @@ int Transport::Test(void* self, void** operation, int* finished) {
   return DDL_OK;
 }
 
-void Transport::Drain() {
-  for (Operation* operation : operations_) {
-    if (!operation->receives) continue;
-    if (operation->first != MPI_REQUEST_NULL) MPI_Cancel(&operation->first);
-    for (MPI_Request& request : operation->rest) {
-      if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);
-    }
+// Sends are not cancelled: MPI has deprecated it, and Open MPI does nothing.
+void Transport::CancelPieces(Operation* operation) {
+  if (!operation->receives) return;
+  if (operation->first != MPI_REQUEST_NULL) MPI_Cancel(&operation->first);
+  for (MPI_Request& request : operation->rest) {
+    if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);
   }
+}
+
+int Transport::Cancel(void* self, void** operation) {
+  Transport* const t = Of(self);
+  Operation* const cancelled = static_cast<Operation*>(*operation);
+  CancelPieces(cancelled);
+  const double end = MPI_Wtime() + kCancelSeconds;
+  do {
+    int finished = 0;
+    const int code = TestPieces(cancelled, &finished);
+    if (code != MPI_SUCCESS) return t->Fail(code, "MPI_Cancel", -1, 1 + cancelled->rest.size(), "requests");
+    if (finished) {
+      t->Forget(cancelled);
+      *operation = nullptr;
+      return DDL_OK;
+    }
+  } while (MPI_Wtime() < end);
+  return DDL_DEADLINE_EXCEEDED;
+}
+
+void Transport::Drain() {
+  for (Operation* operation : operations_) CancelPieces(operation);
   const double end = MPI_Wtime() + kDrainSeconds;
   while (!operations_.empty() && MPI_Wtime() < end) {
     for (size_t i = operations_.size(); i-- > 0;) {
@@ -241,6 +267,7 @@ int Fill(MPI_Comm comm, int code, const char* call, ddl_transport* out, char* er
   out->isend = &Transport::Isend;
   out->irecv = &Transport::Irecv;
   out->test = &Transport::Test;
+  out->cancel = &Transport::Cancel;
   out->probe = &Transport::Probe;
   out->plain_all_reduce = &Transport::PlainAllReduce;
   out->last_error = &Transport::LastError;

@@ -20,13 +20,6 @@ namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-// Slots of the smallest size, so that small arrays already take several steps.
-RunOptions SmallSlots() {
-  RunOptions options;
-  options.staging_bytes = 1;
-  return options;
-}
-
 void PutNumber(ddl_dtype dtype, Bytes& bytes, size_t i, double value) {
   switch (dtype) {
     case DDL_FLOAT32:
@@ -112,6 +105,17 @@ class CollectivesTest : public testing::TestWithParam<size_t> {
  protected:
   const std::vector<int>& group() const { return Topologies()[GetParam()].group; }
   int size() const { return static_cast<int>(group().size()); }
+  RunOptions LargeSlots() const {
+    RunOptions options;
+    options.outer.assign(Topologies()[GetParam()].outer.begin(), Topologies()[GetParam()].outer.end());
+    return options;
+  }
+  // Slots of the smallest size, so that small arrays already take several steps.
+  RunOptions SmallSlots() const {
+    RunOptions options = LargeSlots();
+    options.staging_bytes = 1;
+    return options;
+  }
   std::vector<size_t> Counts() const {
     return {0, 1, static_cast<size_t>(size()) - 1, 1009, kSanitized ? size_t{9001} : size_t{30011}};
   }
@@ -223,12 +227,15 @@ TEST_P(CollectivesTest, AllReduceOfMoreThanTheStagingMemory) {
   if (kSanitized && size() > 2) GTEST_SKIP() << "too slow under a sanitizer";
   const size_t count = kSanitized ? 2'200'011 : 4'300'011;  // more than one block of the ring between groups
   const Bytes expected = ReducedNumbers(DDL_FLOAT32, DDL_SUM, size(), count);
-  RunRanks(group(), [&](ddl_comm* comm, int rank) {
-    Bytes data = Numbers(DDL_FLOAT32, DDL_SUM, rank, count);
-    const Outcome outcome = Call(DDL_ALL_REDUCE, "large").Buffer(data.data(), data.data(), count).Run(comm);
-    ASSERT_EQ(outcome.code, DDL_OK) << outcome.message;
-    ASSERT_TRUE(data == expected);
-  });
+  RunRanks(
+      group(),
+      [&](ddl_comm* comm, int rank) {
+        Bytes data = Numbers(DDL_FLOAT32, DDL_SUM, rank, count);
+        const Outcome outcome = Call(DDL_ALL_REDUCE, "large").Buffer(data.data(), data.data(), count).Run(comm);
+        ASSERT_EQ(outcome.code, DDL_OK) << outcome.message;
+        ASSERT_TRUE(data == expected);
+      },
+      LargeSlots());
 }
 
 TEST_P(CollectivesTest, AllReduceByMpiAndChecked) {

@@ -45,6 +45,8 @@ void RunRanks(const std::vector<int>& group, const std::function<void(ddl_comm*,
       ddl_options settings{};
       settings.abi_version = DDL_ABI_VERSION;
       settings.group = leaders.data();
+      settings.outer = options.outer.data();
+      settings.num_outer = static_cast<uint32_t>(options.outer.size());
       settings.staging_bytes = options.staging_bytes;
       settings.warn_after_s = options.warn_after_s;
       settings.deadline_s = options.deadline_s;

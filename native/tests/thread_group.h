@@ -18,6 +18,8 @@ struct RunOptions {
   double lost_after_s = 0;
   void (*warn)(void* user, const char* message) = nullptr;
   void* warn_user = nullptr;
+  // The box of the groups, as in ddl_options.
+  std::vector<int32_t> outer = {};
   // Ranks whose communicator is destroyed as soon as their body returns; the others wait for each other first.
   std::set<int> leave_early;
   // Changes the transport of a rank before it is used.

@@ -1,5 +1,6 @@
 #include "thread_transport.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -170,6 +171,26 @@ int Test(void* self, void** operation, int* finished) {
   return code;
 }
 
+int Cancel(void* self, void** operation) {
+  Rank& me = *static_cast<Rank*>(self);
+  const std::lock_guard<std::mutex> lock(me.world->mutex);
+  const auto held = me.operations.find(*operation);
+  if (held == me.operations.end()) return me.Fail("cancel: no such operation");
+  const auto same = [&](const auto& message) { return message.operation == held->second; };
+  for (auto& [key, channel] : me.world->channels) {
+    if (std::get<0>(key) == me.rank) {
+      channel.sends.erase(std::remove_if(channel.sends.begin(), channel.sends.end(), same), channel.sends.end());
+    }
+    if (std::get<1>(key) == me.rank) {
+      channel.receives.erase(std::remove_if(channel.receives.begin(), channel.receives.end(), same),
+                             channel.receives.end());
+    }
+  }
+  me.operations.erase(held);
+  *operation = nullptr;
+  return DDL_OK;
+}
+
 int Probe(void* self, int tag, int* peer, size_t* bytes) {
   Rank& me = *static_cast<Rank*>(self);
   const std::lock_guard<std::mutex> lock(me.world->mutex);
@@ -268,8 +289,8 @@ std::vector<ddl_transport> MakeThreadTransports(int size) {
   const auto world = std::make_shared<World>(size);
   std::vector<ddl_transport> transports;
   for (int r = 0; r < size; ++r) {
-    transports.push_back({DDL_ABI_VERSION, r, size, new Rank{world, r, {}, {}}, AllGather, Isend, Irecv, Test, Probe,
-                          PlainAllReduce, LastError, Share, Destroy});
+    transports.push_back({DDL_ABI_VERSION, r, size, new Rank{world, r, {}, {}}, AllGather, Isend, Irecv, Test, Cancel,
+                          Probe, PlainAllReduce, LastError, Share, Destroy});
   }
   return transports;
 }

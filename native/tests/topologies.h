@@ -9,7 +9,8 @@ namespace ddl_test {
 
 struct Topology {
   const char* name;
-  std::vector<int> group;  // lowest of the ranks that share memory, by rank
+  std::vector<int> group;       // lowest of the ranks that share memory, by rank
+  std::vector<int> outer = {};  // the box of the groups, fastest dimension first; empty: one dimension
   int size() const { return static_cast<int>(group.size()); }
 };
 
@@ -28,6 +29,11 @@ inline const std::vector<Topology>& Topologies() {
       {"8_together", {0, 0, 0, 0, 0, 0, 0, 0}},
       {"8_apart", {0, 1, 2, 3, 4, 5, 6, 7}},
       {"8_as_2x4", {0, 0, 0, 0, 4, 4, 4, 4}},
+      {"5_as_3_2", {0, 0, 0, 3, 3}},
+      {"8_as_2x2x2", {0, 0, 2, 2, 4, 4, 6, 6}, {2, 2}},
+      {"6_as_1x3x2", {0, 1, 2, 3, 4, 5}, {3, 2}},
+      {"8_as_1x2x2x2", {0, 1, 2, 3, 4, 5, 6, 7}, {2, 2, 2}},
+      {"6_as_2_1_2_1_in_racks", {0, 0, 2, 3, 3, 5}, {2, 2}},
   };
   return all;
 }

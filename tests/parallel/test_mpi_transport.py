@@ -32,9 +32,10 @@ def transport_program():
     isend = function(1, c_int, c_int, c_int, c_void_p, c_size_t, c_void_p)
     irecv = function(2, c_int, c_int, c_int, c_void_p, c_size_t, c_void_p)
     test = function(3, c_int, c_void_p, c_void_p)
-    probe = function(4, c_int, c_int, c_void_p, c_void_p)
-    last_error = function(6, c_char_p)
-    destroy = function(8, None)
+    cancel = function(4, c_int, c_void_p)
+    probe = function(5, c_int, c_int, c_void_p, c_void_p)
+    last_error = function(7, c_char_p)
+    destroy = function(9, None)
 
     def start(call, array, tag, to=peer):
         operation = c_void_p()
@@ -98,6 +99,16 @@ def transport_program():
     assert text.startswith(f"rank {rank}: MPI_Isend, peer 99, 9 bytes: "), text
     assert "rank" in text.split(": ", 2)[2]
     finish(start(irecv, into, 66), start(isend, out, 66))
+
+    # A receive that nothing matches can be given up, and its memory is not written by what comes later.
+    given_up, later = np.zeros(9, np.uint8), np.zeros(9, np.uint8)
+    operation = start(irecv, given_up, 71)
+    assert cancel(own, byref(operation)) == 0, last_error(own)
+    assert operation.value is None
+    world.Barrier()
+    finish(start(irecv, later, 71), start(isend, out, 71))
+    assert later.tolist() == list(range(9))
+    assert not given_up.any()
 
     # Leaving with a receive that nothing will match, and with a message that nobody receives.
     start(irecv, into, 77)

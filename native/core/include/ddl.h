@@ -127,6 +127,10 @@ typedef struct ddl_transport {
   int (*irecv)(void* self, int peer, int tag, void* buffer, size_t bytes, void** operation);
   // Sets *finished; a finished operation is freed and *operation becomes NULL.
   int (*test)(void* self, void** operation, int* finished);
+  // Gives an operation up: DDL_OK when it has been taken back or has finished, and its memory is the caller's again;
+  // *operation becomes NULL. Anything else: the transport may use the memory until the process ends, and keeps the
+  // operation. Takes at most some tens of milliseconds.
+  int (*cancel)(void* self, void** operation);
   // Looks for a message of `tag` from any peer; *peer = -1 when there is none.
   int (*probe)(void* self, int tag, int* peer, size_t* bytes);
   // The library's own blocking all-reduce on contiguous memory: the baseline. COLLECTIVE over all ranks.
@@ -144,6 +148,10 @@ typedef struct ddl_options {
   uint32_t abi_version;
   // Rank r shares memory with the ranks whose group is equal: group[r] is the lowest rank among them. `size` entries.
   const int32_t* group;
+  // The box that the groups form, in the order of their leaders: sizes of the outer dimensions, fastest first, e.g.
+  // hosts of a rack, racks. Their product is the number of groups. num_outer 0: one dimension.
+  const int32_t* outer;
+  uint32_t num_outer;
   uint64_t staging_bytes;  // bound on the staging memory of one group; 0: 64 MiB
   double warn_after_s;     // say who is missing after this many seconds; 0: never
   double deadline_s;       // fail a request that is incomplete for this long; 0: never

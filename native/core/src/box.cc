@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <numeric>
 
+#include "control_channel.h"
+
 namespace ddl {
 namespace {
 
-// Bytes of one rank's shard that go around the ring at once; bounds the scratch memory.
-constexpr uint64_t kShardBytes = 8 * 1024 * 1024;
+// Bytes that are broadcast at once; bounds the scratch memory.
+constexpr uint64_t kBroadcastBytes = 8 * 1024 * 1024;
 
 std::vector<std::vector<int>> GroupsOf(const std::vector<int>& group) {
   std::vector<std::vector<int>> groups;
@@ -23,6 +25,12 @@ std::vector<std::vector<int>> GroupsOf(const std::vector<int>& group) {
 
 bool EqualSizes(const std::vector<std::vector<int>>& groups) {
   return std::all_of(groups.begin(), groups.end(), [&](const auto& g) { return g.size() == groups[0].size(); });
+}
+
+size_t SmallestSize(const std::vector<std::vector<int>>& groups) {
+  size_t smallest = groups[0].size();
+  for (const auto& members : groups) smallest = std::min(smallest, members.size());
+  return smallest;
 }
 
 int IndexOf(const std::vector<std::vector<int>>& groups, int rank) {
@@ -47,25 +55,39 @@ std::vector<int> AllRanks(int size) {
 
 }  // namespace
 
-Box::Box(const ddl_transport& transport, GroupMemory& memory, Waiter& waiter, const std::vector<int>& group)
+Box::Box(const ddl_transport& transport, GroupMemory& memory, Waiter& waiter, const std::vector<int>& group,
+         const std::vector<int>& outer)
     : transport_(transport),
       waiter_(waiter),
       pipeline_(memory, waiter),
       groups_(GroupsOf(group)),
       group_(IndexOf(groups_, transport.rank)),
       even_(EqualSizes(groups_)),
+      outer_(outer.empty() ? std::vector<int>{static_cast<int>(groups_.size())} : outer),
+      num_shards_(SmallestSize(groups_)),
       cross_(transport, waiter, CrossRanks(groups_, memory.local_rank()), group_),
-      flat_(transport, waiter, AllRanks(transport.size), transport.rank) {}
-
-char* Box::Scratch(uint64_t bytes) {
-  if (scratch_.size() < bytes) scratch_.resize(bytes);
-  return scratch_.data();
+      flat_(transport, waiter, AllRanks(transport.size), transport.rank) {
+  const auto local = static_cast<size_t>(memory.local_rank());
+  if (one_group() || local >= num_shards_) return;
+  std::vector<RingPlace> places;
+  int stride = 1;
+  for (const int size : outer_) {
+    const int position = group_ / stride % size;
+    const auto at = [&](int other) {
+      return groups_[static_cast<size_t>(group_ + ((other + size) % size - position) * stride)][local];
+    };
+    places.push_back({size, position, at(position + 1), at(position - 1)});
+    stride *= size;
+  }
+  for (int i = 0; i < kBlocks; ++i) {
+    blocks_.push_back(std::make_unique<OuterAllReduce>(transport, places, ControlChannel::kBlockTag + i));
+  }
 }
 
 Status Box::AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op) {
   if (one_group()) return ShmAllReduce(pipeline_, in, out, {dtype, op, static_cast<double>(transport_.size)});
   const Stages stages = StagesOf(dtype, op);
-  return even_ ? AllReduceEven(in, out, stages) : AllReduceUneven(in, out, stages);
+  return AllReduceAcross(in, out, stages, dtype);
 }
 
 Box::Stages Box::StagesOf(ddl_dtype dtype, ddl_op op) const {
@@ -76,46 +98,6 @@ Box::Stages Box::StagesOf(ddl_dtype dtype, ddl_op op) const {
   // sum over many groups could overflow where the mean does not.
   const bool narrow = dtype == DDL_FLOAT16 || dtype == DDL_BFLOAT16;
   return {narrow ? Reduction{dtype, DDL_MEAN, ranks} : across, across, {dtype, DDL_MEAN, ranks}, !narrow};
-}
-
-Status Box::AllReduceEven(const View& in, const View& out, const Stages& stages) {
-  const size_t bytes = in.element_bytes();
-  const auto local = static_cast<size_t>(pipeline_.rank());
-  const uint64_t block = kShardBytes / bytes * static_cast<uint64_t>(pipeline_.size());
-  for (uint64_t at = 0; at < in.count(); at += block) {
-    const uint64_t n = std::min(block, in.count() - at);
-    const std::vector<Range> shards = SplitEvenly(n, pipeline_.size());
-    std::vector<View> parts;
-    std::vector<View> results;
-    for (const Range& shard : shards) {
-      parts.push_back(in.Slice(at + shard.begin, shard.size()));
-      results.push_back(out.Slice(at + shard.begin, shard.size()));
-    }
-    char* scratch = Scratch(shards[local].size() * bytes);
-    const View shard(bytes, scratch, shards[local].size());
-    DDL_RETURN_IF_ERROR(ShmReduceScatter(pipeline_, parts, shard, stages.inner));
-    DDL_RETURN_IF_ERROR(cross_.AllReduce(scratch, shard.count(), stages.outer));
-    if (stages.has_last) ReduceAlone(shard, shard, stages.last);
-    DDL_RETURN_IF_ERROR(ShmAllGather(pipeline_, shard, results));
-  }
-  return {};
-}
-
-Status Box::AllReduceUneven(const View& in, const View& out, const Stages& stages) {
-  const size_t bytes = in.element_bytes();
-  const uint64_t block = kShardBytes / bytes;
-  for (uint64_t at = 0; at < in.count(); at += block) {
-    const uint64_t n = std::min(block, in.count() - at);
-    char* scratch = Scratch(n * bytes);
-    const View sum(bytes, scratch, n);
-    DDL_RETURN_IF_ERROR(ShmAllReduce(pipeline_, in.Slice(at, n), sum, stages.inner));
-    if (pipeline_.rank() == 0) {
-      DDL_RETURN_IF_ERROR(cross_.AllReduce(scratch, n, stages.outer));
-      if (stages.has_last) ReduceAlone(sum, sum, stages.last);
-    }
-    DDL_RETURN_IF_ERROR(ShmBroadcast(pipeline_, 0, sum, out.Slice(at, n)));
-  }
-  return {};
 }
 
 Status Box::ReduceScatter(const View& in, char* out, const std::vector<Range>& ranges, ddl_dtype dtype, ddl_op op) {
@@ -206,14 +188,14 @@ Status Box::Broadcast(int root, const View& in, const View& out) {
   if (one_group()) return ShmBroadcast(pipeline_, local_speaker, in, out);
 
   const size_t bytes = out.element_bytes();
-  const uint64_t block = kShardBytes / bytes;
+  const uint64_t block = kBroadcastBytes / bytes;
   Ring chain(transport_, waiter_, speakers, group_);
   for (uint64_t at = 0; at < out.count(); at += block) {
     const uint64_t n = std::min(block, out.count() - at);
-    char* scratch = Scratch(n * bytes);
+    char* scratch = scratch_.Reserve(n * bytes);
     const View staged(bytes, scratch, n);
     if (transport_.rank == root) CopyView(in.Slice(at, n), staged, Store::kCached);
-    if (transport_.rank == speaker) DDL_RETURN_IF_ERROR(chain.Broadcast(root_group, scratch, n * bytes));
+    if (transport_.rank == speaker) DDL_RETURN_IF_ERROR(chain.Broadcast(root_group, scratch_, scratch, n * bytes));
     DDL_RETURN_IF_ERROR(ShmBroadcast(pipeline_, local_speaker, staged, out.Slice(at, n)));
   }
   return {};
@@ -224,8 +206,11 @@ std::string Box::Describe() const {
   if (n == 1) return "1 group of " + std::to_string(groups_[0].size()) + " rank(s) in shared memory";
   std::string sizes;
   for (const auto& members : groups_) sizes += (sizes.empty() ? "" : " + ") + std::to_string(members.size());
+  std::string dimensions;
+  for (const int size : outer_) dimensions += (dimensions.empty() ? " as " : "x") + std::to_string(size);
+  if (outer_.size() < 2) dimensions.clear();
   return std::to_string(n) + " groups (" + (even_ ? std::to_string(groups_[0].size()) + " each" : sizes) +
-         " rank(s) in shared memory) joined by the transport";
+         " rank(s) in shared memory) joined by the transport" + dimensions;
 }
 
 }  // namespace ddl

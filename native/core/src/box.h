@@ -1,16 +1,21 @@
-// Box: the collectives of a whole communicator, seen as a box of two dimensions: the ranks of a group share memory, the
-// groups talk over the transport (multi-dimensional ring, arXiv 1708.02188). Equal counts, dtypes and ops on all ranks.
+// Box: the collectives of a whole communicator, seen as a box: the ranks of a group share memory (the fastest
+// dimension), the groups talk over the transport along one or more outer dimensions, such as the hosts of a rack and
+// the racks (multi-dimensional ring, arXiv 1708.02188). Equal counts, dtypes and ops on all ranks.
 //
-// N: bytes of one rank's data, L: ranks in a group, G: groups. All-reduce of equal groups sends 2 (G-1)/G N/L bytes per
-// rank, hence 2 (G-1)/G N per group: what a flat ring of G ranks would. Groups of unequal size let one rank of each
-// group talk for it.
+// N: bytes of one rank's data, L: ranks in a group, G: groups. All-reduce: the group reduces N into L shards, each rank
+// all-reduces its shard with the ranks of its place in the other groups (outer_all_reduce.h), the group gathers the
+// shards. A rank sends 2 (G-1)/G N/L bytes, hence a group 2 (G-1)/G N, which is the least any algorithm can. In groups
+// of unequal size only the first M ranks of each hold shards, M being the size of the smallest: 2 (G-1)/G N per group
+// all the same.
 #ifndef KERAS_DDL_CORE_BOX_H_
 #define KERAS_DDL_CORE_BOX_H_
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "group_memory.h"
+#include "outer_all_reduce.h"
 #include "ring.h"
 #include "shm_collectives.h"
 
@@ -18,8 +23,10 @@ namespace ddl {
 
 class Box {
  public:
-  // `group[r]`: leader of rank r's group.
-  Box(const ddl_transport& transport, GroupMemory& memory, Waiter& waiter, const std::vector<int>& group);
+  // `group[r]`: leader of rank r's group. `outer`: sizes of the outer dimensions, fastest first, filled with the groups
+  // in the order of their leaders; their product is the number of groups. Empty: one dimension.
+  Box(const ddl_transport& transport, GroupMemory& memory, Waiter& waiter, const std::vector<int>& group,
+      const std::vector<int>& outer = {});
 
   Status AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op);
   // `ranges[r]`: elements of the input that rank r receives, reduced.
@@ -28,7 +35,7 @@ class Box {
   Status AllGather(const View& in, char* out, const std::vector<Range>& ranges, size_t element_bytes);
   Status Broadcast(int root, const View& in, const View& out);
 
-  // "2 groups of 2 ranks".
+  // "4 groups (2 each rank(s) in shared memory) joined by the transport as 2x2".
   std::string Describe() const;
 
  private:
@@ -41,9 +48,14 @@ class Box {
     bool has_last;
   };
   Stages StagesOf(ddl_dtype dtype, ddl_op op) const;
-  Status AllReduceEven(const View& in, const View& out, const Stages& stages);
-  Status AllReduceUneven(const View& in, const View& out, const Stages& stages);
-  char* Scratch(uint64_t bytes);
+  // box_all_reduce.cc
+  Status AllReduceAcross(const View& in, const View& out, const Stages& stages, ddl_dtype dtype);
+  std::vector<View> Shards(const View& whole, uint64_t offset, uint64_t count) const;
+  Status ProgressBlocks(bool* moved);
+
+  // Blocks of an all-reduce that are between groups at the same time. Enough for the links to have work while a block
+  // is in shared memory and while the messages of others are announced and answered.
+  static constexpr int kBlocks = 4;
 
   const ddl_transport& transport_;
   Waiter& waiter_;
@@ -51,9 +63,12 @@ class Box {
   std::vector<std::vector<int>> groups_;  // ranks of each group, ascending; groups by leader
   int group_ = 0;                         // this rank's
   bool even_ = true;
+  std::vector<int> outer_;
+  size_t num_shards_;                                    // per group: ranks of it that talk to other groups
+  std::vector<std::unique_ptr<OuterAllReduce>> blocks_;  // under way in turn; empty on a rank that holds no shard
   Ring cross_;  // even: ranks of equal local rank; uneven: the leaders (meaningful on leaders only)
   Ring flat_;   // all ranks
-  std::vector<char> scratch_;
+  WireMemory scratch_;
 };
 
 }  // namespace ddl

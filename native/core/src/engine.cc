@@ -64,7 +64,7 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
       heartbeat_(transport_, *memory_, places_, group, options.lost_after_s,
                  [this](int rank) { return HasLeft(rank); }),
       waiter_([this] { return Health(); }, options.deadline_s, memory_->local_size()),
-      box_(transport_, *memory_, waiter_, group),
+      box_(transport_, *memory_, waiter_, group, std::vector<int>(options.outer, options.outer + options.num_outer)),
       executor_(transport_, box_),
       meeting_(*memory_),
       sources_(static_cast<size_t>(transport.size)) {

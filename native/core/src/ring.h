@@ -4,7 +4,6 @@
 #define KERAS_DDL_CORE_RING_H_
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "shm_pipeline.h"
 #include "status.h"
 #include "waiter.h"
+#include "wire.h"
 
 namespace ddl {
 
@@ -34,35 +34,35 @@ class Ring {
   int size() const { return static_cast<int>(ranks_.size()); }
   int position() const { return position_; }
 
-  // ring_all_reduce.cc. In place; `reduction.op` is not DDL_MEAN (divide before or after). Reduce-scatter then
-  // all-gather: 2 (P-1)/P N bytes sent and received (Patarasuk & Yuan, 2009).
-  Status AllReduce(char* data, uint64_t count, const Reduction& reduction);
-  // The two halves. `chunks[p]`: the range of `data` that position p ends up owning (or starts from).
+  // ring_halves.cc. The two halves of a ring all-reduce, (P-1)/P N bytes sent and received each. `chunks[p]`: the range
+  // of `data` that position p ends up owning (or starts from). `reduction.op` is not DDL_MEAN (divide before or after).
   Status ReduceScatter(char* data, const std::vector<Range>& chunks, const Reduction& reduction);
   Status AllGather(char* data, const std::vector<Range>& chunks, size_t element_bytes);
 
-  // ring_broadcast.cc. A pipelined chain from position `root` onward: N bytes sent by all but the last.
-  Status Broadcast(int root, char* data, uint64_t bytes);
+  // ring_broadcast.cc. A pipelined chain from position `root` onward: N bytes sent by all but the last. `data` lies in
+  // `memory`.
+  Status Broadcast(int root, WireMemory& memory, char* data, uint64_t bytes);
 
  private:
-  // Sends to the next and receives from the previous position at once, in segments. on_segment(offset, bytes) is
-  // called in order for what has arrived at `receive` (or at `scratch_` when `receive` is null: then offset is that
-  // of the data, and the pointer is given too).
-  Status Exchange(const char* send, uint64_t send_bytes, char* receive, uint64_t receive_bytes,
+  // Sends to the next and receives from the previous position at once, in segments. on_segment(data, offset, bytes) is
+  // called in order for what has arrived.
+  Status Exchange(const char* send, uint64_t send_bytes, uint64_t receive_bytes,
                   const std::function<void(const char* data, uint64_t offset, uint64_t bytes)>& on_segment);
-  Status Start(bool sending, int peer, char* data, uint64_t bytes, std::deque<void*>* operations);
-  Status Finish(int peer, std::deque<void*>* operations);
+  // Waits until the oldest of these messages has finished.
+  Status Finish(WireMessages* messages);
   int next() const { return ranks_[static_cast<size_t>((position_ + 1) % size())]; }
   int previous() const { return ranks_[static_cast<size_t>((position_ + size() - 1) % size())]; }
 
   // One message. Large enough that its overhead vanishes, small enough that a reduction overlaps the next transfer.
-  static constexpr uint64_t kSegmentBytes = 1024 * 1024;
+  static constexpr uint64_t kSegmentBytes = 256 * 1024;
+  // Messages under way in each direction.
+  static constexpr uint64_t kWindow = 8;
 
   const ddl_transport& transport_;
   Waiter& waiter_;
   const std::vector<int> ranks_;
   const int position_;
-  std::vector<char> scratch_;
+  WireMemory memory_;
 };
 
 }  // namespace ddl

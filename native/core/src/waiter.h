@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <time.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -47,20 +48,30 @@ class Waiter {
     warn_after_s_ = after_s;
     warn_ = std::move(warn);
   }
+  // While this thread waits, it also calls `progress`, which does what it can without waiting and sets its argument
+  // when that was something; an error ends the wait. Null: nothing to do.
+  void SetProgress(std::function<Status(bool* moved)> progress) { progress_ = std::move(progress); }
 
   // Waits until ready() returns true. `waits_for`: called for the message when the deadline passes.
   template <typename Ready, typename Describe>
   Status Until(Ready ready, Describe waits_for) {
-    for (int i = 0; i < spins_; ++i) {
+    const int spins = progress_ ? kFewSpins : spins_;  // spinning would keep the messages waiting
+    for (int i = 0; i < spins; ++i) {
       if (ready()) return {};
       CpuRelax();
     }
-    const double start = Now();
+    double start = Now();
     double checked = start;
     double warn_after = warn_after_s_;
     for (;;) {
       if (ready()) return {};
+      bool moved = false;
+      if (progress_) DDL_RETURN_IF_ERROR(progress_(&moved));
       const double now = Now();
+      if (moved) {
+        start = now;
+        warn_after = warn_after_s_;
+      }
       if (now - checked > kHealthSeconds) {
         checked = now;
         DDL_RETURN_IF_ERROR(health_());
@@ -69,7 +80,13 @@ class Waiter {
       }
       // Yielding costs little while every rank has a core and is what lets the others run when they have not; after
       // a while the peer is not about to answer and sleeping leaves the core to TensorFlow.
-      if (now - start < kYieldSeconds) {
+      if (moved) continue;
+      if (progress_) {
+        // The network is slow against the pauses, several messages are under way, and the other ranks need the core.
+        const double pause_s = std::clamp((now - start) / 8, kShortestPauseSeconds, kLongestPauseSeconds);
+        const timespec pause{0, static_cast<long>(pause_s * 1e9)};
+        nanosleep(&pause, nullptr);
+      } else if (now - start < kYieldSeconds) {
         sched_yield();
       } else {
         const timespec pause{0, now - start < kShortSleepSeconds ? 20'000 : 200'000};
@@ -86,6 +103,8 @@ class Waiter {
   static constexpr double kYieldSeconds = 1e-3;
   static constexpr double kShortSleepSeconds = 20e-3;
   static constexpr double kHealthSeconds = 1e-3;
+  static constexpr double kShortestPauseSeconds = 10e-6;
+  static constexpr double kLongestPauseSeconds = 200e-6;
 
   static Status Late(const std::string& waits_for, double seconds);
 
@@ -94,6 +113,7 @@ class Waiter {
   double warn_after_s_ = 0;
   std::function<double(const std::string&, double)> warn_;
   int spins_;
+  std::function<Status(bool* moved)> progress_;
 };
 
 }  // namespace ddl

@@ -1,0 +1,194 @@
+"""All-reduce on an emulated cluster: builds hosts and links, measures, checks the bytes on the cables, removes it all.
+
+    sudo python benchmarks/cluster.py --hosts 4 --ranks-per-host 2 --rate 200mbit --sizes 25M
+    sudo python benchmarks/cluster.py --hosts 3 --ranks-per-host 3,2,1 --rate 1gbit
+    sudo python benchmarks/cluster.py --hosts 4 --racks 2 --rack-rate 200mbit --contestants keras_ddl,x:1x8,mpi
+
+N: bytes of the buffer, H: hosts, R: racks. Whatever the algorithm, a host must send 2 (H-1)/H N bytes and a rack
+2 (R-1)/R N (each is one node of an all-reduce among H or R nodes), so the bound is the larger of 2 (H-1)/H N / rate and
+2 (R-1)/R N / rack rate. Headers of Ethernet, IP and TCP leave 95 % of a rate to the payload: 1.05 of the bound is the
+best there is. Each round runs every contestant once; printed are medians of the slowest rank's time.
+
+The run fails when a sum is wrong, or when the cables' counters say that keras_ddl sent more than 8 % above or 3 % below
+those bytes: then something went another way than over the emulated network, or the algorithm sends what it need not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from _emulated_cluster import ClusterUnavailable, EmulatedCluster
+
+MARK = "CLUSTER-RESULT "
+UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
+RATES = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+SLACK = (0.97, 1.08)
+
+
+def parse_size(text: str) -> int:
+    """'25M' -> 25,000,000 bytes, as link rates are decimal too; rounded down to whole float32."""
+    value = int(float(text[:-1]) * UNITS[text[-1].upper()]) if text[-1].upper() in UNITS else int(text)
+    return value // 4 * 4
+
+
+def parse_rate(text: str) -> float:
+    """'200mbit' -> bytes per second."""
+    for unit, bits in RATES.items():
+        if text.endswith(unit):
+            return float(text[: -len(unit)]) * bits / 8
+    raise argparse.ArgumentTypeError(f"a rate is a number and kbit, mbit or gbit. Received: {text!r}")
+
+
+def parse_ranks(text: str, hosts: int) -> list[int]:
+    """'2' -> the same on every host; '3,2,1' -> one number for each."""
+    numbers = [int(word) for word in text.split(",")]
+    numbers = numbers * hosts if len(numbers) == 1 else numbers
+    if len(numbers) != hosts or min(numbers) < 1:
+        raise SystemExit(f"--ranks-per-host: one number, or one for each of {hosts} hosts. Received: {text}.")
+    return numbers
+
+
+def launch(cluster: EmulatedCluster, ranks: list[int], settings: dict, timeout: float) -> dict:
+    """Runs cluster_ranks.py on the cluster; returns what rank 0 printed."""
+    slots = ",".join(f"{host}:{n}" for host, n in zip(cluster.hosts, ranks))
+    program = Path(__file__).with_name("cluster_ranks.py")
+    words = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe"]
+    # All "hosts" share this machine's cores: MPI must not spin on one that another rank needs.
+    words += ["--mca", "mpi_yield_when_idle", "1"]
+    words += ["--prtemca", "plm_ssh_agent", str(cluster.agent), "--host", slots, "-np", str(sum(ranks))]
+    words += [sys.executable, str(program), json.dumps(settings)]
+    quoted = " ".join("'" + word.replace("'", "'\\''") + "'" for word in words)
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", PYTHONSAFEPATH="")
+    process = subprocess.Popen(
+        cluster.command(cluster.hosts[0], [quoted]),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # Ctrl-C comes to us alone; leaving `with` ends the ranks
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    found = [line for line in output.splitlines() if MARK in line]
+    # mpirun may end with 0 although a host was lost: only the program's own word counts.
+    if not found:
+        raise SystemExit(f"the ranks did not finish (mpirun's status: {process.returncode}):\n{output}")
+    return json.loads(found[0].split(MARK, 1)[1])
+
+
+def expected_bytes(nbytes: int, hosts: int, racks: int) -> dict[str, float]:
+    """Bytes that each host ("h") and each rack ("r") must send."""
+    return {"h": 2 * (hosts - 1) / hosts * nbytes, "r": 2 * (racks - 1) / racks * nbytes}
+
+
+def judge(row: dict, options: argparse.Namespace) -> list[str]:
+    """Adds ratios to `row`; returns what is wrong with it."""
+    expected = expected_bytes(row["bytes"], options.hosts, options.racks)
+    rates = {"h": parse_rate(options.rate), "r": parse_rate(options.rack_rate or options.rate)}
+    row["bound_seconds"] = max(expected[kind] / rates[kind] for kind in expected)
+    row["of_bound"] = row["seconds"] / row["bound_seconds"]
+    row["sent_of_expected"] = {
+        link: total / expected[link[0]] for link, total in row["sent"].items() if expected[link[0]] > 0
+    }
+    wrong = [] if row["right"] else [f"{row['contestant']}, {row['bytes']} bytes: wrong sums"]
+    # Small buffers drown in headers and in the launcher's own messages.
+    if row["contestant"] == "keras_ddl" and row["bytes"] >= 10**6:
+        for link, ratio in row["sent_of_expected"].items():
+            if not SLACK[0] <= ratio <= SLACK[1]:
+                wrong.append(
+                    f"keras_ddl, {row['bytes']} bytes: {link} sent {ratio:.3f} of 2(n-1)/n N; "
+                    f"must be {SLACK[0]} to {SLACK[1]}"
+                )
+    return wrong
+
+
+def report(result: dict, options: argparse.Namespace) -> None:
+    print(f"{result['machine']}; {result['describe']}")
+    print(
+        f"{options.hosts} hosts of {options.ranks_per_host} ranks at {options.rate}"
+        + (f", {options.racks} racks at {options.rack_rate or options.rate}" if options.racks > 1 else "")
+        + f"; medians of {options.rounds}"
+    )
+    print(
+        f"{'bytes':>11} {'contestant':>14} {'seconds':>9} {'of bound':>9} {'vs mpi':>7} {'CPU s':>7}  sent / 2(n-1)/n N"
+    )
+    baseline = {row["bytes"]: row["seconds"] for row in result["rows"] if row["contestant"] == "mpi"}
+    for row in result["rows"]:
+        versus = f"{baseline[row['bytes']] / row['seconds']:.2f}x" if row["bytes"] in baseline else "-"
+        by_kind: dict[str, list[float]] = {}
+        for link, ratio in row["sent_of_expected"].items():
+            by_kind.setdefault({"h": "host", "r": "rack"}[link[0]], []).append(ratio)
+        sent = ", ".join(f"{kind} {min(values):.3f}-{max(values):.3f}" for kind, values in by_kind.items())
+        print(
+            f"{row['bytes']:>11} {row['contestant']:>14} {row['seconds']:>9.3f} {row['of_bound']:>9.3f} {versus:>7} "
+            f"{row['cpu_seconds']:>7.2f}  {sent}",
+            flush=True,
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--ranks-per-host", default="2", help="one number, or one for each host: 3,2,1")
+    parser.add_argument("--rate", default="1gbit", help="of each host's link, both ways (default: 1gbit)")
+    parser.add_argument("--racks", type=int, default=1, help="racks of equally many hosts (default: 1)")
+    parser.add_argument("--rack-rate", help="of each rack's uplink, both ways (default: as --rate)")
+    parser.add_argument("--sizes", default="25M", help="bytes per rank, decimal K, M or G (default: 25M)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--mode", help="of keras_ddl (default: 'p'; with racks the box of ranks x hosts x racks)")
+    parser.add_argument(
+        "--contestants",
+        default="keras_ddl,mpi",
+        help="of keras_ddl, mpi, and modes such as x:1x8 (default: keras_ddl,mpi)",
+    )
+    parser.add_argument("--timeout", type=float, default=600, help="seconds after which the ranks are ended")
+    parser.add_argument("--json", metavar="FILE", help="also write everything here")
+    options = parser.parse_args()
+    ranks = parse_ranks(options.ranks_per_host, options.hosts)
+    mode = options.mode
+    if mode is None:
+        box = f"x:{ranks[0]}x{options.hosts // options.racks}x{options.racks}"
+        mode = box if options.racks > 1 and len(set(ranks)) == 1 else "p"
+
+    # kill and a closed terminal end the run like Ctrl-C does: through `with`, which removes the cluster.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
+    try:
+        with EmulatedCluster(
+            options.hosts, options.rate, num_racks=options.racks, rack_rate=options.rack_rate
+        ) as cluster:
+            settings = {
+                "mode": mode,
+                "sizes": [parse_size(word) for word in options.sizes.split(",")],
+                "rounds": options.rounds,
+                "contestants": options.contestants.split(","),
+                "counters": str(cluster.counters),
+                "mark": MARK,
+            }
+            result = launch(cluster, ranks, settings, options.timeout)
+    except ClusterUnavailable as error:
+        print(f"cluster.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    wrong = [text for row in result["rows"] for text in judge(row, options)]
+    report(result, options)
+    if options.json:
+        Path(options.json).write_text(json.dumps(result, indent=1), encoding="utf-8")
+    for text in wrong:
+        print(f"WRONG: {text}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

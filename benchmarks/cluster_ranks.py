@@ -1,0 +1,110 @@
+"""What benchmarks/cluster.py runs on every rank: all-reduces in interleaved rounds, with the bytes the hosts sent.
+
+Not meant to be started by hand. Reads one JSON document of settings from its argument; rank 0 prints one JSON document
+behind SETTINGS["mark"].
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+from _emulated_cluster import Cables
+from _rounds import machine
+from mpi4py import MPI
+
+import keras_ddl
+from keras_ddl import _native, group
+from keras_ddl.communicator import describe
+from keras_ddl.topology import make_topology
+
+SETTINGS = json.loads(sys.argv[1])
+WORLD = MPI.COMM_WORLD
+
+
+def make_contestant(name: str, mode: str) -> tuple[str, Callable[[np.ndarray, np.ndarray], object]]:
+    """(what it runs on, the call) of "keras_ddl", "mpi", or a mode of keras_ddl such as "x:1x8" (a flat ring)."""
+    if name == "mpi":
+        return MPI.Get_library_version().splitlines()[0].split(",")[0], WORLD.Allreduce
+    topology = make_topology(
+        WORLD.rank, WORLD.allgather(MPI.Get_processor_name()), mode if name == "keras_ddl" else name
+    )
+    comm = _native.Communicator(
+        _native.mpi_transport(WORLD.py2f()),
+        topology.group,
+        topology.dims[1:],
+        id=1 + SETTINGS["contestants"].index(name),
+        **group.settings(),
+    )
+    return comm.describe(), lambda source, result: comm.all_reduce(source, "sum", f"cluster-{name}", out=result)
+
+
+def pattern(count: int, rank: int) -> np.ndarray:
+    """Whole numbers whose sum over the ranks is exact in float32 and known."""
+    values = np.arange(count, dtype=np.int32) % 17 + rank
+    return values.astype(np.float32)
+
+
+def measure(call, source: np.ndarray, cables: Cables) -> tuple[float, float, dict[str, int], bool]:
+    """Seconds of the slowest rank, CPU seconds of all ranks, bytes sent, and whether the sum is right everywhere."""
+    result = np.full_like(source, -1)
+    WORLD.Barrier()
+    before = cables.sent()
+    WORLD.Barrier()
+    cpu, start = time.process_time(), time.perf_counter()
+    call(source, result)
+    seconds = WORLD.allreduce(time.perf_counter() - start, MPI.MAX)
+    cpu = WORLD.allreduce(time.process_time() - cpu, MPI.SUM)
+    WORLD.Barrier()
+    time.sleep(0.05)  # acknowledgements on their way
+    sent = {name: total - before.get(name, 0) for name, total in cables.sent().items()}
+    ranks = WORLD.size
+    right = True
+    for at in range(0, source.size, 1 << 20):
+        part = np.arange(at, min(source.size, at + (1 << 20)), dtype=np.int64) % 17 * ranks + ranks * (ranks - 1) // 2
+        right = right and bool((result[at : at + (1 << 20)] == part.astype(np.float32)).all())
+    return seconds, cpu, sent, WORLD.allreduce(right, MPI.LAND)
+
+
+def main() -> None:
+    keras_ddl.init(SETTINGS["mode"])
+    cables = Cables(SETTINGS["counters"])
+    contestants = {name: make_contestant(name, SETTINGS["mode"]) for name in SETTINGS["contestants"]}
+    rows = []
+    for nbytes in SETTINGS["sizes"]:
+        source = pattern(nbytes // 4, WORLD.rank)
+        warm = source[: min(source.size, 1 << 18)].copy()
+        runs: dict[str, list] = {name: [] for name in contestants}
+        for _, call in contestants.values():
+            measure(call, warm, cables)  # connections, first touches of memory
+        for _ in range(SETTINGS["rounds"]):
+            for name, (_, call) in contestants.items():
+                runs[name].append(measure(call, source, cables))
+        for name, measured in runs.items():
+            sent = [run[2] for run in measured]
+            rows.append(
+                {
+                    "contestant": name,
+                    "runs_on": contestants[name][0],
+                    "bytes": source.nbytes,
+                    "seconds": statistics.median(run[0] for run in measured),
+                    "all_seconds": [run[0] for run in measured],
+                    "cpu_seconds": statistics.median(run[1] for run in measured),
+                    "sent": {link: statistics.median(one[link] for one in sent) for link in sent[0]},
+                    "right": all(run[3] for run in measured),
+                }
+            )
+    hosts = WORLD.allgather(MPI.Get_processor_name())
+    if WORLD.rank == 0:
+        print(
+            SETTINGS["mark"] + json.dumps({"machine": machine(), "hosts": hosts, "describe": describe(), "rows": rows}),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
