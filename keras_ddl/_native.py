@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from hashlib import blake2b
 from pathlib import Path
@@ -342,17 +342,37 @@ class Communicator:
         """Returns when every rank has come."""
         self._run(BARRIER, name, None, None)
 
-    def _run(self, kind, name, source, result, *, detail="", op=0, flags=0, tolerance=0.0, root=0, row_count=0, rows=0):
+    def all_reduce_init(self, array: np.ndarray, op: str, name: str, out: np.ndarray) -> Callable[[], Any]:
+        """Returns a function that reduces what `array`, which is C-contiguous, holds at the time into `out`."""
+        request = self._request(ALL_REDUCE, name, array, out, op=OPS[op], detail=_text(array))
+        try_run, comm, reference = core().ddl_try_run, self._comm, byref(request)
+
+        def start_and_wait() -> Any:
+            if not try_run(comm, reference, _PATIENCE_US):
+                self._submit(request, array, out)
+            return out
+
+        return start_and_wait
+
+    def _run(self, kind, name, source, result, **fields):
+        request = self._request(kind, name, source, result, **fields)
+        if kind != ALL_GATHER and core().ddl_try_run(self._comm, byref(request), _PATIENCE_US):
+            return result
+        return self._submit(request, source, result)
+
+    def _request(
+        self, kind, name, source, result, *, detail="", op=0, flags=0, tolerance=0.0, root=0, row_count=0, rows=0
+    ) -> _Request:
         buffers = None
         if source is not None:
             output = None if result is None else result.ctypes.data
             buffers = (_Buffer * 1)(_Buffer(source.ctypes.data, output, source.size))
-        request = _Request(
+        return _Request(
             kind=kind,
             dtype=0 if source is None else DTYPES[source.dtype.name],
             op=op,
             root=root,
-            flags=flags | (FLAG_BLOCKING if threading.current_thread() is threading.main_thread() else 0),
+            flags=flags,
             num_buffers=0 if source is None else 1,
             buffers=buffers,
             row_count=row_count,
@@ -362,13 +382,11 @@ class Communicator:
             name=name.encode(),
             detail=detail.encode() or None,
         )
-        if kind != ALL_GATHER and core().ddl_try_run(self._comm, byref(request), _PATIENCE_US):
-            return result
-        return self._submit(request, source, result)
 
     def _submit(self, request: _Request, source: Any, result: Any) -> Any:
         """Leaves the request to the communication thread and waits for it."""
-        kind = request.kind
+        if threading.current_thread() is threading.main_thread():
+            request.flags |= FLAG_BLOCKING
         work = core().ddl_start(self._comm, byref(request))
         try:
             self._wait(work, (source, result))
@@ -378,7 +396,7 @@ class Communicator:
                 if self._closed and code == _FAILED_PRECONDITION:
                     raise errors.NotInitializedError(f"'{request.name.decode()}': {text}.")
                 raise errors.from_code(code, text)
-            return self._gathered(work) if kind == ALL_GATHER else result
+            return self._gathered(work) if request.kind == ALL_GATHER else result
         finally:
             core().ddl_work_free(work)
 

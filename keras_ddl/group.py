@@ -12,6 +12,7 @@ import operator
 import pickle
 import threading
 from collections import Counter
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -157,27 +158,45 @@ class Communicator:
     def all_reduce_array(
         self, array: ArrayLike, op: str = "sum", name: str | None = None, *, out: np.ndarray | None = None
     ) -> np.ndarray:
+        array = self._reducible("all_reduce_array", array, op, out)
+        return self.native().all_reduce(array, op, self._name("all_reduce_array", name), out=out)
+
+    def all_reduce_init(
+        self, array: np.ndarray, op: str = "sum", name: str | None = None, *, out: np.ndarray | None = None
+    ) -> Callable[[], np.ndarray]:
         import numpy as np
 
-        native = self.native()
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+            raise ConfigError(
+                "all_reduce_init: the array is read at every call, so it must be a C-contiguous numpy.ndarray. "
+                f"Received: {type(array).__name__} on rank {self.rank}. Use np.ascontiguousarray."
+            )
+        self._reducible("all_reduce_init", array, op, out)
+        result = np.empty_like(array) if out is None else out
+        return self.native().all_reduce_init(array, op, self._name("all_reduce_init", name), result)
+
+    def _reducible(self, call: str, array: ArrayLike, op: str, out: np.ndarray | None) -> np.ndarray:
+        """Returns the array as one that can be reduced into `out`, or raises ConfigError."""
+        import numpy as np
+
         array = np.asarray(array)
         if op not in _native.OPS:
             raise ConfigError(
-                f"all_reduce_array: op must be one of {', '.join(map(repr, _native.OPS))}. "
+                f"{call}: op must be one of {', '.join(map(repr, _native.OPS))}. "
                 f"Received: op={op!r} on rank {self.rank}."
             )
         if not _native.is_supported(array):
             raise ConfigError(
-                f"all_reduce_array: the dtype must be one of {', '.join(_native.DTYPES)}, in native byte order. "
+                f"{call}: the dtype must be one of {', '.join(_native.DTYPES)}, in native byte order. "
                 f"Received: {array.dtype.str} ({array.dtype.name}) on rank {self.rank}. Convert the array first."
             )
         if out is not None and (out.dtype != array.dtype or out.shape != array.shape or not out.flags.c_contiguous):
             raise ConfigError(
-                "all_reduce_array: out must be C-contiguous with the dtype and shape of the array, "
+                f"{call}: out must be C-contiguous with the dtype and shape of the array, "
                 f"{array.dtype.name} {list(array.shape)}. Received: {out.dtype.name} {list(out.shape)} on rank "
                 f"{self.rank}."
             )
-        return native.all_reduce(array, op, self._name("all_reduce_array", name), out=out)
+        return array
 
     def broadcast_array(self, array: ArrayLike, root: int = 0, name: str | None = None) -> np.ndarray:
         import numpy as np

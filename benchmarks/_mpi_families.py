@@ -1,0 +1,55 @@
+"""The peers of benchmarks/all_reduce.py: MPI libraries as they come from the package index.
+
+Each lives in a virtual environment of its own, made on first use, because their launchers have the same names.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to install an MPI library and start ranks under it.
+
+    Attributes:
+        wheel: its package.
+        launcher: its command, relative to the environment's bin/, and the arguments before "-n RANKS".
+        environment: variables it needs.
+    """
+
+    wheel: str
+    launcher: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def command(self, folder: Path, ranks: int, program: list[str]) -> list[str]:
+        """The command that starts `program` (arguments of Python) on `ranks` ranks of this machine."""
+        bin_folder = self.prepare(folder)
+        launcher = [str(bin_folder / self.launcher[0]), *self.launcher[1:], "-n", str(ranks)]
+        return [*launcher, str(bin_folder / "python"), *program]
+
+    def prepare(self, folder: Path) -> Path:
+        """Makes the environment under `folder` unless it is there; returns its bin/."""
+        home = folder / self.wheel
+        done = home / ".complete"
+        if not done.exists():
+            print(f"installing {self.wheel} into {home} ...", file=sys.stderr, flush=True)
+            subprocess.run([sys.executable, "-m", "venv", home], check=True)
+            install = [home / "bin" / "python", "-m", "pip", "install", "-q", self.wheel, "mpi4py>=4.1", "numpy"]
+            subprocess.run(install, check=True)
+            done.touch()
+        return home / "bin"
+
+
+_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+
+FAMILIES = {
+    "openmpi": Family("openmpi", ("mpirun", "--bind-to", "none", "--oversubscribe"), _ROOT),
+    "mpich": Family("mpich", ("mpiexec",)),
+    # Its own pinning would put all ranks on the cores that the benchmark's parent may use, as the ranks do themselves.
+    "impi-rt": Family("impi-rt", ("mpiexec.hydra",), {"I_MPI_FABRICS": "shm", "I_MPI_PIN": "0"}),
+}
