@@ -32,6 +32,8 @@ HERE = Path(__file__).resolve().parent
 SIZES = "1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 START_SECONDS = 120
+# Calls before the first round: memory is touched, connections are made, and keras_ddl has tried its schemes.
+WARMUP = 100
 
 
 def parse_size(text: str) -> int:
@@ -110,7 +112,7 @@ def measure(everybody: list[Contestant], nbytes: int, dtype: str, itemsize: int,
     # About 64 MB per turn, at most 300 calls: long enough for the clock, short enough for many rounds.
     repeat = max(1, min(300, (64 << 20) // nbytes))
     for contestant in everybody:
-        contestant.prepare(nbytes, dtype, itemsize, max(3, min(repeat, 40)))
+        contestant.prepare(nbytes, dtype, itemsize, WARMUP if nbytes < 16 << 20 else WARMUP // 4)
     times: dict[str, list[float]] = {"memcpy": [], **{contestant.name: [] for contestant in everybody}}
     for _ in range(rounds):
         times["memcpy"].append(everybody[0].seconds("copy", repeat))

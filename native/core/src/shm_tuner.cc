@@ -9,8 +9,13 @@ namespace {
 constexpr uint32_t kKilobyte = 1024;
 constexpr uint64_t kMegabyte = 1024 * 1024;
 
-// Trials of each candidate. The first round is not counted: it finds cold memory.
-constexpr size_t kRounds = 4;
+// Trials of each candidate: a few of long ones, more of short ones, which a hiccup disturbs more. The first round is
+// not counted: it finds cold memory.
+constexpr double kTrialSeconds = 1.5e-3;
+constexpr double kFewestTrials = 3;
+constexpr double kMostTrials = 12;
+// Sizes from here on do not fit into caches: what is best for one is best for all.
+constexpr size_t kLargestClass = 24;
 // A moving average this far from what it was says that the machine has changed.
 constexpr double kSlower = 1.35;
 constexpr double kFaster = 0.7;
@@ -59,10 +64,11 @@ std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_byte
 Tuner::Class& Tuner::ClassOf(uint64_t bytes) {
   size_t log2 = 0;
   while (bytes >> (log2 + 1) != 0) ++log2;
+  log2 = std::min(log2, kLargestClass);
   Class& c = classes_[log2];
   if (c.candidates.empty()) {
     c.candidates = CandidateSchemes(uint64_t{1} << log2, ranks_, slot_bytes_);
-    c.best.assign(c.candidates.size(), std::numeric_limits<double>::infinity());
+    c.times.resize(c.candidates.size());
   }
   return c;
 }
@@ -77,7 +83,7 @@ void Tuner::Report(uint64_t bytes, double seconds, double now) {
   if (c.candidates.size() == 1) return;
   const double per_byte = seconds / static_cast<double>(bytes);
   if (c.exploring) {
-    Explore(c, per_byte, now);
+    Explore(c, seconds, per_byte, now);
     return;
   }
   if (c.uses < kSettlingUses) {
@@ -93,19 +99,29 @@ void Tuner::Report(uint64_t bytes, double seconds, double now) {
   if (age > kLongestSeconds || (changed && age > kShortestSeconds)) {
     c.exploring = true;
     c.trial = 0;
-    c.best.assign(c.candidates.size(), std::numeric_limits<double>::infinity());
+    c.rounds = 0;
+    for (auto& times : c.times) times.clear();
   }
 }
 
-void Tuner::Explore(Class& c, double seconds_per_byte, double now) {
+void Tuner::Explore(Class& c, double seconds, double seconds_per_byte, double now) {
   const size_t n = c.candidates.size();
-  if (c.trial >= n) {
-    double& best = c.best[c.trial % n];
-    best = std::min(best, seconds_per_byte);
+  if (c.trial >= n) c.times[c.trial % n].push_back(seconds_per_byte);
+  if (++c.trial == n) {
+    c.rounds = 1 + static_cast<size_t>(std::clamp(kTrialSeconds / seconds, kFewestTrials, kMostTrials));
   }
-  if (++c.trial < kRounds * n) return;
+  if (c.trial < n || c.trial < c.rounds * n) return;
+  double shortest = std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < n; ++i) {
+    auto& times = c.times[i];
+    const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+    std::nth_element(times.begin(), middle, times.end());
+    if (*middle < shortest) {
+      shortest = *middle;
+      c.chosen = i;
+    }
+  }
   c.exploring = false;
-  c.chosen = static_cast<size_t>(std::min_element(c.best.begin(), c.best.end()) - c.best.begin());
   c.reference = 0;
   c.uses = 0;
   c.explored_at = now;

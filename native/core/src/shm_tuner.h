@@ -1,10 +1,10 @@
 // Tuner: finds the fastest scheme for each size class by timing the all-reduces of the program itself, so that nothing
 // is spent on probing. One rank of a group (local rank 0) tunes for all of them.
 //
-// Each class (sizes between two powers of two) first tries every candidate a few times; then the one with the shortest
-// best time is used. The machine may change under the program (a neighbour on the host, cores moved by a hypervisor):
-// when the scheme in use becomes clearly slower or faster than it was when chosen, and in any case once in a while, the
-// candidates are tried again.
+// Each class (sizes between two powers of two; beyond the caches there is one class) first tries every candidate a few
+// times, in turns; then the one with the shortest median is used. The machine may change under the program (a neighbour
+// on the host, cores moved by a hypervisor): when the scheme in use becomes clearly slower or faster than it was when
+// chosen, and in any case once in a while, the candidates are tried again.
 #ifndef KERAS_DDL_CORE_SHM_TUNER_H_
 #define KERAS_DDL_CORE_SHM_TUNER_H_
 
@@ -29,9 +29,10 @@ class Tuner {
 
  private:
   struct Class {
-    std::vector<Scheme> candidates;  // empty until the class is first met
-    std::vector<double> best;        // seconds per byte, of this exploration
-    size_t trial = 0;                // trials done of this exploration
+    std::vector<Scheme> candidates;          // empty until the class is first met
+    std::vector<std::vector<double>> times;  // of this exploration: seconds per byte, by candidate
+    size_t trial = 0;                        // trials done of this exploration
+    size_t rounds = 0;                       // trials of each candidate; 0 until the first round is over
     size_t chosen = 0;
     bool exploring = true;
     int uses = 0;          // of the chosen scheme, up to those that make the reference
@@ -41,7 +42,7 @@ class Tuner {
   };
 
   Class& ClassOf(uint64_t bytes);
-  void Explore(Class& c, double seconds_per_byte, double now);
+  void Explore(Class& c, double seconds, double seconds_per_byte, double now);
 
   const int ranks_;
   const size_t slot_bytes_;
