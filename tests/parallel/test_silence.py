@@ -74,3 +74,54 @@ def test_missing_rank_is_told_with_its_host_and_its_line(np, mode):
             assert 6 <= seconds < 9, seconds
     for rank in outcome.ranks[1:]:
         assert "keras_ddl:" not in rank.stderr
+
+
+def stops_inside(np_, first):
+    """Rank `first` stops for a while in the middle of an all-reduce; then the last one for too long."""
+    import threading
+
+    import numpy as np
+
+    import keras_ddl
+    from keras_ddl import communicator, errors
+
+    keras_ddl.init()
+    rank = keras_ddl.rank()
+    pids = keras_ddl.all_gather_object(os.getpid())
+    data = np.zeros(24 << 20, np.float32)
+    for victim, seconds in ((first, 2.5), (np_ - 1, 7)):
+        keras_ddl.barrier()
+        if rank == victim:
+            resume = f"sleep {seconds}; kill -CONT {os.getpid()}"
+            stop = lambda: (subprocess.Popen(["sh", "-c", resume]), os.kill(os.getpid(), 19))  # noqa: E731, B023
+            threading.Timer(0.05, stop).start()
+        try:
+            for _ in range(10):
+                communicator.all_reduce_array(data, out=data, name="data")
+            keras_ddl.all_gather_object(None, name="in step")
+            message = "none"
+        except errors.RankMismatchError:
+            raise
+        except errors.KerasDdlError as error:
+            message = f"{type(error).__name__}: {error}"
+    return message, pids
+
+
+@pytest.mark.parametrize("mode", ["p", "x:1x3"])
+def test_rank_that_stops_inside_a_collective_is_told(mode):
+    env = {"KERAS_DDL_WARN_AFTER_SECONDS": "1", "KERAS_DDL_DEADLINE_SECONDS": "4"}
+    outcome = run_ranks(stops_inside, 3, args=(3, 0), mode=mode, env=env, timeout=60)
+    messages, pids = [rank.result[0] for rank in outcome.ranks], outcome.ranks[0].result[1]
+    host = re.escape(socket.gethostname())
+    everything = "".join(rank.stderr for rank in outcome.ranks)
+    inside = re.findall(
+        r"keras_ddl: .*'all_reduce_array/data'.* is under way, but has not moved for 1 s: (.*)", everything
+    )
+    assert any(re.search(rf"Rank 0 on host {host} \(process {pids[0]}\) is stopped", text) for text in inside), (
+        everything
+    )
+    if mode == "p":  # one rank speaks for its host
+        assert len(inside) <= 4, inside
+    for message in messages[:2]:
+        assert re.search(rf"Rank 2 on host {host} \(process {pids[2]}\) is stopped", message), messages
+    assert any(message.startswith("DeadlineError") for message in messages), messages

@@ -158,7 +158,7 @@ bool Engine::TakeSubmissions() {
     std::swap(failure, inline_failure_);
     requests.swap(submitted_);
   }
-  if (!failure.ok()) Break(failure);
+  if (!failure.ok()) Break(WithSuspects(failure));
   for (auto& request : requests) Announce(std::move(request));
   return !requests.empty();
 }
@@ -282,7 +282,7 @@ void Engine::Decide(const Decision& decision) {
     running_ = nullptr;
     heartbeat_.SetBusy(false);
   }
-  if (status.code() == DDL_DEADLINE_EXCEEDED && broken) status = {status.code(), status.message() + Suspects()};
+  if (broken) status = WithSuspects(status);
   if (started > 0) request->TraceRun(decision.agreed, started, status.code());
   if (broken) Break(status);
   Finish(*request, status);

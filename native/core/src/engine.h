@@ -77,6 +77,8 @@ class Engine {
   bool HasLeft(int rank);
   double WarnInside(const std::string& waits_for, double seconds);
   std::string Suspects() const;
+  // A collective that made no progress: whoever gives no sign of life is named.
+  Status WithSuspects(const Status& status) const;
   void TellCoordinator(MessageType type, const std::string& text);
   void Idle(uint32_t seen);
   Status Health();
@@ -122,6 +124,7 @@ class Engine {
   Status broken_;                                // once not OK, every request fails with it
   std::vector<ControlChannel::Received> early_;  // came in the middle of a collective; see HasLeft
   const Announcement* running_ = nullptr;        // the collective under way
+  const char* running_inline_ = nullptr;         // the name of the one under way on a calling thread, which owns this
   double last_watch_ = 0;
   double idle_since_ = 0;
   std::thread thread_;  // last: started when all above is there

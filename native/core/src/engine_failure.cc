@@ -89,9 +89,10 @@ double Engine::WarnInside(const std::string& waits_for, double seconds) {
     if (local != memory_->local_rank() && told != 0 && now_ms - told < 1e3 * seconds / 2) return again;
   }
   own.warned_ms.store(now_ms, std::memory_order_relaxed);
-  Warn((running_ != nullptr ? Label(*running_) : "a collective") + " is under way, but has not moved for " +
-       std::to_string(static_cast<int>(seconds)) + " s: " + places_.Of(transport_.rank) + " waits for " + waits_for +
-       "." + Suspects() +
+  const bool inline_path = !OnCommunicationThread();
+  Warn((inline_path ? "'" + std::string(running_inline_) + "'" : Label(*running_)) +
+       " is under way, but has not moved for " + std::to_string(static_cast<int>(seconds)) +
+       " s: " + places_.Of(transport_.rank) + " waits for " + waits_for + "." + Suspects() +
        (deadline_s_ > 0 ? " It fails after " + std::to_string(static_cast<int>(deadline_s_)) + " s." : ""));
   return again;
 }
@@ -113,6 +114,11 @@ std::string Engine::Suspects() const {
     text += " " + sentence + " " + trouble + ".";
   }
   return text + heartbeat_.Silent(now);
+}
+
+Status Engine::WithSuspects(const Status& status) const {
+  if (status.code() != DDL_DEADLINE_EXCEEDED) return status;
+  return {status.code(), status.message() + Suspects()};
 }
 
 Status Engine::Health() {

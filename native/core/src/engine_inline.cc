@@ -88,6 +88,7 @@ bool Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   }
   const bool agreed = meeting_.Agreed();
   const double started = Trace::Stamp();
+  running_inline_ = request.name;
   const Status status = agreed ? RunMet(request, eager) : Status();
   meeting_.Close();
   if (agreed && started > 0) {

@@ -82,8 +82,6 @@ std::string Places::Trouble(int rank) const {
     case 'T':
     case 't':
       return "is stopped (SIGSTOP, Ctrl-Z or a debugger)";
-    case 'D':
-      return "waits in the kernel, for a disk or a network file system";
     case 'Z':
     case 'X':
       return "has ended";
