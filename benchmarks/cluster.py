@@ -54,15 +54,17 @@ def parse_ranks(text: str, hosts: int) -> list[int]:
     return numbers
 
 
-def launch(cluster: EmulatedCluster, ranks: list[int], settings: dict, timeout: float) -> dict:
-    """Runs cluster_ranks.py on the cluster; returns what rank 0 printed."""
+def launch(
+    cluster: EmulatedCluster, ranks: list[int], settings: dict, timeout: float, program: str = "cluster_ranks.py"
+) -> dict:
+    """Runs `program`, a file beside this one, on the cluster; returns what rank 0 printed."""
     slots = ",".join(f"{host}:{n}" for host, n in zip(cluster.hosts, ranks))
-    program = Path(__file__).with_name("cluster_ranks.py")
+    path = Path(__file__).with_name(program)
     words = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe"]
     # All "hosts" share this machine's cores: MPI must not spin on one that another rank needs.
     words += ["--mca", "mpi_yield_when_idle", "1"]
     words += ["--prtemca", "plm_ssh_agent", str(cluster.agent), "--host", slots, "-np", str(sum(ranks))]
-    words += [sys.executable, str(program), json.dumps(settings)]
+    words += [sys.executable, str(path), json.dumps(settings)]
     quoted = " ".join("'" + word.replace("'", "'\\''") + "'" for word in words)
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", PYTHONSAFEPATH="")
     process = subprocess.Popen(
