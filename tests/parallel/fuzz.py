@@ -29,7 +29,14 @@ from keras_ddl import communicator, errors
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "int8")
 OPS = {"sum": np.sum, "min": np.min, "max": np.max, "product": np.prod, "mean": np.mean}
 COUNTS = (0, 1, 2, 3, 5, 31, 64, 127, 1000, 4099, 65_537, 300_007)
-ARRAY_KINDS = ("all_reduce_array", "all_reduce_in_place", "broadcast_array", "all_gather_object", "barrier")
+ARRAY_KINDS = (
+    "all_reduce_array",
+    "all_reduce_in_place",
+    "all_reduce_init",
+    "broadcast_array",
+    "all_gather_object",
+    "barrier",
+)
 TENSOR_KINDS = ("all_reduce", "all_reduce_n", "reduce_scatter", "all_gather", "broadcast")
 DEVIATIONS = ("count", "dtype", "op", "root", "kind")
 
@@ -187,6 +194,12 @@ class Runner:
             return [communicator.all_reduce_array(array, call.op, call.name, comm=self.comm)]
         if call.kind == "all_reduce_in_place":
             return [communicator.all_reduce_array(array, call.op, call.name, out=array, comm=self.comm)]
+        if call.kind == "all_reduce_init":
+            persistent = communicator.all_reduce_init(
+                array, call.op, call.name, out=np.empty_like(array), comm=self.comm
+            )
+            persistent()
+            return [persistent()]
         from keras_ddl import ops
         from keras_ddl._tf_compat import tf
 
