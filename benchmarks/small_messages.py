@@ -1,0 +1,79 @@
+"""What a small all-reduce adds to a tf.function: a call with one all_reduce of 1 KB beside a call without.
+
+    keras-ddl run -np 2 python benchmarks/small_messages.py
+
+Both functions take turns, some hundred calls each; reported are medians over the turns of the slowest rank's median
+call, and their difference: what a program pays for one small collective. --mpi adds MPI_Allreduce on a NumPy array,
+without TensorFlow, for comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow as tf
+from _rounds import machine, slowest_rank
+
+import keras_ddl
+
+
+def median_call(function, calls: int) -> float:
+    """The median seconds of a call."""
+    seconds = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bytes", type=int, default=1024, help="of the reduced tensor (default: 1024)")
+    parser.add_argument("--turns", type=int, default=15, help="turns of each function (default: 15)")
+    parser.add_argument("--calls", type=int, default=400, help="calls per turn (default: 400)")
+    parser.add_argument("--mpi", action="store_true", help="also time MPI_Allreduce")
+    options = parser.parse_args()
+
+    keras_ddl.init()
+    values = tf.ones([options.bytes // 4])
+
+    @tf.function
+    def empty(tensor):
+        return tf.identity(tensor)
+
+    @tf.function
+    def reduced(tensor):
+        return keras_ddl.all_reduce(tensor, name="small")
+
+    contestants = {"empty": lambda: empty(values), "all_reduce": lambda: reduced(values)}
+    if options.mpi:
+        from mpi4py import MPI
+
+        source = np.ones(options.bytes // 4, np.float32)
+        result = np.zeros_like(source)
+        contestants["MPI_Allreduce"] = lambda: MPI.COMM_WORLD.Allreduce(source, result)
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(options.turns + 1):  # the first traces and warms up
+        for name, call in contestants.items():
+            keras_ddl.barrier()
+            seconds = slowest_rank(median_call(call, options.calls))
+            if turn:
+                times[name].append(seconds)
+    if keras_ddl.rank() == 0:
+        median = {name: statistics.median(seconds) * 1e6 for name, seconds in times.items()}
+        added = statistics.median(a - b for a, b in zip(times["all_reduce"], times["empty"])) * 1e6
+        print(f"{machine()}; {options.bytes} bytes\n")
+        for name, microseconds in median.items():
+            print(f"{name:>14} {microseconds:8.1f} us")
+        print(f"{'added':>14} {added:8.1f} us by one all_reduce in a tf.function")
+
+
+if __name__ == "__main__":
+    main()
