@@ -1,7 +1,7 @@
 """The overhead of a training step at 2 ranks, beside a third of what Horovod was recorded to need.
 
     keras-ddl run -np 2 python benchmarks/training_step.py
-    keras-ddl run -np 2 python benchmarks/training_step.py --networks resnet --timeline /tmp/step.json
+    KERAS_DDL_TIMELINE=/tmp/step.json keras-ddl run -np 2 python benchmarks/training_step.py --networks resnet
 
 Every rank trains on its own batch of the same size, so a perfect strategy takes as long at any number of ranks as one
 rank alone. Contestants take turns in one run:

@@ -51,11 +51,13 @@ std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_byte
                  {false, kS, kS, chunk(512)}};
     }
   } else {
-    // More ranks read each slot: split always, but for what one step holds.
-    if (bytes < kMegabyte) schemes.push_back({false, kC, kC, chunk(128)});
-    for (const Store slot : {kC, kS}) {
-      schemes.push_back({true, slot, bytes < 4 * kMegabyte ? kC : kS, chunk(512)});
-      if (bytes > 256 * kKilobyte) schemes.push_back({true, slot, bytes < 4 * kMegabyte ? kC : kS, chunk(256)});
+    // Direct reads every slot but waits once per step, which tells when several ranks share a core.
+    const Store result = bytes < 4 * kMegabyte ? kC : kS;
+    schemes = {{true, kC, result, chunk(512)}, {true, kS, result, chunk(512)}, {false, kC, result, chunk(128)}};
+    if (bytes >= 512 * kKilobyte) {
+      schemes.push_back({true, kC, result, chunk(256)});
+      schemes.push_back({true, kS, result, chunk(256)});
+      schemes.push_back({false, kC, result, chunk(512)});
     }
   }
   return schemes;
