@@ -148,6 +148,7 @@ class EmulatedCluster:
             _run(f"ip netns add {space} && ip -n {space} link set lo up")
             _run(f"ip -n {space} link add eth0 type veth peer name p{i} netns {switch}")
             _run(f"ip -n {space} addr add 10.77.{i // 250}.{i % 250 + 1}/16 dev eth0 && ip -n {space} link set eth0 up")
+            self._set_congestion_control(space)
             bridge = bridges[i * self._num_racks // len(self.hosts)]
             _run(f"ip -n {switch} link set p{i} master {bridge} up")
             self._shape(space, "eth0", self._rate)
@@ -160,6 +161,12 @@ class EmulatedCluster:
         # A process that lives in the switch shows its counters to every host, through /proc.
         self._anchor = subprocess.Popen(["ip", "netns", "exec", switch, "sleep", "infinity"])
         self.counters = Path(f"/proc/{self._anchor.pid}/net/dev")
+
+    @staticmethod
+    def _set_congestion_control(space: str) -> None:
+        # Linux's default, whatever this machine uses. bbr, say, stops for 0.2 s every ten seconds to probe the delay.
+        words = ["ip", "netns", "exec", space, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=cubic"]
+        subprocess.run(words, capture_output=True)
 
     @staticmethod
     def _shape(space: str, device: str, rate: str) -> None:
