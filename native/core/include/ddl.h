@@ -99,12 +99,12 @@ typedef struct ddl_request {
                               // a multiple of it. A row of 0 elements: set rows in `rows`.
   uint64_t rows;              // DDL_REDUCE_SCATTER, DDL_ALL_GATHER: rows (dim 0) of this rank's input
   uint64_t fingerprint;       // any hash both sides must agree on (shapes, plan); 0 for none
-  uint64_t step;              // equal for requests that one run of a graph makes on this rank, else unlike any other; when
-                              // one of them fails, those that still wait for other ranks fail with it, and those that
-                              // come later. 0: this request stands alone. Need not be equal on the ranks.
-  double tolerance;           // with DDL_FLAG_CHECK: max |a - b| <= tolerance * max(1, |b|)
-  const char* name;           // match key, UTF-8, 1..1023 bytes
-  const char* detail;         // shown in error messages (shapes, tensor names); may be NULL; cut after 1023 bytes
+  uint64_t step;       // equal for requests that one run of a graph makes on this rank, else unlike any other; when
+                       // one of them fails, those that still wait for other ranks fail with it, and those that
+                       // come later. 0: this request stands alone. Need not be equal on the ranks.
+  double tolerance;    // with DDL_FLAG_CHECK: max |a - b| <= tolerance * max(1, |b|)
+  const char* name;    // match key, UTF-8, 1..1023 bytes
+  const char* detail;  // shown in error messages (shapes, tensor names); may be NULL; cut after 1023 bytes
   // DDL_ALL_GATHER: called once on the communication thread when the sizes are known; returns the output of
   // sum(rows_by_rank) * row_count elements, or NULL to fail the request. NULL: the library allocates (ddl_work_data).
   void* (*allocate)(void* user, const uint64_t* rows_by_rank, int size);
