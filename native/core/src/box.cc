@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "control_channel.h"
+#include "float16_mean.h"
 
 namespace ddl {
 namespace {
@@ -94,10 +95,10 @@ Box::Stages Box::StagesOf(ddl_dtype dtype, ddl_op op) const {
   const auto ranks = static_cast<double>(transport_.size);
   const Reduction across{dtype, op == DDL_MEAN ? DDL_SUM : op, 1.0};
   if (op != DDL_MEAN) return {across, across, across, false};
-  // A mean divides last, which rounds once. In 16 bits it divides as soon as the group's sum is known in float32: a
-  // sum over many groups could overflow where the mean does not.
-  const bool narrow = dtype == DDL_FLOAT16 || dtype == DDL_BFLOAT16;
-  return {narrow ? Reduction{dtype, DDL_MEAN, ranks} : across, across, {dtype, DDL_MEAN, ranks}, !narrow};
+  // A mean divides last, which rounds once; but see float16_mean.h.
+  if (dtype != DDL_FLOAT16) return {across, across, {dtype, DDL_MEAN, ranks}, true};
+  const double first = Float16Divisor(transport_.size);
+  return {{dtype, DDL_MEAN, first}, across, {dtype, DDL_MEAN, ranks / first}, first != ranks};
 }
 
 Status Box::ReduceScatter(const View& in, char* out, const std::vector<Range>& ranges, ddl_dtype dtype, ddl_op op) {
@@ -140,7 +141,7 @@ Status Box::ReduceScatter(const View& in, char* out, const std::vector<Range>& r
   const View mine(bytes, shard.data() + chunks[static_cast<size_t>(group_)].begin * bytes, own.size());
   const View result(bytes, out, own.size());
   if (stages.has_last) {
-    ReduceAlone(mine, result, stages.last);
+    DivideLast(mine, result, stages.last);
   } else {
     CopyView(mine, result, Store::kCached);
   }

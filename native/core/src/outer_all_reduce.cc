@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "float16_mean.h"
 #include "kernels.h"
-#include "shm_collectives.h"
 
 namespace ddl {
 namespace {
@@ -121,7 +121,7 @@ void OuterAllReduce::Take(const Step& step, size_t number) {
   Reduce(dtype_, across_.op, sources, 2, target, step.receive.size(), 1.0, Store::kCached);
   if (has_last_ && number + 1 == reduce_steps_) {
     const View sum(bytes_, data_ + own_.begin * bytes_, own_.size());
-    ReduceAlone(sum, sum, last_);
+    DivideLast(sum, sum, last_);
   }
 }
 
