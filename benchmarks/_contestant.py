@@ -46,6 +46,15 @@ class Mpi:
         return lambda: self._world.Allreduce(source, result)
 
 
+def numpy_dtype(name: str) -> np.dtype:
+    """np.dtype(name), bfloat16 included."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
 def main() -> None:
     address, name, library, pin = sys.argv[1:]
     host, port = address.rsplit(":", 1)
@@ -60,7 +69,7 @@ def main() -> None:
         for line in lines:
             order = json.loads(line)
             if "dtype" in order:
-                count, dtype = order["count"], np.dtype(order["dtype"])
+                count, dtype = order["count"], numpy_dtype(order["dtype"])
                 source = (np.arange(count) % 7 + contestant.rank).astype(dtype)
                 result = np.zeros_like(source)
                 copy = np.zeros_like(source)

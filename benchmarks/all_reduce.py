@@ -125,7 +125,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-np", type=int, default=2, metavar="RANKS", help="ranks of each contestant (default: 2)")
     parser.add_argument("--sizes", default=SIZES, help=f"buffer sizes per rank in bytes, K, M or G (default: {SIZES})")
-    parser.add_argument("--dtype", default="float32", help="float32, float16, float64, ... (default: float32)")
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        help="float32, float64, int32, ...; float16 and bfloat16, which MPI lacks, with --peers '' (default: float32)",
+    )
     parser.add_argument("--peers", default=",".join(FAMILIES), help=f"of {', '.join(FAMILIES)}, or '' (default: all)")
     parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds per size (default: 11)")
     parser.add_argument("--families", type=Path, default=HERE.parent / "build" / "mpi-families", metavar="DIR")
@@ -135,7 +139,7 @@ def main() -> None:
     if unknown := set(peers) - set(FAMILIES):
         parser.error(f"--peers: one of {', '.join(FAMILIES)}. Received: {', '.join(sorted(unknown))}")
 
-    itemsize = {"float64": 8, "int64": 8, "float16": 2, "uint8": 1, "int8": 1}.get(options.dtype, 4)
+    itemsize = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1}.get(options.dtype, 4)
     rows: dict[int, dict[str, list[float]]] = {}
     pin = options.np <= len(os.sched_getaffinity(0))
     with contestants(options.np, peers, options.families.resolve(), pin) as everybody:

@@ -130,6 +130,37 @@ def check_all_reduce_array_takes_scalars_lists_and_strides():
     assert communicator.all_reduce_array(np.zeros((0, 3))).shape == (0, 3)
 
 
+def check_all_reduce_init_reads_its_array_at_every_call():
+    for count in COUNTS:
+        array = np.zeros(count, np.float32)
+        reduce = communicator.all_reduce_init(array, "mean", name=f"persistent {count}")
+        for turn in range(3):
+            array[:] = RANK + turn
+            if turn == 1 and RANK == 0:
+                time.sleep(0.01)  # longer than the others wait before they leave it to the communication thread
+            result = reduce()
+            np.testing.assert_array_equal(result, np.full(count, (SIZE - 1) / 2 + turn, np.float32))
+    in_place = np.arange(5.0)
+    assert communicator.all_reduce_init(in_place, out=in_place)() is in_place
+    np.testing.assert_array_equal(in_place, np.arange(5.0) * SIZE)
+
+
+def check_all_reduce_init_reports_a_mismatch_and_goes_on():
+    if SIZE == 1:
+        skip("needs two ranks")
+    with pytest.raises(errors.RankMismatchError, match="elements"):
+        communicator.all_reduce_init(np.ones(3 if RANK else 4), name="sizes")()
+    np.testing.assert_array_equal(communicator.all_reduce_init(np.ones(3), name="sizes")(), np.full(3, SIZE))
+
+
+def check_all_reduce_init_refuses_what_it_could_not_read_again():
+    for array in ([1.0, 2.0], np.ones((4, 4))[:, ::2]):
+        with pytest.raises(errors.ConfigError, match="C-contiguous"):
+            communicator.all_reduce_init(array)
+    with pytest.raises(errors.ConfigError, match="op must be one of"):
+        communicator.all_reduce_init(np.ones(2), "median")
+
+
 def check_integer_mean_rounds_toward_zero_and_does_not_wrap():
     for dtype in (np.int8, np.int32, np.int64, np.uint8):
         top = np.iinfo(dtype).max if dtype != np.int64 else 1 << 40
