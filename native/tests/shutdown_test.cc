@@ -132,5 +132,27 @@ TEST(JanitorTest, RemovesWhatDeadProcessesLeft) {
   rmdir(folder.c_str());
 }
 
+TEST(Create, RefusesGroupsAndDimensionsThatCanNotBe) {
+  const auto create = [](int32_t leader, std::vector<int32_t> outer) {
+    ddl_options options{};
+    options.abi_version = DDL_ABI_VERSION;
+    options.group = &leader;
+    options.outer = outer.data();
+    options.num_outer = static_cast<uint32_t>(outer.size());
+    char error[200] = "";
+    ddl_comm* comm = ddl_create(nullptr, &options, error, sizeof error);
+    if (comm != nullptr) {
+      ddl_close(comm);
+      ddl_release(comm);
+    }
+    return std::string(error);
+  };
+  EXPECT_EQ(create(0, {}), "");
+  EXPECT_EQ(create(0, {1}), "");
+  EXPECT_NE(create(1, {}).find("group[0] = 1"), std::string::npos);
+  EXPECT_NE(create(0, {2}).find("a product of 2"), std::string::npos);
+  EXPECT_NE(create(0, {1, 0}).find("a product of 0"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace ddl_test

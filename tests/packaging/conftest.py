@@ -32,7 +32,8 @@ def sdist(work) -> Path:
 def source(sdist, work) -> Path:
     """The unpacked sdist: what is built from it needs nothing that was left out of it."""
     with tarfile.open(sdist) as archive:
-        archive.extractall(work / "source", filter="data")
+        # Early releases of Python 3.11 have no filters; the archive is our own.
+        archive.extractall(work / "source", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (path,) = (work / "source").iterdir()
     return path
 

@@ -9,6 +9,8 @@ namespace ddl {
 namespace {
 
 constexpr double kDebtSeconds = 60.0;
+// How long the threads of a step that was given up may still submit what is left of it.
+constexpr double kFailedStepSeconds = 10.0;
 
 }  // namespace
 
@@ -125,7 +127,12 @@ bool Coordinator::PayDebt(int rank, const Announcement& announcement, double now
   return owed;
 }
 
-bool Coordinator::HasDebts(double now) const {
+bool Coordinator::HasDebts(double now) {
+  if (num_failed_steps_ != num_failed_steps_seen_) {
+    num_failed_steps_seen_ = num_failed_steps_;
+    failed_steps_until_ = now + kFailedStepSeconds;
+  }
+  if (now < failed_steps_until_) return true;
   return std::any_of(debts_.begin(), debts_.end(), [&](const auto& named) {
     return std::any_of(named.second.begin(), named.second.end(), [&](const Debt& d) { return d.until >= now; });
   });

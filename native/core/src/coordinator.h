@@ -38,8 +38,8 @@ class Coordinator {
   void Hear(int rank, const std::string& predicate, bool last);
 
   bool HasPending() const { return !waiting_.empty(); }
-  // True while some rank may still come to a collective that failed without it.
-  bool HasDebts(double now) const;
+  // True while some rank may still come to a collective that failed without it, or submit more of a failed step.
+  bool HasDebts(double now);
   bool HasLeft(int rank) const { return left_[static_cast<size_t>(rank)]; }
 
   // What was decided, in order, since the last call.
@@ -106,6 +106,9 @@ class Coordinator {
   std::map<std::string, std::vector<Debt>> debts_;
   std::vector<FailedStep> failing_;      // to be looked at by FailSteps
   std::deque<FailedStep> failed_steps_;  // the last few
+  uint64_t num_failed_steps_ = 0;        // ever
+  uint64_t num_failed_steps_seen_ = 0;   // by HasDebts
+  double failed_steps_until_ = 0;        // till when the last of them counts as debts
   std::vector<Verdict> verdicts_;
   std::vector<std::string> warnings_;
   std::vector<Sighting> sightings_;  // by rank

@@ -36,6 +36,7 @@ void Coordinator::FailSteps() {
       if (Present(here->second).empty()) waiting_.erase(here);
     }
     failed_steps_.push_back(std::move(failing));
+    ++num_failed_steps_;
     if (failed_steps_.size() > std::max(kRemembered, 4 * static_cast<size_t>(size_))) failed_steps_.pop_front();
   }
 }

@@ -26,18 +26,49 @@ constexpr double kSpinSeconds = 20e-6;
 
 thread_local bool on_communication_thread = false;
 
+// How often this process was forked from one that had the library: a child has the memory, but no communication thread.
+std::atomic<uint32_t> forks{0};
+
 size_t SlotBytes(const ddl_options& options, const ddl_transport& transport) {
   std::vector<int> members(static_cast<size_t>(transport.size), 0);
   for (int r = 0; r < transport.size; ++r) ++members[static_cast<size_t>(options.group[r])];
   const auto largest = static_cast<uint64_t>(*std::max_element(members.begin(), members.end()));
   const uint64_t staging = options.staging_bytes != 0 ? options.staging_bytes : kDefaultStagingBytes;
   const uint64_t slot = std::min(kLargestSlot, staging / (largest * kSlots)) / 4096 * 4096;
-  return std::max(kSmallestSlot, slot);
+  // A reduce-scatter needs a cache line of a slot for every rank.
+  const uint64_t lines = (64 * largest + 4095) / 4096 * 4096;
+  return std::max({kSmallestSlot, slot, lines});
+}
+
+// Whether `options` can be those of `size` ranks; see ddl.h.
+Status CheckOptions(const ddl_options& options, int size) {
+  int64_t groups = 0;
+  for (int r = 0; r < size; ++r) {
+    const int leader = options.group[r];
+    if (leader < 0 || leader > r || options.group[leader] != leader) {
+      return {DDL_INVALID_ARGUMENT, "group: each entry must be the lowest rank of its group. Received: group[" +
+                                        std::to_string(r) + "] = " + std::to_string(leader) + "."};
+    }
+    groups += leader == r ? 1 : 0;
+  }
+  int64_t product = 1;
+  for (uint32_t d = 0; d < static_cast<uint32_t>(options.num_outer); ++d) {
+    product = options.outer[d] < 1 ? 0 : product * options.outer[d];
+  }
+  if (options.num_outer == 0 || product == groups) return {};
+  return {DDL_INVALID_ARGUMENT, "outer: the dimensions must be 1 or more and their product the number of groups, " +
+                                    std::to_string(groups) + ". Received: a product of " + std::to_string(product) +
+                                    "."};
 }
 
 }  // namespace
 
 Status Engine::Create(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<Engine>* out) {
+  const Status possible = CheckOptions(options, transport.size);
+  if (!possible.ok()) {
+    transport.destroy(transport.self);
+    return possible;
+  }
   const std::vector<int> group(options.group, options.group + transport.size);
   std::unique_ptr<GroupMemory> memory;
   Status status = GroupMemory::Create(transport, group, SlotBytes(options, transport), &memory);
@@ -68,6 +99,9 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
       executor_(transport_, box_),
       meeting_(*memory_),
       sources_(static_cast<size_t>(transport.size)) {
+  static const int watching = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+  (void)watching;
+  forks_at_creation_ = forks;
   if (transport.rank == 0) {
     coordinator_ = std::make_unique<Coordinator>(places_, options.warn_after_s, options.deadline_s);
   }
@@ -85,14 +119,10 @@ void Engine::Close() {
   whereabouts_.Close();
   stop_since_ = Now();
   stop_ = true;
-  // A calling thread in the middle of a collective still uses the group's memory. It notices `stop_`.
-  const auto busy = [this] {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return inline_busy_;
-  };
-  while (busy()) sched_yield();
   RingBell(memory_->own());
   thread_.join();
+  // Other threads touch the group's memory under the lock only, and no more once they have seen `stop_`.
+  const std::lock_guard<std::mutex> lock(mutex_);
   transport_.destroy(transport_.self);
 }
 
@@ -105,19 +135,23 @@ void Engine::Submit(const ddl_request& from) {
   auto request = std::make_unique<Request>();
   request->Describe(from);
   request->submitted = Now();
+  const bool forked = Forked();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!stop_) {
+    if (!stop_ && !forked) {
       memory_->own().outstanding.fetch_add(1, std::memory_order_relaxed);
       submitted_.push_back(std::move(request));
+      RingBell(memory_->own());
     }
   }
   if (request != nullptr) {
-    request->done(request->user, DDL_FAILED_PRECONDITION, "the communicator has been shut down");
-    return;
+    request->done(request->user, DDL_FAILED_PRECONDITION,
+                  forked ? "this process was forked from a rank, and is not a rank itself"
+                         : "the communicator has been shut down");
   }
-  RingBell(memory_->own());
 }
+
+bool Engine::Forked() const { return forks.load(std::memory_order_relaxed) != forks_at_creation_; }
 
 void Engine::Loop() {
   on_communication_thread = true;
@@ -226,6 +260,8 @@ void Engine::Handle(int peer, const std::string& bytes) {
 bool Engine::DeliverVerdicts() {
   if (coordinator_ == nullptr) return false;
   for (Verdict& verdict : coordinator_->TakeVerdicts()) outbox_.push_back(std::move(verdict));
+  // Before the verdicts are sent: who has been told of a failure must not meet a rank that has not come to it yet.
+  memory_->own().no_meetings.store(coordinator_->HasDebts(Now()) ? 1 : 0, std::memory_order_relaxed);
   bool any = false;
   while (!outbox_.empty()) {
     const Verdict& verdict = outbox_.front();
@@ -249,7 +285,6 @@ bool Engine::DeliverVerdicts() {
     outbox_front_sent_ = false;
     any = true;
   }
-  memory_->own().no_meetings.store(coordinator_->HasDebts(Now()) ? 1 : 0, std::memory_order_relaxed);
   for (const std::string& warning : coordinator_->TakeWarnings()) Warn(warning);
   return any;
 }
@@ -290,7 +325,7 @@ void Engine::Decide(const Decision& decision) {
 
 void Engine::Finish(const Request& request, const Status& status) {
   // First: whoever waits for this may come to the next meeting at once.
-  memory_->own().outstanding.fetch_sub(1, std::memory_order_relaxed);
+  memory_->own().outstanding.fetch_sub(1, std::memory_order_release);
   request.done(request.user, status.code(), status.message().c_str());
 }
 

@@ -60,6 +60,9 @@ class Engine {
   bool Meet(uint32_t patience_us);
   Status RunMet(const ddl_request& request, bool eager);
   Status HealthInline() const;
+  bool InlineBusy();
+  // In a child of the process that made this: memory that is shared with other ranks must be left alone.
+  bool Forked() const;
   static bool OnCommunicationThread();
 
   // All below run on the communication thread.
@@ -83,6 +86,7 @@ class Engine {
   void Idle(uint32_t seen);
   Status Health();
   void Break(const Status& status);
+  void ShowBroken(const Status& status);
   void FailPending(const Status& status);
   void Finish(const Request& request, const Status& status);
   void Leave();
@@ -111,7 +115,8 @@ class Engine {
   // A calling thread is at a meeting or carries a collective out; meanwhile nothing is announced, so no other
   // collective can be decided that would need the group's memory. Guarded by mutex_.
   bool inline_busy_ = false;
-  Status inline_failure_;           // guarded by mutex_: what the communication thread has to break with
+  Status inline_failure_;  // guarded by mutex_: what the communication thread has to break with
+  uint32_t forks_at_creation_ = 0;
   std::atomic<bool> usable_{true};  // false once broken
   std::atomic<bool> stop_{false};
   std::atomic<double> stop_since_{0};

@@ -1,5 +1,6 @@
 // How an engine notices that something is wrong, gives the communicator up, and leaves.
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -17,11 +18,18 @@ namespace {
 constexpr double kLeaveSeconds = 1.0;
 // A collective under way gets this long to finish when the process shuts down.
 constexpr double kStopGraceSeconds = 2.0;
+// How often a leaving rank looks whether a calling thread has finished.
+constexpr unsigned kInlineLookUs = 100;
 
 }  // namespace
 
 void Engine::WatchOver() {
-  if (!broken_.ok()) return;
+  if (!broken_.ok()) {
+    // Rank 0's goodbye may find a calling thread in the middle of a collective with the others: watch over it still.
+    const Status health = InlineBusy() ? Health() : Status();
+    if (!health.ok()) ShowBroken(health);
+    return;
+  }
   if (coordinator_ != nullptr) coordinator_->Tick(Now());
   AskAndAnswer();
   const Status health = Health();
@@ -68,7 +76,10 @@ void Engine::TellCoordinator(MessageType type, const std::string& text) {
   }
 }
 
-void Engine::Answered() { RingBell(memory_->own()); }
+void Engine::Answered() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!stop_) RingBell(memory_->own());
+}
 
 // In the middle of a collective messages wait unread, a goodbye among them: they are read now and handled later.
 bool Engine::HasLeft(int rank) {
@@ -154,6 +165,12 @@ Status Engine::HealthInline() const {
 void Engine::Break(const Status& status) {
   if (!broken_.ok()) return;
   broken_ = status;
+  ShowBroken(status);
+  channel_.SendAbort(EncodeText(MessageType::kAbort, status.message()));
+  FailPending(status);
+}
+
+void Engine::ShowBroken(const Status& status) {
   RankBlock& own = memory_->own();
   const std::string reason = Cut(status.message(), sizeof own.reason - 1);
   std::memcpy(own.reason, reason.c_str(), reason.size() + 1);
@@ -161,8 +178,11 @@ void Engine::Break(const Status& status) {
   for (int local = 0; local < memory_->local_size(); ++local) {
     if (local != memory_->local_rank()) RingBell(memory_->block(local));
   }
-  channel_.SendAbort(EncodeText(MessageType::kAbort, status.message()));
-  FailPending(status);
+}
+
+bool Engine::InlineBusy() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return inline_busy_;
 }
 
 void Engine::FailPending(const Status& status) {
@@ -178,11 +198,20 @@ void Engine::FailPending(const Status& status) {
 }
 
 void Engine::Leave() {
+  // A calling thread in the middle of a collective is needed by the other ranks. After a while it gives up by itself.
+  while (InlineBusy()) {
+    const Status health = Health();
+    if (!health.ok()) Break(health);
+    usleep(kInlineLookUs);
+  }
   std::vector<std::unique_ptr<Request>> late;
+  Status failure;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     late.swap(submitted_);
+    std::swap(failure, inline_failure_);
   }
+  if (!failure.ok()) Break(failure);
   const Status closed(DDL_FAILED_PRECONDITION, "the communicator has been shut down");
   for (auto& request : late) Finish(*request, closed);
   const std::string abandoned = pending_.empty() ? "" : pending_.begin()->first;

@@ -101,27 +101,24 @@ bool Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
 }
 
 bool Engine::EnterInline() {
-  if (memory_->block(0).no_meetings.load(std::memory_order_relaxed) != 0) return false;
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (stop_ || inline_busy_ || !usable_ || memory_->own().outstanding.load(std::memory_order_relaxed) != 0) {
-    return false;
-  }
+  if (stop_ || inline_busy_ || !usable_ || Forked()) return false;
+  // Acquires what the communication thread did for requests that have ended.
+  if (memory_->own().outstanding.load(std::memory_order_acquire) != 0) return false;
+  if (memory_->block(0).no_meetings.load(std::memory_order_relaxed) != 0) return false;
   inline_busy_ = true;
   return true;
 }
 
 void Engine::LeaveInline(const Status& status) {
-  bool waiting = false;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    inline_busy_ = false;
-    if (!status.ok()) {
-      usable_ = false;
-      inline_failure_ = status;
-    }
-    waiting = !status.ok() || !submitted_.empty() || stop_;
+  // Rings under the lock: afterwards Close may free the memory.
+  const std::lock_guard<std::mutex> lock(mutex_);
+  inline_busy_ = false;
+  if (!status.ok()) {
+    usable_ = false;
+    inline_failure_ = status;
   }
-  if (waiting) RingBell(memory_->own());
+  if (!status.ok() || !submitted_.empty() || stop_) RingBell(memory_->own());
 }
 
 bool Engine::Meet(uint32_t patience_us) {

@@ -6,19 +6,21 @@ namespace ddl {
 
 bool Meeting::Arrive() {
   const auto size = static_cast<uint64_t>(memory_.local_size());
-  // Acquires the cards of those who came before, releases this one's to those who come after.
-  const uint64_t before = word().fetch_add(1, std::memory_order_acq_rel);
-  if ((before & 0xffff) + 1 != size) return false;
-  word().store((number_ + 1) << 16, std::memory_order_release);
-  return true;
+  // Acquires the cards of those who came before, releases this one's to those who come after. The last opens the next
+  // meeting in the same instruction: were there a moment between, a rank could leave this meeting and come to a next
+  // one that is not open.
+  uint64_t seen = word().load(std::memory_order_acquire);
+  uint64_t next = 0;
+  do {
+    next = (seen & 0xffff) + 1 == size ? (number_ + 1) << 16 : seen + 1;
+  } while (!word().compare_exchange_weak(seen, next, std::memory_order_acq_rel, std::memory_order_acquire));
+  return next >> 16 != number_;
 }
 
 bool Meeting::Withdraw() {
-  const auto size = static_cast<uint64_t>(memory_.local_size());
   uint64_t seen = word().load(std::memory_order_acquire);
   do {
-    // All there: the last to arrive is about to open the next meeting, or has.
-    if (seen >> 16 != number_ || (seen & 0xffff) == size) return false;
+    if (seen >> 16 != number_) return false;
   } while (!word().compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel, std::memory_order_acquire));
   return true;
 }
