@@ -1,5 +1,7 @@
 #include "wire.h"
 
+#include <set>
+
 namespace ddl {
 
 char* WireMemory::Reserve(uint64_t bytes) {
@@ -36,9 +38,18 @@ Status WireMessages::TakeFinished(bool* finished) {
 }
 
 void WireMessages::Cancel() {
+  // Taking a message back from a peer that stands still is waited for; once is enough, for the abort must go out soon.
+  std::set<int> stuck;
   for (Message& message : under_way_) {
     if (message.operation == nullptr) continue;
-    if (transport_.cancel(transport_.self, &message.operation) != DDL_OK) memory_.HoldForEver();
+    if (stuck.count(message.peer) != 0) {
+      memory_.HoldForEver();
+      continue;
+    }
+    if (transport_.cancel(transport_.self, &message.operation) != DDL_OK) {
+      memory_.HoldForEver();
+      if (direction_ == kSends) stuck.insert(message.peer);
+    }
   }
   under_way_.clear();
 }
