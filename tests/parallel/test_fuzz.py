@@ -19,7 +19,7 @@ def test_fuzz_equals_numpy(np, mode):
     assert re.search(r"\d+ rounds, \d+ calls, \d ranks: all as NumPy says", outcome.ranks[0].stdout), outcome.text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("np", "mode"), [(2, "p"), (4, "x:2x2")])
 def test_fuzz_of_tensors_equals_numpy(np, mode):
     outcome = run_ranks(FUZZ, np, args=["--seconds", 6], mode=mode, timeout=150).check()
@@ -49,7 +49,7 @@ def test_soak_finds_nothing_that_grows(mode):
     assert "10,000 calls after 5,000" in outcome.ranks[0].stdout, outcome.text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_soak_of_tensors_finds_nothing_that_grows():
     outcome = run_ranks(SOAK, 2, args=["--calls", 5_000, "--warm-up", 2_000], timeout=150).check()
     assert "5,000 calls after 2,000" in outcome.ranks[0].stdout, outcome.text()
