@@ -9,9 +9,11 @@ from parallel.harness import rank_tests, run_ranks
 HERE = Path(__file__).parent
 ALL_SHARED, ALL_MPI, BOTH = (4, "x:4x1"), (4, "x:1x4"), (4, "x:2x2")
 
-test_ops = rank_tests(HERE / "ops_checks.py", [1, 2, (3, "x:1x3"), ALL_SHARED, ALL_MPI, BOTH], check_timeout=90)
+test_ops = rank_tests(HERE / "ops_checks.py", [1, 2, (3, "x:1x3"), BOTH], check_timeout=90)
+test_ops_of_four_ranks = pytest.mark.long(rank_tests(HERE / "ops_checks.py", [ALL_SHARED, ALL_MPI], check_timeout=90))
 test_ops_gradients = rank_tests(HERE / "ops_gradient_checks.py", [3], check_timeout=90)
-test_ops_failures = rank_tests(HERE / "ops_failure_checks.py", [2, 3, BOTH, 8], check_timeout=90)
+test_ops_failures = rank_tests(HERE / "ops_failure_checks.py", [2, 3, BOTH], check_timeout=90)
+test_ops_failures_of_eight_ranks = pytest.mark.long(rank_tests(HERE / "ops_failure_checks.py", [8], check_timeout=90))
 test_ops_sync = rank_tests(HERE / "ops_sync_checks.py", [2], env={"KERAS_DDL_TF_KERNELS": "sync"})
 
 

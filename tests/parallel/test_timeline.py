@@ -50,18 +50,20 @@ def test_timeline_shows_buckets_on_the_wire_while_backward_runs(tmp_path):
         mine = timeline.read(timeline.path_of_rank(path, rank))
         steps = [event for event in mine if event.get("cat") == "step"]
         assert [step["name"] for step in steps] == ["step 0"] * 6
-        buckets = [one for one in timeline.collectives(timeline.path_of_rank(path, rank)) if "bucket" in one.name]
+        buckets = [
+            one for one in timeline.collectives(timeline.path_of_rank(path, rank)) if "gradients/bucket_" in one.name
+        ]
         assert {one.kind for one in buckets} == {"all_reduce"} and {one.rank for one in buckets} == {rank}
         assert sum(one.bytes for one in buckets) == 6 * 4 * (6 * (512 * 512 + 512) + 513)
         early = []
         for step in steps:
             begin, end = step["ts"] * 1e-6, (step["ts"] + step["dur"]) * 1e-6
             now = [one for one in buckets if begin <= one.started <= end]
-            assert len(now) == 7
+            assert len(now) == len(buckets) // 6 >= 5
             for one in now:
                 assert begin <= one.submitted <= one.agreed <= one.started <= one.finished <= end
             early.append(sum(one.finished < max(other.submitted for other in now) for one in now))
-        # Of the seven buckets of a step; some steps may be spoilt by whatever else the machine does.
+        # Of the buckets of a step; some steps may be spoilt by whatever else the machine does.
         assert max(early) >= 3, early
 
 
