@@ -75,7 +75,10 @@ def loses_a_host(lost, scene, folder):
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("np", "lost", "scene"), [(2, 1, "waiting"), (4, 1, "inside"), (4, 0, "waiting")])
+@pytest.mark.parametrize(
+    ("np", "lost", "scene"),
+    [(2, 1, "waiting"), (4, 1, "inside"), pytest.param(4, 0, "waiting", marks=pytest.mark.long)],
+)
 def test_host_that_stands_still_is_an_error_on_the_others(tmp_path, np, lost, scene):
     outcome = run_ranks(loses_a_host, np, args=(lost, scene, str(tmp_path)), mpirun=two_hosts(np), timeout=60)
     told = {path.name: path.read_text() for path in tmp_path.glob("survivor-*")}

@@ -46,7 +46,7 @@ def silent_ranks():
     return str(caught.value), seconds, os.getpid()
 
 
-@pytest.mark.parametrize(("np", "mode"), [(2, "p"), (4, "x:2x2")])
+@pytest.mark.parametrize(("np", "mode"), [pytest.param(2, "p", marks=pytest.mark.long), (4, "x:2x2")])
 def test_missing_rank_is_told_with_its_host_and_its_line(np, mode):
     env = {"KERAS_DDL_WARN_AFTER_SECONDS": "1", "KERAS_DDL_DEADLINE_SECONDS": "6"}
     outcome = run_ranks(silent_ranks, np, mode=mode, env=env, timeout=80).check()
