@@ -155,9 +155,9 @@ def main() -> None:
             cells = "".join(
                 f"{median[name] * 1e6:>13.1f} {size / median[name] / 1e9:>6.2f}" for name in ["keras_ddl", *peers]
             )
-            best = min((median[peer] for peer in peers), default=float("nan"))
             ours = median["keras_ddl"]
-            print(f"{size:>10} {cells} {best / ours:>7.2f}x {median['memcpy'] / ours:>10.2f}", flush=True)
+            ratio = f"{min(median[peer] for peer in peers) / ours:.2f}x" if peers else "-"
+            print(f"{size:>10} {cells} {ratio:>8} {median['memcpy'] / ours:>10.2f}", flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps({"ranks": options.np, "seconds": rows}, indent=1), encoding="utf-8")
 
