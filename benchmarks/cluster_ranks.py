@@ -18,7 +18,7 @@ from _rounds import machine
 from mpi4py import MPI
 
 import keras_ddl
-from keras_ddl import _native, group
+from keras_ddl import _native, _native_library, group
 from keras_ddl.communicator import describe
 from keras_ddl.topology import make_topology
 
@@ -34,7 +34,7 @@ def make_contestant(name: str, mode: str) -> tuple[str, Callable[[np.ndarray, np
         WORLD.rank, WORLD.allgather(MPI.Get_processor_name()), mode if name == "keras_ddl" else name
     )
     comm = _native.Communicator(
-        _native.mpi_transport(WORLD.py2f()),
+        _native_library.mpi_transport(WORLD.py2f()),
         topology.group,
         topology.dims[1:],
         id=1 + SETTINGS["contestants"].index(name),

@@ -12,7 +12,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
-from keras_ddl import _native
+from keras_ddl import _native_library
 from keras_ddl._environment import Launcher
 from keras_ddl.errors import DependencyError
 
@@ -61,7 +61,7 @@ def abort(status: int) -> None:
 def _import_mpi() -> type[MPI]:
     hint = None
     if "mpi4py.MPI" not in sys.modules and not {"MPI4PY_LIBMPI", "MPI4PY_MPIABI"} & os.environ.keys():
-        hint = _native.mpi_text("ddl_mpi_loaded_path")
+        hint = _native_library.mpi_text("ddl_mpi_loaded_path")
         os.environ["MPI4PY_LIBMPI"] = hint
     try:
         from mpi4py import MPI
@@ -79,7 +79,7 @@ def _import_mpi() -> type[MPI]:
 
 def _warn_about_launcher(launcher: Launcher | None) -> None:
     # Most MPICHs end the process when they find Open MPI's PMIx, before anybody could catch an error. Some can use it.
-    built_for = _native.mpi_text("ddl_mpi_library")
+    built_for = _native_library.mpi_text("ddl_mpi_library")
     if launcher is not None and launcher.name == "Open MPI" and launcher.name != built_for:
         warnings.warn(
             f"The ranks were started by Open MPI's mpirun, but keras_ddl was built for {built_for}, which may refuse "
@@ -90,12 +90,13 @@ def _warn_about_launcher(launcher: Launcher | None) -> None:
 
 
 def _check_family(module: type[MPI]) -> None:
-    built_for = _native.mpi_text("ddl_mpi_library")
+    built_for = _native_library.mpi_text("ddl_mpi_library")
     used = "Open MPI" if module.get_vendor()[0] == "Open MPI" else "MPICH"
     if used != built_for:
+        ours = f"{built_for} ({_native_library.mpi_text('ddl_mpi_loaded_path')})"
         raise DependencyError(
             f"mpi4py and keras_ddl must use one MPI. mpi4py has loaded {_version(module)}, but keras_ddl was built for "
-            f"{built_for} ({_native.mpi_text('ddl_mpi_loaded_path')}). Unset MPI4PY_LIBMPI and MPI4PY_MPIABI (now "
+            f"{ours}. Unset MPI4PY_LIBMPI and MPI4PY_MPIABI (now "
             f"{os.environ.get('MPI4PY_LIBMPI')!r} and {os.environ.get('MPI4PY_MPIABI')!r}) or set MPI4PY_LIBMPI to "
             "that file; to use the other MPI, reinstall keras_ddl with MPICC set to its mpicc."
         )
@@ -106,7 +107,7 @@ def _version(module: type[MPI]) -> str:
 
 
 def _remedy() -> str:
-    site = _native.mpi_text("ddl_mpi_site_launcher")
+    site = _native_library.mpi_text("ddl_mpi_site_launcher")
     if site:
         return f"Start the ranks with {site}, or reinstall keras_ddl with MPICC set to the mpicc of the launcher's MPI."
     return (

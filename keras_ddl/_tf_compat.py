@@ -13,7 +13,7 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-from keras_ddl import _native, _tf_packages, config
+from keras_ddl import _native_library, _tf_packages, config
 from keras_ddl.errors import DependencyError
 
 # Oldest TensorFlow whose C API has all that native/tf uses.
@@ -76,8 +76,8 @@ def load_ops() -> ModuleType:
     Raises:
         DependencyError: the library was not built, or this TensorFlow does not take it.
     """
-    path = _native.library_path("libkeras_ddl_tf.so")
-    _native.core()  # the ops find the communicator in the core that Python loaded
+    path = _native_library.library_path("libkeras_ddl_tf.so")
+    _native_library.core()  # the ops find the communicator in the core that Python loaded
     if not asynchronous() and config.get("TF_KERNELS") == "auto":
         warnings.warn(
             f"keras_ddl was not tested with TensorFlow {tf.__version__} (tested: "

@@ -11,7 +11,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from keras_ddl import _environment, _error_report, _mpi, _native, config, group
+from keras_ddl import _environment, _error_report, _mpi, _native, _native_library, config, group
 from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
 from keras_ddl.group import Communicator
 from keras_ddl.topology import Topology, make_topology
@@ -294,7 +294,7 @@ def _meet(world: Any, mode: str) -> tuple[Topology, Any]:
         if len(ranks_by_value) > 1:
             received = "; ".join(f"{value} on rank(s) {ranks}" for value, ranks in ranks_by_value.items())
             raise RankMismatchError(f"init: the {setting} must be equal on all ranks. Received: {received}.")
-    return make_topology(world.rank, [host for host, _ in everybody], mode), _native.mpi_transport(world.py2f())
+    return make_topology(world.rank, [host for host, _ in everybody], mode), _native_library.mpi_transport(world.py2f())
 
 
 def _warn_if_alone_by_mistake() -> None:

@@ -21,7 +21,7 @@ HELLO = """
 import os, sys
 import numpy as np
 import keras_ddl
-from keras_ddl import _native, communicator
+from keras_ddl import _native_library, communicator
 keras_ddl.init()
 assert keras_ddl.size() == 2, keras_ddl.size()
 total = communicator.all_reduce_array(np.arange(1000.0) + keras_ddl.rank())
@@ -29,7 +29,8 @@ assert np.array_equal(total, 2 * np.arange(1000.0) + 1)
 assert "tensorflow" not in sys.modules
 keras_ddl.barrier()
 with open(f"{sys.argv[1]}/{keras_ddl.rank()}", "w") as file:
-    file.write("\\n".join([keras_ddl.__file__, _native.mpi_text("ddl_mpi_loaded_path"), communicator.describe()]))
+    mpi = _native_library.mpi_text("ddl_mpi_loaded_path")
+    file.write("\\n".join([keras_ddl.__file__, mpi, communicator.describe()]))
 """
 
 
