@@ -17,6 +17,19 @@
 namespace ddl_test {
 namespace {
 
+// A communicator of one rank; NULL and `error` when it can not be made.
+ddl_comm* CreateAlone(std::string* error, int32_t leader = 0, const std::vector<int32_t>& outer = {}) {
+  ddl_options options{};
+  options.abi_version = DDL_ABI_VERSION;
+  options.group = &leader;
+  options.outer = outer.data();
+  options.num_outer = static_cast<uint32_t>(outer.size());
+  char text[1024] = "";
+  ddl_comm* const comm = ddl_create(nullptr, &options, text, sizeof text);
+  *error = text;
+  return comm;
+}
+
 // What a kernel of a binding does: looks the communicator up, submits, forgets it.
 int SumThroughTheWorld(std::string* message) {
   ddl_comm* const comm = ddl_find(DDL_WORLD);
@@ -31,13 +44,9 @@ int SumThroughTheWorld(std::string* message) {
 }
 
 TEST(ShutdownTest, OfTheWorldUnderThreadsThatUseIt) {
-  const int32_t group = 0;
-  ddl_options options{};
-  options.abi_version = DDL_ABI_VERSION;
-  options.group = &group;
-  char error[1024] = "";
+  std::string error;
   for (int round = 0; round < 50; ++round) {
-    ddl_comm* const comm = ddl_create(nullptr, &options, error, sizeof error);
+    ddl_comm* const comm = CreateAlone(&error);
     ASSERT_NE(comm, nullptr) << error;
     ddl_publish(DDL_WORLD, comm);
     std::atomic<int> started{0};
@@ -63,12 +72,8 @@ TEST(ShutdownTest, OfTheWorldUnderThreadsThatUseIt) {
 }
 
 TEST(ShutdownTest, OfAHeldCommunicatorIsAnErrorToWhatComesLater) {
-  const int32_t group = 0;
-  ddl_options options{};
-  options.abi_version = DDL_ABI_VERSION;
-  options.group = &group;
-  char error[1024] = "";
-  ddl_comm* const comm = ddl_create(nullptr, &options, error, sizeof error);
+  std::string error;
+  ddl_comm* const comm = CreateAlone(&error);
   ASSERT_NE(comm, nullptr) << error;
   ddl_publish(DDL_WORLD, comm);
   ddl_comm* const held = ddl_find(DDL_WORLD);
@@ -83,15 +88,11 @@ TEST(ShutdownTest, OfAHeldCommunicatorIsAnErrorToWhatComesLater) {
 }
 
 TEST(PublishTest, EveryCommunicatorIsFoundByItsOwnNumberAlone) {
-  const int32_t group = 0;
-  ddl_options options{};
-  options.abi_version = DDL_ABI_VERSION;
-  options.group = &group;
-  char error[1024] = "";
+  std::string error;
   const int64_t ids[] = {DDL_WORLD, 7, int64_t{1} << 62};
   ddl_comm* comms[3] = {};
   for (int i = 0; i < 3; ++i) {
-    comms[i] = ddl_create(nullptr, &options, error, sizeof error);
+    comms[i] = CreateAlone(&error);
     ASSERT_NE(comms[i], nullptr) << error;
     EXPECT_EQ(ddl_find(ids[i]), nullptr);
     ddl_publish(ids[i], comms[i]);
@@ -133,19 +134,11 @@ TEST(JanitorTest, RemovesWhatDeadProcessesLeft) {
 }
 
 TEST(Create, RefusesGroupsAndDimensionsThatCanNotBe) {
-  const auto create = [](int32_t leader, std::vector<int32_t> outer) {
-    ddl_options options{};
-    options.abi_version = DDL_ABI_VERSION;
-    options.group = &leader;
-    options.outer = outer.data();
-    options.num_outer = static_cast<uint32_t>(outer.size());
-    char error[200] = "";
-    ddl_comm* comm = ddl_create(nullptr, &options, error, sizeof error);
-    if (comm != nullptr) {
-      ddl_close(comm);
-      ddl_release(comm);
-    }
-    return std::string(error);
+  const auto create = [](int32_t leader, const std::vector<int32_t>& outer) {
+    std::string error;
+    ddl_comm* const comm = CreateAlone(&error, leader, outer);
+    if (comm != nullptr) ddl_destroy(comm);
+    return error;
   };
   EXPECT_EQ(create(0, {}), "");
   EXPECT_EQ(create(0, {1}), "");
