@@ -1,5 +1,6 @@
 // Engine: one rank's end of a communicator. Any thread submits; one communication thread announces, takes decisions
-// and runs the collectives, in the order the coordinator (rank 0's engine) decided.
+// and runs the collectives, in the order the coordinator (rank 0's engine) decided. Where all ranks share memory,
+// calling threads that come to a collective together run it themselves (meeting.h).
 #ifndef KERAS_DDL_CORE_ENGINE_H_
 #define KERAS_DDL_CORE_ENGINE_H_
 

@@ -141,7 +141,7 @@ constexpr int kInputsAtOnce = 4;                       // streams read together 
 constexpr size_t kTileBytes = 4096;                    // raw bytes of each then, so that accumulators stay in L1
 
 // Bytes of another rank's slot that are asked for ahead of their use. The processor's own prefetchers stop at the end
-// of each page, and another core's lines are far: 10 to 30 % between two cores of one processor.
+// of each page, and another core's lines are far.
 constexpr size_t kAheadBytes = 4096;
 
 template <bool kStreaming>

@@ -1,4 +1,4 @@
-// Waiter: how the communication thread waits for other ranks in the middle of a collective: it looks often at first,
+// Waiter: how the thread that runs a collective waits for other ranks in the middle of it: it looks often at first,
 // then gives its core away, and never waits for a rank that is dead.
 #ifndef KERAS_DDL_CORE_WAITER_H_
 #define KERAS_DDL_CORE_WAITER_H_
