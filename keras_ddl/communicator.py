@@ -11,7 +11,16 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from keras_ddl import _environment, _error_report, _mpi, _native, _native_library, config, group
+from keras_ddl import (
+    _environment,
+    _error_report,
+    _mpi,
+    _native,
+    _native_library,
+    _timeline_recording,
+    config,
+    group,
+)
 from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
 from keras_ddl.group import Communicator
 from keras_ddl.topology import Topology, make_topology
@@ -72,9 +81,7 @@ def init(mode: str | None = None) -> Topology:
         native = _native.Communicator(transport, place.group, place.dims[1:], **group.settings())
         _state.world = Communicator(native, place, "world", tuple(range(place.size)), _native.WORLD)
         if config.get("TIMELINE"):
-            from keras_ddl import timeline
-
-            timeline.start(config.get("TIMELINE"))
+            _timeline_recording.start(config.get("TIMELINE"), place.rank)
         if not _state.exit_registered:
             # Before MPI_Finalize, which mpi4py runs after every atexit function.
             atexit.register(shutdown)
@@ -94,9 +101,7 @@ def shutdown() -> None:
         if world is not None:
             group.close_all(_NOT_YET)
             world._close(_NOT_YET)
-            from keras_ddl import timeline
-
-            timeline.stop()
+            _timeline_recording.stop()
 
 
 def is_initialized() -> bool:

@@ -9,19 +9,29 @@ microseconds per collective, and nothing when no timeline is written.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import socket
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_ddl import _native, communicator
+from keras_ddl import _timeline_recording, communicator
+from keras_ddl._timeline_recording import add_span, is_on, path_of_rank, span, stop
 from keras_ddl.errors import ConfigError
+
+__all__ = [
+    "Collective",
+    "add_span",
+    "collectives",
+    "is_on",
+    "merge",
+    "path_of_rank",
+    "read",
+    "span",
+    "start",
+    "stop",
+]
 
 
 @dataclass(frozen=True)
@@ -38,65 +48,12 @@ class Collective:
     finished: float
 
 
-class _Running:
-    path: Path | None = None
-
-
 def start(path: str | os.PathLike[str]) -> Path:
     """Begins this rank's timeline and returns its file: `path` with .rankN before its suffix. Not collective.
 
     Raises: ConfigError: one is being written already, or the file cannot be made.
     """
-    topology = communicator.topology()
-    own = path_of_rank(path, topology.rank)
-    label = f"rank {topology.rank} ({socket.gethostname()})"
-    message = _native.trace_start(str(own), topology.rank, label)
-    if message:
-        raise ConfigError(
-            f"timeline: the file must be one that can be written, and no other may be open. Received: {message} (rank "
-            f"{topology.rank}). Call keras_ddl.timeline.stop() first, or name a folder that exists on every host."
-        )
-    _Running.path = own
-    return own
-
-
-def stop() -> Path | None:
-    """Ends this rank's timeline and returns its file; None if there is none. Runs by itself in `shutdown`."""
-    path, _Running.path = _Running.path, None
-    message = _native.trace_stop() if path is not None else ""
-    if message:
-        raise ConfigError(f"timeline: {path} could not be written to its end. Received: {message}. Free some space.")
-    return path
-
-
-def is_on() -> bool:
-    """Whether this rank writes a timeline."""
-    return _Running.path is not None
-
-
-@contextlib.contextmanager
-def span(name: str) -> Iterator[None]:
-    """Marks what the body does on the line of the steps, if a timeline is being written."""
-    if not is_on():
-        yield
-        return
-    begin = time.monotonic()
-    try:
-        yield
-    finally:
-        add_span(name, begin)
-
-
-def add_span(name: str, begin: float) -> None:
-    """Marks what has gone on from `begin` (of time.monotonic()) until now; does nothing without a timeline."""
-    if is_on():
-        _native.trace_span(name, begin, time.monotonic())
-
-
-def path_of_rank(path: str | os.PathLike[str], rank: int) -> Path:
-    """Returns "/tmp/timeline.rank3.json" for "/tmp/timeline.json" and rank 3."""
-    path = Path(path)
-    return path.with_name(f"{path.stem}.rank{rank}{path.suffix or '.json'}")
+    return _timeline_recording.start(path, communicator.rank())
 
 
 def merge(path: str | os.PathLike[str]) -> Path:

@@ -18,6 +18,7 @@ LAYERS = [
     ("keras_ddl.cost_model",),
     ("keras_ddl.topology",),
     ("keras_ddl._native", "keras_ddl._mpi"),
+    ("keras_ddl._timeline_recording",),
     ("keras_ddl.group",),
     ("keras_ddl.communicator", "keras_ddl.timeline"),
     ("keras_ddl.launch",),
