@@ -1,7 +1,7 @@
 #include "control_channel.h"
 
+#include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <utility>
 
 #include "doorbell.h"
@@ -49,7 +49,12 @@ bool MailboxTake(Mailbox& box, std::string* bytes) {
 }
 
 ControlChannel::ControlChannel(const ddl_transport& transport, GroupMemory& memory)
-    : transport_(transport), memory_(memory), local_of_(static_cast<size_t>(transport.size), -1) {
+    : transport_(transport),
+      memory_(memory),
+      local_of_(static_cast<size_t>(transport.size), -1),
+      sends_(transport),
+      receives_(transport),
+      aborts_(transport) {
   for (int local = 0; local < memory.local_size(); ++local) {
     local_of_[static_cast<size_t>(memory.members()[static_cast<size_t>(local)])] = local;
   }
@@ -70,54 +75,14 @@ void ControlChannel::Send(int peer, std::string bytes) {
     if (!queue.empty() || !TryPost(peer, bytes)) queue.push_back(std::move(bytes));
     return;
   }
-  const Status status = StartSend(peer, transport_.rank == 0 ? kDownTag : kUpTag, std::move(bytes));
+  const Status status = sends_.Send(peer, transport_.rank == 0 ? kDownTag : kUpTag, bytes);
   if (!status.ok()) send_error_ = status;
 }
 
 void ControlChannel::SendAbort(const std::string& bytes) {
   for (int peer = 0; peer < transport_.size; ++peer) {
     // Best effort: the peer may be the very process that died.
-    if (!IsLocal(peer)) (void)StartSend(peer, kAbortTag, bytes);
-  }
-}
-
-Status ControlChannel::StartSend(int peer, int tag, std::string bytes) {
-  in_flight_.push_back({std::move(bytes), nullptr});
-  InFlight& send = in_flight_.back();
-  const int code = transport_.isend(transport_.self, peer, tag, send.bytes.data(), send.bytes.size(), &send.operation);
-  if (code == DDL_OK) return {};
-  in_flight_.pop_back();
-  return {DDL_ABORTED, "sending to rank " + std::to_string(peer) + ": " + transport_.last_error(transport_.self)};
-}
-
-Status ControlChannel::FinishSends() {
-  for (auto send = in_flight_.begin(); send != in_flight_.end();) {
-    int finished = 0;
-    if (transport_.test(transport_.self, &send->operation, &finished) != DDL_OK) {
-      return {DDL_ABORTED, std::string("sending a control message: ") + transport_.last_error(transport_.self)};
-    }
-    send = finished != 0 ? in_flight_.erase(send) : std::next(send);
-  }
-  return {};
-}
-
-Status ControlChannel::Receive(int tag, std::vector<Received>* received) {
-  for (;;) {
-    int peer = -1;
-    size_t bytes = 0;
-    int code = transport_.probe(transport_.self, tag, &peer, &bytes);
-    if (code == DDL_OK && peer < 0) return {};
-    std::string message(bytes, '\0');
-    void* operation = nullptr;
-    if (code == DDL_OK) code = transport_.irecv(transport_.self, peer, tag, message.data(), bytes, &operation);
-    // The message has been probed: it is here or arriving, so this loop ends.
-    for (int finished = 0; code == DDL_OK && finished == 0;) {
-      code = transport_.test(transport_.self, &operation, &finished);
-    }
-    if (code != DDL_OK) {
-      return {DDL_ABORTED, std::string("receiving a control message: ") + transport_.last_error(transport_.self)};
-    }
-    received->push_back({peer, std::move(message)});
+    if (!IsLocal(peer)) (void)sends_.Send(peer, kAbortTag, bytes);
   }
 }
 
@@ -143,16 +108,22 @@ Status ControlChannel::Poll(std::vector<Received>* received) {
   } else {
     while (MailboxTake(memory_.own().from_coordinator, &bytes)) received->push_back({0, std::move(bytes)});
   }
-  if (!in_flight_.empty()) DDL_RETURN_IF_ERROR(FinishSends());
-  if (remote_) DDL_RETURN_IF_ERROR(Receive(transport_.rank == 0 ? kUpTag : kDownTag, received));
+  if (!sends_.empty()) DDL_RETURN_IF_ERROR(sends_.TakeFinished(received));
+  if (remote_) {
+    DDL_RETURN_IF_ERROR(receives_.ReceiveArriving(transport_.rank == 0 ? kUpTag : kDownTag));
+    DDL_RETURN_IF_ERROR(receives_.TakeFinished(received));
+  }
   return PollAborts(received);
 }
 
 Status ControlChannel::PollAborts(std::vector<Received>* received) {
   if (memory_.local_size() == transport_.size) return {};  // a group of everyone shows deaths to everyone
-  return Receive(kAbortTag, received);
+  DDL_RETURN_IF_ERROR(aborts_.ReceiveArriving(kAbortTag));
+  return aborts_.TakeFinished(received);
 }
 
-bool ControlChannel::Idle() const { return queued_.empty() && in_flight_.empty(); }
+void ControlChannel::TakeBack() {
+  for (OwnedMessages* messages : {&sends_, &receives_, &aborts_}) messages->TakeBack();
+}
 
 }  // namespace ddl

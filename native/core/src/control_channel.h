@@ -4,13 +4,13 @@
 #define KERAS_DDL_CORE_CONTROL_CHANNEL_H_
 
 #include <deque>
-#include <list>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "ddl.h"
 #include "group_memory.h"
+#include "owned_messages.h"
 #include "status.h"
 
 namespace ddl {
@@ -28,14 +28,14 @@ class ControlChannel {
   // Tells every rank outside this group that the communicator is broken (ranks inside see it from Send).
   void SendAbort(const std::string& bytes);
 
-  struct Received {
-    int peer;
-    std::string bytes;
-  };
-  // Moves what is queued, and appends what has arrived. `aborts_only`: looks for abort messages alone, as a rank does
-  // in the middle of a collective.
+  using Received = OwnedMessages::Finished;
+  // Moves what is queued, and appends what has arrived. PollAborts looks for abort messages alone, as a rank does in
+  // the middle of a collective. Neither waits: a large message whose sender stops half way never arrives, and its
+  // sender is found missing as if it had sent nothing.
   Status Poll(std::vector<Received>* received);
   Status PollAborts(std::vector<Received>* received);
+  // Ends what is under way, as must be done before the transport is destroyed.
+  void TakeBack();
 
   // Moves what waits for room in a mailbox; true when nothing is left.
   bool Flush();
@@ -43,26 +43,22 @@ class ControlChannel {
   // True when messages wait to be sent, or some peer can only be reached (or reach us) through the transport, which
   // does not ring our bell.
   bool NeedsPolling() const { return remote_; }
-  bool Idle() const;
+  // Whether everything is sent, and whether nothing is half received.
+  bool Idle() const { return queued_.empty() && sends_.empty(); }
+  bool NothingArriving() const { return receives_.empty() && aborts_.empty(); }
 
  private:
-  struct InFlight {
-    std::string bytes;
-    void* operation = nullptr;
-  };
-
   bool IsLocal(int peer) const { return local_of_[static_cast<size_t>(peer)] >= 0; }
   bool TryPost(int peer, const std::string& bytes);
-  Status StartSend(int peer, int tag, std::string bytes);
-  Status FinishSends();
-  Status Receive(int tag, std::vector<Received>* received);
 
   const ddl_transport& transport_;
   GroupMemory& memory_;
   std::vector<int> local_of_;  // local rank of each rank, -1 outside the group
   bool remote_ = false;
   std::map<int, std::deque<std::string>> queued_;  // local peers whose mailbox was full
-  std::list<InFlight> in_flight_;
+  OwnedMessages sends_;
+  OwnedMessages receives_;
+  OwnedMessages aborts_;  // received; apart, because nothing may hold them up
   Status send_error_;
 };
 

@@ -337,7 +337,7 @@ void Engine::Idle(uint32_t seen) {
     return;
   }
   int64_t sleep_us = 100'000;
-  if (num_pending_ > 0 || !channel_.Idle()) {
+  if (num_pending_ > 0 || !channel_.Idle() || !channel_.NothingArriving()) {
     sleep_us = 20'000;
     // Messages of other hosts do not ring, nor does a mailbox that has room again: look for them, ever less often while
     // nothing comes.

@@ -236,6 +236,8 @@ void Engine::Leave() {
   std::vector<ControlChannel::Received> ignored;
   const double start = Now();
   while (!channel_.Idle() && Now() - start < kLeaveSeconds && channel_.Poll(&ignored).ok()) sched_yield();
+  channel_.TakeBack();
+  heartbeat_.TakeBack();
 }
 
 }  // namespace ddl

@@ -16,6 +16,9 @@ constexpr double kBeatSeconds = 1.0;
 constexpr double kHeldUpSeconds = 1.0;
 constexpr double kLifeSeconds = 2.0;
 constexpr double kSilentSeconds = 3.0;
+// What a heartbeat says: whether its sender is about to be held up.
+constexpr char kBusy[] = "\1";
+constexpr char kFree[] = "\2";
 
 }  // namespace
 
@@ -29,11 +32,12 @@ Heartbeat::Heartbeat(const ddl_transport& transport, const GroupMemory& memory, 
       memory_(memory),
       places_(places),
       lost_after_s_(lost_after_s),
-      has_left_(std::move(has_left)) {
+      has_left_(std::move(has_left)),
+      receives_(transport) {
   if (lost_after_s <= 0) return;
   const auto own = static_cast<size_t>(transport.rank);
   if (transport.rank != 0) {
-    if (group[own] != group[0] && !places.at(0).beside) peers_.push_back({{0}, 0});
+    if (group[own] != group[0] && !places.at(0).beside) peers_.emplace_back(transport, std::vector<int>{0}, 0);
     return;
   }
   std::map<int, std::vector<int>> groups;
@@ -41,7 +45,7 @@ Heartbeat::Heartbeat(const ddl_transport& transport, const GroupMemory& memory, 
     const int leader = group[static_cast<size_t>(rank)];
     if (leader != group[0] && !places.at(leader).beside) groups[leader].push_back(rank);
   }
-  for (auto& [leader, ranks] : groups) peers_.push_back({std::move(ranks), leader});
+  for (auto& [leader, ranks] : groups) peers_.emplace_back(transport, std::move(ranks), leader);
 }
 
 bool Heartbeat::Speaks(double now) const {
@@ -87,48 +91,34 @@ void Heartbeat::SetBusy(bool busy) {
 }
 
 Status Heartbeat::Receive(double now) {
-  for (;;) {
-    int from = -1;
-    size_t bytes = 0;
-    int code = transport_.probe(transport_.self, ControlChannel::kBeatTag, &from, &bytes);
-    if (code == DDL_OK && from < 0) return {};
-    char byte = 0;
-    void* operation = nullptr;
-    if (code == DDL_OK) {
-      code = transport_.irecv(transport_.self, from, ControlChannel::kBeatTag, &byte, bytes, &operation);
-    }
-    for (int finished = 0; code == DDL_OK && finished == 0;) {
-      code = transport_.test(transport_.self, &operation, &finished);
-    }
-    if (code != DDL_OK) {
-      return {DDL_ABORTED, std::string("receiving a sign of life: ") + transport_.last_error(transport_.self)};
-    }
+  std::vector<OwnedMessages::Finished> beats;
+  DDL_RETURN_IF_ERROR(receives_.ReceiveArriving(ControlChannel::kBeatTag));
+  DDL_RETURN_IF_ERROR(receives_.TakeFinished(&beats));
+  for (const auto& [from, bytes] : beats) {
     for (Peer& peer : peers_) {
       if (std::find(peer.ranks.begin(), peer.ranks.end(), from) == peer.ranks.end()) continue;
       peer.heard = now;
       peer.speaker = from;
-      peer.busy = byte != 0;
-    }
-  }
-}
-
-Status Heartbeat::Send(double now) {
-  for (Peer& peer : peers_) {
-    int finished = 0;
-    if (peer.operation != nullptr && transport_.test(transport_.self, &peer.operation, &finished) != DDL_OK) {
-      return {DDL_ABORTED,
-              "sending a sign of life to " + places_.Of(peer.speaker) + ": " + transport_.last_error(transport_.self)};
-    }
-    if (peer.operation != nullptr || now - peer.sent < kBeatSeconds || has_left_(peer.speaker)) continue;
-    peer.sent = now;
-    peer.byte = busy_ ? 1 : 0;
-    if (transport_.isend(transport_.self, peer.speaker, ControlChannel::kBeatTag, &peer.byte, 1, &peer.operation) !=
-        DDL_OK) {
-      return {DDL_ABORTED,
-              "sending a sign of life to " + places_.Of(peer.speaker) + ": " + transport_.last_error(transport_.self)};
+      peer.busy = bytes == kBusy;
     }
   }
   return {};
+}
+
+Status Heartbeat::Send(double now) {
+  std::vector<OwnedMessages::Finished> none;
+  for (Peer& peer : peers_) {
+    DDL_RETURN_IF_ERROR(peer.beat.TakeFinished(&none));
+    if (!peer.beat.empty() || now - peer.sent < kBeatSeconds || has_left_(peer.speaker)) continue;
+    peer.sent = now;
+    DDL_RETURN_IF_ERROR(peer.beat.Send(peer.speaker, ControlChannel::kBeatTag, busy_ ? kBusy : kFree));
+  }
+  return {};
+}
+
+void Heartbeat::TakeBack() {
+  for (Peer& peer : peers_) peer.beat.TakeBack();
+  receives_.TakeBack();
 }
 
 std::string Heartbeat::Silent(double now) const {

@@ -11,10 +11,12 @@
 #include <functional>
 #include <list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddl.h"
 #include "group_memory.h"
+#include "owned_messages.h"
 #include "places.h"
 #include "status.h"
 
@@ -31,18 +33,21 @@ class Heartbeat {
   Status Beat(double now);
   // The communication thread is about to be held up, or is so no more: the other side must not count the time.
   void SetBusy(bool busy);
+  // Ends what is under way, as must be done before the transport is destroyed.
+  void TakeBack();
   // "No sign of life from rank(s) 4, 5 on host h2 for 6 s.", after a moment's silence only.
   std::string Silent(double now) const;
 
  private:
   struct Peer {
+    Peer(const ddl_transport& transport, std::vector<int> ranks_in, int speaker_in)
+        : ranks(std::move(ranks_in)), speaker(speaker_in), beat(transport) {}
     std::vector<int> ranks;  // whom silence is about: a group, or rank 0
     int speaker;             // whom to send to: who spoke last
     double heard = 0;
     double sent = 0;
     bool busy = false;
-    char byte = 0;
-    void* operation = nullptr;
+    OwnedMessages beat;  // one at a time
   };
 
   bool Speaks(double now) const;
@@ -55,6 +60,7 @@ class Heartbeat {
   const double lost_after_s_;
   const std::function<bool(int)> has_left_;
   std::list<Peer> peers_;
+  OwnedMessages receives_;
   bool busy_ = false;
   double looked_ = 0;
 };
