@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "doorbell.h"
+#include "scheduling.h"
 #include "trace.h"
 
 namespace ddl {
@@ -157,6 +158,7 @@ void Engine::Loop() {
   on_communication_thread = true;
   pthread_setname_np(pthread_self(), "keras_ddl");
   RunSoonAfterWaking();
+  StayOffOtherRanksCores(memory_->local_rank(), memory_->local_size());
   prctl(PR_SET_TIMERSLACK, 1000UL);  // sleeps of 50 us are meant as such (the default slack is 50 us)
   while (!stop_) {
     // Read before looking for work: what arrives later changes it, and Idle returns at once.

@@ -27,11 +27,6 @@ inline void CpuRelax() {
 #endif
 }
 
-// Asks the kernel to let the calling thread run soon after it wakes: by short slices (Linux 6.12 and later) and, where
-// the process may, by a higher priority. A thread that computes keeps the core for milliseconds otherwise, while a
-// collective needs the communication threads of all ranks at once. They sleep while there is nothing to do.
-void RunSoonAfterWaking();
-
 class Waiter {
  public:
   // `health` is asked about once a millisecond; what it returns, if not OK, ends the wait.

@@ -1,0 +1,25 @@
+// What the communication thread asks of the kernel's scheduler. A collective needs the communication threads of all
+// ranks of a host at once, and for a short time; what they wait for each other is lost to all of them.
+#ifndef KERAS_DDL_CORE_SCHEDULING_H_
+#define KERAS_DDL_CORE_SCHEDULING_H_
+
+#include <vector>
+
+namespace ddl {
+
+// Asks the kernel to let the calling thread run soon after it wakes: by short slices (Linux 6.12 and later) and, where
+// the process may, by a higher priority. A thread that computes keeps the core for milliseconds otherwise. The
+// communication threads sleep while there is nothing to do.
+void RunSoonAfterWaking();
+
+// Those of the cores `usable` that the communication thread of a local rank keeps to: every `local_size`-th, so that no
+// two of the host's ranks share one; all of them when there are fewer cores than ranks.
+std::vector<int> CoresOf(const std::vector<int>& usable, int local_rank, int local_size);
+
+// Keeps the calling thread to those of its cores. Left to itself the kernel may wake the threads of two ranks on one
+// core, because both are awake for too short a time to be moved: then they take turns where they should work together,
+// and keep that core from TensorFlow twice as long.
+void StayOffOtherRanksCores(int local_rank, int local_size);
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_SCHEDULING_H_
