@@ -30,10 +30,10 @@ TEST(CoresTest, OnlyTheCallingThreadKeepsToThem) {
   ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
   const int count = CPU_COUNT(&before);
   cpu_set_t seen[2];
-  for (int local_rank = 0; local_rank < 2; ++local_rank) {
-    std::thread([&seen, local_rank] {
-      ddl::StayOffOtherRanksCores(local_rank, 2);
-      sched_getaffinity(0, sizeof seen[local_rank], &seen[local_rank]);
+  for (int sharer = 0; sharer < 2; ++sharer) {
+    std::thread([&seen, sharer] {
+      ddl::StayOffOtherRanksCores(sharer, 2);
+      sched_getaffinity(0, sizeof seen[sharer], &seen[sharer]);
     }).join();
   }
   cpu_set_t both;

@@ -158,7 +158,9 @@ void Engine::Loop() {
   on_communication_thread = true;
   pthread_setname_np(pthread_self(), "keras_ddl");
   RunSoonAfterWaking();
-  StayOffOtherRanksCores(memory_->local_rank(), memory_->local_size());
+  const std::vector<int> sharers = places_.SharersOfCores(transport_.rank);
+  StayOffOtherRanksCores(static_cast<int>(std::find(sharers.begin(), sharers.end(), transport_.rank) - sharers.begin()),
+                         static_cast<int>(sharers.size()));
   prctl(PR_SET_TIMERSLACK, 1000UL);  // sleeps of 50 us are meant as such (the default slack is 50 us)
   while (!stop_) {
     // Read before looking for work: what arrives later changes it, and Idle returns at once.

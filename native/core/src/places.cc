@@ -1,5 +1,6 @@
 #include "places.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -14,6 +15,7 @@ namespace {
 
 struct Card {
   uint64_t machine;
+  uint64_t cores;
   int32_t pid;
   char host[64];
 };
@@ -39,6 +41,11 @@ Card OwnCard() {
   card.pid = static_cast<int32_t>(getpid());
   card.machine = std::hash<std::string>()(card.host + FirstLine("/proc/sys/kernel/random/boot_id") +
                                           LinkText("/proc/self/ns/ipc") + LinkText("/proc/self/ns/pid"));
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (sched_getaffinity(0, sizeof cores, &cores) == 0) {
+    card.cores = std::hash<std::string>()(std::string(reinterpret_cast<const char*>(&cores), sizeof cores));
+  }
   return card;
 }
 
@@ -53,9 +60,17 @@ Status Places::Exchange(const ddl_transport& transport, Places* out) {
   out->places_.clear();
   for (const Card& card : all) {
     // A rank that is a thread of this process can not die alone.
-    out->places_.push_back({card.host, card.pid, card.machine == mine.machine && card.pid != mine.pid});
+    out->places_.push_back({card.host, card.pid, card.machine == mine.machine && card.pid != mine.pid, card.cores});
   }
   return {};
+}
+
+std::vector<int> Places::SharersOfCores(int rank) const {
+  std::vector<int> sharers;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank || (at(r).beside && at(r).cores == at(rank).cores)) sharers.push_back(r);
+  }
+  return sharers;
 }
 
 std::string Places::Of(int rank) const {

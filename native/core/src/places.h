@@ -2,6 +2,7 @@
 #ifndef KERAS_DDL_CORE_PLACES_H_
 #define KERAS_DDL_CORE_PLACES_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,8 @@ struct Place {
   int pid = 0;
   // Another process of this machine, host name and process-id namespace: its pid means the same process here.
   bool beside = false;
+  // Digest of the cores that it may use.
+  uint64_t cores = 0;
 };
 
 class Places {
@@ -24,6 +27,8 @@ class Places {
 
   int size() const { return static_cast<int>(places_.size()); }
   const Place& at(int rank) const { return places_[static_cast<size_t>(rank)]; }
+  // The processes of this machine that may use just the cores of `rank`'s, itself included, ascending.
+  std::vector<int> SharersOfCores(int rank) const;
   // "rank 3 on host h2 (process 77)".
   std::string Of(int rank) const;
   // "rank(s) 4, 5 on host h2, rank(s) 6 on host h3".

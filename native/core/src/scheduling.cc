@@ -32,16 +32,17 @@ void RunSoonAfterWaking() {
 #endif
 }
 
-std::vector<int> CoresOf(const std::vector<int>& usable, int local_rank, int local_size) {
-  if (usable.size() < static_cast<size_t>(local_size)) return usable;
+std::vector<int> CoresOf(const std::vector<int>& usable, int sharer, int sharers) {
+  if (usable.size() < static_cast<size_t>(sharers)) return usable;
   std::vector<int> own;
-  for (size_t i = static_cast<size_t>(local_rank); i < usable.size(); i += static_cast<size_t>(local_size)) {
+  for (auto i = static_cast<size_t>(sharer); i < usable.size(); i += static_cast<size_t>(sharers)) {
     own.push_back(usable[i]);
   }
   return own;
 }
 
-void StayOffOtherRanksCores(int local_rank, int local_size) {
+void StayOffOtherRanksCores(int sharer, int sharers) {
+  if (sharers < 2) return;
   cpu_set_t cores;
   CPU_ZERO(&cores);
   // Fails on machines of more than 1024 cores, where threads seldom meet on one.
@@ -51,7 +52,7 @@ void StayOffOtherRanksCores(int local_rank, int local_size) {
     if (CPU_ISSET(core, &cores)) usable.push_back(core);
   }
   CPU_ZERO(&cores);
-  for (const int core : CoresOf(usable, local_rank, local_size)) CPU_SET(core, &cores);
+  for (const int core : CoresOf(usable, sharer, sharers)) CPU_SET(core, &cores);
   sched_setaffinity(0, sizeof cores, &cores);
 }
 

@@ -12,14 +12,15 @@ namespace ddl {
 // communication threads sleep while there is nothing to do.
 void RunSoonAfterWaking();
 
-// Those of the cores `usable` that the communication thread of a local rank keeps to: every `local_size`-th, so that no
-// two of the host's ranks share one; all of them when there are fewer cores than ranks.
-std::vector<int> CoresOf(const std::vector<int>& usable, int local_rank, int local_size);
+// Those of the cores `usable` that one of `sharers` communication threads keeps to: every `sharers`-th, so that no two
+// of them share one; all of the cores when there are fewer of them than threads. 0 <= sharer < sharers.
+std::vector<int> CoresOf(const std::vector<int>& usable, int sharer, int sharers);
 
-// Keeps the calling thread to those of its cores. Left to itself the kernel may wake the threads of two ranks on one
-// core, because both are awake for too short a time to be moved: then they take turns where they should work together,
-// and keep that core from TensorFlow twice as long.
-void StayOffOtherRanksCores(int local_rank, int local_size);
+// Keeps the calling thread to those of its cores; `sharers`: the ranks whose processes may use just these cores (a rank
+// that was bound to cores of its own has them to itself). Left to itself the kernel may wake the threads of two ranks
+// on one core, because both are awake for too short a time to be moved: then they take turns where they should work
+// together, and keep that core from TensorFlow twice as long.
+void StayOffOtherRanksCores(int sharer, int sharers);
 
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_SCHEDULING_H_
