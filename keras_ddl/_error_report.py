@@ -17,10 +17,14 @@ from pathlib import Path
 from types import TracebackType
 
 from keras_ddl import config
+from keras_ddl.errors import RankLostError
 
 _INTERRUPTED = 130
 # mpirun forwards what a rank has written through pipes; what is still in them when the job is aborted is lost.
 _FORWARDING_SECONDS = 0.2
+# A rank that has left is about to end its process, which takes TensorFlow seconds on a busy machine. If it ends with an
+# error, the launcher ends the job with its status; if not, it waits for this one.
+_LEAVING_SECONDS = 10.0
 _ABORT_LIMIT_SECONDS = 5.0
 
 _installed = False
@@ -94,7 +98,8 @@ def _end(
                 stream.flush()
             except (AttributeError, OSError, ValueError):
                 pass  # closed or replaced
-        time.sleep(_FORWARDING_SECONDS)
+        has_left = issubclass(kind, RankLostError) and "has left" in str(error)
+        time.sleep(_LEAVING_SECONDS if has_left else _FORWARDING_SECONDS)
         # MPI_Abort itself may hang when the launcher is gone.
         limit = threading.Timer(_ABORT_LIMIT_SECONDS, os._exit, (status,))
         limit.daemon = True

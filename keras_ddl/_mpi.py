@@ -59,13 +59,22 @@ def abort(status: int) -> None:
 
 
 def _import_mpi() -> type[MPI]:
+    fresh = "mpi4py.MPI" not in sys.modules
     hint = None
-    if "mpi4py.MPI" not in sys.modules and not {"MPI4PY_LIBMPI", "MPI4PY_MPIABI"} & os.environ.keys():
+    if fresh and not {"MPI4PY_LIBMPI", "MPI4PY_MPIABI"} & os.environ.keys():
         hint = _native_library.mpi_text("ddl_mpi_loaded_path")
         os.environ["MPI4PY_LIBMPI"] = hint
     try:
+        import mpi4py
+
+        # Left to mpi4py, a rank that ends with an error would wait in MPI_Finalize for ranks that wait for it.
+        ours = fresh and mpi4py.rc.finalize is None
+        if ours:
+            mpi4py.rc.finalize = False
         from mpi4py import MPI
 
+        if ours:
+            _native_library.mpi_shim().ddl_mpi_finalize_at_exit()
         return MPI
     except (ImportError, RuntimeError) as error:
         raise DependencyError(

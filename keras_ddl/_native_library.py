@@ -146,6 +146,7 @@ def mpi_shim() -> ctypes.CDLL:
     _declare(library, c_int, ddl_mpi_create=(c_int, POINTER(Transport), c_char_p, c_size_t))
     some_ranks = (POINTER(c_int32), c_int, c_int)
     _declare(library, c_int, ddl_mpi_split=(POINTER(Transport), *some_ranks, POINTER(Transport), c_char_p, c_size_t))
+    _declare(library, c_int, ddl_mpi_finalize_at_exit=())
     texts = ("ddl_mpi_library", "ddl_mpi_loaded_version", "ddl_mpi_loaded_path", "ddl_mpi_site_launcher")
     _declare(library, c_char_p, **dict.fromkeys(texts, ()))
     return library

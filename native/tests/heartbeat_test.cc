@@ -26,6 +26,11 @@ int Test(void* self, void** operation, int* finished) {
   *finished = 0;
   return *operation == &swallowed ? DDL_OK : real.test(self, operation, finished);
 }
+int Cancel(void* self, void** operation) {
+  if (*operation != &swallowed) return real.cancel(self, operation);
+  *operation = nullptr;
+  return DDL_OK;
+}
 // The transport does not say whose `self` it is: each rank's is noted here.
 void* selves[4];
 int Isend(void* self, int peer, int tag, const void* buffer, size_t bytes, void** operation) {
@@ -56,6 +61,7 @@ RunOptions Linked() {
     selves[transport.rank] = transport.self;
     transport.isend = Isend;
     transport.test = Test;
+    transport.cancel = Cancel;
     transport.plain_all_reduce = SlowAllReduce;
   };
   return options;

@@ -18,12 +18,11 @@ namespace ddl_test {
 namespace {
 
 // A communicator of one rank; NULL and `error` when it can not be made.
-ddl_comm* CreateAlone(std::string* error, int32_t leader = 0, const std::vector<int32_t>& outer = {}) {
+ddl_comm* CreateAlone(std::string* error) {
+  const int32_t leader = 0;
   ddl_options options{};
   options.abi_version = DDL_ABI_VERSION;
   options.group = &leader;
-  options.outer = outer.data();
-  options.num_outer = static_cast<uint32_t>(outer.size());
   char text[1024] = "";
   ddl_comm* const comm = ddl_create(nullptr, &options, text, sizeof text);
   *error = text;
@@ -131,20 +130,6 @@ TEST(JanitorTest, RemovesWhatDeadProcessesLeft) {
     unlink(path.c_str());
   }
   rmdir(folder.c_str());
-}
-
-TEST(Create, RefusesGroupsAndDimensionsThatCanNotBe) {
-  const auto create = [](int32_t leader, const std::vector<int32_t>& outer) {
-    std::string error;
-    ddl_comm* const comm = CreateAlone(&error, leader, outer);
-    if (comm != nullptr) ddl_destroy(comm);
-    return error;
-  };
-  EXPECT_EQ(create(0, {}), "");
-  EXPECT_EQ(create(0, {1}), "");
-  EXPECT_NE(create(1, {}).find("group[0] = 1"), std::string::npos);
-  EXPECT_NE(create(0, {2}).find("a product of 2"), std::string::npos);
-  EXPECT_NE(create(0, {1, 0}).find("a product of 0"), std::string::npos);
 }
 
 }  // namespace

@@ -41,6 +41,24 @@ def test_run_exit_status_is_that_of_the_failed_rank(tmp_path: Path):
     assert "rank 1" in ended.err and "exit status 3" in ended.err
 
 
+def test_run_exit_status_is_that_of_the_rank_that_left_the_others_waiting(tmp_path: Path):
+    # Not that of rank 0, which hears that rank 1 has left; and rank 1 must not wait for it in MPI_Finalize.
+    program = write_program(
+        tmp_path,
+        """
+import keras_ddl
+keras_ddl.init()
+keras_ddl.barrier()
+if RANK == 1: raise SystemExit(3)
+keras_ddl.barrier()
+""",
+    )
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.status == 3, ended
+    assert "keras-ddl: rank 0: keras_ddl.errors.RankLostError" in ended.err
+    assert "rank 1 on host" in ended.err and "ended with exit status 3" in ended.err
+
+
 def test_run_killed_rank_is_named_with_its_signal(tmp_path: Path):
     program = write_program(
         tmp_path, "if RANK == 1: here('pid'); Path('pid-1').write_text(str(os.getpid())); here('up')\ntime.sleep(600)"

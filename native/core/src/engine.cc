@@ -9,16 +9,13 @@
 #include <utility>
 
 #include "doorbell.h"
+#include "layout.h"
 #include "scheduling.h"
 #include "trace.h"
 
 namespace ddl {
 namespace {
 
-constexpr uint64_t kDefaultStagingBytes = 64 * 1024 * 1024;
-// One step of the pipeline: large enough to hide the flags, small enough for four of them per rank to stay in cache.
-constexpr uint64_t kLargestSlot = 512 * 1024;
-constexpr uint64_t kSmallestSlot = 16 * 1024;
 // How often waiting requests, other processes and the clock are looked at.
 constexpr double kWatchPendingSeconds = 0.02;
 constexpr double kWatchIdleSeconds = 0.1;
@@ -30,49 +27,17 @@ thread_local bool on_communication_thread = false;
 // How often this process was forked from one that had the library: a child has the memory, but no communication thread.
 std::atomic<uint32_t> forks{0};
 
-size_t SlotBytes(const ddl_options& options, const ddl_transport& transport) {
-  std::vector<int> members(static_cast<size_t>(transport.size), 0);
-  for (int r = 0; r < transport.size; ++r) ++members[static_cast<size_t>(options.group[r])];
-  const auto largest = static_cast<uint64_t>(*std::max_element(members.begin(), members.end()));
-  const uint64_t staging = options.staging_bytes != 0 ? options.staging_bytes : kDefaultStagingBytes;
-  const uint64_t slot = std::min(kLargestSlot, staging / (largest * kSlots)) / 4096 * 4096;
-  // A reduce-scatter needs a cache line of a slot for every rank.
-  const uint64_t lines = (64 * largest + 4095) / 4096 * 4096;
-  return std::max({kSmallestSlot, slot, lines});
-}
-
-// Whether `options` can be those of `size` ranks; see ddl.h.
-Status CheckOptions(const ddl_options& options, int size) {
-  int64_t groups = 0;
-  for (int r = 0; r < size; ++r) {
-    const int leader = options.group[r];
-    if (leader < 0 || leader > r || options.group[leader] != leader) {
-      return {DDL_INVALID_ARGUMENT, "group: each entry must be the lowest rank of its group. Received: group[" +
-                                        std::to_string(r) + "] = " + std::to_string(leader) + "."};
-    }
-    groups += leader == r ? 1 : 0;
-  }
-  int64_t product = 1;
-  for (uint32_t d = 0; d < static_cast<uint32_t>(options.num_outer); ++d) {
-    product = options.outer[d] < 1 ? 0 : product * options.outer[d];
-  }
-  if (options.num_outer == 0 || product == groups) return {};
-  return {DDL_INVALID_ARGUMENT, "outer: the dimensions must be 1 or more and their product the number of groups, " +
-                                    std::to_string(groups) + ". Received: a product of " + std::to_string(product) +
-                                    "."};
-}
-
 }  // namespace
 
 Status Engine::Create(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<Engine>* out) {
-  const Status possible = CheckOptions(options, transport.size);
-  if (!possible.ok()) {
+  Status status = AgreeOnLayout(transport, options);
+  if (!status.ok()) {
     transport.destroy(transport.self);
-    return possible;
+    return status;
   }
   const std::vector<int> group(options.group, options.group + transport.size);
   std::unique_ptr<GroupMemory> memory;
-  Status status = GroupMemory::Create(transport, group, SlotBytes(options, transport), &memory);
+  status = GroupMemory::Create(transport, group, SlotBytes(options, transport.size), &memory);
   Places places;
   if (status.ok()) status = Places::Exchange(transport, &places);
   if (!status.ok()) {

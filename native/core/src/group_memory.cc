@@ -17,7 +17,6 @@ namespace {
 
 // What ranks tell each other while they attach.
 struct Card {
-  uint32_t abi_version;
   int32_t pid;
   int32_t fd;
   int32_t failed;
@@ -94,7 +93,6 @@ Status GroupMemory::Create(const ddl_transport& transport, const std::vector<int
   memory->slot_bytes_ = slot_bytes;
 
   Card mine{};
-  mine.abi_version = DDL_ABI_VERSION;
   mine.pid = static_cast<int32_t>(getpid());
   mine.fd = -1;
   mine.bytes = bytes;
@@ -121,16 +119,6 @@ Status GroupMemory::Create(const ddl_transport& transport, const std::vector<int
   }
   std::vector<Card> cards;
   Status status = Exchange(transport, mine, &cards);
-  if (status.ok()) {
-    for (int r = 0; r < transport.size; ++r) {
-      if (cards[static_cast<size_t>(r)].abi_version == DDL_ABI_VERSION) continue;
-      status = {DDL_FAILED_PRECONDITION,
-                "all ranks must run the same keras_ddl. Received: rank " + std::to_string(r) + " runs native ABI " +
-                    std::to_string(cards[static_cast<size_t>(r)].abi_version) + ", rank " + std::to_string(rank) +
-                    " runs " + std::to_string(DDL_ABI_VERSION) + ". Install one version on every host."};
-      break;
-    }
-  }
   if (!status.ok()) {
     if (own_fd >= 0) close(own_fd);
     return status;
