@@ -15,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from _emulated_cluster import Cables
 from _rounds import machine
+from _tcp_streams import TcpStreams
 from mpi4py import MPI
 
 import keras_ddl
@@ -27,7 +28,9 @@ WORLD = MPI.COMM_WORLD
 
 
 def make_contestant(name: str, mode: str) -> tuple[str, Callable[[np.ndarray, np.ndarray], object]]:
-    """(what it runs on, the call) of "keras_ddl", "mpi", or a mode of keras_ddl such as "x:1x8" (a flat ring)."""
+    """(what it runs on, the call) of "keras_ddl", "mpi", "tcp", or a mode of keras_ddl: "x:1x8" is a flat ring."""
+    if name == "tcp":
+        return "sockets", TcpStreams(WORLD, SETTINGS["racks"])
     if name == "mpi":
         return MPI.Get_library_version().splitlines()[0].split(",")[0], WORLD.Allreduce
     topology = make_topology(
@@ -50,7 +53,8 @@ def pattern(count: int, rank: int) -> np.ndarray:
 
 
 def measure(call, source: np.ndarray, cables: Cables) -> tuple[float, float, dict[str, int], bool]:
-    """Seconds of the slowest rank, CPU seconds of all ranks, bytes sent, and whether the sum is right everywhere."""
+    """Seconds of the slowest rank, CPU seconds of all ranks, bytes sent, and whether the sum is right everywhere (of
+    what makes no sum: yes)."""
     result = np.full_like(source, -1)
     WORLD.Barrier()
     before = cables.sent()
@@ -64,7 +68,7 @@ def measure(call, source: np.ndarray, cables: Cables) -> tuple[float, float, dic
     sent = {name: total - before.get(name, 0) for name, total in cables.sent().items()}
     ranks = WORLD.size
     right = True
-    for at in range(0, source.size, 1 << 20):
+    for at in [] if isinstance(call, TcpStreams) else range(0, source.size, 1 << 20):
         part = np.arange(at, min(source.size, at + (1 << 20)), dtype=np.int64) % 17 * ranks + ranks * (ranks - 1) // 2
         right = right and bool((result[at : at + (1 << 20)] == part.astype(np.float32)).all())
     return seconds, cpu, sent, WORLD.allreduce(right, MPI.LAND)

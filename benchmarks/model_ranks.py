@@ -17,7 +17,7 @@ from mpi4py import MPI
 import keras_ddl
 
 SMALL = 1 << 10  # bytes of a message that shows latency
-MESSAGE, WINDOW = 256 << 10, 4  # as the engine sends: messages, and how many are under way
+MESSAGE, WINDOW = 60 << 10, 4  # as the engine sends: messages, and how many are under way
 LARGE = 8 << 20  # bytes of a unit that show bandwidth
 
 

@@ -24,9 +24,9 @@ from keras_ddl.errors import ConfigError
 
 __all__ = ["Cluster", "Dimension", "choose", "mode_for", "predict", "shared_memory"]
 
-# How the engine cuts what it sends between hosts (native/core/src/box.h, box_all_reduce.cc): a block gives every rank a
-# shard of one message per unit of the ring, up to a bound, and several blocks are under way at once.
-MESSAGE_BYTES = 256 * 1024
+# How the engine cuts what it sends between hosts (wire.h, box.h, box_all_reduce.cc in native/core/src): a block gives
+# every rank a shard of one message per unit of the ring, up to a bound, and several blocks are under way at once.
+MESSAGE_BYTES = 60 * 1024
 LARGEST_SHARD_BYTES = 8 * 1024 * 1024
 BLOCKS_AHEAD = 4
 

@@ -54,7 +54,7 @@ class Box {
   Status ProgressBlocks(bool* moved);
 
   // Blocks of an all-reduce that are between groups at the same time. Enough for the links to have work while a block
-  // is in shared memory and while the messages of others are announced and answered.
+  // is in shared memory and while others wait for their ranks to be given a core.
   static constexpr int kBlocks = 4;
 
   const ddl_transport& transport_;

@@ -8,9 +8,6 @@
 namespace ddl {
 namespace {
 
-// One message of the slowest outer dimension. Large enough that its overhead vanishes, small enough that the first
-// leaves early and the last is short.
-constexpr uint64_t kMessageBytes = 256 * 1024;
 // One rank's shard of a block; bounds its memory: kBlocks blocks, each with room for two messages beside.
 constexpr uint64_t kLargestShardBytes = 8 * 1024 * 1024;
 
@@ -48,7 +45,7 @@ Status Box::AllReduceAcross(const View& in, const View& out, const Stages& stage
   } progressing(*this);
 
   const size_t bytes = in.element_bytes();
-  const uint64_t shard = std::min(kMessageBytes * groups_.size(), kLargestShardBytes) / bytes;
+  const uint64_t shard = std::min(kWireMessageBytes * groups_.size(), kLargestShardBytes) / bytes;
   const uint64_t length = shard * num_shards_;
   const uint64_t num_blocks = (in.count() + length - 1) / length;
   const uint64_t ahead = std::min<uint64_t>(kBlocks, num_blocks);

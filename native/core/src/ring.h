@@ -53,8 +53,7 @@ class Ring {
   int next() const { return ranks_[static_cast<size_t>((position_ + 1) % size())]; }
   int previous() const { return ranks_[static_cast<size_t>((position_ + size() - 1) % size())]; }
 
-  // One message. Large enough that its overhead vanishes, small enough that a reduction overlaps the next transfer.
-  static constexpr uint64_t kSegmentBytes = 256 * 1024;
+  static constexpr uint64_t kSegmentBytes = kWireMessageBytes;
   // Messages under way in each direction.
   static constexpr uint64_t kWindow = 8;
 
