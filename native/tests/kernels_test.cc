@@ -16,7 +16,7 @@ namespace {
 
 using ddl::Store;
 
-constexpr Store kStores[] = {Store::kCached, Store::kStreaming};
+constexpr Store kStores[] = {Store::kCached, Store::kStreaming, Store::kLines};
 
 // Where `a` and `b` first differ, for a message; -1 when they are equal.
 long FirstDifference(const uint8_t* a, const uint8_t* b, size_t bytes, size_t element) {
@@ -101,7 +101,7 @@ TEST_P(ReduceTest, AnyAlignmentGivesTheSameBitsAndTouchesNothingElse) {
       }
       const size_t shift = random.Below(130);
       std::vector<uint8_t> out(shift + count * size() + 130, 0xa5);
-      ddl::Reduce(dtype(), op(), in.data(), n, out.data() + shift, count, n, kStores[round % 2]);
+      ddl::Reduce(dtype(), op(), in.data(), n, out.data() + shift, count, n, kStores[round % 3]);
       ASSERT_EQ(FirstDifference(out.data() + shift, expected.data(), count * size(), size()), -1)
           << "shift " << shift << ", count " << count;
       for (size_t i = 0; i < shift; ++i) ASSERT_EQ(out[i], 0xa5);
@@ -141,9 +141,9 @@ TEST(CopyTest, CopiesEveryLengthAndAlignment) {
   for (int round = 0; round < 2000; ++round) {
     const size_t from = random.Below(70);
     const size_t to = random.Below(130);
-    const size_t bytes = round < 600 ? round : random.Below(4900);
+    const size_t bytes = round < 1800 ? round / 3 : random.Below(4900);
     std::vector<uint8_t> out(to + bytes + 130, 0xa5);
-    ddl::Copy(out.data() + to, source.data() + from, bytes, kStores[round % 2]);
+    ddl::Copy(out.data() + to, source.data() + from, bytes, kStores[round % 3]);
     ASSERT_EQ(FirstDifference(out.data() + to, source.data() + from, bytes, 1), -1);
     for (size_t i = 0; i < to; ++i) ASSERT_EQ(out[i], 0xa5);
     for (size_t i = to + bytes; i < out.size(); ++i) ASSERT_EQ(out[i], 0xa5);

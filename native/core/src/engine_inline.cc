@@ -17,6 +17,10 @@ namespace {
 // After this long, a rank with requests at the coordinator is taken to be on its way there, not to the meeting.
 constexpr double kElsewhereSeconds = 10e-6;
 
+// All-reduces whose data is eager: up to so much of one rank, or of all together.
+constexpr uint64_t kAlwaysEagerBytes = 16 * 1024;
+constexpr uint64_t kEagerBytesOfAll = 256 * 1024;
+
 // FNV-1a. Two names that collide are still told apart where anything else about the collectives differs.
 uint64_t HashName(std::string_view name) {
   uint64_t hash = 14695981039346656037u;
@@ -54,9 +58,12 @@ bool IsFloating(uint32_t dtype) {
 }
 
 // Whether the data travels with the card: the same verdict on every rank, since it follows from what must agree.
-bool IsEager(const ddl_request& request) {
+// Everyone reads everyone's data, so among many ranks the schemes that share the work are faster from some size on.
+bool IsEager(const ddl_request& request, int size) {
   if (request.kind == DDL_ALL_REDUCE) {
     if (request.op == DDL_MEAN && !IsFloating(request.dtype)) return false;
+    if (BytesOf(request) > kAlwaysEagerBytes && BytesOf(request) * static_cast<uint64_t>(size) > kEagerBytesOfAll)
+      return false;
   } else if (request.kind != DDL_BROADCAST) {
     return false;
   }
@@ -72,13 +79,13 @@ bool Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   if (request.kind == DDL_ALL_GATHER && request.allocate == nullptr) return false;
   if (!EnterInline()) return false;
   const double submitted = Trace::Stamp();
-  const bool eager = IsEager(request);
+  const bool eager = IsEager(request, transport_.size);
   meeting_.card() = CardOf(request);
   if (eager && (request.kind == DDL_ALL_REDUCE || request.root == transport_.rank)) {
     char* to = meeting_.eager();
     for (uint32_t i = 0; i < request.num_buffers; ++i) {
       const size_t bytes = request.buffers[i].count * DtypeSize(static_cast<ddl_dtype>(request.dtype));
-      Copy(to, request.buffers[i].in, bytes, Store::kCached);
+      Copy(to, request.buffers[i].in, bytes, Store::kLines);
       to += bytes;
     }
   }

@@ -56,7 +56,7 @@ struct MeetingCard {
 };
 
 // Data up to this size travels with the card.
-constexpr size_t kEagerBytes = 16 * 1024;
+constexpr size_t kEagerBytes = 64 * 1024;
 
 // What one rank shows the others of its group. Zero is a valid initial state of every field.
 struct RankBlock {

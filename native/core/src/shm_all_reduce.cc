@@ -94,8 +94,14 @@ class AllReduce {
   // Reduces step k over all ranks into the output.
   void ReduceAllOf(uint64_t k) {
     View::ForEachPair(in_, out_, k * chunk_, Elements(k), [&](char* own, char* out, uint64_t from, uint64_t n) {
-      Reduce(reduction_.dtype, reduction_.op, Sources(k, from, own), pipeline_.size(), out, n, reduction_.divisor,
-             result_store_);
+      const uint64_t tile = result_store_ == Store::kLines ? kTileBytes / bytes_ : n;
+      for (uint64_t at = 0; at < n; at += tile) {
+        const uint64_t m = std::min(tile, n - at);
+        char* const first = result_store_ == Store::kLines ? tile_ : out + at * bytes_;
+        Reduce(reduction_.dtype, reduction_.op, Sources(k, from + at, own + at * bytes_), pipeline_.size(), first, m,
+               reduction_.divisor, result_store_);
+        if (first == tile_) Copy(out + at * bytes_, first, m * bytes_, result_store_);
+      }
     });
   }
 
@@ -111,7 +117,7 @@ class AllReduce {
                           const void* const* sources = Sources(k, share.begin + from + at, own + at * bytes_);
                           char* const direct = out + at * bytes_;
                           // What is streamed out can not be read back soon.
-                          char* const first = result_store_ == Store::kStreaming ? tile_ : direct;
+                          char* const first = result_store_ == Store::kCached ? direct : tile_;
                           Reduce(reduction_.dtype, reduction_.op, sources, pipeline_.size(), first, m,
                                  reduction_.divisor, Store::kCached);
                           if (first != direct) Copy(direct, first, m * bytes_, result_store_);

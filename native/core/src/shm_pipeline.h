@@ -62,9 +62,12 @@ class ShmPipeline {
   }
   Tuner& tuner() { return tuner_; }
 
-  // Large slots are written past the caches: a dirty line in the writer's cache is slow to read from another core
-  // that does not share it, and a slot used in turn with others has left the cache before its next use anyway.
-  static Store SlotStore(uint64_t bytes) { return bytes >= kStreamSlotBytes ? Store::kStreaming : Store::kCached; }
+  // Where whole lines can not be written, large slots are written past the caches: a line that another core has read
+  // is slow to get back, and slow to read once more from a core that does not share a cache.
+  static Store SlotStore(uint64_t bytes) {
+    if (HasLineStores()) return Store::kLines;
+    return bytes >= kStreamSlotBytes ? Store::kStreaming : Store::kCached;
+  }
   // Results larger than the caches will not be found there by their reader.
   static Store ResultStore(uint64_t bytes) { return bytes >= kStreamResultBytes ? Store::kStreaming : Store::kCached; }
 

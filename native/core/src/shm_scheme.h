@@ -19,12 +19,12 @@ struct Scheme {
   uint32_t chunk_bytes;  // one step of the pipeline, at most a slot
 
   uint64_t Encode() const {
-    return static_cast<uint64_t>(chunk_bytes) << 8 | (split ? 4u : 0u) | (slot_store == Store::kStreaming ? 2u : 0u) |
-           (result_store == Store::kStreaming ? 1u : 0u);
+    return static_cast<uint64_t>(chunk_bytes) << 8 | static_cast<uint64_t>(slot_store) << 4 |
+           static_cast<uint64_t>(result_store) << 2 | (split ? 1u : 0u);
   }
   static Scheme Decode(uint64_t code) {
-    return {(code & 4) != 0, (code & 2) != 0 ? Store::kStreaming : Store::kCached,
-            (code & 1) != 0 ? Store::kStreaming : Store::kCached, static_cast<uint32_t>(code >> 8)};
+    return {(code & 1) != 0, static_cast<Store>(code >> 4 & 3), static_cast<Store>(code >> 2 & 3),
+            static_cast<uint32_t>(code >> 8)};
   }
 };
 

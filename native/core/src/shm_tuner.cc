@@ -33,31 +33,31 @@ std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_byte
   };
   constexpr Store kC = Store::kCached;
   constexpr Store kS = Store::kStreaming;
-  if (bytes <= kUntunedBytes) return {{false, kC, kC, chunk(64)}};
+  constexpr Store kL = Store::kLines;
+  if (bytes <= kUntunedBytes) return {{false, kL, kC, chunk(64)}};
   std::vector<Scheme> schemes;
   if (ranks == 2) {
     // Results beyond the caches are not found there by their reader, and streaming them saves reading them first.
     if (bytes < kMegabyte) {
-      schemes = {{false, kC, kC, chunk(128)}, {true, kS, kC, chunk(256)}, {true, kC, kC, chunk(256)}};
-      if (bytes >= 128 * kKilobyte) schemes.push_back({false, kS, kC, chunk(128)});
+      schemes = {{true, kL, kC, chunk(256)}, {false, kL, kC, chunk(128)}, {true, kS, kC, chunk(256)}};
     } else if (bytes < 16 * kMegabyte) {
-      schemes = {{true, kS, kC, chunk(256)}, {true, kC, kC, chunk(256)},  {true, kC, kS, chunk(256)},
-                 {true, kS, kS, chunk(256)}, {false, kC, kC, chunk(128)}, {true, kS, kC, chunk(512)}};
+      schemes = {{true, kL, kC, chunk(256)}, {true, kL, kL, chunk(256)},  {true, kL, kS, chunk(256)},
+                 {true, kS, kS, chunk(256)}, {false, kL, kC, chunk(128)}, {true, kL, kC, chunk(512)}};
     } else {
-      schemes = {{true, kC, kS, chunk(256)},
+      schemes = {{true, kL, kS, chunk(512)},
+                 {true, kC, kS, chunk(256)},
                  {true, kS, kS, chunk(256)},
-                 {true, kC, kS, chunk(512)},
-                 {false, kC, kS, chunk(256)},
-                 {false, kS, kS, chunk(512)}};
+                 {false, kL, kS, chunk(128)},
+                 {false, kL, kS, chunk(256)}};
     }
   } else {
     // Direct reads every slot but waits once per step, which tells when several ranks share a core.
     const Store result = bytes < 4 * kMegabyte ? kC : kS;
-    schemes = {{true, kC, result, chunk(512)}, {true, kS, result, chunk(512)}, {false, kC, result, chunk(128)}};
+    schemes = {{true, kL, result, chunk(512)}, {true, kS, result, chunk(512)}, {false, kL, result, chunk(128)}};
     if (bytes >= 512 * kKilobyte) {
-      schemes.push_back({true, kC, result, chunk(256)});
-      schemes.push_back({true, kS, result, chunk(256)});
-      schemes.push_back({false, kC, result, chunk(512)});
+      schemes.push_back({true, kL, kL, chunk(512)});
+      schemes.push_back({true, kL, result, chunk(256)});
+      schemes.push_back({false, kL, result, chunk(512)});
     }
   }
   return schemes;
