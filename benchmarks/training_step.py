@@ -8,13 +8,16 @@ rank alone. Contestants take turns in one run:
 
     alone        rank 0 trains by itself without a strategy, the other ranks idle
     independent  every rank trains by itself at the same time: what sharing this machine's memory and clock costs
-    same input   independent, but reading what the strategy reads: whole global batches, of which it keeps its rows
+    in step      independent, but reading what the strategy reads (whole global batches, of which it keeps its rows),
+                 and waiting for each other after every step
     together     every rank trains under keras_ddl.Strategy
 
-overhead = together - independent, what it costs to be one model; `input` is the part of it that "same input" shows
-without any communication. A third of Horovod's overhead stands beside it: recorded elsewhere (see _networks.py), not
-measured in this run. speed-up = images per second of all ranks together over those of one rank alone; it can not exceed
-(number of ranks) x alone / independent.
+overhead = together - independent, what it costs to be one model. A third of Horovod's overhead stands beside it:
+recorded elsewhere (see _networks.py), not measured in this run. floor = in step - independent, the part of the overhead
+that is there without any communication: ranks that wait for each other take the longest of their steps' times, which
+differ on any machine. speed-up = images per second of all ranks together over those of one rank alone; it can not
+exceed (number of ranks) x alone / independent. on wire = bytes of gradients that were reduced while backward still ran;
+ready = those that backward had made by then.
 """
 
 from __future__ import annotations
@@ -31,18 +34,23 @@ import keras
 import numpy as np
 import tensorflow as tf
 from _networks import NETWORKS, Network
+from _overlap import Overlap, watched
 from _rounds import machine, slowest_rank
 
 import keras_ddl
 from keras_ddl.data import share_dataset
 
-CONTESTANTS = ("alone", "independent", "same input", "together")
+CONTESTANTS = ("alone", "independent", "in step", "together")
 
 
 class StepTimes(keras.callbacks.Callback):
-    """Seconds from the start to the end of each step, as the script sees them."""
+    """Seconds from the start to the end of each step, as the script sees them; `meet`: and until all ranks end it."""
 
     never_stops_within_epoch = True  # else the ranks agree after every step on whether it asks to stop
+
+    def __init__(self, meet: bool):
+        super().__init__()
+        self.meet = meet
 
     def on_train_begin(self, logs=None):
         self.seconds = []
@@ -51,6 +59,8 @@ class StepTimes(keras.callbacks.Callback):
         self.start = time.perf_counter()
 
     def on_train_batch_end(self, batch, logs=None):
+        if self.meet:
+            keras_ddl.barrier()
         self.seconds.append(time.perf_counter() - self.start)
 
 
@@ -65,8 +75,10 @@ def batches(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(len(x)).cache().repeat()
 
 
-def measure(network: Network, steps: int, rounds: int, strategy: keras_ddl.Strategy) -> dict[str, float]:
-    """Median seconds per step of each contestant, and the number of parameters. COLLECTIVE."""
+def measure(
+    network: Network, steps: int, rounds: int, strategy: keras_ddl.Strategy
+) -> tuple[dict[str, float], Overlap | None]:
+    """Median seconds per step of each contestant, the number of parameters, and the overlap. COLLECTIVE."""
     size, rank, batch = keras_ddl.size(), keras_ddl.rank(), network.batch
     alone = compiled(network)
     with strategy.scope():
@@ -76,25 +88,27 @@ def measure(network: Network, steps: int, rounds: int, strategy: keras_ddl.Strat
     everybody = batches(x, y)
     shared = share_dataset(everybody, rank, size)
 
+    def train(name: str) -> list[float]:
+        watch = StepTimes(meet=name == "in step")
+        model = together if name == "together" else alone
+        dataset = {"in step": shared, "together": everybody}.get(name, own)
+        model.fit(dataset, steps_per_epoch=steps, epochs=1, shuffle=False, verbose=0, callbacks=[watch])
+        return watch.seconds
+
     times: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     for turn in range(rounds + 1):  # the first traces and warms up
         for name, seconds in times.items():
             keras_ddl.barrier()
-            watch = StepTimes()
-            if name != "alone" or rank == 0:
-                model = together if name == "together" else alone
-                dataset = {"same input": shared, "together": everybody}.get(name, own)
-                model.fit(dataset, steps_per_epoch=steps, epochs=1, shuffle=False, verbose=0, callbacks=[watch])
-            median = slowest_rank(statistics.median(watch.seconds) if name != "alone" or rank == 0 else 0.0)
+            median = slowest_rank(statistics.median(train(name)) if name != "alone" or rank == 0 else 0.0)
             if turn:
                 seconds.append(median)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     # Of pairs measured right after one another: the machine's speed drifts between rounds.
-    pairs = zip(times["together"], times["independent"])
-    medians["overhead"] = statistics.median(one - other for one, other in pairs)
-    medians["input"] = statistics.median(a - b for a, b in zip(times["same input"], times["independent"]))
+    for name, contestant in (("overhead", "together"), ("floor", "in step")):
+        pairs = zip(times[contestant], times["independent"])
+        medians[name] = statistics.median(one - other for one, other in pairs)
     medians["parameters"] = together.count_params()
-    return medians
+    return medians, watched(lambda: train("together"))
 
 
 def main() -> None:
@@ -103,34 +117,49 @@ def main() -> None:
     parser.add_argument("--networks", default=names, help=f"which of {names} (default: all)")
     parser.add_argument("--steps", type=int, default=12, help="steps per turn (default: 12)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant (default: 5)")
-    parser.add_argument("--threads", type=int, default=1, help="TensorFlow threads per rank (default: 1)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="TensorFlow threads per rank, within and between operations; 0: what the Strategy gives (default: 1, so "
+        "that a rank alone does not use the others' cores)",
+    )
     parser.add_argument("--bucket-bytes", type=int, default=None, help="as for keras_ddl.Strategy")
     options = parser.parse_args()
 
-    tf.config.threading.set_intra_op_parallelism_threads(options.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(max(2, options.threads))
+    if options.threads:
+        tf.config.threading.set_intra_op_parallelism_threads(options.threads)
+        tf.config.threading.set_inter_op_parallelism_threads(options.threads)
     strategy = keras_ddl.Strategy(bucket_bytes=options.bucket_bytes)
     # The contestants without a strategy are meant to train alone.
     warnings.filterwarnings("ignore", "Model .* was made outside the scope")
     first, size = keras_ddl.rank() == 0, keras_ddl.size()
     if first:
-        print(f"{machine()}, {options.threads} TensorFlow thread(s) each. Milliseconds per step.")
-        print("Horovod/3: a third of an overhead recorded elsewhere, not measured in this run.\n")
+        within, between = (
+            getattr(tf.config.threading, f"get_{pool}_op_parallelism_threads")() for pool in ("intra", "inter")
+        )
+        print(f"{machine()}, {within} TensorFlow thread(s) within and {between} between operations of each.")
         print(
-            f"{'network':>8} {'gradients':>10} {'alone':>7} {'indep.':>7} {'same input':>10} {'together':>8} "
-            f"{'overhead':>8} {'input':>6} {'Horovod/3':>9} {'speed-up':>8} {'possible':>8}",
+            "Milliseconds per step. Horovod/3: a third of an overhead recorded elsewhere, not measured in this run.\n"
+        )
+        print(
+            f"{'network':>8} {'gradients':>10} {'alone':>7} {'indep.':>7} {'in step':>7} {'together':>8} "
+            f"{'overhead':>8} {'floor':>6} {'Horovod/3':>9} {'speed-up':>8} {'possible':>8} "
+            f"{'on wire':>7} {'ready':>6}",
             flush=True,
         )
     for name in options.networks.split(","):
         network = NETWORKS[name]
-        seconds = measure(network, options.steps, options.rounds, strategy)
-        alone, independent, same_input, together = (1e3 * seconds[one] for one in CONTESTANTS)
+        seconds, overlap = measure(network, options.steps, options.rounds, strategy)
+        alone, independent, in_step, together = (1e3 * seconds[one] for one in CONTESTANTS)
         if first:
+            shares = [f"{share:.0%}" for share in overlap] if overlap else ["-", "-"]
             print(
                 f"{name:>8} {seconds['parameters'] * 4 / 1e6:>7.1f} MB {alone:>7.1f} {independent:>7.1f} "
-                f"{same_input:>10.1f} {together:>8.1f} {1e3 * seconds['overhead']:>8.1f} "
-                f"{1e3 * seconds['input']:>6.1f} {network.horovod_ms / 3:>9.1f} "
-                f"{size * alone / together:>7.2f}x {size * alone / independent:>7.2f}x",
+                f"{in_step:>7.1f} {together:>8.1f} {1e3 * seconds['overhead']:>8.1f} "
+                f"{1e3 * seconds['floor']:>6.1f} {network.horovod_ms / 3:>9.1f} "
+                f"{size * alone / together:>7.2f}x {size * alone / independent:>7.2f}x "
+                f"{shares[0]:>7} {shares[1]:>6}",
                 flush=True,
             )
 

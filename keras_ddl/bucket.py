@@ -13,6 +13,7 @@ from typing import Any
 from keras_ddl import config, ops
 from keras_ddl._tf_compat import tf
 from keras_ddl.bucket_size import BucketSize
+from keras_ddl.bucket_sparse import all_reduce_slices
 
 
 def plan_buckets(
@@ -59,7 +60,9 @@ def plan_buckets(
     return sorted(buckets, key=lambda bucket: -min(bucket))
 
 
-def all_reduce_in_buckets(tensors: Sequence[Any], *, op: str = "sum", name: str, bucket_size: BucketSize):
+def all_reduce_in_buckets(
+    tensors: Sequence[Any], *, op: str = "sum", name: str, bucket_size: BucketSize, add_up: bool = False
+) -> list[Any]:
     """Reduces a list of gradients over all ranks, bucket by bucket.
 
     Args:
@@ -68,17 +71,17 @@ def all_reduce_in_buckets(tensors: Sequence[Any], *, op: str = "sum", name: str,
         op: as in `ops.all_reduce_n`; IndexedSlices take "sum" and "mean".
         name: of the gradients; appears in error messages.
         bucket_size: of `bucket_size.agree`.
+        add_up: as in `bucket_sparse.all_reduce_slices`, for the IndexedSlices.
     Returns: the reduced tensors in the same order. IndexedSlices stay so: the ranks' rows one after another, which is
-        what one process would have computed from the whole batch; adding duplicate rows up here would change
-        optimizers that are not linear in the gradient (Adam).
+        what one process would have computed from the whole batch, or, with `add_up`, the rows of the table.
     Raises: RankMismatchError: the ranks' lists differ.
-    Cost: one all-reduce per bucket, and two all-gathers per IndexedSlices.
+    Cost: one all-reduce per bucket, and for IndexedSlices what `all_reduce_slices` costs.
     """
     result = list(tensors)
     dense = [i for i, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     for i, tensor in enumerate(tensors):
         if isinstance(tensor, tf.IndexedSlices):
-            result[i] = ops.all_reduce(tensor, op=op, name=f"{name}/sparse_{i}")
+            result[i] = all_reduce_slices(tensor, op=op, name=f"{name}/sparse_{i}", add_up=add_up)
 
     # An unknown dimension (never in gradients of variables) counts as 1: the plan must not depend on the batch.
     sizes = [tensors[i].dtype.size * _static_elements(tensors[i].shape) for i in dense]

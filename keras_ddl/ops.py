@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from keras_ddl import _raw_ops, communicator, ops_gradients  # noqa: F401  (registers the gradients)
+from keras_ddl._op_arguments import by_dtype, carried, check_root, dense_tensor, reduction_of, uncarried
 from keras_ddl._op_errors import translate_errors
 from keras_ddl._tf_compat import tf
 from keras_ddl.communicator import communicator_of
@@ -38,10 +39,6 @@ __all__ = [
     "translate_errors",
 ]
 
-_REDUCTIONS = {"sum": "sum", "mean": "mean", "avg": "mean", "min": "min", "max": "max", "product": "product"}
-_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8)
-# Collectives that only move values take more dtypes: these travel as another dtype of the same bytes.
-_CARRIERS = {tf.int16: tf.float16, tf.uint16: tf.float16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 # broadcast_variables keeps a copy of what it sends; bounding one request bounds the memory.
 _REQUEST_BYTES = 256 << 20
 
@@ -71,11 +68,11 @@ def all_reduce(tensor: Any, *, op: str = "sum", name: str | None = None, comm: C
         RankMismatchError: shapes, dtypes or ops differ. RankLostError, DeadlineError: a rank did not come.
     Cost: 2 * (size-1)/size * nbytes sent per rank (Patarasuk & Yuan, 2009); less inside shared memory.
     """
-    reduction = _reduction(op)
+    reduction = reduction_of(op)
     comm = communicator_of(comm)
     if isinstance(tensor, tf.IndexedSlices):
         return _all_reduce_slices(tensor, reduction, name, comm)
-    tensor = _tensor(tensor, "all_reduce")
+    tensor = dense_tensor(tensor, "all_reduce")
     if comm.size == 1:
         return tf.identity(tensor)
     return _raw_ops.all_reduce(tensor, reduction, name, comm)
@@ -103,7 +100,7 @@ def all_reduce_n(
     Raises: as `all_reduce`, and CheckFailedError.
     Cost: as one all_reduce of all the bytes; `check` adds the baseline and its copy of the data.
     """
-    reduction = _reduction(op)
+    reduction = reduction_of(op)
     if check is not None and not (isinstance(check, (int, float)) and check >= 0):
         raise ConfigError(
             f"check must be a tolerance of 0 or more, or None for no comparison. Received: check={check!r}."
@@ -113,12 +110,12 @@ def all_reduce_n(
             "check compares with the baseline that mpi=True uses, so only one of them makes sense. "
             f"Received: mpi=True, check={check!r}. Leave out mpi."
         )
-    tensors = [_tensor(tensor, "all_reduce_n") for tensor in tensors]
+    tensors = [dense_tensor(tensor, "all_reduce_n") for tensor in tensors]
     comm = communicator_of(comm)
     if comm.size == 1:
         return [tf.identity(tensor) for tensor in tensors]
     tolerance = -1.0 if check is None else float(check)
-    return _by_dtype(
+    return by_dtype(
         tensors, name, lambda some, key: _raw_ops.all_reduce_n(some, reduction, key, comm, mpi=mpi, check=tolerance)
     )
 
@@ -137,8 +134,8 @@ def reduce_scatter(
     Raises: as `all_reduce`; ConfigError for a scalar.
     Cost: (size-1)/size * nbytes sent per rank (Patarasuk & Yuan, 2009).
     """
-    reduction = _reduction(op)
-    tensor = _tensor(tensor, "reduce_scatter")
+    reduction = reduction_of(op)
+    tensor = dense_tensor(tensor, "reduce_scatter")
     if tensor.shape.rank == 0:
         raise ConfigError(
             "reduce_scatter splits a tensor by rows, so it must have at least one dimension. "
@@ -162,13 +159,13 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
     Raises: as `all_reduce`.
     Cost: the result's bytes less the own ones received per rank. Its gradient costs one all_reduce of the result.
     """
-    tensor, dtype = _carried(tensor, "all_gather")
+    tensor, dtype = carried(tensor, "all_gather")
     comm = communicator_of(comm)
     if comm.size == 1:
         gathered = tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tf.identity(tensor)
     else:
         gathered, _ = _raw_ops.all_gather(tensor, name, comm)
-    return _uncarried(gathered, dtype)
+    return uncarried(gathered, dtype)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -209,7 +206,7 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
 
     variables = _variables.unwrap(variables)
     comm = communicator_of(comm)
-    _check_root(root, comm)
+    check_root(root, comm)
     if comm.size == 1:
         return
     if tf.executing_eagerly():
@@ -249,68 +246,17 @@ def init_op(device_id: Any = -1, *, mode: str | None = None, pci: str = "") -> I
     return InitResult(*_raw_ops.init(device_id, running, pci))
 
 
-def _reduction(op: Any) -> str:
-    if op not in _REDUCTIONS:
-        raise ConfigError(f"op must be one of {', '.join(map(repr, _REDUCTIONS))}. Received: op={op!r}.")
-    return _REDUCTIONS[op]
-
-
-def _check_root(root: Any, comm: Communicator) -> None:
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < comm.size:
-        raise ConfigError(f"root must be a rank, 0 to {comm.size - 1}. Received: root={root!r}, size {comm.size}.")
-
-
-def _tensor(value: Any, function: str, dtypes: Sequence[tf.DType] = _DTYPES) -> tf.Tensor:
-    if isinstance(value, (tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)):
-        raise ConfigError(
-            f"{function} takes dense tensors. Received: {type(value).__name__}. "
-            "Use all_reduce for IndexedSlices, or tf.convert_to_tensor first."
-        )
-    tensor = tf.convert_to_tensor(value)
-    if tensor.dtype not in dtypes:
-        raise ConfigError(
-            f"{function} takes tensors of dtype {', '.join(dtype.name for dtype in dtypes)}. "
-            f"Received: dtype {tensor.dtype.name}, shape {tensor.shape}. Use tf.cast first."
-        )
-    return tensor
-
-
-def _carried(value: Any, function: str) -> tuple[tf.Tensor, tf.DType]:
-    tensor = _tensor(value, function, (*_DTYPES, *_CARRIERS, tf.bool))
-    if tensor.dtype == tf.bool:
-        return tf.cast(tensor, tf.uint8), tf.bool
-    return (tf.bitcast(tensor, _CARRIERS[tensor.dtype]) if tensor.dtype in _CARRIERS else tensor), tensor.dtype
-
-
-def _uncarried(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    if tensor.dtype == dtype:
-        return tensor
-    return tf.cast(tensor, tf.bool) if dtype == tf.bool else tf.bitcast(tensor, dtype)
-
-
 def _broadcast(
     tensors: Sequence[Any], root: int, name: str | None, comm: Communicator, **attrs: Any
 ) -> list[tf.Tensor]:
-    _check_root(root, comm)
-    pairs = [_carried(tensor, "broadcast") for tensor in tensors]
-    carried = [tensor for tensor, _ in pairs]
+    check_root(root, comm)
+    pairs = [carried(tensor, "broadcast") for tensor in tensors]
+    moved = [tensor for tensor, _ in pairs]
     if comm.size == 1:
-        sent = [tf.identity(tensor) for tensor in carried]
+        sent = [tf.identity(tensor) for tensor in moved]
     else:
-        sent = _by_dtype(carried, name, lambda some, key: _raw_ops.broadcast_n(some, root, key, comm, **attrs))
-    return [_uncarried(tensor, dtype) for tensor, (_, dtype) in zip(sent, pairs)]
-
-
-def _by_dtype(tensors: list[tf.Tensor], name: str | None, collective: Any) -> list[tf.Tensor]:
-    """Calls `collective(tensors of one dtype, name)` for each dtype, and returns the results in the given order."""
-    results: list[Any] = [None] * len(tensors)
-    dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors))
-    for dtype in dtypes:
-        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        key = f"{name}/{dtype.name}" if name is not None and len(dtypes) > 1 else name
-        for place, result in zip(places, collective([tensors[place] for place in places], key)):
-            results[place] = result
-    return results
+        sent = by_dtype(moved, name, lambda some, key: _raw_ops.broadcast_n(some, root, key, comm, **attrs))
+    return [uncarried(tensor, dtype) for tensor, (_, dtype) in zip(sent, pairs)]
 
 
 def _all_reduce_slices(
@@ -321,7 +267,7 @@ def _all_reduce_slices(
             "IndexedSlices can be reduced by 'sum' and 'mean', because rows that a rank does not list are zero. "
             f"Received: op={reduction!r}. Use tf.convert_to_tensor first."
         )
-    values = all_gather(_tensor(slices.values, "all_reduce"), name=name and f"{name}/values", comm=comm)
+    values = all_gather(dense_tensor(slices.values, "all_reduce"), name=name and f"{name}/values", comm=comm)
     indices = all_gather(slices.indices, name=name and f"{name}/indices", comm=comm)
     if reduction == "mean":
         values = values / tf.cast(comm.size, values.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl import _keras_compat, bucket_size, communicator, ops, strategy_agreement
+from keras_ddl import _keras_compat, bucket_size, communicator, ops, strategy_agreement, strategy_threads
 from keras_ddl._tf_compat import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy_extended import DdlExtended
@@ -21,7 +21,8 @@ class Strategy(tf.distribute.Strategy):
 
     All ranks run the same script with the same data; each keeps its rows of every batch. Weights, losses, metrics and
     predictions are those of one process with the whole batch, on every rank. What is written (checkpoints, logs, the
-    progress bar) is written by rank 0.
+    progress bar) is written by rank 0. Made before TensorFlow starts, it also gives each rank its share of the host's
+    cores as TensorFlow threads, where the script has set no number.
 
     Args:
         mode: as in `keras_ddl.init`, which this calls.
@@ -46,6 +47,7 @@ class Strategy(tf.distribute.Strategy):
                 f"Strategy: bucket_bytes must be 1 or more, or 'auto'. Received: bucket_bytes={bucket_bytes!r} "
                 f"(rank {topology.rank}). Leave it out for KERAS_DDL_BUCKET_BYTES."
             )
+        strategy_threads.share_cores(topology)
         _keras_compat.install()
         self.rank, self.size = topology.rank, topology.size
         self.random_state = strategy_agreement.RandomState(self.rank, self.size, seed)

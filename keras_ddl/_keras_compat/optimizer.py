@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_ddl import _keras_compat, bucket, ops
+from keras_ddl._keras_compat import keras
 from keras_ddl._tf_compat import tf
 from keras_ddl.errors import ConfigError
 
@@ -130,10 +131,17 @@ def _sum_over_ranks(optimizer: Any, grads: Sequence[Any], strategy: Any) -> list
         op="sum",
         name=f"{_keras_compat.plain_name(optimizer.name)}/gradients",
         bucket_size=strategy.extended.bucket_size,
+        add_up=_is_linear(optimizer),
     )
     for i, grad in zip(present, summed):
         result[i] = grad
     return result
+
+
+def _is_linear(optimizer: Any) -> bool:
+    """Whether updates depend on the sum of a table row's gradients only. A norm, too, is taken row by row."""
+    clips = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
+    return type(optimizer) is keras.optimizers.SGD and all(limit is None for limit in clips)
 
 
 def _dense_or_slices(grad: Any) -> Any:

@@ -107,7 +107,7 @@ def run_ranks(
 
 
 def rank_tests(
-    program: Path,
+    program: Path | Sequence[Path],
     launches: Sequence[int | tuple[int, str]],
     *,
     check_timeout: float = 40,
@@ -115,18 +115,20 @@ def rank_tests(
 ) -> Callable[..., None]:
     """Returns a pytest function that runs the checks of `program` for every launch: np, or (np, mode).
 
+    `program`: several files share the launches, which cost seconds each.
     `check_timeout`: seconds any one check may take; a rank that takes longer is stopped and its stacks are shown.
     """
+    programs = [program] if isinstance(program, Path) else list(program)
     pairs = [(item, None) if isinstance(item, int) else item for item in launches]
     ids = [f"np{np}" + (f"-{mode}" if mode else "") for np, mode in pairs]
     results: dict[tuple[int, str | None], dict[str, tuple[str, str]]] = {}
 
     @pytest.mark.parallel
     @pytest.mark.parametrize("launch", pairs, ids=ids)
-    @pytest.mark.parametrize("check", _check_names(program))
+    @pytest.mark.parametrize("check", _check_names(programs))
     def test_on_ranks(request: pytest.FixtureRequest, check: str, launch: tuple[int, str | None]) -> None:
         if launch not in results:
-            results[launch] = _run_checks(program, _selected(request, launch), *launch, check_timeout, env)
+            results[launch] = _run_checks(programs, _selected(request, launch), *launch, check_timeout, env)
         outcome, text = results[launch][check]
         if outcome == "skipped":
             pytest.skip(text)
@@ -145,18 +147,19 @@ def _selected(request: pytest.FixtureRequest, launch: tuple[int, str | None]) ->
     return chosen
 
 
-def _check_names(program: Path) -> list[str]:
-    body = ast.parse(program.read_text()).body
+def _check_names(programs: Sequence[Path]) -> list[str]:
+    body = [node for program in programs for node in ast.parse(program.read_text()).body]
     return [node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
 
 
-def _run_checks(program, names, np, mode, check_timeout, env) -> dict[str, tuple[str, str]]:
+def _run_checks(programs, names, np, mode, check_timeout, env) -> dict[str, tuple[str, str]]:
     results: dict[str, tuple[str, str]] = {}
-    order = [name for name in _check_names(program) if name in names]
+    order = [name for name in _check_names(programs) if name in names]
     fresh_starts = 0
     while pending := [name for name in order if name not in results]:
         with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-            command = [f"checks:{check_timeout}", folder, str(program), *pending]
+            files = os.pathsep.join(map(str, programs))
+            command = [f"checks:{check_timeout}", folder, files, *pending]
             timeout = 60 + check_timeout + 5 * len(pending)
             outcome = _run(command, Path(folder), np, mode, timeout, env, None)
             for name in pending:

@@ -48,7 +48,9 @@ def main() -> None:
         function, args = pickle.loads(Path(program).read_bytes())
         leave_result(base, function(*args))
     else:
-        run_checks(base, Path(program), arguments, float(kind.removeprefix("checks:")))
+        run_checks(
+            base, [Path(one) for one in program.split(os.pathsep)], arguments, float(kind.removeprefix("checks:"))
+        )
 
 
 def leave_result(base: Path, value: Any) -> None:
@@ -57,16 +59,19 @@ def leave_result(base: Path, value: Any) -> None:
     part.rename(base / f"{rank()}.result")
 
 
-def run_checks(base: Path, program: Path, names: list[str], timeout: float) -> None:
+def run_checks(base: Path, programs: list[Path], names: list[str], timeout: float) -> None:
     """Runs the named functions in order, all ranks in step; ends the rank after the first check that any rank fails."""
-    spec = importlib.util.spec_from_file_location(program.stem, program)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[program.stem] = module
     faulthandler.dump_traceback_later(timeout + 60, exit=True)
-    spec.loader.exec_module(module)
+    functions: dict[str, Any] = {}
+    for program in programs:
+        spec = importlib.util.spec_from_file_location(program.stem, program)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[program.stem] = module
+        spec.loader.exec_module(module)
+        functions.update(vars(module))
     for name in names:
         faulthandler.dump_traceback_later(timeout, exit=True)
-        outcome, text = _run_check(getattr(module, name))
+        outcome, text = _run_check(functions[name])
         _leave_outcome(base, name, outcome, text)
         others = _all_outcomes(base, name, time.monotonic() + timeout)
         if "failed" in others:

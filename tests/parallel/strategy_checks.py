@@ -1,5 +1,8 @@
 """Training under the Strategy equals training in one process. Run by test_strategy.py."""
 
+import os
+
+from keras_ddl._tf_compat import tf
 from parallel.strategy_common import (
     SIZE,
     WEIGHTS,
@@ -8,6 +11,12 @@ from parallel.strategy_common import (
     check_equal_to_one_process,
     keras,
 )
+
+
+def check_tensorflow_has_this_ranks_share_of_the_cores():
+    share = max(1, len(os.sched_getaffinity(0)) // SIZE)  # one host, and no rank is bound
+    assert tf.config.threading.get_intra_op_parallelism_threads() == share
+    assert tf.config.threading.get_inter_op_parallelism_threads() == max(2, share)
 
 
 def sgd(**arguments):

@@ -10,15 +10,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 
 import keras_ddl
-from keras_ddl._tf_compat import tf
-
-tf.config.threading.set_inter_op_parallelism_threads(2)
-tf.config.threading.set_intra_op_parallelism_threads(1)
-
-import keras  # noqa: E402
 
 # The oracle is a model outside of the scope, on purpose.
 warnings.filterwarnings("ignore", message=".*was made outside the scope.*")
@@ -107,3 +102,32 @@ def check_equal_on_all_ranks(model: keras.Model, history: dict[str, Any] | None 
         assert theirs[1] == repr(history), f"history of rank {rank}: {theirs[1]}, here {history}"
         differing = [variables[i].path for i in state if theirs[0].get(i) != state[i]]
         assert not differing, f"variables differ between rank {rank} and {RANK}: {differing}"
+
+
+def pair(build=dense_model, **compiled):
+    """A model in one process and one on all ranks, with the same weights."""
+
+    def compiled_model():
+        model = build()
+        arguments = {"metrics": ["mae"], **{k: v() if callable(v) else v for k, v in compiled.items()}}
+        model.compile(**{"optimizer": keras.optimizers.SGD(0.05), "loss": "mse", **arguments})
+        return model
+
+    alone = compiled_model()
+    with STRATEGY.scope():
+        shared = compiled_model()
+    shared.set_weights([keras_ddl.broadcast_object(w) for w in alone.get_weights()])
+    alone.set_weights(shared.get_weights())
+    return alone, shared
+
+
+def assert_same_weights(alone, shared, tolerance=1e-14):
+    for one, mine in zip(alone.get_weights(), shared.get_weights()):
+        np.testing.assert_allclose(mine, one, rtol=0, atol=tolerance)
+    check_equal_on_all_ranks(shared)
+
+
+def rows_of_ranks(count):
+    """Row slices of an uneven split: rank 0 has more than half."""
+    ends = [0, *np.linspace(count // 2 + 1, count, SIZE).astype(int)]
+    return [slice(ends[r], ends[r + 1]) for r in range(SIZE)]

@@ -8,8 +8,9 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl import ops
+from keras_ddl._tf_compat import tf
 from keras_ddl.errors import ConfigError, RankMismatchError
-from parallel.strategy_common import RANK, SIZE, STRATEGY, X, Y, dense_model, keras, set_precision, tf
+from parallel.strategy_common import RANK, SIZE, STRATEGY, X, Y, dense_model, keras, set_precision
 
 set_precision("float32")
 SGD = keras.optimizers.SGD

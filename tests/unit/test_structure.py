@@ -23,7 +23,7 @@ LAYERS = [
     ("keras_ddl.communicator", "keras_ddl.timeline"),
     ("keras_ddl.launch",),
     ("keras_ddl._tf_compat",),
-    ("keras_ddl._op_errors", "keras_ddl._op_names", "keras_ddl._variables"),
+    ("keras_ddl._op_arguments", "keras_ddl._op_errors", "keras_ddl._op_names", "keras_ddl._variables"),
     ("keras_ddl._raw_ops",),
     ("keras_ddl.ops", "keras_ddl.ops_gradients"),
     ("keras_ddl.bucket", "keras_ddl.data"),
