@@ -1,37 +1,17 @@
-// Ranks that do not do the same: every rank gets one clear error, and those that go on can go on.
+// Ranks that do not ask for the same: every rank gets one clear error, and all can go on.
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
 #include <mutex>
 #include <string>
-#include <thread>
+#include <vector>
 
+#include "several_groups.h"
 #include "test_data.h"
 #include "thread_group.h"
 
 namespace ddl_test {
 namespace {
-
-using testing::AssertionResult;
-
-const std::vector<std::vector<int>>& Groups() {
-  static const std::vector<std::vector<int>> groups = {{0, 0}, {0, 1}, {0, 0, 2, 2}, {0, 0, 0, 3, 3, 5}};
-  return groups;
-}
-
-AssertionResult Contains(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "'" << part << "' is not in: " << text;
-}
-
-Outcome SumOfOne(ddl_comm* comm, const std::string& name) {
-  float value = 1;
-  Call call(DDL_ALL_REDUCE, name);
-  const Outcome outcome = call.Buffer(&value, &value, 1).Run(comm);
-  if (outcome.code == DDL_OK && value != static_cast<float>(ddl_size(comm))) return {DDL_INTERNAL, "a wrong sum"};
-  return outcome;
-}
 
 // ---- requests that differ --------------------------------------------------------------------------------------
 
@@ -224,186 +204,6 @@ TEST(CheckTest, FailsOnEveryRankWhenOneSeesADifference) {
         }
       },
       options);
-}
-
-// ---- ranks that do not come ---------------------------------------------------------------------------------------
-
-TEST(DeadlineTest, NamesTheMissingRanksAndTheNextOneWorks) {
-  for (const std::vector<int>& group : Groups()) {
-    const int size = static_cast<int>(group.size());
-    std::mutex mutex;
-    struct Warnings {
-      std::mutex mutex;
-      std::string text;
-    } warnings;
-    RunOptions options;
-    options.warn_after_s = 0.1;
-    options.deadline_s = 0.3;
-    options.warn_user = &warnings;
-    options.warn = [](void* user, const char* message) {
-      auto& to = *static_cast<Warnings*>(user);
-      const std::lock_guard<std::mutex> lock(to.mutex);
-      to.text += message;
-    };
-    RunRanks(
-        group,
-        [&](ddl_comm* comm, int rank) {
-          if (rank != size - 1) {
-            const Outcome outcome = SumOfOne(comm, "lonely");
-            EXPECT_EQ(outcome.code, DDL_DEADLINE_EXCEEDED) << outcome.message;
-            EXPECT_TRUE(Contains(outcome.message, "lonely"));
-            EXPECT_TRUE(Contains(outcome.message, "rank(s) " + std::to_string(size - 1)));
-          }
-          // The last rank is late for it, and hears so, however long after.
-          if (rank == size - 1) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(500));
-            const Outcome late = SumOfOne(comm, "lonely");
-            EXPECT_EQ(late.code, DDL_DEADLINE_EXCEEDED) << late.message;
-          }
-        },
-        options);
-    const std::lock_guard<std::mutex> lock(warnings.mutex);
-    EXPECT_TRUE(Contains(warnings.text, "lonely"));
-    EXPECT_TRUE(Contains(warnings.text, "rank(s) " + std::to_string(size - 1)));
-  }
-}
-
-TEST(BlockedTest, DifferentBlockingCollectivesFailLongBeforeTheDeadline) {
-  for (const std::vector<int>& group : Groups()) {
-    const auto start = std::chrono::steady_clock::now();
-    RunRanks(group, [&](ddl_comm* comm, int rank) {
-      float value = 1;
-      Call call(DDL_ALL_REDUCE, rank == 1 ? "b" : "a");
-      const Outcome outcome = call.Flags(DDL_FLAG_BLOCKING).Buffer(&value, &value, 1).Run(comm);
-      EXPECT_EQ(outcome.code, DDL_FAILED_PRECONDITION) << outcome.message;
-      EXPECT_TRUE(Contains(outcome.message, "'a'"));
-      EXPECT_TRUE(Contains(outcome.message, "'b'"));
-      // The names are free again, for the rank that waited in the other one too.
-      for (const char* name : {"next", "a", "b"}) {
-        const Outcome next = SumOfOne(comm, name);
-        EXPECT_EQ(next.code, DDL_OK) << name << ": " << next.message;
-      }
-    });
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
-  }
-}
-
-// ---- ranks that leave ---------------------------------------------------------------------------------------------
-
-TEST(LeaveTest, FailsWhatIsPendingAndWhatComesLater) {
-  for (const std::vector<int>& group : Groups()) {
-    const int size = static_cast<int>(group.size());
-    for (const int leaver : {size - 1, 0}) {
-      RunOptions options;
-      options.leave_early = {leaver};
-      const auto start = std::chrono::steady_clock::now();
-      RunRanks(
-          group,
-          [&](ddl_comm* comm, int rank) {
-            EXPECT_EQ(SumOfOne(comm, "together").code, DDL_OK);
-            if (rank == leaver) {
-              std::this_thread::sleep_for(std::chrono::milliseconds(50));
-              return;
-            }
-            for (const char* name : {"pending", "later"}) {
-              const Outcome outcome = SumOfOne(comm, name);
-              EXPECT_EQ(outcome.code, DDL_ABORTED) << outcome.message;
-              EXPECT_TRUE(Contains(outcome.message, "rank " + std::to_string(leaver)));
-            }
-          },
-          options);
-      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
-    }
-  }
-}
-
-// The leaver's own request is complete on its side: the others must not wait in the middle of it.
-TEST(LeaveTest, WithARequestOfItsOwnUnderWay) {
-  for (const std::vector<int>& group : Groups()) {
-    const int size = static_cast<int>(group.size());
-    for (const int leaver : {size - 1, 0}) {
-      RunOptions options;
-      options.leave_early = {leaver};
-      options.deadline_s = 20;
-      const auto start = std::chrono::steady_clock::now();
-      RunRanks(
-          group,
-          [&](ddl_comm* comm, int rank) {
-            std::vector<float> data(200'000, 1);
-            Call call(DDL_ALL_REDUCE, "abandoned");
-            call.Buffer(data.data(), data.data(), data.size());
-            if (rank == leaver) {
-              ddl_work* const work = call.Start(comm);
-              std::this_thread::sleep_for(std::chrono::milliseconds(20));
-              // Destroying fails it, so that its buffers are free from then on. (The thread that destroys the
-              // communicator is this one, after this body: leak the buffers until the end of the process.)
-              static std::vector<std::vector<float>> kept;
-              static std::mutex mutex;
-              const std::lock_guard<std::mutex> lock(mutex);
-              kept.push_back(std::move(data));
-              ddl_work_free(work);
-              return;
-            }
-            std::this_thread::sleep_for(std::chrono::milliseconds(60));
-            const Outcome outcome = call.Run(comm);
-            EXPECT_EQ(outcome.code, DDL_ABORTED) << outcome.message;
-          },
-          options);
-      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
-    }
-  }
-}
-
-TEST(LeaveTest, WhileAThirdRankIsLate) {
-  // Ranks 0 and 1 wait for 2, which is late, and for 3, which has left: no reason to wait for 2.
-  RunOptions options;
-  options.leave_early = {3};
-  RunRanks(
-      {0, 0, 2, 2},
-      [&](ddl_comm* comm, int rank) {
-        EXPECT_EQ(SumOfOne(comm, "together").code, DDL_OK);
-        if (rank == 3) return;
-        if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(3000));
-        const auto start = std::chrono::steady_clock::now();
-        EXPECT_EQ(SumOfOne(comm, "pending").code, DDL_ABORTED);
-        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(2500));
-      },
-      options);
-}
-
-TEST(LeaveTest, WithoutMemoryForAnAllGatherNobodyHangs) {
-  RunRanks({0, 0, 2}, [&](ddl_comm* comm, int rank) {
-    struct Answer {
-      std::mutex mutex;
-      int code = -1;
-    } answer;
-    float value = 1;
-    const ddl_buffer buffer{&value, nullptr, 1};
-    ddl_request request{};
-    request.kind = DDL_ALL_GATHER;
-    request.num_buffers = 1;
-    request.buffers = &buffer;
-    request.rows = request.row_count = 1;
-    request.name = "rows";
-    std::vector<float> memory(3);
-    void* users[2] = {rank == 1 ? nullptr : memory.data(), &answer};
-    request.user = users;
-    request.allocate = [](void* user, const uint64_t*, int) { return static_cast<void**>(user)[0]; };
-    request.done = [](void* user, int code, const char*) {
-      auto& to = *static_cast<Answer*>(static_cast<void**>(user)[1]);
-      const std::lock_guard<std::mutex> lock(to.mutex);
-      to.code = code;
-    };
-    ddl_submit(comm, &request);
-    for (int i = 0; i < 2000; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      const std::lock_guard<std::mutex> lock(answer.mutex);
-      if (answer.code != -1) break;
-    }
-    const std::lock_guard<std::mutex> lock(answer.mutex);
-    EXPECT_TRUE(answer.code == DDL_INTERNAL || answer.code == DDL_ABORTED || (rank != 1 && answer.code == DDL_OK))
-        << answer.code;
-  });
 }
 
 }  // namespace

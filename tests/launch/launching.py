@@ -17,7 +17,7 @@ from pathlib import Path
 import keras_ddl
 
 ROOT = Path(keras_ddl.__file__).parents[1]
-LIMIT_SECONDS = 40
+LIMIT_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Started:
         assert not left, f"left behind: {left}\n{ended}"
         return ended
 
-    def left_behind(self, patience: float = 0.5) -> list[str]:
+    def left_behind(self, patience: float = 2.0) -> list[str]:
         """The processes of this job that live `patience` seconds later, its files in the folder for temporary ones,
         and its files in /dev/shm. All processes are killed."""
         self.over.set()
@@ -147,7 +147,7 @@ def processes(mark: str) -> dict[int, str]:
     return {pid: command for pid, command in found.items() if command}  # a zombie has none
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -136,7 +136,7 @@ def test_cli_export_of_a_missing_directory_is_one_clear_message(tmp_path: Path):
     ended = run(["export", "no-checkpoints", "out"], tmp_path)
     assert ended.status == 1, ended
     assert ended.err.startswith("keras-ddl: CheckpointError: CHECKPOINTS must be a directory"), ended
-    assert ended.seconds < 3
+    assert ended.seconds < 10
 
 
 def test_resolve_program_takes_our_python(tmp_path: Path):

@@ -67,7 +67,7 @@ def test_run_function_output_is_live(monkeypatch: pytest.MonkeyPatch):
 
     def work():
         print("first")  # not flushed: to a pipe, Python alone would keep it until the end
-        time.sleep(1)
+        time.sleep(2)
         print("second")
 
     with redirect_stdout(Stream()):
@@ -91,7 +91,7 @@ def test_run_function_raises_the_exception_of_the_rank():
     with pytest.raises(RankError, match="OwnError: this and that") as caught:
         keras_ddl.run(work, np=2)
     assert "in work" in str(caught.value) and "rank 1 on host" in str(caught.value)
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 25
 
     def key():
         {}["missing"]
@@ -155,7 +155,7 @@ def test_run_function_timeout():
     began = time.monotonic()
     with pytest.raises(DeadlineError, match="timeout=2 seconds"):
         keras_ddl.run(lambda: time.sleep(600), np=2, timeout=2)
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 25
 
 
 def test_run_function_works_outside_the_main_thread():
@@ -197,7 +197,7 @@ def test_run_function_is_interrupted(tmp_path: Path):
         stdout=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 40
     while not ((tmp_path / "up-0").exists() and (tmp_path / "up-1").exists()) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(2)

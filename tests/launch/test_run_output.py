@@ -111,12 +111,13 @@ def test_run_progress_bar_of_rank_0_stays_in_place_on_a_terminal(tmp_path: Path)
 if RANK == 0:
     print(sys.stdout.isatty(), sys.stderr.isatty(), *os.get_terminal_size(), flush=True)
     for i in range(10):
-        sys.stdout.write(f"\\rstep {i + 1}/10"); sys.stdout.flush(); here(f"step{i}"); time.sleep(0.1)
+        sys.stdout.write(f"\\rstep {i + 1}/10"); sys.stdout.flush(); here(f"step{i}"); time.sleep(1 if i == 8 else 0.1)
+        while i == 6 and not Path("printed-1").exists(): time.sleep(0.01)
     print(" done")
 else:
     print(sys.stdout.isatty())
     while not Path("step3-0").exists(): time.sleep(0.01)
-    print("in between")
+    print("in between", flush=True); here("printed")
 """,
     )
     status, shown = on_terminal(["run", "-np", "2", "python", program], tmp_path, rows=33, columns=111)

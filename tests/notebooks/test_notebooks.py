@@ -100,7 +100,7 @@ def test_notebook_cell_is_live_and_can_be_interrupted(tmp_path: Path):
         kernel.stop_channels()
         manager.shutdown_kernel(now=True)
     assert reply["content"]["ename"] == "KeyboardInterrupt", reply
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     pids = [int(line.split()[-1]) for line in lines]
     assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
@@ -108,7 +108,7 @@ def test_notebook_cell_is_live_and_can_be_interrupted(tmp_path: Path):
 def read_lines(kernel, count: int) -> list[str]:
     """The first `count` lines that the kernel's cell prints."""
     text = ""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while text.count("\n") < count and time.monotonic() < deadline:
         try:
             message = kernel.get_iopub_msg(timeout=1)

@@ -292,16 +292,13 @@ def check_an_interrupt_ends_a_wait_and_the_collective_can_still_complete():
         raise KeyboardInterrupt
 
     keras_ddl.barrier()
-    if RANK == 0:
-        time.sleep(0.8)
-    else:
+    if RANK != 0:
         previous = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        start = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
             communicator.all_reduce_array(np.ones(1000), name="interrupted")
-        assert time.monotonic() - start < 0.6
         signal.signal(signal.SIGALRM, previous)
+    keras_ddl.barrier("all have been interrupted")
     if RANK == 0:
         np.testing.assert_array_equal(communicator.all_reduce_array(np.ones(1000), name="interrupted"), [SIZE] * 1000)
     keras_ddl.barrier()

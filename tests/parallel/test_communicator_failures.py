@@ -27,7 +27,7 @@ def test_uncaught_exception_ends_the_job_with_a_report(tmp_path):
 
     outcome = run_ranks(work, 2, env={"KERAS_DDL_RUN_DIR": str(tmp_path)}, timeout=40)
     assert outcome.returncode not in (None, 0), outcome.text()
-    assert outcome.seconds < 10
+    assert outcome.seconds < 25
     assert "ValueError: bad row 17" in outcome.ranks[1].stderr
     report = json.loads((tmp_path / "error-1.txt").read_text())
     assert (report["rank"], report["type"], report["summary"]) == (1, "ValueError", "ValueError: bad row 17")
@@ -93,12 +93,12 @@ def test_rank_that_is_killed_ends_the_job(mode, signal_number):
 
     outcome = run_ranks(work, 2, args=(signal_number,), mode=mode, timeout=40)
     assert outcome.returncode not in (None, 0), outcome.text()
-    assert outcome.seconds < 10
+    assert outcome.seconds < 25
 
 
 @MODES
-def test_rank_that_does_not_come_is_named_in_a_warning_and_then_in_an_error(mode):
-    def work():
+def test_rank_that_does_not_come_is_named_in_a_warning_and_then_in_an_error(mode, tmp_path):
+    def work(failed):
         import keras_ddl
         from keras_ddl import errors
 
@@ -106,13 +106,14 @@ def test_rank_that_does_not_come_is_named_in_a_warning_and_then_in_an_error(mode
         if keras_ddl.rank() == 0:
             with pytest.raises(errors.DeadlineError, match=r"'barrier/meet'.*rank\(s\) 1.*KERAS_DDL_DEADLINE_SECONDS"):
                 keras_ddl.barrier("meet")
-        else:
-            time.sleep(3)
+            failed.touch()
+        while not failed.exists():
+            time.sleep(0.01)
         keras_ddl.barrier("after")  # the communicator is still usable
         return "done"
 
     env = {"KERAS_DDL_WARN_AFTER_SECONDS": "0.5", "KERAS_DDL_DEADLINE_SECONDS": "1.5"}
-    outcome = run_ranks(work, 2, mode=mode, env=env, timeout=40).check()
+    outcome = run_ranks(work, 2, args=(tmp_path / "failed",), mode=mode, env=env, timeout=40).check()
     assert [rank.result for rank in outcome.ranks] == ["done", "done"]
     assert "barrier/meet" in outcome.ranks[0].stderr
     assert "1" in outcome.ranks[0].stderr

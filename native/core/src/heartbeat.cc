@@ -12,6 +12,8 @@ namespace {
 
 constexpr double kLookSeconds = 0.1;
 constexpr double kBeatSeconds = 1.0;
+// So many beats in a row must fail to come.
+constexpr double kLostBeats = 4.0;
 // Between two looks of a thread that ran all the time there is at most one long step of a reduction.
 constexpr double kHeldUpSeconds = 1.0;
 constexpr double kLifeSeconds = 2.0;
@@ -32,6 +34,7 @@ Heartbeat::Heartbeat(const ddl_transport& transport, const GroupMemory& memory, 
       memory_(memory),
       places_(places),
       lost_after_s_(lost_after_s),
+      beat_s_(std::min(kBeatSeconds, lost_after_s / kLostBeats)),
       has_left_(std::move(has_left)),
       receives_(transport) {
   if (lost_after_s <= 0) return;
@@ -109,7 +112,7 @@ Status Heartbeat::Send(double now) {
   std::vector<OwnedMessages::Finished> none;
   for (Peer& peer : peers_) {
     DDL_RETURN_IF_ERROR(peer.beat.TakeFinished(&none));
-    if (!peer.beat.empty() || now - peer.sent < kBeatSeconds || has_left_(peer.speaker)) continue;
+    if (!peer.beat.empty() || now - peer.sent < beat_s_ || has_left_(peer.speaker)) continue;
     peer.sent = now;
     DDL_RETURN_IF_ERROR(peer.beat.Send(peer.speaker, ControlChannel::kBeatTag, busy_ ? kBusy : kFree));
   }

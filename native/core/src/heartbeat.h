@@ -1,10 +1,11 @@
 // Heartbeat: how rank 0 and the groups on other machines learn that the other side has vanished: a host without power,
 // a link that is down, a machine that stands still. Nothing else tells: a connection without traffic looks healthy.
 //
-// About once a second one rank of each group on another machine than rank 0's, the lowest that lives, sends a byte to
-// rank 0, and rank 0 answers. It happens on the communication thread, also in the middle of long collectives, and a
-// side that was held up itself gives the other that time again. Processes of one machine are watched by the system
-// (peer_watch.h), which is faster and never wrong; for them there are no heartbeats.
+// About once a second (more often where the limit is shorter than four seconds) one rank of each group on another
+// machine than rank 0's, the lowest that lives, sends a byte to rank 0, and rank 0 answers. It happens on the
+// communication thread, also in the middle of long collectives, and a side that was held up itself gives the other that
+// time again. Processes of one machine are watched by the system (peer_watch.h), which is faster and never wrong; for
+// them there are no heartbeats.
 #ifndef KERAS_DDL_CORE_HEARTBEAT_H_
 #define KERAS_DDL_CORE_HEARTBEAT_H_
 
@@ -58,6 +59,7 @@ class Heartbeat {
   const GroupMemory& memory_;
   const Places& places_;
   const double lost_after_s_;
+  const double beat_s_;
   const std::function<bool(int)> has_left_;
   std::list<Peer> peers_;
   OwnedMessages receives_;
