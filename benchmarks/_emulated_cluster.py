@@ -11,11 +11,13 @@ Needs Linux, root, and the tools of iproute2 and util-linux. Nothing touches the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +27,7 @@ TOOLS = ("ip", "tc", "unshare", "mount", "bash")
 AGENT = """#!/bin/bash
 while [ "${1#-}" != "$1" ]; do shift; done
 host=$1; shift
+[ -f "@FOLDER@/rack-$host" ] && export KERAS_DDL_RACK="$(cat "@FOLDER@/rack-$host")"
 exec ip netns exec "@NAME@-$host" unshare --uts --ipc --mount -- /bin/bash -c '
   hostname "$1"
   mount --bind "@FOLDER@/hosts" /etc/hosts
@@ -149,8 +152,10 @@ class EmulatedCluster:
             _run(f"ip -n {space} link add eth0 type veth peer name p{i} netns {switch}")
             _run(f"ip -n {space} addr add 10.77.{i // 250}.{i % 250 + 1}/16 dev eth0 && ip -n {space} link set eth0 up")
             self._set_congestion_control(space)
-            bridge = bridges[i * self._num_racks // len(self.hosts)]
-            _run(f"ip -n {switch} link set p{i} master {bridge} up")
+            rack = i * self._num_racks // len(self.hosts)
+            if self._num_racks > 1:
+                (self._folder / f"rack-{host}").write_text(f"r{rack}")
+            _run(f"ip -n {switch} link set p{i} master {bridges[rack]} up")
             self._shape(space, "eth0", self._rate)
             self._shape(switch, f"p{i}", self._rate)
             lines.append(f"10.77.{i // 250}.{i % 250 + 1} {host}")
@@ -173,22 +178,30 @@ class EmulatedCluster:
         _run(f"tc -n {space} qdisc replace dev {device} root tbf rate {rate} burst 256kb latency 40ms")
 
     def _remove(self) -> None:
-        if self._anchor is not None:
-            self._anchor.kill()
-            self._anchor.wait()
-            self._anchor = None
-        _remove_namespaces(self._name)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        # A second Ctrl-C waits until everything is gone.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        try:
+            if self._anchor is not None:
+                self._anchor.kill()
+                self._anchor.wait()
+                self._anchor = None
+            _remove_namespaces(self._name)
+            shutil.rmtree(self._folder, ignore_errors=True)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _remove_namespaces(name: str) -> None:
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.splitlines()
     for space in [line.split()[0] for line in listed if line.startswith(f"{name}-")]:
-        for pid in subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True).stdout.split():
-            try:
-                os.kill(int(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        for _ in range(100):  # what starts another process meanwhile is found the next time
+            pids = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True).stdout.split()
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            if not pids:
+                break
+            time.sleep(0.01)
         subprocess.run(["ip", "netns", "del", space], capture_output=True)
 
 

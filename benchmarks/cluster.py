@@ -151,7 +151,7 @@ def main() -> int:
     parser.add_argument("--rack-rate", help="of each rack's uplink, both ways (default: as --rate)")
     parser.add_argument("--sizes", default="25M", help="bytes per rank, decimal K, M or G (default: 25M)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--mode", help="of keras_ddl (default: 'p'; with racks the box of ranks x hosts x racks)")
+    parser.add_argument("--mode", default="p", help="of keras_ddl (default: 'p'; hosts tell their racks)")
     parser.add_argument(
         "--contestants",
         default="keras_ddl,tcp,mpi",
@@ -161,10 +161,6 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", help="also write everything here")
     options = parser.parse_args()
     ranks = parse_ranks(options.ranks_per_host, options.hosts)
-    mode = options.mode
-    if mode is None:
-        box = f"x:{ranks[0]}x{options.hosts // options.racks}x{options.racks}"
-        mode = box if options.racks > 1 and len(set(ranks)) == 1 else "p"
 
     # kill and a closed terminal end the run like Ctrl-C does: through `with`, which removes the cluster.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -174,7 +170,7 @@ def main() -> int:
             options.hosts, options.rate, num_racks=options.racks, rack_rate=options.rack_rate
         ) as cluster:
             settings = {
-                "mode": mode,
+                "mode": options.mode,
                 "racks": options.racks,
                 "sizes": [parse_size(word) for word in options.sizes.split(",")],
                 "rounds": options.rounds,

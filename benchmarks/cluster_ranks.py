@@ -27,15 +27,16 @@ SETTINGS = json.loads(sys.argv[1])
 WORLD = MPI.COMM_WORLD
 
 
-def make_contestant(name: str, mode: str) -> tuple[str, Callable[[np.ndarray, np.ndarray], object]]:
-    """(what it runs on, the call) of "keras_ddl", "mpi", "tcp", or a mode of keras_ddl: "x:1x8" is a flat ring."""
+def make_contestant(name: str) -> tuple[str, Callable[[np.ndarray, np.ndarray], object]]:
+    """(what it runs on, the call) of "keras_ddl" (as initialised), "mpi", "tcp", or a mode: "x:1x8" is a flat ring."""
     if name == "tcp":
         return "sockets", TcpStreams(WORLD, SETTINGS["racks"])
     if name == "mpi":
         return MPI.Get_library_version().splitlines()[0].split(",")[0], WORLD.Allreduce
-    topology = make_topology(
-        WORLD.rank, WORLD.allgather(MPI.Get_processor_name()), mode if name == "keras_ddl" else name
-    )
+    if name == "keras_ddl":
+        topology = keras_ddl.topology()
+    else:
+        topology = make_topology(WORLD.rank, WORLD.allgather(MPI.Get_processor_name()), name)
     comm = _native.Communicator(
         _native_library.mpi_transport(WORLD.py2f()),
         topology.group,
@@ -77,7 +78,7 @@ def measure(call, source: np.ndarray, cables: Cables) -> tuple[float, float, dic
 def main() -> None:
     keras_ddl.init(SETTINGS["mode"])
     cables = Cables(SETTINGS["counters"])
-    contestants = {name: make_contestant(name, SETTINGS["mode"]) for name in SETTINGS["contestants"]}
+    contestants = {name: make_contestant(name) for name in SETTINGS["contestants"]}
     rows = []
     for nbytes in SETTINGS["sizes"]:
         source = pattern(nbytes // 4, WORLD.rank)

@@ -94,7 +94,7 @@ def main() -> None:
     links = [link(per_host, per_rack // per_host)]
     if SETTINGS["racks"] > 1:
         links.append(link(per_rack, SETTINGS["racks"]))
-    contestants = {mode: make_contestant(mode, mode)[1] for mode in SETTINGS["contestants"]}
+    contestants = {mode: make_contestant(mode)[1] for mode in SETTINGS["contestants"]}
     rows = []
     for nbytes in SETTINGS["sizes"]:
         source = pattern(nbytes // 4, WORLD.rank)

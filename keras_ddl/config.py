@@ -85,6 +85,12 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 _TABLE = (
     Variable("MODE", "text", "p", "Topology: 'p' follows the hosts; 'x:LxH[xR]' forces a box of dimensions."),
     Variable(
+        "RACK",
+        "text",
+        None,
+        "Name of the rack (or switch) of this host, set on every host: links between racks then carry less (mode 'p').",
+    ),
+    Variable(
         "WARN_AFTER_SECONDS",
         "seconds",
         30.0,

@@ -6,6 +6,7 @@ predicted by cost_model.py, whose names are here too.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -66,17 +67,44 @@ class Topology:
         return self.hosts.count(self.hosts[self.rank])
 
 
-def make_topology(rank: int, host_names: Sequence[str], mode: str = "p") -> Topology:
+def make_topology(
+    rank: int, host_names: Sequence[str], mode: str = "p", rack_names: Sequence[str | None] | None = None
+) -> Topology:
     """Returns the topology of `rank` among `len(host_names)` ranks.
 
     Args:
         host_names: per rank, any text that is equal exactly for ranks of one host.
         mode: see `parse_mode`.
+        rack_names: per rank, what its host calls its rack (KERAS_DDL_RACK); None where it says nothing. In mode 'p'
+            racks of equally many hosts, of equally many ranks, numbered rack by rack, become a third dimension.
+
+    Raises:
+        ConfigError: as `parse_mode`; some ranks name a rack and others do not, or two ranks of a host name two.
     """
     numbers: dict[str, int] = {}
     hosts = tuple(numbers.setdefault(name, len(numbers)) for name in host_names)
     dims, group = parse_mode(mode, hosts)
+    racks = _rack_of_each_host(hosts, rack_names or [None] * len(hosts))
+    if mode == "p" and dims:
+        hosts_of_racks = [len(list(run)) for _, run in itertools.groupby(racks)]
+        even = len(set(hosts_of_racks)) == 1 and len(set(racks)) == len(hosts_of_racks)
+        if even and 1 < hosts_of_racks[0] < len(racks):
+            dims = (dims[0], hosts_of_racks[0], len(hosts_of_racks))
     return Topology(rank, len(hosts), hosts, group, mode, dims)
+
+
+def _rack_of_each_host(hosts: Sequence[int], rack_names: Sequence[str | None]) -> list[str | None]:
+    """Returns the racks in the order of the hosts' numbers."""
+    racks: dict[int, str | None] = {}
+    for rank, (host, rack) in enumerate(zip(hosts, rack_names)):
+        first = racks.setdefault(host, rack)
+        if rack != first or (rack is None) != (rack_names[0] is None):
+            other = hosts.index(host) if rack != first else 0
+            raise ConfigError(
+                "KERAS_DDL_RACK must be equal on all ranks of a host, and set on all hosts or on none. Received: "
+                f"{rack_names[other]!r} on rank {other} and {rack!r} on rank {rank}."
+            )
+    return list(racks.values())
 
 
 def part_of(whole: Topology, ranks: Sequence[int]) -> Topology:

@@ -37,8 +37,10 @@ def run_cluster(folder: Path, *options: str) -> dict:
     ids=["uneven hosts", "racks"],
 )
 def test_bytes_sent_between_hosts_are_the_least_possible(tmp_path, options, links):
-    (row,) = run_cluster(tmp_path, *options, "--rate", "1gbit", "--sizes", "4M")["rows"]
+    result = run_cluster(tmp_path, *options, "--rate", "1gbit", "--sizes", "4M")
+    (row,) = result["rows"]
     assert row["right"]
+    assert ("as 2x2" in result["describe"]) == ("r0" in links)  # mode 'p' knows the racks
     assert links <= row["sent_of_expected"].keys()
     for link, ratio in row["sent_of_expected"].items():
         assert 0.97 <= ratio <= 1.08, (link, ratio)

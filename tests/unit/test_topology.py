@@ -48,6 +48,41 @@ def test_parse_mode_refuses_shared_memory_across_hosts():
         parse_mode("x:2x2", (0, 1, 0, 1))
 
 
+HOSTS = [host for host in "abcd" for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("racks", "dims"),
+    [
+        ("sssstttt", (2, 2, 2)),
+        ("ssttuuvv", (2, 4)),  # racks of one host
+        ("ssssssss", (2, 4)),
+        ("ssttsstt", (2, 4)),  # ranks are not numbered rack by rack
+        ("sssssstt", (2, 4)),  # racks of different size
+    ],
+)
+def test_racks_of_equal_size_become_a_dimension(racks, dims):
+    assert make_topology(0, HOSTS, "p", list(racks)).dims == dims
+    assert make_topology(0, HOSTS, "x:2x4", list(racks)).dims == (2, 4)
+
+
+def test_racks_change_nothing_when_hosts_differ_in_ranks():
+    assert make_topology(0, HOSTS[1:], "p", list("ssstttt")).dims == ()
+
+
+@pytest.mark.parametrize(
+    ("racks", "received"),
+    [
+        (["s", "t", "t"], "'s' on rank 0 and 't' on rank 1"),
+        (["s", "s", None], "'s' on rank 0 and None on rank 2"),
+        ([None, None, "s"], "None on rank 0 and 's' on rank 2"),
+    ],
+)
+def test_make_topology_refuses_racks_that_contradict_each_other(racks, received):
+    with pytest.raises(ConfigError, match=f"set on all hosts or on none. Received: {received}"):
+        make_topology(0, ["a", "a", "b"], "p", racks)
+
+
 def test_make_topology_numbers_hosts_and_places_the_rank():
     topology = make_topology(2, ["b", "a", "b", "a", "b"])
     assert topology.hosts == (0, 1, 0, 1, 0)
