@@ -1,6 +1,5 @@
 """Checks of keras_ddl.communicator against NumPy; every rank computes every rank's input."""
 
-import functools
 import itertools
 import os
 import signal
@@ -13,53 +12,13 @@ import pytest
 
 import keras_ddl
 from keras_ddl import _native, communicator, errors
+from parallel.communicator_oracle import COUNTS, DTYPES, OPS, assert_reduced, input_of, reduced
 from parallel.rank_program import rank as launcher_rank
 from parallel.rank_program import size as launcher_size
 from parallel.rank_program import skip
 
 keras_ddl.init()
 RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
-
-DTYPES = [np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in _native.DTYPES]
-OPS = ("sum", "mean", "min", "max", "product")
-COUNTS = (0, 1, 3, 1000, 70_001)
-
-
-def input_of(rank, dtype, shape, op="sum"):
-    generator = np.random.default_rng(1000 + rank)
-    if np.issubdtype(dtype, np.integer):
-        low, high = (1, 4) if op == "product" else (0, 100) if dtype.kind == "u" else (-50, 50)
-        return generator.integers(low, high, shape).astype(dtype)
-    return (generator.standard_normal(shape) + (2 if op == "product" else 0)).astype(dtype)
-
-
-def reduced(arrays, op):
-    """The result in the precision ddl.h promises: integers wrap or divide exactly, 16-bit floats through float32."""
-    dtype = arrays[0].dtype
-    if np.issubdtype(dtype, np.integer):
-        wide = [a.astype(np.int64) for a in arrays]
-    else:
-        wide = [a.astype(np.float32 if dtype.itemsize == 2 else dtype) for a in arrays]
-    binary = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}[op]
-    result = functools.reduce(binary, wide)
-    if op == "mean":
-        divided = result / len(arrays)
-        result = np.trunc(divided) if np.issubdtype(dtype, np.integer) else divided.astype(result.dtype)
-    return result.astype(dtype)
-
-
-def assert_reduced(actual, arrays, op):
-    expected = reduced(arrays, op)
-    assert actual.dtype == expected.dtype
-    assert actual.shape == expected.shape
-    if np.issubdtype(expected.dtype, np.integer):
-        np.testing.assert_array_equal(actual, expected)
-    else:
-        # Sums may associate differently: a few units in the last place of the largest partial result.
-        epsilon = float(ml_dtypes.finfo(expected.dtype).eps)
-        scale = functools.reduce(np.maximum, [np.abs(a.astype(np.float64)) for a in arrays]) if arrays[0].size else 0
-        limit = 2 * len(arrays) * epsilon * np.maximum(np.abs(expected.astype(np.float64)), scale)
-        assert np.all(np.abs(actual.astype(np.float64) - expected.astype(np.float64)) <= limit)
 
 
 def check_identity_is_that_of_the_launcher():

@@ -124,7 +124,7 @@ def dies_at_random(seed, everybody):
 
 @pytest.mark.parametrize("everybody", [False, True])
 def test_nothing_is_left_in_shared_memory_by_ranks_killed_at_random(everybody):
-    for seed in range(5):
+    for seed in range(3):  # each rank once
         # run_ranks itself fails when shared memory or a process of the job stays behind.
         outcome = run_ranks(dies_at_random, 3, args=(seed, everybody), timeout=40)
         assert outcome.returncode not in (None, 0), outcome.text()

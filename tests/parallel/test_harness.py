@@ -14,8 +14,8 @@ CHECKS = Path(__file__).with_name("harness_checks.py")
 
 
 def test_harness_reports_each_check_of_one_launch():
-    names = harness._check_names(CHECKS)
-    results = harness._run_checks(CHECKS, names, 2, None, 3, None)
+    names = harness._check_names([CHECKS])
+    results = harness._run_checks([CHECKS], names, 2, None, 3, None)
     kinds = {name: outcome for name, (outcome, _) in results.items()}
     assert kinds == {
         "check_passes": "passed",

@@ -15,8 +15,8 @@ test_strategy = rank_tests(HERE / "strategy_checks.py", [2, 4], check_timeout=12
 test_strategy_exact = rank_tests(HERE / "strategy_exact_checks.py", [3], check_timeout=120, env=PATIENT)
 LOOPS = [HERE / f"strategy_{part}_checks.py" for part in ("loop", "state", "bucket")]
 test_strategy_loops = rank_tests(LOOPS, [3], check_timeout=120)
-test_strategy_callbacks = rank_tests(HERE / "strategy_callback_checks.py", [2], check_timeout=120)
-test_strategy_errors = rank_tests(HERE / "strategy_error_checks.py", [2], check_timeout=120)
+ON_TWO = [HERE / f"strategy_{part}_checks.py" for part in ("callback", "error")]
+test_strategy_of_two = rank_tests(ON_TWO, [2], check_timeout=120)
 test_strategy_without_a_seed = rank_tests(HERE / "strategy_seed_checks.py", [3], check_timeout=120)
 
 

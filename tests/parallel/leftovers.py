@@ -1,0 +1,62 @@
+"""What a launch leaves behind: processes, which are found by a mark in their environment, and shared memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+MARK = "RANKS_HARNESS_ID"
+
+
+def marked(mark: str) -> dict[int, str]:
+    """The live processes that carry `mark` in their environment, with their command lines."""
+    found = {}
+    wanted = f"{MARK}={mark}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ")[:200]
+                    found[int(entry.name)] = line.decode(errors="replace")
+            except OSError:
+                continue  # it ended meanwhile, or is another user's
+    return found
+
+
+def end_all(mark: str, grace: float) -> dict[int, str]:
+    """Waits `grace` seconds for the launch's processes to end, then kills the rest, which it returns."""
+    deadline = time.monotonic() + grace
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for _ in range(100):
+        for pid in marked(mark):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if not marked(mark):
+            break
+        time.sleep(0.05)
+    return left
+
+
+def shared_memory() -> set[Path]:
+    return {path for path in Path("/dev/shm").iterdir() if "ddl" in path.name}
+
+
+def leaked_shared_memory(before: set[Path]) -> list[Path]:
+    """New segments that no live process maps: other jobs on this machine may hold segments of their own."""
+    leaked = []
+    for path in shared_memory() - before:
+        mapped = False
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    mapped = mapped or str(path) in (entry / "maps").read_text()
+                except OSError:
+                    continue
+        if not mapped and path.exists():
+            leaked.append(path)
+    return leaked
