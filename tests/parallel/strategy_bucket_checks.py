@@ -93,3 +93,13 @@ def check_slices_are_reduced_as_rows_or_as_a_table():
                 expected = np.zeros([table_rows, 2])
                 expected[min(1, table_rows - 1)] = sum(r * (r + 1) for r in range(SIZE))
                 np.testing.assert_array_equal(tf.convert_to_tensor(result), expected)
+
+
+def check_only_plain_sgd_lets_rows_be_added_up():
+    from keras_ddl._keras_compat.optimizer import _is_linear
+
+    assert _is_linear(keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1))
+    for limit in ("clipnorm", "clipvalue", "global_clipnorm"):
+        assert not _is_linear(keras.optimizers.SGD(0.1, **{limit: 1.0}))
+    assert not _is_linear(keras.optimizers.Adam())
+    assert not _is_linear(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
