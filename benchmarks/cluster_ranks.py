@@ -53,12 +53,16 @@ def pattern(count: int, rank: int) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def measure(call, source: np.ndarray, cables: Cables) -> tuple[float, float, dict[str, int], bool]:
+def measure(
+    call, source: np.ndarray, cables: Cables, prepare: Callable[[], None] | None = None
+) -> tuple[float, float, dict[str, int], bool]:
     """Seconds of the slowest rank, CPU seconds of all ranks, bytes sent, and whether the sum is right everywhere (of
-    what makes no sum: yes)."""
+    what makes no sum: yes). `prepare` runs just before, and its bytes count."""
     result = np.full_like(source, -1)
     WORLD.Barrier()
     before = cables.sent()
+    if prepare is not None:
+        prepare()
     WORLD.Barrier()
     cpu, start = time.process_time(), time.perf_counter()
     call(source, result)
