@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from keras_ddl import communicator
+from keras_ddl import _tf_compat, communicator
 from keras_ddl._tf_compat import tf
 from keras_ddl.topology import Topology
 
@@ -22,8 +22,11 @@ def share_cores(topology: Topology) -> None:
         return
     cores = communicator.all_gather_object(tuple(os.sched_getaffinity(0)), name="keras_ddl/cores")
     threads = threads_of(topology.rank, topology.hosts, cores)
-    if threads is not None:
-        _set("intra", threads)
+    if threads is None:
+        return
+    _set("intra", threads)
+    # Each synchronous kernel keeps a thread while it waits for other ranks: too few, and all wait.
+    if _tf_compat.asynchronous():
         # Two at least: with one, a weight's gradient may wait until all of backward is done, and its bucket with it.
         _set("inter", max(2, threads))
 
