@@ -39,23 +39,25 @@ std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_byte
   if (ranks == 2) {
     // Results beyond the caches are not found there by their reader, and streaming them saves reading them first.
     if (bytes < kMegabyte) {
-      schemes = {{true, kL, kC, chunk(256)}, {false, kL, kC, chunk(128)}, {true, kS, kC, chunk(256)}};
+      schemes = {{true, kL, kC, chunk(256)},
+                 {false, kL, kC, chunk(128)},
+                 {true, kL, kC, chunk(64)},
+                 {true, kS, kC, chunk(256)}};
     } else if (bytes < 16 * kMegabyte) {
       schemes = {{true, kL, kC, chunk(256)}, {true, kL, kL, chunk(256)},  {true, kL, kS, chunk(256)},
                  {true, kS, kS, chunk(256)}, {false, kL, kC, chunk(128)}, {true, kL, kC, chunk(512)}};
     } else {
-      schemes = {{true, kL, kS, chunk(512)},
-                 {true, kC, kS, chunk(256)},
-                 {true, kS, kS, chunk(256)},
-                 {false, kL, kS, chunk(128)},
-                 {false, kL, kS, chunk(256)}};
+      schemes = {{false, kL, kS, chunk(128)},
+                 {true, kL, kS, chunk(512)},
+                 {false, kL, kS, chunk(256)},
+                 {true, kS, kS, chunk(256)}};
     }
   } else {
     // Direct reads every slot but waits once per step, which tells when several ranks share a core.
     const Store result = bytes < 4 * kMegabyte ? kC : kS;
-    schemes = {{true, kL, result, chunk(512)}, {true, kS, result, chunk(512)}, {false, kL, result, chunk(128)}};
+    schemes = {{true, kL, result, chunk(512)}, {true, kL, kL, chunk(512)}, {false, kL, result, chunk(128)}};
     if (bytes >= 512 * kKilobyte) {
-      schemes.push_back({true, kL, kL, chunk(512)});
+      schemes.push_back({true, kS, result, chunk(512)});
       schemes.push_back({true, kL, result, chunk(256)});
       schemes.push_back({false, kL, result, chunk(512)});
     }
