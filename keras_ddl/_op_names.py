@@ -8,7 +8,8 @@ same on every rank, and must differ between collectives that may be under way at
   every rank, which a name per call would turn into a wait.
 - In a graph, ops run in any order: every op has a name of its own. It is made of the traced function's name and a
   number within the graph, and is therefore the same after retracing and on every rank. A given name that is used twice
-  in one graph gets a number, too.
+  in one graph gets a number, too. Branches and loop bodies count as parts of the graph around them, but of a
+  conditional's branches only one runs, on each rank perhaps another, so they count alike.
 - The native kernel adds the iteration inside a loop.
 - Names within a communicator that is not that of all ranks begin with its own, and are counted apart: a rank that takes
   no part in it numbers the others alike.
@@ -35,6 +36,9 @@ _MAX_BYTES = 900
 class _Names:
     path: str
     used: Counter = field(default_factory=Counter)
+    outer: _Names | None = None
+    # By conditional: what was used when the first of its branches was traced.
+    before: dict[str, Counter] = field(default_factory=dict)
 
 
 _graphs: weakref.WeakKeyDictionary[Any, _Names] = weakref.WeakKeyDictionary()
@@ -61,7 +65,7 @@ def resolve(name: str | None, kind: str, prefix: str = "", communicator: int = 0
     if tf.executing_eagerly():
         return prefix + (name or EAGER)
     names = _of(tf.compat.v1.get_default_graph())
-    return _unique(names.used, prefix + (name or f"{names.path}/{kind}"), communicator)
+    return _unique(names, prefix + (name or f"{names.path}/{kind}"), communicator)
 
 
 def derived(name: str, suffix: str) -> str:
@@ -76,22 +80,33 @@ def derived(name: str, suffix: str) -> str:
 
 def _of(graph: Any) -> _Names:
     if graph not in _graphs:
-        _graphs[graph] = _Names(_path(graph))
+        _graphs[graph] = (
+            _names_of_part(graph) if getattr(graph, "is_control_flow_graph", False) else _Names(_path(graph))
+        )
     return _graphs[graph]
 
 
 def _path(graph: Any) -> str:
+    # A tf.function is named alike wherever it is called. A number at the end of a backward function's name counts all
+    # graphs of the process, which may be more on one rank than on another.
     name = getattr(graph, "name", None) or "graph"
-    if not getattr(graph, "is_control_flow_graph", False):
-        # A tf.function is named alike wherever it is called. A number at the end of a backward function's name counts
-        # all graphs of the process, which may be more on one rank than on another.
-        return re.sub(r"_\d+$", "", name) if name.startswith("__") else name
-    # The same number is in the names of branches and loop bodies; they are counted within the outer graph instead.
+    return re.sub(r"_\d+$", "", name) if name.startswith("__") else name
+
+
+def _names_of_part(graph: Any) -> _Names:
     outer = _of(graph.outer_graph)
-    return _unique(outer.used, f"{outer.path}/{re.sub(r'_[0-9]+(?=_grad|$)', '', name)}")
+    # The same number of the process is in the names of branches and loop bodies; they are counted within the outer
+    # graph instead.
+    conditional = re.sub(r"(?<=_grad)_\d+$", "", re.sub(r"_(true|false|branch\d+)_\d+", "", graph.name))
+    used = Counter(outer.before.setdefault(conditional, Counter(outer.used)))
+    path = _unique(outer, f"{outer.path}/{re.sub(r'_[0-9]+(?=_grad|$)', '', graph.name)}")
+    return _Names(path, used, outer)
 
 
-def _unique(used: Counter, name: str, communicator: int = 0) -> str:
-    used[communicator, name] += 1
-    count = used[communicator, name]
-    return name if count == 1 else _unique(used, f"{name}_{count - 1}", communicator)
+def _unique(names: _Names, name: str, communicator: int = 0) -> str:
+    count = names.used[communicator, name]
+    part: _Names | None = names
+    while part is not None:  # what a branch has used is used in the graphs around it
+        part.used[communicator, name] = max(part.used[communicator, name], count + 1)
+        part = part.outer
+    return name if count == 0 else _unique(names, f"{name}_{count}", communicator)

@@ -50,6 +50,23 @@ def test_branches_and_bodies_are_numbered_within_the_function():
     assert traced(step, tf.constant(1)) == first
 
 
+def test_given_names_differ_between_conditionals_but_not_between_branches_of_one():
+    def step(found, x):
+        def leaf(y):
+            found(_op_names.resolve("loss", "all_reduce"))
+            return y
+
+        for _ in range(2):
+            x = tf.cond(x > 0, lambda y=x: leaf(leaf(y)), lambda y=x: leaf(-y))
+        x = tf.while_loop(lambda y: y < 3, lambda y: [leaf(y) + 1], [x])[0]
+        return leaf(tf.switch_case(x, [lambda: leaf(x), lambda: leaf(-x)]))
+
+    one_cond = ["loss", "loss_1", "loss"]
+    assert traced(step, tf.constant(1)) == [
+        *one_cond, *["loss_2", "loss_3", "loss_2"], "loss_4", "loss_5", "loss_5", "loss_6",
+    ]  # fmt: skip
+
+
 def test_names_in_nested_functions_do_not_depend_on_the_caller():
     def inner(found, x):
         found(_op_names.resolve(None, "all_reduce"))
