@@ -33,18 +33,23 @@ def make_contestant(name: str) -> tuple[str, Callable[[np.ndarray, np.ndarray], 
         return "sockets", TcpStreams(WORLD, SETTINGS["racks"])
     if name == "mpi":
         return MPI.Get_library_version().splitlines()[0].split(",")[0], WORLD.Allreduce
+    comm = make_communicator(name)
+    return comm.describe(), lambda source, result: comm.all_reduce(source, "sum", f"cluster-{name}", out=result)
+
+
+def make_communicator(name: str) -> _native.Communicator:
+    """All ranks in the box of "keras_ddl" (as initialised) or of a mode. COLLECTIVE."""
     if name == "keras_ddl":
         topology = keras_ddl.topology()
     else:
         topology = make_topology(WORLD.rank, WORLD.allgather(MPI.Get_processor_name()), name)
-    comm = _native.Communicator(
+    return _native.Communicator(
         _native_library.mpi_transport(WORLD.py2f()),
         topology.group,
         topology.dims[1:],
         id=1 + SETTINGS["contestants"].index(name),
         **group.settings(),
     )
-    return comm.describe(), lambda source, result: comm.all_reduce(source, "sum", f"cluster-{name}", out=result)
 
 
 def pattern(count: int, rank: int) -> np.ndarray:

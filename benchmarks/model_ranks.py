@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import numpy as np
 from _emulated_cluster import Cables
-from cluster_ranks import SETTINGS, WORLD, make_contestant, measure, pattern
+from cluster_ranks import SETTINGS, WORLD, make_communicator, measure, pattern
 from mpi4py import MPI
 
 import keras_ddl
+from keras_ddl import _native
 
 SMALL = 1 << 10  # bytes of messages that show latency
 MESSAGE, WINDOW = 60 << 10, 4  # as the engine sends: messages, and how many are under way
@@ -46,25 +47,23 @@ def stream(unit: int, units: int, nbytes: int) -> float:
     return WORLD.allreduce(time.perf_counter() - begin, MPI.MAX)
 
 
-def link(unit: int, units: int) -> dict[str, float]:
-    """Latency and bandwidth along a dimension of `units` units of `unit` ranks. COLLECTIVE."""
+def bandwidth(unit: int, units: int) -> float:
+    """Bytes/s along a dimension of `units` units of `unit` ranks. COLLECTIVE."""
     stream(unit, units, BURST)  # opens connections
     seconds = statistics.median(stream(unit, units, LARGE) for _ in range(3))
-    box = unit * units
-    ring = keras_ddl.split(WORLD.rank // box * box + WORLD.rank % unit)
-    latency = max(0.0, small_all_reduce(ring) - start(ring)) / (2 * (units - 1))
-    ring.close()
-    return {"latency": latency, "bandwidth": LARGE // unit // MESSAGE * MESSAGE * unit / seconds}
+    return LARGE // unit // MESSAGE * MESSAGE * unit / seconds
 
 
-def small_all_reduce(comm: keras_ddl.Communicator) -> float:
-    """Median seconds of an all-reduce with messages of `SMALL` bytes. COLLECTIVE over all ranks.
+def latency(ring: _native.Communicator) -> float:
+    """Seconds of a step with `SMALL` bytes of the ring through all ranks. COLLECTIVE.
 
     The engine looks after its messages now and then, so that other threads have the core: a step takes it longer than a
     program that does nothing but wait.
     """
-    source = np.ones(SMALL // 4 * comm.size, np.float32)
-    return median_of(lambda: comm.all_reduce_array(source))
+    source = np.ones(SMALL // 4 * WORLD.size, np.float32)
+    result = np.empty_like(source)
+    together = median_of(lambda: ring.all_reduce(source, "sum", "step", out=result))
+    return max(0.0, together - median_of(lambda: ring.barrier("start"))) / (2 * (WORLD.size - 1))
 
 
 def shared_memory() -> float:
@@ -84,15 +83,15 @@ def shared_memory() -> float:
     return 2 * (local.size - 1) / local.size * LARGE / statistics.median(seconds[25:])
 
 
-def start(comm: keras_ddl.Communicator | None = None) -> float:
-    """Seconds until the ranks of `comm` know that all of them have come: the median barrier. COLLECTIVE."""
-    return median_of(lambda: keras_ddl.barrier(comm=comm))
+def start() -> float:
+    """Seconds until all ranks know that all have come: the median barrier. COLLECTIVE."""
+    return median_of(keras_ddl.barrier)
 
 
 def median_of(call: Callable[[], object]) -> float:
     seconds = []
     for _ in range(60):
-        WORLD.Barrier()
+        time.sleep(2e-3)
         begin = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - begin)
@@ -107,20 +106,26 @@ def main() -> None:
     memory, begin = shared_memory(), start()
     dimensions = [(per_host, per_rack // per_host), (per_rack, SETTINGS["racks"])]
     dimensions = [(unit, units) for unit, units in dimensions if units > 1]
-    links = [link(*dimension) for dimension in dimensions]
+    communicators = {mode: make_communicator(mode) for mode in SETTINGS["contestants"]}
+    step = latency(communicators[f"x:1x{WORLD.size}"])
+    links = [{"latency": step, "bandwidth": bandwidth(*dimension)} for dimension in dimensions]
 
     def use_up_bursts() -> None:
         for dimension in dimensions:
             stream(*dimension, BURST)
 
-    contestants = {mode: make_contestant(mode)[1] for mode in SETTINGS["contestants"]}
     rows = []
     for nbytes in SETTINGS["sizes"]:
         source = pattern(nbytes // 4, WORLD.rank)
-        runs: dict[str, list[float]] = {mode: [] for mode in contestants}
+        runs: dict[str, list[float]] = {mode: [] for mode in communicators}
         for _ in range(SETTINGS["rounds"] + 1):
-            for mode, call in contestants.items():
-                seconds, _, _, right = measure(call, source, cables, use_up_bursts)
+            for mode, comm in communicators.items():
+                seconds, _, _, right = measure(
+                    lambda source, result, comm=comm: comm.all_reduce(source, "sum", "model", out=result),
+                    source,
+                    cables,
+                    use_up_bursts,
+                )
                 assert right, f"{mode}: a wrong sum"
                 runs[mode].append(seconds)
         # The first of each opens connections and touches memory.

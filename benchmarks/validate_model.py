@@ -3,11 +3,11 @@
     sudo python benchmarks/validate_model.py --hosts 4 --ranks-per-host 2 --rate 200mbit --sizes 5M,25M
     sudo python benchmarks/validate_model.py --hosts 4 --racks 2 --rate 1gbit --rack-rate 500mbit
 
-A link's latency is a step of the engine's own ring with 1 KiB messages: a small all-reduce less a barrier, over 2 (P-1)
-steps. Its bandwidth is that of 8 MiB per host in messages of 60 KiB, four under way, all ranks sending and receiving at
-once; shared memory's bandwidth is that of an all-reduce inside the hosts, the start is a barrier. From these alone
-`keras_ddl.topology` predicts a flat ring (x:1xP), the box of two dimensions (x:LxH) and, with racks, of three. Exit
-status 1 when a prediction is more than 15 % off.
+A link's latency is a step of the engine's flat ring with 1 KiB messages: a small all-reduce less a barrier, over
+2 (P-1) steps. Its bandwidth is that of 8 MiB per host in messages of 60 KiB, four under way, all ranks sending and
+receiving at once; shared memory's bandwidth is that of an all-reduce inside the hosts, the start is a barrier. From
+these alone `keras_ddl.topology` predicts a flat ring (x:1xP), the box of two dimensions (x:LxH) and, with racks, of
+three. Exit status 1 when a prediction is more than 15 % off.
 """
 
 from __future__ import annotations
