@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from _emulated_cluster import Cables
@@ -114,8 +115,10 @@ def main() -> None:
             )
     hosts = WORLD.allgather(MPI.Get_processor_name())
     if WORLD.rank == 0:
+        congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+        where = f"{machine()}, TCP with {congestion}"
         print(
-            SETTINGS["mark"] + json.dumps({"machine": machine(), "hosts": hosts, "describe": describe(), "rows": rows}),
+            SETTINGS["mark"] + json.dumps({"machine": where, "hosts": hosts, "describe": describe(), "rows": rows}),
             flush=True,
         )
 
