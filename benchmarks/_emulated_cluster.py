@@ -169,8 +169,8 @@ class EmulatedCluster:
 
     @staticmethod
     def _set_congestion_control(space: str) -> None:
-        # Linux's default, whatever this machine uses, where it permits that. bbr, say, stops for 0.2 s every ten seconds
-        # to probe the delay.
+        # Linux's default, whatever this machine uses, where that is permitted. bbr, say, stops for 0.2 s every ten
+        # seconds to probe the delay.
         words = ["ip", "netns", "exec", space, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=cubic"]
         subprocess.run(words, capture_output=True)
 
