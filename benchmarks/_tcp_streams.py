@@ -64,4 +64,7 @@ def _send(to: socket.socket, data: memoryview, nbytes: int) -> None:
 
 def _receive(sender: socket.socket, memory: memoryview, nbytes: int) -> None:
     while nbytes > 0:
-        nbytes -= sender.recv_into(memory, min(PIECE, nbytes, len(memory)))
+        received = sender.recv_into(memory, min(PIECE, nbytes, len(memory)))
+        if received == 0:
+            raise ConnectionError("the sending rank has ended")
+        nbytes -= received

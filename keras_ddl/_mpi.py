@@ -7,6 +7,7 @@ found here.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import warnings
@@ -71,10 +72,13 @@ def _import_mpi() -> type[MPI]:
         ours = fresh and mpi4py.rc.finalize is None
         if ours:
             mpi4py.rc.finalize = False
-        from mpi4py import MPI
-
+        try:
+            from mpi4py import MPI
+        except BaseException:
+            mpi4py.rc.finalize = None if ours else mpi4py.rc.finalize
+            raise
         if ours:
-            _native_library.mpi_shim().ddl_mpi_finalize_at_exit()
+            atexit.register(_finalize_at_exit, MPI, os.getpid())
         return MPI
     except (ImportError, RuntimeError) as error:
         raise DependencyError(
@@ -84,6 +88,14 @@ def _import_mpi() -> type[MPI]:
     finally:
         if hint is not None:  # ours alone: child processes must not inherit it
             del os.environ["MPI4PY_LIBMPI"]
+
+
+def _finalize_at_exit(module: type[MPI], process: int) -> None:
+    """The last of keras_ddl's atexit functions: all libraries are loaded, and finalising comes before their ends."""
+    if os.getpid() != process or not module.Is_initialized() or module.Is_finalized():
+        return
+    if not _is_family(module) or _native_library.mpi_shim().ddl_mpi_finalize_at_exit() != 0:
+        module.Finalize()
 
 
 def _warn_about_launcher(launcher: Launcher | None) -> None:
@@ -98,10 +110,14 @@ def _warn_about_launcher(launcher: Launcher | None) -> None:
         )
 
 
-def _check_family(module: type[MPI]) -> None:
-    built_for = _native_library.mpi_text("ddl_mpi_library")
+def _is_family(module: type[MPI]) -> bool:
     used = "Open MPI" if module.get_vendor()[0] == "Open MPI" else "MPICH"
-    if used != built_for:
+    return used == _native_library.mpi_text("ddl_mpi_library")
+
+
+def _check_family(module: type[MPI]) -> None:
+    if not _is_family(module):
+        built_for = _native_library.mpi_text("ddl_mpi_library")
         ours = f"{built_for} ({_native_library.mpi_text('ddl_mpi_loaded_path')})"
         raise DependencyError(
             f"mpi4py and keras_ddl must use one MPI. mpi4py has loaded {_version(module)}, but keras_ddl was built for "

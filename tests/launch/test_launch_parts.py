@@ -98,13 +98,20 @@ def test_parse_hosts_refuses(text: str):
 
 def test_rank_environment_prefers_the_launcher_but_for_mpi_and_the_host():
     own = {"OMPI_COMM_WORLD_RANK": "1", "HOSTNAME": "there", "PATH": "/mpi/bin:/usr/bin", "PYTHONPATH": "/of/wrapper"}
-    own |= {"KERAS_DDL_LAUNCHER": "secret", "ONLY_THERE": "x"}
-    wanted = {"OMPI_COMM_WORLD_RANK": "9", "HOSTNAME": "here", "PATH": "/usr/bin:/venv/bin", "SET": "1"}
+    own |= {"KERAS_DDL_LAUNCHER": "secret", "ONLY_THERE": "x", "KERAS_DDL_RACK": "of there"}
+    wanted = {
+        "OMPI_COMM_WORLD_RANK": "9",
+        "HOSTNAME": "here",
+        "KERAS_DDL_RACK": "of here",
+        "PATH": "/usr/bin:/venv/bin",
+        "SET": "1",
+    }
     assert merge(own, wanted, same_host=False) == {
         "OMPI_COMM_WORLD_RANK": "1",
         "HOSTNAME": "there",
         "PATH": "/mpi/bin:/usr/bin:/venv/bin",
         "ONLY_THERE": "x",
+        "KERAS_DDL_RACK": "of there",
         "SET": "1",
     }
     assert merge(own, wanted, same_host=True)["HOSTNAME"] == "here"

@@ -1,0 +1,13 @@
+// What ddl_mpi_finalize_at_exit needs to know.
+#ifndef KERAS_DDL_MPI_AT_EXIT_H_
+#define KERAS_DDL_MPI_AT_EXIT_H_
+
+#include "mpi_include.h"
+
+namespace ddl_mpi {
+
+// A rank that ends with an error waits a moment for the others of `comm`, which is never freed; the first one counts.
+void SayFarewellOver(MPI_Comm comm);
+
+}  // namespace ddl_mpi
+#endif  // KERAS_DDL_MPI_AT_EXIT_H_
