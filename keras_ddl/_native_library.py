@@ -14,7 +14,7 @@ from typing import Any
 
 from keras_ddl import errors
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 FAILED_PRECONDITION = 9  # of ddl_code
 ERROR_BYTES = 4096  # of the buffers for messages
 

@@ -51,6 +51,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _silence(text: str) -> float:
+    value = _seconds(text)
+    if 0 < value < 1:
+        raise ValueError("1 second or more, 0 for never")
+    return value
+
+
 def _bytes(text: str) -> int:
     value = _parse(int, text, "a whole number of bytes")
     if value < 1:
@@ -76,6 +83,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "text": str,
     "path": os.path.expanduser,
     "seconds": _seconds,
+    "seconds, 1 or more": _silence,
     "bytes": _bytes,
     "bytes or auto": _bytes_or_auto,
     "isa": _isa,
@@ -104,7 +112,7 @@ _TABLE = (
     ),
     Variable(
         "LOST_AFTER_SECONDS",
-        "seconds",
+        "seconds, 1 or more",
         8.0,
         "A host that shows no sign of life this long is given up (RankLostError): longer than what a link full of data "
         "delays. Ranks of one host are watched by the system instead.",

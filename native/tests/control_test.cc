@@ -11,6 +11,7 @@
 #include "owned_messages.h"
 #include "thread_group.h"
 #include "transport_spy.h"
+#include "waiter.h"
 
 namespace ddl_test {
 namespace {
@@ -105,14 +106,21 @@ TEST(OwnedMessagesTest, MemoryOfWhatCanNotBeTakenBackStays) {
     *operation = kept.back();
     return static_cast<int>(DDL_OK);
   };
-  transport.cancel = [](void*, void**) { return static_cast<int>(DDL_DEADLINE_EXCEEDED); };
+  static int tries = 0;
+  transport.cancel = [](void*, void**) {
+    ++tries;
+    return static_cast<int>(DDL_DEADLINE_EXCEEDED);
+  };
   {
     ddl::OwnedMessages messages(transport);
     ASSERT_TRUE(messages.Send(1, 101, "hello").ok());
     ASSERT_TRUE(messages.Send(1, 101, "").ok());
-    messages.TakeBack();
+    messages.TakeBack(ddl::Now() + ddl::OwnedMessages::kTakeBackSeconds);
     EXPECT_TRUE(messages.empty());
+    EXPECT_EQ(tries, 1);
     ASSERT_TRUE(messages.Send(2, 101, "world").ok());
+    messages.TakeBack(ddl::Now());
+    EXPECT_EQ(tries, 1);  // no time is left
   }
   ASSERT_EQ(kept.size(), 3u);
   EXPECT_EQ(std::string(kept[0], 5), "hello");  // the address sanitizer would see it freed

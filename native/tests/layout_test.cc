@@ -1,6 +1,8 @@
 // Layouts that can not be, or that are not the same on all ranks: an error on every rank, and nobody waits.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstring>
 #include <functional>
 #include <set>
 #include <string>
@@ -21,9 +23,11 @@ struct Layout {
 };
 
 // The errors of all ranks, "" where a communicator was made.
-std::vector<std::string> Create(const std::vector<Layout>& layouts) {
+std::vector<std::string> Create(const std::vector<Layout>& layouts,
+                                const std::function<void(std::vector<ddl_transport>*)>& tweak = nullptr) {
   const size_t size = layouts.size();
   std::vector<ddl_transport> transports = MakeThreadTransports(static_cast<int>(size));
+  if (tweak) tweak(&transports);
   std::vector<std::string> errors(size);
   std::vector<ddl_comm*> comms(size);
   const auto on_every_rank = [size](const std::function<void(size_t)>& body) {
@@ -69,18 +73,46 @@ TEST(LayoutTest, OneThatCanNotBeFailsOnEveryRank) {
   ExpectEverywhere({{{0}, {1, 0}}}, "a product of 0");
   // On one rank alone.
   ExpectEverywhere({{{0, 0}, {}}, {{0, 2}, {}}}, "Received: group[1] = 2. (on rank 1)");
+  for (const double seconds : {0.5, -1.0}) {
+    Layout hasty{{0, 1}, {}};
+    hasty.lost_after_s = seconds;
+    ExpectEverywhere({{{0, 1}, {}}, hasty}, "lost_after_s: must be 0 or at least 1 second");
+  }
+}
+
+// Of a build that differs in everything else, too, only the first exchange is known.
+TEST(LayoutTest, DifferentVersionsFailOnEveryRank) {
+  static int (*real)(void*, const void*, void*, size_t);
+  static std::atomic<int> exchanges{0};
+  const auto older = [](void* self, const void* in, void* out, size_t bytes) {
+    ++exchanges;
+    std::vector<char> card(static_cast<const char*>(in), static_cast<const char*>(in) + bytes);
+    const uint32_t version = 1;
+    std::memcpy(card.data(), &version, sizeof version);
+    EXPECT_EQ(bytes, 64u);
+    return real(self, card.data(), out, bytes);
+  };
+  const Layout flat{{0, 0, 0}, {}};
+  const std::vector<std::string> errors = Create({flat, flat, flat}, [&](std::vector<ddl_transport>* transports) {
+    real = (*transports)[1].all_gather;
+    (*transports)[1].all_gather = older;
+  });
+  const std::string expected = "Received: native ABI 1 on rank(s) 1; native ABI " + std::to_string(DDL_ABI_VERSION) +
+                               " on rank(s) 0, 2. Install one version on every host.";
+  for (const std::string& error : errors) EXPECT_NE(error.find(expected), std::string::npos) << error;
+  EXPECT_EQ(exchanges, 1);
 }
 
 TEST(LayoutTest, DifferentBoxesOfEqualGroupsFailOnEveryRank) {
   const Layout flat{{0, 1, 2, 3}, {}};
   const Layout box{{0, 1, 2, 3}, {2, 2}};
-  ExpectEverywhere({flat, flat, box, flat}, "groups 0 1 2 3 in a box of 2x2, slots of ");
-  ExpectEverywhere({flat, flat, box, flat}, "not watched on rank(s) 0, 1, 3");
-  ExpectEverywhere({box, {{0, 1, 2, 3}, {4}}, box, box}, "in a box of 4, slots");
+  ExpectEverywhere({flat, flat, box, flat}, "a box of 2x2, slots of ");
+  ExpectEverywhere({flat, flat, box, flat}, "not watched, groups 0 1 2 3 on rank(s) 0, 1, 3");
+  ExpectEverywhere({box, {{0, 1, 2, 3}, {4}}, box, box}, "a box of 4, slots");
 }
 
 TEST(LayoutTest, DifferentGroupsFailOnEveryRank) {
-  ExpectEverywhere({{{0, 0}, {}}, {{0, 1}, {}}}, "groups 0 1, slots of");
+  ExpectEverywhere({{{0, 0}, {}}, {{0, 1}, {}}}, "groups 0 1 on rank(s) 1");
   // Told apart also where the text is too long to show the difference.
   std::vector<Layout> many(120, Layout{std::vector<int32_t>(120, 0), {}});
   many[119].group[119] = 119;
@@ -93,7 +125,11 @@ TEST(LayoutTest, DifferentSettingsFailOnEveryRank) {
   ExpectEverywhere({{{0, 0}, {}}, small}, "slots of 32768 bytes");
   Layout watched{{0, 1}, {}};
   watched.lost_after_s = 5;
-  ExpectEverywhere({{{0, 1}, {}}, watched}, "hosts watched on rank(s) 1");
+  ExpectEverywhere({{{0, 1}, {}}, watched}, "hosts lost after 5 s, groups 0 1 on rank(s) 1");
+  // It decides how often a rank must show itself. Shown also where the groups are many.
+  std::vector<Layout> many(120, Layout{std::vector<int32_t>(120, 0), {}, 0, 5});
+  many[7].lost_after_s = 2.5;
+  ExpectEverywhere(many, "hosts lost after 2.5 s, groups 0 0");
 }
 
 }  // namespace

@@ -10,6 +10,9 @@
 // DDL_FAILED_PRECONDITION on EVERY rank with one message that names the ranks and both values, and the communicator
 // stays usable. Results are bitwise equal on all ranks and from run to run for one topology.
 //
+// Callbacks (`done`, `allocate`, `warn`) run on the communication thread. It keeps to some of the process's cores and
+// may run at a higher priority, and a thread inherits both from the one that starts it: start none in a callback.
+//
 // No function throws; all of them may be called from any thread unless said otherwise.
 #ifndef KERAS_DDL_DDL_H_
 #define KERAS_DDL_DDL_H_
@@ -26,8 +29,9 @@
 extern "C" {
 #endif
 
-// Raised whenever a struct or function below changes; bindings refuse another number.
-#define DDL_ABI_VERSION 2
+// Raised whenever a struct or function below changes, or what ranks write to each other; bindings and ranks refuse
+// another number.
+#define DDL_ABI_VERSION 3
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
@@ -105,11 +109,13 @@ typedef struct ddl_request {
   double tolerance;    // with DDL_FLAG_CHECK: max |a - b| <= tolerance * max(1, |b|)
   const char* name;    // match key, UTF-8, 1..1023 bytes
   const char* detail;  // shown in error messages (shapes, tensor names); may be NULL; cut after 1023 bytes
-  // DDL_ALL_GATHER: called once on the communication thread when the sizes are known; returns the output of
-  // sum(rows_by_rank) * row_count elements, or NULL to fail the request. NULL: the library allocates (ddl_work_data).
+  // DDL_ALL_GATHER: called once on the communication thread (start no thread here, see above) when the sizes are known;
+  // returns the output of sum(rows_by_rank) * row_count elements, or NULL to fail the request. NULL: the library
+  // allocates (ddl_work_data).
   void* (*allocate)(void* user, const uint64_t* rows_by_rank, int size);
   // Called exactly once, on the communication thread (or in ddl_submit when the request is refused). `message` is
-  // valid during the call. Must not block and must not call back into the communicator except ddl_submit.
+  // valid during the call. Must not block, must not start a thread (see above), and must not call back into the
+  // communicator except ddl_submit.
   void (*done)(void* user, int code, const char* message);
   void* user;
 } ddl_request;
@@ -155,8 +161,8 @@ typedef struct ddl_options {
   uint64_t staging_bytes;  // bound on the staging memory of one group; 0: 64 MiB
   double warn_after_s;     // say who is missing after this many seconds; 0: never
   double deadline_s;       // fail a request that is incomplete for this long; 0: never
-  double lost_after_s;     // give a host up that shows no sign of life for this long; 0: never
-  // Receives warnings (UTF-8, no newline), on the communication thread; NULL: stderr.
+  double lost_after_s;     // give a host up that shows no sign of life for this long, 1 or more; 0: never
+  // Receives warnings (UTF-8, no newline), on the communication thread (start no thread here); NULL: stderr.
   void (*warn)(void* user, const char* message);
   void* warn_user;
 } ddl_options;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "doorbell.h"
+#include "waiter.h"
 
 namespace ddl {
 namespace {
@@ -123,7 +124,8 @@ Status ControlChannel::PollAborts(std::vector<Received>* received) {
 }
 
 void ControlChannel::TakeBack() {
-  for (OwnedMessages* messages : {&sends_, &receives_, &aborts_}) messages->TakeBack();
+  const double give_up = Now() + OwnedMessages::kTakeBackSeconds;
+  for (OwnedMessages* messages : {&sends_, &receives_, &aborts_}) messages->TakeBack(give_up);
 }
 
 }  // namespace ddl

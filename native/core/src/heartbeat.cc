@@ -120,8 +120,9 @@ Status Heartbeat::Send(double now) {
 }
 
 void Heartbeat::TakeBack() {
-  for (Peer& peer : peers_) peer.beat.TakeBack();
-  receives_.TakeBack();
+  const double give_up = Now() + OwnedMessages::kTakeBackSeconds;
+  receives_.TakeBack(give_up);
+  for (Peer& peer : peers_) peer.beat.TakeBack(give_up);
 }
 
 std::string Heartbeat::Silent(double now) const {

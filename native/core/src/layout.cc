@@ -1,8 +1,10 @@
 #include "layout.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,14 +23,25 @@ constexpr uint64_t kSmallestSlot = 16 * 1024;
 
 // What a rank shows the others. `text` says it to people; where it is cut, `hash` still tells two layouts apart.
 struct Card {
-  uint32_t abi_version;
   uint32_t impossible;  // `text` says why
   uint64_t hash;
   char text[256];
 };
 
+// Exchanged first, alone. Its size never changes, so that builds that differ in everything else can still say so.
+struct VersionCard {
+  uint32_t abi_version;
+  uint32_t reserved[15];
+};
+static_assert(sizeof(VersionCard) == 64, "every build must exchange the same number of bytes");
+
 // Whether `options` can be those of `size` ranks; see ddl.h.
 Status CheckPossible(const ddl_options& options, int size) {
+  if (!(options.lost_after_s == 0 || (options.lost_after_s >= 1 && std::isfinite(options.lost_after_s)))) {
+    return {DDL_INVALID_ARGUMENT,
+            "lost_after_s: must be 0 or at least 1 second. Received: " + std::to_string(options.lost_after_s) +
+                ". Set KERAS_DDL_LOST_AFTER_SECONDS to 0 (never) or to 1 or more."};
+  }
   int64_t groups = 0;
   for (int r = 0; r < size; ++r) {
     const int leader = options.group[r];
@@ -49,18 +62,47 @@ Status CheckPossible(const ddl_options& options, int size) {
 }
 
 std::string Describe(const ddl_options& options, int size) {
-  std::string text = "groups";
-  for (int r = 0; r < size; ++r) text += " " + std::to_string(options.group[r]);
-  text += options.num_outer > 0 ? " in a box of " : "";
-  for (uint32_t d = 0; d < options.num_outer; ++d) text += (d > 0 ? "x" : "") + std::to_string(options.outer[d]);
-  text += ", slots of " + std::to_string(SlotBytes(options, size)) + " bytes, hosts ";
-  return text + (options.lost_after_s > 0 ? "watched" : "not watched");
+  std::ostringstream text;
+  text << (options.num_outer > 0 ? "a box of " : "no box");
+  for (uint32_t d = 0; d < options.num_outer; ++d) text << (d > 0 ? "x" : "") << options.outer[d];
+  text << ", slots of " << SlotBytes(options, size) << " bytes, hosts ";
+  if (options.lost_after_s > 0) {
+    text << "lost after " << options.lost_after_s << " s";
+  } else {
+    text << "not watched";
+  }
+  text << ", groups";  // last, because of many ranks only the first are shown
+  for (int r = 0; r < size; ++r) text << " " << options.group[r];
+  return text.str();
 }
 
 uint64_t Hash(const std::string& text) {
   uint64_t hash = 14695981039346656037u;  // FNV-1a
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
   return hash;
+}
+
+Status Gather(const ddl_transport& transport, const void* mine, void* all, size_t bytes) {
+  if (transport.all_gather(transport.self, mine, all, bytes) == DDL_OK) return {};
+  return {DDL_INTERNAL, std::string("the ranks could not meet: ") + transport.last_error(transport.self)};
+}
+
+Status AgreeOnVersion(const ddl_transport& transport) {
+  const VersionCard mine{DDL_ABI_VERSION, {}};
+  std::vector<VersionCard> cards(static_cast<size_t>(transport.size));
+  DDL_RETURN_IF_ERROR(Gather(transport, &mine, cards.data(), sizeof mine));
+  std::map<uint32_t, std::vector<int>> ranks_by_version;
+  for (int rank = 0; rank < transport.size; ++rank) {
+    ranks_by_version[cards[static_cast<size_t>(rank)].abi_version].push_back(rank);
+  }
+  if (ranks_by_version.size() == 1) return {};
+  std::string received;
+  for (const auto& [version, ranks] : ranks_by_version) {
+    received += std::string(received.empty() ? "" : "; ") + "native ABI " + std::to_string(version) + " on rank(s) " +
+                JoinRanks(ranks);
+  }
+  return {DDL_FAILED_PRECONDITION,
+          "all ranks must run the same keras_ddl. Received: " + received + ". Install one version on every host."};
 }
 
 }  // namespace
@@ -77,24 +119,17 @@ uint64_t SlotBytes(const ddl_options& options, int size) {
 }
 
 Status AgreeOnLayout(const ddl_transport& transport, const ddl_options& options) {
+  DDL_RETURN_IF_ERROR(AgreeOnVersion(transport));
   const Status possible = CheckPossible(options, transport.size);
   const std::string text = possible.ok() ? Describe(options, transport.size) : possible.message();
-  Card mine{DDL_ABI_VERSION, possible.ok() ? 0u : 1u, Hash(text), {}};
+  Card mine{possible.ok() ? 0u : 1u, Hash(text), {}};
   const std::string shown = Cut(text, sizeof mine.text - 1);
   std::memcpy(mine.text, shown.c_str(), shown.size() + 1);
   std::vector<Card> cards(static_cast<size_t>(transport.size));
-  if (transport.all_gather(transport.self, &mine, cards.data(), sizeof mine) != DDL_OK) {
-    return {DDL_INTERNAL, std::string("the ranks could not meet: ") + transport.last_error(transport.self)};
-  }
+  DDL_RETURN_IF_ERROR(Gather(transport, &mine, cards.data(), sizeof mine));
   std::map<uint64_t, std::vector<int>> ranks_by_hash;
   for (int rank = 0; rank < transport.size; ++rank) {
     const Card& card = cards[static_cast<size_t>(rank)];
-    if (card.abi_version != DDL_ABI_VERSION) {
-      return {DDL_FAILED_PRECONDITION, "all ranks must run the same keras_ddl. Received: rank " + std::to_string(rank) +
-                                           " runs native ABI " + std::to_string(card.abi_version) + ", rank " +
-                                           std::to_string(transport.rank) + " runs " + std::to_string(DDL_ABI_VERSION) +
-                                           ". Install one version on every host."};
-    }
     if (card.impossible != 0) {
       return {DDL_INVALID_ARGUMENT, std::string(card.text) + " (on rank " + std::to_string(rank) + ")"};
     }

@@ -9,8 +9,9 @@
 
 namespace ddl {
 
-// That `options` can be those of the transport's ranks and are the same on all of them: group, outer, the bytes of a
-// slot, and whether hosts are watched. COLLECTIVE; fails on every rank or on none, with one message.
+// That `options` can be those of the transport's ranks and are the same on all of them: the version of the ABI,
+// group, outer, the bytes of a slot, and lost_after_s, which decides how often a rank must show itself. COLLECTIVE;
+// fails on every rank or on none, with one message.
 Status AgreeOnLayout(const ddl_transport& transport, const ddl_options& options);
 
 // Bytes of a rank's slot (group_memory.h): a multiple of 4096. REQUIRES: a group that can be.

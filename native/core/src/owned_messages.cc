@@ -7,12 +7,6 @@
 #include "waiter.h"
 
 namespace ddl {
-namespace {
-
-// Taking a message back from a peer that stands still is waited for, and there may be many such peers.
-constexpr double kTakeBackSeconds = 0.3;
-
-}  // namespace
 
 Status OwnedMessages::Send(int peer, int tag, const std::string& bytes) {
   Message& message = under_way_.emplace_back();
@@ -71,11 +65,10 @@ Status OwnedMessages::TakeFinished(std::vector<Finished>* finished) {
   return {};
 }
 
-void OwnedMessages::TakeBack() {
-  const double start = Now();
+void OwnedMessages::TakeBack(double give_up) {
   std::set<int> stuck;
   for (auto at = under_way_.begin(); at != under_way_.end();) {
-    const bool tried = stuck.count(at->peer) == 0 && Now() - start < kTakeBackSeconds;
+    const bool tried = stuck.count(at->peer) == 0 && Now() < give_up;
     if (tried && transport_.cancel(transport_.self, &at->operation) == DDL_OK) {
       at = under_way_.erase(at);
     } else {

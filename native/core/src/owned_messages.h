@@ -32,8 +32,11 @@ class OwnedMessages {
   Status ReceiveArriving(int tag);
   // Looks at all messages once and appends those that have finished, a peer's in the order in which they were started.
   Status TakeFinished(std::vector<Finished>* finished);
-  // Ends what is under way, within some tenths of a second.
-  void TakeBack();
+  // Ends what is under way. Taking a message back from a peer that stands still is waited for, and there may be many
+  // such peers: from `give_up`, a time of Now(), on nothing more is tried.
+  void TakeBack(double give_up);
+  // For all that a communicator's end takes back of one kind.
+  static constexpr double kTakeBackSeconds = 0.3;
 
   bool empty() const { return under_way_.empty(); }
 

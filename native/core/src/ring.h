@@ -53,7 +53,9 @@ class Ring {
   int next() const { return ranks_[static_cast<size_t>((position_ + 1) % size())]; }
   int previous() const { return ranks_[static_cast<size_t>((position_ + size() - 1) % size())]; }
 
-  static constexpr uint64_t kSegmentBytes = kWireMessageBytes;
+  // Long enough for MPI to announce it and to wait for the receiver, however far ahead the sender runs: what is sent at
+  // once piles up in the memory of a slow receiver, at worst the whole tensor.
+  static constexpr uint64_t kSegmentBytes = uint64_t{256} * 1024;
   // Messages under way in each direction.
   static constexpr uint64_t kWindow = 8;
 

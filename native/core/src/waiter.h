@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -29,7 +30,9 @@ inline void CpuRelax() {
 
 class Waiter {
  public:
-  // `health` is asked about once a millisecond; what it returns, if not OK, ends the wait.
+  // `health` is asked about once a millisecond in a long wait, and about ten times a second in a row of short ones (a
+  // rank that is always the last to come hardly waits, but must show that it lives); what it returns, if not OK, ends
+  // the wait.
   // `sharers`: ranks that wait for each other on this host; with more of them than cores, spinning only keeps the
   // awaited rank from running.
   Waiter(std::function<Status()> health, double deadline_s, int sharers);
@@ -52,10 +55,11 @@ class Waiter {
   Status Until(Ready ready, Describe waits_for) {
     const int spins = progress_ ? kFewSpins : spins_;  // spinning would keep the messages waiting
     for (int i = 0; i < spins; ++i) {
-      if (ready()) return {};
+      if (ready()) return CountShortWait();
       CpuRelax();
     }
     double start = Now();
+    DDL_RETURN_IF_ERROR(LookIfDue(start));
     double checked = start;
     double warn_after = warn_after_s_;
     for (;;) {
@@ -69,7 +73,7 @@ class Waiter {
       }
       if (now - checked > kHealthSeconds) {
         checked = now;
-        DDL_RETURN_IF_ERROR(health_());
+        DDL_RETURN_IF_ERROR(Look(now));
         if (warn_ && now - start > warn_after) warn_after = warn_(waits_for(), now - start);
         if (deadline_s_ > 0 && now - start > deadline_s_) return Late(waits_for(), now - start);
       }
@@ -98,10 +102,28 @@ class Waiter {
   static constexpr double kYieldSeconds = 1e-3;
   static constexpr double kShortSleepSeconds = 20e-3;
   static constexpr double kHealthSeconds = 1e-3;
+  static constexpr double kLongestUnseenSeconds = 0.1;
+  // Waits that end at once read the clock once in so many: that costs the small ones nothing to speak of.
+  static constexpr uint32_t kShortWaitsPerLook = 16;
   static constexpr double kShortestPauseSeconds = 10e-6;
   static constexpr double kLongestPauseSeconds = 200e-6;
 
   static Status Late(const std::string& waits_for, double seconds);
+
+  Status CountShortWait() {
+    const uint32_t waits = short_waits_.load(std::memory_order_relaxed) + 1;
+    short_waits_.store(waits, std::memory_order_relaxed);
+    if (waits % kShortWaitsPerLook != 0) return {};
+    return LookIfDue(Now());
+  }
+  Status LookIfDue(double now) {
+    if (now - looked_.load(std::memory_order_relaxed) < kLongestUnseenSeconds) return {};
+    return Look(now);
+  }
+  Status Look(double now) {
+    looked_.store(now, std::memory_order_relaxed);
+    return health_();
+  }
 
   std::function<Status()> health_;
   double deadline_s_;
@@ -109,6 +131,9 @@ class Waiter {
   std::function<double(const std::string&, double)> warn_;
   int spins_;
   std::function<Status(bool* moved)> progress_;
+  // Atomic because the communication thread and calling threads wait in turn; a lost count does no harm.
+  std::atomic<double> looked_{0};
+  std::atomic<uint32_t> short_waits_{0};
 };
 
 }  // namespace ddl

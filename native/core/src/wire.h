@@ -16,10 +16,11 @@
 
 namespace ddl {
 
-// Bytes of one message of a long stream. Large enough that its overhead vanishes; short enough that MPI sends it at
-// once (Open MPI over TCP up to 64 KiB with its header), where a longer one is announced first and waits for an answer
-// that queues behind other data. A few of these under way per rank also stay below what the queue of a switch holds:
-// more is dropped there and sent again.
+// Bytes of one message of an all-reduce in blocks (box_all_reduce.cc). Large enough that its overhead vanishes; short
+// enough that MPI sends it at once (Open MPI over TCP up to 64 KiB with its header), where a longer one is announced
+// first and waits for an answer that queues behind other data. A few of these under way per rank also stay below what
+// the queue of a switch holds: more is dropped there and sent again. Nothing holds back the sender of a message that is
+// not announced: only for algorithms in which few are under way by themselves, because each waits for its answer.
 constexpr uint64_t kWireMessageBytes = uint64_t{60} * 1024;
 
 // Uninitialised memory that grows on demand. Freed with the object, unless a message could not be taken back.
