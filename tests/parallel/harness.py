@@ -85,7 +85,9 @@ def _selected(request: pytest.FixtureRequest, launch: tuple[int, str | None]) ->
 
 def _check_names(programs: Sequence[Path]) -> list[str]:
     body = [node for program in programs for node in ast.parse(program.read_text()).body]
-    return [node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
+    names = [node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
+    assert len(set(names)) == len(names), f"checks that run together need different names: {sorted(names)}"
+    return names
 
 
 def _run_checks(programs, names, np, mode, check_timeout, env) -> dict[str, tuple[str, str]]:
