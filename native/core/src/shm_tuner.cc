@@ -41,6 +41,7 @@ std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_byte
     if (bytes < kMegabyte) {
       schemes = {{true, kL, kC, chunk(256)},
                  {false, kL, kC, chunk(128)},
+                 {true, kL, kC, chunk(128)},
                  {true, kL, kC, chunk(64)},
                  {true, kS, kC, chunk(256)}};
     } else if (bytes < 16 * kMegabyte) {
