@@ -5,10 +5,9 @@
 // hence before any rank came (then it was outstanding) or after every rank has left.
 #include <sched.h>
 
-#include <string_view>
-
 #include "doorbell.h"
 #include "engine.h"
+#include "hash.h"
 #include "trace.h"
 
 namespace ddl {
@@ -20,13 +19,6 @@ constexpr double kElsewhereSeconds = 10e-6;
 // All-reduces whose data is eager: up to so much of one rank, or of all together.
 constexpr uint64_t kAlwaysEagerBytes = 16 * 1024;
 constexpr uint64_t kEagerBytesOfAll = 256 * 1024;
-
-// FNV-1a. Two names that collide are still told apart where anything else about the collectives differs.
-uint64_t HashName(std::string_view name) {
-  uint64_t hash = 14695981039346656037u;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return hash;
-}
 
 uint64_t CountOf(const ddl_request& request) {
   uint64_t count = 0;
@@ -48,7 +40,8 @@ MeetingCard CardOf(const ddl_request& request) {
   card.must_agree.count = request.kind == DDL_ALL_GATHER ? 0 : CountOf(request);
   card.must_agree.row_count = request.row_count;
   card.must_agree.fingerprint = request.fingerprint;
-  card.must_agree.name_hash = HashName(request.name);
+  // Two names that collide are still told apart where anything else about the collectives differs.
+  card.must_agree.name_hash = Hash(request.name);
   card.rows = request.rows;
   return card;
 }

@@ -11,6 +11,7 @@
 
 #include "coordinator.h"
 #include "group_memory.h"
+#include "hash.h"
 #include "message.h"
 
 namespace ddl {
@@ -74,12 +75,6 @@ std::string Describe(const ddl_options& options, int size) {
   text << ", groups";  // last, because of many ranks only the first are shown
   for (int r = 0; r < size; ++r) text << " " << options.group[r];
   return text.str();
-}
-
-uint64_t Hash(const std::string& text) {
-  uint64_t hash = 14695981039346656037u;  // FNV-1a
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return hash;
 }
 
 Status Gather(const ddl_transport& transport, const void* mine, void* all, size_t bytes) {
