@@ -42,14 +42,32 @@ def end_all(mark: str, grace: float) -> dict[int, str]:
     return left
 
 
+OURS = "ddl"
+OF_OPEN_MPI = "sm_segment"
+
+
 def shared_memory() -> set[Path]:
-    return {path for path in Path("/dev/shm").iterdir() if "ddl" in path.name}
+    return {path for path in Path("/dev/shm").iterdir() if OURS in path.name or OF_OPEN_MPI in path.name}
 
 
 def leaked_shared_memory(before: set[Path]) -> list[Path]:
-    """New segments that no live process maps: other jobs on this machine may hold segments of their own."""
+    """New segments of keras_ddl that no live process maps: other jobs on this machine may hold segments of their own.
+
+    Those of Open MPI, which it leaves when a job is aborted, are removed.
+    """
     leaked = []
-    for path in shared_memory() - before:
+    for path in unmapped(shared_memory() - before):
+        if OF_OPEN_MPI in path.name:
+            path.unlink(missing_ok=True)
+        else:
+            leaked.append(path)
+    return leaked
+
+
+def unmapped(paths: set[Path]) -> list[Path]:
+    """Those of the segments that exist and that no live process maps."""
+    found = []
+    for path in paths:
         mapped = False
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -58,5 +76,5 @@ def leaked_shared_memory(before: set[Path]) -> list[Path]:
                 except OSError:
                     continue
         if not mapped and path.exists():
-            leaked.append(path)
-    return leaked
+            found.append(path)
+    return found
