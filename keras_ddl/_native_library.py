@@ -14,7 +14,7 @@ from typing import Any
 
 from keras_ddl import errors
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 FAILED_PRECONDITION = 9  # of ddl_code
 ERROR_BYTES = 4096  # of the buffers for messages
 
@@ -66,6 +66,7 @@ class Options(Structure):
         ("outer", POINTER(c_int32)),
         ("num_outer", c_uint32),
         ("staging_bytes", c_uint64),
+        ("staged_only", c_uint32),
         ("warn_after_s", c_double),
         ("deadline_s", c_double),
         ("lost_after_s", c_double),

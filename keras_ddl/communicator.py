@@ -287,6 +287,7 @@ def _meet(world: Any, mode: str) -> tuple[Topology, Any]:
         "mode": mode,
         "version of keras_ddl": __version__,
         "KERAS_DDL_STAGING_BYTES": config.get("STAGING_BYTES"),
+        "KERAS_DDL_CMA": config.get("CMA"),
         "KERAS_DDL_WARN_AFTER_SECONDS": config.get("WARN_AFTER_SECONDS"),
         "KERAS_DDL_DEADLINE_SECONDS": config.get("DEADLINE_SECONDS"),
         "KERAS_DDL_LOST_AFTER_SECONDS": config.get("LOST_AFTER_SECONDS"),

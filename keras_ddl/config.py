@@ -72,6 +72,12 @@ def _bytes_or_auto(text: str) -> int | str:
         raise ValueError(f"{error}, or 'auto'") from None
 
 
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("0 or 1")
+    return text == "1"
+
+
 def _parse(kind: Callable[[str], Any], text: str, rule: str) -> Any:
     try:
         return kind(text)
@@ -86,6 +92,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "seconds, 1 or more": _silence,
     "bytes": _bytes,
     "bytes or auto": _bytes_or_auto,
+    "0 or 1": _switch,
     "isa": _isa,
     "kernels": _kernels,
 }
@@ -118,6 +125,13 @@ _TABLE = (
         "delays. Ranks of one host are watched by the system instead.",
     ),
     Variable("STAGING_BYTES", "bytes", 64 << 20, "Bound on the shared memory through which one host's ranks reduce."),
+    Variable(
+        "CMA",
+        "0 or 1",
+        True,
+        "1: the ranks of a host may read and write each other's buffers directly (cross memory attach), where the system "
+        "lets them and that is measured to be faster; 0: through shared memory only.",
+    ),
     Variable(
         "BUCKET_BYTES",
         "bytes or auto",

@@ -267,6 +267,7 @@ def settings() -> dict[str, Any]:
     """The settings of every native communicator."""
     return {
         "staging_bytes": config.get("STAGING_BYTES"),
+        "staged_only": not config.get("CMA"),
         "warn_after_seconds": config.get("WARN_AFTER_SECONDS"),
         "deadline_seconds": config.get("DEADLINE_SECONDS"),
         "lost_after_seconds": config.get("LOST_AFTER_SECONDS"),

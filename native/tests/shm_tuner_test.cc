@@ -9,6 +9,7 @@
 namespace ddl_test {
 namespace {
 
+using ddl::Algorithm;
 using ddl::CandidateSchemes;
 using ddl::Scheme;
 using ddl::Store;
@@ -37,20 +38,31 @@ bool Caches(const Scheme& scheme) { return !Streams(scheme); }
 TEST(SchemeTest, SurvivesItsCodeAndFitsIntoASlot) {
   for (const int ranks : {2, 3, 8}) {
     for (uint64_t bytes = 1; bytes <= uint64_t{1} << 30; bytes *= 2) {
-      const auto candidates = CandidateSchemes(bytes, ranks, kSlotBytes / 8);
+      const auto candidates = CandidateSchemes(bytes, ranks, kSlotBytes / 8, true);
       ASSERT_FALSE(candidates.empty());
       EXPECT_EQ(candidates.size() == 1, bytes <= ddl::kUntunedBytes) << bytes;
+      size_t attached = 0;
       for (const Scheme& scheme : candidates) {
-        EXPECT_LE(scheme.chunk_bytes, kSlotBytes / 8);
-        EXPECT_EQ(Scheme::Decode(scheme.Encode()).Encode(), scheme.Encode());
+        if (scheme.algorithm == Algorithm::kAttached) {
+          ++attached;
+        } else {
+          EXPECT_LE(scheme.chunk_bytes, kSlotBytes / 8);
+        }
+        const Scheme decoded = Scheme::Decode(scheme.Encode());
+        EXPECT_EQ(decoded.Encode(), scheme.Encode());
+        EXPECT_EQ(decoded.algorithm, scheme.algorithm);
+        EXPECT_EQ(decoded.chunk_bytes, scheme.chunk_bytes);
       }
+      EXPECT_EQ(attached > 0, bytes > ddl::kUntunedBytes) << bytes;
+      // Where ranks do not reach each other's memory, the rest of them.
+      EXPECT_EQ(CandidateSchemes(bytes, ranks, kSlotBytes / 8, false).size(), candidates.size() - attached);
     }
   }
 }
 
 TEST(TunerTest, SettlesOnTheFastestAndStays) {
   for (const bool streaming_wins : {false, true}) {
-    Tuner tuner(2, kSlotBytes);
+    Tuner tuner(2, kSlotBytes, true);
     double now = 0;
     const auto cost = [&](const Scheme& s) { return Streams(s) == streaming_wins ? 1e-4 : 3e-4; };
     const auto wanted = streaming_wins ? Streams : Caches;
@@ -60,7 +72,7 @@ TEST(TunerTest, SettlesOnTheFastestAndStays) {
 }
 
 TEST(TunerTest, TriesAgainWhenTheMachineChanges) {
-  Tuner tuner(2, kSlotBytes);
+  Tuner tuner(2, kSlotBytes, true);
   double now = 0;
   Drive(tuner, 2000, &now, kBytes, [](const Scheme& s) { return Streams(s) ? 3e-3 : 1e-3; }, Caches);
   const auto far = [](const Scheme& s) { return Streams(s) ? 1e-3 : 4e-3; };
@@ -69,7 +81,7 @@ TEST(TunerTest, TriesAgainWhenTheMachineChanges) {
 }
 
 TEST(TunerTest, IsNotDeceivedByAHiccupInATrial) {
-  Tuner tuner(2, kSlotBytes);
+  Tuner tuner(2, kSlotBytes, true);
   double now = 0;
   int call = 0;
   // Every seventh call is held up, whatever its scheme.
@@ -79,7 +91,7 @@ TEST(TunerTest, IsNotDeceivedByAHiccupInATrial) {
 }
 
 TEST(TunerTest, LearnsEachSizeByItselfAndLargeOnesTogether) {
-  Tuner tuner(2, kSlotBytes);
+  Tuner tuner(2, kSlotBytes, true);
   double now = 0;
   const auto small = [](const Scheme& s) { return Streams(s) ? 2e-4 : 1e-4; };
   const auto large = [](const Scheme& s) { return Streams(s) ? 1e-2 : 2e-2; };

@@ -31,7 +31,7 @@ extern "C" {
 
 // Raised whenever a struct or function below changes, or what ranks write to each other; bindings and ranks refuse
 // another number.
-#define DDL_ABI_VERSION 3
+#define DDL_ABI_VERSION 4
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
@@ -159,6 +159,9 @@ typedef struct ddl_options {
   const int32_t* outer;
   uint32_t num_outer;
   uint64_t staging_bytes;  // bound on the staging memory of one group; 0: 64 MiB
+  // 1: ranks of a group reach each other's data through the staging memory only. 0: also directly (cross memory
+  // attach), where the system lets them and that is faster.
+  uint32_t staged_only;
   double warn_after_s;     // say who is missing after this many seconds; 0: never
   double deadline_s;       // fail a request that is incomplete for this long; 0: never
   double lost_after_s;     // give a host up that shows no sign of life for this long, 1 or more; 0: never

@@ -85,8 +85,9 @@ Box::Box(const ddl_transport& transport, GroupMemory& memory, Waiter& waiter, co
   }
 }
 
-Status Box::AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op) {
-  if (one_group()) return ShmAllReduce(pipeline_, in, out, {dtype, op, static_cast<double>(transport_.size)});
+Status Box::AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op,
+                      const std::optional<Scheme>& agreed) {
+  if (one_group()) return ShmAllReduce(pipeline_, in, out, {dtype, op, static_cast<double>(transport_.size)}, agreed);
   const Stages stages = StagesOf(dtype, op);
   return AllReduceAcross(in, out, stages, dtype);
 }

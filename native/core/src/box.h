@@ -11,6 +11,7 @@
 #define KERAS_DDL_CORE_BOX_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,11 @@ class Box {
   Box(const ddl_transport& transport, GroupMemory& memory, Waiter& waiter, const std::vector<int>& group,
       const std::vector<int>& outer = {});
 
-  Status AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op);
+  // `agreed`: see ShmAllReduce; only where there is one group.
+  Status AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op,
+                   const std::optional<Scheme>& agreed = {});
+  // What this rank would propose to its group for an all-reduce of `bytes`.
+  Scheme Propose(uint64_t bytes) { return ProposeScheme(pipeline_, bytes); }
   // `ranges[r]`: elements of the input that rank r receives, reduced.
   Status ReduceScatter(const View& in, char* out, const std::vector<Range>& ranges, ddl_dtype dtype, ddl_op op);
   // `ranges[r]`: elements of `out` that rank r gives.

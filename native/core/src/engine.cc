@@ -38,6 +38,7 @@ Status Engine::Create(const ddl_transport& transport, const ddl_options& options
   const std::vector<int> group(options.group, options.group + transport.size);
   std::unique_ptr<GroupMemory> memory;
   status = GroupMemory::Create(transport, group, SlotBytes(options, transport.size), &memory);
+  if (status.ok()) status = PeerMemory::Probe(transport, options.staged_only == 0, *memory);
   Places places;
   if (status.ok()) status = Places::Exchange(transport, &places);
   if (!status.ok()) {
@@ -76,7 +77,7 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
                        [this](const std::string& waits_for, double seconds) { return WarnInside(waits_for, seconds); });
   }
   description_ = box_.Describe() + "; " + memory_->kind() + ", " + std::to_string(memory_->slot_bytes() / 1024) +
-                 " KiB slots; " + InstructionSetName();
+                 " KiB slots" + (memory_->reachable() ? ", cross memory attach; " : "; ") + InstructionSetName();
   thread_ = std::thread([this] { Loop(); });
 }
 

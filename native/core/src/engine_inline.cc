@@ -73,7 +73,10 @@ bool Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   if (!EnterInline()) return false;
   const double submitted = Trace::Stamp();
   const bool eager = IsEager(request, transport_.size);
-  meeting_.card() = CardOf(request);
+  MeetingCard& card = meeting_.card();
+  card = CardOf(request);
+  // Nothing else can be timed between the proposal and its use: see above.
+  if (request.kind == DDL_ALL_REDUCE && !eager) card.scheme = box_.Propose(BytesOf(request)).Encode();
   if (eager && (request.kind == DDL_ALL_REDUCE || request.root == transport_.rank)) {
     char* to = meeting_.eager();
     for (uint32_t i = 0; i < request.num_buffers; ++i) {
@@ -151,6 +154,10 @@ Status Engine::RunMet(const ddl_request& request, bool eager) {
     Decision decision;
     if (request.kind == DDL_ALL_GATHER) {
       for (int local = 0; local < transport_.size; ++local) decision.rows.push_back(meeting_.card_of(local).rows);
+    }
+    // An integer mean is reduced in wider integers: not the bytes that the proposal was for.
+    if (request.kind == DDL_ALL_REDUCE && (request.op != DDL_MEAN || IsFloating(request.dtype))) {
+      decision.scheme = Scheme::Decode(meeting_.card_of(0).scheme);
     }
     // A request that all ranks can carry out fails only when the ranks fall out of step.
     bool broken = false;

@@ -42,7 +42,7 @@ Status Executor::Run(const Request& request, const Decision& decision, bool* bro
   Status status;
   switch (a.kind) {
     case DDL_ALL_REDUCE:
-      return AllReduce(request, in, out, broken);
+      return AllReduce(request, in, out, decision.scheme, broken);
     case DDL_BROADCAST:
       status = box_.Broadcast(a.root, in, out);
       break;
@@ -55,7 +55,8 @@ Status Executor::Run(const Request& request, const Decision& decision, bool* bro
   return status;
 }
 
-Status Executor::AllReduce(const Request& request, const View& in, const View& out, bool* broken) {
+Status Executor::AllReduce(const Request& request, const View& in, const View& out, const std::optional<Scheme>& scheme,
+                           bool* broken) {
   const Announcement& a = request.announcement;
   const auto dtype = static_cast<ddl_dtype>(a.dtype);
   const auto op = static_cast<ddl_op>(a.op);
@@ -66,7 +67,7 @@ Status Executor::AllReduce(const Request& request, const View& in, const View& o
   } else if (op == DDL_MEAN && IsInteger(dtype)) {
     status = IntegerMean(in, out, dtype);
   } else {
-    status = box_.AllReduce(in, out, dtype, op);
+    status = box_.AllReduce(in, out, dtype, op, scheme);
   }
   *broken = !status.ok();
   return status;
@@ -112,7 +113,7 @@ Status Executor::CheckedAllReduce(const Request& request, const View& in, const 
   if (!status.ok()) return status;
   Request own = request;
   own.announcement.flags &= ~DDL_FLAG_CHECK;
-  DDL_RETURN_IF_ERROR(AllReduce(own, in, out, broken));
+  DDL_RETURN_IF_ERROR(AllReduce(own, in, out, {}, broken));
   double difference = 0;
   View::ForEachPair(out, expected_view, 0, in.count(), [&](const char* got, const char* want, uint64_t, uint64_t n) {
     difference = std::max(difference, MaxRelativeDifference(dtype, got, want, n));

@@ -34,7 +34,8 @@ class Executor {
   Status Run(const Request& request, const Decision& decision, bool* broken);
 
  private:
-  Status AllReduce(const Request& request, const View& in, const View& out, bool* broken);
+  Status AllReduce(const Request& request, const View& in, const View& out, const std::optional<Scheme>& scheme,
+                   bool* broken);
   Status IntegerMean(const View& in, const View& out, ddl_dtype dtype);
   Status PlainAllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op);
   Status CheckedAllReduce(const Request& request, const View& in, const View& out, bool* broken);

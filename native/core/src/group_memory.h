@@ -53,6 +53,7 @@ struct MeetingCard {
     uint64_t name_hash;
   } must_agree;
   uint64_t rows;
+  uint64_t scheme;  // of an all-reduce through the slots, as local rank 0 proposes it (shm_scheme.h)
 };
 
 // Data up to this size travels with the card.
@@ -74,6 +75,13 @@ struct RankBlock {
   std::atomic<uint32_t> outstanding;
   // In rank 0's block: set while the coordinator remembers collectives that failed without some rank.
   std::atomic<uint32_t> no_meetings;
+  // See peer_memory.h: a word of this rank's own memory for the others to find, and what tells that it is the right
+  // one.
+  std::atomic<uint64_t> probe_address;
+  std::atomic<uint64_t> probe_secret;
+  // Local rank + 1 of the rank into whose memory this one is writing; 0: none.
+  alignas(64) std::atomic<uint32_t> writes_to;
+  std::atomic<uint32_t> withdrawn;            // nobody may write into this rank's memory any more
   alignas(64) std::atomic<uint64_t> meeting;  // in the leader's block; see meeting.h
   alignas(64) MeetingCard cards[2];
   alignas(64) char eager[2][kEagerBytes];
@@ -110,10 +118,17 @@ class GroupMemory {
   size_t slot_bytes() const { return slot_bytes_; }
   // "memfd", "shm_open", "threads" or "private" (a group of one).
   const char* kind() const { return kind_; }
+  // Whether every rank of the group can read and write the memory of every other (peer_memory.h).
+  bool reachable() const { return reachable_; }
+  void set_reachable(bool reachable) { reachable_ = reachable; }
 
  private:
   GroupMemory() = default;
   Status Map(int fd, size_t bytes);
+  void Unmap();
+  // Both COLLECTIVE over all ranks of the transport. *everywhere: whether all groups have their memory.
+  Status AttachMemfd(const ddl_transport& transport, int leader, size_t bytes, bool* everywhere);
+  Status AttachNamed(const ddl_transport& transport, int leader, size_t bytes);
 
   void* base_ = nullptr;
   size_t mapped_bytes_ = 0;  // 0: not ours to unmap
@@ -123,6 +138,7 @@ class GroupMemory {
   int local_rank_ = 0;
   std::vector<int> members_;
   const char* kind_ = "private";
+  bool reachable_ = false;
 };
 
 }  // namespace ddl

@@ -66,7 +66,8 @@ std::string Describe(const ddl_options& options, int size) {
   std::ostringstream text;
   text << (options.num_outer > 0 ? "a box of " : "no box");
   for (uint32_t d = 0; d < options.num_outer; ++d) text << (d > 0 ? "x" : "") << options.outer[d];
-  text << ", slots of " << SlotBytes(options, size) << " bytes, hosts ";
+  text << ", slots of " << SlotBytes(options, size) << " bytes" << (options.staged_only != 0 ? " only" : "")
+       << ", hosts ";
   if (options.lost_after_s > 0) {
     text << "lost after " << options.lost_after_s << " s";
   } else {

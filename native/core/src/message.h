@@ -7,10 +7,12 @@
 #define KERAS_DDL_CORE_MESSAGE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ddl.h"
+#include "shm_scheme.h"
 
 namespace ddl {
 
@@ -41,8 +43,9 @@ struct Decision {
   ddl_code code = DDL_OK;  // DDL_OK: run it; else: fail it with `message`
   std::string name;
   std::string message;
-  std::vector<uint64_t> rows;  // DDL_ALL_GATHER: rows of each rank
-  double agreed = 0;           // when it became known here, if a trace is being written; not sent
+  std::vector<uint64_t> rows;    // DDL_ALL_GATHER: rows of each rank
+  std::optional<Scheme> scheme;  // DDL_ALL_REDUCE at a meeting: see ShmAllReduce; not sent
+  double agreed = 0;             // when it became known here, if a trace is being written; not sent
 };
 
 enum class MessageType : uint8_t {

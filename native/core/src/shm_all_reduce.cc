@@ -1,4 +1,4 @@
-// All-reduce inside a group; see shm_collectives.h for the two schemes and their cost.
+// All-reduce inside a group through slots; see shm_collectives.h for the schemes and their cost.
 #include <algorithm>
 #include <vector>
 
@@ -8,18 +8,6 @@ namespace ddl {
 namespace {
 
 constexpr uint64_t kTileBytes = 8 * 1024;
-
-// Elements of local rank j's share of a step of n elements: [begin, end), begins on cache lines.
-struct Share {
-  uint64_t begin;
-  uint64_t end;
-};
-
-Share ShareOf(int j, int size, uint64_t n, size_t element_bytes) {
-  const uint64_t line = 64 / element_bytes;
-  const uint64_t each = ((n + static_cast<uint64_t>(size) - 1) / static_cast<uint64_t>(size) + line - 1) / line * line;
-  return {std::min(n, static_cast<uint64_t>(j) * each), std::min(n, (static_cast<uint64_t>(j) + 1) * each)};
-}
 
 class AllReduce {
  public:
@@ -157,24 +145,43 @@ class AllReduce {
 
 }  // namespace
 
-Status ShmAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction) {
+Share ShareOf(int j, int size, uint64_t n, size_t element_bytes) {
+  const uint64_t line = 64 / element_bytes;
+  const uint64_t each = ((n + static_cast<uint64_t>(size) - 1) / static_cast<uint64_t>(size) + line - 1) / line * line;
+  return {std::min(n, static_cast<uint64_t>(j) * each), std::min(n, (static_cast<uint64_t>(j) + 1) * each)};
+}
+
+Status SlotAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
+                     const Scheme& scheme) {
+  AllReduce all_reduce(pipeline, in, out, reduction, scheme);
+  return scheme.algorithm == Algorithm::kSplit ? all_reduce.Split() : all_reduce.Direct();
+}
+
+Scheme ProposeScheme(ShmPipeline& pipeline, uint64_t bytes) {
+  // Local rank 0 alone knows the times; where there is nothing to choose nobody needs to be asked.
+  if (bytes > kUntunedBytes) return pipeline.tuner().Choose(bytes);
+  return CandidateSchemes(0, pipeline.size(), pipeline.slot_bytes(), false)[0];
+}
+
+Status ShmAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
+                    const std::optional<Scheme>& agreed) {
   if (pipeline.size() == 1) {
     ReduceAlone(in, out, reduction);
     return {};
   }
-  Tuner& tuner = pipeline.tuner();
-  // Local rank 0 alone knows the times; where there is nothing to choose nobody needs to be asked.
-  Scheme scheme = CandidateSchemes(0, pipeline.size(), pipeline.slot_bytes())[0];
-  if (in.bytes() > kUntunedBytes) {
-    uint64_t code = pipeline.rank() == 0 ? tuner.Choose(in.bytes()).Encode() : 0;
+  const bool tuned = in.bytes() > kUntunedBytes;
+  Scheme scheme = agreed.has_value() ? *agreed : ProposeScheme(pipeline, in.bytes());
+  if (tuned && !agreed.has_value()) {
+    uint64_t code = scheme.Encode();
     DDL_RETURN_IF_ERROR(pipeline.Agree(code, &code));
     scheme = Scheme::Decode(code);
   }
-  AllReduce all_reduce(pipeline, in, out, reduction, scheme);
   const double start = Now();
-  DDL_RETURN_IF_ERROR(scheme.split ? all_reduce.Split() : all_reduce.Direct());
+  DDL_RETURN_IF_ERROR(scheme.algorithm == Algorithm::kAttached
+                          ? AttachedAllReduce(pipeline, in, out, reduction, scheme.chunk_bytes)
+                          : SlotAllReduce(pipeline, in, out, reduction, scheme));
   const double end = Now();
-  if (pipeline.rank() == 0 && in.bytes() > kUntunedBytes) tuner.Report(in.bytes(), end - start, end);
+  if (pipeline.rank() == 0 && tuned) pipeline.tuner().Report(in.bytes(), end - start, end);
   return {};
 }
 

@@ -9,9 +9,11 @@
 #define KERAS_DDL_CORE_SHM_PIPELINE_H_
 
 #include <string>
+#include <vector>
 
 #include "group_memory.h"
 #include "kernels.h"
+#include "peer_memory.h"
 #include "shm_tuner.h"
 #include "status.h"
 #include "view.h"
@@ -22,7 +24,10 @@ namespace ddl {
 class ShmPipeline {
  public:
   ShmPipeline(GroupMemory& memory, Waiter& waiter)
-      : memory_(memory), waiter_(waiter), tuner_(memory.local_size(), memory.slot_bytes()) {}
+      : memory_(memory),
+        waiter_(waiter),
+        tuner_(memory.local_size(), memory.slot_bytes(), memory.reachable()),
+        peers_(memory) {}
 
   int rank() const { return memory_.local_rank(); }
   int size() const { return memory_.local_size(); }
@@ -45,6 +50,8 @@ class ShmPipeline {
   Status WaitReadyOf(int local_rank, uint64_t step) { return WaitOne(&RankBlock::ready, local_rank, step + 1); }
   void MarkReduced(uint64_t step) { memory_.own().reduced.store(step + 1, std::memory_order_release); }
   Status WaitReducedOf(int local_rank, uint64_t step) { return WaitOne(&RankBlock::reduced, local_rank, step + 1); }
+  // All ranks have finished the step.
+  Status WaitDone(uint64_t step) { return WaitAll(&RankBlock::done, step + 1); }
   void MarkDone(uint64_t step) { memory_.own().done.store(step + 1, std::memory_order_release); }
 
   // Local rank 0's `mine`, on every rank. COLLECTIVE; something that needs data of every rank must follow.
@@ -61,6 +68,14 @@ class ShmPipeline {
     return {};
   }
   Tuner& tuner() { return tuner_; }
+  const PeerMemory& peers() const { return peers_; }
+  // Memory of this rank alone, for what it reads from others' memory; valid until the next call.
+  char* Landing(size_t bytes) {
+    if (landing_.size() < bytes) landing_.resize(bytes);
+    return landing_.data();
+  }
+  // Why waiting for the others would be in vain.
+  Status Health() { return waiter_.Health(); }
 
   // Where whole lines can not be written, large slots are written past the caches: a line that another core has read
   // is slow to get back, and slow to read once more from a core that does not share a cache.
@@ -92,6 +107,8 @@ class ShmPipeline {
   GroupMemory& memory_;
   Waiter& waiter_;
   Tuner tuner_;
+  PeerMemory peers_;
+  std::vector<char> landing_;
   uint64_t next_ = 0;
   uint64_t agreements_ = 0;
 };

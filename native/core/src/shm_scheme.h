@@ -12,18 +12,21 @@
 
 namespace ddl {
 
+// See shm_collectives.h.
+enum class Algorithm { kDirect, kSplit, kAttached };
+
 struct Scheme {
-  bool split;            // the algorithm: see shm_collectives.h
-  Store slot_store;      // how slots are filled
+  Algorithm algorithm;
+  Store slot_store;      // how slots are filled; not read by kAttached, nor is the next
   Store result_store;    // how results are written
-  uint32_t chunk_bytes;  // one step of the pipeline, at most a slot
+  uint32_t chunk_bytes;  // one step of the pipeline, at most a slot; kAttached: what is read from a rank at once
 
   uint64_t Encode() const {
     return static_cast<uint64_t>(chunk_bytes) << 8 | static_cast<uint64_t>(slot_store) << 4 |
-           static_cast<uint64_t>(result_store) << 2 | (split ? 1u : 0u);
+           static_cast<uint64_t>(result_store) << 2 | static_cast<uint64_t>(algorithm);
   }
   static Scheme Decode(uint64_t code) {
-    return {(code & 1) != 0, static_cast<Store>(code >> 4 & 3), static_cast<Store>(code >> 2 & 3),
+    return {static_cast<Algorithm>(code & 3), static_cast<Store>(code >> 4 & 3), static_cast<Store>(code >> 2 & 3),
             static_cast<uint32_t>(code >> 8)};
   }
 };
@@ -32,8 +35,8 @@ struct Scheme {
 constexpr uint64_t kUntunedBytes = 16 * 1024;
 
 // The schemes worth trying for `bytes` among `ranks` ranks, a good guess first. Never empty; one entry up to
-// kUntunedBytes.
-std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_bytes);
+// kUntunedBytes. `reachable`: whether kAttached works (GroupMemory::reachable).
+std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_bytes, bool reachable);
 
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_SHM_SCHEME_H_

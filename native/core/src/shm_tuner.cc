@@ -8,6 +8,7 @@ namespace {
 
 constexpr uint32_t kKilobyte = 1024;
 constexpr uint64_t kMegabyte = 1024 * 1024;
+constexpr uint32_t kAttachedChunk = 128 * kKilobyte;
 
 // Trials of each candidate: a few of long ones, more of short ones, which a hiccup disturbs more. The first round is
 // not counted: it finds cold memory.
@@ -27,41 +28,49 @@ constexpr double kLongestSeconds = 20.0;
 
 }  // namespace
 
-std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_bytes) {
+std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_bytes, bool reachable) {
   const auto chunk = [&](uint32_t kilobytes) {
     return static_cast<uint32_t>(std::min<uint64_t>(kilobytes * uint64_t{kKilobyte}, slot_bytes));
   };
+  constexpr Algorithm kDirect = Algorithm::kDirect;
+  constexpr Algorithm kSplit = Algorithm::kSplit;
   constexpr Store kC = Store::kCached;
   constexpr Store kS = Store::kStreaming;
   constexpr Store kL = Store::kLines;
-  if (bytes <= kUntunedBytes) return {{false, kL, kC, chunk(64)}};
+  if (bytes <= kUntunedBytes) return {{kDirect, kL, kC, chunk(64)}};
   std::vector<Scheme> schemes;
   if (ranks == 2) {
     // Results beyond the caches are not found there by their reader, and streaming them saves reading them first.
     if (bytes < kMegabyte) {
-      schemes = {{true, kL, kC, chunk(256)},
-                 {false, kL, kC, chunk(128)},
-                 {true, kL, kC, chunk(128)},
-                 {true, kL, kC, chunk(64)},
-                 {true, kS, kC, chunk(256)}};
+      schemes = {{kSplit, kL, kC, chunk(256)},
+                 {kDirect, kL, kC, chunk(128)},
+                 {kSplit, kL, kC, chunk(128)},
+                 {kSplit, kL, kC, chunk(64)},
+                 {kSplit, kS, kC, chunk(256)}};
     } else if (bytes < 16 * kMegabyte) {
-      schemes = {{true, kL, kC, chunk(256)}, {true, kL, kL, chunk(256)},  {true, kL, kS, chunk(256)},
-                 {true, kS, kS, chunk(256)}, {false, kL, kC, chunk(128)}, {true, kL, kC, chunk(512)}};
+      schemes = {{kSplit, kL, kC, chunk(256)}, {kSplit, kL, kL, chunk(256)},  {kSplit, kL, kS, chunk(256)},
+                 {kSplit, kS, kS, chunk(256)}, {kDirect, kL, kC, chunk(128)}, {kSplit, kL, kC, chunk(512)}};
     } else {
-      schemes = {{false, kL, kS, chunk(128)},
-                 {true, kL, kS, chunk(512)},
-                 {false, kL, kS, chunk(256)},
-                 {true, kS, kS, chunk(256)}};
+      schemes = {{kDirect, kL, kS, chunk(128)},
+                 {kDirect, kL, kC, chunk(128)},
+                 {kSplit, kL, kS, chunk(512)},
+                 {kDirect, kL, kS, chunk(256)},
+                 {kSplit, kS, kS, chunk(256)}};
     }
   } else {
     // Direct reads every slot but waits once per step, which tells when several ranks share a core.
     const Store result = bytes < 4 * kMegabyte ? kC : kS;
-    schemes = {{true, kL, result, chunk(512)}, {true, kL, kL, chunk(512)}, {false, kL, result, chunk(128)}};
+    schemes = {{kSplit, kL, result, chunk(512)}, {kSplit, kL, kL, chunk(512)}, {kDirect, kL, result, chunk(128)}};
     if (bytes >= 512 * kKilobyte) {
-      schemes.push_back({true, kS, result, chunk(512)});
-      schemes.push_back({true, kL, result, chunk(256)});
-      schemes.push_back({false, kL, result, chunk(512)});
+      schemes.push_back({kSplit, kS, result, chunk(512)});
+      schemes.push_back({kSplit, kL, result, chunk(256)});
+      schemes.push_back({kDirect, kL, result, chunk(512)});
     }
+  }
+  if (reachable) {
+    // What was read should still be in the second-level cache when it is added.
+    schemes.push_back({Algorithm::kAttached, kC, kC, kAttachedChunk});
+    if (bytes >= kMegabyte) schemes.push_back({Algorithm::kAttached, kC, kC, 2 * kAttachedChunk});
   }
   return schemes;
 }
@@ -72,7 +81,7 @@ Tuner::Class& Tuner::ClassOf(uint64_t bytes) {
   log2 = std::min(log2, kLargestClass);
   Class& c = classes_[log2];
   if (c.candidates.empty()) {
-    c.candidates = CandidateSchemes(uint64_t{1} << log2, ranks_, slot_bytes_);
+    c.candidates = CandidateSchemes(uint64_t{1} << log2, ranks_, slot_bytes_, reachable_);
     c.times.resize(c.candidates.size());
   }
   return c;

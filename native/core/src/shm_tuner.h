@@ -20,7 +20,7 @@ namespace ddl {
 
 class Tuner {
  public:
-  Tuner(int ranks, size_t slot_bytes) : ranks_(ranks), slot_bytes_(slot_bytes) {}
+  Tuner(int ranks, size_t slot_bytes, bool reachable) : ranks_(ranks), slot_bytes_(slot_bytes), reachable_(reachable) {}
 
   // The scheme for the next all-reduce of `bytes`.
   Scheme Choose(uint64_t bytes);
@@ -46,6 +46,7 @@ class Tuner {
 
   const int ranks_;
   const size_t slot_bytes_;
+  const bool reachable_;
   std::array<Class, 64> classes_;  // by floor(log2(bytes))
 };
 

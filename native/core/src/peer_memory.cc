@@ -1,0 +1,158 @@
+#include "peer_memory.h"
+
+#include <limits.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "waiter.h"
+
+namespace ddl {
+namespace {
+
+constexpr double kWithdrawSeconds = 0.5;
+
+// What a rank lets the others read and write to try it out.
+struct ProbeWord {
+  uint64_t secret;  // as in the rank's block: proof that this is the process meant
+  uint64_t marks;   // what is written
+};
+
+using Move = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
+
+// Moves all that both lists describe; 0 or errno. Few bytes less than asked for are no error: the rest is asked for.
+int MoveAll(Move move, pid_t pid, std::vector<iovec>& local, std::vector<iovec>& remote) {
+  size_t at_local = 0;
+  size_t at_remote = 0;
+  const auto advance = [](std::vector<iovec>& list, size_t* at, size_t bytes) {
+    while (*at < list.size() && bytes >= list[*at].iov_len) bytes -= list[(*at)++].iov_len;
+    if (*at == list.size()) return;
+    list[*at].iov_base = static_cast<char*>(list[*at].iov_base) + bytes;
+    list[*at].iov_len -= bytes;
+  };
+  while (at_local < local.size() && at_remote < remote.size()) {
+    const ssize_t moved = move(pid, &local[at_local], std::min<size_t>(local.size() - at_local, IOV_MAX),
+                               &remote[at_remote], std::min<size_t>(remote.size() - at_remote, IOV_MAX), 0);
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved <= 0) return moved < 0 ? errno : EFAULT;
+    advance(local, &at_local, static_cast<size_t>(moved));
+    advance(remote, &at_remote, static_cast<size_t>(moved));
+  }
+  return 0;
+}
+
+// A security module (Yama) may let only a process's ancestors trace it, until the process names another whose
+// descendants may too. The common ancestor of the ranks of a host is what started them.
+void AllowSiblings() {
+  char scope = '0';
+  if (FILE* const file = std::fopen("/proc/sys/kernel/yama/ptrace_scope", "re"); file != nullptr) {
+    if (std::fread(&scope, 1, 1, file) != 1) scope = '0';
+    std::fclose(file);
+  }
+  if (scope == '1') prctl(PR_SET_PTRACER, static_cast<unsigned long>(getppid()), 0, 0, 0);
+}
+
+uint64_t NewSecret() {
+  uint64_t secret = 0;
+  if (syscall(SYS_getrandom, &secret, sizeof secret, 0u) != sizeof secret) {
+    secret = static_cast<uint64_t>(Now() * 1e9) * 0x9e3779b97f4a7c15u ^ static_cast<uint64_t>(getpid());
+  }
+  return secret | 1;
+}
+
+// Whether the process behind `block` is reached: reads its word, and writes the mark of the reader beside it.
+bool Reaches(const RankBlock& block) {
+  const uint64_t address = block.probe_address.load(std::memory_order_relaxed);
+  const pid_t pid = block.pid.load(std::memory_order_relaxed);
+  ProbeWord word{};
+  std::vector<iovec> local{{&word, sizeof word}};
+  std::vector<iovec> remote{{reinterpret_cast<void*>(address), sizeof word}};
+  if (MoveAll(process_vm_readv, pid, local, remote) != 0) return false;
+  // The same number can be another process in another process-id namespace: nothing is written there.
+  if (word.secret != block.probe_secret.load(std::memory_order_relaxed)) return false;
+  word.marks = 1;
+  local = {{&word.marks, sizeof word.marks}};
+  remote = {{reinterpret_cast<void*>(address + offsetof(ProbeWord, marks)), sizeof word.marks}};
+  return MoveAll(process_vm_writev, pid, local, remote) == 0;
+}
+
+}  // namespace
+
+Status PeerMemory::Probe(const ddl_transport& transport, bool wanted, GroupMemory& memory) {
+  ProbeWord word{NewSecret(), 0};
+  RankBlock& own = memory.own();
+  own.probe_address.store(reinterpret_cast<uint64_t>(&word), std::memory_order_relaxed);
+  own.probe_secret.store(word.secret, std::memory_order_relaxed);
+  std::vector<uint8_t> reached(static_cast<size_t>(transport.size));
+  uint8_t mine = wanted ? 1 : 0;
+  if (wanted) AllowSiblings();
+  const auto exchange = [&] { return transport.all_gather(transport.self, &mine, reached.data(), sizeof mine); };
+  // First that all words are there, then what each rank found; then `word` may go.
+  int code = exchange();
+  for (int local = 0; code == DDL_OK && wanted && local < memory.local_size(); ++local) {
+    if (local != memory.local_rank() && !Reaches(memory.block(local))) mine = 0;
+  }
+  if (code == DDL_OK) code = exchange();
+  if (code != DDL_OK)
+    return {DDL_INTERNAL, std::string("the ranks could not meet: ") + transport.last_error(transport.self)};
+  const auto& members = memory.members();
+  memory.set_reachable(members.size() > 1 && std::all_of(members.begin(), members.end(), [&](int rank) {
+                         return reached[static_cast<size_t>(rank)] != 0;
+                       }));
+  return {};
+}
+
+Status PeerMemory::Read(int local_rank, std::vector<iovec>& local, std::vector<iovec>& remote) const {
+  const pid_t pid = memory_.block(local_rank).pid.load(std::memory_order_relaxed);
+  const int error = MoveAll(process_vm_readv, pid, local, remote);
+  return error == 0 ? Status() : Refused("read", local_rank, error);
+}
+
+Status PeerMemory::Write(int local_rank, std::vector<iovec>& local, std::vector<iovec>& remote) const {
+  // Either this rank sees that the other has withdrawn, or the other sees this flag: both orders are total.
+  RankBlock& own = memory_.own();
+  own.writes_to.store(static_cast<uint32_t>(local_rank) + 1, std::memory_order_seq_cst);
+  const RankBlock& block = memory_.block(local_rank);
+  Status status;
+  if (block.withdrawn.load(std::memory_order_seq_cst) != 0) {
+    status = {DDL_ABORTED, "rank " + RankOf(local_rank) + " gave the collective up"};
+  } else if (const int error = MoveAll(process_vm_writev, block.pid.load(std::memory_order_relaxed), local, remote)) {
+    status = Refused("write", local_rank, error);
+  }
+  own.writes_to.store(0, std::memory_order_release);
+  return status;
+}
+
+Status PeerMemory::Refused(const char* what, int local_rank, int error) const {
+  const std::string rank = "rank " + RankOf(local_rank);
+  if (error == ESRCH) return {DDL_ABORTED, rank + " died. Look at the end of its output."};
+  return {DDL_INTERNAL, std::string("could not ") + what + " the memory of " + rank + " (process_vm_" + what +
+                            "v: " + std::strerror(error) +
+                            "). KERAS_DDL_CMA=0 on all ranks goes through shared memory instead."};
+}
+
+std::string PeerMemory::RankOf(int local_rank) const {
+  return std::to_string(memory_.members()[static_cast<size_t>(local_rank)]);
+}
+
+void PeerMemory::Withdraw() const {
+  memory_.own().withdrawn.store(1, std::memory_order_seq_cst);
+  const auto me = static_cast<uint32_t>(memory_.local_rank()) + 1;
+  const double start = Now();
+  for (int local = 0; local < memory_.local_size(); ++local) {
+    while (memory_.block(local).writes_to.load(std::memory_order_seq_cst) == me) {
+      if (Now() - start > kWithdrawSeconds) break;
+      const timespec pause{0, 50'000};
+      nanosleep(&pause, nullptr);
+    }
+  }
+}
+
+}  // namespace ddl
