@@ -151,3 +151,4 @@ def test_ranks_that_cannot_see_one_anothers_processes_share_memory_by_name():
         description, low, high, pid = rank.result
         assert (low, high, pid) == (3.0, 3.0, 1)
         assert "shm_open" in description, description
+        assert "cross memory attach" not in description, description  # a process id means another process there

@@ -8,8 +8,9 @@
 //
 // L ranks, N bytes each. A rank reads (L-1)/L N from others and N/L of its own, writes as much. Four copies of N/2 for
 // two ranks, where slots take five.
+#include <time.h>
+
 #include <algorithm>
-#include <optional>
 
 #include "shm_collectives.h"
 
@@ -30,6 +31,8 @@ struct PieceTable {
   Piece pieces[1];
 };
 constexpr uint64_t kTooMany = ~uint64_t{0};
+
+constexpr double kLongestFarewellSeconds = 0.5;
 
 class AttachedTransfers {
  public:
@@ -112,6 +115,7 @@ Status ReduceOwnShare(ShmPipeline& pipeline, AttachedTransfers& transfers, const
   char* const landing = pipeline.Landing(static_cast<size_t>(size) * chunk_bytes);
   std::vector<const void*> sources(static_cast<size_t>(size));
   for (uint64_t at = share.begin; at < share.end; at += chunk) {
+    DDL_RETURN_IF_ERROR(pipeline.HealthIfDue());
     const uint64_t n = std::min(chunk, share.end - at);
     // Each rank starts with its neighbour, so that they do not all turn to one.
     for (int i = 1; i < size; ++i) {
@@ -133,6 +137,19 @@ Status ReduceOwnShare(ShmPipeline& pipeline, AttachedTransfers& transfers, const
   return {};
 }
 
+// That a rank died, or what it said when it gave up, tells more than that its memory is gone; but that is known a
+// little later: the system takes a process's memory first.
+Status WhyLost(ShmPipeline& pipeline, const Status& status) {
+  const double start = Now();
+  Status health = pipeline.Health();
+  while (status.code() == DDL_ABORTED && health.ok() && Now() - start < kLongestFarewellSeconds) {
+    const timespec pause{0, 1'000'000};
+    nanosleep(&pause, nullptr);
+    health = pipeline.Health();
+  }
+  return health.ok() ? status : health;
+}
+
 }  // namespace
 
 Status AttachedAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
@@ -144,9 +161,7 @@ Status AttachedAllReduce(ShmPipeline& pipeline, const View& in, const View& out,
   if (status.ok()) status = transfers.End();
   if (!status.ok()) {
     pipeline.peers().Withdraw();
-    // That a rank died says more than that its memory is gone.
-    const Status health = pipeline.Health();
-    return health.ok() ? status : health;
+    return WhyLost(pipeline, status);
   }
   if (fit) return {};
   // Some rank's buffers are in more pieces than it can show. Everybody saw it, so everybody turns to the slots.

@@ -76,6 +76,7 @@ class ShmPipeline {
   }
   // Why waiting for the others would be in vain.
   Status Health() { return waiter_.Health(); }
+  Status HealthIfDue() { return waiter_.LookIfDue(Now()); }
 
   // Where whole lines can not be written, large slots are written past the caches: a line that another core has read
   // is slow to get back, and slow to read once more from a core that does not share a cache.

@@ -95,6 +95,11 @@ class Waiter {
   }
 
   Status Health() { return health_(); }
+  // For who works for long without waiting: asks about health when that has not happened for a while.
+  Status LookIfDue(double now) {
+    if (now - looked_.load(std::memory_order_relaxed) < kLongestUnseenSeconds) return {};
+    return Look(now);
+  }
 
  private:
   static constexpr int kSpins = 2000;
@@ -115,10 +120,6 @@ class Waiter {
     short_waits_.store(waits, std::memory_order_relaxed);
     if (waits % kShortWaitsPerLook != 0) return {};
     return LookIfDue(Now());
-  }
-  Status LookIfDue(double now) {
-    if (now - looked_.load(std::memory_order_relaxed) < kLongestUnseenSeconds) return {};
-    return Look(now);
   }
   Status Look(double now) {
     looked_.store(now, std::memory_order_relaxed);

@@ -1,0 +1,86 @@
+"""Cross memory attach: used where the system lets it, never where it is not wanted, and without a difference in bits."""
+
+import ctypes
+import os
+
+import pytest
+
+from parallel.harness import run_ranks
+
+pytestmark = pytest.mark.parallel
+
+
+def system_allows_it():
+    """Whether a child of this process may be read by its sibling, as ranks of one mpirun are."""
+    word = ctypes.create_string_buffer(b"word")
+    victim = os.fork()
+    if victim == 0:
+        import time
+
+        time.sleep(30)
+        os._exit(0)
+    reader = os.fork()
+    if reader == 0:
+
+        class Piece(ctypes.Structure):
+            _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+        copy = ctypes.create_string_buffer(4)
+        mine, theirs = Piece(ctypes.addressof(copy), 4), Piece(ctypes.addressof(word), 4)
+        got = ctypes.CDLL(None).process_vm_readv(
+            victim, ctypes.byref(mine), ctypes.c_ulong(1), ctypes.byref(theirs), ctypes.c_ulong(1), ctypes.c_ulong(0)
+        )
+        os._exit(0 if got == 4 else 1)
+    status = os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1])
+    os.kill(victim, 9)
+    os.waitpid(victim, 0)
+    return status == 0
+
+
+def reduces_all_sizes():
+    """Returns the description and a digest of many results, of which the tuner has tried all its schemes on each."""
+    import hashlib
+
+    import numpy as np
+
+    import keras_ddl
+    from keras_ddl import communicator
+
+    keras_ddl.init()
+    digest = hashlib.blake2b()
+    for count in (5_000, 17_389, 100_000, 500_009, 3_000_000):
+        random = np.random.default_rng(count + keras_ddl.rank())
+        data = random.standard_normal(count).astype(np.float32)
+        for turn in range(30 if count < 1_000_000 else 12):
+            digest.update(communicator.all_reduce_array(data, "mean", name=f"whole {count} {turn}"))
+            result = data[turn:].copy()  # in place, and at every alignment
+            digest.update(communicator.all_reduce_array(result, name=f"in place {count} {turn}", out=result))
+    return communicator.describe(), digest.hexdigest()
+
+
+@pytest.mark.parametrize("np", [2, 3])
+def test_results_do_not_depend_on_it(np):
+    digests = set()
+    for wanted in ("1", "0"):
+        for rank in run_ranks(reduces_all_sizes, np, env={"KERAS_DDL_CMA": wanted}, timeout=120).check().ranks:
+            description, digest = rank.result
+            expected = wanted == "1" and system_allows_it()
+            assert ("cross memory attach" in description) == expected, description
+            digests.add(digest)
+    assert len(digests) == 1, "the ranks, or the schemes, differ in bits"
+
+
+def test_ranks_that_want_different_things_are_told_so():
+    def work():
+        import os
+
+        from parallel.rank_program import rank
+
+        os.environ["KERAS_DDL_CMA"] = str(rank() % 2)
+        import keras_ddl
+
+        keras_ddl.init()
+
+    outcome = run_ranks(work, 2, timeout=60)
+    assert outcome.returncode != 0
+    assert "KERAS_DDL_CMA" in outcome.text(), outcome.text()
