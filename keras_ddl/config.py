@@ -129,8 +129,8 @@ _TABLE = (
         "CMA",
         "0 or 1",
         True,
-        "1: the ranks of a host may read and write each other's buffers directly (cross memory attach), where the system "
-        "lets them and that is measured to be faster; 0: through shared memory only.",
+        "1: the ranks of a host may read and write each other's buffers themselves (cross memory attach), where the "
+        "system lets them and that is measured to be faster; 0: through shared memory only.",
     ),
     Variable(
         "BUCKET_BYTES",

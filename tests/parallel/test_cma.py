@@ -1,4 +1,4 @@
-"""Cross memory attach: used where the system lets it, never where it is not wanted, and without a difference in bits."""
+"""Cross memory attach: used where the system lets it, never where it is not wanted, and with the same bits."""
 
 import ctypes
 import os
