@@ -6,8 +6,8 @@
 // these elements, so the ranks meet twice, at the beginning and at the end, however much there is to reduce; and in
 // place is nothing special.
 //
-// L ranks, N bytes each. A rank reads (L-1)/L N from others and N/L of its own, writes as much. Four copies of N/2 for
-// two ranks, where slots take five.
+// L ranks, N bytes each. A rank reads (L-1)/L N from others and writes as much into them, and adds N/L: for two ranks
+// three passes over N/2, where slots take four.
 #include <time.h>
 
 #include <algorithm>
