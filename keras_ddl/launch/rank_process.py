@@ -262,14 +262,16 @@ class RankProcess:
 def main(argv: list[str]) -> int:
     """Entry point; `argv` is ["--", program, arguments...].
 
-    mpirun gets a stand-in to kill. The wrapper proper is its child, in a session of its own: MPICH sends SIGKILL to all
-    ranks when one aborts, and somebody must still end the programs and report.
+    mpirun gets a stand-in to kill. The wrapper proper is its child, in a process group of its own: MPICH sends SIGKILL
+    to all ranks when one aborts, and somebody must still end the programs and report. Not in a session of its own:
+    Linux shares a core among sessions first (autogroup), so the priority of a communication thread would mean nothing
+    to the other ranks, and one that polls could keep it waiting for seconds.
     """
     stand_in = os.getpid()
     child = os.fork()
     if child:
         return _stand_in(child)
-    os.setsid()
+    os.setpgid(0, 0)
     die_with_parent(signal.SIGTERM, stand_in)
     try:
         rank, size = rank_environment.rank_and_size(os.environ)

@@ -46,7 +46,8 @@ class RankProgram:
                 stdin=subprocess.PIPE if reads_stdin else subprocess.DEVNULL,
                 stdout=ends[0],
                 stderr=ends[1],
-                start_new_session=True,  # a group of its own, so that all of it can be signalled
+                # So that all of it can be signalled. No session of its own: see rank_process.main.
+                process_group=0,
                 close_fds=False,  # MPICH hands the rank a file descriptor (PMI_FD)
                 preexec_fn=_between_fork_and_exec,
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from keras_ddl.launch.mpirun import HYDRA, find
 from launch.launching import Started, run, write_program
 
 pytestmark = pytest.mark.parallel
@@ -96,6 +97,17 @@ def test_run_tells_ranks_the_settings(tmp_path: Path):
     arguments = ["run", "-np", "2", "--mode", "x:1x2", "--env", "ONE=a=b", "-x", "TWO", "python", program]
     ended = run(arguments, tmp_path, env={"TWO": "from outside"})
     assert ended.out == "x:1x2 a=b from outside None\n", ended
+
+
+@pytest.mark.skipif(find().family == HYDRA, reason="MPICH itself makes a session for every rank")
+def test_run_ranks_of_a_host_share_a_session_but_no_process_group(tmp_path: Path):
+    # Linux may let ranks of several sessions wait for each other's threads for seconds; a group can be signalled.
+    program = write_program(tmp_path, "here(f'{os.getsid(0)}-{os.getpgid(0)}')")
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.status == 0, ended
+    sessions, groups, ranks = zip(*(path.name.split("-") for path in tmp_path.glob("*-*-?")))
+    assert sorted(ranks) == ["0", "1"]
+    assert (len(set(sessions)), len(set(groups))) == (1, 2)
 
 
 def test_run_verbose_shows_the_command(tmp_path: Path):
