@@ -11,7 +11,8 @@ this very run is measured beside it: "tcp" streams the same bytes through plain 
 runs every contestant once; printed are medians of the slowest rank's time.
 
 The run fails when a sum is wrong, or when the cables' counters say that keras_ddl sent more than 8 % above or 3 % below
-those bytes: then something went another way than over the emulated network, or the algorithm sends what it need not.
+those bytes: then something went another way than over the emulated network, or the algorithm sends what it need not. It
+also fails when the ranks are in several sessions, for then the kernel may let some of them wait for seconds.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ def launch(
     words = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe"]
     # All "hosts" share this machine's cores: MPI must not spin on one that another rank needs.
     words += ["--mca", "mpi_yield_when_idle", "1"]
+    # Else mpirun's daemons make a session each. Linux shares a core among sessions first (sessions.py), and threads of
+    # one may wait for seconds while one of another polls; hosts that are machines do not share cores.
+    words += ["--leave-session-attached"]
     words += ["--prtemca", "plm_ssh_agent", str(cluster.agent), "--host", slots, "-np", str(sum(ranks))]
     words += [sys.executable, str(path), json.dumps(settings)]
     quoted = " ".join("'" + word.replace("'", "'\\''") + "'" for word in words)
@@ -185,6 +189,8 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     wrong = [text for row in result["rows"] for text in judge(row, options)]
+    if result["sessions"] > 1:
+        wrong.append(f"the ranks are in {result['sessions']} sessions, which the kernel shares the cores among")
     report(result, options)
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=1), encoding="utf-8")

@@ -7,6 +7,7 @@ behind SETTINGS["mark"].
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -114,13 +115,12 @@ def main() -> None:
                 }
             )
     hosts = WORLD.allgather(MPI.Get_processor_name())
+    sessions = len(set(WORLD.allgather(os.getsid(0))))
     if WORLD.rank == 0:
         congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
         where = f"{machine()}, TCP with {congestion}"
-        print(
-            SETTINGS["mark"] + json.dumps({"machine": where, "hosts": hosts, "describe": describe(), "rows": rows}),
-            flush=True,
-        )
+        result = {"machine": where, "hosts": hosts, "sessions": sessions, "describe": describe(), "rows": rows}
+        print(SETTINGS["mark"] + json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
