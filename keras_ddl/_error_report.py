@@ -22,19 +22,26 @@ from keras_ddl.errors import RankLostError
 _INTERRUPTED = 130
 # mpirun forwards what a rank has written through pipes; what is still in them when the job is aborted is lost.
 _FORWARDING_SECONDS = 0.2
-# A rank that has left is about to end its process, which takes TensorFlow seconds on a busy machine. If it ends with an
-# error, the launcher ends the job with its status; if not, it waits for this one.
+# A rank that has left is about to end its process, which takes TensorFlow seconds on a busy machine. If it ends with a
+# status of its own (sys.exit(3)), the launcher ends the job with that one, and this rank must not be faster; it is told
+# when there is no such status. Ranks that go on with something else tell nothing: they are waited for no longer than
+# this.
 _LEAVING_SECONDS = 10.0
+_LOOK_SECONDS = 0.005
 _ABORT_LIMIT_SECONDS = 5.0
 
 _installed = False
 _lock = threading.Lock()
 
 
-def install(rank: int, abort: Callable[[int], None] | None) -> None:
+def install(
+    rank: int, abort: Callable[[int], None] | None, nobody_brings_a_status: Callable[[], bool] = lambda: True
+) -> None:
     """Installs the hooks for uncaught exceptions of the main thread and of other threads. Once per process.
 
     `abort` ends all ranks with the given exit status; None: there are no others, and Python's own handling goes on.
+    `nobody_brings_a_status` says to the others that this rank ends because another one has left, and returns whether
+    all have come to their end with nothing else to tell the launcher.
     """
     global _installed
     if _installed:
@@ -43,15 +50,21 @@ def install(rank: int, abort: Callable[[int], None] | None) -> None:
     process = os.getpid()
     main_hook, thread_hook = sys.excepthook, threading.excepthook
 
+    def end(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+        with _lock:  # two threads that fail at once: one report, one abort
+            write(rank, kind, error, trace)
+            if abort is not None and not hasattr(sys, "ps1"):
+                _end_all(kind, error, abort, nobody_brings_a_status)
+
     def in_main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         main_hook(kind, error, trace)
         if os.getpid() == process:  # a forked child is no rank
-            _end(rank, kind, error, trace, abort)
+            end(kind, error, trace)
 
     def in_thread(arguments: threading.ExceptHookArgs) -> None:
         thread_hook(arguments)
         if os.getpid() == process and arguments.exc_type is not SystemExit:
-            _end(rank, arguments.exc_type, arguments.exc_value, arguments.exc_traceback, abort)
+            end(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
 
     sys.excepthook, threading.excepthook = in_main, in_thread
 
@@ -81,27 +94,25 @@ def write(rank: int, kind: type[BaseException], error: BaseException | None, tra
         print(f"keras_ddl: rank {rank} could not write {path}: {problem}", file=sys.stderr)
 
 
-def _end(
-    rank: int,
+def _end_all(
     kind: type[BaseException],
     error: BaseException | None,
-    trace: TracebackType | None,
-    abort: Callable[[int], None] | None,
+    abort: Callable[[int], None],
+    nobody_brings_a_status: Callable[[], bool],
 ) -> None:
-    with _lock:  # two threads that fail at once: one report, one abort
-        write(rank, kind, error, trace)
-        if abort is None or hasattr(sys, "ps1"):
-            return
-        status = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (AttributeError, OSError, ValueError):
-                pass  # closed or replaced
-        has_left = issubclass(kind, RankLostError) and "has left" in str(error)
-        time.sleep(_LEAVING_SECONDS if has_left else _FORWARDING_SECONDS)
-        # MPI_Abort itself may hang when the launcher is gone.
-        limit = threading.Timer(_ABORT_LIMIT_SECONDS, os._exit, (status,))
-        limit.daemon = True
-        limit.start()
-        abort(status)
+    status = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            pass  # closed or replaced
+    time.sleep(_FORWARDING_SECONDS)
+    if isinstance(error, RankLostError) and error.has_left:
+        end = time.monotonic() + _LEAVING_SECONDS
+        while time.monotonic() < end and not nobody_brings_a_status():
+            time.sleep(_LOOK_SECONDS)
+    # MPI_Abort itself may hang when the launcher is gone.
+    limit = threading.Timer(_ABORT_LIMIT_SECONDS, os._exit, (status,))
+    limit.daemon = True
+    limit.start()
+    abort(status)

@@ -59,6 +59,14 @@ def abort(status: int) -> None:
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(status)
 
 
+def nobody_brings_a_status() -> bool:
+    """Whether all ranks have come to their end, this one included, and none ends with an exit status of its own.
+
+    Calling it says to the others that this rank has come to its end. Never blocks.
+    """
+    return running() and _native_library.mpi_shim().ddl_mpi_farewell(0) == 0
+
+
 def _import_mpi() -> type[MPI]:
     fresh = "mpi4py.MPI" not in sys.modules
     hint = None

@@ -280,7 +280,7 @@ def _communicator() -> _native.Communicator:
 
 def _meet(world: Any, mode: str) -> tuple[Topology, Any]:
     """Exchanges what must be known or equal before the native communicator is made. COLLECTIVE."""
-    _error_report.install(world.rank, abort=_mpi.abort)
+    _error_report.install(world.rank, _mpi.abort, _mpi.nobody_brings_a_status)
     from keras_ddl import __version__
 
     mine = {

@@ -34,6 +34,9 @@ class RankMismatchError(KerasDdlError, RuntimeError):
 class RankLostError(KerasDdlError, RuntimeError):
     """Another rank died, left the job or shut down while this one was waiting for it."""
 
+    # Whether it left in an orderly way: its process ended by itself, or called shutdown().
+    has_left = False
+
 
 class DeadlineError(KerasDdlError, TimeoutError):
     """Ranks did not come to a collective within KERAS_DDL_DEADLINE_SECONDS."""
@@ -69,10 +72,15 @@ _BY_CODE: dict[int, type[KerasDdlError]] = {
     4: DeadlineError,
     9: RankMismatchError,
     10: RankLostError,
+    14: RankLostError,
     15: CheckFailedError,
 }
+_HAS_LEFT = 14
 
 
 def from_code(code: int, message: str) -> KerasDdlError:
     """Returns the error for a status of the native library (`code` != 0); an unknown code is a CollectiveError."""
-    return _BY_CODE.get(code, CollectiveError)(message)
+    error = _BY_CODE.get(code, CollectiveError)(message)
+    if isinstance(error, RankLostError):
+        error.has_left = code == _HAS_LEFT
+    return error

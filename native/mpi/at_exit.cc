@@ -1,9 +1,14 @@
-// The end of a rank's process. A rank that ends with another status than 0 must not wait for ever for the others in
-// MPI_Finalize: they may wait for it in a collective, and the launcher would never learn the status.
+// The end of a rank's process, and how the ranks tell one another that they have come to it.
+//
+// A rank that ends with another status than 0 must not wait for ever for the others in MPI_Finalize: they may wait for
+// it in a collective, and the launcher would never learn the status. A rank that fails because another one has left
+// must learn whether that one brings a status of its own: if so, the job is to end with it, else with the error.
 #include "at_exit.h"
 
 #include <stdlib.h>
 #include <unistd.h>
+
+#include <mutex>
 
 #include "ddl_mpi.h"
 
@@ -13,34 +18,64 @@ namespace {
 // Without MPI_Finalize the launcher ends the whole job. Where all ranks end with an error, or the others still have
 // something to write, they are given this long to come to their end as well.
 constexpr double kLastWordsSeconds = 3.0;
+// A rank that ends with 0 tells so to those it leaves waiting before it calls MPI_Finalize, where it may be deaf. Not
+// for ever: a rank whose MPI somebody else finalises never says farewell.
+constexpr double kListenSeconds = 10.0;
 constexpr useconds_t kLookUs = 1000;
 
+// A thread that fails and the end of the process may meet: the mutex guards all below.
+std::mutex mutex;
 MPI_Comm farewell = MPI_COMM_NULL;
+// MPI may use these until the process ends.
+MPI_Request everyone = MPI_REQUEST_NULL;
+int own_status = 0;
+int largest_status = 0;
+bool said = false;
+bool heard_all = false;
 
-void AtExit(int status, void*) {
+bool IsFinalized() {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (finalized) return;
-  if ((status & 0xff) == 0) {
-    MPI_Finalize();
-    return;
-  }
-  if (farewell == MPI_COMM_NULL) return;
-  MPI_Request everyone = MPI_REQUEST_NULL;
-  int here = MPI_Ibarrier(farewell, &everyone) != MPI_SUCCESS;
-  const double end = MPI_Wtime() + kLastWordsSeconds;
-  while (!here && MPI_Wtime() < end) {
-    usleep(kLookUs);
-    if (MPI_Test(&everyone, &here, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
-  }
+  return finalized != 0;
+}
+
+void AtExit(int status, void*) {
+  if (IsFinalized()) return;
+  status &= 0xff;
+  const double end = MPI_Wtime() + (status == 0 ? kListenSeconds : kLastWordsSeconds);
+  while (ddl_mpi_farewell(status) == DDL_MPI_UNDER_WAY && MPI_Wtime() < end) usleep(kLookUs);
+  if (status == 0) MPI_Finalize();
 }
 
 }  // namespace
 
 void SayFarewellOver(MPI_Comm comm) {
+  const std::lock_guard<std::mutex> lock(mutex);
   if (farewell == MPI_COMM_NULL) farewell = comm;
 }
 
 }  // namespace ddl_mpi
+
+int ddl_mpi_farewell(int status) {
+  using namespace ddl_mpi;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (heard_all) return largest_status;
+  if (farewell == MPI_COMM_NULL || IsFinalized()) return DDL_MPI_UNKNOWN;
+  if (!said) {
+    said = true;
+    own_status = status;
+    if (MPI_Iallreduce(&own_status, &largest_status, 1, MPI_INT, MPI_MAX, farewell, &everyone) != MPI_SUCCESS) {
+      farewell = MPI_COMM_NULL;
+      return DDL_MPI_UNKNOWN;
+    }
+  }
+  int done = 0;
+  if (MPI_Test(&everyone, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
+    farewell = MPI_COMM_NULL;
+    return DDL_MPI_UNKNOWN;
+  }
+  heard_all = done != 0;
+  return heard_all ? largest_status : DDL_MPI_UNDER_WAY;
+}
 
 int ddl_mpi_finalize_at_exit(void) { return on_exit(ddl_mpi::AtExit, nullptr); }

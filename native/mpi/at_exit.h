@@ -1,4 +1,4 @@
-// What ddl_mpi_finalize_at_exit needs to know.
+// What ddl_mpi_farewell and ddl_mpi_finalize_at_exit need to know.
 #ifndef KERAS_DDL_MPI_AT_EXIT_H_
 #define KERAS_DDL_MPI_AT_EXIT_H_
 
@@ -6,7 +6,7 @@
 
 namespace ddl_mpi {
 
-// A rank that ends with an error waits a moment for the others of `comm`, which is never freed; the first one counts.
+// Ranks that come to their end say so to the others of `comm`, which is never freed; the first one counts.
 void SayFarewellOver(MPI_Comm comm);
 
 }  // namespace ddl_mpi

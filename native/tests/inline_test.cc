@@ -216,7 +216,7 @@ TEST(Inline, ARankThatLeftIsNotWaitedFor) {
         if (rank == 1) return;
         Sum sum("lonely", 1, 3, rank);
         EXPECT_FALSE(sum.call.TryRun(comm, 1000));
-        EXPECT_EQ(sum.call.Run(comm).code, DDL_ABORTED);
+        EXPECT_EQ(sum.call.Run(comm).code, DDL_UNAVAILABLE);
         EXPECT_FALSE(sum.call.TryRun(comm, 1000));
       },
       options);

@@ -31,6 +31,7 @@ def test_errors_derive_from_the_family_and_a_builtin():
         (9, errors.RankMismatchError),
         (10, errors.RankLostError),
         (13, errors.CollectiveError),
+        (14, errors.RankLostError),
         (15, errors.CheckFailedError),
         (77, errors.CollectiveError),
     ],
@@ -39,3 +40,8 @@ def test_from_code_gives_the_error_of_a_native_status(code, kind):
     error = errors.from_code(code, "the message")
     assert type(error) is kind
     assert str(error) == "the message"
+
+
+def test_from_code_tells_a_rank_that_left_from_one_that_died():
+    assert errors.from_code(14, "rank 1 ...").has_left
+    assert not errors.from_code(10, "rank 1 ...").has_left

@@ -31,7 +31,7 @@ extern "C" {
 
 // Raised whenever a struct or function below changes, or what ranks write to each other; bindings and ranks refuse
 // another number.
-#define DDL_ABI_VERSION 4
+#define DDL_ABI_VERSION 5
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
@@ -39,8 +39,9 @@ typedef enum ddl_code {
   DDL_INVALID_ARGUMENT = 3,     // a request that no rank could run
   DDL_DEADLINE_EXCEEDED = 4,    // ranks that did not come before the deadline
   DDL_FAILED_PRECONDITION = 9,  // ranks that disagree, or a communicator that was shut down
-  DDL_ABORTED = 10,             // a rank died or left
+  DDL_ABORTED = 10,             // a rank died, or what links it to the others broke
   DDL_INTERNAL = 13,            // a defect, or an error of the operating system or of MPI
+  DDL_UNAVAILABLE = 14,         // a rank left: it closed the communicator, as it does at the end of its process
   DDL_DATA_LOSS = 15,           // the `check` comparison failed
 } ddl_code;
 
@@ -177,8 +178,8 @@ DDL_EXPORT uint32_t ddl_abi_version(void);
 DDL_EXPORT ddl_comm* ddl_create(const ddl_transport* transport, const ddl_options* options, char* error,
                                 size_t error_bytes);
 
-// Tells the other ranks that this one leaves (their pending and later requests fail with DDL_ABORTED), fails what is
-// pending here, joins the communication thread and frees the transport. What is submitted later fails with
+// Tells the other ranks that this one leaves (their pending and later requests fail with DDL_UNAVAILABLE), fails what
+// is pending here, joins the communication thread and frees the transport. What is submitted later fails with
 // DDL_FAILED_PRECONDITION. Closing again changes nothing. By the creator only; not from a callback.
 DDL_EXPORT void ddl_close(ddl_comm* comm);
 // A communicator's memory lives until its creator and whoever holds it (ddl_hold, ddl_find) have released it, so

@@ -46,7 +46,7 @@ void Coordinator::Match(Entries::iterator at) {
   for (int rank : missing) {
     if (!left_[static_cast<size_t>(rank)]) continue;
     const std::vector<int> present = Present(entry);
-    Fail(at, DDL_ABORTED,
+    Fail(at, DDL_UNAVAILABLE,
          Label(entry.by_rank[static_cast<size_t>(present[0])].front().announcement) + " can not complete: rank " +
              std::to_string(rank) + " has left (its process on host " + places_.at(rank).host +
              " ended or called shutdown). Every rank must run the same collectives; look at "

@@ -27,7 +27,7 @@ class Coordinator {
 
   // Rank `rank` is ready. `now`: seconds of a monotonic clock, never decreasing between calls.
   void Announce(int rank, Announcement announcement, double now);
-  // Rank `rank` leaves: whatever waits for it, now or later, fails with DDL_ABORTED.
+  // Rank `rank` leaves: whatever waits for it, now or later, fails with DDL_UNAVAILABLE.
   void Leave(int rank);
   // Looks at what has waited too long. Call it some times a second while anything is pending. Before it warns or
   // fails, it asks the missing ranks where they are and waits a moment for what they say.

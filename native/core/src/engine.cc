@@ -169,7 +169,7 @@ bool Engine::TakeSubmissions() {
 
 void Engine::Announce(std::unique_ptr<Request> request) {
   if (!broken_.ok()) {
-    Finish(*request, broken_);
+    Finish(*request, Pending(broken_, request->announcement));
     return;
   }
   if (coordinator_ != nullptr) {
@@ -203,7 +203,7 @@ void Engine::Handle(int peer, const std::string& bytes) {
       // Rank 0 leaves after its part of everything it decided, which came before this message: finish that first.
       RunDecisions();
       if (broken_.ok()) {
-        broken_ = {DDL_ABORTED, DecodeText(bytes)};
+        broken_ = {DDL_UNAVAILABLE, DecodeText(bytes)};
         FailPending(broken_);
       }
       break;
@@ -220,7 +220,7 @@ void Engine::Handle(int peer, const std::string& bytes) {
       break;
     case MessageType::kAbort:
       if (broken_.ok()) {
-        broken_ = {DDL_ABORTED, DecodeText(bytes)};
+        broken_ = DecodeReason(DecodeText(bytes));
         FailPending(broken_);
       }
       break;

@@ -89,6 +89,8 @@ class Engine {
   void Break(const Status& status);
   void ShowBroken(const Status& status);
   void FailPending(const Status& status);
+  // What a request that could not run is told: `status`, and which request.
+  static Status Pending(const Status& status, const Announcement& announcement);
   void Finish(const Request& request, const Status& status);
   void Leave();
   void Warn(const std::string& message) const;

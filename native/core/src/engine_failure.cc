@@ -21,6 +21,11 @@ constexpr double kStopGraceSeconds = 2.0;
 // How often a leaving rank looks whether a calling thread has finished.
 constexpr unsigned kInlineLookUs = 100;
 
+Status ShutDownInside(int rank) {
+  return {DDL_UNAVAILABLE, "rank " + std::to_string(rank) +
+                               " has left in the middle of a collective (its process ended or called shutdown)"};
+}
+
 }  // namespace
 
 void Engine::WatchOver() {
@@ -143,21 +148,21 @@ Status Engine::Health() {
   DDL_RETURN_IF_ERROR(channel_.PollAborts(&aborts));
   for (const auto* messages : {&aborts, &early_}) {
     for (const auto& message : *messages) {
-      if (TypeOf(message.bytes) == MessageType::kAbort) return {DDL_ABORTED, DecodeText(message.bytes)};
+      if (TypeOf(message.bytes) == MessageType::kAbort) return DecodeReason(DecodeText(message.bytes));
     }
   }
   if (stop_ && Now() - stop_since_ > kStopGraceSeconds) {
-    return {DDL_ABORTED, "shut down in the middle of a collective"};
+    return ShutDownInside(transport_.rank);
   }
   return {};
 }
 
 Status Engine::HealthInline() const {
   const RankBlock& own = memory_->own();
-  if (own.state.load(std::memory_order_acquire) == kBroken) return {DDL_ABORTED, own.reason};
+  if (own.state.load(std::memory_order_acquire) == kBroken) return DecodeReason(own.reason);
   // Close waits for this thread.
   if (stop_ && Now() - stop_since_ > kStopGraceSeconds) {
-    return {DDL_ABORTED, "shut down in the middle of a collective"};
+    return ShutDownInside(transport_.rank);
   }
   return {};
 }
@@ -166,13 +171,13 @@ void Engine::Break(const Status& status) {
   if (!broken_.ok()) return;
   broken_ = status;
   ShowBroken(status);
-  channel_.SendAbort(EncodeText(MessageType::kAbort, status.message()));
+  channel_.SendAbort(EncodeText(MessageType::kAbort, EncodeReason(status)));
   FailPending(status);
 }
 
 void Engine::ShowBroken(const Status& status) {
   RankBlock& own = memory_->own();
-  const std::string reason = Cut(status.message(), sizeof own.reason - 1);
+  const std::string reason = Cut(EncodeReason(status), sizeof own.reason - 1);
   std::memcpy(own.reason, reason.c_str(), reason.size() + 1);
   own.state.store(kBroken, std::memory_order_release);
   for (int local = 0; local < memory_->local_size(); ++local) {
@@ -192,9 +197,13 @@ void Engine::FailPending(const Status& status) {
   decisions_.clear();
   for (auto& [name, queue] : pending) {
     for (auto& request : queue) {
-      Finish(*request, {status.code(), status.message() + " (pending: '" + name + "')"});
+      Finish(*request, Pending(status, request->announcement));
     }
   }
+}
+
+Status Engine::Pending(const Status& status, const Announcement& announcement) {
+  return {status.code(), status.message() + " (pending: " + Label(announcement) + ")"};
 }
 
 void Engine::Leave() {
@@ -218,8 +227,8 @@ void Engine::Leave() {
   FailPending(closed);
   // What this rank has announced the others may already run, and would wait in the middle of it.
   if (!abandoned.empty()) {
-    Break({DDL_ABORTED, "rank " + std::to_string(transport_.rank) + " has left while '" + abandoned +
-                            "' was pending there (its process ended or called shutdown)"});
+    Break({DDL_UNAVAILABLE, "rank " + std::to_string(transport_.rank) + " has left while '" + abandoned +
+                                "' was pending there (its process ended or called shutdown)"});
   }
   if (broken_.ok()) {
     if (coordinator_ != nullptr) {

@@ -115,6 +115,16 @@ std::string EncodeText(MessageType type, const std::string& text) {
 
 std::string DecodeText(const std::string& bytes) { return Reader(bytes).GetText(); }
 
+std::string EncodeReason(const Status& status) {
+  const ddl_code code = status.code() == DDL_UNAVAILABLE ? DDL_UNAVAILABLE : DDL_ABORTED;
+  return static_cast<char>(code) + status.message();
+}
+
+Status DecodeReason(const std::string& reason) {
+  if (reason.empty()) return {DDL_ABORTED, ""};
+  return {static_cast<ddl_code>(reason[0]), reason.substr(1)};
+}
+
 MessageType TypeOf(const std::string& bytes) { return static_cast<MessageType>(bytes.empty() ? 0 : bytes[0]); }
 
 std::string Cut(const std::string& text, size_t limit) {

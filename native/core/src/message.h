@@ -13,6 +13,7 @@
 
 #include "ddl.h"
 #include "shm_scheme.h"
+#include "status.h"
 
 namespace ddl {
 
@@ -52,7 +53,7 @@ enum class MessageType : uint8_t {
   kAnnounce = 1,  // rank -> coordinator: Announcement
   kLeave = 2,     // rank -> coordinator, or the coordinator to all: nothing more will come; payload: text
   kDecide = 3,    // coordinator -> rank: Decision
-  kAbort = 4,     // anyone -> anyone: the communicator is broken; payload: text
+  kAbort = 4,     // anyone -> anyone: the communicator is broken; payload: EncodeReason
   kAsk = 5,       // coordinator -> rank: where are you?
   kHere = 6,      // rank -> coordinator: alive; whether an answer follows is not certain
   kAnswer = 7,    // rank -> coordinator: the answer; payload: text
@@ -67,6 +68,11 @@ MessageType TypeOf(const std::string& bytes);
 Announcement DecodeAnnouncement(const std::string& bytes);
 Decision DecodeDecision(const std::string& bytes);
 std::string DecodeText(const std::string& bytes);
+
+// Why a rank gave the communicator up, as the others are told: a text without zero bytes, which may be cut anywhere
+// after its first byte. Of the code only this survives: DDL_UNAVAILABLE (a rank left) stays, all else is DDL_ABORTED.
+std::string EncodeReason(const Status& status);
+Status DecodeReason(const std::string& reason);
 
 // `text` cut to `limit` bytes at a UTF-8 boundary, ending in "..." when cut.
 std::string Cut(const std::string& text, size_t limit);

@@ -10,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "message.h"
+
 namespace ddl {
 
 PeerWatch::PeerWatch(const GroupMemory& memory, const Places& places, int rank, std::function<bool(int rank)> has_left)
@@ -35,7 +37,7 @@ Status PeerWatch::Check() {
   for (int local = 0; local < memory_.local_size(); ++local) {
     if (local == memory_.local_rank()) continue;
     const RankBlock& block = memory_.block(local);
-    if (block.state.load(std::memory_order_acquire) == kBroken) return {DDL_ABORTED, block.reason};
+    if (block.state.load(std::memory_order_acquire) == kBroken) return DecodeReason(block.reason);
   }
   for (Peer& peer : peers_) {
     if (peer.gone) continue;
