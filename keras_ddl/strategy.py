@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl import _keras_compat, bucket_size, communicator, ops, strategy_agreement, strategy_threads
+from keras_ddl import (
+    _keras_compat,
+    _keras_patches,
+    bucket_size,
+    communicator,
+    ops,
+    strategy_agreement,
+    strategy_threads,
+)
 from keras_ddl._tf_compat import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy_extended import DdlExtended
@@ -48,7 +56,7 @@ class Strategy(tf.distribute.Strategy):
                 f"(rank {topology.rank}). Leave it out for KERAS_DDL_BUCKET_BYTES."
             )
         strategy_threads.share_cores(topology)
-        _keras_compat.install()
+        _keras_patches.install()
         self.rank, self.size = topology.rank, topology.size
         self.random_state = strategy_agreement.RandomState(self.rank, self.size, seed)
         device = _choose_device(communicator.local_rank())

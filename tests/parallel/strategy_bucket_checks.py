@@ -96,7 +96,7 @@ def check_slices_are_reduced_as_rows_or_as_a_table():
 
 
 def check_only_plain_sgd_lets_rows_be_added_up():
-    from keras_ddl._keras_compat.optimizer import _is_linear
+    from keras_ddl._keras_patches.optimizer import _is_linear
 
     assert _is_linear(keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1))
     for limit in ("clipnorm", "clipvalue", "global_clipnorm"):

@@ -1,101 +1,35 @@
-"""The only package that imports Keras's private API, and the table of patches that make Keras exact under a Strategy.
+"""The table of patches that make Keras exact under a Strategy.
 
-The patches are installed when the first Strategy is made. Each asks whether the model, optimizer or context at hand
-belongs to a keras_ddl.Strategy and otherwise does what Keras does. They were written for the Keras versions in
-`TESTED`; another version is a warning, and a patch point it does not have is named in one.
+They are installed when the first Strategy is made. Each asks whether the model, optimizer or context at hand belongs to
+a keras_ddl.Strategy and otherwise does what Keras does. A version of Keras they were not written for is a warning, and
+a patch point it does not have is named in one.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 import threading
 import warnings
-import weakref
 from typing import Any
 
-from keras_ddl import _tf_packages
-from keras_ddl._tf_compat import tf
-
-# ruff: noqa: E402  (before Keras is imported: with another backend that fails for a reason nobody would understand)
-_tf_packages.check_keras_backend()
-
-import keras
-from keras.src import tree
-from keras.src.backend.common import global_state
-from keras.src.backend.common.name_scope import current_path
-from keras.src.backend.tensorflow import trainer as tf_trainer
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.callbacks import CallbackList
-from keras.src.layers import BatchNormalization
-from keras.src.losses import loss as loss_module
-from keras.src.optimizers import LossScaleOptimizer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.trainers.compile_utils import CompileLoss
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.trainer import Trainer
-from keras.src.utils.python_utils import pythonify_logs
-
-_tf_packages.check_keras_backend()  # ~/.keras/keras.json may have named another one
-
-__all__ = [
-    "current_path",
-    "install",
-    "keras",
-    "plain_name",
-    "pythonify_logs",
-    "replica_strategy",
-    "strategy_of",
-    "tree",
-]
-
-TESTED = ("3.15.",)
+from keras_ddl._keras_compat import (
+    TESTED,
+    ArrayDataAdapter,
+    BaseOptimizer,
+    BatchNormalization,
+    CallbackList,
+    CompileLoss,
+    LossScaleOptimizer,
+    TFOptimizer,
+    Trainer,
+    keras,
+    loss_module,
+    tf_trainer,
+)
+from keras_ddl._keras_patches import callbacks, loss, optimizer, reading, trainer
 
 _lock = threading.Lock()
 _installed = False
-# Strategies of more than one rank, for the warning about models made outside of them.
-strategies: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def is_ours(strategy: Any) -> bool:
-    """Whether `strategy` is a keras_ddl.Strategy."""
-    return getattr(strategy, "is_keras_ddl", False)
-
-
-def strategy_of(owner: Any) -> Any:
-    """Returns the keras_ddl.Strategy that a model (or optimizer) was made under, or None."""
-    strategy = getattr(owner, "_distribute_strategy", None) or getattr(owner, "_distribution_strategy", None)
-    return strategy if is_ours(strategy) else None
-
-
-def scope_strategy() -> Any:
-    """Returns the keras_ddl.Strategy whose scope is active, or None."""
-    if not tf.distribute.has_strategy():
-        return None
-    strategy = tf.distribute.get_strategy()
-    return strategy if is_ours(strategy) else None
-
-
-def replica_strategy() -> Any:
-    """Returns the keras_ddl.Strategy of more than one rank inside whose `run` this is called, or None."""
-    context = tf.distribute.get_replica_context()
-    if context is None or not is_ours(context.strategy) or context.strategy.size == 1:
-        return None
-    return context.strategy
-
-
-def plain_name(name: str) -> str:
-    """Returns a name or path without the numbers that Keras appends: "dense_2/kernel" gives "dense/kernel".
-
-    Keras counts objects by process, and a rank may have made another model before. What ranks match by must not
-    depend on that.
-    """
-    return re.sub(r"_\d+(?=[/_]|$)", "", name)
-
-
-def global_seed_generator() -> Any:
-    """Returns the generator behind `seed=None` of keras.random, or None if nothing has used it yet."""
-    return global_state.get_global_attribute("global_seed_generator")
 
 
 def install() -> None:
@@ -124,15 +58,11 @@ def install() -> None:
             )
             continue
         setattr(owner, name, functools.wraps(original)(make(original)))
-    from keras_ddl._keras_compat import trainer
-
     tf_trainer.TensorFlowTrainer.stop_training = trainer.STOP_TRAINING
 
 
 def _table() -> list[tuple[Any, str, Any]]:
     """Returns (owner, attribute, function from the original to its replacement) for every patch."""
-    from keras_ddl._keras_compat import callbacks, loss, optimizer, reading, trainer
-
     tensorflow_trainer = tf_trainer.TensorFlowTrainer
     return [
         (Trainer, "compile", trainer.compile_model),

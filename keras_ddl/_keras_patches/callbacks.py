@@ -13,7 +13,7 @@ from typing import Any
 from keras_ddl import _keras_compat, communicator, timeline
 from keras_ddl import strategy_agreement as agreement
 from keras_ddl._keras_compat import keras
-from keras_ddl._keras_compat.optimizer import accumulators
+from keras_ddl._keras_patches.optimizer import accumulators
 from keras_ddl.strategy_extended import offset_seed_state
 
 # Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what

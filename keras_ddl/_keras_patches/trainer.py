@@ -15,7 +15,7 @@ from typing import Any
 from keras_ddl import _keras_compat, data, ops
 from keras_ddl import strategy_agreement as agreement
 from keras_ddl._keras_compat import keras
-from keras_ddl._keras_compat.optimizer import accumulators, outside_message
+from keras_ddl._keras_patches.optimizer import accumulators, outside_message
 from keras_ddl.errors import ConfigError
 
 _thread = threading.local()
