@@ -1,4 +1,4 @@
-"""Communicators and requests of the native core, and its timeline, as Python calls.
+"""Communicators and requests of the native core as Python calls.
 
 It knows nothing of launchers or topologies; communicator.py puts them together.
 """
@@ -276,25 +276,6 @@ def _answer_questions(comm: int) -> None:
         lambda text: library.ddl_answer(comm, text.encode(errors="replace")),
     )
     library.ddl_release(comm)
-
-
-def trace_start(path: str, rank: int, label: str) -> str:
-    """Starts this process's timeline; returns "" or what is wrong."""
-    message = ctypes.create_string_buffer(ERROR_BYTES)
-    core().ddl_trace_start(path.encode(), rank, label.encode(), message, ERROR_BYTES)
-    return message.value.decode(errors="replace")
-
-
-def trace_stop() -> str:
-    """Ends the timeline; returns "" or what is wrong."""
-    message = ctypes.create_string_buffer(ERROR_BYTES)
-    core().ddl_trace_stop(message, ERROR_BYTES)
-    return message.value.decode(errors="replace")
-
-
-def trace_span(name: str, begin: float, end: float) -> None:
-    """Adds a span to the timeline. Seconds of time.monotonic()."""
-    core().ddl_trace_span(name.encode(), begin, end)
 
 
 def is_supported(array: np.ndarray) -> bool:

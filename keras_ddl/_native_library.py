@@ -1,6 +1,6 @@
 """The native libraries through ctypes: where they lie, what their functions take, mirrors of the structs in ddl.h.
 
-With _native.py, which makes calls of them, the only module that uses ctypes.
+With _native.py and _native_timeline.py, which make calls of them, the only module that uses ctypes.
 """
 
 from __future__ import annotations

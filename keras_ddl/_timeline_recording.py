@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from keras_ddl import _native
+from keras_ddl import _native_timeline
 from keras_ddl.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ class _Running:
 def start(path: str | os.PathLike[str], rank: int) -> Path:
     """As keras_ddl.timeline.start, for the process that is rank `rank`."""
     own = path_of_rank(path, rank)
-    message = _native.trace_start(str(own), rank, f"rank {rank} ({socket.gethostname()})")
+    message = _native_timeline.start(str(own), rank, f"rank {rank} ({socket.gethostname()})")
     if message:
         raise ConfigError(
             f"timeline: the file must be one that can be written, and no other may be open. Received: {message} (rank "
@@ -33,7 +33,7 @@ def start(path: str | os.PathLike[str], rank: int) -> Path:
 def stop() -> Path | None:
     """Ends this rank's timeline and returns its file; None if there is none. Runs by itself in `shutdown`."""
     path, _Running.path = _Running.path, None
-    message = _native.trace_stop() if path is not None else ""
+    message = _native_timeline.stop() if path is not None else ""
     if message:
         raise ConfigError(f"timeline: {path} could not be written to its end. Received: {message}. Free some space.")
     return path
@@ -60,7 +60,7 @@ def span(name: str) -> Iterator[None]:
 def add_span(name: str, begin: float) -> None:
     """Marks what has gone on from `begin` (of time.monotonic()) until now; does nothing without a timeline."""
     if is_on():
-        _native.trace_span(name, begin, time.monotonic())
+        _native_timeline.span(name, begin, time.monotonic())
 
 
 def path_of_rank(path: str | os.PathLike[str], rank: int) -> Path:

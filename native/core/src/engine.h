@@ -69,12 +69,19 @@ class Engine {
   // All below run on the communication thread.
   void Loop();
   bool TakeSubmissions();
-  bool TakeMessages();
-  bool DeliverVerdicts();
   bool RunDecisions();
-  void Announce(std::unique_ptr<Request> request);
-  void Handle(int peer, const std::string& bytes);
   void Decide(const Decision& decision);
+  void Finish(const Request& request, const Status& status);
+  void Idle(uint32_t seen);
+  void Warn(const std::string& message) const;
+
+  // engine_messages.cc.
+  void Announce(std::unique_ptr<Request> request);
+  bool TakeMessages();
+  void Handle(int peer, const std::string& bytes);
+  bool DeliverVerdicts();
+
+  // engine_failure.cc.
   void WatchOver();
   void AskAndAnswer();
   void SayWhere();
@@ -84,16 +91,13 @@ class Engine {
   // A collective that made no progress: whoever gives no sign of life is named.
   Status WithSuspects(const Status& status) const;
   void TellCoordinator(MessageType type, const std::string& text);
-  void Idle(uint32_t seen);
   Status Health();
   void Break(const Status& status);
   void ShowBroken(const Status& status);
   void FailPending(const Status& status);
   // What a request that could not run is told: `status`, and which request.
   static Status Pending(const Status& status, const Announcement& announcement);
-  void Finish(const Request& request, const Status& status);
   void Leave();
-  void Warn(const std::string& message) const;
 
   ddl_transport transport_;
   const double deadline_s_;
