@@ -4,6 +4,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -55,12 +57,17 @@ void RunGroup(int size, const std::function<void(GroupMemory&, ShmPipeline&)>& b
 
 // Buffers of `count` floats, cut into pieces of `piece` floats with gaps between them.
 struct Pieces {
-  Pieces(uint64_t count, uint64_t piece, float fill) : view(sizeof(float)) {
-    memory.assign(count + count / piece + 1, fill);
+  Pieces(uint64_t count, uint64_t length) : piece(length), view(sizeof(float)) {
+    memory.assign(count + count / piece + 1, kGap);
     for (uint64_t at = 0; at < count; at += piece) {
       view.Add(&memory[at + at / piece], std::min(piece, count - at));
     }
   }
+  void ExpectGaps() const {
+    for (uint64_t gap = piece; gap < memory.size(); gap += piece + 1) ASSERT_EQ(memory[gap], kGap);
+  }
+  static constexpr float kGap = -77;
+  uint64_t piece;
   std::vector<float> memory;
   View view;
 };
@@ -71,12 +78,12 @@ TEST_P(AttachedTest, ReducesAnyPiecesInPlaceAndOutOfPlace) {
   const int size = GetParam();
   RunGroup(size, [&](GroupMemory& memory, ShmPipeline& pipeline) {
     const int rank = memory.local_rank();
-    // Pieces of 7 floats: more than a slot shows of the largest, and more than a system call takes of the one before.
+    // The ranks' buffers are cut differently. Of the largest, pieces of 7 floats are more than a slot shows.
     for (const uint64_t piece : {uint64_t{1} << 30, uint64_t{1000}, uint64_t{7}}) {
       for (const uint64_t count : {uint64_t{1}, uint64_t{15}, uint64_t{1009}, uint64_t{3000}, uint64_t{30011}}) {
         for (const bool in_place : {false, true}) {
-          Pieces in(count, piece, 0);
-          Pieces out(count, piece, -1);
+          Pieces in(count, piece + static_cast<uint64_t>(rank));
+          Pieces out(count, piece + static_cast<uint64_t>(rank));
           uint64_t i = 0;
           in.view.ForEach(0, count, [&](char* data, uint64_t, uint64_t n) {
             for (uint64_t k = 0; k < n; ++k, ++i) {
@@ -94,8 +101,8 @@ TEST_P(AttachedTest, ReducesAnyPiecesInPlaceAndOutOfPlace) {
               ASSERT_EQ(reinterpret_cast<float*>(data)[k], expected) << i << " of " << count;
             }
           });
-          // The gaps are nobody's.
-          for (uint64_t gap = piece; gap < out.memory.size(); gap += piece + 1) ASSERT_EQ(out.memory[gap], -1);
+          in.ExpectGaps();
+          out.ExpectGaps();
         }
       }
     }
@@ -104,15 +111,115 @@ TEST_P(AttachedTest, ReducesAnyPiecesInPlaceAndOutOfPlace) {
 INSTANTIATE_TEST_SUITE_P(Ranks, AttachedTest, testing::Values(2, 3, 4, 8));
 
 TEST(PeerMemoryTest, IsNotTriedWhereItIsNotWanted) {
-  RunGroup(
-      2,
-      [](GroupMemory&, ShmPipeline& pipeline) {
-        for (const ddl::Scheme& scheme : ddl::CandidateSchemes(1 << 20, 2, kSlotBytes, false)) {
-          EXPECT_NE(scheme.algorithm, ddl::Algorithm::kAttached);
-        }
-        EXPECT_NE(ddl::ProposeScheme(pipeline, 1 << 20).algorithm, ddl::Algorithm::kAttached);
-      },
-      false);
+  for (const bool wanted : {true, false}) {
+    RunGroup(
+        2,
+        [wanted](GroupMemory&, ShmPipeline& pipeline) {
+          bool tried = false;
+          for (int i = 0; i < 200; ++i) {
+            tried = tried || ddl::ProposeScheme(pipeline, 1 << 20).algorithm == ddl::Algorithm::kAttached;
+            pipeline.tuner().Report(1 << 20, 1e-4, i * 1e-4);
+          }
+          EXPECT_EQ(tried, wanted);
+        },
+        wanted);
+  }
+}
+
+// Lists that are cut differently, and longer than one system call takes.
+TEST(PeerMemoryTest, MovesAnyListsOfPieces) {
+  RunGroup(2, [](GroupMemory&, ShmPipeline& pipeline) {
+    constexpr size_t kBytes = 9000;
+    std::vector<char> here(2 * kBytes, 0);
+    std::vector<char> there(2 * kBytes, 0);
+    const auto cut = [](std::vector<char>& memory, size_t piece) {
+      std::vector<iovec> list;
+      for (size_t at = 0; at < kBytes; at += piece) list.push_back({&memory[2 * at], piece});
+      return list;
+    };
+    for (const bool write : {false, true}) {
+      for (size_t i = 0; i < kBytes; ++i)
+        (write ? here : there)[i / (write ? 2 : 3) * (write ? 4 : 6) + i % (write ? 2 : 3)] =
+            static_cast<char>(i % 113);
+      std::vector<iovec> local = cut(here, 2);
+      std::vector<iovec> remote = cut(there, 3);
+      const Status status = write ? pipeline.peers().Write(1 - pipeline.rank(), local, remote)
+                                  : pipeline.peers().Read(1 - pipeline.rank(), local, remote);
+      ASSERT_TRUE(status.ok()) << status.message();
+      for (size_t i = 0; i < kBytes; ++i) {
+        ASSERT_EQ(here[i / 2 * 4 + i % 2], static_cast<char>(i % 113)) << i;
+        ASSERT_EQ(there[i / 3 * 6 + i % 3], static_cast<char>(i % 113)) << i;
+        ASSERT_EQ(here[i / 2 * 4 + 2], 0);
+      }
+      std::fill((write ? here : there).begin(), (write ? here : there).end(), 0);
+    }
+  });
+}
+
+TEST(PeerMemoryTest, StopsWhereMemoryEnds) {
+  RunGroup(2, [](GroupMemory&, ShmPipeline& pipeline) {
+    char* const pages =
+        static_cast<char*>(mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    ASSERT_NE(pages, MAP_FAILED);
+    munmap(pages + 4096, 4096);
+    std::vector<char> to(8192);
+    std::vector<iovec> local{{to.data(), to.size()}};
+    std::vector<iovec> remote{{pages, 8192}};
+    EXPECT_EQ(pipeline.peers().Read(1 - pipeline.rank(), local, remote).code(), DDL_INTERNAL);
+    std::vector<iovec> bytes{{pages, 1}, {pages + 4096, 1}};
+    EXPECT_FALSE(PeerMemory::Accessible(bytes));
+    bytes = {{pages, 1}};
+    EXPECT_TRUE(PeerMemory::Accessible(bytes));
+    munmap(pages, 4096);
+  });
+}
+
+TEST(PeerMemoryTest, ARankThatGivesUpInTheMiddleIsWrittenToNoMore) {
+  std::vector<ddl_transport> transports = MakeThreadTransports(2);
+  std::vector<float> in[2];
+  std::vector<float> out[2];
+  for (int rank = 0; rank < 2; ++rank) {
+    in[rank].assign(1 << 20, 1);
+    out[rank].assign(1 << 20, 0);
+  }
+  std::atomic<bool> gave_up{false};
+  size_t written_before = 0;
+  Status statuses[2];
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      std::unique_ptr<GroupMemory> memory;
+      ddl_transport& transport = transports[static_cast<size_t>(rank)];
+      ASSERT_TRUE(GroupMemory::Create(transport, AllTogether(2), kSlotBytes, &memory).ok());
+      ASSERT_TRUE(PeerMemory::Probe(transport, true, *memory).ok());
+      // Rank 0 learns of a failure when it first asks, rank 1 from what rank 0 leaves.
+      Waiter waiter(
+          [&, rank] {
+            if (rank == 0 || gave_up) return Status(DDL_ABORTED, "rank 7 died");
+            return Status();
+          },
+          30, 2);
+      ShmPipeline pipeline(*memory, waiter);
+      const View from(sizeof(float), in[rank].data(), in[rank].size());
+      const View to(sizeof(float), out[rank].data(), out[rank].size());
+      statuses[rank] = ddl::AttachedAllReduce(pipeline, from, to, {DDL_FLOAT32, DDL_SUM, 1}, 4096);
+      if (rank == 0) {
+        written_before = static_cast<size_t>(std::count(out[0].begin(), out[0].end(), 2.0f));
+        gave_up = true;
+      }
+      char mine = 0;
+      std::vector<char> all(2);
+      transport.all_gather(transport.self, &mine, all.data(), 1);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (ddl_transport& transport : transports) transport.destroy(transport.self);
+  for (const Status& status : statuses) {
+    EXPECT_EQ(status.code(), DDL_ABORTED);
+    EXPECT_EQ(status.message(), "rank 7 died");
+  }
+  EXPECT_EQ(static_cast<size_t>(std::count(out[0].begin(), out[0].end(), 2.0f)), written_before);
+  EXPECT_LT(written_before, out[0].size());
 }
 
 TEST(PeerMemoryTest, NobodyWritesIntoARankThatHasWithdrawn) {
@@ -137,7 +244,10 @@ TEST(PeerMemoryTest, WithdrawWaitsForAWriteThatIsUnderWay) {
   RunGroup(2, [](GroupMemory& memory, ShmPipeline& pipeline) {
     static std::atomic<bool> ended{false};
     const uint64_t step = pipeline.Reserve(1);
-    if (memory.local_rank() == 1) memory.own().writes_to = 1;
+    if (memory.local_rank() == 1) {
+      ended = false;
+      memory.own().writes_to = 1;
+    }
     pipeline.MarkReady(step);
     ASSERT_TRUE(pipeline.WaitReady(step).ok());
     if (memory.local_rank() == 1) {
@@ -170,6 +280,7 @@ TEST_F(ChildTest, IsReadAndWrittenWhileItLivesAndAnErrorAfterwards) {
     static int value = 1;  // at the same address in the child
     const pid_t child = fork();
     if (child == 0) {
+      alarm(60);  // should the parent have given up
       value = 41;
       *shared_ = 1;
       while (*shared_ == 1) usleep(1000);

@@ -66,7 +66,7 @@ TEST(TunerTest, SettlesOnTheFastestAndStays) {
     double now = 0;
     const auto cost = [&](const Scheme& s) { return Streams(s) == streaming_wins ? 1e-4 : 3e-4; };
     const auto wanted = streaming_wins ? Streams : Caches;
-    Drive(tuner, 100, &now, kBytes, cost, wanted);
+    Drive(tuner, 200, &now, kBytes, cost, wanted);
     EXPECT_EQ(Drive(tuner, 1000, &now, kBytes, cost, wanted), 1000);
   }
 }
@@ -86,7 +86,7 @@ TEST(TunerTest, IsNotDeceivedByAHiccupInATrial) {
   int call = 0;
   // Every seventh call is held up, whatever its scheme.
   const auto cost = [&](const Scheme& s) { return ++call % 7 == 0 ? 5e-3 : (Streams(s) ? 1e-4 : 2e-4); };
-  Drive(tuner, 120, &now, kBytes, cost, Streams);
+  Drive(tuner, 200, &now, kBytes, cost, Streams);
   EXPECT_EQ(Drive(tuner, 20, &now, kBytes, cost, Streams), 20);
 }
 
@@ -95,7 +95,7 @@ TEST(TunerTest, LearnsEachSizeByItselfAndLargeOnesTogether) {
   double now = 0;
   const auto small = [](const Scheme& s) { return Streams(s) ? 2e-4 : 1e-4; };
   const auto large = [](const Scheme& s) { return Streams(s) ? 1e-2 : 2e-2; };
-  Drive(tuner, 100, &now, kBytes, small, Caches);
+  Drive(tuner, 200, &now, kBytes, small, Caches);
   Drive(tuner, 100, &now, 64 * kBytes, large, Streams);
   EXPECT_TRUE(Caches(tuner.Choose(kBytes)));
   EXPECT_TRUE(Streams(tuner.Choose(64 * kBytes)));

@@ -163,9 +163,9 @@ typedef struct ddl_options {
   // 1: ranks of a group reach each other's data through the staging memory only. 0: also directly (cross memory
   // attach), where the system lets them and that is faster.
   uint32_t staged_only;
-  double warn_after_s;     // say who is missing after this many seconds; 0: never
-  double deadline_s;       // fail a request that is incomplete for this long; 0: never
-  double lost_after_s;     // give a host up that shows no sign of life for this long, 1 or more; 0: never
+  double warn_after_s;  // say who is missing after this many seconds; 0: never
+  double deadline_s;    // fail a request that is incomplete for this long; 0: never
+  double lost_after_s;  // give a host up that shows no sign of life for this long, 1 or more; 0: never
   // Receives warnings (UTF-8, no newline), on the communication thread (start no thread here); NULL: stderr.
   void (*warn)(void* user, const char* message);
   void* warn_user;

@@ -1,10 +1,10 @@
 // All-reduce inside a group in which ranks reach each other's memory (peer_memory.h): Rabenseifner's scheme, reduce-
 // scatter then all-gather, with one-sided transfers between the buffers themselves.
 //
-// Each rank owns a share of the elements. It reads the others' share from their inputs, chunk by chunk, adds it to its
-// own, and writes the sum into its own output and all others', while it is in its cache. Nobody else reads or writes
-// these elements, so the ranks meet twice, at the beginning and at the end, however much there is to reduce; and in
-// place is nothing special.
+// Each rank has a share of the elements. It reads the others' part of it from their inputs, chunk by chunk, adds them
+// to its own, and writes the sum into its own output and all others', while it is in its cache. A rank that is through
+// takes chunks over from those that are not. Nobody else reads or writes the elements of a chunk, so the ranks meet
+// twice, at the beginning and at the end, however much there is to reduce; and in place is nothing special.
 //
 // L ranks, N bytes each. A rank reads (L-1)/L N from others and writes as much into them, and adds N/L: for two ranks
 // three passes over N/2, where slots take four.
@@ -27,26 +27,28 @@ struct Piece {
 
 // What a rank shows the others in its slot.
 struct PieceTable {
-  uint64_t count;  // kTooMany: does not fit into the slot
+  uint64_t count;  // kUnfit: too many for the slot, or not open to the system calls
   Piece pieces[1];
 };
-constexpr uint64_t kTooMany = ~uint64_t{0};
+constexpr uint64_t kUnfit = ~uint64_t{0};
 
-constexpr double kLongestFarewellSeconds = 0.5;
+// How long a process's end, or a rank's last words, may take to be known. Buffers are safe by then.
+constexpr double kLongestFarewellSeconds = 3;
 
 class AttachedTransfers {
  public:
   AttachedTransfers(ShmPipeline& pipeline, const View& in, const View& out)
       : pipeline_(pipeline), in_(in), out_(out), step_(pipeline.Reserve(1)) {}
 
-  // Shows the own pieces; returns when everyone's are there. *fit: whether they are.
+  // Shows the own pieces; returns when everyone's are there. *fit: whether all could be shown.
   Status Begin(bool* fit) {
     DDL_RETURN_IF_ERROR(pipeline_.WaitFree(step_));
     Publish();
+    pipeline_.ResetClaims();
     pipeline_.MarkReady(step_);
     DDL_RETURN_IF_ERROR(pipeline_.WaitReady(step_));
     *fit = true;
-    for (int j = 0; j < pipeline_.size(); ++j) *fit = *fit && TableOf(j)->count != kTooMany;
+    for (int j = 0; j < pipeline_.size(); ++j) *fit = *fit && TableOf(j)->count != kUnfit;
     return {};
   }
   // Nothing more will be done to the others' memory; returns when nobody does to this rank's.
@@ -55,6 +57,8 @@ class AttachedTransfers {
     return pipeline_.WaitDone(step_);
   }
 
+  // The number of a chunk of local rank j's share that nobody has taken yet; past its end when there is none.
+  uint64_t ClaimChunkOf(int j) { return pipeline_.Claim(j); }
   // Bytes [at, at + bytes) of local rank j's input, into `to`.
   Status ReadInput(int j, uint64_t at, uint64_t bytes, char* to) {
     local_.assign(1, {to, bytes});
@@ -75,11 +79,14 @@ class AttachedTransfers {
     PieceTable* const table = TableOf(pipeline_.rank());
     const uint64_t room = (pipeline_.slot_bytes() - sizeof(PieceTable)) / sizeof(Piece) + 1;
     uint64_t count = 0;
+    remote_.clear();
     View::ForEachPair(in_, out_, 0, in_.count(), [&](char* in, char* out, uint64_t from, uint64_t n) {
-      if (count < room) table->pieces[count] = {in, out, from * in_.element_bytes(), n * in_.element_bytes()};
-      ++count;
+      if (count++ >= room) return;
+      table->pieces[count - 1] = {in, out, from * in_.element_bytes(), n * in_.element_bytes()};
+      remote_.push_back({in, 1});
+      if (out != in) remote_.push_back({out, 1});
     });
-    table->count = count <= room ? count : kTooMany;
+    table->count = count <= room && PeerMemory::Accessible(remote_) ? count : kUnfit;
   }
 
   void Find(int j, uint64_t at, uint64_t bytes, char* Piece::* side, std::vector<iovec>* list) const {
@@ -105,33 +112,43 @@ class AttachedTransfers {
   std::vector<iovec> remote_;
 };
 
-Status ReduceOwnShare(ShmPipeline& pipeline, AttachedTransfers& transfers, const View& in, const View& out,
-                      const Reduction& reduction, uint64_t chunk_bytes) {
+Status ReduceChunk(ShmPipeline& pipeline, AttachedTransfers& transfers, const View& in, const View& out,
+                   const Reduction& reduction, uint64_t at, uint64_t n, char* landing) {
   const int me = pipeline.rank();
   const int size = pipeline.size();
   const size_t bytes = in.element_bytes();
-  const uint64_t chunk = chunk_bytes / bytes;
-  const Share share = ShareOf(me, size, in.count(), bytes);
-  char* const landing = pipeline.Landing(static_cast<size_t>(size) * chunk_bytes);
-  std::vector<const void*> sources(static_cast<size_t>(size));
-  for (uint64_t at = share.begin; at < share.end; at += chunk) {
-    DDL_RETURN_IF_ERROR(pipeline.HealthIfDue());
-    const uint64_t n = std::min(chunk, share.end - at);
-    // Each rank starts with its neighbour, so that they do not all turn to one.
-    for (int i = 1; i < size; ++i) {
-      const int j = (me + i) % size;
-      char* const to = landing + static_cast<uint64_t>(j) * chunk_bytes;
-      DDL_RETURN_IF_ERROR(transfers.ReadInput(j, at * bytes, n * bytes, to));
+  // Each rank starts with its neighbour, so that they do not all turn to one.
+  for (int i = 1; i < size; ++i) {
+    const int j = (me + i) % size;
+    DDL_RETURN_IF_ERROR(transfers.ReadInput(j, at * bytes, n * bytes, landing + static_cast<uint64_t>(j) * n * bytes));
+  }
+  std::vector<const void*>& sources = pipeline.sources();
+  View::ForEachPair(in, out, at, n, [&](const char* own, char* result, uint64_t from, uint64_t m) {
+    for (int j = 0; j < size; ++j) {
+      sources[static_cast<size_t>(j)] = j == me ? own : landing + (static_cast<uint64_t>(j) * n + from) * bytes;
     }
-    View::ForEachPair(in, out, at, n, [&](const char* own, char* result, uint64_t from, uint64_t m) {
-      for (int j = 0; j < size; ++j) {
-        const char* const read = landing + static_cast<uint64_t>(j) * chunk_bytes + from * bytes;
-        sources[static_cast<size_t>(j)] = j == me ? own : read;
-      }
-      Reduce(reduction.dtype, reduction.op, sources.data(), size, result, m, reduction.divisor, Store::kCached);
-    });
-    for (int i = 1; i < size; ++i) {
-      DDL_RETURN_IF_ERROR(transfers.WriteOutput((me + i) % size, at * bytes, n * bytes));
+    Reduce(reduction.dtype, reduction.op, sources.data(), size, result, m, reduction.divisor, Store::kCached);
+  });
+  for (int i = 1; i < size; ++i) DDL_RETURN_IF_ERROR(transfers.WriteOutput((me + i) % size, at * bytes, n * bytes));
+  return {};
+}
+
+// The own share first, which the caches know; then what the others have not come to yet, because their cores are slower
+// or busy with something else. Who reduces a chunk changes nothing about its sum.
+Status ReduceShares(ShmPipeline& pipeline, AttachedTransfers& transfers, const View& in, const View& out,
+                    const Reduction& reduction, uint64_t chunk_bytes) {
+  const int size = pipeline.size();
+  const uint64_t chunk = chunk_bytes / in.element_bytes();
+  char* const landing = pipeline.Landing(static_cast<size_t>(size) * chunk_bytes);
+  for (int i = 0; i < size; ++i) {
+    const int owner = (pipeline.rank() + i) % size;
+    const Share share = ShareOf(owner, size, in.count(), in.element_bytes());
+    for (;;) {
+      const uint64_t at = share.begin + transfers.ClaimChunkOf(owner) * chunk;
+      if (at >= share.end) break;
+      const uint64_t n = std::min(chunk, share.end - at);
+      DDL_RETURN_IF_ERROR(pipeline.HealthIfDue());
+      DDL_RETURN_IF_ERROR(ReduceChunk(pipeline, transfers, in, out, reduction, at, n, landing));
     }
   }
   return {};
@@ -142,7 +159,7 @@ Status ReduceOwnShare(ShmPipeline& pipeline, AttachedTransfers& transfers, const
 Status WhyLost(ShmPipeline& pipeline, const Status& status) {
   const double start = Now();
   Status health = pipeline.Health();
-  while (status.code() == DDL_ABORTED && health.ok() && Now() - start < kLongestFarewellSeconds) {
+  while (health.ok() && status.code() != DDL_DEADLINE_EXCEEDED && Now() - start < kLongestFarewellSeconds) {
     const timespec pause{0, 1'000'000};
     nanosleep(&pause, nullptr);
     health = pipeline.Health();
@@ -157,14 +174,14 @@ Status AttachedAllReduce(ShmPipeline& pipeline, const View& in, const View& out,
   AttachedTransfers transfers(pipeline, in, out);
   bool fit = false;
   Status status = transfers.Begin(&fit);
-  if (status.ok() && fit) status = ReduceOwnShare(pipeline, transfers, in, out, reduction, chunk_bytes);
+  if (status.ok() && fit) status = ReduceShares(pipeline, transfers, in, out, reduction, chunk_bytes);
   if (status.ok()) status = transfers.End();
   if (!status.ok()) {
     pipeline.peers().Withdraw();
     return WhyLost(pipeline, status);
   }
   if (fit) return {};
-  // Some rank's buffers are in more pieces than it can show. Everybody saw it, so everybody turns to the slots.
+  // Some rank's buffers are not for others. Everybody saw it, so everybody turns to the slots.
   const std::vector<Scheme> schemes = CandidateSchemes(in.bytes(), pipeline.size(), pipeline.slot_bytes(), false);
   return SlotAllReduce(pipeline, in, out, reduction, schemes[0]);
 }

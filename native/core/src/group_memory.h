@@ -89,7 +89,8 @@ struct RankBlock {
   alignas(64) std::atomic<uint64_t> ready;
   alignas(64) std::atomic<uint64_t> reduced;
   alignas(64) std::atomic<uint64_t> done;
-  alignas(64) std::atomic<uint64_t> agreed;  // in local rank 0's block: agreements made; see ShmPipeline::Agree
+  alignas(64) std::atomic<uint64_t> claimed;  // see ShmPipeline::Claim
+  alignas(64) std::atomic<uint64_t> agreed;   // in local rank 0's block: agreements made; see ShmPipeline::Agree
   std::atomic<uint64_t> agreements[kSlots];
   Mailbox to_coordinator;
   Mailbox from_coordinator;

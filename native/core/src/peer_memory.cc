@@ -7,9 +7,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "waiter.h"
@@ -17,7 +20,11 @@
 namespace ddl {
 namespace {
 
-constexpr double kWithdrawSeconds = 0.5;
+// How long a rank that gave up waits for another's write before it looks what became of that process, and at the most.
+constexpr double kUsualWriteSeconds = 0.1;
+constexpr double kLongestWriteSeconds = 30;
+// Ancestors of a process that are looked at.
+constexpr size_t kMostAncestors = 16;
 
 // What a rank lets the others read and write to try it out.
 struct ProbeWord {
@@ -48,15 +55,54 @@ int MoveAll(Move move, pid_t pid, std::vector<iovec>& local, std::vector<iovec>&
   return 0;
 }
 
-// A security module (Yama) may let only a process's ancestors trace it, until the process names another whose
-// descendants may too. The common ancestor of the ranks of a host is what started them.
-void AllowSiblings() {
-  char scope = '0';
-  if (FILE* const file = std::fopen("/proc/sys/kernel/yama/ptrace_scope", "re"); file != nullptr) {
-    if (std::fread(&scope, 1, 1, file) != 1) scope = '0';
+std::string FirstLine(const std::string& path) {
+  char text[512] = "";
+  if (FILE* const file = std::fopen(path.c_str(), "re"); file != nullptr) {
+    if (std::fgets(text, sizeof text, file) == nullptr) text[0] = '\0';
     std::fclose(file);
   }
-  if (scope == '1') prctl(PR_SET_PTRACER, static_cast<unsigned long>(getppid()), 0, 0, 0);
+  return text;
+}
+
+// "S 77 ...", the state and the parent of a process; empty when it is gone.
+std::string StateAndParent(pid_t pid) {
+  const std::string stat = FirstLine("/proc/" + std::to_string(pid) + "/stat");
+  const size_t name_end = stat.rfind(") ");  // the name may contain anything
+  return name_end == std::string::npos ? "" : stat.substr(name_end + 2);
+}
+
+// Whether the process will do nothing more for now.
+bool IsStill(pid_t pid) {
+  const std::string state = StateAndParent(pid);
+  return state.empty() || std::strchr("TtZX", state[0]) != nullptr;
+}
+
+using Ancestors = std::array<int32_t, kMostAncestors>;
+
+Ancestors OwnAncestors() {
+  Ancestors ancestors{};
+  pid_t pid = getppid();
+  for (size_t i = 0; i < kMostAncestors && pid > 0; ++i) {
+    ancestors[i] = pid;
+    const std::string line = StateAndParent(pid);
+    pid = line.size() > 2 ? std::atoi(line.c_str() + 2) : 0;
+  }
+  return ancestors;
+}
+
+// A security module (Yama) may let only a process's ancestors trace it, until the process names another whose
+// descendants may too: the nearest common ancestor of the ranks of the group, which started them all.
+void AllowSiblings(const std::vector<Ancestors>& all, const std::vector<int>& members, const Ancestors& mine) {
+  if (members.size() < 2 || FirstLine("/proc/sys/kernel/yama/ptrace_scope").substr(0, 1) != "1") return;
+  for (const int32_t ancestor : mine) {
+    const bool common = ancestor > 0 && std::all_of(members.begin(), members.end(), [&](int rank) {
+                          const Ancestors& other = all[static_cast<size_t>(rank)];
+                          return std::find(other.begin(), other.end(), ancestor) != other.end();
+                        });
+    if (!common) continue;
+    prctl(PR_SET_PTRACER, static_cast<unsigned long>(ancestor), 0, 0, 0);
+    return;
+  }
 }
 
 uint64_t NewSecret() {
@@ -86,27 +132,41 @@ bool Reaches(const RankBlock& block) {
 }  // namespace
 
 Status PeerMemory::Probe(const ddl_transport& transport, bool wanted, GroupMemory& memory) {
-  ProbeWord word{NewSecret(), 0};
+  const auto gather = [&](const void* mine, void* all, size_t bytes) {
+    return transport.all_gather(transport.self, mine, all, bytes);
+  };
+  const auto size = static_cast<size_t>(transport.size);
+  const auto& members = memory.members();
+  auto word = std::make_unique<ProbeWord>(ProbeWord{NewSecret(), 0});
   RankBlock& own = memory.own();
-  own.probe_address.store(reinterpret_cast<uint64_t>(&word), std::memory_order_relaxed);
-  own.probe_secret.store(word.secret, std::memory_order_relaxed);
-  std::vector<uint8_t> reached(static_cast<size_t>(transport.size));
+  own.probe_address.store(reinterpret_cast<uint64_t>(word.get()), std::memory_order_relaxed);
+  own.probe_secret.store(word->secret, std::memory_order_relaxed);
+  // First the way is free, then all words are there, then what each rank found; then `word` may go.
+  const Ancestors ancestors = OwnAncestors();
+  std::vector<Ancestors> all_ancestors(size);
+  int code = gather(&ancestors, all_ancestors.data(), sizeof ancestors);
   uint8_t mine = wanted ? 1 : 0;
-  if (wanted) AllowSiblings();
-  const auto exchange = [&] { return transport.all_gather(transport.self, &mine, reached.data(), sizeof mine); };
-  // First that all words are there, then what each rank found; then `word` may go.
-  int code = exchange();
+  std::vector<uint8_t> reached(size);
+  if (code == DDL_OK && wanted) AllowSiblings(all_ancestors, members, ancestors);
+  if (code == DDL_OK) code = gather(&mine, reached.data(), sizeof mine);
   for (int local = 0; code == DDL_OK && wanted && local < memory.local_size(); ++local) {
     if (local != memory.local_rank() && !Reaches(memory.block(local))) mine = 0;
   }
-  if (code == DDL_OK) code = exchange();
-  if (code != DDL_OK)
+  if (code == DDL_OK) code = gather(&mine, reached.data(), sizeof mine);
+  if (code != DDL_OK) {
+    word.release();  // another rank may be about to write there
     return {DDL_INTERNAL, std::string("the ranks could not meet: ") + transport.last_error(transport.self)};
-  const auto& members = memory.members();
+  }
   memory.set_reachable(members.size() > 1 && std::all_of(members.begin(), members.end(), [&](int rank) {
                          return reached[static_cast<size_t>(rank)] != 0;
                        }));
   return {};
+}
+
+bool PeerMemory::Accessible(std::vector<iovec>& bytes) {
+  std::vector<char> copies(bytes.size());
+  std::vector<iovec> local{{copies.data(), copies.size()}};
+  return MoveAll(process_vm_readv, getpid(), local, bytes) == 0;
 }
 
 Status PeerMemory::Read(int local_rank, std::vector<iovec>& local, std::vector<iovec>& remote) const {
@@ -122,7 +182,7 @@ Status PeerMemory::Write(int local_rank, std::vector<iovec>& local, std::vector<
   const RankBlock& block = memory_.block(local_rank);
   Status status;
   if (block.withdrawn.load(std::memory_order_seq_cst) != 0) {
-    status = {DDL_ABORTED, "rank " + RankOf(local_rank) + " gave the collective up"};
+    status = GaveUp(local_rank);
   } else if (const int error = MoveAll(process_vm_writev, block.pid.load(std::memory_order_relaxed), local, remote)) {
     status = Refused("write", local_rank, error);
   }
@@ -130,7 +190,13 @@ Status PeerMemory::Write(int local_rank, std::vector<iovec>& local, std::vector<
   return status;
 }
 
+Status PeerMemory::GaveUp(int local_rank) const {
+  return {DDL_ABORTED, "rank " + RankOf(local_rank) + " gave the collective up"};
+}
+
 Status PeerMemory::Refused(const char* what, int local_rank, int error) const {
+  // Its buffers may be gone already.
+  if (memory_.block(local_rank).withdrawn.load(std::memory_order_seq_cst) != 0) return GaveUp(local_rank);
   const std::string rank = "rank " + RankOf(local_rank);
   if (error == ESRCH) return {DDL_ABORTED, rank + " died. Look at the end of its output."};
   return {DDL_INTERNAL, std::string("could not ") + what + " the memory of " + rank + " (process_vm_" + what +
@@ -147,9 +213,12 @@ void PeerMemory::Withdraw() const {
   const auto me = static_cast<uint32_t>(memory_.local_rank()) + 1;
   const double start = Now();
   for (int local = 0; local < memory_.local_size(); ++local) {
-    while (memory_.block(local).writes_to.load(std::memory_order_seq_cst) == me) {
-      if (Now() - start > kWithdrawSeconds) break;
-      const timespec pause{0, 50'000};
+    const RankBlock& block = memory_.block(local);
+    while (block.writes_to.load(std::memory_order_seq_cst) == me) {
+      const double waited = Now() - start;
+      if (waited > kLongestWriteSeconds) break;
+      if (waited > kUsualWriteSeconds && IsStill(block.pid.load(std::memory_order_relaxed))) break;
+      const timespec pause{0, waited > kUsualWriteSeconds ? 5'000'000 : 50'000};
       nanosleep(&pause, nullptr);
     }
   }

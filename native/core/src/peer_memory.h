@@ -33,12 +33,18 @@ class PeerMemory {
   Status Read(int local_rank, std::vector<iovec>& local, std::vector<iovec>& remote) const;
   Status Write(int local_rank, std::vector<iovec>& local, std::vector<iovec>& remote) const;
 
+  // Whether the system calls reach single bytes of this process, as the others will: what a driver has mapped into it
+  // may be closed to them. Changes the list. Cost: as Read.
+  static bool Accessible(std::vector<iovec>& bytes);
+
   // After a failure: returns when no other rank writes into this process's memory any more, nor will. A write takes
-  // microseconds; one that has not ended after half a second belongs to a process that is dead or stopped.
+  // microseconds, or as long as its process is not given a core. Not waited for: a process that is dead, or one that is
+  // stopped, which has written already unless it was stopped between two instructions.
   void Withdraw() const;
 
  private:
   Status Refused(const char* what, int local_rank, int error) const;
+  Status GaveUp(int local_rank) const;
   std::string RankOf(int local_rank) const;
 
   GroupMemory& memory_;

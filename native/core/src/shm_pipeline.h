@@ -27,7 +27,8 @@ class ShmPipeline {
       : memory_(memory),
         waiter_(waiter),
         tuner_(memory.local_size(), memory.slot_bytes(), memory.reachable()),
-        peers_(memory) {}
+        peers_(memory),
+        sources_(static_cast<size_t>(memory.local_size())) {}
 
   int rank() const { return memory_.local_rank(); }
   int size() const { return memory_.local_size(); }
@@ -69,11 +70,17 @@ class ShmPipeline {
   }
   Tuner& tuner() { return tuner_; }
   const PeerMemory& peers() const { return peers_; }
+  // Work of a step that any rank may do: pieces of each rank's part of it, taken by number. A rank resets its own
+  // before MarkReady, of a step that ends with WaitDone.
+  void ResetClaims() { memory_.own().claimed.store(0, std::memory_order_relaxed); }
+  uint64_t Claim(int local_rank) { return memory_.block(local_rank).claimed.fetch_add(1, std::memory_order_relaxed); }
   // Memory of this rank alone, for what it reads from others' memory; valid until the next call.
   char* Landing(size_t bytes) {
     if (landing_.size() < bytes) landing_.resize(bytes);
     return landing_.data();
   }
+  // Room for one pointer per rank of the group.
+  std::vector<const void*>& sources() { return sources_; }
   // Why waiting for the others would be in vain.
   Status Health() { return waiter_.Health(); }
   Status HealthIfDue() { return waiter_.LookIfDue(Now()); }
@@ -110,6 +117,7 @@ class ShmPipeline {
   Tuner tuner_;
   PeerMemory peers_;
   std::vector<char> landing_;
+  std::vector<const void*> sources_;
   uint64_t next_ = 0;
   uint64_t agreements_ = 0;
 };

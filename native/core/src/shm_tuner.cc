@@ -8,15 +8,17 @@ namespace {
 
 constexpr uint32_t kKilobyte = 1024;
 constexpr uint64_t kMegabyte = 1024 * 1024;
-constexpr uint32_t kAttachedChunk = 128 * kKilobyte;
+constexpr uint32_t kAttachedChunk = 64 * kKilobyte;
 
-// Trials of each candidate: a few of long ones, more of short ones, which a hiccup disturbs more. The first round is
-// not counted: it finds cold memory.
+// Counted trials of each candidate: a few of long ones, more of short ones, which a hiccup disturbs more.
 constexpr double kTrialSeconds = 1.5e-3;
 constexpr double kFewestTrials = 3;
 constexpr double kMostTrials = 12;
 // Sizes from here on do not fit into caches: what is best for one is best for all.
 constexpr size_t kLargestClass = 24;
+// Calls in a turn for sizes below this; from here on one, and the first round is not counted: it finds cold memory.
+constexpr size_t kTurn = 4;
+constexpr uint64_t kCachedBytes = 16 * kMegabyte;
 // A moving average this far from what it was says that the machine has changed.
 constexpr double kSlower = 1.35;
 constexpr double kFaster = 0.7;
@@ -70,7 +72,7 @@ std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_byte
   if (reachable) {
     // What was read should still be in the second-level cache when it is added.
     schemes.push_back({Algorithm::kAttached, kC, kC, kAttachedChunk});
-    if (bytes >= kMegabyte) schemes.push_back({Algorithm::kAttached, kC, kC, 2 * kAttachedChunk});
+    schemes.push_back({Algorithm::kAttached, kC, kC, 2 * kAttachedChunk});
   }
   return schemes;
 }
@@ -83,13 +85,14 @@ Tuner::Class& Tuner::ClassOf(uint64_t bytes) {
   if (c.candidates.empty()) {
     c.candidates = CandidateSchemes(uint64_t{1} << log2, ranks_, slot_bytes_, reachable_);
     c.times.resize(c.candidates.size());
+    c.turn = uint64_t{1} << log2 < kCachedBytes ? kTurn : 1;
   }
   return c;
 }
 
 Scheme Tuner::Choose(uint64_t bytes) {
   const Class& c = ClassOf(bytes);
-  return c.candidates[c.exploring ? c.trial % c.candidates.size() : c.chosen];
+  return c.candidates[c.exploring ? c.trial / c.turn % c.candidates.size() : c.chosen];
 }
 
 void Tuner::Report(uint64_t bytes, double seconds, double now) {
@@ -120,11 +123,13 @@ void Tuner::Report(uint64_t bytes, double seconds, double now) {
 
 void Tuner::Explore(Class& c, double seconds, double seconds_per_byte, double now) {
   const size_t n = c.candidates.size();
-  if (c.trial >= n) c.times[c.trial % n].push_back(seconds_per_byte);
-  if (++c.trial == n) {
-    c.rounds = 1 + static_cast<size_t>(std::clamp(kTrialSeconds / seconds, kFewestTrials, kMostTrials));
+  const bool counted = c.turn > 1 ? c.trial % c.turn != 0 : c.trial >= n;
+  if (counted) c.times[c.trial / c.turn % n].push_back(seconds_per_byte);
+  if (++c.trial == c.turn * n) {
+    const auto wanted = static_cast<size_t>(std::clamp(kTrialSeconds / seconds, kFewestTrials, kMostTrials));
+    c.rounds = c.turn > 1 ? (wanted + c.turn - 2) / (c.turn - 1) : 1 + wanted;
   }
-  if (c.trial < n || c.trial < c.rounds * n) return;
+  if (c.trial < c.turn * n || c.trial < c.rounds * c.turn * n) return;
   double shortest = std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < n; ++i) {
     auto& times = c.times[i];

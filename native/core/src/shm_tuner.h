@@ -2,9 +2,11 @@
 // is spent on probing. One rank of a group (local rank 0) tunes for all of them.
 //
 // Each class (sizes between two powers of two; beyond the caches there is one class) first tries every candidate a few
-// times, in turns; then the one with the shortest median is used. The machine may change under the program (a neighbour
-// on the host, cores moved by a hypervisor): when the scheme in use becomes clearly slower or faster than it was when
-// chosen, and in any case once in a while, the candidates are tried again.
+// times, in turns; then the one with the shortest median is used. A turn is several calls where buffers fit into the
+// caches, and the first of them is not counted: what a scheme leaves in which cache helps the same scheme next time.
+// The machine may change under the program (a neighbour on the host, cores moved by a hypervisor): when the scheme in
+// use becomes clearly slower or faster than it was when chosen, and in any case once in a while, the candidates are
+// tried again.
 #ifndef KERAS_DDL_CORE_SHM_TUNER_H_
 #define KERAS_DDL_CORE_SHM_TUNER_H_
 
@@ -31,8 +33,9 @@ class Tuner {
   struct Class {
     std::vector<Scheme> candidates;          // empty until the class is first met
     std::vector<std::vector<double>> times;  // of this exploration: seconds per byte, by candidate
-    size_t trial = 0;                        // trials done of this exploration
-    size_t rounds = 0;                       // trials of each candidate; 0 until the first round is over
+    size_t turn = 1;                         // calls of a candidate in a row
+    size_t trial = 0;                        // calls done of this exploration
+    size_t rounds = 0;                       // turns of each candidate; 0 until the first round is over
     size_t chosen = 0;
     bool exploring = true;
     int uses = 0;          // of the chosen scheme, up to those that make the reference
