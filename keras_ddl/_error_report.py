@@ -94,6 +94,17 @@ def write(rank: int, kind: type[BaseException], error: BaseException | None, tra
         print(f"keras_ddl: rank {rank} could not write {path}: {problem}", file=sys.stderr)
 
 
+def _has_left(error: BaseException | None) -> bool:
+    """Whether a rank that left is the reason, also of an error that was raised from another."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if isinstance(error, RankLostError) and error.has_left:
+            return True
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _end_all(
     kind: type[BaseException],
     error: BaseException | None,
@@ -107,10 +118,11 @@ def _end_all(
         except (AttributeError, OSError, ValueError):
             pass  # closed or replaced
     time.sleep(_FORWARDING_SECONDS)
-    if isinstance(error, RankLostError) and error.has_left:
+    if _has_left(error):
         end = time.monotonic() + _LEAVING_SECONDS
         while time.monotonic() < end and not nobody_brings_a_status():
             time.sleep(_LOOK_SECONDS)
+        time.sleep(_FORWARDING_SECONDS)  # the others wrote their last words just before they said so
     # MPI_Abort itself may hang when the launcher is gone.
     limit = threading.Timer(_ABORT_LIMIT_SECONDS, os._exit, (status,))
     limit.daemon = True

@@ -20,6 +20,9 @@ from keras_ddl.errors import DependencyError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+# Whether keras_ddl finalises MPI at the end of this process.
+finalises = False
+
 
 def running() -> bool:
     """Whether the program itself has initialised MPI through mpi4py (and not finalised it)."""
@@ -59,6 +62,11 @@ def abort(status: int) -> None:
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(status)
 
 
+def no_farewell() -> None:
+    """Some rank's MPI is finalised by others than keras_ddl: ranks do not wait to hear how it ends. On all ranks."""
+    _native_library.mpi_shim().ddl_mpi_no_farewell()
+
+
 def nobody_brings_a_status() -> bool:
     """Whether all ranks have come to their end, this one included, and none ends with an exit status of its own.
 
@@ -85,6 +93,8 @@ def _import_mpi() -> type[MPI]:
         except BaseException:
             mpi4py.rc.finalize = None if ours else mpi4py.rc.finalize
             raise
+        global finalises
+        finalises = finalises or ours
         if ours:
             atexit.register(_finalize_at_exit, MPI, os.getpid())
         return MPI

@@ -14,7 +14,7 @@ from typing import Any
 
 from keras_ddl import errors
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 FAILED_PRECONDITION = 9  # of ddl_code
 ERROR_BYTES = 4096  # of the buffers for messages
 
@@ -148,6 +148,7 @@ def mpi_shim() -> ctypes.CDLL:
     some_ranks = (POINTER(c_int32), c_int, c_int)
     _declare(library, c_int, ddl_mpi_split=(POINTER(Transport), *some_ranks, POINTER(Transport), c_char_p, c_size_t))
     _declare(library, c_int, ddl_mpi_finalize_at_exit=(), ddl_mpi_farewell=(c_int,))
+    _declare(library, None, ddl_mpi_no_farewell=())
     texts = ("ddl_mpi_library", "ddl_mpi_loaded_version", "ddl_mpi_loaded_path", "ddl_mpi_site_launcher")
     _declare(library, c_char_p, **dict.fromkeys(texts, ()))
     return library

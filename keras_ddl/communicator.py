@@ -292,15 +292,17 @@ def _meet(world: Any, mode: str) -> tuple[Topology, Any]:
         "KERAS_DDL_DEADLINE_SECONDS": config.get("DEADLINE_SECONDS"),
         "KERAS_DDL_LOST_AFTER_SECONDS": config.get("LOST_AFTER_SECONDS"),
     }
-    everybody = world.allgather((_environment.host_key(), config.get("RACK"), mine))
+    everybody = world.allgather((_environment.host_key(), config.get("RACK"), mine, _mpi.finalises))
     for setting in mine:
         ranks_by_value: dict[str, list[int]] = {}
-        for other, (_, _, settings) in enumerate(everybody):
+        for other, (_, _, settings, _) in enumerate(everybody):
             ranks_by_value.setdefault(repr(settings[setting]), []).append(other)
         if len(ranks_by_value) > 1:
             received = "; ".join(f"{value} on rank(s) {ranks}" for value, ranks in ranks_by_value.items())
             raise RankMismatchError(f"init: the {setting} must be equal on all ranks. Received: {received}.")
-    hosts, racks, _ = zip(*everybody)
+    hosts, racks, _, finalises = zip(*everybody)
+    if not all(finalises):
+        _mpi.no_farewell()
     return make_topology(world.rank, hosts, mode, racks), _native_library.mpi_transport(world.py2f())
 
 

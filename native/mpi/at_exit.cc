@@ -5,6 +5,7 @@
 // must learn whether that one brings a status of its own: if so, the job is to end with it, else with the error.
 #include "at_exit.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -18,14 +19,12 @@ namespace {
 // Without MPI_Finalize the launcher ends the whole job. Where all ranks end with an error, or the others still have
 // something to write, they are given this long to come to their end as well.
 constexpr double kLastWordsSeconds = 3.0;
-// A rank that ends with 0 tells so to those it leaves waiting before it calls MPI_Finalize, where it may be deaf. Not
-// for ever: a rank whose MPI somebody else finalises never says farewell.
-constexpr double kListenSeconds = 10.0;
 constexpr useconds_t kLookUs = 1000;
 
 // A thread that fails and the end of the process may meet: the mutex guards all below.
 std::mutex mutex;
 MPI_Comm farewell = MPI_COMM_NULL;
+bool by_all = true;
 // MPI may use these until the process ends.
 MPI_Request everyone = MPI_REQUEST_NULL;
 int own_status = 0;
@@ -41,9 +40,11 @@ bool IsFinalized() {
 
 void AtExit(int status, void*) {
   if (IsFinalized()) return;
+  fflush(nullptr);  // as exit does after this, which may be too late
   status &= 0xff;
-  const double end = MPI_Wtime() + (status == 0 ? kListenSeconds : kLastWordsSeconds);
-  while (ddl_mpi_farewell(status) == DDL_MPI_UNDER_WAY && MPI_Wtime() < end) usleep(kLookUs);
+  const double end = MPI_Wtime() + kLastWordsSeconds;
+  // Who ends with 0 waits for all others, as MPI_Finalize would, but with an ear for those that it left waiting.
+  while (ddl_mpi_farewell(status) == DDL_MPI_UNDER_WAY && (status == 0 || MPI_Wtime() < end)) usleep(kLookUs);
   if (status == 0) MPI_Finalize();
 }
 
@@ -51,7 +52,7 @@ void AtExit(int status, void*) {
 
 void SayFarewellOver(MPI_Comm comm) {
   const std::lock_guard<std::mutex> lock(mutex);
-  if (farewell == MPI_COMM_NULL) farewell = comm;
+  if (farewell == MPI_COMM_NULL && by_all) farewell = comm;
 }
 
 }  // namespace ddl_mpi
@@ -76,6 +77,11 @@ int ddl_mpi_farewell(int status) {
   }
   heard_all = done != 0;
   return heard_all ? largest_status : DDL_MPI_UNDER_WAY;
+}
+
+void ddl_mpi_no_farewell(void) {
+  const std::lock_guard<std::mutex> lock(ddl_mpi::mutex);
+  ddl_mpi::by_all = false;
 }
 
 int ddl_mpi_finalize_at_exit(void) { return on_exit(ddl_mpi::AtExit, nullptr); }

@@ -307,8 +307,9 @@ int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t err
 
   MPI_Comm comm = MPI_COMM_NULL;
   const int code = MPI_Comm_dup(MPI_Comm_f2c(fortran_comm), &comm);
-  if (code == MPI_SUCCESS) ddl_mpi::SayFarewellOver(comm);
-  return ddl_mpi::Fill(comm, code, "MPI_Comm_dup", out, error, error_bytes);
+  const int filled = ddl_mpi::Fill(comm, code, "MPI_Comm_dup", out, error, error_bytes);
+  if (filled == DDL_OK) ddl_mpi::SayFarewellOver(comm);
+  return filled;
 }
 
 int ddl_mpi_split(const ddl_transport* parent, const int* ranks, int num_ranks, int tag, ddl_transport* out,

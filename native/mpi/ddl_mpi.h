@@ -46,6 +46,10 @@ DDL_EXPORT const char* ddl_mpi_site_launcher(void);
 #define DDL_MPI_UNKNOWN -2  // and it will stay so: MPI failed or is finalised, or there are no other ranks
 DDL_EXPORT int ddl_mpi_farewell(int status);
 
+// Before the first ddl_mpi_create, on all ranks: some of them will not say farewell, for somebody else finalises their
+// MPI. Then nobody does, and ddl_mpi_farewell returns DDL_MPI_UNKNOWN.
+DDL_EXPORT void ddl_mpi_no_farewell(void);
+
 // Says farewell and finalises MPI at the end of this process, for whoever initialised it and will not: with
 // MPI_Finalize after exit(0), which waits for the other ranks. After exit(status) with another status MPI_Finalize is
 // left out, so that the launcher ends the job with that status, some seconds later at the most. Call it late, for

@@ -31,7 +31,7 @@ extern "C" {
 
 // Raised whenever a struct or function below changes, or what ranks write to each other; bindings and ranks refuse
 // another number.
-#define DDL_ABI_VERSION 5
+#define DDL_ABI_VERSION 6
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {

@@ -1,6 +1,7 @@
 #include "peer_memory.h"
 
 #include <limits.h>
+#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -13,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "waiter.h"
@@ -73,8 +75,9 @@ std::string StateAndParent(pid_t pid) {
 
 // Whether the process will do nothing more for now.
 bool IsStill(pid_t pid) {
+  if (kill(pid, 0) != 0 && errno == ESRCH) return true;
   const std::string state = StateAndParent(pid);
-  return state.empty() || std::strchr("TtZX", state[0]) != nullptr;
+  return !state.empty() && std::strchr("TtZX", state[0]) != nullptr;
 }
 
 using Ancestors = std::array<int32_t, kMostAncestors>;
@@ -100,7 +103,13 @@ void AllowSiblings(const std::vector<Ancestors>& all, const std::vector<int>& me
                           return std::find(other.begin(), other.end(), ancestor) != other.end();
                         });
     if (!common) continue;
-    prctl(PR_SET_PTRACER, static_cast<unsigned long>(ancestor), 0, 0, 0);
+    // Once for the whole process: what another communicator needs must not be taken from it.
+    static std::mutex mutex;
+    static int32_t allowed = 0;
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto before = std::find(mine.begin(), mine.end(), allowed);
+    if (allowed > 0 && before != mine.end() && before >= std::find(mine.begin(), mine.end(), ancestor)) return;
+    if (prctl(PR_SET_PTRACER, static_cast<unsigned long>(ancestor), 0, 0, 0) == 0) allowed = ancestor;
     return;
   }
 }
