@@ -57,7 +57,7 @@ def system_allows_it():
 
 
 def reduces_all_sizes():
-    """Returns the description and a digest of many results, of which the tuner has tried all its schemes on each."""
+    """Returns the description and a digest of results, which are the same in every scheme that the tuner tries."""
     import hashlib
 
     import numpy as np
@@ -67,13 +67,16 @@ def reduces_all_sizes():
 
     keras_ddl.init()
     digest = hashlib.blake2b()
-    for count in (5_000, 17_389, 100_000, 500_009, 3_000_000):
+    for count in (5_000, 17_389, 100_000, 3_000_000):
         random = np.random.default_rng(count + keras_ddl.rank())
         data = random.standard_normal(count).astype(np.float32)
-        for turn in range(30 if count < 1_000_000 else 12):
-            digest.update(communicator.all_reduce_array(data, "mean", name=f"whole {count} {turn}"))
+        first = communicator.all_reduce_array(data, name="first")
+        digest.update(first)
+        for turn in range(20):  # there are up to nine schemes, of which each is tried four times in a row
+            assert np.array_equal(communicator.all_reduce_array(data, name="again"), first)
             result = data[turn:].copy()  # in place, and at every alignment
-            digest.update(communicator.all_reduce_array(result, name=f"in place {count} {turn}", out=result))
+            communicator.all_reduce_array(result, name="in place", out=result)
+            assert np.array_equal(result, first[turn:]), (count, turn)
     return communicator.describe(), digest.hexdigest()
 
 
