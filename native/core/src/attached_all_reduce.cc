@@ -35,10 +35,18 @@ constexpr uint64_t kUnfit = ~uint64_t{0};
 // How long a process's end, or a rank's last words, may take to be known. Buffers are safe by then.
 constexpr double kLongestFarewellSeconds = 3;
 
-class AttachedTransfers {
+class Attached {
  public:
-  AttachedTransfers(ShmPipeline& pipeline, const View& in, const View& out)
-      : pipeline_(pipeline), in_(in), out_(out), step_(pipeline.Reserve(1)) {}
+  Attached(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction, uint64_t chunk_bytes)
+      : pipeline_(pipeline),
+        in_(in),
+        out_(out),
+        reduction_(reduction),
+        bytes_(in.element_bytes()),
+        chunk_(chunk_bytes / bytes_),
+        step_(pipeline.Reserve(1)),
+        landing_(pipeline.Landing(static_cast<size_t>(pipeline.size()) * chunk_bytes)),
+        sources_(static_cast<size_t>(pipeline.size())) {}
 
   // Shows the own pieces; returns when everyone's are there. *fit: whether all could be shown.
   Status Begin(bool* fit) {
@@ -51,14 +59,47 @@ class AttachedTransfers {
     for (int j = 0; j < pipeline_.size(); ++j) *fit = *fit && TableOf(j)->count != kUnfit;
     return {};
   }
+  // The own share first, which the caches know; then what the others have not come to yet, because their cores are
+  // slower or busy with something else. Who reduces a chunk changes nothing about its sum.
+  Status ReduceShares() {
+    for (int i = 0; i < pipeline_.size(); ++i) {
+      const int owner = (pipeline_.rank() + i) % pipeline_.size();
+      const Share share = ShareOf(owner, pipeline_.size(), in_.count(), bytes_);
+      for (;;) {
+        const uint64_t at = share.begin + pipeline_.Claim(owner) * chunk_;
+        if (at >= share.end) break;
+        DDL_RETURN_IF_ERROR(pipeline_.HealthIfDue());
+        DDL_RETURN_IF_ERROR(ReduceChunk(at, std::min(chunk_, share.end - at)));
+      }
+    }
+    return {};
+  }
   // Nothing more will be done to the others' memory; returns when nobody does to this rank's.
   Status End() {
     pipeline_.MarkDone(step_);
     return pipeline_.WaitDone(step_);
   }
 
-  // The number of a chunk of local rank j's share that nobody has taken yet; past its end when there is none.
-  uint64_t ClaimChunkOf(int j) { return pipeline_.Claim(j); }
+ private:
+  Status ReduceChunk(uint64_t at, uint64_t n) {
+    const int me = pipeline_.rank();
+    const int size = pipeline_.size();
+    const auto landing_of = [&](int j) { return landing_ + static_cast<uint64_t>(j) * n * bytes_; };
+    // Each rank starts with its neighbour, so that they do not all turn to one.
+    for (int i = 1; i < size; ++i) {
+      const int j = (me + i) % size;
+      DDL_RETURN_IF_ERROR(ReadInput(j, at * bytes_, n * bytes_, landing_of(j)));
+    }
+    View::ForEachPair(in_, out_, at, n, [&](const char* own, char* result, uint64_t from, uint64_t m) {
+      for (int j = 0; j < size; ++j) {
+        sources_[static_cast<size_t>(j)] = j == me ? own : landing_of(j) + from * bytes_;
+      }
+      Reduce(reduction_.dtype, reduction_.op, sources_.data(), size, result, m, reduction_.divisor, Store::kCached);
+    });
+    for (int i = 1; i < size; ++i) DDL_RETURN_IF_ERROR(WriteOutput((me + i) % size, at * bytes_, n * bytes_));
+    return {};
+  }
+
   // Bytes [at, at + bytes) of local rank j's input, into `to`.
   Status ReadInput(int j, uint64_t at, uint64_t bytes, char* to) {
     local_.assign(1, {to, bytes});
@@ -72,7 +113,6 @@ class AttachedTransfers {
     return pipeline_.peers().Write(j, local_, remote_);
   }
 
- private:
   PieceTable* TableOf(int j) const { return reinterpret_cast<PieceTable*>(pipeline_.slot(j, step_)); }
 
   void Publish() {
@@ -82,7 +122,7 @@ class AttachedTransfers {
     remote_.clear();
     View::ForEachPair(in_, out_, 0, in_.count(), [&](char* in, char* out, uint64_t from, uint64_t n) {
       if (count++ >= room) return;
-      table->pieces[count - 1] = {in, out, from * in_.element_bytes(), n * in_.element_bytes()};
+      table->pieces[count - 1] = {in, out, from * bytes_, n * bytes_};
       remote_.push_back({in, 1});
       if (out != in) remote_.push_back({out, 1});
     });
@@ -107,52 +147,15 @@ class AttachedTransfers {
   ShmPipeline& pipeline_;
   const View& in_;
   const View& out_;
+  const Reduction reduction_;
+  const size_t bytes_;
+  const uint64_t chunk_;  // elements
   const uint64_t step_;
+  char* const landing_;
+  std::vector<const void*> sources_;
   std::vector<iovec> local_;
   std::vector<iovec> remote_;
 };
-
-Status ReduceChunk(ShmPipeline& pipeline, AttachedTransfers& transfers, const View& in, const View& out,
-                   const Reduction& reduction, uint64_t at, uint64_t n, char* landing) {
-  const int me = pipeline.rank();
-  const int size = pipeline.size();
-  const size_t bytes = in.element_bytes();
-  // Each rank starts with its neighbour, so that they do not all turn to one.
-  for (int i = 1; i < size; ++i) {
-    const int j = (me + i) % size;
-    DDL_RETURN_IF_ERROR(transfers.ReadInput(j, at * bytes, n * bytes, landing + static_cast<uint64_t>(j) * n * bytes));
-  }
-  std::vector<const void*>& sources = pipeline.sources();
-  View::ForEachPair(in, out, at, n, [&](const char* own, char* result, uint64_t from, uint64_t m) {
-    for (int j = 0; j < size; ++j) {
-      sources[static_cast<size_t>(j)] = j == me ? own : landing + (static_cast<uint64_t>(j) * n + from) * bytes;
-    }
-    Reduce(reduction.dtype, reduction.op, sources.data(), size, result, m, reduction.divisor, Store::kCached);
-  });
-  for (int i = 1; i < size; ++i) DDL_RETURN_IF_ERROR(transfers.WriteOutput((me + i) % size, at * bytes, n * bytes));
-  return {};
-}
-
-// The own share first, which the caches know; then what the others have not come to yet, because their cores are slower
-// or busy with something else. Who reduces a chunk changes nothing about its sum.
-Status ReduceShares(ShmPipeline& pipeline, AttachedTransfers& transfers, const View& in, const View& out,
-                    const Reduction& reduction, uint64_t chunk_bytes) {
-  const int size = pipeline.size();
-  const uint64_t chunk = chunk_bytes / in.element_bytes();
-  char* const landing = pipeline.Landing(static_cast<size_t>(size) * chunk_bytes);
-  for (int i = 0; i < size; ++i) {
-    const int owner = (pipeline.rank() + i) % size;
-    const Share share = ShareOf(owner, size, in.count(), in.element_bytes());
-    for (;;) {
-      const uint64_t at = share.begin + transfers.ClaimChunkOf(owner) * chunk;
-      if (at >= share.end) break;
-      const uint64_t n = std::min(chunk, share.end - at);
-      DDL_RETURN_IF_ERROR(pipeline.HealthIfDue());
-      DDL_RETURN_IF_ERROR(ReduceChunk(pipeline, transfers, in, out, reduction, at, n, landing));
-    }
-  }
-  return {};
-}
 
 // That a rank died, or what it said when it gave up, tells more than that its memory is gone; but that is known a
 // little later: the system takes a process's memory first.
@@ -171,11 +174,11 @@ Status WhyLost(ShmPipeline& pipeline, const Status& status) {
 
 Status AttachedAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
                          uint64_t chunk_bytes) {
-  AttachedTransfers transfers(pipeline, in, out);
+  Attached attached(pipeline, in, out, reduction, chunk_bytes);
   bool fit = false;
-  Status status = transfers.Begin(&fit);
-  if (status.ok() && fit) status = ReduceShares(pipeline, transfers, in, out, reduction, chunk_bytes);
-  if (status.ok()) status = transfers.End();
+  Status status = attached.Begin(&fit);
+  if (status.ok() && fit) status = attached.ReduceShares();
+  if (status.ok()) status = attached.End();
   if (!status.ok()) {
     pipeline.peers().Withdraw();
     return WhyLost(pipeline, status);

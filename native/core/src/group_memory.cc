@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "gather.h"
 #include "shm_janitor.h"
 
 namespace ddl {
@@ -33,13 +34,6 @@ Card OwnCard() {
 }
 
 Status OsError(const std::string& what) { return {DDL_INTERNAL, what + ": " + std::strerror(errno)}; }
-
-Status Exchange(const ddl_transport& transport, const Card& mine, std::vector<Card>* all) {
-  all->resize(static_cast<size_t>(transport.size));
-  const int code = transport.all_gather(transport.self, &mine, all->data(), sizeof mine);
-  if (code == DDL_OK) return {};
-  return {DDL_INTERNAL, std::string("the ranks could not meet: ") + transport.last_error(transport.self)};
-}
 
 bool AnyFailed(const std::vector<Card>& cards) {
   for (const Card& card : cards) {
@@ -100,7 +94,7 @@ Status GroupMemory::AttachMemfd(const ddl_transport& transport, int leader, size
     }
   }
   std::vector<Card> cards;
-  Status status = Exchange(transport, mine, &cards);
+  Status status = Gather(transport, mine, &cards);
   if (status.ok()) {
     if (transport.rank != leader) {
       const Card& lead = cards[static_cast<size_t>(leader)];
@@ -109,7 +103,7 @@ Status GroupMemory::AttachMemfd(const ddl_transport& transport, int leader, size
       if (fd >= 0) close(fd);
     }
     mine.failed = base_ == nullptr ? 1 : 0;
-    status = Exchange(transport, mine, &cards);
+    status = Gather(transport, mine, &cards);
   }
   if (own_fd >= 0) close(own_fd);
   *everywhere = !AnyFailed(cards);
@@ -134,7 +128,7 @@ Status GroupMemory::AttachNamed(const ddl_transport& transport, int leader, size
     }
     if (fd >= 0) close(fd);
   }
-  Status status = Exchange(transport, mine, &cards);
+  Status status = Gather(transport, mine, &cards);
   if (status.ok() && transport.rank != leader && !AnyFailed(cards)) {
     const int fd = shm_open(cards[static_cast<size_t>(leader)].name, O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0 || !Map(fd, bytes).ok()) {
@@ -143,7 +137,7 @@ Status GroupMemory::AttachNamed(const ddl_transport& transport, int leader, size
     }
     if (fd >= 0) close(fd);
   }
-  if (status.ok()) status = Exchange(transport, mine, &cards);
+  if (status.ok()) status = Gather(transport, mine, &cards);
   if (mine.name[0] != '\0') shm_unlink(mine.name);
   DDL_RETURN_IF_ERROR(status);
   kind_ = "shm_open";

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "coordinator.h"
+#include "gather.h"
 #include "group_memory.h"
 #include "hash.h"
 #include "message.h"
@@ -78,15 +79,10 @@ std::string Describe(const ddl_options& options, int size) {
   return text.str();
 }
 
-Status Gather(const ddl_transport& transport, const void* mine, void* all, size_t bytes) {
-  if (transport.all_gather(transport.self, mine, all, bytes) == DDL_OK) return {};
-  return {DDL_INTERNAL, std::string("the ranks could not meet: ") + transport.last_error(transport.self)};
-}
-
 Status AgreeOnVersion(const ddl_transport& transport) {
   const VersionCard mine{DDL_ABI_VERSION, {}};
-  std::vector<VersionCard> cards(static_cast<size_t>(transport.size));
-  DDL_RETURN_IF_ERROR(Gather(transport, &mine, cards.data(), sizeof mine));
+  std::vector<VersionCard> cards;
+  DDL_RETURN_IF_ERROR(Gather(transport, mine, &cards));
   std::map<uint32_t, std::vector<int>> ranks_by_version;
   for (int rank = 0; rank < transport.size; ++rank) {
     ranks_by_version[cards[static_cast<size_t>(rank)].abi_version].push_back(rank);
@@ -121,8 +117,8 @@ Status AgreeOnLayout(const ddl_transport& transport, const ddl_options& options)
   Card mine{possible.ok() ? 0u : 1u, Hash(text), {}};
   const std::string shown = Cut(text, sizeof mine.text - 1);
   std::memcpy(mine.text, shown.c_str(), shown.size() + 1);
-  std::vector<Card> cards(static_cast<size_t>(transport.size));
-  DDL_RETURN_IF_ERROR(Gather(transport, &mine, cards.data(), sizeof mine));
+  std::vector<Card> cards;
+  DDL_RETURN_IF_ERROR(Gather(transport, mine, &cards));
   std::map<uint64_t, std::vector<int>> ranks_by_hash;
   for (int rank = 0; rank < transport.size; ++rank) {
     const Card& card = cards[static_cast<size_t>(rank)];

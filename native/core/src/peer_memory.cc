@@ -10,13 +10,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
 
+#include "gather.h"
+#include "proc_files.h"
 #include "waiter.h"
 
 namespace ddl {
@@ -57,26 +58,10 @@ int MoveAll(Move move, pid_t pid, std::vector<iovec>& local, std::vector<iovec>&
   return 0;
 }
 
-std::string FirstLine(const std::string& path) {
-  char text[512] = "";
-  if (FILE* const file = std::fopen(path.c_str(), "re"); file != nullptr) {
-    if (std::fgets(text, sizeof text, file) == nullptr) text[0] = '\0';
-    std::fclose(file);
-  }
-  return text;
-}
-
-// "S 77 ...", the state and the parent of a process; empty when it is gone.
-std::string StateAndParent(pid_t pid) {
-  const std::string stat = FirstLine("/proc/" + std::to_string(pid) + "/stat");
-  const size_t name_end = stat.rfind(") ");  // the name may contain anything
-  return name_end == std::string::npos ? "" : stat.substr(name_end + 2);
-}
-
 // Whether the process will do nothing more for now.
 bool IsStill(pid_t pid) {
   if (kill(pid, 0) != 0 && errno == ESRCH) return true;
-  const std::string state = StateAndParent(pid);
+  const std::string state = ProcessStat(pid);
   return !state.empty() && std::strchr("TtZX", state[0]) != nullptr;
 }
 
@@ -87,7 +72,7 @@ Ancestors OwnAncestors() {
   pid_t pid = getppid();
   for (size_t i = 0; i < kMostAncestors && pid > 0; ++i) {
     ancestors[i] = pid;
-    const std::string line = StateAndParent(pid);
+    const std::string line = ProcessStat(pid);
     pid = line.size() > 2 ? std::atoi(line.c_str() + 2) : 0;
   }
   return ancestors;
@@ -141,10 +126,6 @@ bool Reaches(const RankBlock& block) {
 }  // namespace
 
 Status PeerMemory::Probe(const ddl_transport& transport, bool wanted, GroupMemory& memory) {
-  const auto gather = [&](const void* mine, void* all, size_t bytes) {
-    return transport.all_gather(transport.self, mine, all, bytes);
-  };
-  const auto size = static_cast<size_t>(transport.size);
   const auto& members = memory.members();
   auto word = std::make_unique<ProbeWord>(ProbeWord{NewSecret(), 0});
   RankBlock& own = memory.own();
@@ -152,19 +133,19 @@ Status PeerMemory::Probe(const ddl_transport& transport, bool wanted, GroupMemor
   own.probe_secret.store(word->secret, std::memory_order_relaxed);
   // First the way is free, then all words are there, then what each rank found; then `word` may go.
   const Ancestors ancestors = OwnAncestors();
-  std::vector<Ancestors> all_ancestors(size);
-  int code = gather(&ancestors, all_ancestors.data(), sizeof ancestors);
+  std::vector<Ancestors> all_ancestors;
+  Status status = Gather(transport, ancestors, &all_ancestors);
   uint8_t mine = wanted ? 1 : 0;
-  std::vector<uint8_t> reached(size);
-  if (code == DDL_OK && wanted) AllowSiblings(all_ancestors, members, ancestors);
-  if (code == DDL_OK) code = gather(&mine, reached.data(), sizeof mine);
-  for (int local = 0; code == DDL_OK && wanted && local < memory.local_size(); ++local) {
+  std::vector<uint8_t> reached;
+  if (status.ok() && wanted) AllowSiblings(all_ancestors, members, ancestors);
+  if (status.ok()) status = Gather(transport, mine, &reached);
+  for (int local = 0; status.ok() && wanted && local < memory.local_size(); ++local) {
     if (local != memory.local_rank() && !Reaches(memory.block(local))) mine = 0;
   }
-  if (code == DDL_OK) code = gather(&mine, reached.data(), sizeof mine);
-  if (code != DDL_OK) {
+  if (status.ok()) status = Gather(transport, mine, &reached);
+  if (!status.ok()) {
     word.release();  // another rank may be about to write there
-    return {DDL_INTERNAL, std::string("the ranks could not meet: ") + transport.last_error(transport.self)};
+    return status;
   }
   memory.set_reachable(members.size() > 1 && std::all_of(members.begin(), members.end(), [&](int rank) {
                          return reached[static_cast<size_t>(rank)] != 0;

@@ -3,12 +3,13 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <map>
 
 #include "coordinator.h"
+#include "gather.h"
+#include "proc_files.h"
 
 namespace ddl {
 namespace {
@@ -24,15 +25,6 @@ std::string LinkText(const char* path) {
   char text[128] = "";
   const ssize_t length = readlink(path, text, sizeof text - 1);
   return length > 0 ? std::string(text, static_cast<size_t>(length)) : "";
-}
-
-std::string FirstLine(const char* path) {
-  char text[512] = "";
-  if (FILE* const file = std::fopen(path, "re"); file != nullptr) {
-    if (std::fgets(text, sizeof text, file) == nullptr) text[0] = '\0';
-    std::fclose(file);
-  }
-  return text;
 }
 
 Card OwnCard() {
@@ -53,10 +45,8 @@ Card OwnCard() {
 
 Status Places::Exchange(const ddl_transport& transport, Places* out) {
   const Card mine = OwnCard();
-  std::vector<Card> all(static_cast<size_t>(transport.size));
-  if (transport.all_gather(transport.self, &mine, all.data(), sizeof mine) != DDL_OK) {
-    return {DDL_INTERNAL, std::string("the ranks could not meet: ") + transport.last_error(transport.self)};
-  }
+  std::vector<Card> all;
+  DDL_RETURN_IF_ERROR(Gather(transport, mine, &all));
   out->places_.clear();
   for (const Card& card : all) {
     // A rank that is a thread of this process can not die alone.
@@ -90,10 +80,8 @@ std::string Places::Of(const std::vector<int>& ranks) const {
 
 std::string Places::Trouble(int rank) const {
   if (!at(rank).beside) return {};
-  const std::string stat = FirstLine(("/proc/" + std::to_string(at(rank).pid) + "/stat").c_str());
-  // "pid (name) state ...": the name may contain anything.
-  const size_t name_end = stat.rfind(") ");
-  switch (name_end == std::string::npos ? '?' : stat[name_end + 2]) {
+  const std::string stat = ProcessStat(at(rank).pid);
+  switch (stat.empty() ? '?' : stat[0]) {
     case 'T':
     case 't':
       return "is stopped (SIGSTOP, Ctrl-Z or a debugger)";

@@ -27,8 +27,7 @@ class ShmPipeline {
       : memory_(memory),
         waiter_(waiter),
         tuner_(memory.local_size(), memory.slot_bytes(), memory.reachable()),
-        peers_(memory),
-        sources_(static_cast<size_t>(memory.local_size())) {}
+        peers_(memory) {}
 
   int rank() const { return memory_.local_rank(); }
   int size() const { return memory_.local_size(); }
@@ -79,8 +78,6 @@ class ShmPipeline {
     if (landing_.size() < bytes) landing_.resize(bytes);
     return landing_.data();
   }
-  // Room for one pointer per rank of the group.
-  std::vector<const void*>& sources() { return sources_; }
   // Why waiting for the others would be in vain.
   Status Health() { return waiter_.Health(); }
   Status HealthIfDue() { return waiter_.LookIfDue(Now()); }
@@ -117,7 +114,6 @@ class ShmPipeline {
   Tuner tuner_;
   PeerMemory peers_;
   std::vector<char> landing_;
-  std::vector<const void*> sources_;
   uint64_t next_ = 0;
   uint64_t agreements_ = 0;
 };
