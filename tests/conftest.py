@@ -1,8 +1,21 @@
 """What holds for all tests."""
 
 import signal
+from collections.abc import Iterator
+
+import pytest
+
+from parallel.leftovers import leaked_shared_memory, shared_memory
 
 # A shell without job control starts background jobs with SIGINT ignored, and every process started here would inherit
 # that: nothing could be interrupted, and what a test says about Ctrl-C would be about the shell.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_shared_memory_is_left() -> Iterator[None]:
+    """What jobs that tests started without the harness left: Open MPI's is removed, ours is an error."""
+    before = shared_memory()
+    yield
+    assert leaked_shared_memory(before) == []

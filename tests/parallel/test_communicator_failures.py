@@ -55,7 +55,7 @@ def test_exception_in_a_thread_ends_the_job(tmp_path):
     assert json.loads((tmp_path / "error-0.txt").read_text())["type"] == "OSError"
 
 
-# With status 0 the leaver waits for the others in MPI_Finalize: it is for them to end the job.
+# With status 0 the leaver waits for the others at the end of its process: it is for them to end the job.
 @pytest.mark.parametrize(("mode", "leaver", "status"), [("p", 1, 3), ("x:1x2", 0, 4), ("x:1x2", 1, 0)])
 def test_rank_that_exits_early_is_named_to_the_others(mode, leaver, status):
     def work(leaver, status):

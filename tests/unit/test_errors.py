@@ -45,3 +45,19 @@ def test_from_code_gives_the_error_of_a_native_status(code, kind):
 def test_from_code_tells_a_rank_that_left_from_one_that_died():
     assert errors.from_code(14, "rank 1 ...").has_left
     assert not errors.from_code(10, "rank 1 ...").has_left
+
+
+def test_a_rank_that_left_is_found_behind_other_errors():
+    from keras_ddl._error_report import _has_left
+
+    left, died = errors.from_code(14, "rank 1 has left"), errors.from_code(10, "rank 1 died")
+    for inner, expected in ((left, True), (died, False)):
+        try:
+            try:
+                raise inner
+            except errors.RankLostError as error:
+                raise RuntimeError("epoch 3") from error
+        except RuntimeError as outer:
+            assert _has_left(outer) == expected
+            outer.__cause__.__cause__ = outer  # a circle must not hold it up
+            assert _has_left(outer) == expected

@@ -31,6 +31,7 @@ def test_from_tensorflow_takes_tensorflows_decoration_off(text):
         (tf.errors.DeadlineExceededError, errors.DeadlineError),
         (tf.errors.FailedPreconditionError, errors.RankMismatchError),
         (tf.errors.AbortedError, errors.RankLostError),
+        (tf.errors.UnavailableError, errors.RankLostError),
         (tf.errors.DataLossError, errors.CheckFailedError),
         (tf.errors.InternalError, errors.CollectiveError),
     ],
