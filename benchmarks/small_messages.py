@@ -3,7 +3,9 @@
     keras-ddl run -np 2 python benchmarks/small_messages.py
 
 Both functions take turns, some hundred calls each; reported are medians over the turns of the slowest rank's median
-call, and their difference: what a program pays for one small collective. --mpi adds MPI_Allreduce on a NumPy array,
+call, and their difference: what a program pays for one small collective. "floor" is a call without the all_reduce after
+which the ranks only meet, outside TensorFlow, which by itself ("meeting") takes microseconds: what is lost because each
+call waits for the slower rank's, the least that any synchronous op can cost. --mpi adds MPI_Allreduce on a NumPy array,
 without TensorFlow, for comparison.
 """
 
@@ -21,6 +23,7 @@ import tensorflow as tf
 from _rounds import machine, slowest_rank
 
 import keras_ddl
+from keras_ddl.communicator import all_reduce_init
 
 
 def median_call(function, calls: int) -> float:
@@ -52,12 +55,19 @@ def main() -> None:
     def reduced(tensor):
         return keras_ddl.all_reduce(tensor, name="small")
 
-    contestants = {"empty": lambda: empty(values), "all_reduce": lambda: reduced(values)}
+    source = np.ones(options.bytes // 4, np.float32)
+    result = np.zeros_like(source)
+    meet = all_reduce_init(source, "sum", "meeting", out=result)
+
+    def floor() -> None:
+        empty(values)
+        meet()
+
+    contestants = {"empty": lambda: empty(values), "meeting": meet, "floor": floor}
+    contestants["all_reduce"] = lambda: reduced(values)
     if options.mpi:
         from mpi4py import MPI
 
-        source = np.ones(options.bytes // 4, np.float32)
-        result = np.zeros_like(source)
         contestants["MPI_Allreduce"] = lambda: MPI.COMM_WORLD.Allreduce(source, result)
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(options.turns + 1):  # the first traces and warms up
@@ -68,11 +78,15 @@ def main() -> None:
                 times[name].append(seconds)
     if keras_ddl.rank() == 0:
         median = {name: statistics.median(seconds) * 1e6 for name, seconds in times.items()}
-        added = statistics.median(a - b for a, b in zip(times["all_reduce"], times["empty"])) * 1e6
+
+        def added(name: str) -> float:
+            return statistics.median(a - b for a, b in zip(times[name], times["empty"])) * 1e6
+
         print(f"{machine()}; {options.bytes} bytes\n")
         for name, microseconds in median.items():
             print(f"{name:>14} {microseconds:8.1f} us")
-        print(f"{'added':>14} {added:8.1f} us by one all_reduce in a tf.function")
+        print(f"{'added':>14} {added('all_reduce'):8.1f} us by one all_reduce in a tf.function")
+        print(f"{'':>14} {added('floor'):8.1f} us by waiting for the other ranks alone")
 
 
 if __name__ == "__main__":

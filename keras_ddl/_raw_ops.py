@@ -11,6 +11,9 @@ from keras_ddl._op_errors import jit_compile_error, translate_errors
 from keras_ddl._tf_compat import load_ops, tf, traced_for_xla
 from keras_ddl.group import Communicator
 
+# A float: TensorFlow's generated default is the integer -1, which its fast path for eager ops does not take.
+NO_CHECK = -1.0
+
 
 def _call(kind: str, function: str, name: str | None, comm: Communicator, *args: Any, **attrs: Any) -> Any:
     op: Callable[..., Any] = getattr(load_ops(), function)
@@ -29,7 +32,7 @@ def _call(kind: str, function: str, name: str | None, comm: Communicator, *args:
 
 def all_reduce(tensor: tf.Tensor, reduction: str, name: str | None, comm: Communicator) -> tf.Tensor:
     """Returns [...]: `tensor` reduced over all ranks."""
-    return _call("all_reduce", "ddl_all_reduce", name, comm, tensor, reduction=reduction)
+    return _call("all_reduce", "ddl_all_reduce", name, comm, tensor, reduction=reduction, check=NO_CHECK)
 
 
 def all_reduce_n(
@@ -39,7 +42,7 @@ def all_reduce_n(
     comm: Communicator,
     *,
     mpi: bool = False,
-    check: float = -1.0,
+    check: float = NO_CHECK,
 ) -> list[tf.Tensor]:
     """Returns `tensors` (one dtype, at least one) reduced over all ranks in one request."""
     return _call("all_reduce_n", "ddl_all_reduce_n", name, comm, tensors, reduction=reduction, mpi=mpi, check=check)

@@ -114,7 +114,7 @@ def all_reduce_n(
     comm = communicator_of(comm)
     if comm.size == 1:
         return [tf.identity(tensor) for tensor in tensors]
-    tolerance = -1.0 if check is None else float(check)
+    tolerance = _raw_ops.NO_CHECK if check is None else float(check)
     return by_dtype(
         tensors, name, lambda some, key: _raw_ops.all_reduce_n(some, reduction, key, comm, mpi=mpi, check=tolerance)
     )

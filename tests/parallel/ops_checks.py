@@ -8,7 +8,7 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl import ops
-from keras_ddl._tf_compat import tf
+from keras_ddl._tf_compat import load_ops, tf
 
 # One thread for the ops of a graph: an op that blocked it while waiting for other ranks would stop everything.
 tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -51,6 +51,26 @@ def check_all_reduce_equals_numpy():
             for count in COUNTS:
                 result = ops.all_reduce(tensor(dtype, count), op=op)
                 assert_equal(result, reduced(dtype, count, op), dtype, op, count)
+
+
+def check_eager_collectives_take_tensorflows_fast_path():
+    module = load_ops()
+    slow = {name: function for name, function in vars(module).items() if name.endswith("_eager_fallback")}
+    assert "ddl_all_reduce_eager_fallback" in slow
+
+    def refuse(*args, **kwargs):
+        raise AssertionError(f"TensorFlow's fast path does not take this op: {args} {kwargs}")
+
+    try:
+        vars(module).update(dict.fromkeys(slow, refuse))
+        one = tf.ones([2, 2])
+        ops.all_reduce(one)
+        ops.all_reduce_n([one])
+        ops.reduce_scatter(one)
+        ops.all_gather(one)
+        ops.broadcast(one, 0)
+    finally:
+        vars(module).update(slow)
 
 
 def check_all_reduce_n_equals_numpy_in_a_graph():
