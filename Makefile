@@ -4,6 +4,7 @@
 #   make demo PYTHON=python3.12    choose the Python
 #   make test VENV=/tmp/venv       choose where the environment lies
 #   make test ARGS="-k warmup -x"  pass arguments to pytest
+#   make test WORKERS=0            one test after the other
 
 VENV ?= .venv
 EXTRAS ?= cpu,dev,notebooks
@@ -12,6 +13,7 @@ RUNS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
             if $$p -c '$(RUNS)' 2>/dev/null; then command -v $$p; break; fi; done)
 ARGS ?=
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -34,7 +36,7 @@ demo: $(STAMP) ## train on real digits with 2 ranks, export, predict in a clean 
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP) ## run the tests; ARGS="-k name" chooses
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) $(ARGS)
 
 lint: $(STAMP) ## ruff and clang-format
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 import warnings
 from types import ModuleType
 from typing import Any
@@ -63,19 +64,27 @@ __all__ = [
 ]
 
 
+_loading = threading.Lock()
+
+
 def asynchronous() -> bool:
     """Whether the ops' kernels leave TensorFlow's threads free while ranks wait for each other."""
     chosen = config.get("TF_KERNELS")
     return VERSION in TESTED if chosen == "auto" else chosen == "async"
 
 
-@functools.cache
 def load_ops() -> ModuleType:
     """Returns the module of generated functions (`ddl_all_reduce_n`, ...), loading the native library once.
 
     Raises:
         DependencyError: the library was not built, or this TensorFlow does not take it.
     """
+    with _loading:  # the first collectives of a program may be those of several threads
+        return _load_ops()
+
+
+@functools.cache
+def _load_ops() -> ModuleType:
     path = _native_library.library_path("libkeras_ddl_tf.so")
     _native_library.core()  # the ops find the communicator in the core that Python loaded
     if not asynchronous() and config.get("TF_KERNELS") == "auto":
@@ -84,7 +93,7 @@ def load_ops() -> ModuleType:
             f"{TESTED[0][0]}.{TESTED[0][1]} to {TESTED[-1][0]}.{TESTED[-1][1]}): "
             "its ops use synchronous kernels, and communication does not overlap with computation.",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     before = os.environ.get("KERAS_DDL_TF_KERNELS")
     os.environ["KERAS_DDL_TF_KERNELS"] = "async" if asynchronous() else "sync"

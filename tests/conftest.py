@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import side_by_side
 from parallel.leftovers import leaked_shared_memory, shared_memory
 
 # A shell without job control starts background jobs with SIGINT ignored, and every process started here would inherit
@@ -19,3 +20,17 @@ def no_shared_memory_is_left() -> Iterator[None]:
     before = shared_memory()
     yield
     assert leaked_shared_memory(before) == []
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> side_by_side.Scheduler:
+    return side_by_side.Scheduler(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    side_by_side.arrange(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    with side_by_side.turn(side_by_side.is_alone(item)):
+        return (yield)

@@ -6,6 +6,7 @@ Patched: keras/src/trainers/trainer.py, backend/tensorflow/trainer.py (3.15.1).
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 import warnings
@@ -97,38 +98,40 @@ def fit(original: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
+def _among_ranks(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a patch of `body(model, strategy, call, kwargs)`, for several ranks; call() is the method as it was."""
+
+    @functools.wraps(body)
+    def patch(original):
+        def wrapper(self, *args, **kwargs):
+            strategy = _keras_compat.strategy_of(self)
+            _check_model(self, strategy)
+            if strategy is None or strategy.size == 1:
+                return original(self, *args, **kwargs)
+            bound = _bind(original, self, args, kwargs, strategy)
+            with ops.translate_errors():
+                return body(self, strategy, lambda: original(*bound.args, **bound.kwargs), kwargs)
+
+        return wrapper
+
+    return patch
+
+
+@_among_ranks
+def evaluate(model: Any, strategy: Any, call: Callable[[], Any], kwargs: dict[str, Any]) -> Any:
     """Averages moving statistics before (in fit that has just been done); the metrics are those of all rows."""
-
-    def wrapper(self, *args, **kwargs):
-        strategy = _keras_compat.strategy_of(self)
-        _check_model(self, strategy)
-        if strategy is None or strategy.size == 1:
-            return original(self, *args, **kwargs)
-        bound = _bind(original, self, args, kwargs, strategy)
-        with ops.translate_errors():
-            if not kwargs.get("_use_cached_eval_dataset", False):
-                agreement.average_moving_statistics(self, strategy.size)
-            with _flag("evaluating"):
-                return original(*bound.args, **bound.kwargs)
-
-    return wrapper
+    if not kwargs.get("_use_cached_eval_dataset", False):
+        agreement.average_moving_statistics(model, strategy.size)
+    with _flag("evaluating"):
+        return call()
 
 
-def predict(original: Callable[..., Any]) -> Callable[..., Any]:
+@_among_ranks
+def predict(model: Any, strategy: Any, call: Callable[[], Any], kwargs: dict[str, Any]) -> Any:
     """Returns the rows of all ranks, in order, on every rank."""
-
-    def wrapper(self, *args, **kwargs):
-        strategy = _keras_compat.strategy_of(self)
-        _check_model(self, strategy)
-        if strategy is None or strategy.size == 1:
-            return original(self, *args, **kwargs)
-        bound = _bind(original, self, args, kwargs, strategy)
-        with ops.translate_errors(), _without_row_counts(strategy):
-            agreement.average_moving_statistics(self, strategy.size)
-            return original(*bound.args, **bound.kwargs)
-
-    return wrapper
+    with _without_row_counts(strategy):
+        agreement.average_moving_statistics(model, strategy.size)
+        return call()
 
 
 def on_batch(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from keras_ddl.export.graft import ExportResult
 from launch.launching import environment, run
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["export", "--help"], ["run", "-np", "none"]])
 def test_cli_help_and_mistakes_answer_within_half_a_second(arguments, tmp_path: Path):
     seconds = []

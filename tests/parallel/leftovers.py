@@ -56,7 +56,10 @@ def leaked_shared_memory(before: set[Path]) -> list[Path]:
     Those of Open MPI, which it leaves when a job is aborted, are removed.
     """
     leaked = []
-    for path in unmapped(shared_memory() - before):
+    new = unmapped(shared_memory() - before)
+    if new:  # what another job is just making is mapped a moment later
+        time.sleep(0.2)
+    for path in unmapped(set(new)):
         if OF_OPEN_MPI in path.name:
             path.unlink(missing_ok=True)
         else:

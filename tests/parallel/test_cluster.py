@@ -13,7 +13,7 @@ from parallel.harness import find_mpirun
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "cluster.py"
 VALIDATE = PROGRAM.with_name("validate_model.py")
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.parallel, pytest.mark.alone]
 
 
 def run_cluster(folder: Path, *options: str, program: Path = PROGRAM, statuses: tuple[int, ...] = (0,)) -> dict:

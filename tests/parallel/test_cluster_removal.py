@@ -13,7 +13,7 @@ import pytest
 from parallel.harness import find_mpirun
 from parallel.test_cluster import PROGRAM
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.parallel, pytest.mark.alone]
 
 
 def spaces_of(pid: int) -> list[str]:

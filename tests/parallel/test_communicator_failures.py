@@ -1,5 +1,6 @@
 """Ranks that fail, leave, die or disagree: the job ends within seconds, non-zero, and says why."""
 
+import ctypes
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import pytest
 
 from parallel.harness import run_ranks
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.parallel, pytest.mark.alone]
 MODES = pytest.mark.parametrize("mode", ["p", "x:1x2"])
 
 
@@ -65,6 +66,7 @@ def test_rank_that_exits_early_is_named_to_the_others(mode, leaver, status):
         keras_ddl.init()
         keras_ddl.barrier()
         if keras_ddl.rank() == leaver:
+            ctypes.CDLL(None).printf(b"last words")  # into libc's buffer, which only its owner can empty
             sys.exit(status)
         try:
             keras_ddl.barrier("never")
@@ -76,6 +78,7 @@ def test_rank_that_exits_early_is_named_to_the_others(mode, leaver, status):
 
     outcome = run_ranks(work, 2, args=(leaver, status), mode=mode, timeout=40)
     assert "as expected" in outcome.ranks[1 - leaver].stdout, outcome.text()
+    assert "last words" in outcome.ranks[leaver].stdout, outcome.text()
     assert outcome.returncode == (status or 1), outcome.text()
     assert outcome.seconds < 9, outcome.text()  # nobody waits ten seconds for a status that does not come
 

@@ -14,7 +14,7 @@ import pytest
 
 from parallel.harness import find_mpirun, run_ranks
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.parallel, pytest.mark.alone]
 
 
 def stop_the_launcher():

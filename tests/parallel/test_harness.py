@@ -9,7 +9,7 @@ import pytest
 from parallel import harness
 from parallel.harness import run_ranks
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.parallel, pytest.mark.alone]
 CHECKS = Path(__file__).with_name("harness_checks.py")
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from parallel.harness import run_ranks
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.parallel, pytest.mark.alone]
 
 
 def transport_program():

@@ -10,7 +10,7 @@ import pytest
 
 from parallel.harness import run_ranks
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.parallel, pytest.mark.alone]
 
 
 def silent_ranks():

@@ -29,6 +29,7 @@ def train():
     model.fit(np.ones((4096, 512), "float32"), np.ones((4096, 1), "float32"), batch_size=4096, epochs=6, verbose=0)
 
 
+@pytest.mark.alone
 def test_timeline_shows_buckets_on_the_wire_while_backward_runs(tmp_path):
     from keras_ddl import timeline
 

@@ -1,10 +1,13 @@
 """The ops without other ranks: shapes, bad arguments, one rank, no runtime."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 import keras_ddl
-from keras_ddl import errors, ops
+from keras_ddl import _tf_compat, errors, ops
 from keras_ddl._tf_compat import load_ops, tf
 
 
@@ -18,6 +21,23 @@ def alone():
 @pytest.fixture
 def not_started():
     keras_ddl.shutdown()
+
+
+def test_the_library_is_loaded_once_whichever_threads_ask_first(monkeypatch):
+    load = tf.load_op_library
+    loads = []
+
+    def slowly(path):
+        loads.append(path)
+        time.sleep(0.1)
+        return load(path)
+
+    monkeypatch.setattr(tf, "load_op_library", slowly)
+    _tf_compat._load_ops.cache_clear()
+    with ThreadPoolExecutor(4) as threads:
+        libraries = list(threads.map(lambda _: load_ops(), range(4)))
+    assert len(loads) == 1
+    assert len(set(map(id, libraries))) == 1
 
 
 @pytest.mark.parametrize("shape", [None, [], [0], [3], [None, 4], [2, 3, 4]])
