@@ -1,5 +1,5 @@
 """The contract of the TensorFlow ops: two hundred at once, whatever the order, eager and in graphs. Run by
-test_contract.py."""
+test_ops.py."""
 
 from concurrent.futures import ThreadPoolExecutor
 

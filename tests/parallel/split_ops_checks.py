@@ -1,4 +1,4 @@
-"""The TensorFlow ops in communicators that `split` made. Run by test_split.py."""
+"""The TensorFlow ops in communicators that `split` made. Run by test_ops.py."""
 
 import numpy as np
 import pytest

@@ -9,12 +9,20 @@ from parallel.harness import rank_tests, run_ranks
 HERE = Path(__file__).parent
 ALL_SHARED, ALL_MPI, BOTH = (4, "x:4x1"), (4, "x:1x4"), (4, "x:2x2")
 
-test_ops = rank_tests(HERE / "ops_checks.py", [1, 2, (3, "x:1x3"), BOTH], check_timeout=90)
-test_ops_of_four_ranks = pytest.mark.long(rank_tests(HERE / "ops_checks.py", [ALL_SHARED, ALL_MPI], check_timeout=90))
-test_ops_gradients = rank_tests(HERE / "ops_gradient_checks.py", [3], check_timeout=90)
-test_ops_failures = rank_tests(HERE / "ops_failure_checks.py", [2, 3, BOTH], check_timeout=90)
-test_ops_failures_of_eight_ranks = pytest.mark.long(rank_tests(HERE / "ops_failure_checks.py", [8], check_timeout=90))
-test_ops_sync = rank_tests(HERE / "ops_sync_checks.py", [2], env={"KERAS_DDL_TF_KERNELS": "sync"})
+
+def checks(*names: str) -> list[Path]:
+    return [HERE / f"{name}_checks.py" for name in names]
+
+
+# One launch for many checks: the ranks' imports of TensorFlow take longer than most of them.
+test_ops = rank_tests(checks("ops"), [1, (3, "x:1x3")], check_timeout=90)
+test_ops_of_two = rank_tests(checks("contract_graph", "ops", "ops_failure", "split_ops"), [2], check_timeout=120)
+test_ops_of_three = rank_tests(checks("contract_graph", "ops_gradient", "ops_failure"), [3], check_timeout=120)
+test_ops_of_four = rank_tests(checks("ops", "ops_failure", "split_ops"), [BOTH], check_timeout=90)
+test_ops_of_four_in_more_modes = pytest.mark.long(rank_tests(checks("ops"), [ALL_SHARED, ALL_MPI], check_timeout=90))
+test_ops_of_eight = pytest.mark.long(rank_tests(checks("contract_graph", "ops_failure"), [8], check_timeout=120))
+test_ops_in_graphs_of_four = pytest.mark.long(rank_tests(checks("contract_graph"), [BOTH], check_timeout=120))
+test_ops_sync = rank_tests(checks("ops_sync"), [2], env={"KERAS_DDL_TF_KERNELS": "sync"})
 
 
 @pytest.mark.slow
