@@ -235,6 +235,10 @@ size_t ReduceBody(const uint8_t* const* in, int n, uint8_t* out, size_t offset, 
     }
   }
   for (; bytes - offset >= kStepBytes; offset += kStepBytes) {
+    for (int k = 0; k < n; ++k) {
+      const uint8_t* const ahead = in[k] + offset + kAheadBytes;
+      for (size_t line = 0; line < kStepBytes; line += kLineBytes) __builtin_prefetch(ahead + line);
+    }
     ReduceBlocks<Format, Op, Finish, 0, kBlocks, kStreaming>(in, n, out, offset, finish);
   }
   for (; bytes - offset >= kVectorBytes; offset += kVectorBytes) {
