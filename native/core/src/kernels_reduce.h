@@ -144,6 +144,11 @@ constexpr size_t kTileBytes = 4096;                    // raw bytes of each then
 // of each page, and another core's lines are far.
 constexpr size_t kAheadBytes = 4096;
 
+// For a step of the loops below. Beyond the end it costs nothing: a prefetch never faults.
+DDL_INLINE void AskAhead(const uint8_t* at) {
+  for (size_t line = 0; line < kStepBytes; line += kLineBytes) __builtin_prefetch(at + kAheadBytes + line);
+}
+
 template <bool kStreaming>
 DDL_INLINE void Store(uint8_t* address, Bytes raw) {
   if (kStreaming) {
@@ -221,11 +226,8 @@ size_t ReduceBody(const uint8_t* const* in, int n, uint8_t* out, size_t offset, 
   if (n == 2) {
     const uint8_t* const two[2] = {in[0], in[1]};  // in registers: for all the compiler knows, `out` overlaps `in`
     for (; bytes - offset >= kStepBytes; offset += kStepBytes) {
-      for (size_t line = 0; line < kStepBytes; line += kLineBytes) {
-        // Beyond the end it costs nothing: a prefetch never faults.
-        __builtin_prefetch(two[0] + offset + kAheadBytes + line);
-        __builtin_prefetch(two[1] + offset + kAheadBytes + line);
-      }
+      AskAhead(two[0] + offset);
+      AskAhead(two[1] + offset);
       ReduceBlocks<Format, Op, Finish, 2, kBlocks, kStreaming>(two, n, out, offset, finish);
     }
   }
@@ -235,10 +237,7 @@ size_t ReduceBody(const uint8_t* const* in, int n, uint8_t* out, size_t offset, 
     }
   }
   for (; bytes - offset >= kStepBytes; offset += kStepBytes) {
-    for (int k = 0; k < n; ++k) {
-      const uint8_t* const ahead = in[k] + offset + kAheadBytes;
-      for (size_t line = 0; line < kStepBytes; line += kLineBytes) __builtin_prefetch(ahead + line);
-    }
+    for (int k = 0; k < n; ++k) AskAhead(in[k] + offset);
     ReduceBlocks<Format, Op, Finish, 0, kBlocks, kStreaming>(in, n, out, offset, finish);
   }
   for (; bytes - offset >= kVectorBytes; offset += kVectorBytes) {
