@@ -62,5 +62,6 @@ $(BIN)/python:
 	$(BIN)/python -m pip install -q --upgrade pip
 
 $(STAMP): $(BIN)/python $(SOURCES)
-	$(BIN)/python -m pip install -q '.[$(EXTRAS)]'
+	@# What is imported is compiled then; most of what comes along never is.
+	$(BIN)/python -m pip install -q --no-compile '.[$(EXTRAS)]'
 	@touch $@
