@@ -62,6 +62,6 @@ $(BIN)/python:
 	$(BIN)/python -m pip install -q --upgrade pip
 
 $(STAMP): $(BIN)/python $(SOURCES)
-	@# What is imported is compiled then; most of what comes along never is.
+	@# Python compiles a module when it is first imported; most of these never are.
 	$(BIN)/python -m pip install -q --no-compile '.[$(EXTRAS)]'
 	@touch $@

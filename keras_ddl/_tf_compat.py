@@ -79,7 +79,7 @@ def load_ops() -> ModuleType:
     Raises:
         DependencyError: the library was not built, or this TensorFlow does not take it.
     """
-    with _loading:  # the first collectives of a program may be those of several threads
+    with _loading:  # several threads may make a program's first collectives
         return _load_ops()
 
 

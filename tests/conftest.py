@@ -22,6 +22,7 @@ def no_shared_memory_is_left() -> Iterator[None]:
     assert leaked_shared_memory(before) == []
 
 
+@pytest.hookimpl(optionalhook=True)  # also without the plug-in
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> side_by_side.Scheduler:
     return side_by_side.Scheduler(config, log)
 

@@ -91,6 +91,7 @@ def test_core_exports_the_c_abi_and_nothing_else(libraries):
     assert {name for name in names if not name.startswith("_Z")} == declared
 
 
+@pytest.mark.alone
 def test_wheel_installs_without_tensorflow_and_imports_quickly(clean_venv):
     present = {path.name.split("-")[0] for path in clean_venv.path.glob("lib/python*/site-packages/*.dist-info")}
     assert "keras_ddl" in present
@@ -104,6 +105,7 @@ def test_wheel_installs_without_tensorflow_and_imports_quickly(clean_venv):
     run(clean_venv.python, "-c", "import keras_ddl.export, keras_ddl.errors, keras_ddl.launch", cwd=clean_venv.path)
 
 
+@pytest.mark.alone
 def test_command_line_answers_quickly_without_tensorflow(clean_venv):
     seconds = []
     for _ in range(3):

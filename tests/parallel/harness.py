@@ -46,7 +46,7 @@ def rank_tests(
     program: Path | Sequence[Path],
     launches: Sequence[int | tuple[int, str]],
     *,
-    check_timeout: float = 40,
+    check_timeout: float = 90,
     env: Mapping[str, str | None] | None = None,
 ) -> Callable[..., None]:
     """Returns a pytest function that runs the checks of `program` for every launch: np, or (np, mode).

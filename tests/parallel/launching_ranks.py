@@ -63,7 +63,7 @@ def run_ranks(
 ) -> Outcome:
     """Runs a script (with argument strings `args`) or calls a function (with `args`, by cloudpickle) on `np` ranks.
 
-    `env`: variables to set, or with None to unset. KERAS_DDL_DEADLINE_SECONDS is 30 unless given, so that a test that
+    `env`: variables to set, or with None to unset. KERAS_DDL_DEADLINE_SECONDS is 60 unless given, so that a test that
     hangs ends with an error that names the missing rank. `mpirun`: another launcher and its options.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
@@ -100,7 +100,7 @@ def _environment(mode: str | None, env: Mapping[str, str | None] | None, mark: s
         {
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "KERAS_DDL_DEADLINE_SECONDS": "30",
+            "KERAS_DDL_DEADLINE_SECONDS": "60",
             "PYTHONPATH": str(TESTS),
             "PYTHONSAFEPATH": "1",  # the ranks import the installed package, wherever pytest was started
             "PYTHONUNBUFFERED": "1",

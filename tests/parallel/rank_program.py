@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Keras imports these where they are installed, which takes longer than the rest of Keras; no check needs them.
+# Keras imports these where they are installed, which takes much of the time that it takes; no check needs them.
 _LEFT_OUT = ("sklearn", "matplotlib")
 
 

@@ -66,7 +66,7 @@ def test_rank_that_exits_early_is_named_to_the_others(mode, leaver, status):
         keras_ddl.init()
         keras_ddl.barrier()
         if keras_ddl.rank() == leaver:
-            ctypes.CDLL(None).printf(b"last words")  # into libc's buffer, which only its owner can empty
+            ctypes.CDLL(None).printf(b"last words")  # into libc's buffer, lost unless the process ends by itself
             sys.exit(status)
         try:
             keras_ddl.barrier("never")

@@ -14,6 +14,7 @@ test_contract_in_more_modes = pytest.mark.long(
 )
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.parallel
 def test_all_reduce_of_more_than_2_to_the_31_elements_in_place():

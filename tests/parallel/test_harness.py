@@ -8,9 +8,21 @@ import pytest
 
 from parallel import harness
 from parallel.harness import run_ranks
+from side_by_side import unit_of
 
 pytestmark = [pytest.mark.parallel, pytest.mark.alone]
 CHECKS = Path(__file__).with_name("harness_checks.py")
+
+
+def test_checks_of_one_launch_go_to_one_worker():
+    def launch_of(check, np):
+        return unit_of(f"tests/parallel/test_ops.py::test_ops[{check}-{np}]")
+
+    assert launch_of("check_a", "np4-x:2x2") == launch_of("check_b", "np4-x:2x2") != launch_of("check_a", "np4")
+    assert (
+        unit_of("tests/unit/test_a.py::test_b[1]") == unit_of("tests/unit/test_a.py::test_c") == "tests/unit/test_a.py"
+    )
+    assert unit_of("tests/packaging/test_a.py::test_b") == unit_of("tests/packaging/test_c.py::test_d")
 
 
 def test_harness_reports_each_check_of_one_launch():

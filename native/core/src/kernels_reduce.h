@@ -144,7 +144,7 @@ constexpr size_t kTileBytes = 4096;                    // raw bytes of each then
 // of each page, and another core's lines are far.
 constexpr size_t kAheadBytes = 4096;
 
-// For a step of the loops below. Beyond the end it costs nothing: a prefetch never faults.
+// For a step of the loops below. Beyond the end, too: a prefetch never faults.
 DDL_INLINE void AskAhead(const uint8_t* at) {
   for (size_t line = 0; line < kStepBytes; line += kLineBytes) __builtin_prefetch(at + kAheadBytes + line);
 }
@@ -237,7 +237,7 @@ size_t ReduceBody(const uint8_t* const* in, int n, uint8_t* out, size_t offset, 
     }
   }
   for (; bytes - offset >= kStepBytes; offset += kStepBytes) {
-    for (int k = 0; k < n; ++k) AskAhead(in[k] + offset);
+    for (int k = 0; k < n && n <= kManyInputs; ++k) AskAhead(in[k] + offset);
     ReduceBlocks<Format, Op, Finish, 0, kBlocks, kStreaming>(in, n, out, offset, finish);
   }
   for (; bytes - offset >= kVectorBytes; offset += kVectorBytes) {
