@@ -15,8 +15,7 @@ def checks(*names: str) -> list[Path]:
 
 
 # One launch for many checks: the ranks' imports of TensorFlow take longer than most of them.
-# Those of contract_graph, ops and split_ops leave TensorFlow one thread for the ops of a graph; so test_ops_of_three has
-# none of them.
+# contract_graph, ops and split_ops leave TensorFlow one thread for the ops of a graph; test_ops_of_three goes without.
 test_ops = rank_tests(checks("ops"), [1], check_timeout=90)
 test_ops_of_two = rank_tests(checks("contract_graph", "ops", "ops_failure", "split_ops"), [2], check_timeout=120)
 test_ops_of_three = rank_tests(checks("ops_gradient", "ops_failure"), [3], check_timeout=120)
