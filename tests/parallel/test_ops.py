@@ -16,10 +16,10 @@ def checks(*names: str) -> list[Path]:
 
 # One launch for many checks: the ranks' imports of TensorFlow take longer than most of them.
 # contract_graph, ops and split_ops leave TensorFlow one thread for the ops of a graph; test_ops_of_three goes without.
-test_ops = rank_tests(checks("ops"), [1], check_timeout=90)
+test_ops = rank_tests(checks("ops"), [1, (3, "x:1x3")], check_timeout=90)
 test_ops_of_two = rank_tests(checks("contract_graph", "ops", "ops_failure", "split_ops"), [2], check_timeout=120)
 test_ops_of_three = rank_tests(checks("ops_gradient", "ops_failure"), [3], check_timeout=120)
-test_ops_over_mpi = rank_tests(checks("contract_graph", "ops"), [(3, "x:1x3")], check_timeout=120)
+test_ops_in_graphs_of_three = rank_tests(checks("contract_graph"), [3], check_timeout=120)
 test_ops_of_four = rank_tests(checks("ops", "ops_failure", "split_ops"), [BOTH], check_timeout=90)
 test_ops_of_four_in_more_modes = pytest.mark.long(rank_tests(checks("ops"), [ALL_SHARED, ALL_MPI], check_timeout=90))
 test_ops_failures_of_eight = pytest.mark.long(rank_tests(checks("ops_failure"), [8], check_timeout=120))
