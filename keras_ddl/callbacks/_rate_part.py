@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import numbers
 from typing import Any
 
@@ -12,7 +13,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.schedules import positive
 
 
-class RatePart(keras.callbacks.Callback):
+class RatePart(keras.callbacks.Callback, abc.ABC):
     """A callback that contributes one factor to the learning rate; see RateControl for how factors compose."""
 
     is_warmup = False
@@ -32,19 +33,21 @@ class RatePart(keras.callbacks.Callback):
 
     # ---- what RateControl asks ---------------------------------------------------------------------------------------
 
+    @abc.abstractmethod
     def factor(self, epoch: int, batch: int) -> float | None:
-        raise NotImplementedError
+        """What the rate is multiplied by at this batch; None before the part begins."""
 
+    @abc.abstractmethod
     def is_active(self, epoch: int) -> bool:
-        raise NotImplementedError
+        """Whether this epoch is one of the part's own."""
 
     def steps(self) -> int | None:
         """Steps per epoch: the argument, else what fit knows; None when neither does."""
         return self.steps_per_epoch or (self.params or {}).get("steps")
 
+    @abc.abstractmethod
     def needs_steps(self) -> bool:
         """Whether the factor changes within an epoch."""
-        raise NotImplementedError
 
     # ---- what Keras calls --------------------------------------------------------------------------------------------
 
