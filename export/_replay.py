@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 BLOCKED = ("keras", "tf_keras", "keras_ddl")
-ROWS, ANSWERS = "rows:", "answers:"  # in golden.npz
+ROWS, ANSWERS, THREADS = "rows:", "answers:", "threads"  # in golden.npz
 MARK = "keras_ddl-replay:"  # TensorFlow or a site hook may also print to stdout
 
 
@@ -33,6 +33,28 @@ def storable(array: Any) -> Any:
     if array.dtype.kind in "OSU":
         return array.astype("S")
     return array.astype(np.float32) if array.dtype.kind == "V" or array.dtype.name == "bfloat16" else array
+
+
+def kernel_threads() -> int:
+    """Returns how many threads one op may use in this process: as the program or the environment says, or all cores.
+
+    Matrix products split their sums by this number, so their last bits follow it.
+    """
+    import tensorflow as tf
+
+    stated = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+    chosen = tf.config.threading.get_intra_op_parallelism_threads() or (int(stated) if stated.isdecimal() else 0)
+    return chosen or len(os.sched_getaffinity(0))
+
+
+def take_threads_of(golden: str) -> None:
+    """Gives TensorFlow, not started yet, as many threads as gave the answers in `golden`, where that was noted."""
+    import numpy as np
+    import tensorflow as tf
+
+    with np.load(golden) as archive:
+        if THREADS in archive.files:
+            tf.config.threading.set_intra_op_parallelism_threads(int(archive[THREADS]))
 
 
 def compare(golden: Mapping[str, Any], answers: Mapping[str, Any], tolerance: float) -> dict[str, Any]:
@@ -79,8 +101,9 @@ def replay(path: str, sample: str | None, golden: str | None, skip: list[str], t
 
     Args:
         sample: .npz of input name -> rows, answered when there is no `golden`.
-        golden: .npz of rows (names begin with ROWS) and of what they were answered in training (ANSWERS).
-    Returns: what `compare` does, and rows, outputs (names), seconds of loading and of answering.
+        golden: .npz of rows (names begin with ROWS), of what they were answered in training (ANSWERS), and with how
+            many threads (THREADS), which only a process of its own can take over (`main`).
+    Returns: what `compare` does, and rows, outputs (names), threads, seconds of loading and of answering.
     """
     import tensorflow as tf
 
@@ -102,6 +125,7 @@ def replay(path: str, sample: str | None, golden: str | None, skip: list[str], t
             expected = {name: answer for name, answer in load_rows(golden, ANSWERS).items() if name not in skip}
             compared = {name: answer for name, answer in answers.items() if name not in skip}
             result.update(compare(expected, compared, tolerance))
+    result["threads"] = kernel_threads()
     result["seconds"] = {"load": loaded - start, "answer": time.perf_counter() - loaded}
     return result
 
@@ -117,7 +141,10 @@ def main() -> None:
     if not line:
         return
     try:
-        answer = replay(**json.loads(line))
+        request = json.loads(line)
+        if request["golden"] is not None:
+            take_threads_of(request["golden"])
+        answer = replay(**request)
     except Exception as error:  # whatever keeps a server from loading the model is the result
         answer = {"failed": f"{type(error).__name__}: {error}"}
     answer["imported"] = [name for name in BLOCKED if sys.modules.get(name) is not None]

@@ -16,7 +16,7 @@ from keras_ddl import _tensor_bundle as bundle
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.errors import CheckpointError, ExportError
 from keras_ddl.export import manifest, signatures, validate
-from keras_ddl.export._replay import ANSWERS, ROWS, compare, storable
+from keras_ddl.export._replay import ANSWERS, ROWS, THREADS, compare, kernel_threads, storable
 from keras_ddl.export.inputs import find_inputs
 from keras_ddl.export.isolation import isolated
 from keras_ddl.export.tracer import Traced, Tracer, answer
@@ -56,6 +56,7 @@ class BaseGraph:
         golden = self.golden()
         arrays = {ROWS + name: storable(array) for name, array in self._traced.rows.items()}
         arrays |= {ANSWERS + name: array for name, array in golden.items()}
+        arrays[THREADS] = kernel_threads()
         try:
             live = isolated(lambda: answer(self._traced.live, self._traced.rows, self._traced.function.variables))
         except Exception as error:  # a model that runs only inside a tf.function must not lose its checkpoints for it

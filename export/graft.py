@@ -161,20 +161,16 @@ def _write_provenance(staged: Path, base: manifest.Manifest, source: Source, fin
 def _prove(staged: Path, base: manifest.Manifest, source: Source, process: CleanProcess | None, how: str) -> str:
     if how == "off":
         return "not compared (validate='off')"
+    tolerance = HALF_TOLERANCE if base["half"] else TOLERANCE
     answer = validate_saved_model(
-        staged,
-        base.sample,
-        source.golden,
-        process=process,
-        skip=base["random"],
-        tolerance=HALF_TOLERANCE if base["half"] else TOLERANCE,
+        staged, base.sample, source.golden, process=process, skip=base["random"], tolerance=tolerance
     )
     where = "in a clean process" if how == "process" else "in this process"
     if base.sample is None and source.golden is None:
         return f"loads {where}; no sample to compare outputs on"
     if source.golden is None:
         return f"answers {answer['rows']} rows {where}; no outputs of training to compare with"
-    same = "bit for bit" if answer["bitwise"] else f"within {answer['largest']:.1e}"
+    same = "bit for bit" if answer["bitwise"] else f"to within {answer['largest']:.1e} (allowed {tolerance:.0e})"
     skipped = f" (random, not compared: {', '.join(base['random'])})" if base["random"] else ""
     return f"answers {answer['rows']} rows {where} as the trained model did, {same}{skipped}"
 

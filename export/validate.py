@@ -14,7 +14,7 @@ from typing import Any
 from keras_ddl.errors import ExportError
 from keras_ddl.export import _replay
 
-TOLERANCE = 1e-4  # float32 on another kind of CPU or a GPU; the same machine gives equal bits
+TOLERANCE = 1e-4  # float32: the order of sums follows the kind of CPU or GPU, the build and the number of threads
 HALF_TOLERANCE = 2e-2  # float16 and bfloat16 inside: a kernel may or may not round between two steps
 _SECONDS = 600.0
 
@@ -75,7 +75,7 @@ def validate_saved_model(
         process: a running CleanProcess; None replays in this process.
         skip: outputs that are random.
         tolerance: largest difference of floats, in units of max(1, largest |golden|) of each output.
-    Returns: bitwise, largest (difference), rows, outputs, seconds.
+    Returns: bitwise, largest (difference), rows, outputs, threads, seconds.
     Raises: ExportError: it does not load, or answers differ.
     """
     request = {

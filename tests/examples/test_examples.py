@@ -1,6 +1,7 @@
 """Every example runs as its docstring says, small: on 2 ranks and, where that is quick, alone."""
 
 import csv
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,8 @@ def on_two_ranks(folder: Path, script: str, *arguments: object) -> str:
 
 def test_demo_trains_exports_and_predicts(tmp_path):
     output = run(tmp_path, sys.executable, EXAMPLES / "demo.py", "--epochs", 6, "--minimum-accuracy", 0.9)
-    assert "bit for bit" in output  # the export's own proof
+    # The export's own proof. Which of the two depends on the kind of CPU.
+    assert re.search(r"a clean process as the trained model did, (bit for bit|to within \d\.\de-\d+ \(allowed)", output)
     assert "keras_ddl and Keras cannot be imported here" in output
     assert "accuracy on 360 held-out images: 0.9" in output
     for line in ("Training curve", "train ", "export ", "predict ", "all "):

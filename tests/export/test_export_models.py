@@ -14,6 +14,7 @@ import pytest
 from export_zoo import ZOO, disturb
 
 from keras_ddl import checkpoint, export, model_state
+from keras_ddl.export import validate
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -59,7 +60,8 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_export_answers_as_the_trained_model(zoo: dict[str, Any], name: str) -> None:
-    assert zoo["served"]["largest"][name] == 0.0, "the graph is copied and so are the weights: every bit is equal"
+    tolerance = validate.HALF_TOLERANCE if zoo["records"][name]["record"]["half"] else validate.TOLERANCE
+    assert zoo["served"]["largest"][name] <= tolerance
     assert zoo["exported"][name]["step"] == 7
     assert "as the trained model did" in zoo["exported"][name]["proof"]
     assert zoo["records"][name]["live"]["agrees"], "the live model and the base graph differ"
@@ -106,6 +108,19 @@ def test_export_graph_is_the_base_graph_byte_for_byte(zoo: dict[str, Any]) -> No
     for name in ZOO:
         base = zoo["root"] / "ckpt" / name / "base" / "saved_model.pb"
         assert base.read_bytes() == (zoo["root"] / "out" / name / "1" / "saved_model.pb").read_bytes()
+
+
+def test_export_holds_the_weights_of_the_checkpoint_byte_for_byte(zoo: dict[str, Any]) -> None:
+    import tensorflow as tf
+
+    compared = 0
+    for name in ZOO:
+        saved = tf.train.load_checkpoint(str(zoo["root"] / "ckpt" / name / "ckpt-00000007" / "weights"))
+        exported = tf.train.load_checkpoint(str(zoo["root"] / "out" / name / "1" / "variables" / "variables"))
+        for key in zoo["records"][name]["record"]["captured"]:
+            assert exported.get_tensor(key).tobytes() == saved.get_tensor(key).tobytes(), (name, key)
+            compared += 1
+    assert compared > len(ZOO)
 
 
 def test_export_graph_runs_lstm_without_cudnn_and_names_no_device(zoo: dict[str, Any]) -> None:
@@ -177,7 +192,7 @@ def test_second_export_takes_the_next_version_and_keeps_the_first(zoo: dict[str,
     before = (out / "1" / "variables" / "variables.index").read_bytes()
     result = export.export_saved_model(zoo["root"] / "ckpt" / "sequential_cnn", out, validate="process")
     assert result.version == 2 and result.path == out / "2"
-    assert "in a clean process as the trained model did, bit for bit" in result.proof
+    assert "in a clean process as the trained model did" in result.proof
     assert list(result.seconds) == ["verify", "import tensorflow", "read", "write", "validate", "publish"]
     assert (out / "1" / "variables" / "variables.index").read_bytes() == before
     assert [entry.name for entry in out.iterdir() if entry.name.startswith(".")] == []
@@ -193,13 +208,14 @@ def test_base_graph_of_a_used_directory_is_replaced_for_the_same_model_only(
     model_state.save_checkpoint(model, tmp_path, 1, base=base)
     again, sample = ZOO["sequential_cnn"]()
     export.write_base_graph(again, tmp_path, sample=sample)
-    assert "bit for bit" in export.export_saved_model(tmp_path, tmp_path / "out", validate="here").proof
+    assert "as the trained model did" in export.export_saved_model(tmp_path, tmp_path / "out", validate="here").proof
     other, sample = ZOO["mixed_precision"]()
     with pytest.raises(export_error(), match="holds one model.*set_aside"):
         export.write_base_graph(other, tmp_path, sample=sample)
     assert checkpoint.set_aside(tmp_path) == tmp_path / "previous-1"
     export.write_base_graph(other, tmp_path, sample=sample)
-    assert "bit for bit" in export.export_saved_model(tmp_path / "previous-1", tmp_path / "o", validate="here").proof
+    result = export.export_saved_model(tmp_path / "previous-1", tmp_path / "o", validate="here")
+    assert "as the trained model did" in result.proof
 
 
 def export_error() -> type[Exception]:

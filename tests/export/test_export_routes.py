@@ -164,7 +164,7 @@ def test_trace_sees_nothing_of_its_surroundings(tmp_path: Path) -> None:
         keras.config.set_dtype_policy("float32")
     assert base.record["half"] and base.record["outputs"]["output_0"][0] == "float32"
     result = export.export_saved_model(tmp_path, tmp_path / "out", validate="here")
-    assert "bit for bit" in result.proof
+    assert "as the trained model did" in result.proof
     graph = (result.path / "saved_model.pb").read_bytes()
     assert b"GPU:7" not in graph and b"training/" not in graph
 
@@ -190,7 +190,7 @@ def test_base_graph_leaves_training_as_it_was(tmp_path: Path) -> None:
         np.testing.assert_array_equal(old, now.numpy())
     assert model.lstm.use_cudnn == cudnn
     model_state.save_checkpoint(model, tmp_path, 1, base=base)
-    assert "bit for bit" in export.export_saved_model(tmp_path, tmp_path / "out", validate="here").proof
+    assert "as the trained model did" in export.export_saved_model(tmp_path, tmp_path / "out", validate="here").proof
 
 
 def test_model_that_only_runs_in_a_graph_keeps_its_checkpoints(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_model_that_only_runs_in_a_graph_keeps_its_checkpoints(tmp_path: Path) -
     base = export.write_base_graph(model, tmp_path, sample=rows(3))
     saved = model_state.save_checkpoint(model, tmp_path, 1, base=base)
     assert saved.state["base"] == {"agrees": None, "problems": ["the live model did not answer: RuntimeError"]}
-    assert "bit for bit" in export.export_saved_model(tmp_path, tmp_path / "out", validate="here").proof
+    assert "as the trained model did" in export.export_saved_model(tmp_path, tmp_path / "out", validate="here").proof
 
 
 def test_subclassed_model_is_traced_after_its_first_batch(tmp_path: Path) -> None:
@@ -221,6 +221,24 @@ def test_subclassed_model_is_traced_after_its_first_batch(tmp_path: Path) -> Non
     assert export.inputs_are_known(model) and "call" not in vars(model)
     base = export.write_base_graph(model, tmp_path)
     assert base.record["inputs"] == {"x": ["float32", [None, 5]]}
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_clean_process_computes_with_the_threads_of_training(tmp_path: Path, recorded: bool) -> None:
+    # Sums of matrix products are split by the number of threads: with another number, last bits may differ.
+    model = dense_model()
+    base = export.write_base_graph(model, tmp_path, sample=rows(4))
+    golden = model_state.save_checkpoint(model, tmp_path, 1, base=base).path / model_state.GOLDEN
+    path = export.export_saved_model(tmp_path, tmp_path / "out", validate="off").path
+    with np.load(golden) as archive:
+        arrays = dict(archive)
+    cores = len(os.sched_getaffinity(0))
+    assert arrays.pop("threads") == (tf.config.threading.get_intra_op_parallelism_threads() or cores)
+    # Without the record: a checkpoint that was written before there was one.
+    np.savez(tmp_path / "golden.npz", **arrays, **({"threads": cores + 1} if recorded else {}))
+    with export.CleanProcess() as process:
+        answer = export.validate_saved_model(path, golden=tmp_path / "golden.npz", process=process)
+    assert answer["threads"] == cores + recorded and answer["rows"] == 5
 
 
 def test_c_program_answers_as_python_does(tmp_path: Path) -> None:
