@@ -21,8 +21,7 @@ from _tcp_streams import TcpStreams
 from mpi4py import MPI
 
 import keras_ddl
-from keras_ddl import _native, _native_library, group
-from keras_ddl.communicator import describe
+from keras_ddl.communicator import binding, describe, group, native_library
 from keras_ddl.topology import make_topology
 
 SETTINGS = json.loads(sys.argv[1])
@@ -39,14 +38,14 @@ def make_contestant(name: str) -> tuple[str, Callable[[np.ndarray, np.ndarray], 
     return comm.describe(), lambda source, result: comm.all_reduce(source, "sum", f"cluster-{name}", out=result)
 
 
-def make_communicator(name: str) -> _native.Communicator:
+def make_communicator(name: str) -> binding.Communicator:
     """All ranks in the box of "keras_ddl" (as initialised) or of a mode. COLLECTIVE."""
     if name == "keras_ddl":
         topology = keras_ddl.topology()
     else:
         topology = make_topology(WORLD.rank, WORLD.allgather(MPI.Get_processor_name()), name)
-    return _native.Communicator(
-        _native_library.mpi_transport(WORLD.py2f()),
+    return binding.Communicator(
+        native_library.mpi_transport(WORLD.py2f()),
         topology.group,
         topology.dims[1:],
         id=1 + SETTINGS["contestants"].index(name),

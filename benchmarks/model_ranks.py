@@ -16,7 +16,7 @@ from cluster_ranks import SETTINGS, WORLD, make_communicator, measure, pattern
 from mpi4py import MPI
 
 import keras_ddl
-from keras_ddl import _native
+from keras_ddl.communicator import binding
 
 SMALL = 1 << 10  # bytes of messages that show latency
 MESSAGE, WINDOW = 60 << 10, 4  # as the engine sends: messages, and how many are under way
@@ -54,7 +54,7 @@ def bandwidth(unit: int, units: int) -> float:
     return LARGE // unit // MESSAGE * MESSAGE * unit / seconds
 
 
-def latency(ring: _native.Communicator) -> float:
+def latency(ring: binding.Communicator) -> float:
     """Seconds of a step with `SMALL` bytes of the ring through all ranks. COLLECTIVE.
 
     The engine looks after its messages now and then, so that other threads have the core: a step takes it longer than a

@@ -61,7 +61,7 @@ def make_calls(tensorflow: bool) -> list[Callable[[], object]]:
     ]
     if tensorflow:
         from keras_ddl import ops
-        from keras_ddl._tf_compat import tf
+        from keras_ddl.compat.tensorflow import tf
 
         x = tf.ones([8 * keras_ddl.size(), 4])
         step = tf.function(lambda x: (ops.all_reduce(x), ops.reduce_scatter(x), ops.all_gather(x), ops.broadcast(x)))

@@ -38,7 +38,7 @@ from _overlap import Overlap, watched
 from _rounds import machine, slowest_rank
 
 import keras_ddl
-from keras_ddl.data import share_dataset
+from keras_ddl.strategy.data import share_dataset
 
 CONTESTANTS = ("alone", "independent", "in step", "together")
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_ddl import _durable, model_state
-from keras_ddl import _tensor_bundle as bundle
 from keras_ddl import checkpoint as ckpt
+from keras_ddl.checkpoint import durable, model_state
+from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import CheckpointError, ExportError
 from keras_ddl.export import manifest, signatures, validate
 from keras_ddl.export._replay import ANSWERS, ROWS, THREADS, compare, kernel_threads, storable
@@ -94,7 +94,7 @@ def write_base_graph(
     Raises: ExportError: the model cannot be served; the message names each node, layer or input.
     Cost: one trace and one write of the weights, which are then dropped from it; seconds for a large model.
     """
-    root = _durable.make_directory(Path(ckpt_dir), _WHAT, ExportError)
+    root = durable.make_directory(Path(ckpt_dir), _WHAT, ExportError)
     if not getattr(model, "built", True) and input_signature is None and sample is None:
         raise ExportError(
             f"A base graph is traced from a built model. Received: {type(model).__name__} {model.name!r}, not built "
@@ -102,12 +102,12 @@ def write_base_graph(
         )
     inputs = find_inputs(model, input_signature, sample)
     rows = None if sample is None else inputs.flatten(sample)
-    with bundle.translated(_WHAT, root / ckpt.BASE, ExportError), _durable.staging_directory(root) as staged:
+    with bundle.translated(_WHAT, root / ckpt.BASE, ExportError), durable.staging_directory(root) as staged:
         tracer = Tracer(model, inputs, staged, sorted(set(allow_ops)))
         traced = isolated(lambda: tracer.run(classify, regress, float32_outputs, portable, rows))
         _refuse_other_checkpoints(root, traced.record)
         manifest.write(staged, traced.record)
-        _durable.publish(staged, root / ckpt.BASE, replace=True)
+        durable.publish(staged, root / ckpt.BASE, replace=True)
     return BaseGraph(root / ckpt.BASE, traced)
 
 

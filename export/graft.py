@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keras_ddl import _durable
-from keras_ddl import _tensor_bundle as bundle
 from keras_ddl import checkpoint as ckpt
+from keras_ddl.checkpoint import durable
+from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ConfigError, ExportError
 from keras_ddl.export import manifest, versions
 from keras_ddl.export import warmup as warmup_file
@@ -93,7 +93,7 @@ def export_saved_model(
         tensors = read(source, base)
         clock.lap("read")
         stack.enter_context(bundle.translated(_WHAT, final, ExportError))
-        staged = stack.enter_context(_durable.staging_directory(final.parent))
+        staged = stack.enter_context(durable.staging_directory(final.parent))
         _fill(staged, base, tensors)
         if warmup and base.sample:
             _write_warmup(staged, base, model_name)
@@ -101,7 +101,7 @@ def export_saved_model(
         clock.lap("write")
         proof = _prove(staged, base, source, process, validate)
         clock.lap("validate")
-        size = sum(record["bytes"] for record in _durable.inventory(staged).values())
+        size = sum(record["bytes"] for record in durable.inventory(staged).values())
         versions.publish(staged, final)
         clock.lap("publish")
     return ExportResult(
@@ -131,7 +131,7 @@ def _fill(staged: Path, base: manifest.Manifest, weights: Mapping[str, Any]) -> 
     if (base.path / "fingerprint.pb").exists():
         fingerprint = fingerprint_pb2.FingerprintDef.FromString((base.path / "fingerprint.pb").read_bytes())
         # Of one graph's versions only this field differs. Any 64 bits that follow the weights serve as its hash.
-        index = _durable.digest(staged / "variables" / "variables.index")
+        index = durable.digest(staged / "variables" / "variables.index")
         fingerprint.checkpoint_hash = int(index[:16], 16)
         (staged / "fingerprint.pb").write_bytes(fingerprint.SerializeToString(deterministic=True))
     (staged / "assets.extra").mkdir()

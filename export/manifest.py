@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_ddl import _durable
-from keras_ddl.checkpoint import BASE
+from keras_ddl.checkpoint import BASE, durable
 from keras_ddl.errors import ExportError
 
 FORMAT = 1
@@ -50,8 +49,8 @@ class Manifest:
 
 def write(folder: Path, record: dict[str, Any]) -> None:
     """Writes the record of a filled base directory, with its inventory and seal."""
-    record = {"format": FORMAT, **record, "files": _durable.inventory(folder)}
-    (folder / NAME).write_text(json.dumps(_durable.sealed(record), indent=1))
+    record = {"format": FORMAT, **record, "files": durable.inventory(folder)}
+    (folder / NAME).write_text(json.dumps(durable.sealed(record), indent=1))
 
 
 def read(ckpt_dir: str | Path) -> Manifest:
@@ -60,8 +59,8 @@ def read(ckpt_dir: str | Path) -> Manifest:
     Raises: ExportError: there is none, or it is damaged.
     """
     path = Path(ckpt_dir) / BASE
-    if not path.is_dir() and path.with_name(BASE + _durable.REPLACED).is_dir():
-        path = path.with_name(BASE + _durable.REPLACED)
+    if not path.is_dir() and path.with_name(BASE + durable.REPLACED).is_dir():
+        path = path.with_name(BASE + durable.REPLACED)
     if not path.is_dir():
         raise ExportError(
             f"An export needs the base graph that training writes. Received: {ckpt_dir} without {BASE}/. Train with "
@@ -73,13 +72,13 @@ def read(ckpt_dir: str | Path) -> Manifest:
         _refuse(path, f"{NAME} is missing")
     except (OSError, ValueError) as error:
         _refuse(path, f"{NAME} cannot be read ({error})")
-    if not _durable.is_sealed(record):
+    if not durable.is_sealed(record):
         _refuse(path, f"{NAME} was altered after it was written (its SHA-256 differs)")
     if record["format"] != FORMAT:
         _refuse(
             path, f"{NAME} is of format {record['format']}, not {FORMAT}; export with the keras_ddl that trained it"
         )
-    problem = _durable.difference(path, record["files"], contents=True)
+    problem = durable.difference(path, record["files"], contents=True)
     if problem is not None:
         _refuse(path, problem)
     return Manifest(path, record)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_ddl import _durable, model_state
-from keras_ddl import _tensor_bundle as bundle
+from keras_ddl.checkpoint import durable, model_state
+from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
 from keras_ddl.export import manifest, signatures
 from keras_ddl.export._replay import compare, storable
@@ -208,7 +208,7 @@ def _tf_variable(variable: Any) -> Any:
 
 
 def _fingerprint(variable: Any) -> str:
-    return _durable.digest_bytes(model_state.tensor_of(variable).numpy().tobytes())
+    return durable.digest_bytes(model_state.tensor_of(variable).numpy().tobytes())
 
 
 def _describe(tensor: Any) -> list[Any]:

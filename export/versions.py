@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from keras_ddl import _durable
+from keras_ddl.checkpoint import durable
 from keras_ddl.errors import ExportError
 
 _WHAT = "An export"
@@ -27,16 +27,16 @@ def choose(out_dir: Path, version: int | str | None, step: int | None) -> Path:
         )
     if version is not None and (out_dir / str(int(version))).exists():
         raise _exists(out_dir / str(int(version)))
-    _durable.make_directory(out_dir, _WHAT, ExportError)
+    durable.make_directory(out_dir, _WHAT, ExportError)
     taken = [int(entry.name) for entry in out_dir.iterdir() if entry.name.isascii() and entry.name.isdigit()]
-    _durable.sweep_temporaries(out_dir)
+    durable.sweep_temporaries(out_dir)
     return out_dir / str(max(taken, default=0) + 1 if version is None else int(version))
 
 
 def publish(staged: Path, final: Path) -> None:
     """Syncs and renames. Raises: ExportError: another export took the version in the meantime."""
     try:
-        _durable.publish(staged, final, replace=False)
+        durable.publish(staged, final, replace=False)
     except FileExistsError as error:
         if error.errno == errno.EEXIST:
             raise _exists(final) from error

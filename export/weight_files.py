@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_ddl import _tensor_bundle as bundle
+from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import DependencyError, ExportError
 from keras_ddl.export.isolation import layers_of
 from keras_ddl.export.manifest import Manifest

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keras_ddl import _durable, model_state
-from keras_ddl import _tensor_bundle as bundle
 from keras_ddl import checkpoint as ckpt
+from keras_ddl.checkpoint import durable, model_state
+from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
 from keras_ddl.export import weight_files
 from keras_ddl.export.manifest import Manifest
@@ -60,7 +60,7 @@ def read(source: Source, base: Manifest) -> dict[str, Any]:
     else:
         tensors = weight_files.read(source.path, base, [*base["captured"], *constants])
     for key, expected in constants.items():
-        if _durable.digest_bytes(tensors.pop(key).numpy().tobytes()) != expected:
+        if durable.digest_bytes(tensors.pop(key).numpy().tobytes()) != expected:
             raise ExportError(
                 f"What the base graph holds as a constant must not change in training. Received: "
                 f"{bundle.name_of(key)!r} in {source.name} differs from when the graph was traced. Call adapt() before "

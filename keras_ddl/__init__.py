@@ -141,7 +141,7 @@ def __getattr__(name: str) -> Any:
         home = importlib.import_module(f"keras_ddl.{_HOME_OF[name]}")
         value = getattr(home, name)
     elif name == "__version__":
-        value = _version()
+        value = importlib.import_module("keras_ddl.config").version()
     else:
         raise AttributeError(f"module 'keras_ddl' has no attribute {name!r}")
     globals()[name] = value
@@ -150,15 +150,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("keras_ddl")
-    except metadata.PackageNotFoundError:
-        return "0+not.installed"
 
 
 _extend_path()

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_ddl import _timeline_recording, communicator
-from keras_ddl._timeline_recording import add_span, is_on, path_of_rank, span, stop
+from keras_ddl import communicator
+from keras_ddl.communicator import recording
+from keras_ddl.communicator.recording import add_span, is_on, path_of_rank, span, stop
 from keras_ddl.errors import ConfigError
 
 __all__ = [
@@ -53,7 +54,7 @@ def start(path: str | os.PathLike[str]) -> Path:
 
     Raises: ConfigError: one is being written already, or the file cannot be made.
     """
-    return _timeline_recording.start(path, communicator.rank())
+    return recording.start(path, communicator.rank())
 
 
 def merge(path: str | os.PathLike[str]) -> Path:

@@ -21,7 +21,8 @@ HELLO = """
 import os, sys
 import numpy as np
 import keras_ddl
-from keras_ddl import _native_library, communicator
+from keras_ddl import communicator
+from keras_ddl.communicator import native_library
 keras_ddl.init()
 assert keras_ddl.size() == 2, keras_ddl.size()
 total = communicator.all_reduce_array(np.arange(1000.0) + keras_ddl.rank())
@@ -29,7 +30,7 @@ assert np.array_equal(total, 2 * np.arange(1000.0) + 1)
 assert "tensorflow" not in sys.modules
 keras_ddl.barrier()
 with open(f"{sys.argv[1]}/{keras_ddl.rank()}", "w") as file:
-    mpi = _native_library.mpi_text("ddl_mpi_loaded_path")
+    mpi = native_library.mpi_text("ddl_mpi_loaded_path")
     file.write("\\n".join([keras_ddl.__file__, mpi, communicator.describe()]))
 """
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_ddl import communicator, strategy_agreement
+from keras_ddl import communicator
+from keras_ddl.strategy import agreement
 
 
 def build_optimizer(model: Any) -> None:
@@ -23,4 +24,4 @@ def broadcast_training_state(model: Any, root: int = 0) -> None:
     if not communicator.is_initialized() or communicator.size() == 1:
         return
     build_optimizer(model)
-    strategy_agreement.broadcast_variables(strategy_agreement.all_variables(model), communicator.rank(), root=root)
+    agreement.broadcast_variables(agreement.all_variables(model), communicator.rank(), root=root)

@@ -11,11 +11,12 @@ from typing import Any
 import keras
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl import export, model_state
-from keras_ddl._durable import make_directory
+from keras_ddl import export
 from keras_ddl.callbacks._first_rank import is_first_rank, on_first_rank
 from keras_ddl.callbacks._rate_control import control_of
 from keras_ddl.callbacks._training_state import broadcast_training_state, build_optimizer
+from keras_ddl.checkpoint import model_state
+from keras_ddl.checkpoint.durable import make_directory
 from keras_ddl.errors import CheckpointError, ConfigError
 
 

@@ -76,11 +76,11 @@ def command(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: 
 
 def _start_ranks(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: str | None) -> int:
     """Runs this same command on ranks of its own. Returns its exit status."""
-    from keras_ddl import _environment
+    from keras_ddl import config
     from keras_ddl.cli.run import run_job
     from keras_ddl.launch import job
 
-    around = _environment.launcher()
+    around = config.launcher()
     if around is not None:
         raise ConfigError(
             f"bench: -np and --hosts start ranks, and this is one already. Received: -np or --hosts in a process that "

@@ -22,8 +22,8 @@ _QUESTIONS = {
 }
 _CODE = f"""
 import json
-from keras_ddl import _native_library
-print(json.dumps({{key: _native_library.mpi_text(name) for key, name in {_QUESTIONS!r}.items()}}))
+from keras_ddl.communicator import native_library
+print(json.dumps({{key: native_library.mpi_text(name) for key, name in {_QUESTIONS!r}.items()}}))
 """
 
 

@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from keras_ddl._environment import launcher
+from keras_ddl.config import launcher
 from keras_ddl.errors import LaunchError
 
 # Set for each rank, or for each host, by the process manager: the launcher's own values would be wrong.

@@ -38,7 +38,7 @@ void ComputeAsync(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDon
   // `done` is the address of a std::function<void()> parameter of TensorFlow's AsyncOpKernel::ComputeAsync, which dies
   // when this function returns: TF_RunAsyncOpKernelDoneCallback(done) on another thread would crash. The copy lives
   // on. This is the one thing here that the C API does not promise, so it is used with TensorFlow versions on which
-  // it was tested only (_tf_compat.py); others get ComputeSync.
+  // it was tested only (compat/tensorflow.py); others get ComputeSync.
   std::function<void()> finish = *reinterpret_cast<const std::function<void()>*>(done);
   Start(*static_cast<const KernelAttributes*>(kernel), context, std::move(finish));
 }

@@ -78,7 +78,7 @@ std::vector<OpSpec> Ops() {
 std::string ArgumentName(std::string_view spec) { return std::string(spec.substr(0, spec.find(':'))); }
 
 void Report(const char* what, const OpSpec& op, const Status& status) {
-  // A static constructor cannot fail; _tf_compat.py finds the op missing and raises.
+  // A static constructor cannot fail; compat/tensorflow.py finds the op missing and raises.
   if (!status.ok()) std::fprintf(stderr, "keras_ddl: %s of %s failed: %s\n", what, op.name, TF_Message(status.get()));
 }
 
@@ -115,7 +115,7 @@ __attribute__((constructor)) void RegisterAll() {
                  ddl_abi_version(), DDL_ABI_VERSION);
     return;
   }
-  // Set by _tf_compat.py, which knows the version of TensorFlow. Without it: the kernels that every version runs.
+  // Set by compat/tensorflow.py, which knows the version of TensorFlow. Without it: the kernels that every version runs.
   const char* kernels = std::getenv("KERAS_DDL_TF_KERNELS");
   const bool async = kernels != nullptr && std::string_view(kernels) == "async";
   for (const OpSpec& op : Ops()) {

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from writer_program import content
 
-from keras_ddl import _durable, checkpoint
+from keras_ddl import checkpoint
+from keras_ddl.checkpoint import durable
 from keras_ddl.errors import CheckpointError
 
 HERE = Path(__file__).parent
@@ -78,7 +79,7 @@ def test_replaced_checkpoint_stands_in_until_the_new_one_is_there(tmp_path: Path
 
 def test_sweep_spares_the_temporaries_of_live_writers(tmp_path: Path) -> None:
     tmp_path.joinpath(".tmp-elsewhere-1-abcd").mkdir()
-    with _durable.staging_directory(tmp_path) as mine:
+    with durable.staging_directory(tmp_path) as mine:
         dead = mine.with_name(mine.name.replace(f"-{os.getpid()}-", "-4194305-"))
         dead.mkdir()
         assert checkpoint.sweep_temporaries(tmp_path) == [dead.name]
@@ -110,7 +111,7 @@ def test_prune_takes_a_checkpoint_off_the_list_before_it_is_removed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(_durable.shutil, "rmtree", killed)
+        patch.setattr(durable.shutil, "rmtree", killed)
         checkpoint.prune(tmp_path, 1)
     assert [each.step for each in checkpoint.list_checkpoints(tmp_path)] == [2]
 
@@ -235,7 +236,7 @@ def test_full_disk_and_missing_permission_leave_nothing(tmp_path: Path, monkeypa
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_durable, "sync_file", full)
+        patch.setattr(durable, "sync_file", full)
         with pytest.raises(CheckpointError, match="no space left.*earlier ones are untouched.*Free space"):
             write(tmp_path, 2)
     assert [entry.name for entry in tmp_path.iterdir()] == ["ckpt-00000001"]

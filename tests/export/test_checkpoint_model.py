@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from keras import layers
 
-from keras_ddl import checkpoint, model_state
+from keras_ddl import checkpoint
+from keras_ddl.checkpoint import model_state
 from keras_ddl.errors import CheckpointError
 
 X = np.random.default_rng(1).random((48, 6), dtype="float32")

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from export_zoo import ZOO, disturb
 
-from keras_ddl import checkpoint, export, model_state
+from keras_ddl import checkpoint, export
+from keras_ddl.checkpoint import model_state
 from keras_ddl.export import validate
 
 HERE = Path(__file__).parent

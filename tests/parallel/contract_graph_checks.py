@@ -7,7 +7,7 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl import ops
-from keras_ddl._tf_compat import tf
+from keras_ddl.compat.tensorflow import tf
 
 # One thread for the ops of a graph: an op that blocked it while waiting for other ranks would stop everything.
 tf.config.threading.set_inter_op_parallelism_threads(1)

@@ -201,7 +201,7 @@ class Runner:
             persistent()
             return [persistent()]
         from keras_ddl import ops
-        from keras_ddl._tf_compat import tf
+        from keras_ddl.compat.tensorflow import tf
 
         tensor = tf.constant(array)
         common = {"name": call.name, "comm": self.comm}

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 import keras_ddl
-from keras_ddl import _durable
 from keras_ddl import checkpoint as ckpt
+from keras_ddl.checkpoint import durable
 from parallel.strategy_common import RANK, STRATEGY, X, Y, check_equal_on_all_ranks, keras
 
 OPTIMIZERS = {
@@ -31,7 +31,7 @@ class KillInThirdEpoch(keras.callbacks.Callback):
 
 
 def kill_in_third_publish():
-    publish, calls = _durable.publish, []
+    publish, calls = durable.publish, []
 
     def publish_or_die(staged, final, *, replace):
         calls.append(final)
@@ -39,7 +39,7 @@ def kill_in_third_publish():
             os.kill(os.getpid(), signal.SIGKILL)
         publish(staged, final, replace=replace)
 
-    _durable.publish = publish_or_die
+    durable.publish = publish_or_die
 
 
 def train(name, *parts):

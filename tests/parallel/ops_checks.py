@@ -8,7 +8,7 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl import ops
-from keras_ddl._tf_compat import load_ops, tf
+from keras_ddl.compat.tensorflow import load_ops, tf
 from parallel.rank_program import skip
 
 # One thread for the ops of a graph: an op that blocked it while waiting for other ranks would stop everything.

@@ -6,7 +6,7 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl import errors, ops
-from keras_ddl._tf_compat import tf
+from keras_ddl.compat.tensorflow import tf
 from parallel.rank_program import skip
 
 keras_ddl.init()

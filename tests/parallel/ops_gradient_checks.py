@@ -8,7 +8,7 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl import ops
-from keras_ddl._tf_compat import tf
+from keras_ddl.compat.tensorflow import tf
 
 keras_ddl.init()
 RANK, SIZE = keras_ddl.rank(), keras_ddl.size()

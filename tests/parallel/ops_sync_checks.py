@@ -4,7 +4,7 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl import errors, ops
-from keras_ddl._tf_compat import asynchronous, auto_control_deps, tf
+from keras_ddl.compat.tensorflow import asynchronous, auto_control_deps, tf
 
 keras_ddl.init()
 RANK, SIZE = keras_ddl.rank(), keras_ddl.size()

@@ -5,7 +5,7 @@ import pytest
 
 import keras_ddl
 from keras_ddl import errors, ops
-from keras_ddl._tf_compat import tf
+from keras_ddl.compat.tensorflow import tf
 
 tf.config.threading.set_inter_op_parallelism_threads(1)
 keras_ddl.init()

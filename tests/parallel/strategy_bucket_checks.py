@@ -6,8 +6,8 @@ import time
 import numpy as np
 
 import keras_ddl
-from keras_ddl._tf_compat import tf
-from keras_ddl.bucket_sparse import all_reduce_slices
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy.sparse import all_reduce_slices
 from parallel.strategy_common import (
     RANK,
     SIZE,
@@ -20,7 +20,7 @@ set_precision("float64")
 
 def check_bucket_size_is_agreed_and_measured_once():
     """Ranks of different settings and different clocks plan the same buckets."""
-    from keras_ddl import bucket_size
+    from keras_ddl.strategy import bucket_size
 
     before = dict(os.environ)
     os.environ["KERAS_DDL_BUCKET_BYTES"] = "auto" if RANK == 0 else str(1000 + RANK)
@@ -96,7 +96,7 @@ def check_slices_are_reduced_as_rows_or_as_a_table():
 
 
 def check_only_plain_sgd_lets_rows_be_added_up():
-    from keras_ddl._keras_patches.optimizer import _is_linear
+    from keras_ddl.strategy.keras_patches.optimizer import _is_linear
 
     assert _is_linear(keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1))
     for limit in ("clipnorm", "clipvalue", "global_clipnorm"):

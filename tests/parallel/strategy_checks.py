@@ -2,7 +2,7 @@
 
 import os
 
-from keras_ddl._tf_compat import tf
+from keras_ddl.compat.tensorflow import tf
 from parallel.strategy_common import (
     SIZE,
     WEIGHTS,

@@ -8,7 +8,7 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl import ops
-from keras_ddl._tf_compat import tf
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, RankMismatchError
 from parallel.strategy_common import RANK, SIZE, STRATEGY, X, Y, dense_model, keras, set_precision
 

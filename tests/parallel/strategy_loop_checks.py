@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from keras_ddl import data
-from keras_ddl._tf_compat import tf
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy import data
 from parallel.strategy_common import (
     RANK,
     SIZE,

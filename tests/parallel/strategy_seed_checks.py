@@ -5,7 +5,7 @@ import random
 import numpy as np
 
 import keras_ddl
-from keras_ddl._tf_compat import tf
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 
 import keras  # isort: skip

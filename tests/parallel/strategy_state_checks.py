@@ -6,7 +6,7 @@ Run by test_strategy.py.
 import numpy as np
 
 import keras_ddl
-from keras_ddl._tf_compat import tf
+from keras_ddl.compat.tensorflow import tf
 from parallel.strategy_common import (
     RANK,
     SIZE,

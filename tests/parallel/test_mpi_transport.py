@@ -15,14 +15,14 @@ def transport_program():
     import numpy as np
     from mpi4py import MPI
 
-    from keras_ddl import _native_library
+    from keras_ddl.communicator import native_library
 
     world = MPI.COMM_WORLD
     rank, peer = world.rank, 1 - world.rank
-    transport = _native_library.Transport()
+    transport = native_library.Transport()
     error = ctypes.create_string_buffer(1000)
-    assert _native_library.mpi_shim().ddl_mpi_create(world.py2f(), byref(transport), error, 1000) == 0, error.value
-    assert (transport.rank, transport.size, transport.abi_version) == (rank, 2, _native_library.ABI_VERSION)
+    assert native_library.mpi_shim().ddl_mpi_create(world.py2f(), byref(transport), error, 1000) == 0, error.value
+    assert (transport.rank, transport.size, transport.abi_version) == (rank, 2, native_library.ABI_VERSION)
     own = transport.self
 
     def function(index, result, *arguments):
@@ -129,11 +129,11 @@ def test_transport_needs_an_initialised_mpi():
     def work():
         import ctypes
 
-        from keras_ddl import _native_library
+        from keras_ddl.communicator import native_library
 
         error = ctypes.create_string_buffer(1000)
-        code = _native_library.mpi_shim().ddl_mpi_create(0, ctypes.byref(_native_library.Transport()), error, 1000)
-        return code, error.value.decode(), _native_library.mpi_text("ddl_mpi_loaded_version")
+        code = native_library.mpi_shim().ddl_mpi_create(0, ctypes.byref(native_library.Transport()), error, 1000)
+        return code, error.value.decode(), native_library.mpi_text("ddl_mpi_loaded_version")
 
     code, text, version = run_ranks(work, 1).check().ranks[0].result
     assert code == 9

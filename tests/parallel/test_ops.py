@@ -34,7 +34,7 @@ def test_all_reduce_of_more_than_2_to_the_31_bytes():
     def work():
         import keras_ddl
         from keras_ddl import ops
-        from keras_ddl._tf_compat import tf
+        from keras_ddl.compat.tensorflow import tf
 
         keras_ddl.init()
 

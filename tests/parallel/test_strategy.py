@@ -39,10 +39,10 @@ def test_strategy_warns_of_an_unknown_keras():
     def make():
         import warnings
 
-        from keras_ddl import _keras_compat
+        from keras_ddl.compat import keras as keras_compat
 
-        _keras_compat.keras.__version__ = "4.0.0"
-        del _keras_compat.BatchNormalization._moments
+        keras_compat.keras.__version__ = "4.0.0"
+        del keras_compat.BatchNormalization._moments
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             import keras_ddl
@@ -62,7 +62,7 @@ def test_strategy_fit_reports_a_mismatch_inside_a_step():
 
         import keras_ddl
         from keras_ddl import ops
-        from keras_ddl._tf_compat import tf
+        from keras_ddl.compat.tensorflow import tf
 
         strategy = keras_ddl.Strategy()
         import keras

@@ -14,7 +14,7 @@ def train():
     import numpy as np
 
     import keras_ddl
-    from keras_ddl._tf_compat import tf
+    from keras_ddl.compat.tensorflow import tf
 
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.threading.set_intra_op_parallelism_threads(1)

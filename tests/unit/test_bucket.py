@@ -3,9 +3,9 @@
 import itertools
 import random
 
-from keras_ddl import bucket_size
-from keras_ddl.bucket import plan_buckets
-from keras_ddl.bucket_size import BucketSize
+from keras_ddl.strategy import bucket_size
+from keras_ddl.strategy.bucket_size import BucketSize
+from keras_ddl.strategy.buckets import plan_buckets
 
 
 def plan(sizes, dtypes=None, **bounds):

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from keras_ddl.cost_model import (
+from keras_ddl.errors import ConfigError
+from keras_ddl.topology import choose as topology_choose
+from keras_ddl.topology import parse_mode
+from keras_ddl.topology import predict as topology_predict
+from keras_ddl.topology.cost_model import (
     Cluster,
     Dimension,
     box,
@@ -24,11 +28,7 @@ from keras_ddl.cost_model import (
     scattered_ring,
     stages,
 )
-from keras_ddl.cost_model_links import shared_memory
-from keras_ddl.errors import ConfigError
-from keras_ddl.topology import choose as topology_choose
-from keras_ddl.topology import parse_mode
-from keras_ddl.topology import predict as topology_predict
+from keras_ddl.topology.links import shared_memory
 
 MB = 1e6
 FAST, NETWORK, UPLINK = 10e9, 1e9, 0.5e9

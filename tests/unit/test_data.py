@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from keras_ddl import data
-from keras_ddl._tf_compat import tf
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import data
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

@@ -48,7 +48,7 @@ def test_from_code_tells_a_rank_that_left_from_one_that_died():
 
 
 def test_a_rank_that_left_is_found_behind_other_errors():
-    from keras_ddl._error_report import _has_left
+    from keras_ddl.communicator.error_report import _has_left
 
     left, died = errors.from_code(14, "rank 1 has left"), errors.from_code(10, "rank 1 died")
     for inner, expected in ((left, True), (died, False)):

@@ -2,8 +2,9 @@
 
 import pytest
 
-from keras_ddl import _op_errors, errors
-from keras_ddl._tf_compat import tf
+from keras_ddl import errors
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.ops import errors as op_errors
 
 MESSAGE = "all_reduce 'loss': ranks disagree. Received: [2] and [3]."
 
@@ -19,7 +20,7 @@ MESSAGE = "all_reduce 'loss': ranks disagree. Received: [2] and [3]."
     ],
 )
 def test_from_tensorflow_takes_tensorflows_decoration_off(text):
-    translated = _op_errors.from_tensorflow(tf.errors.FailedPreconditionError(None, None, text))
+    translated = op_errors.from_tensorflow(tf.errors.FailedPreconditionError(None, None, text))
     assert isinstance(translated, errors.RankMismatchError)
     assert str(translated) == MESSAGE
 
@@ -38,13 +39,13 @@ def test_from_tensorflow_takes_tensorflows_decoration_off(text):
 )
 def test_translate_errors_keeps_the_kind_and_the_cause(tensorflow_error, kind):
     original = tensorflow_error(None, None, "keras_ddl: why")
-    with pytest.raises(kind, match="^why$") as caught, _op_errors.translate_errors():
+    with pytest.raises(kind, match="^why$") as caught, op_errors.translate_errors():
         raise original
     assert caught.value.__cause__ is original
 
 
 def test_translate_errors_leaves_other_errors_alone():
     for original in (tf.errors.AbortedError(None, None, "not ours"), ValueError("keras_ddl: neither")):
-        with pytest.raises(type(original)) as caught, _op_errors.translate_errors():
+        with pytest.raises(type(original)) as caught, op_errors.translate_errors():
             raise original
         assert caught.value is original

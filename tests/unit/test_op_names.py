@@ -2,9 +2,9 @@
 
 import pytest
 
-from keras_ddl import _op_names
-from keras_ddl._tf_compat import tf
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
+from keras_ddl.ops import names
 
 
 def traced(function, *args) -> list[str]:
@@ -15,14 +15,14 @@ def traced(function, *args) -> list[str]:
 
 
 def test_eager_names_are_one_queue_in_program_order():
-    assert _op_names.resolve(None, "all_reduce") == _op_names.resolve(None, "broadcast") == _op_names.EAGER
-    assert [_op_names.resolve("loss", "all_reduce") for _ in range(2)] == ["loss", "loss"]
+    assert names.resolve(None, "all_reduce") == names.resolve(None, "broadcast") == names.EAGER
+    assert [names.resolve("loss", "all_reduce") for _ in range(2)] == ["loss", "loss"]
 
 
 def test_graph_names_are_unique_in_a_graph_and_equal_after_retracing():
     def step(found, x):
         for name in (None, None, "loss", "loss", "loss_1"):
-            found(_op_names.resolve(name, "all_reduce"))
+            found(names.resolve(name, "all_reduce"))
         return x
 
     first = traced(step, tf.constant(1.0))
@@ -35,7 +35,7 @@ def test_graph_names_are_unique_in_a_graph_and_equal_after_retracing():
 def test_branches_and_bodies_are_numbered_within_the_function():
     def step(found, x):
         def leaf(y):
-            found(_op_names.resolve(None, "all_reduce"))
+            found(names.resolve(None, "all_reduce"))
             return y
 
         for _ in range(2):
@@ -53,7 +53,7 @@ def test_branches_and_bodies_are_numbered_within_the_function():
 def test_given_names_differ_between_conditionals_but_not_between_branches_of_one():
     def step(found, x):
         def leaf(y):
-            found(_op_names.resolve("loss", "all_reduce"))
+            found(names.resolve("loss", "all_reduce"))
             return y
 
         for _ in range(2):
@@ -69,7 +69,7 @@ def test_given_names_differ_between_conditionals_but_not_between_branches_of_one
 
 def test_names_in_nested_functions_do_not_depend_on_the_caller():
     def inner(found, x):
-        found(_op_names.resolve(None, "all_reduce"))
+        found(names.resolve(None, "all_reduce"))
         return x
 
     direct = traced(inner, tf.constant(1.0))
@@ -82,10 +82,10 @@ def test_names_in_nested_functions_do_not_depend_on_the_caller():
 
 def test_names_of_each_communicator_are_counted_apart():
     def step(found, x, with_others):
-        found(_op_names.resolve(None, "all_reduce"))
+        found(names.resolve(None, "all_reduce"))
         if with_others:
-            others.append([_op_names.resolve(None, "all_reduce", "row/", number) for number in (5, 5, 6)])
-        found(_op_names.resolve(None, "all_reduce"))
+            others.append([names.resolve(None, "all_reduce", "row/", number) for number in (5, 5, 6)])
+        found(names.resolve(None, "all_reduce"))
         return x
 
     others: list[list[str]] = []
@@ -97,10 +97,10 @@ def test_names_of_each_communicator_are_counted_apart():
 
 
 def test_derived_names_stay_within_what_the_core_takes():
-    assert _op_names.derived("loss", "grad") == "loss/grad"
-    assert _op_names.derived(_op_names.EAGER, "grad") == _op_names.EAGER
+    assert names.derived("loss", "grad") == "loss/grad"
+    assert names.derived(names.EAGER, "grad") == names.EAGER
     long = ["x" * 899 + end for end in "ab"]
-    derived = {_op_names.derived(_op_names.derived(name, "grad"), "grad") for name in long}
+    derived = {names.derived(names.derived(name, "grad"), "grad") for name in long}
     assert len(derived) == 2
     assert max(map(len, derived)) <= 900
 
@@ -108,4 +108,4 @@ def test_derived_names_stay_within_what_the_core_takes():
 @pytest.mark.parametrize("name", ["", "x" * 901, "\N{GREEK SMALL LETTER LAMDA}" * 451, 7])
 def test_names_must_be_short_texts(name):
     with pytest.raises(ConfigError, match="name must be a text of 1 to 900 bytes"):
-        _op_names.resolve(name, "all_reduce")
+        names.resolve(name, "all_reduce")

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import keras_ddl
-from keras_ddl import _tf_compat, errors, ops
-from keras_ddl._tf_compat import load_ops, tf
+from keras_ddl import errors, ops
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import load_ops, tf
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_the_library_is_loaded_once_whichever_threads_ask_first(monkeypatch):
         return load(path)
 
     monkeypatch.setattr(tf, "load_op_library", slowly)
-    _tf_compat._load_ops.cache_clear()
+    tf_compat._load_ops.cache_clear()
     with ThreadPoolExecutor(4) as threads:
         libraries = list(threads.map(lambda _: load_ops(), range(4)))
     assert len(loads) == 1

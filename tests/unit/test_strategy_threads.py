@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from keras_ddl import strategy_threads
-from keras_ddl._tf_compat import tf
-from keras_ddl.strategy_threads import threads_of
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy import threads
+from keras_ddl.strategy.threads import threads_of
 
 
 def test_threads_are_the_share_of_cores_that_ranks_of_the_host_may_use():
@@ -31,7 +31,7 @@ def test_threads_that_somebody_chose_stay(monkeypatch, variable, chosen):
         monkeypatch.setitem(os.environ, "TF_NUM_INTRAOP_THREADS", variable)
     else:
         monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
-    strategy_threads._set("intra", 2)
+    threads._set("intra", 2)
     assert set_to == ([] if variable or chosen else [2])
 
 
@@ -41,4 +41,4 @@ def test_threads_of_a_tensorflow_that_has_started_stay(monkeypatch):
 
     monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: 0)
     monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", refuse)
-    strategy_threads._set("intra", 2)
+    threads._set("intra", 2)

@@ -1,4 +1,4 @@
-"""The way through the house: which part may import which, and where foreign private interfaces may be touched."""
+"""The way through the house: which folder may import which, and where foreign private interfaces may be touched."""
 
 from __future__ import annotations
 
@@ -10,34 +10,21 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A module may import from its own layer and from those above it in this list.
-LAYERS = [
-    ("keras_ddl.errors", "keras_ddl._durable"),
-    ("keras_ddl.config", "keras_ddl._environment", "keras_ddl._error_report", "keras_ddl._tf_packages"),
-    ("keras_ddl._whereabouts",),
-    ("keras_ddl.cost_model",),
-    ("keras_ddl.topology",),
-    ("keras_ddl._native", "keras_ddl._mpi"),
-    ("keras_ddl._timeline_recording",),
-    ("keras_ddl.group",),
-    ("keras_ddl.communicator", "keras_ddl.timeline"),
-    ("keras_ddl.launch",),
-    ("keras_ddl._tf_compat",),
-    ("keras_ddl._op_arguments", "keras_ddl._op_errors", "keras_ddl._op_names", "keras_ddl._variables"),
-    ("keras_ddl._raw_ops",),
-    ("keras_ddl.ops", "keras_ddl.ops_gradients"),
-    ("keras_ddl.bucket", "keras_ddl.data"),
-    ("keras_ddl._keras_compat",),
-    ("keras_ddl.strategy_extended", "keras_ddl.strategy_share"),
-    ("keras_ddl.strategy_agreement",),
-    ("keras_ddl._keras_patches",),
-    ("keras_ddl.strategy",),
-    ("keras_ddl.schedules",),
-    ("keras_ddl.checkpoint", "keras_ddl.model_state", "keras_ddl._tensor_bundle"),
-    ("keras_ddl.export",),
-    ("keras_ddl.callbacks",),
-    ("keras_ddl.cli",),
+# A folder (or a module of keras_ddl/ itself) may import from its own line and from those above it.
+LINE = [
+    ("errors",),
+    ("config",),
+    ("topology",),
+    ("communicator",),
+    ("timeline", "launch", "schedules", "compat"),
+    ("ops",),
+    ("strategy", "checkpoint"),
+    ("export",),
+    ("callbacks",),
+    ("cli",),
+    ("data", "model_state", "cost_model"),  # public names of what lies in a folder: nothing here imports them
 ]
+PLACE = {folder: number for number, folders in enumerate(LINE) for folder in folders}
 
 
 def python_modules() -> dict[str, Path]:
@@ -51,22 +38,16 @@ def python_modules() -> dict[str, Path]:
 
 
 MODULES = python_modules()
+INSIDE = sorted(set(MODULES) - {"keras_ddl"})
 
 
-def layer_of(module: str) -> int | None:
-    """The longest listed prefix decides, so that `keras_ddl._keras_patches` and its submodules share a layer."""
-    best = None
-    length = -1
-    for index, prefixes in enumerate(LAYERS):
-        for prefix in prefixes:
-            matches = module == prefix or module.startswith((prefix + ".", prefix + "_"))
-            if matches and len(prefix) > length:
-                best, length = index, len(prefix)
-    return best
+def folder_of(module: str) -> str:
+    return module.split(".")[1]
 
 
-def imports_of(name: str, path: Path) -> set[str]:
-    """Absolute names of the keras_ddl modules that `path` imports, wherever the import stands (not for typing only)."""
+def imports_of(name: str) -> set[str]:
+    """Names of the keras_ddl modules that a module imports, wherever the import stands (not for typing only)."""
+    path = MODULES[name]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     typing_only = {
@@ -91,26 +72,30 @@ def imports_of(name: str, path: Path) -> set[str]:
     for target in found:
         while target and target not in MODULES:
             target = target.rpartition(".")[0]
-        if target and target != "keras_ddl":
+        if target:
             resolved.add(target)
     return resolved - {name}
 
 
-def test_layers_cover_every_module() -> None:
-    lost = [name for name in MODULES if name != "keras_ddl" and layer_of(name) is None]
-    assert lost == [], "give these modules a place in LAYERS"
-
-
-@pytest.mark.parametrize("name", sorted(set(MODULES) - {"keras_ddl"}))
-def test_imports_point_left(name: str) -> None:
-    wrong = [t for t in imports_of(name, MODULES[name]) if layer_of(t) > layer_of(name)]
-    assert wrong == [], f"{name} imports from a later layer"
+@pytest.mark.parametrize("name", INSIDE)
+def test_imports_point_one_way(name: str) -> None:
+    assert folder_of(name) in PLACE, "give this folder a place in LINE"
+    targets = imports_of(name)
+    place = PLACE[folder_of(name)]
+    back = [t for t in targets if t != "keras_ddl" and PLACE[folder_of(t)] > place]
+    assert back == [], f"{name} imports from further along the line"
+    beside = [
+        t for t in targets if t != "keras_ddl" and PLACE[folder_of(t)] == place and folder_of(t) != folder_of(name)
+    ]
+    assert beside == [], f"{name} imports from a folder of its own line: those stand side by side"
+    if folder_of(name) != "cli":  # the package's names lead to everything
+        assert "keras_ddl" not in targets, f"{name} imports from keras_ddl/__init__.py, which imports it"
 
 
 def test_no_circle_of_imports() -> None:
     # Imports inside functions count too: they only put a circle off. Left out are the package itself, whose names are
     # imported on first use, and that importing a submodule also runs its package's __init__, which imports its parts.
-    waiting = {name: imports_of(name, path) for name, path in MODULES.items() if name != "keras_ddl"}
+    waiting = {name: imports_of(name) - {"keras_ddl"} for name in INSIDE}
     while free := [name for name, targets in waiting.items() if not targets & waiting.keys()]:
         for name in free:
             del waiting[name]
@@ -118,19 +103,26 @@ def test_no_circle_of_imports() -> None:
     assert circles == {}, "these modules import one another, or modules that do"
 
 
+def test_modules_beside_the_folders_are_what_users_import_by_name() -> None:
+    beside = {path.stem for path in (ROOT / "keras_ddl").glob("*.py")}
+    assert beside == {"__init__", "config", "errors", "cost_model", "data", "model_state", "schedules", "timeline"}
+
+
 @pytest.mark.parametrize(
     ("pattern", "home"),
     [
         # The launcher's wrapper asks the kernel (prctl) to outlive nobody, and is too light for the native library.
-        (r"^\s*(import|from) ctypes", {"keras_ddl._native", "keras_ddl.launch.processes"}),
-        (r"^\s*(import|from) tensorflow\.python|tf\.python\b", {"keras_ddl._tf_compat"}),
-        (r"^\s*(import|from) keras\.src", {"keras_ddl._keras_compat"}),
+        (
+            r"^\s*(import|from) ctypes",
+            {"communicator.binding", "communicator.native_library", "communicator.native_timeline", "launch.processes"},
+        ),
+        (r"^\s*(import|from) tensorflow\.python|tf\.python\b", {"compat.tensorflow"}),
+        (r"^\s*(import|from) keras\.src", {"compat.keras"}),
     ],
 )
 def test_private_interfaces_have_one_home(pattern: str, home: set[str]) -> None:
     users = {n for n, p in MODULES.items() if re.search(pattern, p.read_text(encoding="utf-8"), re.MULTILINE)}
-    strangers = {u for u in users if not any(u == h or u.startswith((h + ".", h + "_")) for h in home)}
-    assert strangers == set()
+    assert users == {f"keras_ddl.{name}" for name in home}
 
 
 @pytest.mark.parametrize(

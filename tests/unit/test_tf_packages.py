@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from keras_ddl import _tf_packages
+from keras_ddl.compat import tensorflow_packages
 from keras_ddl.errors import DependencyError
 
 
@@ -14,7 +14,7 @@ def install(folder, name: str, version: str, content: str) -> None:
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    lines = [f"{path},sha256={content},1000" for path in _tf_packages._LIBRARIES] if content else []
+    lines = [f"{path},sha256={content},1000" for path in tensorflow_packages._LIBRARIES] if content else []
     (info / "RECORD").write_text("\n".join(["tensorflow/__init__.py,sha256=x,10", *lines]) + "\n")
 
 
@@ -28,7 +28,7 @@ def test_two_tensorflows_of_different_content_are_refused(site):
     install(site, "tensorflow-cpu", "2.21.0", "cpu")
     install(site, "tensorflow", "2.21.0", "gpu")
     with pytest.raises(DependencyError) as caught:
-        _tf_packages.check_one_tensorflow()
+        tensorflow_packages.check_one_tensorflow()
     text = str(caught.value)
     assert "tensorflow 2.21.0 and tensorflow-cpu 2.21.0" in text
     assert "pip uninstall -y tensorflow tensorflow-cpu && pip install tensorflow-cpu==2.21.0" in text
@@ -38,7 +38,7 @@ def test_two_versions_of_tensorflow_are_refused(site):
     install(site, "tensorflow-cpu", "2.21.0", "new")
     install(site, "tensorflow", "2.20.0", "old")
     with pytest.raises(DependencyError, match=r"tensorflow 2\.20\.0 and tensorflow-cpu 2\.21\.0"):
-        _tf_packages.check_one_tensorflow()
+        tensorflow_packages.check_one_tensorflow()
 
 
 @pytest.mark.parametrize(
@@ -53,28 +53,28 @@ def test_two_versions_of_tensorflow_are_refused(site):
 def test_one_tensorflow_is_accepted(site, packages):
     for name, content in packages:
         install(site, name, "2.21.0", content)
-    _tf_packages.check_one_tensorflow()
+    tensorflow_packages.check_one_tensorflow()
 
 
 @pytest.mark.parametrize("version", ["2.16.1", "2.21.0", "2.22.0-rc1", "2.30.1"])
 def test_check_version_accepts_what_the_c_api_serves(version):
-    assert _tf_packages.check_version(version, (2, 16)) == tuple(int(word) for word in version.split(".")[:2])
+    assert tensorflow_packages.check_version(version, (2, 16)) == tuple(int(word) for word in version.split(".")[:2])
 
 
 @pytest.mark.parametrize("version", ["2.15.1", "1.15.0", "3.0.0"])
 def test_check_version_names_what_to_install(version):
     with pytest.raises(DependencyError, match=rf"2\.16 or newer, below 3\.0.*TensorFlow {version}.*keras_ddl\[cpu\]"):
-        _tf_packages.check_version(version, (2, 16))
+        tensorflow_packages.check_version(version, (2, 16))
 
 
 def test_check_keras_backend_reads_the_environment(monkeypatch):
     monkeypatch.delitem(sys.modules, "keras", raising=False)
     for accepted in ("", "tensorflow"):
         monkeypatch.setenv("KERAS_BACKEND", accepted)
-        _tf_packages.check_keras_backend()
+        tensorflow_packages.check_keras_backend()
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     with pytest.raises(DependencyError, match="KERAS_BACKEND = 'jax'.*KERAS_BACKEND=tensorflow"):
-        _tf_packages.check_keras_backend()
+        tensorflow_packages.check_keras_backend()
 
 
 def test_check_keras_backend_reads_the_keras_that_is_imported(monkeypatch):
@@ -82,7 +82,7 @@ def test_check_keras_backend_reads_the_keras_that_is_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "keras", keras)
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     with pytest.raises(DependencyError, match="imported with backend 'torch'"):
-        _tf_packages.check_keras_backend()
+        tensorflow_packages.check_keras_backend()
 
 
 BLOCK = "import sys; sys.modules['tensorflow'] = None; import keras_ddl\n"

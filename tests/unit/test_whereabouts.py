@@ -3,7 +3,7 @@
 import json
 import threading
 
-from keras_ddl import _whereabouts
+from keras_ddl.communicator import stack_position
 
 
 def seen_from_another_thread(during) -> str:
@@ -11,7 +11,7 @@ def seen_from_another_thread(during) -> str:
     looked = threading.Event()
 
     def look():
-        found.append(_whereabouts.main_thread())
+        found.append(stack_position.main_thread())
         looked.set()
 
     during(threading.Thread(target=look), looked)
@@ -47,6 +47,6 @@ def test_position_behind_a_callback_from_a_library():
 def test_answers_until_closed():
     questions = iter([True, True, False])
     answers = []
-    _whereabouts.answer_questions(lambda: next(questions), answers.append)
+    stack_position.answer_questions(lambda: next(questions), answers.append)
     assert len(answers) == 2
-    assert all("test_whereabouts.py:" in answer or "_whereabouts.py" in answer for answer in answers)
+    assert all("test_whereabouts.py:" in answer or "stack_position.py" in answer for answer in answers)

@@ -1,0 +1,250 @@
+"""A Keras model's state in a checkpoint: which variables, under which keys, written and read back.
+
+Weights are kept under `weights/<path of the Keras variable>`, the keys that the base graph's variables also have, so
+an export copies key to key and needs neither Keras nor the model's code. Metrics are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from keras_ddl import checkpoint as ckpt
+from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.errors import CheckpointError
+
+WEIGHTS = "weights"
+OPTIMIZER = "optimizer"
+GOLDEN = "golden.npz"
+_SEED = "seed_generator_state"
+_WHAT = "A checkpoint"
+
+Table = Sequence[Sequence[Any]]  # rows [key, dtype name, shape]
+
+
+class Base(Protocol):
+    """What `save_checkpoint` asks of an export.BaseGraph."""
+
+    def extra_variables(self) -> Mapping[str, Any]:
+        """Variables that the graph reads and the model does not track, by key."""
+
+    def evidence(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """(arrays for golden.npz: sample rows and their answers, record for state.json), with the current weights."""
+
+
+def save_checkpoint(
+    model: Any,
+    ckpt_dir: str | Path,
+    step: int,
+    epoch: int | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    *,
+    monitor: str | None = None,
+    mode: str = "auto",
+    optimizer: bool = True,
+    base: Base | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> ckpt.Checkpoint:
+    """Writes weights, BatchNormalization statistics, seeds and optimizer state to `ckpt_dir/ckpt-<step>/`, atomically.
+
+    To be called by one process (rank 0); contains no collective. What is saved does not depend on the Strategy.
+
+    Args:
+        model: a built keras.Model.
+        step: optimizer steps taken, the checkpoint's name; one of the same step is replaced.
+        epoch: epochs finished, which is the `initial_epoch` of a resumed fit.
+        metrics: name -> number; what 'best' compares.
+        monitor, mode: the metric that 'best' takes by default, and 'min', 'max' or 'auto'.
+        optimizer: also keep the optimizer's variables (if the model has an optimizer that is built).
+        base: what export.write_base_graph returned in this process; adds the golden outputs that an export compares
+            with, and a record of whether the graph still answers as the live model does.
+        extra: JSON values to be returned by `restore_checkpoint`.
+    Returns: the checkpoint written.
+    Raises: CheckpointError: the model is not built; not writable; disk full. Nothing half-written is left.
+    Cost: one write and one read (SHA-256) of the state; with `base`, two forward passes of the sample.
+    """
+    variables = weights_of(model)
+    if not variables:
+        raise CheckpointError(f"A checkpoint keeps weights. Received: {model.name!r} with no weights. Nothing to keep.")
+    held = optimizer_variables_of(model) if optimizer else {}
+    golden, record = base.evidence() if base is not None else ({}, {})
+
+    def fill(folder: Path) -> dict[str, Any]:
+        weights = {key: tensor_of(variable) for key, variable in variables.items()}
+        if base is not None:
+            weights.update({key: tensor_of(variable) for key, variable in base.extra_variables().items()})
+        bundle.write(str(folder / WEIGHTS), weights)
+        if held:
+            bundle.write(str(folder / OPTIMIZER), {key: tensor_of(variable) for key, variable in held.items()})
+        if golden:
+            import numpy as np
+
+            np.savez(folder / GOLDEN, **golden)
+        return {"weights": table(variables), "optimizer": table(held) if held else None, "base": dict(record)}
+
+    return ckpt.write(ckpt_dir, step, fill, epoch=epoch, metrics=metrics, monitor=monitor, mode=mode, extra=extra)
+
+
+def restore_checkpoint(
+    model: Any,
+    ckpt_dir: str | Path,
+    which: str | int = "latest",
+    *,
+    optimizer: bool = True,
+    seeds: str = "all",
+    metric: str | None = None,
+) -> ckpt.Checkpoint:
+    """Reads a checkpoint back into a built, compiled model: training goes on as if it had not stopped.
+
+    Every rank may call it (it only reads); or rank 0 calls it and broadcasts. All names, shapes and dtypes are compared
+    before the first variable is changed.
+
+    Args:
+        which: 'latest', 'best' (by `metric`, default the monitored one) or a step.
+        optimizer: also restore the optimizer's variables, building the optimizer if need be.
+        seeds: of the seed generators (dropout, random layers): 'all' restores them, 'counter' keeps this process's own
+            seed and restores how far it was used (for ranks other than 0, whose seeds differ from the saved ones),
+            'none' leaves them.
+    Returns: the checkpoint, with its `step`, `epoch` (finished epochs: pass as initial_epoch), `metrics`, `extra`.
+    Raises: CheckpointError: no such checkpoint, damaged, or of another model (names the first variable that differs).
+    """
+    if seeds not in ("all", "counter", "none"):
+        raise CheckpointError(f"seeds is one of 'all', 'counter', 'none'. Received: {seeds!r}.")
+    found = ckpt.find(ckpt_dir, which, metric)
+    ckpt.validate(found)
+    state = found.state or {}
+    variables = weights_of(model)
+    pairs = [(found.weights, variables, match(table(variables), state["weights"], "weight", found.path))]
+    if optimizer and getattr(model, "optimizer", None) is not None:
+        if state["optimizer"] is None:
+            raise CheckpointError(
+                f"An exact resume needs the optimizer's state. Received: {found.path}, which holds weights only. "
+                f"Pass optimizer=False to start the optimizer anew."
+            )
+        held = optimizer_variables_of(model, build=True)
+        pairs.append((found.optimizer, held, match(table(held), state["optimizer"], "optimizer variable", found.path)))
+    for prefix, targets, source in pairs:
+        with bundle.translated(_WHAT, prefix, CheckpointError):
+            values = bundle.read(prefix, {key: _dtype(targets[target]) for target, key in source.items()})
+        for target, key in source.items():
+            _assign(targets[target], values[key], seeds)
+    return found
+
+
+def weights_of(model: Any) -> dict[str, Any]:
+    """Returns key -> Keras variable of all a model's weights and seed states, in Keras's order, each once.
+
+    Paths that several variables share get '#2', '#3'... in that order.
+    """
+    if not getattr(model, "built", True):
+        raise CheckpointError(
+            f"Only a built model has weights to keep. Received: {type(model).__name__} {model.name!r}, not built yet. "
+            f"Call it on a batch, or give it an Input, first."
+        )
+    return _keyed(WEIGHTS, model.variables)
+
+
+def optimizer_variables_of(model: Any, build: bool = False) -> dict[str, Any]:
+    """Returns key -> variable of a model's optimizer; nothing if it has none, or (without `build`) is not built."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or not (build or optimizer.built):
+        return {}
+    if not optimizer.built:
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
+    return _keyed(OPTIMIZER, optimizer.variables)
+
+
+def match(targets: Table, stored: Table, what: str, source: Path | str) -> dict[str, str]:
+    """Returns target key -> stored key for every row of `targets`.
+
+    Keras numbers names anew in each process (`dense_7` may have been `dense`) and puts the scope before them in which
+    a variable happened to be made. So when keys differ, the order decides, provided that the ends of the names (layer
+    and weight, or the optimizer's slot) without their numbers, dtypes and shapes agree throughout.
+    Raises: CheckpointError: they do not; names the first difference.
+    """
+    here = {key: (dtype, tuple(shape)) for key, dtype, shape in targets}
+    there = {key: (dtype, tuple(shape)) for key, dtype, shape in stored}
+    if set(here) == set(there):
+        pairs = {key: key for key in here}
+    else:
+        pairs = dict(zip(here, there))
+        differs = next((pair for pair in pairs.items() if _end_of_name(pair[0]) != _end_of_name(pair[1])), None)
+        if len(here) != len(there) or differs:
+            where = (
+                f"{bundle.name_of(differs[1])} there, {bundle.name_of(differs[0])} here"
+                if differs
+                else "one list ends early"
+            )
+            _other_model(source, f"{len(there)} {what}s there, {len(here)} here; first difference: {where}")
+    for target, key in pairs.items():
+        if here[target] != there[key]:
+            _other_model(source, f"{bundle.name_of(target)} is {_show(there[key])} there, {_show(here[target])} here")
+    return pairs
+
+
+def table(variables: Mapping[str, Any]) -> Table:
+    """Returns [key, dtype name, shape] of each variable, in order: what `match` compares and state.json keeps."""
+    return [[key, _dtype(variable), list(variable.shape)] for key, variable in variables.items()]
+
+
+def tensor_of(variable: Any) -> Any:
+    """Returns the value of a Keras or TensorFlow variable as a tensor."""
+    import tensorflow as tf
+
+    value = variable.value
+    return variable.read_value() if callable(value) else tf.convert_to_tensor(value)
+
+
+def is_seed(variable: Any) -> bool:
+    """Whether a Keras variable is the state of a seed generator."""
+    return variable.path.endswith(_SEED)
+
+
+def named(variables: Sequence[Any]) -> dict[str, Any]:
+    """Returns name -> variable, each once, in order: its Keras path, with '#2', '#3'... where several share one."""
+    names: dict[str, Any] = {}
+    times: dict[str, int] = {}
+    for variable in {id(variable): variable for variable in variables}.values():
+        path = variable.path
+        times[path] = times.get(path, 0) + 1
+        names[path if times[path] == 1 else f"{path}#{times[path]}"] = variable
+    return names
+
+
+def _keyed(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
+    return {bundle.variable_key(prefix, name): variable for name, variable in named(variables).items()}
+
+
+def _dtype(variable: Any) -> str:
+    import tensorflow as tf
+
+    return tf.as_dtype(variable.dtype).name
+
+
+def _assign(variable: Any, value: Any, seeds: str) -> None:
+    import tensorflow as tf
+
+    if is_seed(variable) and seeds != "all":
+        if seeds == "none":
+            return
+        value = tf.concat([tensor_of(variable)[:1], value[1:]], axis=0)
+    variable.assign(value)
+
+
+def _end_of_name(key: str) -> str:
+    parts = 2 if key.startswith(WEIGHTS) else 1
+    return re.sub(r"_\d+(?=/|_|$)", "", "/".join(bundle.name_of(key).split("/")[-parts:]))
+
+
+def _show(spec: tuple[str, tuple[int, ...]]) -> str:
+    return f"{spec[0]}{list(spec[1])}"
+
+
+def _other_model(source: Path | str, difference: str) -> None:
+    raise CheckpointError(
+        f"A checkpoint goes back into the model it was saved from. Received: {source} of another model: {difference}. "
+        f"Build the model as it was, or give another checkpoint."
+    )

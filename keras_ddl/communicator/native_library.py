@@ -1,0 +1,174 @@
+"""The native libraries through ctypes: where they lie, what their functions take, mirrors of the structs in ddl.h.
+
+With binding.py and native_timeline.py, which make calls of them, the only module that uses ctypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+from keras_ddl import errors
+
+ABI_VERSION = 6
+FAILED_PRECONDITION = 9  # of ddl_code
+ERROR_BYTES = 4096  # of the buffers for messages
+
+_WarnFunction = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
+
+
+class Buffer(Structure):
+    _fields_ = (("input", c_void_p), ("output", c_void_p), ("count", c_uint64))
+
+
+class Request(Structure):
+    _fields_ = (
+        ("kind", c_uint32),
+        ("dtype", c_uint32),
+        ("op", c_uint32),
+        ("root", c_int32),
+        ("flags", c_uint32),
+        ("num_buffers", c_uint32),
+        ("buffers", POINTER(Buffer)),
+        ("row_count", c_uint64),
+        ("rows", c_uint64),
+        ("fingerprint", c_uint64),
+        ("step", c_uint64),
+        ("tolerance", c_double),
+        ("name", c_char_p),
+        ("detail", c_char_p),
+        ("allocate", c_void_p),
+        ("done", c_void_p),
+        ("user", c_void_p),
+    )
+
+
+class Transport(Structure):
+    """Opaque here: filled by the shim, read by the core."""
+
+    _fields_ = (
+        ("abi_version", c_uint32),
+        ("rank", c_int),
+        ("size", c_int),
+        ("self", c_void_p),
+        ("functions", c_void_p * 10),
+    )
+
+
+class Options(Structure):
+    _fields_ = (
+        ("abi_version", c_uint32),
+        ("group", POINTER(c_int32)),
+        ("outer", POINTER(c_int32)),
+        ("num_outer", c_uint32),
+        ("staging_bytes", c_uint64),
+        ("staged_only", c_uint32),
+        ("warn_after_s", c_double),
+        ("deadline_s", c_double),
+        ("lost_after_s", c_double),
+        ("warn", _WarnFunction),
+        ("warn_user", c_void_p),
+    )
+
+
+def library_path(name: str) -> Path:
+    """Returns the path of a native library, e.g. "libkeras_ddl.so".
+
+    Raises:
+        DependencyError: it is nowhere in the package.
+    """
+    package = sys.modules["keras_ddl"]
+    for folder in package.__path__:
+        path = Path(folder) / name
+        if path.exists():
+            return path
+    raise errors.DependencyError(
+        f"keras_ddl needs its native library {name}. It is not in {', '.join(package.__path__)}. "
+        "Install the package with pip (`pip install .` in a checkout); running from the source folder is not enough."
+    )
+
+
+def _load(name: str) -> ctypes.CDLL:
+    path = library_path(name)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise errors.DependencyError(f"{path} could not be loaded: {error}") from error
+
+
+def _declare(library: ctypes.CDLL, result: Any, **functions: tuple[Any, ...]) -> None:
+    for name, arguments in functions.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+
+
+@functools.cache
+def core() -> ctypes.CDLL:
+    """Returns libkeras_ddl.so with its functions declared.
+
+    Raises:
+        DependencyError: the library is missing, does not load, or has another ABI version.
+    """
+    library = _load("libkeras_ddl.so")
+    _declare(library, c_uint32, ddl_abi_version=())
+    if library.ddl_abi_version() != ABI_VERSION:
+        raise errors.DependencyError(
+            f"keras_ddl's Python code needs ABI version {ABI_VERSION} of libkeras_ddl.so. "
+            f"Received: version {library.ddl_abi_version()} in {library._name}. Reinstall keras_ddl."
+        )
+    _declare(library, c_void_p, ddl_create=(POINTER(Transport), POINTER(Options), c_char_p, c_size_t))
+    _declare(library, None, ddl_close=(c_void_p,), ddl_release=(c_void_p,), ddl_publish=(ctypes.c_int64, c_void_p))
+    _declare(library, None, ddl_work_free=(c_void_p,))
+    _declare(library, c_void_p, ddl_start=(c_void_p, POINTER(Request)), ddl_work_data=(c_void_p,))
+    _declare(library, c_int, ddl_work_wait=(c_void_p, c_int), ddl_work_code=(c_void_p,))
+    _declare(library, c_int, ddl_next_question=(c_void_p,))
+    _declare(library, None, ddl_hold=(c_void_p,), ddl_answer=(c_void_p, c_char_p))
+    _declare(library, c_int, ddl_try_run=(c_void_p, POINTER(Request), c_uint32))
+    _declare(library, c_char_p, ddl_work_message=(c_void_p,), ddl_describe=(c_void_p,))
+    _declare(library, POINTER(c_uint64), ddl_work_rows=(c_void_p,))
+    _declare(library, c_int, ddl_trace_start=(c_char_p, c_int, c_char_p, c_char_p, c_size_t))
+    _declare(library, c_int, ddl_trace_stop=(c_char_p, c_size_t))
+    _declare(library, None, ddl_trace_span=(c_char_p, c_double, c_double))
+    return library
+
+
+@functools.cache
+def mpi_shim() -> ctypes.CDLL:
+    """Returns libkeras_ddl_mpi.so with its functions declared. Loading it loads the MPI library it was built for.
+
+    Raises:
+        DependencyError: the library is missing, or its MPI library is not found.
+    """
+    library = _load("libkeras_ddl_mpi.so")
+    _declare(library, c_int, ddl_mpi_create=(c_int, POINTER(Transport), c_char_p, c_size_t))
+    some_ranks = (POINTER(c_int32), c_int, c_int)
+    _declare(library, c_int, ddl_mpi_split=(POINTER(Transport), *some_ranks, POINTER(Transport), c_char_p, c_size_t))
+    _declare(library, c_int, ddl_mpi_finalize_at_exit=(), ddl_mpi_farewell=(c_int,))
+    _declare(library, None, ddl_mpi_no_farewell=())
+    texts = ("ddl_mpi_library", "ddl_mpi_loaded_version", "ddl_mpi_loaded_path", "ddl_mpi_site_launcher")
+    _declare(library, c_char_p, **dict.fromkeys(texts, ()))
+    return library
+
+
+def mpi_text(name: str) -> str:
+    """Returns the text of a ddl_mpi_* function of the shim that takes no arguments."""
+    return getattr(mpi_shim(), name)().decode(errors="replace")
+
+
+def mpi_transport(fortran_comm: int) -> Transport:
+    """Returns a way to the ranks of an MPI communicator, by its handle. COLLECTIVE over them.
+
+    Raises:
+        DependencyError: MPI is not initialised, or without MPI_THREAD_MULTIPLE.
+        CollectiveError: MPI failed.
+    """
+    transport, message = Transport(), ctypes.create_string_buffer(ERROR_BYTES)
+    code = mpi_shim().ddl_mpi_create(fortran_comm, byref(transport), message, ERROR_BYTES)
+    if code:
+        kind = errors.DependencyError if code == FAILED_PRECONDITION else errors.CollectiveError
+        raise kind(message.value.decode(errors="replace"))
+    return transport

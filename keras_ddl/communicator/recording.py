@@ -1,0 +1,69 @@
+"""The timeline that this process is writing; see keras_ddl.timeline, which is for users. Needs no communicator."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from keras_ddl.communicator import native_timeline
+from keras_ddl.errors import ConfigError
+
+
+class _Running:
+    path: Path | None = None
+
+
+def start(path: str | os.PathLike[str], rank: int) -> Path:
+    """As keras_ddl.timeline.start, for the process that is rank `rank`."""
+    own = path_of_rank(path, rank)
+    message = native_timeline.start(str(own), rank, f"rank {rank} ({socket.gethostname()})")
+    if message:
+        raise ConfigError(
+            f"timeline: the file must be one that can be written, and no other may be open. Received: {message} (rank "
+            f"{rank}). Call keras_ddl.timeline.stop() first, or name a folder that exists on every host."
+        )
+    _Running.path = own
+    return own
+
+
+def stop() -> Path | None:
+    """Ends this rank's timeline and returns its file; None if there is none. Runs by itself in `shutdown`."""
+    path, _Running.path = _Running.path, None
+    message = native_timeline.stop() if path is not None else ""
+    if message:
+        raise ConfigError(f"timeline: {path} could not be written to its end. Received: {message}. Free some space.")
+    return path
+
+
+def is_on() -> bool:
+    """Whether this rank writes a timeline."""
+    return _Running.path is not None
+
+
+@contextlib.contextmanager
+def span(name: str) -> Iterator[None]:
+    """Marks what the body does on the line of the steps, if a timeline is being written."""
+    if not is_on():
+        yield
+        return
+    begin = time.monotonic()
+    try:
+        yield
+    finally:
+        add_span(name, begin)
+
+
+def add_span(name: str, begin: float) -> None:
+    """Marks what has gone on from `begin` (of time.monotonic()) until now; does nothing without a timeline."""
+    if is_on():
+        native_timeline.span(name, begin, time.monotonic())
+
+
+def path_of_rank(path: str | os.PathLike[str], rank: int) -> Path:
+    """Returns "/tmp/timeline.rank3.json" for "/tmp/timeline.json" and rank 3."""
+    path = Path(path)
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix or '.json'}")

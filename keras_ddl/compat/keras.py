@@ -1,0 +1,105 @@
+"""The only module that imports Keras's private API; and which Strategy a model, optimizer or context belongs to.
+
+What is changed in Keras is in strategy/keras_patches. Both were written for the Keras versions in `TESTED`.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from typing import Any
+
+from keras_ddl.compat import tensorflow_packages
+from keras_ddl.compat.tensorflow import tf
+
+# ruff: noqa: E402  (before Keras is imported: with another backend that fails for a reason nobody would understand)
+tensorflow_packages.check_keras_backend()
+
+import keras
+from keras.src import tree
+from keras.src.backend.common import global_state
+from keras.src.backend.common.name_scope import current_path
+from keras.src.backend.tensorflow import trainer as tf_trainer
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.callbacks import CallbackList
+from keras.src.layers import BatchNormalization
+from keras.src.losses import loss as loss_module
+from keras.src.optimizers import LossScaleOptimizer
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers.compile_utils import CompileLoss
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.trainer import Trainer
+from keras.src.utils.python_utils import pythonify_logs
+
+tensorflow_packages.check_keras_backend()  # ~/.keras/keras.json may have named another one
+
+__all__ = [
+    "ArrayDataAdapter",
+    "BaseOptimizer",
+    "BatchNormalization",
+    "CallbackList",
+    "CompileLoss",
+    "LossScaleOptimizer",
+    "TESTED",
+    "TFOptimizer",
+    "Trainer",
+    "current_path",
+    "global_seed_generator",
+    "is_ours",
+    "keras",
+    "loss_module",
+    "plain_name",
+    "pythonify_logs",
+    "replica_strategy",
+    "scope_strategy",
+    "strategies",
+    "strategy_of",
+    "tf_trainer",
+    "tree",
+]
+
+TESTED = ("3.15.",)
+
+# Strategies of more than one rank, for the warning about models made outside of them.
+strategies: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def is_ours(strategy: Any) -> bool:
+    """Whether `strategy` is a keras_ddl.Strategy."""
+    return getattr(strategy, "is_keras_ddl", False)
+
+
+def strategy_of(owner: Any) -> Any:
+    """Returns the keras_ddl.Strategy that a model (or optimizer) was made under, or None."""
+    strategy = getattr(owner, "_distribute_strategy", None) or getattr(owner, "_distribution_strategy", None)
+    return strategy if is_ours(strategy) else None
+
+
+def scope_strategy() -> Any:
+    """Returns the keras_ddl.Strategy whose scope is active, or None."""
+    if not tf.distribute.has_strategy():
+        return None
+    strategy = tf.distribute.get_strategy()
+    return strategy if is_ours(strategy) else None
+
+
+def replica_strategy() -> Any:
+    """Returns the keras_ddl.Strategy of more than one rank inside whose `run` this is called, or None."""
+    context = tf.distribute.get_replica_context()
+    if context is None or not is_ours(context.strategy) or context.strategy.size == 1:
+        return None
+    return context.strategy
+
+
+def plain_name(name: str) -> str:
+    """Returns a name or path without the numbers that Keras appends: "dense_2/kernel" gives "dense/kernel".
+
+    Keras counts objects by process, and a rank may have made another model before. What ranks match by must not
+    depend on that.
+    """
+    return re.sub(r"_\d+(?=[/_]|$)", "", name)
+
+
+def global_seed_generator() -> Any:
+    """Returns the generator behind `seed=None` of keras.random, or None if nothing has used it yet."""
+    return global_state.get_global_attribute("global_seed_generator")

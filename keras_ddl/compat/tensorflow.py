@@ -1,0 +1,164 @@
+"""TensorFlow, checked and with keras_ddl's ops in it; the only module that imports tensorflow.python.
+
+Read from TensorFlow 2.21. Other modules write `from keras_ddl.compat.tensorflow import tf`, so that an environment in
+which keras_ddl cannot work ends in a DependencyError that says what to install.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import warnings
+from types import ModuleType
+from typing import Any
+
+from keras_ddl import config
+from keras_ddl.communicator import native_library
+from keras_ddl.compat import tensorflow_packages
+from keras_ddl.errors import DependencyError
+
+# Oldest TensorFlow whose C API has all that native/tf uses.
+OLDEST = (2, 16)
+# Where the asynchronous kernels were tested: they rely on how TensorFlow passes `done` (native/tf/kernels.cc).
+TESTED = ((2, 16), (2, 17), (2, 18), (2, 19), (2, 20), (2, 21))
+OPS = ("DdlInit", "DdlBroadcast", "DdlAllReduce", "DdlAllReduceN", "DdlReduceScatter", "DdlAllGather")
+
+tensorflow_packages.check_keras_backend()
+tensorflow_packages.check_one_tensorflow()
+try:
+    import tensorflow as tf
+except ImportError as error:
+    raise tensorflow_packages.not_installed(error) from error
+VERSION = tensorflow_packages.check_version(tf.__version__, OLDEST)
+
+# ruff: noqa: E402  (these come with the TensorFlow that was checked above)
+from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset as ShuffleDataset
+from tensorflow.python.distribute.distribute_lib import (
+    InputContext,
+    ReplicaContext,
+    StrategyExtendedV1,
+    UpdateContext,
+    ValueContext,
+)
+from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
+from tensorflow.python.eager.context import global_seed
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.framework import auto_control_deps
+
+__all__ = [
+    "DistributedDatasetsFromFunction",
+    "InputContext",
+    "ReplicaContext",
+    "ShuffleDataset",
+    "StrategyExtendedV1",
+    "UpdateContext",
+    "ValueContext",
+    "asynchronous",
+    "clone_function",
+    "dataset_inputs",
+    "global_seed",
+    "load_ops",
+    "shuffle_seeds",
+    "tf",
+    "traced_for_xla",
+]
+
+
+_loading = threading.Lock()
+
+
+def asynchronous() -> bool:
+    """Whether the ops' kernels leave TensorFlow's threads free while ranks wait for each other."""
+    chosen = config.get("TF_KERNELS")
+    return VERSION in TESTED if chosen == "auto" else chosen == "async"
+
+
+def load_ops() -> ModuleType:
+    """Returns the module of generated functions (`ddl_all_reduce_n`, ...), loading the native library once.
+
+    Raises:
+        DependencyError: the library was not built, or this TensorFlow does not take it.
+    """
+    with _loading:  # several threads may make a program's first collectives
+        return _load_ops()
+
+
+@functools.cache
+def _load_ops() -> ModuleType:
+    path = native_library.library_path("libkeras_ddl_tf.so")
+    native_library.core()  # the ops find the communicator in the core that Python loaded
+    if not asynchronous() and config.get("TF_KERNELS") == "auto":
+        warnings.warn(
+            f"keras_ddl was not tested with TensorFlow {tf.__version__} (tested: "
+            f"{TESTED[0][0]}.{TESTED[0][1]} to {TESTED[-1][0]}.{TESTED[-1][1]}): "
+            "its ops use synchronous kernels, and communication does not overlap with computation.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    before = os.environ.get("KERAS_DDL_TF_KERNELS")
+    os.environ["KERAS_DDL_TF_KERNELS"] = "async" if asynchronous() else "sync"
+    try:
+        library = tf.load_op_library(str(path))
+    except (tf.errors.OpError, OSError) as error:
+        raise DependencyError(
+            f"keras_ddl's ops must load into TensorFlow. Received: TensorFlow {tf.__version__} refused {path}: "
+            f"{error}. Reinstall keras_ddl in this environment."
+        ) from error
+    finally:
+        if before is None:
+            del os.environ["KERAS_DDL_TF_KERNELS"]
+        else:
+            os.environ["KERAS_DDL_TF_KERNELS"] = before
+    missing = [name for name in OPS if not hasattr(library, name)]
+    if missing:
+        raise DependencyError(
+            f"keras_ddl's libraries must belong together. Received: {path} without {', '.join(missing)} "
+            "(the reason is on stderr). Reinstall keras_ddl in this environment."
+        )
+    if asynchronous():
+        _free_from_program_order()
+    return library
+
+
+def _free_from_program_order() -> None:
+    """Lets the ops of one tf.function run as soon as their inputs are there.
+
+    TensorFlow chains stateful ops without resources in program order, each waiting for the one before to COMPLETE: no
+    communication would overlap with another, nor with the computation it does not depend on. The core matches requests
+    by name, so the order is free. Synchronous kernels keep the chain: without it ranks could block all their threads
+    in different ops.
+    """
+    auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS |= frozenset(OPS)
+
+
+def traced_for_xla() -> bool:
+    """Whether a tf.function(jit_compile=True) is being traced on this thread.
+
+    The traced graph does not know; the tf.function that traces it does, and it is on the stack.
+    """
+    if tf.executing_eagerly():
+        return False
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self") if frame.f_code.co_filename == polymorphic_function.__file__ else None
+        if isinstance(owner, polymorphic_function.Function) and getattr(owner, "_jit_compile", False):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def dataset_inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns the datasets that `dataset` reads from."""
+    return dataset._inputs()
+
+
+def shuffle_seeds(dataset: ShuffleDataset) -> tuple[int, int]:
+    """Returns the two seeds of a `.shuffle()`; (0, 0) stands for another order in every process."""
+    return int(dataset._seed), int(dataset._seed2)
+
+
+def clone_function(function: polymorphic_function.Function, python_function: Any) -> polymorphic_function.Function:
+    """Returns a tf.function of `python_function` with the options of `function`."""
+    return function._clone(python_function=python_function)

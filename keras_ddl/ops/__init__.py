@@ -1,0 +1,275 @@
+"""Collectives on TensorFlow tensors: eager, in tf.function, and differentiable.
+
+All of them are COLLECTIVE: every rank calls them, with equal arguments apart from the values (and, in all_gather, the
+rows). Ranks match calls by name. Eager calls without a name are matched in program order; calls from several threads
+need names. In a tf.function every call has a name of its own by default, and the order in which TensorFlow runs them
+does not matter.
+
+`comm` is a communicator made by `keras_ddl.split`: "all ranks" below are its ranks then, and `root` is one of them.
+None is that of all ranks. A function that was traced with a communicator fails once that is closed.
+
+Failures raise keras_ddl.errors on every rank, at once in eager mode; a tf.function raises TensorFlow's errors, which
+`translate_errors()` turns into ours. Gradients are those of the sum of all ranks' losses. With one rank all of them
+return what they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from keras_ddl import communicator
+from keras_ddl.communicator import communicator_of
+from keras_ddl.communicator.group import Communicator
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.ops import gradients, raw  # noqa: F401  (registers the gradients)
+from keras_ddl.ops.arguments import by_dtype, carried, check_root, dense_tensor, reduction_of, uncarried
+from keras_ddl.ops.errors import translate_errors
+
+__all__ = [
+    "InitResult",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_n",
+    "broadcast",
+    "broadcast_n",
+    "broadcast_variables",
+    "init_op",
+    "reduce_scatter",
+    "translate_errors",
+]
+
+# broadcast_variables keeps a copy of what it sends; bounding one request bounds the memory.
+_REQUEST_BYTES = 256 << 20
+
+
+class InitResult(NamedTuple):
+    """What `init_op` returns: int32 scalars."""
+
+    rank: tf.Tensor
+    size: tf.Tensor
+    local_rank: tf.Tensor
+    local_size: tf.Tensor
+    device_id: tf.Tensor
+
+
+@tf.autograph.experimental.do_not_convert
+def all_reduce(tensor: Any, *, op: str = "sum", name: str | None = None, comm: Communicator | None = None) -> Any:
+    """Reduces `tensor` over all ranks; every rank gets the result, bitwise equal.
+
+    Args:
+        tensor: shape [...], equal on all ranks, as is the dtype; or tf.IndexedSlices, whose rows may differ in number.
+        op: "sum", "mean" (or "avg"), "min", "max", "product". The mean of integers is rounded toward zero.
+        name: match key, equal on all ranks; see the module's text for the default.
+        comm: the ranks that take part; None for all.
+    Returns: shape [...]; for IndexedSlices the rows of all ranks ("mean": divided by size), op "sum" or "mean" only.
+    Raises:
+        ConfigError: an op or dtype that does not exist. NotInitializedError: before `keras_ddl.init()`.
+        RankMismatchError: shapes, dtypes or ops differ. RankLostError, DeadlineError: a rank did not come.
+    Cost: 2 * (size-1)/size * nbytes sent per rank (Patarasuk & Yuan, 2009); less inside shared memory.
+    """
+    reduction = reduction_of(op)
+    comm = communicator_of(comm)
+    if isinstance(tensor, tf.IndexedSlices):
+        return _all_reduce_slices(tensor, reduction, name, comm)
+    tensor = dense_tensor(tensor, "all_reduce")
+    if comm.size == 1:
+        return tf.identity(tensor)
+    return raw.all_reduce(tensor, reduction, name, comm)
+
+
+@tf.autograph.experimental.do_not_convert
+def all_reduce_n(
+    tensors: Sequence[Any],
+    *,
+    op: str = "sum",
+    name: str | None = None,
+    mpi: bool = False,
+    check: float | None = None,
+    comm: Communicator | None = None,
+) -> list[tf.Tensor]:
+    """Reduces a list of tensors over all ranks in one shot, without concatenating them.
+
+    Args:
+        tensors: any number of tensors of any shapes; their number, shapes and dtypes are equal on all ranks. Tensors
+            of one dtype go together.
+        op, name, comm: as in `all_reduce`.
+        mpi: use plain MPI_Allreduce instead: the baseline to compare results and times with.
+        check: reduce both ways and raise CheckFailedError where |a - b| > check * max(1, |b|), with b the baseline.
+    Returns: list of tensors, shaped as given.
+    Raises: as `all_reduce`, and CheckFailedError.
+    Cost: as one all_reduce of all the bytes; `check` adds the baseline and its copy of the data.
+    """
+    reduction = reduction_of(op)
+    if check is not None and not (isinstance(check, (int, float)) and check >= 0):
+        raise ConfigError(
+            f"check must be a tolerance of 0 or more, or None for no comparison. Received: check={check!r}."
+        )
+    if mpi and check is not None:
+        raise ConfigError(
+            "check compares with the baseline that mpi=True uses, so only one of them makes sense. "
+            f"Received: mpi=True, check={check!r}. Leave out mpi."
+        )
+    tensors = [dense_tensor(tensor, "all_reduce_n") for tensor in tensors]
+    comm = communicator_of(comm)
+    if comm.size == 1:
+        return [tf.identity(tensor) for tensor in tensors]
+    tolerance = raw.NO_CHECK if check is None else float(check)
+    return by_dtype(
+        tensors, name, lambda some, key: raw.all_reduce_n(some, reduction, key, comm, mpi=mpi, check=tolerance)
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def reduce_scatter(
+    tensor: Any, *, op: str = "sum", name: str | None = None, comm: Communicator | None = None
+) -> tf.Tensor:
+    """Reduces `tensor` over all ranks and leaves each rank one chunk of its rows.
+
+    Args:
+        tensor: shape [n, ...], equal on all ranks, as is the dtype; n may be less than size.
+        op, name, comm: as in `all_reduce`.
+    Returns: shape [n_r, ...], the rows of rank r, in the order of the ranks. Sizes differ by at most one row; the first
+        n % size ranks have more.
+    Raises: as `all_reduce`; ConfigError for a scalar.
+    Cost: (size-1)/size * nbytes sent per rank (Patarasuk & Yuan, 2009).
+    """
+    reduction = reduction_of(op)
+    tensor = dense_tensor(tensor, "reduce_scatter")
+    if tensor.shape.rank == 0:
+        raise ConfigError(
+            "reduce_scatter splits a tensor by rows, so it must have at least one dimension. "
+            "Received: a scalar. Use all_reduce."
+        )
+    comm = communicator_of(comm)
+    if comm.size == 1:
+        return tf.identity(tensor)
+    return raw.reduce_scatter(tensor, reduction, name, comm)
+
+
+@tf.autograph.experimental.do_not_convert
+def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
+    """Concatenates the rows of all ranks, in the order of the ranks.
+
+    Args:
+        tensor: shape [n_r, ...]; n_r may differ between ranks and be 0, the other dimensions and the dtype are equal.
+            A scalar counts as one row. Besides the dtypes of `all_reduce`: bool, int16, uint16, uint32, uint64.
+        name, comm: as in `all_reduce`.
+    Returns: shape [sum of n_r, ...]; [size] for scalars.
+    Raises: as `all_reduce`.
+    Cost: the result's bytes less the own ones received per rank. Its gradient costs one all_reduce of the result.
+    """
+    tensor, dtype = carried(tensor, "all_gather")
+    comm = communicator_of(comm)
+    if comm.size == 1:
+        gathered = tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tf.identity(tensor)
+    else:
+        gathered, _ = raw.all_gather(tensor, name, comm)
+    return uncarried(gathered, dtype)
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
+    """Returns rank `root`'s `tensor` on every rank.
+
+    Args:
+        tensor: shape [...], equal on all ranks, as is the dtype (those of `all_gather`); values of other ranks than
+            `root` do not matter.
+        root: rank, 0 <= root < size.
+        name, comm: as in `all_reduce`.
+    Returns: shape [...].
+    Raises: as `all_reduce`; ConfigError for a root that is not a rank.
+    Cost: nbytes received per rank. Its gradient costs one all_reduce.
+    """
+    return broadcast_n([tensor], root, name=name, comm=comm)[0]
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast_n(
+    tensors: Sequence[Any], root: int = 0, *, name: str | None = None, comm: Communicator | None = None
+) -> list[tf.Tensor]:
+    """Returns rank `root`'s `tensors` on every rank, sent in one shot; otherwise as `broadcast`."""
+    return _broadcast(tensors, root, name, communicator_of(comm))
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Communicator | None = None) -> None:
+    """Assigns rank `root`'s values to `variables` on every rank.
+
+    Args:
+        variables: tf.Variable or keras.Variable, the same ones in the same order on all ranks; dtypes of `broadcast`.
+        root, comm: as in `broadcast`.
+    Raises: as `broadcast`; RankMismatchError that names the first variable in which ranks differ.
+    Cost: the bytes of all variables received per rank, in requests of at most 256 MiB, or one variable.
+    """
+    from keras_ddl.ops import variables
+
+    variables = variables.unwrap(variables)
+    comm = communicator_of(comm)
+    check_root(root, comm)
+    if comm.size == 1:
+        return
+    if tf.executing_eagerly():
+        variables.check_equal_on_all_ranks(variables, comm)
+    detail, fingerprint = variables.describe(variables), variables.fingerprint(variables)
+    for number, group in enumerate(variables.groups(variables, _REQUEST_BYTES)):
+        name = f"broadcast_variables/{number}"
+        values = _broadcast(group, root, name, comm, detail=detail, fingerprint=fingerprint)
+        for variable, value in zip(group, values):
+            variable.assign(value)
+
+
+@tf.autograph.experimental.do_not_convert
+def init_op(device_id: Any = -1, *, mode: str | None = None, pci: str = "") -> InitResult:
+    """Returns where this rank runs, as tensors, and checks that ranks of one host use different devices.
+
+    The op of IBM's DDL of this name started the runtime; here `keras_ddl.init()` does, and the op reports it.
+
+    Args:
+        device_id: preferred device, int32 scalar; -1 for the one of local_rank.
+        mode: topology the caller expects; None for any.
+        pci: address of the device on the PCI bus, such as "0000:3b:00.0"; "" to skip the check.
+    Returns: rank, size, local_rank, local_size (ranks of this host), device_id.
+    Raises:
+        NotInitializedError: before `keras_ddl.init()`. ConfigError: another mode is running, or two ranks of one host
+        named the same `pci` (on every rank).
+    """
+    running = communicator.topology().mode
+    if mode is not None and mode != running:
+        raise ConfigError(
+            f"mode is chosen when the runtime starts. Received: mode={mode!r}, but mode {running!r} is running. "
+            f"Call keras_ddl.init(mode={mode!r}) before anything else."
+        )
+    device_id = tf.convert_to_tensor(device_id, tf.int32)
+    if communicator.size() == 1:
+        return InitResult(*(tf.constant(value) for value in (0, 1, 0, 1)), tf.maximum(device_id, 0))
+    return InitResult(*raw.init(device_id, running, pci))
+
+
+def _broadcast(
+    tensors: Sequence[Any], root: int, name: str | None, comm: Communicator, **attrs: Any
+) -> list[tf.Tensor]:
+    check_root(root, comm)
+    pairs = [carried(tensor, "broadcast") for tensor in tensors]
+    moved = [tensor for tensor, _ in pairs]
+    if comm.size == 1:
+        sent = [tf.identity(tensor) for tensor in moved]
+    else:
+        sent = by_dtype(moved, name, lambda some, key: raw.broadcast_n(some, root, key, comm, **attrs))
+    return [uncarried(tensor, dtype) for tensor, (_, dtype) in zip(sent, pairs)]
+
+
+def _all_reduce_slices(
+    slices: tf.IndexedSlices, reduction: str, name: str | None, comm: Communicator
+) -> tf.IndexedSlices:
+    if reduction not in ("sum", "mean"):
+        raise ConfigError(
+            "IndexedSlices can be reduced by 'sum' and 'mean', because rows that a rank does not list are zero. "
+            f"Received: op={reduction!r}. Use tf.convert_to_tensor first."
+        )
+    values = all_gather(dense_tensor(slices.values, "all_reduce"), name=name and f"{name}/values", comm=comm)
+    indices = all_gather(slices.indices, name=name and f"{name}/indices", comm=comm)
+    if reduction == "mean":
+        values = values / tf.cast(comm.size, values.dtype)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)

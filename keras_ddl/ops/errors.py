@@ -1,0 +1,52 @@
+"""TensorFlow's errors, as far as they come from keras_ddl's ops, turned into keras_ddl's."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+from keras_ddl import errors
+from keras_ddl.compat.tensorflow import tf
+
+# native/tf puts "keras_ddl: " before the core's message; TensorFlow wraps it in names of nodes.
+_OURS = re.compile(r"keras_ddl: (.*?)(?=\s*\[\[|\s*\n\s*\(\d+\) |\s*\[Op:|\s*$)", re.DOTALL)
+_NOT_INITIALIZED = "collectives need a running"
+_XLA = re.compile(r"Ddl[A-Z]\w+.*XLA_\w+_JIT|XLA_\w+_JIT.*Ddl[A-Z]", re.DOTALL)
+
+
+@contextlib.contextmanager
+def translate_errors() -> Iterator[None]:
+    """Raises failures of keras_ddl's ops as keras_ddl errors, chained from TensorFlow's; lets all others through.
+
+    Eager collectives do this themselves. Inside a tf.function an op can only fail with an error of TensorFlow
+    (tf.errors.FailedPreconditionError and others): put the call of the tf.function into this context.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        translated = from_tensorflow(error)
+        if translated is None:
+            raise
+        raise translated from error
+
+
+def from_tensorflow(error: tf.errors.OpError) -> errors.KerasDdlError | None:
+    """Returns the keras_ddl error that `error` stands for; None when it does not come from keras_ddl's ops."""
+    text = error.message or ""
+    ours = _OURS.search(text)
+    if ours is None:
+        return jit_compile_error() if _XLA.search(text) else None
+    message = ours[1]
+    if _NOT_INITIALIZED in message:
+        return errors.NotInitializedError(message)
+    return errors.from_code(error.error_code, message)
+
+
+def jit_compile_error() -> errors.ConfigError:
+    """Returns the error for a collective in a function that XLA compiles."""
+    return errors.ConfigError(
+        "XLA cannot compile a collective, because it waits for other ranks. Received: a collective inside "
+        "tf.function(jit_compile=True) or model.compile(jit_compile=True). Use jit_compile=False for the function "
+        "that communicates; functions it calls may keep jit_compile=True."
+    )

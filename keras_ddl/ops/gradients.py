@@ -1,0 +1,105 @@
+"""Gradients of the collectives: those of the sum of all ranks' losses with respect to this rank's input.
+
+Every rank takes part in every gradient, in the collective named after the forward one. With y a collective of all
+x_s, L_r the loss of rank r and g_r = dL_r/dy_r, rank s gets sum_r (dy_r/dx_s)^T g_r: the collective that is the
+transpose of the forward one, in its communicator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_ddl import communicator
+from keras_ddl.communicator.group import Communicator
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.ops import names, raw
+
+
+def _text(op: Any, attribute: str) -> str:
+    value = op.get_attr(attribute)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _comm(op: Any) -> Communicator:
+    return communicator.communicator_with_id(op.get_attr("communicator"))
+
+
+def _name(op: Any) -> str:
+    return names.derived(_text(op, "tensor_name").removeprefix(_comm(op).prefix), "grad")
+
+
+def _dense(gradients: Sequence[Any], outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    return [tf.zeros_like(y) if g is None else tf.convert_to_tensor(g) for g, y in zip(gradients, outputs)]
+
+
+@tf.RegisterGradient("DdlAllReduce")
+def _all_reduce(op: Any, gradient: Any) -> tf.Tensor:
+    return _reduced(op, [gradient])[0]
+
+
+@tf.RegisterGradient("DdlAllReduceN")
+def _all_reduce_n(op: Any, *gradients: Any) -> list[tf.Tensor]:
+    return _reduced(op, gradients)
+
+
+def _reduced(op: Any, gradients: Sequence[Any]) -> list[tf.Tensor]:
+    inputs, outputs = list(op.inputs), list(op.outputs)
+    gradients = _dense(gradients, outputs)
+    reduction, name, comm = _text(op, "reduction"), _name(op), _comm(op)
+    if reduction in ("sum", "mean", "avg"):
+        return raw.all_reduce_n(gradients, reduction, name, comm, mpi=bool(op.get_attr("mpi")))
+    if reduction == "product":
+        totals = raw.all_reduce_n(gradients, "sum", name, comm)
+        return [total * _product_of_others(x, name, comm) for total, x in zip(totals, inputs)]
+    # Ranks that hold the extreme value share its gradient, as equal elements do in tf.reduce_max.
+    hits = [tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(inputs, outputs)]
+    both = raw.all_reduce_n([*gradients, *hits], "sum", name, comm)
+    totals, counts = both[: len(hits)], both[len(hits) :]
+    return [total * hit / count for total, hit, count in zip(totals, hits, counts)]
+
+
+def _product_of_others(tensor: tf.Tensor, name: str, comm: Communicator) -> tf.Tensor:
+    """The product over all other ranks: [...] like `tensor`. Cost: size * nbytes of memory and traffic.
+
+    Dividing the whole product by the own factor would be cheaper, but wrong at zeros and where the product overflows
+    or vanishes.
+    """
+    factors, _ = raw.all_gather(tensor[tf.newaxis], names.derived(name, "factors"), comm)
+    return tf.reduce_prod(tf.concat([factors[: comm.rank], factors[comm.rank + 1 :]], 0), 0)
+
+
+@tf.RegisterGradient("DdlBroadcast")
+def _broadcast(op: Any, *gradients: Any) -> list[tf.Tensor]:
+    comm = _comm(op)
+    totals = raw.all_reduce_n(_dense(gradients, op.outputs), "sum", _name(op), comm)
+    # Zeros that still depend on the collective: a rank without that dependency would stay away from its gradient.
+    at_root = comm.rank == op.get_attr("root")
+    return [tf.where(at_root, total, tf.zeros_like(total)) for total in totals]
+
+
+@tf.RegisterGradient("DdlReduceScatter")
+def _reduce_scatter(op: Any, gradient: Any) -> tf.Tensor:
+    (x,), (y,) = op.inputs, op.outputs
+    reduction, name, comm = _text(op, "reduction"), _name(op), _comm(op)
+    total, _ = raw.all_gather(tf.convert_to_tensor(gradient), name, comm)
+    total.set_shape(x.shape)
+    if reduction == "sum":
+        return total
+    if reduction in ("mean", "avg"):
+        return total / tf.cast(comm.size, total.dtype)
+    if reduction == "product":
+        return total * _product_of_others(x, name, comm)
+    extremes, _ = raw.all_gather(y, names.derived(name, "extremes"), comm)
+    hits = tf.cast(tf.equal(x, extremes), x.dtype)
+    return total * hits / raw.all_reduce(hits, "sum", names.derived(name, "hits"), comm)
+
+
+@tf.RegisterGradient("DdlAllGather")
+def _all_gather(op: Any, gradient: Any, _rows_gradient: Any) -> tf.Tensor:
+    # Not reduce_scatter: its rows are spread evenly, those of an all_gather need not be.
+    (x,), (_, rows) = op.inputs, op.outputs
+    comm = _comm(op)
+    total = raw.all_reduce(tf.convert_to_tensor(gradient), "sum", _name(op), comm)
+    start = tf.reduce_sum(rows[: comm.rank])
+    return tf.reshape(total[start : start + rows[comm.rank]], tf.shape(x))

@@ -1,0 +1,80 @@
+"""The native ops as functions: names resolved, errors translated, nothing decided. For this package alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_ddl.communicator.group import Communicator
+from keras_ddl.compat.tensorflow import load_ops, tf, traced_for_xla
+from keras_ddl.ops import names
+from keras_ddl.ops.errors import jit_compile_error, translate_errors
+
+# A float: TensorFlow's generated default is the integer -1, which its fast path for eager ops does not take.
+NO_CHECK = -1.0
+
+
+def _call(kind: str, function: str, name: str | None, comm: Communicator, *args: Any, **attrs: Any) -> Any:
+    op: Callable[..., Any] = getattr(load_ops(), function)
+    if traced_for_xla():
+        raise jit_compile_error()
+    # The op's own name in the graph: readable in a profile, and free of what TensorFlow does not allow in names.
+    key = names.resolve(name, kind, comm.prefix, comm.id)
+    attrs.update(tensor_name=key, communicator=comm.id, name=f"ddl_{kind}")
+    if not tf.executing_eagerly():
+        return op(*args, **attrs)
+    # Two main threads that wait in different eager collectives wait in vain, and the core says so within a second.
+    attrs["blocking"] = threading.current_thread() is threading.main_thread()
+    with translate_errors():
+        return op(*args, **attrs)
+
+
+def all_reduce(tensor: tf.Tensor, reduction: str, name: str | None, comm: Communicator) -> tf.Tensor:
+    """Returns [...]: `tensor` reduced over all ranks."""
+    return _call("all_reduce", "ddl_all_reduce", name, comm, tensor, reduction=reduction, check=NO_CHECK)
+
+
+def all_reduce_n(
+    tensors: Sequence[tf.Tensor],
+    reduction: str,
+    name: str | None,
+    comm: Communicator,
+    *,
+    mpi: bool = False,
+    check: float = NO_CHECK,
+) -> list[tf.Tensor]:
+    """Returns `tensors` (one dtype, at least one) reduced over all ranks in one request."""
+    return _call("all_reduce_n", "ddl_all_reduce_n", name, comm, tensors, reduction=reduction, mpi=mpi, check=check)
+
+
+def broadcast_n(
+    tensors: Sequence[tf.Tensor],
+    root: int,
+    name: str | None,
+    comm: Communicator,
+    *,
+    detail: str = "",
+    fingerprint: int = 0,
+) -> list[tf.Tensor]:
+    """Returns rank `root`'s `tensors` (one dtype, at least one), sent in one request."""
+    attrs = {"root": root, "detail": detail, "fingerprint": fingerprint}
+    return _call("broadcast", "ddl_broadcast", name, comm, tensors, **attrs)
+
+
+def reduce_scatter(tensor: tf.Tensor, reduction: str, name: str | None, comm: Communicator) -> tf.Tensor:
+    """Returns this rank's rows of `tensor` reduced over all ranks."""
+    return _call("reduce_scatter", "ddl_reduce_scatter", name, comm, tensor, reduction=reduction)
+
+
+def all_gather(tensor: tf.Tensor, name: str | None, comm: Communicator) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the rows of all ranks, [n, ...], and how many each rank had, int64 [size]."""
+    return _call("all_gather", "ddl_all_gather", name, comm, tensor)
+
+
+def init(device_id: tf.Tensor, mode: str, pci: str) -> Any:
+    """Returns int32 scalars rank, size, local_rank, local_size, device."""
+    if traced_for_xla():
+        raise jit_compile_error()
+    with translate_errors():
+        return load_ops().ddl_init(device_id, mode=mode, pci=pci)

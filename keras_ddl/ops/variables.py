@@ -1,0 +1,92 @@
+"""Lists of variables that must be the same on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from keras_ddl.communicator.group import Communicator
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError, RankMismatchError
+
+
+def unwrap(variables: Sequence[Any]) -> list[tf.Variable]:
+    """Returns the tf.Variable of each tf.Variable or keras.Variable.
+
+    Raises:
+        ConfigError: something else, or a variable that is not built yet.
+    """
+    found = []
+    for variable in variables:
+        inner = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
+        if not isinstance(inner, tf.Variable):
+            raise ConfigError(
+                "variables must be tf.Variable or keras.Variable, and built. "
+                f"Received: {type(variable).__name__} {getattr(variable, 'path', '')!r}. Build the model first."
+            )
+        found.append(inner)
+    return found
+
+
+def _specs(variables: Sequence[tf.Variable]) -> list[str]:
+    return [f"{v.dtype.name}{v.shape.as_list()} {v.name}" for v in variables]
+
+
+def _shapes(variables: Sequence[tf.Variable]) -> list[str]:
+    # Without names: Keras numbers them by process, and a rank may have made another model before.
+    return [f"{v.dtype.name}{v.shape.as_list()}" for v in variables]
+
+
+def describe(variables: Sequence[tf.Variable]) -> str:
+    """Returns a text for error messages."""
+    return f"{len(variables)} variables: " + ", ".join(_specs(variables)[:8])
+
+
+def fingerprint(variables: Sequence[tf.Variable]) -> int:
+    """Returns a 63-bit hash of the number, order, shapes and dtypes of `variables`."""
+    digest = hashlib.sha256("\n".join(_shapes(variables)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def check_equal_on_all_ranks(variables: Sequence[tf.Variable], comm: Communicator) -> None:
+    """Checks that all ranks of `comm` have as many variables, with equal shapes and dtypes. COLLECTIVE, eager.
+
+    Raises:
+        RankMismatchError: on every rank, naming the first difference.
+    """
+    mine = (fingerprint(variables), len(variables))
+    if len(set(comm.all_gather_object(mine, name="broadcast_variables/fingerprint"))) == 1:
+        return
+    shapes = comm.all_gather_object(_shapes(variables), name="broadcast_variables/shapes")
+    specs = comm.all_gather_object(_specs(variables), name="broadcast_variables/specs")
+    other = next(rank for rank, theirs in enumerate(shapes) if theirs != shapes[0])
+    both = min(len(shapes[0]), len(shapes[other]))
+    at = next((k for k in range(both) if shapes[0][k] != shapes[other][k]), both)
+    received = " and ".join(
+        f"rank {rank} has {specs[rank][at] if at < len(specs[rank]) else 'no such variable'} "
+        f"(of {len(specs[rank])} variables)"
+        for rank in (0, other)
+    )
+    raise RankMismatchError(
+        f"All ranks must have the same variables in the same order. Received: at position {at}, {received}. "
+        "Build the same model on every rank."
+    )
+
+
+def groups(variables: Sequence[tf.Variable], limit_bytes: int) -> Iterator[list[tf.Variable]]:
+    """Yields runs of variables of one dtype and at most `limit_bytes` each, or of one variable."""
+    by_dtype: dict[tf.DType, list[tf.Variable]] = {}
+    for variable in variables:
+        by_dtype.setdefault(variable.dtype, []).append(variable)
+    for dtype, group in by_dtype.items():
+        run: list[tf.Variable] = []
+        run_bytes = 0
+        for variable in group:
+            nbytes = (variable.shape.num_elements() or 0) * dtype.size
+            if run and run_bytes + nbytes > limit_bytes:
+                yield run
+                run, run_bytes = [], 0
+            run.append(variable)
+            run_bytes += nbytes
+        yield run

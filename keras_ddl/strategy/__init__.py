@@ -1,0 +1,136 @@
+"""`with keras_ddl.Strategy().scope():` around building and compiling, then plain fit, evaluate and predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_ddl import communicator, ops
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import agreement, bucket_size, keras_patches, threads
+from keras_ddl.strategy.extended import DdlExtended
+
+
+class Strategy(tf.distribute.Strategy):
+    """Synchronous data-parallel training: one process per device, each global batch split by rows over the ranks.
+
+        with keras_ddl.Strategy().scope():
+            model = keras.Sequential([...])
+            model.compile("adam", "mse", metrics=["mae"])
+        model.fit(x, y, batch_size=64)          # 64 rows over all ranks
+
+    All ranks run the same script with the same data; each keeps its rows of every batch. Weights, losses, metrics and
+    predictions are those of one process with the whole batch, on every rank. What is written (checkpoints, logs, the
+    progress bar) is written by rank 0. Made before TensorFlow starts, it also gives each rank its share of the host's
+    cores as TensorFlow threads, where the script has set no number.
+
+    Args:
+        mode: as in `keras_ddl.init`, which this calls.
+        bucket_bytes: bound on the gradients sent as one collective, or "auto" to measure what fits this job;
+            KERAS_DDL_BUCKET_BYTES by default, and "auto" without it.
+        seed: sets all random seeds as keras.utils.set_random_seed does. Default: those the script has set, if all
+            ranks have set the same ones, else rank 0's.
+    Raises:
+        ConfigError: another tf.distribute scope is active. DependencyError: Keras does not run on TensorFlow.
+    COLLECTIVE over all ranks.
+    """
+
+    is_keras_ddl = True  # how compat.keras knows it without importing this module
+
+    def __init__(
+        self, mode: str | None = None, *, bucket_bytes: int | str | None = None, seed: int | None = None
+    ) -> None:
+        topology = communicator.init(mode)
+        self._check_no_other_scope(topology.rank)
+        if bucket_bytes not in (None, bucket_size.AUTO) and (not isinstance(bucket_bytes, int) or bucket_bytes < 1):
+            raise ConfigError(
+                f"Strategy: bucket_bytes must be 1 or more, or 'auto'. Received: bucket_bytes={bucket_bytes!r} "
+                f"(rank {topology.rank}). Leave it out for KERAS_DDL_BUCKET_BYTES."
+            )
+        threads.share_cores(topology)
+        keras_patches.install()
+        self.rank, self.size = topology.rank, topology.size
+        self.random_state = agreement.RandomState(self.rank, self.size, seed)
+        device = _choose_device(communicator.local_rank())
+        super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
+        keras_compat.strategies.add(self)
+
+    def __repr__(self) -> str:
+        return f"<keras_ddl.Strategy rank={self.rank} size={self.size} device={self.extended.device}>"
+
+    def _check_no_other_scope(self, rank: int) -> None:
+        if tf.distribute.has_strategy():
+            current = tf.distribute.get_strategy()
+            if current is not self:
+                raise ConfigError(
+                    "A keras_ddl.Strategy must not be made or entered inside the scope of another strategy. "
+                    f"Received: {type(current).__module__}.{type(current).__name__} is active (rank {rank}). "
+                    "Leave its scope first; one Strategy serves any number of models."
+                )
+
+    def scope(self) -> Any:
+        """Returns the context in which models, optimizers and metrics are to be made.
+
+        Raises: ConfigError: inside the scope of another strategy.
+        """
+        self._check_no_other_scope(self.rank)
+        return super().scope()
+
+    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        """Calls `fn` on this rank's values, in replica context: optimizers sum gradients over ranks, and Keras losses
+        are scaled by this rank's share of the rows in `args`. COLLECTIVE over all ranks.
+
+        Returns: what `fn` returns, this rank's.
+        Raises: errors of keras_ddl.errors when the ranks disagree or one is lost.
+        """
+        with ops.translate_errors():
+            return super().run(fn, args, kwargs, options)
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
+        """Reduces this rank's `value` with those of the other ranks. COLLECTIVE over all ranks.
+
+        Args:
+            reduce_op: tf.distribute.ReduceOp or "SUM" | "MEAN".
+            value: a tensor, or a structure of them.
+            axis: also reduce along these dimensions; MEAN then weighs each rank by its number of elements.
+        Returns: the reduced structure, equal on all ranks.
+        """
+        if isinstance(reduce_op, str):
+            reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
+        flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value)]
+        with ops.translate_errors():
+            return tf.nest.pack_sequence_as(value, [self._reduce_one(reduce_op, leaf, axis) for leaf in flat])
+
+    def _reduce_one(self, reduce_op: Any, value: tf.Tensor, axis: Any) -> tf.Tensor:
+        mean = reduce_op == tf.distribute.ReduceOp.MEAN
+        name = "reduce"
+        if axis is None:
+            return ops.all_reduce(value, op="mean" if mean else "sum", name=name)
+        total = ops.all_reduce(tf.reduce_sum(value, axis=axis), op="sum", name=name)
+        if not mean:
+            return total
+        count = tf.size(value, out_type=tf.int64) // tf.maximum(tf.size(tf.reduce_sum(value, axis=axis), tf.int64), 1)
+        count = ops.all_reduce(count, op="sum", name="reduce_count")
+        return total / tf.cast(count, total.dtype)
+
+    def gather(self, value: Any, axis: int) -> tf.Tensor:
+        """Concatenates the ranks' tensors along `axis`, in rank order; sizes along `axis` may differ. COLLECTIVE."""
+        with ops.translate_errors():
+            return super().gather(value, axis)
+
+
+def _choose_device(local_rank: int) -> str:
+    """Returns this rank's device: the GPU numbered local_rank when there are GPUs, else the CPU."""
+    gpus = tf.config.get_visible_devices("GPU")
+    if not gpus:
+        return "/device:CPU:0"
+    number = local_rank % len(gpus)
+    try:
+        # Else every rank would take memory on every GPU.
+        tf.config.set_visible_devices(gpus[number], "GPU")
+        number = 0
+    except RuntimeError:
+        pass  # TensorFlow has started already: all GPUs are visible
+    return f"/device:GPU:{number}"

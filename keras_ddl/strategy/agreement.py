@@ -1,0 +1,290 @@
+"""What ranks agree on around training: random seeds, the model, its variables, metrics, and when to stop.
+
+Everything here is COLLECTIVE, blocking, and runs between steps, so plain NumPy arrays and Python objects do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import random
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from keras_ddl import communicator, ops
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.keras import keras, plain_name
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import RankMismatchError
+from keras_ddl.strategy.extended import SEED_STATE, broadcast_value, offset_seed_state
+
+
+class RandomState:
+    """Keeps the ranks' random states in step, because each rank cuts its rows out of batches it shuffles itself.
+
+    Python's and NumPy's generators follow rank 0. TensorFlow's global seed is the script's if it has set one on all
+    ranks; else a fresh one, the same on all ranks, which is here called own: under a global seed Keras shuffles arrays
+    in the same order in every epoch, so arrays are then shuffled from `next_shuffle_seed` instead.
+    """
+
+    _own_seeds: ClassVar[set[int]] = set()
+
+    def __init__(self, rank: int, size: int, seed: int | None) -> None:
+        self.rank = rank
+        self.size = size
+        if size > 1:
+            seed, fresh = communicator.broadcast_object((seed, os.urandom(8)), name="keras_ddl/seed")
+            self._shuffles = random.Random(fresh)
+        if seed is not None:
+            keras.utils.set_random_seed(seed)
+        self.agree()
+
+    def agree(self) -> None:
+        """Makes the random states of all ranks equal to rank 0's where they are not."""
+        if self.size == 1:
+            return
+        mine = (_digest(random.getstate()), _digest(np.random.get_state()), tf_compat.global_seed())
+        states = communicator.all_gather_object(mine, name="keras_ddl/random_state")
+        if any(state[:2] != states[0][:2] for state in states):
+            self._follow_rank_0()
+        seeds = [state[2] for state in states]
+        if seeds[0] is None:
+            own = self._shuffles.randrange(1, 2**31)
+            self._own_seeds.add(own)
+            tf.random.set_seed(own)
+        elif any(seed != seeds[0] for seed in seeds):
+            tf.random.set_seed(seeds[0])
+
+    def agree_python(self, digests: Sequence[bytes]) -> None:
+        """Makes Python's generators equal if their gathered digests are not."""
+        if any(digest != digests[0] for digest in digests):
+            self._follow_rank_0()
+
+    @property
+    def seeded_by_script(self) -> bool:
+        """Whether the script, not this class, has set TensorFlow's global seed."""
+        return tf_compat.global_seed() not in (None, *self._own_seeds)
+
+    def next_shuffle_seed(self) -> tuple[int, int]:
+        """Returns a fresh seed, the same on all ranks as long as all ask equally often."""
+        return self._shuffles.randrange(2**31), self._shuffles.randrange(2**31)
+
+    def _follow_rank_0(self) -> None:
+        state = (random.getstate(), np.random.get_state()) if self.rank == 0 else None
+        python_state, numpy_state = communicator.broadcast_object(state, name="keras_ddl/random_state_of_rank_0")
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+def python_random_digest() -> bytes:
+    """Returns a digest of the state of Python's generator, which shuffles keras.utils.PyDataset."""
+    return _digest(random.getstate())
+
+
+def check_same_model(model: keras.Model, rank: int) -> None:
+    """Checks that all ranks train the same model with the same optimizer.
+
+    Raises: RankMismatchError: on every rank, with the first variable that differs.
+    Cost: 32 bytes per rank; the whole lists only when they differ.
+    """
+    lines = [_describe(variable) for variable in all_variables(model)]
+    digests = communicator.all_gather_object(_digest(lines), name=name_of(model, "variables_digest"))
+    if all(digest == digests[0] for digest in digests):
+        return
+    lists = communicator.all_gather_object(lines, name=name_of(model, "variables"))
+    other = next(r for r, theirs in enumerate(lists) if theirs != lists[0])
+    first = next(i for i in range(max(map(len, lists))) if lists[0][i : i + 1] != lists[other][i : i + 1])
+
+    def show(variables: list[str]) -> str:
+        return repr(variables[first]) if first < len(variables) else f"no such variable (it has {len(variables)})"
+
+    raise RankMismatchError(
+        "All ranks must train the same model: variables of equal path, shape and dtype in the same order. "
+        f"Received: variable {first} is {show(lists[0])} on rank 0 and {show(lists[other])} on rank {other} "
+        f"(rank {rank}). Build and compile the model alike on every rank."
+    )
+
+
+def check_same_arrays(arrays: Any, rank: int) -> None:
+    """Checks that all ranks read the same arrays, as far as shapes and the first and last row tell.
+
+    Each rank keeps its rows of batches that it cuts out of its own arrays; given only its part of the data, it would
+    use only a part of that.
+
+    Raises: RankMismatchError: the numbers of rows differ. Warns when rows differ.
+    """
+    looks = [_look(array) for array in keras.tree.flatten(arrays) if hasattr(array, "shape") and array.shape]
+    everyone = communicator.all_gather_object(looks, name="keras_ddl/arrays")
+    other = next((r for r, theirs in enumerate(everyone) if theirs != everyone[0]), None)
+    if other is None:
+        return
+    rule = (
+        "Every rank must be given the whole data, not its part of it: keras_ddl takes each rank's rows of every batch."
+    )
+    remedy = "For data that is split already, use strategy.distribute_datasets_from_function."
+    shapes = [[shape for shape, _ in theirs] for theirs in (everyone[0], everyone[other])]
+    if shapes[0] != shapes[1]:
+        raise RankMismatchError(
+            f"{rule} Received: arrays of shapes {shapes[0]} on rank 0 and {shapes[1]} on rank {other} (rank {rank}). "
+            f"{remedy}"
+        )
+    if rank == 0:
+        warnings.warn(
+            f"{rule} Received: other first or last rows on rank {other} than on rank 0. {remedy}", stacklevel=6
+        )
+
+
+def _look(array: Any) -> tuple[tuple[int, ...], bytes]:
+    shape = tuple(array.shape)
+    if not shape[0] or not isinstance(array, (np.ndarray, tf.Tensor)):
+        return shape, b""
+    return shape, _digest([np.asarray(array[:1]).tobytes(), np.asarray(array[-1:]).tobytes()])
+
+
+def all_variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns the model's and its optimizer's variables, each once. Not the metrics': they differ between ranks."""
+    optimizer = getattr(model, "optimizer", None)
+    found = {id(v): v for v in [*model.variables, *(optimizer.variables if optimizer is not None else [])]}
+    return list(found.values())
+
+
+def broadcast_variables(variables: Iterable[keras.Variable], rank: int, root: int = 0) -> None:
+    """Gives all ranks the values of rank `root`; seed generators then continue on this rank's own stream."""
+    stream = (rank - root) % communicator.size()
+    plain = []
+    for variable in variables:
+        if variable.name == SEED_STATE:
+            state = broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root)
+            variable.assign(offset_seed_state(state, stream))
+        elif keras.backend.is_float_dtype(variable.dtype) or variable.dtype in ("int32", "int64", "int8", "uint8"):
+            plain.append(variable.value)
+        else:
+            variable.assign(broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root))
+    if plain:
+        ops.broadcast_variables(plain, root=root)
+
+
+def collect_accumulated_gradients(accumulators: Sequence[keras.Variable], rank: int) -> None:
+    """Moves the ranks' partly accumulated gradients to rank 0, where a checkpoint finds all of them.
+
+    Only the sum over ranks means anything: it is what the next update reduces.
+    """
+    if accumulators:
+        for variable, total in zip(accumulators, ops.all_reduce_n([v.value for v in accumulators], op="sum")):
+            variable.assign(total if rank == 0 else tf.zeros_like(total))
+
+
+def keep_accumulated_gradients_of_rank_0(accumulators: Sequence[keras.Variable], rank: int) -> None:
+    """Clears the other ranks' accumulated gradients, after weights were restored; not collective."""
+    if rank != 0:
+        for variable in accumulators:
+            variable.assign(tf.zeros_like(variable.value))
+
+
+def average_moving_statistics(model: keras.Model, size: int) -> None:
+    """Averages over ranks the non-trainable float variables that differ between ranks.
+
+    Those are statistics that layers gather from the rows they see (BatchNormalization without synchronized=True).
+    Variables that are equal on all ranks keep their bits.
+
+    Cost: 4 bytes per variable, and one float64 all-reduce of those that differ.
+    """
+    candidates = [
+        v for v in model.non_trainable_variables if v.name != SEED_STATE and keras.backend.is_float_dtype(v.dtype)
+    ]
+    if not candidates:
+        return
+    values = [v.numpy() for v in candidates]
+    sums = communicator.all_gather_object([zlib.crc32(v.tobytes()) for v in values], name=name_of(model, "statistics"))
+    differing = [i for i in range(len(candidates)) if len({theirs[i] for theirs in sums}) > 1]
+    if not differing:
+        return
+    flat = np.concatenate([values[i].astype(np.float64).ravel() for i in differing])
+    mean = communicator.all_reduce_array(flat, op="sum", name=name_of(model, "statistics_sum")) / size
+    start = 0
+    for i in differing:
+        end = start + values[i].size
+        candidates[i].assign(mean[start:end].reshape(values[i].shape).astype(values[i].dtype))
+        start = end
+
+
+def global_logs(
+    model: keras.Model, logs: Mapping[str, Any], rank: int, size: int, choose: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Returns a step's or epoch's logs over all ranks.
+
+    Metrics are made from states summed over ranks (means, counts and confusion matrices are sums, so this is exact),
+    while each rank's own state stays as it is. A key of a custom train_step that is no metric's is averaged.
+
+    Args:
+        logs: what the last step returned on this rank.
+        choose: Keras's rule, given the logs: the metrics' results if their keys are the logs' keys, else the logs.
+    Cost: one all-reduce of 8 bytes per element of metric state.
+    """
+    variables = list({id(v): v for metric in model.metrics for v in metric.variables}.values())
+    states = [v.numpy() for v in variables]
+    local = model.get_metrics_result() if model.metrics else {}
+    numbers = sorted(k for k, v in logs.items() if _is_number(v))
+    own = [_contribution(v, state, rank, size) for v, state in zip(variables, states)]
+    # Whether a key is a metric's result is agreed too: on one rank it might be equal by chance.
+    of_metrics = [float(_is_result(logs[k], local.get(k))) for k in numbers]
+    flat = np.concatenate([*own, [float(logs[k]) / size for k in numbers], of_metrics])
+    total = communicator.all_reduce_array(flat, op="sum", name=name_of(model, f"metrics ({len(flat)})"))
+
+    try:
+        start = 0
+        for variable, state in zip(variables, states):
+            end = start + state.size
+            variable.assign(total[start:end].reshape(state.shape).astype(state.dtype))
+            start = end
+        results = model.get_metrics_result() if model.metrics else {}
+        chosen = dict(choose(logs))
+    finally:
+        for variable, state in zip(variables, states):
+            variable.assign(state)
+    if set(chosen) != set(results):
+        for number, key in enumerate(numbers):
+            is_result = total[start + len(numbers) + number] == size
+            chosen[key] = results[key] if is_result else total[start + number]
+    return chosen
+
+
+def name_of(model: keras.Model, what: str) -> str:
+    """Returns the name of a collective that concerns a model."""
+    return f"keras_ddl/{plain_name(model.name)}/{what}"
+
+
+def any_rank(flag: bool, name: str) -> bool:
+    """Whether any rank says so."""
+    return bool(communicator.all_reduce_array(np.array([flag], np.int32), op="max", name=name)[0])
+
+
+def _contribution(variable: keras.Variable, state: np.ndarray, rank: int, size: int) -> np.ndarray:
+    flat = state.astype(np.float64).ravel()
+    if variable.aggregation == "mean":
+        return flat / size
+    if variable.aggregation == "only_first_replica":
+        return flat * (rank == 0)
+    return flat
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number)
+
+
+def _is_result(value: Any, result: Any) -> bool:
+    """Whether a log entry is the result of the metric of its name, rather than something a step computed itself."""
+    return result is not None and np.array_equal(np.asarray(value), np.asarray(result), equal_nan=True)
+
+
+def _describe(variable: keras.Variable) -> str:
+    return f"{plain_name(variable.path)} {variable.dtype}[{'x'.join(map(str, variable.shape))}]"
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.sha256(pickle.dumps(value)).digest()

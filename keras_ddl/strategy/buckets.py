@@ -1,0 +1,102 @@
+"""Gradients in buckets: the plan that groups them, and the reduction that follows the plan.
+
+A bucket is a list of tensors that one collective reduces together. Its tensors are not concatenated: the native op
+takes the list. Buckets are numbered in the order in which backward finishes them, so that the first can be on its way
+while earlier layers still compute (Li et al., PyTorch Distributed, VLDB 2020, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_ddl import config, ops
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy.bucket_size import BucketSize
+from keras_ddl.strategy.sparse import all_reduce_slices
+
+
+def plan_buckets(
+    sizes: Sequence[int],
+    dtypes: Sequence[str],
+    *,
+    bucket_bytes: int,
+    first_bucket_bytes: int | None = None,
+) -> list[list[int]]:
+    """Groups tensors into buckets.
+
+    Backward makes the last tensors first, so buckets are filled from the end of the list. Tensors of another dtype go
+    into buckets of their own: a collective has one dtype. A bucket may exceed the bound by its last tensor if it held
+    less than a quarter of the bound before: biases and the like are not worth a collective of their own.
+
+    Args:
+        sizes: bytes of each tensor, in the order of the model's variables.
+        dtypes: name of the dtype of each tensor.
+        bucket_bytes: bound on the bytes of a bucket.
+        first_bucket_bytes: bound on the first bucket of each dtype, which is small so that communication starts
+            early; KERAS_DDL_FIRST_BUCKET_BYTES by default, and never more than bucket_bytes.
+    Returns: the buckets in the order they are to be submitted; each a list of positions in `sizes`. Together they
+        hold every position once.
+    """
+    first_bound = config.get("FIRST_BUCKET_BYTES") if first_bucket_bytes is None else first_bucket_bytes
+    first_bound = min(first_bound, bucket_bytes)
+
+    buckets: list[list[int]] = []
+    open_bucket: dict[str, int] = {}  # dtype -> index of the bucket that still takes tensors
+    filled: dict[int, int] = {}
+    limit: dict[int, int] = {}
+    for position in reversed(range(len(sizes))):
+        dtype = dtypes[position]
+        index = open_bucket.get(dtype)
+        full = index is not None and filled[index] + sizes[position] > limit[index]
+        if index is None or (full and filled[index] * 4 >= limit[index]):
+            limit[len(buckets)] = first_bound if index is None else bucket_bytes
+            index = open_bucket[dtype] = len(buckets)
+            buckets.append([])
+            filled[index] = 0
+        buckets[index].append(position)
+        filled[index] += sizes[position]
+    # A bucket is complete when its last tensor is: that is the order in which backward lets them go.
+    return sorted(buckets, key=lambda bucket: -min(bucket))
+
+
+def all_reduce_in_buckets(
+    tensors: Sequence[Any], *, op: str = "sum", name: str, bucket_size: BucketSize, add_up: bool = False
+) -> list[Any]:
+    """Reduces a list of gradients over all ranks, bucket by bucket.
+
+    Args:
+        tensors: dense tensors and tf.IndexedSlices, in the order of the variables; number, shapes and dtypes equal on
+            all ranks (IndexedSlices may hold another number of rows on each rank).
+        op: as in `ops.all_reduce_n`; IndexedSlices take "sum" and "mean".
+        name: of the gradients; appears in error messages.
+        bucket_size: of `bucket_size.agree`.
+        add_up: as in `sparse.all_reduce_slices`, for the IndexedSlices.
+    Returns: the reduced tensors in the same order. IndexedSlices stay so: the ranks' rows one after another, which is
+        what one process would have computed from the whole batch, or, with `add_up`, the rows of the table.
+    Raises: RankMismatchError: the ranks' lists differ.
+    Cost: one all-reduce per bucket, and for IndexedSlices what `all_reduce_slices` costs.
+    """
+    result = list(tensors)
+    dense = [i for i, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    for i, tensor in enumerate(tensors):
+        if isinstance(tensor, tf.IndexedSlices):
+            result[i] = all_reduce_slices(tensor, op=op, name=f"{name}/sparse_{i}", add_up=add_up)
+
+    # An unknown dimension (never in gradients of variables) counts as 1: the plan must not depend on the batch.
+    sizes = [tensors[i].dtype.size * _static_elements(tensors[i].shape) for i in dense]
+    dtypes = [tensors[i].dtype.name for i in dense]
+    plan = plan_buckets(sizes, dtypes, bucket_bytes=bucket_size.bound(sum(sizes)))
+    for number, bucket in enumerate(plan):
+        positions = [dense[i] for i in bucket]
+        reduced = ops.all_reduce_n([tensors[i] for i in positions], op=op, name=f"{name}/bucket_{number}")
+        for position, tensor in zip(positions, reduced):
+            result[position] = tensor
+    return result
+
+
+def _static_elements(shape) -> int:
+    elements = 1
+    for dimension in shape:
+        elements *= dimension or 1
+    return elements

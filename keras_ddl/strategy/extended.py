@@ -1,0 +1,246 @@
+"""What tf.distribute asks of a strategy, answered for one device per process and keras_ddl's collectives.
+
+Variables are plain tf.Variables and per-replica values plain tensors: there is one replica in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from keras_ddl import communicator, ops
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy import buckets, data
+from keras_ddl.strategy.bucket_size import BucketSize
+from keras_ddl.strategy.row_share import RowShare
+
+# Ranks' random streams differ by a multiple of this (odd, so all multiples differ; the golden ratio times 2**31, so
+# that they are far from the small steps by which users number their own seeds).
+_SEED_STRIDE = 1_327_217_885
+# Name that Keras gives the state of a keras.random.SeedGenerator (keras/src/random/seed_generator.py).
+SEED_STATE = "seed_generator_state"
+_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "int8")
+
+
+def seed_offset(rank: int) -> int:
+    """What is added to a random seed on `rank`, so that ranks draw different numbers; 0 on rank 0."""
+    return rank * _SEED_STRIDE % 2**31
+
+
+def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:
+    """Returns the array of rank `root`, which must have the shape and dtype of this rank's. COLLECTIVE, blocking.
+
+    Dtypes that collectives do not know travel as bytes.
+    """
+    if value.dtype.name in _DTYPES:
+        return communicator.broadcast_array(value, root=root, name=name)
+    if value.dtype.hasobject:
+        return communicator.broadcast_object(value, root=root, name=name)
+    raw = np.frombuffer(np.ascontiguousarray(value).tobytes(), np.uint8)
+    received = communicator.broadcast_array(raw, root=root, name=f"{name} ({value.dtype.name})")
+    return np.frombuffer(received.tobytes(), value.dtype).reshape(value.shape)
+
+
+class DdlExtended(tf_compat.StrategyExtendedV1):
+    """The hooks. See tf.distribute.StrategyExtended for what each is asked."""
+
+    def __init__(self, container: tf.distribute.Strategy, rank: int, size: int, device: str, bucket_size: BucketSize):
+        super().__init__(container)
+        self.rank = rank
+        self.size = size
+        self.device = device
+        self.bucket_size = bucket_size
+        self.share = RowShare(size)
+        self.agrees_on_variables = True  # False while callbacks run, which may do so on one rank
+        self.counts_rows = True  # False while predict runs: it has no loss to scale
+        self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    # ---- who and where
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self.size
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        return (self.device,)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        return (self.device,)
+
+    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+        return (self.device,)
+
+    def _in_multi_worker_mode(self) -> bool:
+        return False  # True would make TensorFlow and Keras look for a TF_CONFIG cluster
+
+    def _use_merge_call(self) -> bool:
+        return False
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return True
+
+    @property
+    def experimental_should_init(self) -> bool:
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def _global_batch_size(self) -> bool:
+        return True
+
+    @property
+    def _support_per_replica_values(self) -> bool:
+        return False
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
+        return 0
+
+    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
+        return self.rank
+
+    # ---- variables
+    def _create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        kwargs.pop("colocate_with", None)  # everything of this process is on one device
+        if self.size > 1 and self.agrees_on_variables and tf.executing_eagerly():
+            kwargs["initial_value"] = self._agreed_initial_value(**kwargs)
+        with tf.device(self.device):
+            return next_creator(**kwargs)
+
+    def _agreed_initial_value(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any):
+        value = initial_value() if callable(initial_value) else initial_value
+        value = tf.convert_to_tensor(value, dtype=dtype)
+        path = "/".join(part for part in (keras_compat.current_path(), name) if part) or "unnamed"
+        shape = "x".join(map(str, value.shape))
+        # Ranks that build different models meet in differently named collectives: an error that shows both names.
+        label = f"variable {keras_compat.plain_name(path)} {value.dtype.name}[{shape}]"
+        if value.dtype == tf.string:
+            return tf.constant(communicator.broadcast_object(value.numpy(), root=0, name=label))
+        array = broadcast_value(value.numpy(), label)
+        if name == SEED_STATE:
+            array = offset_seed_state(array, self.rank)
+        return tf.constant(array, dtype=value.dtype)
+
+    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+        pass  # layers made outside the scope have plain variables, as those made inside
+
+    def value_container(self, value: Any) -> Any:
+        return value
+
+    def _local_results(self, value: Any) -> tuple[Any, ...]:
+        return (value,)
+
+    def read_var(self, v: tf.Variable) -> tf.Tensor:
+        return tf.identity(v)
+
+    # ---- running
+    def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            # The step's opening and the replica context belong inside the traced function.
+            if fn not in self._functions:
+                python_function = fn.python_function
+
+                def in_replica(*args, **kwargs):
+                    return self._call_for_each_replica(python_function, args, kwargs)
+
+                self._functions[fn] = tf_compat.clone_function(fn, in_replica)
+            return self._functions[fn](*args, **kwargs)
+        with tf.device(self.device), self._rank_seed(), ReplicaContext(self._container_strategy(), self.rank):
+            if self.size > 1 and self.counts_rows:
+                self.share.begin_step((args, kwargs))
+            return fn(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _rank_seed(self):
+        """While a step is traced, TensorFlow's own stateful random ops get seeds that differ between ranks."""
+        if tf.executing_eagerly() or tf.compat.v1.get_default_graph().seed is None:
+            yield
+            return
+        graph = tf.compat.v1.get_default_graph()
+        before = graph.seed
+        graph.seed = (before + seed_offset(self.rank)) % 2**31
+        try:
+            yield
+        finally:
+            graph.seed = before
+
+    def _replica_ctx_update(self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True) -> Any:
+        with tf.device(self.device):
+            return fn(var, *args, **(kwargs or {}))
+
+    def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        return self._update_non_slot(var, fn, (var, *args), kwargs, group)
+
+    def _update_non_slot(self, colocate_with: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        with tf.device(self.device), tf_compat.UpdateContext(self.device):
+            result = fn(*args, **(kwargs or {}))
+            return result if group else tf.nest.map_structure(self._local_results, result)
+
+    # ---- collectives
+    def _all_reduce(self, reduce_op: tf.distribute.ReduceOp, values: list[Any], name: str) -> list[Any]:
+        op = "mean" if reduce_op == tf.distribute.ReduceOp.MEAN else "sum"
+        return buckets.all_reduce_in_buckets(values, op=op, name=name, bucket_size=self.bucket_size)
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        flat = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in tf.nest.flatten(value)]
+        return tf.nest.pack_sequence_as(value, self._all_reduce(reduce_op, flat, "replica_all_reduce"))
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        if not isinstance(value, tf.IndexedSlices):
+            value = tf.convert_to_tensor(value)
+        return self._all_reduce(reduce_op, [value], "reduce")[0]
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> list[Any]:
+        return [self._reduce_to(reduce_op, value, to, options) for value, to in value_destination_pairs]
+
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> tf.Tensor:
+        value = tf.convert_to_tensor(value)
+        axis = axis % value.shape.rank
+        order = [axis, *(i for i in range(value.shape.rank) if i != axis)]
+        back = np.argsort(order).tolist()
+        name = "gather"
+        if axis == 0:
+            return data.gather_rows(value, self.rank, name=name)
+        return tf.transpose(data.gather_rows(tf.transpose(value, order), self.rank, name=name), back)
+
+    def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        return ops.broadcast(tensor, root=0, name="broadcast")
+
+    # ---- data
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        return data.share_dataset(dataset, self.rank, self.size)
+
+    def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
+        return data.per_rank_dataset(dataset_fn, self.rank, self.size)
+
+    def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
+        return value_fn(tf_compat.ValueContext(self.rank, self.size))
+
+
+class ReplicaContext(tf_compat.ReplicaContext):
+    """The context inside `Strategy.run`. Its all_reduce and all_gather are those of tf.distribute."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return self.strategy.extended.worker_devices
+
+
+def offset_seed_state(state: np.ndarray, rank: int) -> np.ndarray:
+    """Returns rank 0's state of a keras.random.SeedGenerator, moved to the stream of `rank`."""
+    moved = state.copy()
+    moved[0] = (int(state[0]) + seed_offset(rank)) % 2**31
+    return moved if rank else state

@@ -1,0 +1,255 @@
+"""Patches of Keras's CallbackList: writers write on rank 0, all ranks stop together and start from the same state.
+
+Patched: keras/src/callbacks/callback_list.py (3.15.1).
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from keras_ddl import communicator, timeline
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.keras import keras
+from keras_ddl.strategy import agreement
+from keras_ddl.strategy.extended import offset_seed_state
+from keras_ddl.strategy.keras_patches.optimizer import accumulators
+
+# Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
+# BackupAndRestore restores on rank 0 is sent to all.
+_WRITERS = ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
+_BATCH_HOOKS = {
+    "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
+    "test": ("on_test_batch_begin", "on_test_batch_end"),
+    "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
+}
+
+
+class _Silent(keras.callbacks.Callback):
+    """Stands in for a writer on ranks other than 0."""
+
+
+HOOKS = tuple(
+    f"on_{what}"
+    for what in (
+        *(f"{kind}_{edge}" for kind in ("train", "test", "predict", "epoch") for edge in ("begin", "end")),
+        *(f"{kind}batch_{edge}" for kind in ("", "train_", "test_", "predict_") for edge in ("begin", "end")),
+    )
+)
+
+
+def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets callbacks make variables on one rank, as rank 0's do that load or trace a model, also when fit is called
+    inside the scope, where making a variable is otherwise COLLECTIVE.
+    """
+
+    def wrapper(self, *args, **kwargs):
+        strategy = _shared_strategy(self)
+        if strategy is None:
+            return original(self, *args, **kwargs)
+        extended = strategy.extended
+        before, extended.agrees_on_variables = extended.agrees_on_variables, False
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            extended.agrees_on_variables = before
+
+    return wrapper
+
+
+def set_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    """On ranks other than 0, replaces callbacks that write."""
+
+    def wrapper(self, model):
+        strategy = keras_compat.strategy_of(model)
+        on_other_rank = strategy is not None and strategy.rank != 0
+        if on_other_rank:
+            self.callbacks = [_Silent() if isinstance(one, _writers()) else one for one in self.callbacks]
+        for callback in self.callbacks:
+            if isinstance(callback, keras.callbacks.ModelCheckpoint):
+                vars(callback).pop("_save_model", None)
+                if on_other_rank:
+                    callback._save_model = functools.partial(_decide_only, callback)
+        original(self, model)
+
+    return wrapper
+
+
+def _writers() -> tuple[type, ...]:
+    return tuple(getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name))
+
+
+def _decide_only(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:
+    """ModelCheckpoint._save_model without saving: the best value is tracked on all ranks, the file is rank 0's."""
+    verbose, checkpoint.verbose = checkpoint.verbose, 0
+    try:
+        checkpoint._should_save_model(epoch, batch, logs, checkpoint._get_file_path(epoch, batch, logs))
+    finally:
+        checkpoint.verbose = verbose
+
+
+def on_train_begin(original: Callable[..., Any]) -> Callable[..., Any]:
+    """After all callbacks: one model, one epoch to begin with, and rank 0's values everywhere.
+
+    Last, so that what a callback has restored on rank 0 is included.
+    """
+
+    def wrapper(self, logs=None):
+        original(self, logs)
+        strategy = _shared_strategy(self)
+        if strategy is None:
+            return
+        model, rank = self.model, strategy.rank
+        agreement.check_same_model(model, rank)
+        _agree_on_steps(self, strategy)
+        start = communicator.broadcast_object(model._initial_epoch, name=agreement.name_of(model, "initial_epoch"))
+        model._initial_epoch = start
+        partial = accumulators(model.optimizer)
+        skip = {id(variable) for variable in partial}
+        agreement.broadcast_variables([v for v in agreement.all_variables(model) if id(v) not in skip], rank)
+        agreement.keep_accumulated_gradients_of_rank_0(partial, rank)
+        _move_global_seeds(rank)
+        self._ddl_train_stop = agreement.any_rank(_may_stop(self, "train"), agreement.name_of(model, "batch_hooks"))
+        _agree_to_stop(self)
+
+    return wrapper
+
+
+def _move_global_seeds(rank: int) -> None:
+    """Gives Keras's global seed generator this rank's stream, if it was made outside of a scope."""
+    generator = keras_compat.global_seed_generator()
+    if (
+        generator is not None
+        and not generator.state.value._distribute_strategy
+        and not hasattr(generator, "_ddl_moved")
+    ):
+        generator._ddl_moved = True
+        generator.state.assign(offset_seed_state(generator.state.numpy(), rank))
+
+
+def _agree_on_steps(callbacks: Any, strategy: Any) -> None:
+    mine = (callbacks.params.get("steps"), callbacks.params.get("epochs"))
+    everyone = communicator.all_gather_object(mine, name=agreement.name_of(callbacks.model, "steps"))
+    for other, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise agreement.RankMismatchError(
+                "All ranks must train for the same number of steps and epochs. "
+                f"Received: {everyone[0][0]} steps x {everyone[0][1]} epochs on rank 0, {theirs[0]} x {theirs[1]} on "
+                f"rank {other} (rank {strategy.rank}). Give every rank the whole data, not its part of it: keras_ddl "
+                "takes each rank's rows out of every batch."
+            )
+
+
+def on_epoch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
+    """After all callbacks: Python's generator, which will shuffle a PyDataset, is the same on all ranks."""
+
+    def wrapper(self, epoch, logs=None):
+        original(self, epoch, logs)
+        strategy = _shared_strategy(self)
+        if strategy is None:
+            return
+        mine = (bool(self.model.__dict__.get("stop_training")), agreement.python_random_digest())
+        everyone = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
+        strategy.random_state.agree_python([digest for _, digest in everyone])
+        self.model.__dict__["_ddl_agreed_stop"] = any(stop for stop, _ in everyone)
+
+    return wrapper
+
+
+def on_epoch_end(original: Callable[..., Any]) -> Callable[..., Any]:
+    """After all callbacks: stop on all ranks if any wants to."""
+
+    def wrapper(self, epoch, logs=None):
+        original(self, epoch, logs)
+        if _shared_strategy(self) is not None:
+            _agree_to_stop(self)
+
+    return wrapper
+
+
+def on_train_batch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
+    """After all callbacks: the step begins in the timeline, if one is being written."""
+
+    def wrapper(self, batch, logs=None):
+        original(self, batch, logs)
+        self._ddl_step_begin = time.monotonic() if timeline.is_on() else None
+
+    return wrapper
+
+
+def on_train_batch_end(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same within an epoch, if there is a callback that could ask for it."""
+
+    def wrapper(self, batch, logs=None):
+        if getattr(self, "_ddl_step_begin", None) is not None:
+            timeline.add_span(f"step {batch}", self._ddl_step_begin)
+        original(self, batch, logs)
+        if getattr(self, "_ddl_train_stop", False) and _shared_strategy(self) is not None:
+            _agree_to_stop(self)
+
+    return wrapper
+
+
+def _agree_to_stop(callbacks: Any) -> None:
+    model = callbacks.model
+    wants = bool(model.__dict__.get("stop_training"))
+    model.__dict__["_ddl_agreed_stop"] = agreement.any_rank(wants, agreement.name_of(model, "stop_training"))
+
+
+def _begin(kind: str) -> Callable[..., Any]:
+    def patch(original):
+        def wrapper(self, logs=None):
+            original(self, logs)
+            if _shared_strategy(self) is not None:
+                stops = agreement.any_rank(_may_stop(self, kind), agreement.name_of(self.model, f"{kind}_batch_hooks"))
+                setattr(self, f"_ddl_{kind}_stop", stops)
+
+        return wrapper
+
+    patch.__name__ = f"on_{kind}_begin"
+    return patch
+
+
+def _batch_end(kind: str, attribute: str) -> Callable[..., Any]:
+    def patch(original):
+        def wrapper(self, batch, logs=None):
+            original(self, batch, logs)
+            if getattr(self, f"_ddl_{kind}_stop", False) and _shared_strategy(self) is not None:
+                wants = bool(getattr(self.model, attribute, False))
+                setattr(
+                    self.model,
+                    attribute,
+                    agreement.any_rank(wants, agreement.name_of(self.model, attribute)),
+                )
+
+        return wrapper
+
+    patch.__name__ = f"on_{kind}_batch_end"
+    return patch
+
+
+on_test_begin = _begin("test")
+on_test_batch_end = _batch_end("test", "stop_evaluating")
+on_predict_begin = _begin("predict")
+on_predict_batch_end = _batch_end("predict", "stop_predicting")
+
+
+def _shared_strategy(callbacks: Any) -> Any:
+    """The Strategy of the callbacks' model if it has more than one rank, else None."""
+    strategy = keras_compat.strategy_of(getattr(callbacks, "model", None))
+    return strategy if strategy is not None and strategy.size > 1 else None
+
+
+def _may_stop(callbacks: Any, kind: str) -> bool:
+    """Whether a callback has code of its own that runs within an epoch and might ask to stop."""
+    base = keras.callbacks.Callback
+    never = (keras.callbacks.History, keras.callbacks.ProgbarLogger, keras.callbacks.ModelCheckpoint, *_writers())
+    for callback in callbacks.callbacks:
+        if type(callback) in never or getattr(callback, "never_stops_within_epoch", False):
+            continue
+        for hook in _BATCH_HOOKS[kind]:
+            if hook in vars(callback) or getattr(type(callback), hook, None) is not getattr(base, hook):
+                return True
+    return False

@@ -1,0 +1,175 @@
+"""Patches of Keras's optimizers: gradients are summed over ranks first, and everything else looks at the sum.
+
+Keras clips, and LossScaleOptimizer looks for overflow, before it reduces. So ranks would clip other gradients than one
+process would, and skip different steps. Patched: keras/src/optimizers/base_optimizer.py, loss_scale_optimizer.py,
+backend/tensorflow/optimizer.py (3.15.1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from keras_ddl import ops
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import buckets
+
+_thread = threading.local()
+
+
+class _Application:
+    """One call of apply: whether its gradients have been summed over ranks."""
+
+    def __init__(self, reduced: bool) -> None:
+        self.reduced = reduced
+
+
+@contextlib.contextmanager
+def _application(reduced: bool) -> Iterator[None]:
+    before = getattr(_thread, "application", None)
+    _thread.application = _Application(reduced or (before is not None and before.reduced))
+    try:
+        yield
+    finally:
+        _thread.application = before
+
+
+def apply_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Opens an application, after checking that optimizer and context belong together."""
+
+    def _backend_apply_gradients(self, grads, trainable_variables):
+        _check_context(self)
+        with _application(reduced=False):
+            return original(self, grads, trainable_variables)
+
+    return _backend_apply_gradients
+
+
+def clip_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Sums, then clips. With gradient accumulation Keras comes here once per update, with the accumulated sum."""
+
+    def _clip_gradients(self, grads):
+        strategy = keras_compat.replica_strategy()
+        application = getattr(_thread, "application", None)
+        if strategy is not None and application is not None and not application.reduced:
+            grads = _sum_over_ranks(self, grads, strategy)
+            application.reduced = True
+        return original(self, grads)
+
+    return _clip_gradients
+
+
+def all_reduce_sum_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras's own reduction; does nothing when it has been done already."""
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        strategy = keras_compat.replica_strategy()
+        if strategy is None:
+            return original(self, grads_and_vars)
+        application = getattr(_thread, "application", None)
+        pairs = list(grads_and_vars)
+        if application is not None and application.reduced:
+            return pairs
+        grads = _sum_over_ranks(self, [grad for grad, _ in pairs], strategy)
+        return [(grad, variable) for grad, (_, variable) in zip(grads, pairs)]
+
+    return _all_reduce_sum_gradients
+
+
+def loss_scale_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Sums before LossScaleOptimizer looks for infinities: all ranks see the same sum and take the same branch."""
+
+    def _tf_apply(self, grads, trainable_variables=None):
+        strategy = keras_compat.replica_strategy()
+        if strategy is None:
+            return original(self, grads, trainable_variables)
+        _check_context(self)
+        variables = trainable_variables or self._trainable_variables
+        direct = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
+        summed = _sum_over_ranks(self, [None if skip else g for g, skip in zip(grads, direct)], strategy)
+        grads = [g if skip else total for g, total, skip in zip(grads, summed, direct)]
+        with _application(reduced=True):
+            return original(self, grads, trainable_variables)
+
+    return _tf_apply
+
+
+def overwrite_variables(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Variables whose "gradient" is their new value (float8 scales) take the maximum over ranks, as Keras takes the
+    maximum over the batches of gradient accumulation.
+    """
+
+    def _overwrite_variables_directly_with_gradients(self, grads, vars):
+        strategy = keras_compat.replica_strategy()
+        if strategy is not None and any(getattr(v, "overwrite_with_gradient", False) for v in vars):
+            name = f"{keras_compat.plain_name(self.name)}/overwrite"
+            grads = [
+                ops.all_reduce(g, op="max", name=f"{name}_{i}") if getattr(v, "overwrite_with_gradient", False) else g
+                for i, (g, v) in enumerate(zip(grads, vars))
+            ]
+        return original(self, grads, vars)
+
+    return _overwrite_variables_directly_with_gradients
+
+
+def accumulators(optimizer: Any) -> list[Any]:
+    """The variables in which an optimizer, and those inside it, accumulate gradients between updates."""
+    own = getattr(optimizer, "_accumulated_gradients", None) or []
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())]
+    return [*(v for v in own if v is not None), *(v for one in inner if one is not None for v in accumulators(one))]
+
+
+def _sum_over_ranks(optimizer: Any, grads: Sequence[Any], strategy: Any) -> list[Any]:
+    present = [i for i, grad in enumerate(grads) if grad is not None]
+    result = list(grads)
+    summed = buckets.all_reduce_in_buckets(
+        [_dense_or_slices(grads[i]) for i in present],
+        op="sum",
+        name=f"{keras_compat.plain_name(optimizer.name)}/gradients",
+        bucket_size=strategy.extended.bucket_size,
+        add_up=_is_linear(optimizer),
+    )
+    for i, grad in zip(present, summed):
+        result[i] = grad
+    return result
+
+
+def _is_linear(optimizer: Any) -> bool:
+    """Whether updates depend on the sum of a table row's gradients only. A norm, too, is taken row by row."""
+    clips = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
+    return type(optimizer) is keras.optimizers.SGD and all(limit is None for limit in clips)
+
+
+def _dense_or_slices(grad: Any) -> Any:
+    return grad if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
+
+
+def _check_context(optimizer: Any) -> None:
+    """Raises ConfigError for an optimizer made outside the scope; warns when gradients would stay unreduced."""
+    mine = keras_compat.strategy_of(optimizer)
+    running = keras_compat.replica_strategy()
+    if running is not None and mine is not running:
+        raise ConfigError(outside_message("An optimizer", optimizer.name, running.rank))
+    if mine is not None and running is None and mine.size > 1 and not getattr(optimizer, "_ddl_warned", False):
+        object.__setattr__(optimizer, "_ddl_warned", True)
+        warnings.warn(
+            f"Optimizer {optimizer.name!r} was made under a keras_ddl.Strategy but applies gradients outside of "
+            f"strategy.run: they are this rank's own (rank {mine.rank} of {mine.size}), and the ranks' weights will "
+            "drift apart unless you have reduced them yourself (keras_ddl.all_reduce_n). Call the step with "
+            "strategy.run(step, args=(batch,)).",
+            stacklevel=4,
+        )
+
+
+def outside_message(what: str, name: str, rank: int) -> str:
+    """The message for a model or an optimizer made outside the scope."""
+    return (
+        f"{what} that is trained under a keras_ddl.Strategy must be made inside its scope. "
+        f"Received: {name!r}, made outside (rank {rank}). Move the line that makes it under `with strategy.scope():`."
+    )

@@ -1,0 +1,265 @@
+"""Patches of Keras's Trainer: fit, evaluate, predict and compile for models made under a keras_ddl.Strategy.
+
+Patched: keras/src/trainers/trainer.py, backend/tensorflow/trainer.py (3.15.1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from keras_ddl import ops
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.keras import keras
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import agreement, data
+from keras_ddl.strategy.keras_patches.optimizer import accumulators, outside_message
+
+_thread = threading.local()
+
+
+def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles inside the scope, so that compile("adam") may stand outside it; refuses what would go wrong later."""
+
+    def wrapper(self, optimizer="rmsprop", *args, **kwargs):
+        strategy = keras_compat.strategy_of(self)
+        _check_model(self, strategy)
+        for part in _optimizers(optimizer):
+            theirs = keras_compat.strategy_of(part)
+            if strategy is None and theirs is not None:
+                raise ConfigError(outside_message("A model", self.name, theirs.rank))
+            if strategy is not None and theirs is not strategy:
+                raise ConfigError(outside_message("An optimizer", part.name, strategy.rank))
+        if strategy is None:
+            return original(self, optimizer, *args, **kwargs)
+        bound = inspect.signature(original).bind(self, optimizer, *args, **kwargs)
+        if bound.arguments.get("jit_compile") is True:
+            raise ConfigError(
+                "jit_compile=True cannot be used under a keras_ddl.Strategy: XLA has no kernel for its collectives. "
+                f"Received: jit_compile=True for model {self.name!r} (rank {strategy.rank}). Leave it out, or use "
+                "jit_compile=False."
+            )
+        self.__dict__.pop("_ddl_local_predict", None)
+        with strategy.scope():
+            return original(self, optimizer, *args, **kwargs)
+
+    return wrapper
+
+
+def _optimizers(optimizer: Any) -> list[Any]:
+    """The optimizer instances that `optimizer` consists of; none for a name or a config."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        return []
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())]
+    return [optimizer, *(part for one in inner if one is not None for part in _optimizers(one))]
+
+
+def _check_model(model: Any, strategy: Any) -> None:
+    """Raises ConfigError when a model made outside is used inside a scope; warns when it is used beside one."""
+    if strategy is not None:
+        return
+    current = keras_compat.scope_strategy()
+    if current is not None:
+        raise ConfigError(outside_message("A model", model.name, current.rank))
+
+
+def _warn_if_alone(model: Any) -> None:
+    others = [strategy for strategy in keras_compat.strategies if strategy.size > 1]
+    if others and not model.__dict__.get("_ddl_warned"):
+        model.__dict__["_ddl_warned"] = True
+        warnings.warn(
+            f"Model {model.name!r} was made outside the scope of the keras_ddl.Strategy of this process: rank "
+            f"{others[0].rank} trains it alone, on all of the data. Make it under `with strategy.scope():` to train "
+            "it on all ranks.",
+            stacklevel=4,
+        )
+
+
+def fit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Agrees on random states before, keeps the ranks' decisions to stop together, reports errors as keras_ddl's."""
+
+    def wrapper(self, *args, **kwargs):
+        strategy = keras_compat.strategy_of(self)
+        _check_model(self, strategy)
+        if strategy is None:
+            _warn_if_alone(self)
+            return original(self, *args, **kwargs)
+        bound = _bind(original, self, args, kwargs, strategy)
+        if strategy.size == 1:
+            return original(*bound.args, **bound.kwargs)
+        with ops.translate_errors(), _in_fit(self):
+            strategy.random_state.agree()
+            return original(*bound.args, **bound.kwargs)
+
+    return wrapper
+
+
+def _among_ranks(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a patch of `body(model, strategy, call, kwargs)`, for several ranks; call() is the method as it was."""
+
+    @functools.wraps(body)
+    def patch(original):
+        def wrapper(self, *args, **kwargs):
+            strategy = keras_compat.strategy_of(self)
+            _check_model(self, strategy)
+            if strategy is None or strategy.size == 1:
+                return original(self, *args, **kwargs)
+            bound = _bind(original, self, args, kwargs, strategy)
+            with ops.translate_errors():
+                return body(self, strategy, lambda: original(*bound.args, **bound.kwargs), kwargs)
+
+        return wrapper
+
+    return patch
+
+
+@_among_ranks
+def evaluate(model: Any, strategy: Any, call: Callable[[], Any], kwargs: dict[str, Any]) -> Any:
+    """Averages moving statistics before (in fit that has just been done); the metrics are those of all rows."""
+    if not kwargs.get("_use_cached_eval_dataset", False):
+        agreement.average_moving_statistics(model, strategy.size)
+    with _flag("evaluating"):
+        return call()
+
+
+@_among_ranks
+def predict(model: Any, strategy: Any, call: Callable[[], Any], kwargs: dict[str, Any]) -> Any:
+    """Returns the rows of all ranks, in order, on every rank."""
+    with _without_row_counts(strategy):
+        agreement.average_moving_statistics(model, strategy.size)
+        return call()
+
+
+def on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """train_on_batch, test_on_batch: each rank passes its own rows; all get the loss and metrics of all rows."""
+
+    def wrapper(self, *args, **kwargs):
+        strategy = keras_compat.strategy_of(self)
+        if strategy is None or strategy.size == 1:
+            return original(self, *args, **kwargs)
+        bound = inspect.signature(original).bind(self, *args, **kwargs)
+        as_dict = bound.arguments.get("return_dict", False)
+        bound.arguments["return_dict"] = True
+        with ops.translate_errors():
+            logs = original(*bound.args, **bound.kwargs)
+            logs = keras_compat.pythonify_logs(_global_logs(self, logs, strategy))
+        return logs if as_dict else self._flatten_metrics_in_order(logs)
+
+    return wrapper
+
+
+def predict_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Stays on this rank: the predictions of the rows it was given, and no waiting for other ranks."""
+
+    def wrapper(self, x):
+        strategy = keras_compat.strategy_of(self)
+        if strategy is None or strategy.size == 1:
+            return original(self, x)
+        shared = self.predict_function
+        self.predict_function = self.__dict__.get("_ddl_local_predict")
+        try:
+            with ops.translate_errors(), _without_row_counts(strategy), _flag("local"):
+                return original(self, x)
+        finally:
+            self.__dict__["_ddl_local_predict"] = self.predict_function
+            self.predict_function = shared
+
+    return wrapper
+
+
+def get_metrics_result_or_logs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The end of an epoch or of an evaluation: logs over all ranks, and before validation one set of statistics."""
+
+    def wrapper(self, logs):
+        strategy = keras_compat.strategy_of(self)
+        if strategy is None or strategy.size == 1:
+            return original(self, logs)
+        if not getattr(_thread, "evaluating", False):  # so this is the end of an epoch of fit
+            agreement.average_moving_statistics(self, strategy.size)
+            agreement.collect_accumulated_gradients(accumulators(self.optimizer), strategy.rank)
+        return _global_logs(self, logs, strategy, original)
+
+    return wrapper
+
+
+def _global_logs(model: Any, logs: Any, strategy: Any, rule: Callable[..., Any] | None = None) -> Any:
+    if not isinstance(logs, dict):
+        return logs
+    rule = rule or keras_compat.Trainer._get_metrics_result_or_logs.__wrapped__
+    return agreement.global_logs(model, logs, strategy.rank, strategy.size, lambda local: rule(model, local))
+
+
+def reduce_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Gathers predictions. Logs of a step stay this rank's; those of an epoch are made from summed metrics."""
+
+    def wrapper(values, strategy, reduction):
+        if not keras_compat.is_ours(strategy) or strategy.size == 1:
+            return original(values, strategy, reduction)
+        if reduction != "concat" or getattr(_thread, "local", False):
+            return values
+        leaves = keras_compat.tree.flatten(values)
+        name = "predict"
+        gathered = [data.gather_rows(leaf, strategy.rank, name=f"{name}_{i}") for i, leaf in enumerate(leaves)]
+        return keras_compat.tree.pack_sequence_as(values, gathered)
+
+    return wrapper
+
+
+def _bind(original: Callable[..., Any], model: Any, args: Any, kwargs: Any, strategy: Any) -> inspect.BoundArguments:
+    """Binds the arguments; the progress bar is rank 0's, whatever `verbose` the one script asks for."""
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    if strategy.rank != 0:
+        bound.arguments["verbose"] = 0
+    return bound
+
+
+@contextlib.contextmanager
+def _in_fit(model: Any) -> Iterator[None]:
+    model.__dict__["_ddl_agreed_stop"] = False
+    try:
+        yield
+    finally:
+        model.__dict__["stop_training"] = model.__dict__.pop("_ddl_agreed_stop", False)
+
+
+@contextlib.contextmanager
+def _without_row_counts(strategy: Any) -> Iterator[None]:
+    before, strategy.extended.counts_rows = strategy.extended.counts_rows, False
+    try:
+        yield
+    finally:
+        strategy.extended.counts_rows = before
+
+
+@contextlib.contextmanager
+def _flag(name: str) -> Iterator[None]:
+    before = getattr(_thread, name, False)
+    setattr(_thread, name, True)
+    try:
+        yield
+    finally:
+        setattr(_thread, name, before)
+
+
+def _get_stop_training(model: Any) -> bool:
+    state = model.__dict__
+    if "_ddl_agreed_stop" in state:
+        return state["_ddl_agreed_stop"]
+    try:
+        return state["stop_training"]
+    except KeyError:
+        raise AttributeError(f"{type(model).__name__!r} object has no attribute 'stop_training'") from None
+
+
+def _set_stop_training(model: Any, value: bool) -> None:
+    model.__dict__["stop_training"] = value
+
+
+# Inside fit, reading gives what the ranks have agreed on, so that a rank that asks to stop, at whatever moment and
+# from whatever thread, does not leave the others waiting for it.
+STOP_TRAINING = property(_get_stop_training, _set_stop_training)

@@ -1,0 +1,165 @@
+"""Where the ranks are: which share a host, which share memory, and the box of dimensions they form.
+
+Pure Python over the list of hosts; knows neither MPI nor TensorFlow. What an all-reduce costs on such a box is
+predicted by cost_model.py, whose names are here too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from keras_ddl.errors import ConfigError
+from keras_ddl.topology.cost_model import Cluster, Dimension, choose, mode_for, predict, shared_memory
+
+__all__ = [
+    "Cluster",
+    "Dimension",
+    "Topology",
+    "choose",
+    "make_topology",
+    "mode_for",
+    "parse_mode",
+    "part_of",
+    "predict",
+    "shared_memory",
+]
+
+_FORCED = re.compile(r"(?:[rbx]:)?([0-9]+(?:x[0-9]+)*)")
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The place of one rank among all ranks.
+
+    Attributes:
+        rank: this process, 0 <= rank < size.
+        size: number of ranks.
+        hosts: index of the host of each rank; hosts are numbered in the order of their lowest rank.
+        group: per rank, the lowest of the ranks it exchanges data with through shared memory.
+        mode: the mode this was made from.
+        dims: the box of ranks, fastest dimension first, () when the hosts hold different numbers of ranks.
+    """
+
+    rank: int
+    size: int
+    hosts: tuple[int, ...]
+    group: tuple[int, ...]
+    mode: str
+    dims: tuple[int, ...]
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of hosts that run a rank."""
+        return len(set(self.hosts))
+
+    @property
+    def local_rank(self) -> int:
+        """Position of this rank among the ranks of its host: what to choose a device by, whatever the mode."""
+        return sum(host == self.hosts[self.rank] for host in self.hosts[: self.rank])
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks on this rank's host."""
+        return self.hosts.count(self.hosts[self.rank])
+
+
+def make_topology(
+    rank: int, host_names: Sequence[str], mode: str = "p", rack_names: Sequence[str | None] | None = None
+) -> Topology:
+    """Returns the topology of `rank` among `len(host_names)` ranks.
+
+    Args:
+        host_names: per rank, any text that is equal exactly for ranks of one host.
+        mode: see `parse_mode`.
+        rack_names: per rank, what its host calls its rack (KERAS_DDL_RACK); None where it says nothing. In mode 'p'
+            racks of equally many hosts, of equally many ranks, numbered rack by rack, become a third dimension.
+
+    Raises:
+        ConfigError: as `parse_mode`; some ranks name a rack and others do not, or two ranks of a host name two.
+    """
+    numbers: dict[str, int] = {}
+    hosts = tuple(numbers.setdefault(name, len(numbers)) for name in host_names)
+    dims, group = parse_mode(mode, hosts)
+    racks = _rack_of_each_host(hosts, rack_names or [None] * len(hosts))
+    if mode == "p" and dims:
+        hosts_of_racks = [len(list(run)) for _, run in itertools.groupby(racks)]
+        even = len(set(hosts_of_racks)) == 1 and len(set(racks)) == len(hosts_of_racks)
+        if even and 1 < hosts_of_racks[0] < len(racks):
+            dims = (dims[0], hosts_of_racks[0], len(hosts_of_racks))
+    return Topology(rank, len(hosts), hosts, group, mode, dims)
+
+
+def _rack_of_each_host(hosts: Sequence[int], rack_names: Sequence[str | None]) -> list[str | None]:
+    """Returns the racks in the order of the hosts' numbers."""
+    racks: dict[int, str | None] = {}
+    for rank, (host, rack) in enumerate(zip(hosts, rack_names)):
+        first = racks.setdefault(host, rack)
+        if rack != first or (rack is None) != (rack_names[0] is None):
+            other = hosts.index(host) if rack != first else 0
+            raise ConfigError(
+                "KERAS_DDL_RACK must be equal on all ranks of a host, and set on all hosts or on none. Received: "
+                f"{rack_names[other]!r} on rank {other} and {rack!r} on rank {rank}."
+            )
+    return list(racks.values())
+
+
+def part_of(whole: Topology, ranks: Sequence[int]) -> Topology:
+    """Returns the topology of some ranks of `whole`, with its rank among them, which share memory as they do there.
+
+    Args:
+        ranks: numbers in `whole`, in the order of the new ranks; `whole.rank` is among them.
+    """
+    numbers: dict[int, int] = {}
+    hosts = tuple(numbers.setdefault(whole.hosts[rank], len(numbers)) for rank in ranks)
+    leaders = [whole.group[rank] for rank in ranks]
+    group = tuple(leaders.index(leader) for leader in leaders)
+    lengths = {group.count(leader) for leader in group}
+    dims = (lengths.pop(), len(set(group))) if len(lengths) == 1 else ()
+    return Topology(ranks.index(whole.rank), len(ranks), hosts, group, whole.mode, dims)
+
+
+def parse_mode(mode: str, hosts: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns (dims, group) of `mode` for ranks on `hosts` (the host index of each rank).
+
+    'p' follows the hosts: ranks of one host share memory. 'x:LxH' or 'x:LxHxR' forces a box, fastest dimension first:
+    every L consecutive ranks share memory, and the other dimensions go over MPI even inside a host. The prefix may be
+    left out, and IBM's letters r and b are read as x.
+
+    Raises:
+        ConfigError: not such a mode, the product of the dimensions is not the number of ranks, or ranks that would
+            share memory are on different hosts.
+    """
+    size = len(hosts)
+    if mode == "p":
+        group = tuple(hosts.index(host) for host in hosts)
+        ranks_of_hosts = {hosts.count(host) for host in hosts}
+        dims = (ranks_of_hosts.pop(), len(set(hosts))) if len(ranks_of_hosts) == 1 else ()
+        return dims, group
+
+    match = _FORCED.fullmatch(mode)
+    dims = tuple(int(word) for word in match[1].split("x")) if match else ()
+    if not dims or min(dims) < 1:
+        raise ConfigError(
+            "mode must be 'p', or dimensions of 1 or more such as 'x:2x4' (ranks that share memory first). "
+            f"Received: mode={mode!r}. Use 'p' to let keras_ddl choose."
+        )
+    product = math.prod(dims)
+    if product != size:
+        raise ConfigError(
+            f"mode: the product of the dimensions must equal the number of ranks ({size}). "
+            f"Received: mode={mode!r} (product {product}). Use 'p' to let keras_ddl choose."
+        )
+    length = dims[0]
+    group = tuple(rank - rank % length for rank in range(size))
+    for rank, leader in enumerate(group):
+        if hosts[rank] != hosts[leader]:
+            raise ConfigError(
+                f"mode: every {length} consecutive ranks must run on one host, because they share memory. "
+                f"Received: mode={mode!r}, but rank {leader} is on host {hosts[leader]} and rank {rank} on host "
+                f"{hosts[rank]}. Place ranks host by host, choose a smaller first dimension, or use 'p'."
+            )
+    return dims, group
