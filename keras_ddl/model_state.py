@@ -1,0 +1,5 @@
+"""A model's weights and optimizer in checkpoints: `keras_ddl.checkpoint.model_state` under its public name."""
+
+from keras_ddl.checkpoint.model_state import optimizer_variables_of, restore_checkpoint, save_checkpoint, weights_of
+
+__all__ = ["optimizer_variables_of", "restore_checkpoint", "save_checkpoint", "weights_of"]
