@@ -1,12 +1,16 @@
 """What holds for all tests."""
 
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-import side_by_side
-from parallel.leftovers import leaked_shared_memory, shared_memory
+from harness import side_by_side
+from harness.leftovers import leaked_shared_memory, shared_memory
 
 # A shell without job control starts background jobs with SIGINT ignored, and every process started here would inherit
 # that: nothing could be interrupted, and what a test says about Ctrl-C would be about the shell.
@@ -20,6 +24,24 @@ def no_shared_memory_is_left() -> Iterator[None]:
     before = shared_memory()
     yield
     assert leaked_shared_memory(before) == []
+
+
+@pytest.fixture
+def foreign_directory() -> Iterator[Path]:
+    """A directory that this process may read and not write to; root, who may do anything, is another user meanwhile."""
+    parent = Path(tempfile.mkdtemp())  # not tmp_path: other users may not enter pytest's directories
+    parent.chmod(0o755)
+    locked = parent / "locked"
+    locked.mkdir(mode=0o555)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield locked
+    finally:
+        os.seteuid(user)
+        locked.chmod(0o755)
+        shutil.rmtree(parent)
 
 
 @pytest.hookimpl(optionalhook=True)  # also without the plug-in

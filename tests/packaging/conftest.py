@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from packaging_tools import ROOT, Venv, make_venv, run
+from harness.packaging_tools import ROOT, Venv, make_venv, run
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from packaging_tools import RUNTIME, make_venv, run
+from harness.packaging_tools import RUNTIME, make_venv, run
 
 pytestmark = pytest.mark.packaging
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from packaging_tools import ROOT, RUNTIME, clean_environment, make_venv, run
+from harness.packaging_tools import ROOT, RUNTIME, clean_environment, make_venv, run
 
 pytestmark = pytest.mark.packaging
 LIBRARIES = ("libkeras_ddl.so", "libkeras_ddl_mpi.so", "libkeras_ddl_tf.so")

@@ -1,0 +1,319 @@
+"""The callbacks of keras_ddl, and Keras's own, on real ranks. Run by test_callbacks.py."""
+
+import contextlib
+import csv
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+import keras_ddl
+from keras_ddl import callbacks
+from keras_ddl import checkpoint as ckpt
+from keras_ddl.errors import CheckpointError, RankMismatchError
+from strategy.common import (
+    RANK,
+    SIZE,
+    STRATEGY,
+    X,
+    Y,
+    check_equal_on_all_ranks,
+    check_equal_to_one_process,
+    keras,
+    set_precision,
+)
+
+LAST = SIZE - 1
+
+
+@contextlib.contextmanager
+def shared_folder():
+    """One folder for all ranks, which must not be left before all are done with it."""
+    folder = keras_ddl.broadcast_object(tempfile.mkdtemp() if RANK == 0 else None, name="test/folder")
+    yield Path(folder)
+    keras_ddl.barrier(name="test/folder_done")
+    if RANK == 0:
+        shutil.rmtree(folder)
+
+
+def everyone(value):
+    return keras_ddl.all_gather_object(value, name="test/everyone")
+
+
+class Watch(keras.callbacks.Callback):
+    """The learning rate of every step, and the weights before the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates, self.first = [], None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.first is None and self.model.built:
+            self.first = [w.copy() for w in self.model.get_weights()]
+            self.rng = [v.numpy().tolist() for v in self.model.variables if v.name == "seed_generator_state"]
+        self.rates.append(float(self.model.optimizer.learning_rate))
+
+
+def small_model(optimizer=None, dropout=0.0, **compiled):
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(4), keras.layers.Dropout(dropout), keras.layers.Dense(2)], name="small"
+    )
+    model.compile(optimizer or keras.optimizers.SGD(0.05), "mse", metrics=["mae"], **compiled)
+    return model
+
+
+def fit(model, *parts, **arguments):
+    defaults = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0, "callbacks": list(parts)}
+    return model.fit(X, Y, **{**defaults, **arguments}).history
+
+
+# ---- BroadcastVariables ----------------------------------------------------------------------------------------------
+
+
+def check_broadcast_gives_plain_keras_the_roots_variables():
+    for root in {0, LAST}:
+        keras.utils.set_random_seed(10)  # equal seeds: dropout must differ all the same
+        model = small_model(keras.optimizers.SGD(0.01 * (RANK + 1), momentum=0.9), dropout=0.5)
+        for variable in model.trainable_variables:
+            variable.assign(variable + RANK)
+        mine = model.get_weights()
+        watch = Watch()
+        fit(model, callbacks.BroadcastVariables(root), watch, epochs=1)
+        for received, sent in zip(watch.first, everyone(mine)[root]):
+            if sent.dtype == np.float32:
+                np.testing.assert_array_equal(received, sent)
+        assert watch.rates[0] == np.float32(0.01 * (root + 1))
+        streams = [repr(stream) for stream in everyone(watch.rng)]
+        assert len(set(streams)) == SIZE, streams
+
+
+class Unbuilt(keras.Model):
+    def __init__(self):
+        super().__init__(name="unbuilt")
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def check_broadcast_waits_for_a_model_that_is_built_by_its_first_batch():
+    for rows in (40, 10):  # several batches; only one
+        keras.utils.set_random_seed(RANK)
+        model = Unbuilt()
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        model.fit(X[:rows], Y[:rows], batch_size=10, verbose=0, callbacks=[callbacks.BroadcastVariables()])
+        assert len({weights[0].tobytes() for weights in everyone(model.get_weights())}) == 1
+
+
+def check_broadcast_refuses_models_that_differ():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2 + 3 * (RANK == LAST)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    try:
+        fit(model, callbacks.BroadcastVariables())
+    except RankMismatchError as error:
+        assert "[6, 2]" in str(error) and "[6, 5]" in str(error), error
+    else:
+        raise AssertionError("no error")
+
+
+def check_broadcast_refuses_models_that_are_not_all_built():
+    model = Unbuilt()
+    model.compile("sgd", "mse")
+    if RANK == LAST:
+        model(X[:1])
+    try:
+        fit(model, callbacks.BroadcastVariables())
+    except RankMismatchError as error:
+        assert "All ranks must have built their model, or none" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
+# ---- AverageLogs -----------------------------------------------------------------------------------------------------
+
+
+class Play(keras.callbacks.Callback):
+    def __init__(self, **values):
+        super().__init__()
+        self.values = values
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs.clear()
+        logs.update({name: value[epoch] for name, value in self.values.items()})
+
+
+def check_average_logs_means_over_ranks_and_passes_nan():
+    play = Play(a=[float(RANK), 1e300], b=[2.5, float("nan") if RANK == LAST else 1.0], text=["x", "y"])
+    history = fit(small_model(), play, callbacks.AverageLogs())
+    mean = (SIZE - 1) / 2
+    assert history["a"] == [mean, 1e300]
+    assert history["b"][0] == 2.5 and np.isnan(history["b"][1])
+    assert history["text"] == ["x", "y"]
+
+
+def check_average_logs_leaves_keys_that_a_rank_does_not_have():
+    values = {"a": [float(RANK)] * 2}
+    if RANK == LAST:
+        values["own"] = [7.0, 8.0]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = fit(small_model(), Play(**values), callbacks.AverageLogs())
+    assert history["a"] == [(SIZE - 1) / 2] * 2
+    assert history.get("own") == ([7.0, 8.0] if RANK == LAST else None)
+    told = [str(w.message) for w in caught if "AverageLogs" in str(w.message)]
+    expected = f"'own' missing on rank(s) {list(range(SIZE - 1))}"
+    assert len(told) == (RANK == 0) and all(expected in text for text in told), told
+
+
+# ---- learning rate ---------------------------------------------------------------------------------------------------
+
+
+def check_warmup_trains_as_one_process_with_that_rate():
+    def parts():
+        warmup = callbacks.LearningRateWarmup(warmup_epochs=2, scaling=float(SIZE))
+        return [warmup, callbacks.LearningRateSchedule(0.1, start_epoch=3)]
+
+    sgd = lambda: keras.optimizers.SGD(0.02, momentum=0.9, nesterov=True)  # noqa: E731
+    keras.utils.set_random_seed(1)  # earlier checks have set the ranks' apart, and
+    keras.utils.clear_session()  # the numbers that Keras puts into names
+    check_equal_to_one_process(sgd, fit={"epochs": 4, "callbacks": parts})
+
+
+def check_warmup_scales_by_size():
+    with STRATEGY.scope():
+        model = small_model(keras.optimizers.SGD(0.01))
+    watch = Watch()
+    history = fit(model, callbacks.LearningRateWarmup(warmup_epochs=2, scaling="sqrt"), watch, epochs=3)
+    steps = len(watch.rates) // 3
+    line = 0.01 * (1 + (SIZE**0.5 - 1) * np.minimum(np.arange(3 * steps) / (2 * steps), 1))
+    np.testing.assert_allclose(watch.rates, line, rtol=1e-6)
+    np.testing.assert_allclose(history["learning_rate"][1:], 0.01 * SIZE**0.5, rtol=1e-6)
+    check_equal_on_all_ranks(model, history)
+
+
+# ---- with Keras's own callbacks --------------------------------------------------------------------------------------
+
+
+def check_keras_callbacks_decide_alike_and_write_once():
+    set_precision("float32")
+    with shared_folder() as folder:
+        # A folder for each rank: a callback that writes on another rank than 0 is seen.
+        mine = folder / str(RANK)
+        with STRATEGY.scope():
+            model = small_model(keras.optimizers.Adam(0.02), dropout=0.2)
+        parts = [
+            callbacks.LearningRateWarmup(warmup_epochs=2),
+            callbacks.Checkpoint(mine / "ours", keep=2),
+            callbacks.AverageLogs(),
+            keras.callbacks.ModelCheckpoint(mine / "keras" / "best.keras", save_best_only=True),
+            keras.callbacks.CSVLogger(mine / "log.csv"),
+            keras.callbacks.TensorBoard(mine / "board"),
+            keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=0.05, factor=0.5),
+            keras.callbacks.EarlyStopping(patience=4, min_delta=0.05, restore_best_weights=True),
+            keras.callbacks.BackupAndRestore(mine / "backup", delete_checkpoint=False),
+            keras.callbacks.TerminateOnNaN(),
+        ]
+        if RANK == 0:
+            mine.mkdir()
+        history = fit(model, *parts, epochs=30, validation_data=(X[:11], Y[:11]), shuffle=True)
+        check_equal_on_all_ranks(model, history)
+        epochs = len(history["loss"])
+        assert epochs < 30, "EarlyStopping never stopped"
+        assert len(set(history["learning_rate"])) > 3, "ReduceLROnPlateau never reduced"
+        keras_ddl.barrier(name="test/written")
+        written = folder / "0"
+        elsewhere = [file for file in folder.rglob("*") if file.is_file() and not file.is_relative_to(written)]
+        assert not elsewhere, elsewhere
+        with (written / "log.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert [float(row["val_loss"]) for row in rows] == history["val_loss"]
+        assert len(list((written / "board" / "train").glob("events*"))) == 1
+        assert (written / "backup" / "latest.weights.h5").exists()
+        best = keras.saving.load_model(written / "keras" / "best.keras", compile=False)
+        found = ckpt.best(written / "ours")
+        assert found.metrics["val_loss"] == min(history["val_loss"])
+        assert found.epoch == int(np.argmin(history["val_loss"])) + 1
+        for one, two in zip(best.get_weights(), model.get_weights()):  # restored by EarlyStopping, or near it
+            assert one.shape == two.shape
+        assert len(ckpt.list_checkpoints(written / "ours")) in (2, 3)
+        assert (written / "ours" / "base" / "saved_model.pb").exists()
+
+
+# ---- Checkpoint ------------------------------------------------------------------------------------------------------
+
+
+def resumable(seed):
+    keras.utils.set_random_seed(seed)
+    with STRATEGY.scope():
+        return small_model(keras.optimizers.SGD(0.02, momentum=0.9), dropout=0.3)
+
+
+def check_resume_goes_on_on_all_ranks_as_if_it_had_not_stopped():
+    set_precision("float32")
+    with shared_folder() as folder:
+
+        def parts(**options):
+            options = {"export_base": False, "monitor": "loss", **options}
+            return [callbacks.Checkpoint(folder, **options), callbacks.LearningRateWarmup(warmup_epochs=3)]
+
+        whole = resumable(5)
+        expected = fit(whole, parts()[1], epochs=5)
+        fit(resumable(5), *parts(), epochs=2)
+        resumed = resumable(77)
+        history = fit(resumed, *parts(resume=True), epochs=5)
+        assert history["loss"] == expected["loss"][2:], (history, expected)
+        assert history["learning_rate"] == expected["learning_rate"][2:]
+        for mine, one in zip(resumed.get_weights(), whole.get_weights()):
+            np.testing.assert_array_equal(mine, one)
+        check_equal_on_all_ranks(resumed, history)
+
+
+def check_checkpoint_of_a_subclassed_model_goes_on_in_a_second_fit():
+    with shared_folder() as folder:
+        with STRATEGY.scope():
+            model = Unbuilt()
+            model.compile("sgd", "mse")
+        checkpoint = callbacks.Checkpoint(folder, monitor="loss", save_freq=2, keep=9)
+        fit(model, checkpoint, epochs=1)
+        fit(model, checkpoint, epochs=2, initial_epoch=1)
+        keras_ddl.barrier(name="test/fitted")
+        found = ckpt.list_checkpoints(folder)
+        assert [(each.step, each.epoch) for each in found] == [(2, 0), (4, 0), (5, 1), (6, 1), (8, 1), (10, 2)], found
+        assert (folder / "base" / "saved_model.pb").exists()
+        assert all("golden.npz" in each.state["files"] for each in found)
+
+
+def check_backup_and_restore_of_rank_0_resumes_all_ranks_with_their_rate():
+    with shared_folder() as folder:
+
+        def parts():
+            backup = keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False)
+            return [callbacks.LearningRateWarmup(warmup_epochs=3), backup]
+
+        whole = resumable(5)
+        expected = fit(whole, parts()[0], epochs=5)
+        fit(resumable(5), *parts(), epochs=2)
+        keras_ddl.barrier(name="test/backup")
+        resumed = resumable(77)
+        history = fit(resumed, *parts(), epochs=5)
+        assert len(history["loss"]) == 3
+        np.testing.assert_allclose(history["learning_rate"], expected["learning_rate"][2:], rtol=1e-6)
+        check_equal_on_all_ranks(resumed, history)
+
+
+def check_what_rank_0_cannot_read_or_write_is_an_error_on_all_ranks():
+    with shared_folder() as folder:
+        fit(resumable(5), callbacks.Checkpoint(folder / "a", export_base=False, monitor="loss"), epochs=1)
+        if RANK == 0:
+            (ckpt.latest(folder / "a").path / "weights.index").unlink()
+            (folder / "b").write_text("")
+        keras_ddl.barrier(name="test/damaged")
+        for name, resume, text in (("a", True, "weights.index is missing"), ("b", False, "file is in the way")):
+            try:
+                fit(resumable(5), callbacks.Checkpoint(folder / name, resume=resume, monitor="loss"), epochs=1)
+            except CheckpointError as error:
+                assert text in str(error) and (RANK == 0 or "rank 0: " in str(error)), error
+            else:
+                raise AssertionError("no error")

@@ -1,0 +1,250 @@
+"""Checkpoint directories: whole or not there at all, whatever becomes of the writer; clear words for damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkpoint.writer_program import content
+from keras_ddl import checkpoint
+from keras_ddl.checkpoint import durable
+from keras_ddl.errors import CheckpointError
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def write(root: Path, step: int, **options: object) -> checkpoint.Checkpoint:
+    def fill(folder: Path) -> None:
+        (folder / "weights.index").write_bytes(content(step)[:500])
+        (folder / "weights.data-00000-of-00001").write_bytes(content(step))
+
+    return checkpoint.write(root, step, fill, **options)
+
+
+def test_writer_killed_at_random_moments_leaves_a_whole_latest_checkpoint(tmp_path: Path) -> None:
+    random.seed(4)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    last = reads = 0
+    left_behind = 0
+    for turn in range(32):
+        writer = subprocess.Popen(
+            [sys.executable, "-P", HERE / "writer_program.py", tmp_path, str(last + 1)],
+            env=environment,
+            stdout=subprocess.PIPE,
+        )
+        writer.stdout.readline()  # at least one checkpoint
+        end = time.monotonic() + random.uniform(0.0, 0.06)
+        while time.monotonic() < end:
+            assert checkpoint.list_checkpoints(tmp_path)[-1].step >= last
+            reads += 1
+        if turn % 2:  # half of the kills strike while something is being written or removed
+            while not any(entry.name.startswith(".tmp-") for entry in tmp_path.iterdir()):
+                pass
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+        found = checkpoint.latest(tmp_path)
+        checkpoint.validate(found)
+        assert found.step > last
+        assert (found.path / "weights.data-00000-of-00001").read_bytes() == content(found.step)
+        assert found.epoch == found.step and found.metrics == {"loss": 1 / found.step}
+        assert all(each.problem is None for each in checkpoint.list_checkpoints(tmp_path))
+        last = found.step
+        left_behind += any(entry.name.startswith(".tmp-") for entry in tmp_path.iterdir())
+        checkpoint.sweep_temporaries(tmp_path)
+        assert [entry.name for entry in tmp_path.iterdir() if not entry.name.startswith("ckpt-")] == []
+        assert not [entry.name for entry in tmp_path.iterdir() if entry.name.endswith(".replaced")]
+    assert reads > 32
+    assert left_behind >= 3, "no kill struck in the middle of a write: the test shows nothing"
+
+
+def test_replaced_checkpoint_stands_in_until_the_new_one_is_there(tmp_path: Path) -> None:
+    write(tmp_path, 5, epoch=1)
+    (tmp_path / "ckpt-00000005").rename(tmp_path / "ckpt-00000005.replaced")  # where a kill between the renames stops
+    assert checkpoint.latest(tmp_path).epoch == 1
+    checkpoint.sweep_temporaries(tmp_path)
+    assert checkpoint.latest(tmp_path).path.name == "ckpt-00000005"
+    assert write(tmp_path, 5, epoch=2).epoch == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["ckpt-00000005"]
+
+
+def test_sweep_spares_the_temporaries_of_live_writers(tmp_path: Path) -> None:
+    tmp_path.joinpath(".tmp-elsewhere-1-abcd").mkdir()
+    with durable.staging_directory(tmp_path) as mine:
+        dead = mine.with_name(mine.name.replace(f"-{os.getpid()}-", "-4194305-"))
+        dead.mkdir()
+        assert checkpoint.sweep_temporaries(tmp_path) == [dead.name]
+        assert mine.exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == [".tmp-elsewhere-1-abcd"]
+
+
+def test_best_follows_metric_and_mode(tmp_path: Path) -> None:
+    for step, loss, accuracy in ((1, 0.9, 0.5), (2, 0.3, 0.7), (3, float("nan"), 0.9), (4, 0.3, 0.6)):
+        metrics = {"val_loss": loss, "val_accuracy": accuracy}
+        write(tmp_path, step, metrics=metrics, monitor="val_loss")
+    write(tmp_path, 5)
+    assert checkpoint.best(tmp_path).step == 4, "of equals the later; NaN is never best"
+    assert checkpoint.best(tmp_path, "val_accuracy").step == 3, "auto: accuracy is better when higher"
+    assert checkpoint.best(tmp_path, "val_accuracy", "min").step == 1
+    assert checkpoint.latest(tmp_path).step == 5
+    assert checkpoint.find(tmp_path, "2").step == checkpoint.find(tmp_path, 2).step == 2
+    assert checkpoint.prune(tmp_path, 1, ("val_loss", "min")) == [1, 2, 3]
+    assert [each.step for each in checkpoint.list_checkpoints(tmp_path)] == [4, 5]
+
+
+def test_prune_takes_a_checkpoint_off_the_list_before_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+
+    def killed(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(durable.shutil, "rmtree", killed)
+        checkpoint.prune(tmp_path, 1)
+    assert [each.step for each in checkpoint.list_checkpoints(tmp_path)] == [2]
+
+
+@pytest.mark.parametrize(("metric", "mode"), [("val_loss", "min"), ("val_acc", "max"), ("AUC", "max"), ("mae", "min")])
+def test_resolve_mode_knows_common_names(metric: str, mode: str) -> None:
+    assert checkpoint.resolve_mode(metric) == mode
+
+
+def test_set_aside_moves_an_earlier_run_and_goes_on_after_a_kill(tmp_path: Path) -> None:
+    assert checkpoint.set_aside(tmp_path / "absent") is None
+    (tmp_path / "base").mkdir()
+    assert checkpoint.set_aside(tmp_path) is None
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+    (tmp_path / "previous-1.moving").mkdir()  # a kill after the first of two checkpoints was moved
+    (tmp_path / "ckpt-00000001").rename(tmp_path / "previous-1.moving" / "ckpt-00000001")
+    moved = checkpoint.set_aside(tmp_path)
+    assert moved == tmp_path / "previous-1"
+    assert sorted(entry.name for entry in moved.iterdir()) == ["base", "ckpt-00000001", "ckpt-00000002"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["previous-1"]
+    write(tmp_path, 1)
+    assert checkpoint.set_aside(tmp_path) == tmp_path / "previous-2"
+
+
+def cut(folder: Path) -> None:
+    file = folder / "weights.data-00000-of-00001"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def lose_index(folder: Path) -> None:
+    (folder / "weights.index").unlink()
+
+
+def lose_state(folder: Path) -> None:
+    (folder / "state.json").unlink()
+
+
+def edit_state(folder: Path) -> None:
+    state = json.loads((folder / "state.json").read_text())
+    state["epoch"] = 99
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def halve_state(folder: Path) -> None:
+    file = folder / "state.json"
+    file.write_text(file.read_text()[:50])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (cut, r"weights\.data-00000-of-00001 has 20191 of 20291 bytes \(cut short"),
+        (lose_index, r"weights\.index is missing"),
+        (lose_state, r"state\.json is missing"),
+        (edit_state, r"state\.json was altered"),
+        (halve_state, r"state\.json cannot be read"),
+    ],
+)
+def test_damaged_checkpoint_is_refused_by_name(tmp_path: Path, damage: Callable[[Path], None], words: str) -> None:
+    write(tmp_path, 2)
+    damage(write(tmp_path, 3).path)
+    with pytest.raises(CheckpointError, match=rf"whole.*ckpt-00000003.*{words}.*earlier step \(2 look whole\)"):
+        checkpoint.latest(tmp_path)
+    with pytest.raises(CheckpointError, match=words):
+        checkpoint.find(tmp_path, 3)
+    assert checkpoint.find(tmp_path, 2).step == 2
+    assert checkpoint.best(write(tmp_path, 2, metrics={"loss": 1.0}).path.parent, "loss").step == 2
+    assert checkpoint.prune(tmp_path, 1) == [], "the newest is never removed, whole or not"
+
+
+def test_altered_byte_is_found_by_reading(tmp_path: Path) -> None:
+    found = write(tmp_path, 3)
+    file = found.path / "weights.data-00000-of-00001"
+    content = bytearray(file.read_bytes())
+    content[777] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=r"weights\.data-00000-of-00001 was altered.*SHA-256.*no other checkpoint"
+    ):
+        checkpoint.validate(checkpoint.latest(tmp_path))
+
+
+def test_absent_checkpoints_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="must exist.*nothing there"):
+        checkpoint.latest(tmp_path / "absent")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="must exist.*a file"):
+        checkpoint.list_checkpoints(tmp_path / "file")
+    (tmp_path / ".tmp-host-1-abcd").mkdir()
+    with pytest.raises(CheckpointError, match=r"no checkpoint \(holds: file\)"):
+        checkpoint.latest(tmp_path)
+    assert checkpoint.list_checkpoints(tmp_path) == []
+
+
+def test_unknown_choices_are_told_what_there_is(tmp_path: Path) -> None:
+    write(tmp_path, 3, metrics={"loss": 1.0})
+    with pytest.raises(CheckpointError, match="'latest', 'best' or a step. Received: 'newest'.*: 3"):
+        checkpoint.find(tmp_path, "newest")
+    with pytest.raises(CheckpointError, match="names a step that was saved. Received: 4. Steps in .*: 3"):
+        checkpoint.find(tmp_path, 4)
+    with pytest.raises(CheckpointError, match=r"metric='val_loss'.*\['loss'\]"):
+        checkpoint.find(tmp_path, "best")
+    with pytest.raises(CheckpointError, match="'auto', 'min', 'max'"):
+        checkpoint.best(tmp_path, "loss", "lowest")
+    with pytest.raises(CheckpointError, match="1 or more. Received: 0"):
+        checkpoint.prune(tmp_path, 0)
+
+
+def test_values_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="one number. Received: loss=.1, 2."):
+        write(tmp_path, 1, metrics={"loss": [1, 2]})
+    with pytest.raises(CheckpointError, match="extra holds JSON values"):
+        write(tmp_path, 1, extra={"layer": object()})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_full_disk_and_missing_permission_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 1)
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "sync_file", full)
+        with pytest.raises(CheckpointError, match="no space left.*earlier ones are untouched.*Free space"):
+            write(tmp_path, 2)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["ckpt-00000001"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="a file is in the way"):
+        write(tmp_path / "file", 1)
+
+
+def test_directory_of_another_user_is_refused(foreign_directory: Path) -> None:
+    with pytest.raises(CheckpointError, match="may write to.*locked.*owner or mode"):
+        write(foreign_directory, 1)

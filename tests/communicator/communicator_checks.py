@@ -1,0 +1,299 @@
+"""Checks of keras_ddl.communicator against NumPy; every rank computes every rank's input."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import keras_ddl
+from communicator.oracle import COUNTS, DTYPES, OPS, assert_reduced, input_of, reduced
+from harness.rank_program import rank as launcher_rank
+from harness.rank_program import size as launcher_size
+from harness.rank_program import skip
+from keras_ddl import communicator, errors
+from keras_ddl.communicator import binding
+
+keras_ddl.init()
+RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
+
+
+def check_identity_is_that_of_the_launcher():
+    assert (launcher_rank(), launcher_size()) == (RANK, SIZE)
+    place = keras_ddl.topology()
+    assert (place.rank, place.size) == (RANK, SIZE)
+    assert (keras_ddl.local_rank(), keras_ddl.local_size(), keras_ddl.num_hosts()) == (RANK, SIZE, 1)
+    assert keras_ddl.is_initialized()
+    assert "rank" in communicator.describe()
+
+
+def check_shared_memory_groups_follow_the_mode():
+    group = keras_ddl.topology().group
+    expected = {None: [0, 0, 0, 0], "x:1x2": [0, 1], "x:2x2": [0, 0, 2, 2], "x:1x3": [0, 1, 2]}
+    assert list(group) == expected[os.environ.get("KERAS_DDL_MODE")][:SIZE]
+
+
+def check_init_again_returns_the_same_and_refuses_another_mode():
+    assert keras_ddl.init() is keras_ddl.topology()
+    assert keras_ddl.init(keras_ddl.topology().mode) is keras_ddl.topology()
+    with pytest.raises(errors.ConfigError, match="mode of a running job cannot change.*Received: mode='x:7x7'"):
+        keras_ddl.init("x:7x7")
+
+
+def check_all_reduce_array_equals_numpy_for_every_dtype_and_op():
+    for dtype, op, count in itertools.product(DTYPES, OPS, COUNTS):
+        arrays = [input_of(rank, dtype, count, op) for rank in range(SIZE)]
+        before = arrays[RANK].copy()
+        actual = communicator.all_reduce_array(arrays[RANK], op)
+        assert_reduced(actual, arrays, op)
+        np.testing.assert_array_equal(arrays[RANK].view(np.uint8), before.view(np.uint8))  # the input is kept
+
+
+def check_plain_mpi_equals_numpy_for_every_dtype_and_op():
+    comm = communicator._communicator()
+    for dtype, op, count in itertools.product(DTYPES, OPS, (0, 3, 70_001)):
+        arrays = [input_of(rank, dtype, count, op) for rank in range(SIZE)]
+        actual = comm.all_reduce(arrays[RANK], op, f"plain {dtype} {op} {count}", flags=binding.FLAG_PLAIN_MPI)
+        assert_reduced(actual, arrays, op)
+
+
+def check_plain_mpi_carries_nan_infinity_and_rounding():
+    comm = communicator._communicator()
+    for name, op in itertools.product(("float16", "bfloat16", "float32", "float64"), ("min", "max", "sum")):
+        dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+        special = np.array([np.nan, np.inf, -np.inf, 1e-7, 65504, 1 + 2**-9, -0.0, 3e-8, 70000], np.float64)
+        for odd_one in range(SIZE):
+            array = (special if odd_one == RANK else np.zeros_like(special)).astype(dtype)
+            actual = comm.all_reduce(array, op, f"special {name} {op} {odd_one}", flags=binding.FLAG_PLAIN_MPI)
+            zeros = np.zeros_like(special).astype(dtype)
+            expected = reduced([special.astype(dtype)] + [zeros] * (SIZE - 1), op)
+            np.testing.assert_array_equal(actual.astype(np.float64), expected.astype(np.float64))
+
+
+def check_all_reduce_array_is_bitwise_equal_on_all_ranks():
+    array = np.random.default_rng(RANK).standard_normal(100_003).astype(np.float32)
+    result = communicator.all_reduce_array(array)
+    again = communicator.all_reduce_array(array)
+    assert len({bytes(part) for part in keras_ddl.all_gather_object(result.tobytes())}) == 1
+    assert result.tobytes() == again.tobytes()
+
+
+def check_all_reduce_array_takes_scalars_lists_and_strides():
+    assert communicator.all_reduce_array(np.float64(RANK)).shape == ()
+    np.testing.assert_array_equal(communicator.all_reduce_array([RANK, 1], "sum"), [sum(range(SIZE)), SIZE])
+    array = np.arange(24.0).reshape(4, 6).T[::2]
+    np.testing.assert_array_equal(communicator.all_reduce_array(array, "max"), array)
+    assert communicator.all_reduce_array(np.zeros((0, 3))).shape == (0, 3)
+
+
+def check_all_reduce_init_reads_its_array_at_every_call():
+    for count in COUNTS:
+        array = np.zeros(count, np.float32)
+        reduce = communicator.all_reduce_init(array, "mean", name=f"persistent {count}")
+        for turn in range(3):
+            array[:] = RANK + turn
+            if turn == 1 and RANK == 0:
+                time.sleep(0.01)  # longer than the others wait before they leave it to the communication thread
+            result = reduce()
+            np.testing.assert_array_equal(result, np.full(count, (SIZE - 1) / 2 + turn, np.float32))
+    in_place = np.arange(5.0)
+    assert communicator.all_reduce_init(in_place, out=in_place)() is in_place
+    np.testing.assert_array_equal(in_place, np.arange(5.0) * SIZE)
+
+
+def check_all_reduce_init_reports_a_mismatch_and_goes_on():
+    if SIZE == 1:
+        skip("needs two ranks")
+    with pytest.raises(errors.RankMismatchError, match="elements"):
+        communicator.all_reduce_init(np.ones(3 if RANK else 4), name="sizes")()
+    np.testing.assert_array_equal(communicator.all_reduce_init(np.ones(3), name="sizes")(), np.full(3, SIZE))
+
+
+def check_all_reduce_init_refuses_what_it_could_not_read_again():
+    for array in ([1.0, 2.0], np.ones((4, 4))[:, ::2]):
+        with pytest.raises(errors.ConfigError, match="C-contiguous"):
+            communicator.all_reduce_init(array)
+    with pytest.raises(errors.ConfigError, match="op must be one of"):
+        communicator.all_reduce_init(np.ones(2), "median")
+
+
+def check_integer_mean_rounds_toward_zero_and_does_not_wrap():
+    for dtype in (np.int8, np.int32, np.int64, np.uint8):
+        top = np.iinfo(dtype).max if dtype != np.int64 else 1 << 40
+        actual = communicator.all_reduce_array(np.array([top, 1 if RANK == 0 else 0], dtype), "mean")
+        np.testing.assert_array_equal(actual, [top, 1 if SIZE == 1 else 0])
+    actual = communicator.all_reduce_array(np.array([-1 if RANK == 0 else 0], np.int32), "mean")
+    np.testing.assert_array_equal(actual, [-1 if SIZE == 1 else 0])
+
+
+def check_broadcast_array_takes_every_dtype_from_every_root():
+    arrays = [
+        np.arange(5, dtype=np.float32),
+        np.array([True, False]),
+        np.array([1 + 2j]),
+        np.array(["2020-01-01"], "datetime64[D]"),
+        np.array([b"ab", b"c"]),
+        np.zeros((3, 0)),
+        np.array(7, ">i4"),
+        np.arange(6).reshape(2, 3).T,
+        np.arange(3).astype(ml_dtypes.bfloat16),
+    ]
+    for root, array in itertools.product(range(SIZE), arrays):
+        mine = array if root == RANK else np.zeros_like(array)
+        actual = communicator.broadcast_array(mine, root)
+        assert actual.dtype == array.dtype
+        assert actual.shape == array.shape
+        assert actual.tobytes() == array.tobytes()
+
+
+def check_broadcast_object_takes_any_object_from_every_root():
+    offset = 3
+    objects = [None, {"a": [1, (2, 3)]}, b"", "x" * 3_000_000, lambda: offset + 4]
+    for root in range(SIZE):
+        for obj in objects:
+            actual = keras_ddl.broadcast_object(obj if root == RANK else "ignored", root)
+            assert actual() == 7 if callable(obj) else actual == obj
+
+
+def check_all_gather_object_takes_objects_of_different_sizes():
+    actual = keras_ddl.all_gather_object([RANK] * (RANK * 10_000), name="sizes")
+    assert actual == [[rank] * (rank * 10_000) for rank in range(SIZE)]
+
+
+def check_an_object_that_cannot_be_pickled_is_an_error_on_every_rank():
+    bad = threading.Lock()
+    with pytest.raises(errors.ConfigError, match=f"picklable. Received on rank {SIZE - 1}: lock"):
+        keras_ddl.broadcast_object(bad if RANK == SIZE - 1 else None, root=SIZE - 1)
+    with pytest.raises(errors.ConfigError, match="picklable. Received on rank 0: lock"):
+        keras_ddl.all_gather_object(bad if RANK == 0 else 1)
+    assert keras_ddl.broadcast_object(5) == 5
+
+
+def check_barrier_holds_until_the_last_rank_has_come():
+    time.sleep(0.1 * RANK)
+    arrived = time.monotonic()
+    keras_ddl.barrier()
+    left = time.monotonic()
+    times = keras_ddl.all_gather_object((arrived, left))
+    assert max(a for a, _ in times) <= min(b for _, b in times)
+
+
+def check_names_match_in_any_order():
+    if SIZE == 1:
+        skip("needs two ranks")
+    names = [f"order {i}" for i in range(6)]
+    results = {}
+
+    def call(name):
+        results[name] = communicator.all_reduce_array(np.array([int(name[6:])]), name=name)
+
+    order = names if RANK % 2 else names[::-1]
+    threads = [threading.Thread(target=call, args=(name,)) for name in order]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.005)
+    for thread in threads:
+        thread.join()
+    assert {name: int(result[0]) for name, result in results.items()} == {n: SIZE * int(n[6:]) for n in names}
+
+
+def check_a_mismatch_is_an_error_on_every_rank_and_the_next_call_works():
+    if SIZE == 1:
+        skip("needs two ranks")
+    last = RANK == SIZE - 1
+    ones = np.ones(4, np.float32)
+    cases = {
+        "dtype": (
+            lambda: communicator.all_reduce_array(ones.astype(np.float64) if last else ones, name="m"),
+            "float64",
+        ),
+        "shape": (lambda: communicator.all_reduce_array(np.ones(5, np.float32) if last else ones, name="m"), r"\[5\]"),
+        "order": (lambda: communicator.all_reduce_array(ones.reshape(2, 2) if last else ones, name="m"), r"\[2, 2\]"),
+        "op": (lambda: communicator.all_reduce_array(ones, "max" if last else "sum", name="m"), "max"),
+        "root": (lambda: communicator.broadcast_array(ones, SIZE - 1 if last else 0, name="m"), "root"),
+        "object root": (lambda: keras_ddl.broadcast_object(1, SIZE - 1 if last else 0, name="m"), "from root 0"),
+        "length": (lambda: communicator.broadcast_array(np.zeros(2 if last else 3, bool), name="m"), "bool"),
+    }
+    for call, text in cases.values():
+        with pytest.raises(errors.RankMismatchError, match=text) as caught:
+            call()
+        assert f"{SIZE - 1}" in str(caught.value)
+        messages = keras_ddl.all_gather_object(str(caught.value))
+        assert len(set(messages)) == 1, messages
+        np.testing.assert_array_equal(communicator.all_reduce_array(ones), ones * SIZE)
+
+
+def check_bad_arguments_are_errors_before_anything_is_sent():
+    with pytest.raises(errors.ConfigError, match=rf"root must be a rank, 0 to {SIZE - 1}. Received: root={SIZE}"):
+        keras_ddl.broadcast_object(1, root=SIZE)
+    with pytest.raises(errors.ConfigError, match="Received: root=-1"):
+        communicator.broadcast_array(np.ones(1), root=-1)
+    with pytest.raises(errors.ConfigError, match="op must be one of 'sum'.*Received: op='add'"):
+        communicator.all_reduce_array(np.ones(1), op="add")
+    with pytest.raises(errors.ConfigError, match="dtype must be one of float32.*complex128"):
+        communicator.all_reduce_array(np.ones(1, complex))
+    with pytest.raises(errors.ConfigError, match="native byte order"):
+        communicator.all_reduce_array(np.ones(1, ">f4"))
+    with pytest.raises(errors.ConfigError, match="Use broadcast_object"):
+        communicator.broadcast_array(np.array([object()]))
+    with pytest.raises(errors.ConfigError, match="name"):
+        keras_ddl.barrier("n" * 5000)
+
+
+def check_an_interrupt_ends_a_wait_and_the_collective_can_still_complete():
+    if SIZE == 1:
+        skip("needs two ranks")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    keras_ddl.barrier()
+    if RANK != 0:
+        previous = signal.signal(signal.SIGALRM, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            communicator.all_reduce_array(np.ones(1000), name="interrupted")
+        signal.signal(signal.SIGALRM, previous)
+    # Not on rank 0's main thread, too: blocked in two collectives, the ranks would disagree.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(keras_ddl.barrier, "all have been interrupted").result()
+    if RANK == 0:
+        np.testing.assert_array_equal(communicator.all_reduce_array(np.ones(1000), name="interrupted"), [SIZE] * 1000)
+    keras_ddl.barrier()
+
+
+def check_shutdown_can_be_followed_by_init():
+    mode = keras_ddl.topology().mode
+    keras_ddl.barrier()
+    keras_ddl.shutdown()
+    assert not keras_ddl.is_initialized()
+    with pytest.raises(errors.NotInitializedError, match="init"):
+        keras_ddl.rank()
+    with pytest.raises(errors.NotInitializedError, match="init"):
+        keras_ddl.barrier()
+    for again in (f"x:1x{SIZE}", "p", f"x:1x{SIZE}", mode):  # messages of one life must not reach the next
+        keras_ddl.init(again)
+        assert communicator.all_reduce_array(np.ones(3)).tolist() == [SIZE] * 3
+        keras_ddl.barrier()
+        keras_ddl.shutdown()
+    keras_ddl.init(mode)
+    assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
+
+
+def check_a_forked_child_is_no_rank():
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            keras_ddl.barrier()
+        except errors.NotInitializedError as error:
+            status = 0 if "forked" in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))

@@ -1,0 +1,272 @@
+"""Communicators that `split` makes, on arrays and objects. Run by test_split.py."""
+
+import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import keras_ddl
+from harness.rank_program import skip
+from keras_ddl import communicator, errors
+
+keras_ddl.init()
+RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
+WORLD_GROUP = keras_ddl.topology().group
+
+
+def members(comm) -> list[int]:
+    """The world's ranks that the communicator really connects, by its own rank."""
+    return comm.all_gather_object(RANK)
+
+
+def check_colors_choose_and_keys_order_the_ranks():
+    comm = keras_ddl.split(RANK % 2, key=-RANK)
+    expected = [rank for rank in range(SIZE - 1, -1, -1) if rank % 2 == RANK % 2]
+    assert members(comm) == expected == list(comm.world_ranks)
+    assert (comm.rank, comm.size) == (expected.index(RANK), len(expected))
+    assert (comm.local_rank, comm.local_size) == (comm.rank, comm.size), "the tests run on one host"
+    assert (comm.topology.rank, comm.topology.size) == (comm.rank, comm.size)
+    comm.close()
+    same = keras_ddl.split("all", name="everyone")
+    assert members(same) == list(range(SIZE)), "equal keys keep the order"
+    assert same.topology.group == WORLD_GROUP
+    same.close()
+
+
+def check_color_none_takes_no_part():
+    comm = keras_ddl.split(None if RANK == 0 else 7)
+    assert (comm is None) == (RANK == 0)
+    if comm is not None:
+        assert members(comm) == list(range(1, SIZE))
+        comm.close()
+    assert keras_ddl.split(None) is None
+    assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
+
+
+def check_every_collective_works_in_a_part():
+    with keras_ddl.split(RANK * 2 // SIZE, name="half") as half:
+        ranks = list(half.world_ranks)
+        for count in (0, 1, 7, 70_001):
+            total = half.all_reduce_array(np.full(count, float(RANK)))
+            np.testing.assert_array_equal(total, np.full(count, float(sum(ranks))))
+            by_function = communicator.all_reduce_array(np.full(count, RANK), "max", comm=half)
+            np.testing.assert_array_equal(by_function, np.full(count, max(ranks)))
+        for root in range(half.size):
+            assert half.broadcast_object(f"from {RANK}", root) == f"from {ranks[root]}"
+            assert keras_ddl.broadcast_object(RANK, root, comm=half) == ranks[root]
+            np.testing.assert_array_equal(half.broadcast_array(np.full(9, RANK), root), np.full(9, ranks[root]))
+            assert communicator.broadcast_array(RANK, root, comm=half) == ranks[root]
+        assert keras_ddl.all_gather_object(RANK, comm=half) == ranks
+        half.barrier()
+        keras_ddl.barrier(comm=half)
+        assert f"{half.size}" in half.describe() or half.size == 1
+        array = np.full(1000, float(RANK), np.float32)
+        assert half.all_reduce_array(array, "mean", out=array) is array
+
+
+def check_halves_work_at_once_with_different_traffic():
+    half = keras_ddl.split(RANK % 2)
+    ranks = list(half.world_ranks)
+    # The halves make different numbers of calls, under the same names, of other kinds and sizes.
+    for number in range(40 if RANK % 2 else 90):
+        if RANK % 2:
+            total = half.all_reduce_array(np.full(20_000 + number, RANK), name="step")
+            np.testing.assert_array_equal(total, np.full(20_000 + number, sum(ranks)))
+        else:
+            assert half.all_gather_object((RANK, number), name="step") == [(rank, number) for rank in ranks]
+    keras_ddl.barrier()
+    half.close()
+
+
+def check_one_part_does_not_wait_for_the_other():
+    half = keras_ddl.split(RANK % 2)
+    if RANK % 2:  # comes to its own barrier only when the others have left theirs
+        keras_ddl.barrier("even ranks have met")
+        half.barrier()
+    else:
+        half.barrier()
+        keras_ddl.barrier("even ranks have met")
+    half.close()
+    keras_ddl.barrier()
+
+
+def check_rows_and_columns_overlap():
+    width = max(1, SIZE // 2)
+    row = keras_ddl.split(RANK // width, name="row")
+    column = keras_ddl.split(RANK % width, name="column")
+    values = np.arange(1000.0) + RANK
+    everyone = sum(np.arange(1000.0) + rank for rank in range(SIZE))
+    for _ in range(20):
+        # Over the rows, then over the columns: over all.
+        np.testing.assert_array_equal(column.all_reduce_array(row.all_reduce_array(values)), everyone)
+        np.testing.assert_array_equal(communicator.all_reduce_array(values), everyone)
+    row.close()
+    column.close()
+
+
+def check_a_split_of_a_split_of_a_split():
+    whole, depth, comms = None, 0, []
+    while (keras_ddl.size() if whole is None else whole.size) > 1:
+        parent = whole if whole is not None else communicator.communicator_of(None)
+        whole = parent.split(parent.rank * 2 // parent.size, name=f"depth {depth}")
+        comms.append(whole)
+        first = RANK - whole.rank
+        assert members(whole) == list(range(first, first + whole.size))
+        depth += 1
+    for number, comm in enumerate(comms):
+        assert comm.all_reduce_array(np.float64(1)) == comm.size, number
+    # A parent may go before its children.
+    for comm in comms:
+        comm.close()
+    assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
+
+
+def check_threads_use_several_communicators_in_different_orders():
+    row = keras_ddl.split(RANK // max(1, SIZE // 2), name="row")
+    half = keras_ddl.split(RANK % 2, name="half")
+    comms = [None, row, half]
+    jobs = [(which, number) for which in range(3) for number in range(30)]
+    np.random.default_rng(RANK).shuffle(jobs)
+
+    def run(which: int, number: int) -> None:
+        size = SIZE if comms[which] is None else comms[which].size
+        array = np.full(100 * number, float(number))
+        total = communicator.all_reduce_array(array, name=f"job {number}", comm=comms[which])
+        np.testing.assert_array_equal(total, array * size)
+
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        for future in [threads.submit(run, int(which), int(number)) for which, number in jobs]:
+            future.result(30)
+    row.close()
+    half.close()
+
+
+def check_a_mismatch_in_one_communicator_leaves_the_others_usable():
+    if SIZE < 4:
+        skip("needs four ranks")
+    half, whole = keras_ddl.split(RANK % 2, name="half"), keras_ddl.split(0, name="whole")
+    if RANK % 2:
+        with pytest.raises(errors.RankMismatchError, match=r"half/.*Ranks of communicator 'half'.*ranks 1, 3.* of all"):
+            half.all_reduce_array(np.ones(3 + half.rank), name="wrong")
+    else:
+        assert half.all_reduce_array(np.ones(1))[0] == half.size
+    for comm in (half, whole, None):
+        size = SIZE if comm is None else comm.size
+        np.testing.assert_array_equal(communicator.all_reduce_array(np.ones(5), comm=comm), np.full(5, size))
+    half.close()
+    whole.close()
+
+
+def check_a_closed_communicator_says_so():
+    comm = keras_ddl.split(0, name="short")
+    comm.barrier()
+    keras_ddl.barrier()
+    comm.close()
+    comm.close()
+    for call in (comm.barrier, lambda: keras_ddl.barrier(comm=comm), lambda: comm.split(0), comm.describe):
+        with pytest.raises(errors.NotInitializedError, match="'short' is closed"):
+            call()
+    assert "closed" in repr(comm)
+    assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
+
+
+def check_ranks_that_wait_for_one_that_closed_are_told():
+    if SIZE == 1:
+        skip("needs two ranks")
+    comm = keras_ddl.split(0, name="left")
+    comm.barrier()
+    if RANK == 0:
+        comm.close()
+    else:
+        with pytest.raises(errors.RankLostError, match="has left.*communicator 'left'"):
+            comm.barrier("never")
+    keras_ddl.barrier()
+    comm.close()
+
+
+def check_wrong_arguments_are_errors_on_every_rank():
+    last = RANK == SIZE - 1
+    with pytest.raises(errors.ConfigError, match=rf"color must be a number, a text.*rank {SIZE - 1}"):
+        keras_ddl.split(1.5 if last else 1)
+    with pytest.raises(errors.ConfigError, match=rf"key must be a number.*rank {SIZE - 1}"):
+        keras_ddl.split(1, key="first" if last else 0)
+    with pytest.raises(errors.ConfigError, match=r"color must be a number"):
+        keras_ddl.split(True)
+    if SIZE > 1:
+        with pytest.raises(errors.ConfigError, match=rf"all texts.*int on rank.*str on rank\(s\) \[{SIZE - 1}\]"):
+            keras_ddl.split("a" if last else 1)
+    with pytest.raises(errors.ConfigError, match="name must be a text"):
+        keras_ddl.split(0, name="n" * 81)
+    with pytest.raises(errors.ConfigError, match="comm must be a communicator.*Received: comm=3"):
+        keras_ddl.barrier(comm=3)
+    with pytest.raises(errors.ConfigError, match="belongs to the process"):
+        pickle.dumps(keras_ddl.split(RANK))
+    with pytest.raises(errors.ConfigError, match="closed by keras_ddl.shutdown"):
+        communicator.communicator_of(None).close()
+    with keras_ddl.split(0) as comm, pytest.raises(errors.ConfigError, match=f"0 to {SIZE - 1}.*root={SIZE}"):
+        comm.broadcast_object(1, root=SIZE)
+    keras_ddl.barrier()
+
+
+def check_splits_from_several_threads_with_names():
+    made = {}
+
+    def make(number: int) -> None:
+        comm = keras_ddl.split(RANK % 2 if number % 2 else 0, name=f"thread {number}")
+        made[number] = comm
+        assert comm.all_reduce_array(np.ones(10))[0] == comm.size
+
+    order = np.random.default_rng(RANK).permutation(4)
+    threads = [threading.Thread(target=make, args=(int(number),)) for number in order]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(made) == [0, 1, 2, 3]
+    assert len({comm.id for comm in made.values()}) == 4
+    ids = keras_ddl.all_gather_object([made[number].id for number in (0, 2)])
+    assert all(other == ids[0] for other in ids), "an id is the same on all ranks of the communicator"
+    for number in range(4):
+        made[number].close()
+
+
+def check_many_in_turn_leave_nothing_behind():
+    from pathlib import Path
+
+    def held() -> tuple[int, int]:
+        time.sleep(0.2)
+        return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+    def use() -> None:
+        with keras_ddl.split(RANK % 2) as comm:
+            comm.barrier()
+
+    use()
+    keras_ddl.barrier()
+    before = held()
+    for _ in range(20):
+        use()
+    keras_ddl.barrier()
+    after = held()
+    assert after[0] <= before[0] + 1, (before, after)
+    assert after[1] <= before[1] + 1, (before, after)
+
+
+def check_shutdown_closes_all_and_init_starts_afresh():
+    mode = keras_ddl.topology().mode
+    old = keras_ddl.split(0, name="old")
+    old.barrier()
+    keras_ddl.barrier()
+    keras_ddl.shutdown()
+    with pytest.raises(errors.NotInitializedError, match=r"keras_ddl.init\(\)"):
+        old.barrier()
+    with pytest.raises(errors.NotInitializedError, match=r"keras_ddl.init\(\)"):
+        keras_ddl.split(0)
+    keras_ddl.init(mode)
+    new = keras_ddl.split(0, name="old")
+    assert new.id != old.id
+    assert members(new) == list(range(SIZE))
+    new.close()

@@ -1,0 +1,217 @@
+"""Ranks that fail, leave, die or disagree: the job ends within seconds, non-zero, and says why."""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from harness.rank_tests import run_ranks
+
+pytestmark = [pytest.mark.parallel, pytest.mark.alone]
+MODES = pytest.mark.parametrize("mode", ["p", "x:1x2"])
+
+
+def test_uncaught_exception_ends_the_job_with_a_report(tmp_path):
+    def work():
+        import keras_ddl
+
+        keras_ddl.init()
+        if keras_ddl.rank() == 1:
+            raise ValueError("bad row 17")
+        keras_ddl.barrier()  # never complete
+        time.sleep(100)
+
+    outcome = run_ranks(work, 2, env={"KERAS_DDL_RUN_DIR": str(tmp_path)}, timeout=40)
+    assert outcome.returncode not in (None, 0), outcome.text()
+    assert outcome.seconds < 25
+    assert "ValueError: bad row 17" in outcome.ranks[1].stderr
+    report = json.loads((tmp_path / "error-1.txt").read_text())
+    assert (report["rank"], report["type"], report["summary"]) == (1, "ValueError", "ValueError: bad row 17")
+    assert 'raise ValueError("bad row 17")' in report["traceback"]
+    assert abs(report["time"] - time.time()) < 60
+    assert report["host"]
+
+
+def test_exception_in_a_thread_ends_the_job(tmp_path):
+    def work():
+        import keras_ddl
+
+        keras_ddl.init()
+
+        def fail():
+            raise OSError("disk full")
+
+        if keras_ddl.rank() == 0:
+            threading.Thread(target=fail).start()
+        time.sleep(100)
+
+    outcome = run_ranks(work, 2, env={"KERAS_DDL_RUN_DIR": str(tmp_path)}, timeout=40)
+    assert outcome.returncode not in (None, 0), outcome.text()
+    assert "OSError: disk full" in outcome.ranks[0].stderr
+    assert json.loads((tmp_path / "error-0.txt").read_text())["type"] == "OSError"
+
+
+# With status 0 the leaver waits for the others at the end of its process: it is for them to end the job.
+@pytest.mark.parametrize(("mode", "leaver", "status"), [("p", 1, 3), ("x:1x2", 0, 4), ("x:1x2", 1, 0)])
+def test_rank_that_exits_early_is_named_to_the_others(mode, leaver, status):
+    def work(leaver, status):
+        import keras_ddl
+        from keras_ddl import errors
+
+        keras_ddl.init()
+        keras_ddl.barrier()
+        if keras_ddl.rank() == leaver:
+            ctypes.CDLL(None).printf(b"last words")  # into libc's buffer, lost unless the process ends by itself
+            sys.exit(status)
+        try:
+            keras_ddl.barrier("never")
+        except errors.RankLostError as error:
+            assert f"rank {leaver} has left" in str(error) and "barrier 'barrier/never'" in str(error), error
+            assert error.has_left
+            print("as expected")
+            raise
+
+    outcome = run_ranks(work, 2, args=(leaver, status), mode=mode, timeout=40)
+    assert "as expected" in outcome.ranks[1 - leaver].stdout, outcome.text()
+    assert "last words" in outcome.ranks[leaver].stdout, outcome.text()
+    assert outcome.returncode == (status or 1), outcome.text()
+    assert outcome.seconds < 9, outcome.text()  # nobody waits ten seconds for a status that does not come
+
+
+@pytest.mark.parametrize(("mode", "signal_number"), [("p", signal.SIGKILL), ("x:1x2", signal.SIGSEGV)])
+def test_rank_that_is_killed_ends_the_job(mode, signal_number):
+    def work(signal_number):
+        import keras_ddl
+
+        keras_ddl.init()
+        keras_ddl.barrier()
+        if keras_ddl.rank() == 1:
+            os.kill(os.getpid(), signal_number)
+        while True:
+            keras_ddl.barrier()
+
+    outcome = run_ranks(work, 2, args=(signal_number,), mode=mode, timeout=40)
+    assert outcome.returncode not in (None, 0), outcome.text()
+    assert outcome.seconds < 25
+
+
+@MODES
+def test_rank_that_does_not_come_is_named_in_a_warning_and_then_in_an_error(mode, tmp_path):
+    def work(failed):
+        import keras_ddl
+        from keras_ddl import errors
+
+        keras_ddl.init()
+        if keras_ddl.rank() == 0:
+            with pytest.raises(errors.DeadlineError, match=r"'barrier/meet'.*rank\(s\) 1.*KERAS_DDL_DEADLINE_SECONDS"):
+                keras_ddl.barrier("meet")
+            failed.touch()
+        while not failed.exists():
+            time.sleep(0.01)
+        keras_ddl.barrier("after")  # the communicator is still usable
+        return "done"
+
+    env = {"KERAS_DDL_WARN_AFTER_SECONDS": "0.5", "KERAS_DDL_DEADLINE_SECONDS": "1.5"}
+    outcome = run_ranks(work, 2, args=(tmp_path / "failed",), mode=mode, env=env, timeout=40).check()
+    assert [rank.result for rank in outcome.ranks] == ["done", "done"]
+    assert "barrier/meet" in outcome.ranks[0].stderr
+    assert "1" in outcome.ranks[0].stderr
+
+
+def test_wrong_and_different_settings_are_errors_on_every_rank():
+    def work():
+        import keras_ddl
+        from keras_ddl import errors
+
+        rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+        os.environ["KERAS_DDL_MODES"] = "p"
+        with pytest.raises(errors.ConfigError, match="nearest is KERAS_DDL_MODE"):
+            keras_ddl.init()
+        assert "mpi4py" not in sys.modules  # so that the process can end without waiting for others
+        del os.environ["KERAS_DDL_MODES"]
+        with pytest.raises(errors.RankMismatchError, match=r"mode must be equal.*'p' on rank\(s\) \[0\]; 'x:1x2' on"):
+            keras_ddl.init("x:1x2" if rank else "p")
+        with pytest.raises(errors.ConfigError, match=r"number of ranks \(2\)"):
+            keras_ddl.init("x:3x1")
+        os.environ["KERAS_DDL_DEADLINE_SECONDS"] = str(10 + rank)
+        with pytest.raises(errors.RankMismatchError, match=r"KERAS_DDL_DEADLINE_SECONDS must be equal.*10.0 on"):
+            keras_ddl.init()
+        os.environ["KERAS_DDL_DEADLINE_SECONDS"] = "10"
+        keras_ddl.init()
+        return keras_ddl.all_gather_object(rank)
+
+    outcome = run_ranks(work, 2, timeout=40).check()
+    assert [rank.result for rank in outcome.ranks] == [[0, 1], [0, 1]]
+
+
+def test_init_takes_an_mpi_that_the_program_started():
+    def work(level):
+        import mpi4py
+
+        mpi4py.rc.thread_level = level
+        from mpi4py import MPI
+
+        import keras_ddl
+        from keras_ddl import errors
+
+        if level == "multiple":
+            keras_ddl.init()
+            return MPI.COMM_WORLD.allreduce(keras_ddl.rank()) + keras_ddl.size()
+        with pytest.raises(errors.DependencyError, match="MPI_THREAD_MULTIPLE"):
+            keras_ddl.init()
+        return 3
+
+    for level in ("multiple", "serialized"):
+        outcome = run_ranks(work, 2, args=(level,), timeout=40).check()
+        assert [rank.result for rank in outcome.ranks] == [3, 3]
+
+
+def test_launcher_of_another_mpi_is_an_error_that_names_the_remedy():
+    def work():
+        import keras_ddl
+        from keras_ddl import errors
+
+        with pytest.raises(
+            errors.DependencyError, match="MPICH or Intel MPI started 2 .*rank 0.* sees 1.*keras-ddl run"
+        ):
+            keras_ddl.init()
+        return "done"
+
+    outcome = run_ranks(work, 1, env={"PMI_RANK": "0", "PMI_SIZE": "2"}, timeout=40).check()
+    assert outcome.ranks[0].result == "done"
+
+
+def test_a_process_alone_in_an_allocation_is_warned_about():
+    def work():
+        import warnings
+
+        import keras_ddl
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            keras_ddl.init()
+        return [str(warning.message) for warning in caught], keras_ddl.size(), "mpi4py" in sys.modules
+
+    outcome = run_ranks(work, 1, env={"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8"}, timeout=40).check()
+    messages, size, has_mpi = outcome.ranks[0].result
+    assert "rank 0 of size 1" in messages[0]
+    assert "allocation of 8 tasks" in messages[0]
+    assert (size, has_mpi) == (1, False)
+
+
+def test_a_process_alone_reports_its_exception_and_keeps_its_status(tmp_path):
+    def work():
+        import keras_ddl
+
+        keras_ddl.init()
+        raise LookupError("alone")
+
+    outcome = run_ranks(work, 1, env={"KERAS_DDL_RUN_DIR": str(tmp_path)}, timeout=40)
+    assert outcome.returncode == 1
+    assert outcome.ranks[0].stderr.count("LookupError: alone") == 1
+    assert json.loads((tmp_path / "error-0.txt").read_text())["type"] == "LookupError"

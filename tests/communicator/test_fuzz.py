@@ -1,0 +1,55 @@
+"""Random collectives against NumPy, and many of them against a leak: short runs of the two programs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.rank_tests import run_ranks
+
+FUZZ = Path(__file__).with_name("fuzz.py")
+SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+pytestmark = pytest.mark.parallel
+
+
+@pytest.mark.parametrize(("np", "mode"), [(2, "p"), (4, "p"), (4, "x:2x2"), (4, "x:1x4")])
+def test_fuzz_equals_numpy(np, mode):
+    # A seed of its own each time finds more over the days; a failure prints it.
+    outcome = run_ranks(FUZZ, np, args=["--seconds", 4, "--no-tensorflow"], mode=mode, timeout=90).check()
+    assert re.search(r"\d+ rounds, \d+ calls, \d ranks: all as NumPy says", outcome.ranks[0].stdout), outcome.text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("np", "mode"), [(2, "p"), (4, "x:2x2")])
+def test_fuzz_of_tensors_equals_numpy(np, mode):
+    outcome = run_ranks(FUZZ, np, args=["--seconds", 6], mode=mode, timeout=150).check()
+    assert "all as NumPy says" in outcome.ranks[0].stdout, outcome.text()
+
+
+def test_fuzz_prints_how_to_repeat_a_failure():
+    # An oracle that is wrong stands for a collective that is.
+    def work(program):
+        import runpy
+
+        import numpy as np
+
+        module = runpy.run_path(program)
+        module["OPS"]["sum"] = lambda stacked, axis: np.sum(stacked, axis=axis) + 1
+        module["main"](["--seed", "5", "--seconds", "20", "--no-tensorflow"])
+
+    outcome = run_ranks(work, 2, args=(str(FUZZ),), timeout=60)
+    assert outcome.returncode != 0
+    assert re.search(r"--seed 5 --first-round \d+ --rounds 1 --no-tensorflow", outcome.text()), outcome.text()
+
+
+@pytest.mark.parametrize("mode", ["p", "x:1x2"])
+def test_soak_finds_nothing_that_grows(mode):
+    arguments = ["--calls", 10_000, "--warm-up", 5_000, "--no-tensorflow"]
+    outcome = run_ranks(SOAK, 2, args=arguments, mode=mode, timeout=120).check()
+    assert "10,000 calls after 5,000" in outcome.ranks[0].stdout, outcome.text()
+
+
+@pytest.mark.long
+def test_soak_of_tensors_finds_nothing_that_grows():
+    outcome = run_ranks(SOAK, 2, args=["--calls", 5_000, "--warm-up", 2_000], timeout=150).check()
+    assert "5,000 calls after 2,000" in outcome.ranks[0].stdout, outcome.text()

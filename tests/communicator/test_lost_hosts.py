@@ -1,0 +1,122 @@
+"""Hosts that stand still: the ranks of the others have an error within ten seconds that names the host.
+
+Ranks with host names of their own (UTS namespaces) are on different hosts for keras_ddl, which then does not share
+memory between them or look at processes, but listens for heartbeats.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from harness.rank_tests import find_mpirun, run_ranks
+
+
+def _can_name_hosts() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode == 0
+
+
+pytestmark = [
+    pytest.mark.parallel,
+    pytest.mark.alone,
+    pytest.mark.skipif(not _can_name_hosts(), reason="needs the right to make UTS namespaces (root)"),
+]
+
+
+def two_hosts(np: int) -> list[str]:
+    """An mpirun that gives the first half of the ranks the host name h0 and the others h1."""
+    name_the_host = f'hostname h$((OMPI_COMM_WORLD_RANK * 2 / {np})); exec "$@"'
+    start = [find_mpirun(), "--bind-to", "none", "--oversubscribe", "-np", str(np)]
+    return [*start, "unshare", "--uts", "bash", "-c", name_the_host, "_"]
+
+
+def loses_a_host(lost, scene, folder):
+    from pathlib import Path
+
+    import numpy as np
+
+    import keras_ddl
+    from keras_ddl import communicator, errors
+
+    keras_ddl.init()
+    rank, size = keras_ddl.rank(), keras_ddl.size()
+    assert keras_ddl.num_hosts() == 2
+    data = np.zeros(16 << 20, np.float32)
+    pids = keras_ddl.all_gather_object(os.getpid())
+    stands_still = int(rank * 2 / size) == lost
+
+    def stand_still():
+        time.sleep(0.5)
+        Path(folder, f"still-{rank}").write_text(repr(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    if stands_still:
+        threading.Thread(target=stand_still).start()
+    try:
+        while scene == "inside":
+            communicator.all_reduce_array(data, name="data", out=data)
+        if stands_still:
+            time.sleep(60)
+        keras_ddl.barrier("never complete")
+        message = "no error"
+    except errors.RankLostError as error:
+        message = str(error)
+    if stands_still:  # mpirun wakes stopped processes to end them
+        time.sleep(60)
+    seconds = time.monotonic() - min(float(path.read_text()) for path in Path(folder).glob("still-*"))
+    Path(folder, f"survivor-{rank}").write_text(f"{seconds:.3f} {message}")
+    while len(list(Path(folder).glob("survivor-*"))) < size // 2:
+        time.sleep(0.01)
+    for pid in pids:  # some may be gone already: the other survivors and mpirun do the same
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("np", "lost", "scene", "lost_after"),
+    [(2, 1, "waiting", None), (4, 1, "inside", 4), pytest.param(4, 0, "waiting", 4, marks=pytest.mark.long)],
+)
+def test_host_that_stands_still_is_an_error_on_the_others(tmp_path, np, lost, scene, lost_after):
+    """`lost_after`: None for the default, 8 seconds; what it promises is an error within ten."""
+    env = {"KERAS_DDL_LOST_AFTER_SECONDS": lost_after and str(lost_after)}
+    outcome = run_ranks(loses_a_host, np, args=(lost, scene, str(tmp_path)), mpirun=two_hosts(np), env=env, timeout=60)
+    told = {path.name: path.read_text() for path in tmp_path.glob("survivor-*")}
+    assert len(told) == np // 2, (told, outcome.text())
+    ranks = "0" if lost == 0 else ", ".join(str(rank) for rank in range(np // 2, np))
+    for text in told.values():
+        seconds, _, message = text.partition(" ")
+        found = re.search(rf"no sign of life from rank\(s\) {ranks} on host h{lost} for (\d+) s", message)
+        assert found and int(found[1]) >= (lost_after or 8), told
+        assert (lost_after or 8) - 2 < float(seconds) < 10, told
+
+
+def slow_ranks():
+    import keras_ddl
+
+    keras_ddl.init()
+    rank = keras_ddl.rank()
+    if rank == 2:  # the first of its host, which usually speaks for it
+        subprocess.Popen(["sh", "-c", f"sleep 7; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == 1:
+        time.sleep(8)
+    keras_ddl.barrier("late")
+    return "done"
+
+
+def test_host_with_one_stopped_process_is_not_given_up():
+    env = {"KERAS_DDL_WARN_AFTER_SECONDS": "3", "KERAS_DDL_LOST_AFTER_SECONDS": "4"}
+    outcome = run_ranks(slow_ranks, 4, mpirun=two_hosts(4), env=env, timeout=60).check()
+    assert [rank.result for rank in outcome.ranks] == ["done"] * 4
+    warning = next(line for line in outcome.ranks[0].stderr.splitlines() if "keras_ddl: barrier" in line)
+    assert "for rank(s) 0, 1, 2; rank(s) 3" in warning or "for rank(s) 1, 2; rank(s) 0, 3" in warning, warning
+    assert re.search(r"Rank 1 on host h0 \(process \d+\) is at .*test_lost_hosts\.py:\d+ in slow_ranks\.", warning)
+    assert re.search(r"Rank 2 on host h1 \(process \d+\) gives no sign of life", warning)

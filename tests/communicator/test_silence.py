@@ -1,0 +1,128 @@
+"""Ranks that do not come: rank 0 says who, on which host, and where their main thread is; so does the error."""
+
+import os
+import re
+import socket
+import subprocess
+import time
+
+import pytest
+
+from harness.rank_tests import run_ranks
+
+pytestmark = [pytest.mark.parallel, pytest.mark.alone]
+
+
+def silent_ranks():
+    import ctypes
+
+    import keras_ddl
+    from keras_ddl import errors
+
+    keras_ddl.init()
+    late = keras_ddl.rank() == keras_ddl.size() - 1
+
+    def loads_data():
+        time.sleep(2.5)
+
+    def keeps_the_interpreter():
+        ctypes.PyDLL(None).sleep(5)
+
+    def is_suspended():
+        subprocess.Popen(["sh", "-c", f"sleep 2.5; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), 19)
+
+    for number, step in enumerate((loads_data, keeps_the_interpreter, is_suspended)):
+        if late:
+            step()
+        keras_ddl.barrier(f"scene {number}")
+    if late:
+        time.sleep(10)
+    started = time.monotonic()
+    with pytest.raises(errors.DeadlineError) as caught:
+        keras_ddl.barrier("given up")
+    seconds = time.monotonic() - started
+    keras_ddl.barrier("after")
+    return str(caught.value), seconds, os.getpid()
+
+
+@pytest.mark.parametrize(("np", "mode"), [pytest.param(2, "p", marks=pytest.mark.long), (4, "x:2x2")])
+def test_missing_rank_is_told_with_its_host_and_its_line(np, mode):
+    env = {"KERAS_DDL_WARN_AFTER_SECONDS": "1", "KERAS_DDL_DEADLINE_SECONDS": "6.5"}
+    outcome = run_ranks(silent_ranks, np, mode=mode, env=env, timeout=80).check()
+    last, host, pid = np - 1, socket.gethostname(), outcome.ranks[-1].result[2]
+    others = ", ".join(map(str, range(last)))
+    who = rf"Rank {last} on host {re.escape(host)} \(process {pid}\)"
+    warnings = re.findall(r"keras_ddl: barrier 'barrier/(.*?)' (.*)", outcome.ranks[0].stderr)
+    expected = [
+        ("scene 0", rf"{who} is at .*test_silence\.py:\d+ in silent_ranks\.loads_data\."),
+        ("scene 1", rf"{who} lives, but its Python does not answer"),
+        ("scene 2", rf"{who} is stopped"),
+        ("given up", rf"{who} is at .*test_silence\.py:\d+ in silent_ranks\."),
+    ]
+    for name, text in expected:
+        of_this = [message for scene, message in warnings if scene == name]
+        assert of_this, (name, outcome.text())
+        assert f"for rank(s) {last}; rank(s) {others} have come." in of_this[0]
+        assert re.search(text, of_this[0]), (text, of_this[0])
+        assert len(of_this) <= 3, of_this  # after 1, 2 and 4 s, not at every look
+    for number, rank in enumerate(outcome.ranks):
+        message, seconds, _ = rank.result
+        assert re.search(expected[3][1], message), message
+        assert f"for rank(s) {last}" in message
+        if number != last:
+            assert 6.5 <= seconds < 10, seconds
+    for rank in outcome.ranks[1:]:
+        assert "keras_ddl:" not in rank.stderr
+
+
+def stops_inside(np_, first):
+    """Rank `first` stops for a while in the middle of an all-reduce; then the last one for too long."""
+    import threading
+
+    import numpy as np
+
+    import keras_ddl
+    from keras_ddl import communicator, errors
+
+    keras_ddl.init()
+    rank = keras_ddl.rank()
+    pids = keras_ddl.all_gather_object(os.getpid())
+    # So large that all ranks are inside the first all-reduce when the victim stops.
+    data = np.ones(48 << 20, np.float32)
+    for victim, seconds in ((first, 2.5), (np_ - 1, 7)):
+        keras_ddl.barrier()
+        if rank == victim:
+            resume = f"sleep {seconds}; kill -CONT {os.getpid()}"
+            stop = lambda: (subprocess.Popen(["sh", "-c", resume]), os.kill(os.getpid(), 19))  # noqa: E731, B023
+            threading.Timer(0.03, stop).start()
+        try:
+            for _ in range(3):
+                communicator.all_reduce_array(data, out=data, name="data")
+            keras_ddl.all_gather_object(None, name="in step")
+            message = "none"
+        except errors.RankMismatchError:
+            raise
+        except errors.KerasDdlError as error:
+            message = f"{type(error).__name__}: {error}"
+    return message, pids
+
+
+@pytest.mark.parametrize("mode", ["p", "x:1x3"])
+def test_rank_that_stops_inside_a_collective_is_told(mode):
+    env = {"KERAS_DDL_WARN_AFTER_SECONDS": "1", "KERAS_DDL_DEADLINE_SECONDS": "4"}
+    outcome = run_ranks(stops_inside, 3, args=(3, 0), mode=mode, env=env, timeout=60)
+    messages, pids = [rank.result[0] for rank in outcome.ranks], outcome.ranks[0].result[1]
+    host = re.escape(socket.gethostname())
+    everything = "".join(rank.stderr for rank in outcome.ranks)
+    inside = re.findall(
+        r"keras_ddl: .*'all_reduce_array/data'.* is under way, but has not moved for 1 s: (.*)", everything
+    )
+    assert any(re.search(rf"Rank 0 on host {host} \(process {pids[0]}\) is stopped", text) for text in inside), (
+        everything
+    )
+    if mode == "p":  # one rank speaks for its host
+        assert len(inside) <= 4, inside
+    for message in messages[:2]:
+        assert re.search(rf"Rank 2 on host {host} \(process {pids[2]}\) is stopped", message), messages
+    assert any(message.startswith("DeadlineError") for message in messages), messages

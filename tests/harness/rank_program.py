@@ -1,0 +1,115 @@
+"""What runs inside each rank of a parallel test. Started by harness/launching.py; imports neither pytest nor keras_ddl.
+
+Check programs may use `skip("why")`, `rank()` and `size()` from here; both come from the launcher's variables, so they
+are also right when keras_ddl is what is broken.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import json
+import os
+import pickle
+import runpy
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+# Keras imports these where they are installed, which takes much of the time that it takes; no check needs them.
+_LEFT_OUT = ("sklearn", "matplotlib")
+
+
+class SkipCheck(Exception):
+    """Raised by `skip`; the check counts as skipped when every rank skips it."""
+
+
+def skip(why: str) -> NoReturn:
+    raise SkipCheck(why)
+
+
+def rank() -> int:
+    return int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
+
+
+def size() -> int:
+    return int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1)
+
+
+def main() -> None:
+    kind, folder, program, *arguments = sys.argv[1:]
+    base = Path(folder)
+    for stream, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(base / f"{rank()}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), stream)
+    faulthandler.enable()
+    sys.argv = [program, *arguments]
+    if kind == "script":
+        runpy.run_path(program, run_name="__main__")
+        return
+    sys.modules.update(dict.fromkeys(_LEFT_OUT))  # None: importing them is an ImportError
+    if kind == "function":
+        function, args = pickle.loads(Path(program).read_bytes())
+        leave_result(base, function(*args))
+    else:
+        run_checks(
+            base, [Path(one) for one in program.split(os.pathsep)], arguments, float(kind.removeprefix("checks:"))
+        )
+
+
+def leave_result(base: Path, value: Any) -> None:
+    part = base / f"{rank()}.result.part"
+    part.write_bytes(pickle.dumps(value))
+    part.rename(base / f"{rank()}.result")
+
+
+def run_checks(base: Path, programs: list[Path], names: list[str], timeout: float) -> None:
+    """Runs the named functions in order, all ranks in step; ends the rank after the first check that any rank fails."""
+    faulthandler.dump_traceback_later(timeout + 60, exit=True)
+    functions: dict[str, Any] = {}
+    for program in programs:
+        spec = importlib.util.spec_from_file_location(program.stem, program)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[program.stem] = module
+        spec.loader.exec_module(module)
+        functions.update(vars(module))
+    for name in names:
+        faulthandler.dump_traceback_later(timeout, exit=True)
+        outcome, text = _run_check(functions[name])
+        _leave_outcome(base, name, outcome, text)
+        others = _all_outcomes(base, name, time.monotonic() + timeout)
+        if "failed" in others:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # ranks may be in different states now: the harness starts fresh ones for the other checks
+    faulthandler.dump_traceback_later(timeout, exit=True)  # leaving can hang, too
+
+
+def _run_check(function: Any) -> tuple[str, str]:
+    try:
+        function()
+    except SkipCheck as why:
+        return "skipped", str(why)
+    except BaseException:  # KeyboardInterrupt and SystemExit are failures of a check as well
+        return "failed", traceback.format_exc()
+    return "passed", ""
+
+
+def _leave_outcome(base: Path, name: str, outcome: str, text: str) -> None:
+    part = base / f"{name}.{rank()}.part"
+    part.write_text(json.dumps([outcome, text]))
+    part.rename(base / f"{name}.{rank()}.json")
+
+
+def _all_outcomes(base: Path, name: str, deadline: float) -> list[str]:
+    """Waits for every rank's outcome of `name`: a barrier over files, so that it works whatever is broken."""
+    outcomes = []
+    for other in range(size()):
+        path = base / f"{name}.{other}.json"
+        while not path.exists():
+            if time.monotonic() > deadline:
+                return ["failed"]
+            time.sleep(0.002)
+        outcomes.append(json.loads(path.read_text())[0])
+    return outcomes

@@ -1,0 +1,138 @@
+"""Runs test programs on real ranks from pytest, without using keras_ddl.launch.
+
+A launch costs seconds, so put many checks into one. A *check program* is a file beside the tests with functions named
+`check_*`, which every rank calls in the order of the file:
+
+    # ops_checks.py
+    import keras_ddl
+    from harness.rank_program import skip
+
+    keras_ddl.init()                       # module level: runs once per launch
+
+    def check_sum_equals_numpy(): ...      # raise (assert) to fail, skip("why") to skip
+
+    # test_ops.py
+    from pathlib import Path
+    from harness.rank_tests import rank_tests
+
+    test_ops = rank_tests(Path(__file__).with_name("ops_checks.py"), [1, 2, (4, "x:2x2")])
+
+gives one pytest item per check and launch (`test_ops[check_sum_equals_numpy-np2]`), while each launch is started once
+and runs only the checks that were selected (-k). A check passes when it passes on every rank. Ranks wait for one
+another after every check (over files). After a failed check the ranks end and fresh ones run the remaining checks.
+
+For programs that are meant to fail, `run_ranks` starts a script or a function once and returns what each rank wrote.
+Both kill everything they started at the timeout and assert that no process and no shared memory stays behind.
+np=1 is started without mpirun.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from harness.launching import Outcome, find_mpirun, launch, run_ranks
+
+__all__ = ["find_mpirun", "rank_tests", "run_ranks"]
+
+
+def rank_tests(
+    program: Path | Sequence[Path],
+    launches: Sequence[int | tuple[int, str]],
+    *,
+    check_timeout: float = 90,
+    env: Mapping[str, str | None] | None = None,
+) -> Callable[..., None]:
+    """Returns a pytest function that runs the checks of `program` for every launch: np, or (np, mode).
+
+    `program`: several files share the launches, which cost seconds each.
+    `check_timeout`: seconds any one check may take; a rank that takes longer is stopped and its stacks are shown.
+    """
+    programs = [program] if isinstance(program, Path) else list(program)
+    pairs = [(item, None) if isinstance(item, int) else item for item in launches]
+    ids = [f"np{np}" + (f"-{mode}" if mode else "") for np, mode in pairs]
+    results: dict[tuple[int, str | None], dict[str, tuple[str, str]]] = {}
+
+    @pytest.mark.parallel
+    @pytest.mark.parametrize("launch", pairs, ids=ids)
+    @pytest.mark.parametrize("check", _check_names(programs))
+    def test_on_ranks(request: pytest.FixtureRequest, check: str, launch: tuple[int, str | None]) -> None:
+        if launch not in results:
+            results[launch] = _run_checks(programs, _selected(request, launch), *launch, check_timeout, env)
+        outcome, text = results[launch][check]
+        if outcome == "skipped":
+            pytest.skip(text)
+        assert outcome == "passed", text
+
+    return test_on_ranks
+
+
+def _selected(request: pytest.FixtureRequest, launch: tuple[int, str | None]) -> list[str]:
+    chosen = []
+    for item in request.session.items:
+        if getattr(item, "originalname", "") == request.node.originalname and item.path == request.node.path:
+            parameters = item.callspec.params
+            if parameters["launch"] == launch:
+                chosen.append(parameters["check"])
+    return chosen
+
+
+def _check_names(programs: Sequence[Path]) -> list[str]:
+    body = [node for program in programs for node in ast.parse(program.read_text()).body]
+    names = [node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
+    assert len(set(names)) == len(names), f"checks that run together need different names: {sorted(names)}"
+    return names
+
+
+def _run_checks(programs, names, np, mode, check_timeout, env) -> dict[str, tuple[str, str]]:
+    results: dict[str, tuple[str, str]] = {}
+    order = [name for name in _check_names(programs) if name in names]
+    fresh_starts = 0
+    while pending := [name for name in order if name not in results]:
+        with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+            files = os.pathsep.join(map(str, programs))
+            command = [f"checks:{check_timeout}", folder, files, *pending]
+            timeout = 60 + check_timeout + 5 * len(pending)
+            outcome = launch(command, Path(folder), np, mode, timeout, env, None)
+            for name in pending:
+                results.update(_read_outcome(Path(folder), name, np, outcome))
+            ended_well = outcome.returncode == 0
+        if not any(name in results for name in pending):
+            results[pending[0]] = ("failed", f"{pending[0]} did not end on any rank\n{outcome.text()}")
+        elif ended_well is False and all(results.get(name, ("",))[0] != "failed" for name in pending):
+            last = [name for name in pending if name in results][-1]
+            results[last] = ("failed", f"the ranks did not end well after {last}\n{outcome.text()}")
+        fresh_starts += 1
+        if fresh_starts == 5:
+            for name in order:
+                results.setdefault(name, ("failed", "not run: five earlier checks of this program failed"))
+    return results
+
+
+def _read_outcome(folder: Path, name: str, np: int, outcome: Outcome) -> dict[str, tuple[str, str]]:
+    """One check's outcome over all ranks; {} when no rank got that far."""
+    found: dict[int, tuple[str, str]] = {}
+    for rank in range(np):
+        path = folder / f"{name}.{rank}.json"
+        if path.exists():
+            found[rank] = tuple(json.loads(path.read_text()))
+    if not found:
+        return {}
+    bad = [f"rank {rank}: {text}" for rank, (kind, text) in found.items() if kind == "failed"]
+    missing = [rank for rank in range(np) if rank not in found]
+    if missing:
+        bad.append(f"{name} did not end on rank(s) {missing}")
+    if bad:
+        return {name: ("failed", "\n".join(bad) + "\n" + outcome.text())}
+    kinds = {kind for kind, _ in found.values()}
+    if kinds == {"skipped"}:
+        return {name: ("skipped", found[0][1])}
+    if "skipped" in kinds:
+        return {name: ("failed", f"some ranks skipped {name} and others did not: {found}")}
+    return {name: ("passed", "")}

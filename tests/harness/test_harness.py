@@ -1,0 +1,60 @@
+"""The harness sees what it must see: otherwise green parallel tests would mean nothing."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import rank_tests as harness
+from harness.rank_tests import run_ranks
+from harness.side_by_side import unit_of
+
+pytestmark = [pytest.mark.parallel, pytest.mark.alone]
+CHECKS = Path(__file__).with_name("harness_checks.py")
+
+
+def test_checks_of_one_launch_go_to_one_worker():
+    def launch_of(check, np):
+        return unit_of(f"tests/ops/test_ops_on_ranks.py::test_ops[{check}-{np}]")
+
+    assert launch_of("check_a", "np4-x:2x2") == launch_of("check_b", "np4-x:2x2") != launch_of("check_a", "np4")
+    assert unit_of("tests/unit/test_a.py::test_b[1]") == unit_of("tests/unit/test_a.py::test_c")
+    assert unit_of("tests/unit/test_a.py::test_b") != unit_of("tests/unit/test_c.py::test_b")
+    assert unit_of("tests/packaging/test_a.py::test_b") == unit_of("tests/packaging/test_c.py::test_d")
+
+
+def test_harness_reports_each_check_of_one_launch():
+    names = harness._check_names([CHECKS])
+    results = harness._run_checks([CHECKS], names, 2, None, 3, None)
+    kinds = {name: outcome for name, (outcome, _) in results.items()}
+    assert kinds == {
+        "check_passes": "passed",
+        "check_fails_on_the_last_rank": "failed",
+        "check_skips": "skipped",
+        "check_runs_after_a_failure": "passed",
+        "check_hangs_on_rank_0": "failed",
+    }
+    assert "as planned" in results["check_fails_on_the_last_rank"][1]
+    assert "in check_hangs_on_rank_0" in results["check_hangs_on_rank_0"][1]  # the stack of the rank that hangs
+
+
+def test_run_ranks_returns_what_each_rank_returned_and_wrote():
+    def work(word):
+        rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+        print(word, rank)
+        return rank * 10
+
+    outcome = run_ranks(work, 2, args=("hello",)).check()
+    assert [rank.result for rank in outcome.ranks] == [0, 10]
+    assert [rank.stdout for rank in outcome.ranks] == ["hello 0\n", "hello 1\n"]
+
+
+def test_run_ranks_kills_everything_at_the_timeout():
+    def work():
+        time.sleep(1000)
+
+    start = time.monotonic()
+    outcome = run_ranks(work, 2, timeout=3)
+    assert outcome.returncode is None
+    assert time.monotonic() - start < 15

@@ -1,0 +1,272 @@
+"""Values of the collectives against NumPy, on real ranks. Run by test_ops.py.
+
+Every rank can compute every rank's input from its number, so NumPy on one rank is the oracle for all of them. Values
+are small integers: their sums and products are exact in every dtype, float16 and bfloat16 included.
+"""
+
+import numpy as np
+
+import keras_ddl
+from harness.rank_program import skip
+from keras_ddl import ops
+from keras_ddl.compat.tensorflow import load_ops, tf
+
+# One thread for the ops of a graph: an op that blocked it while waiting for other ranks would stop everything.
+tf.config.threading.set_inter_op_parallelism_threads(1)
+keras_ddl.init()
+RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
+
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "int8")
+COUNTS = (0, 1, 7, 1000, 70001)
+NUMPY = {"sum": np.sum, "min": np.min, "max": np.max, "product": np.prod}
+
+
+def values(dtype: str, shape, rank: int) -> np.ndarray:
+    rng = np.random.default_rng([rank, *np.atleast_1d(shape)])
+    return rng.integers(0 if dtype == "uint8" else -3, 4, size=shape).astype(np.float64)
+
+
+def tensor(dtype: str, shape, rank: int = RANK) -> tf.Tensor:
+    return tf.constant(values(dtype, shape, rank), dtype)
+
+
+def reduced(dtype: str, shape, op: str) -> np.ndarray:
+    stacked = np.stack([values(dtype, shape, rank) for rank in range(SIZE)])
+    if op != "mean":
+        return NUMPY[op](stacked, axis=0)
+    mean = np.sum(stacked, axis=0) / SIZE
+    return np.trunc(mean) if "int" in dtype else mean
+
+
+def assert_equal(actual: tf.Tensor, expected: np.ndarray, dtype: str, op: str = "", what=None) -> None:
+    assert actual.dtype == dtype, (actual.dtype, dtype)
+    actual = tf.cast(actual, tf.float64).numpy()
+    # Only means of floats are rounded, once per rank at most; the numbers here are up to 3 before.
+    precision = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1.2e-7, "float64": 2.3e-16}.get(dtype, 0)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=3 * precision * (op == "mean"), err_msg=f"{op} {what}")
+
+
+def check_all_reduce_equals_numpy():
+    for dtype in DTYPES:
+        for op in (*NUMPY, "mean"):
+            for count in COUNTS:
+                result = ops.all_reduce(tensor(dtype, count), op=op)
+                assert_equal(result, reduced(dtype, count, op), dtype, op, count)
+
+
+def check_eager_collectives_take_tensorflows_fast_path():
+    if SIZE == 1:
+        skip("one rank calls no op")
+    module = load_ops()
+    slow = {name: function for name, function in vars(module).items() if name.endswith("_eager_fallback")}
+    assert "ddl_all_reduce_eager_fallback" in slow
+
+    def refuse(*args, **kwargs):
+        raise AssertionError(f"TensorFlow's fast path does not take this op: {args} {kwargs}")
+
+    try:
+        vars(module).update(dict.fromkeys(slow, refuse))
+        one = tf.ones([2, 2])
+        ops.all_reduce(one)
+        ops.all_reduce_n([one])
+        ops.reduce_scatter(one)
+        ops.all_gather(one)
+        ops.broadcast(one, 0)
+    finally:
+        vars(module).update(slow)
+
+
+def check_all_reduce_n_equals_numpy_in_a_graph():
+    shapes = [*COUNTS, (), (3, 5), (2, 0, 4)]
+    for op in (*NUMPY, "mean"):
+
+        @tf.function
+        def all_dtypes(*tensors, op=op):
+            return ops.all_reduce_n(tensors, op=op)
+
+        cases = [(dtype, shape) for dtype in DTYPES for shape in shapes]
+        results = all_dtypes(*[tensor(dtype, shape) for dtype, shape in cases])
+        for (dtype, shape), result in zip(cases, results):
+            assert result.shape == np.zeros(shape).shape
+            assert_equal(result, reduced(dtype, shape, op), dtype, op, shape)
+
+
+def check_all_reduce_n_keeps_its_inputs_in_eager_mode():
+    before = [tensor("float32", 1000), tensor("float32", (3, 4))]
+    copies = [x.numpy().copy() for x in before]
+    ops.all_reduce_n(before)
+    for x, copy in zip(before, copies):
+        np.testing.assert_array_equal(x, copy)
+    assert ops.all_reduce_n([]) == []
+
+
+def check_all_reduce_leaves_variables_and_other_readers_of_its_input_alone():
+    variable = tf.Variable(tensor("float32", 100))
+
+    @tf.function
+    def read_twice():
+        x = variable * 2.0
+        return ops.all_reduce(variable), ops.all_reduce(x), x
+
+    of_variable, of_product, product = read_twice()
+    assert_equal(of_variable, reduced("float32", 100, "sum"), "float32")
+    assert_equal(of_product, 2 * reduced("float32", 100, "sum"), "float32")
+    assert_equal(product, 2 * values("float32", 100, RANK), "float32")
+    assert_equal(variable.value(), values("float32", 100, RANK), "float32")
+
+
+def check_reduce_scatter_equals_numpy():
+    for dtype in DTYPES:
+        for op in (*NUMPY, "mean"):
+            for rows in (0, 1, 7, 3 * SIZE + 1):
+                shape = (rows, 3)
+                start = RANK * (rows // SIZE) + min(RANK, rows % SIZE)
+                stop = start + rows // SIZE + (rows % SIZE > RANK)
+                result = ops.reduce_scatter(tensor(dtype, shape), op=op)
+                assert result.shape == (stop - start, 3), (result.shape, rows)
+                assert_equal(result, reduced(dtype, shape, op)[start:stop], dtype, op, rows)
+    assert ops.reduce_scatter(tf.zeros([5, 0])).shape == (5 // SIZE + (5 % SIZE > RANK), 0)
+
+
+def check_all_gather_equals_numpy_with_uneven_rows():
+    graph = tf.function(ops.all_gather, reduce_retracing=True)
+    for dtype in (*DTYPES, "bool", "int16", "uint16", "uint32", "uint64"):
+        for first, rest in ((0, (2,)), (1, ()), (5, (3, 2)), (4, (0,))):
+            shapes = [(first + (rank * 3) % 4 if rank else first, *rest) for rank in range(SIZE)]
+            parts = [np.abs(values(dtype, shape, rank)) for rank, shape in enumerate(shapes)]
+            expected = np.concatenate(parts)
+            expected = expected != 0 if dtype == "bool" else expected
+            x = tf.cast(tf.constant(parts[RANK]), dtype)
+            for function in (ops.all_gather, graph):
+                result = function(x)
+                assert result.dtype == dtype
+                np.testing.assert_array_equal(tf.cast(result, tf.float64), expected, err_msg=f"{dtype} {shapes}")
+    np.testing.assert_array_equal(ops.all_gather(tf.constant(RANK)), np.arange(SIZE))
+    np.testing.assert_array_equal(graph(tf.constant(RANK)), np.arange(SIZE))
+
+
+def check_broadcast_equals_the_roots_values():
+    for dtype in (*DTYPES, "bool", "uint32"):
+        for root in range(SIZE):
+            shapes = [0, (), 7, (70, 1001)]
+            mine = [tf.cast(tf.abs(tensor("float64", shape)), dtype) for shape in shapes]
+            expected = [tf.cast(tf.abs(tensor("float64", shape, root)), dtype) for shape in shapes]
+            for result, wanted in zip(ops.broadcast_n(mine, root), expected):
+                assert result.dtype == dtype
+                np.testing.assert_array_equal(result.numpy(), wanted.numpy())
+    in_graph = tf.function(lambda x: ops.broadcast(x, root=SIZE - 1))
+    assert_equal(in_graph(tensor("float32", 9)), values("float32", 9, SIZE - 1), "float32")
+
+
+def check_results_are_bitwise_equal_on_all_ranks():
+    x = tf.constant(np.random.default_rng(RANK).normal(size=50_001), tf.float32)
+    for result in (ops.all_reduce(x), ops.all_reduce(x, op="mean"), ops.all_reduce(x, op="product")):
+        bits = ops.all_gather(tf.bitcast(result, tf.int32)[tf.newaxis]).numpy()
+        assert all((bits[0] == bits[rank]).all() for rank in range(SIZE))
+
+
+def check_many_collectives_of_one_graph_may_start_in_any_order():
+    order = np.random.default_rng(RANK).permutation(200)
+
+    @tf.function
+    def independent(x):
+        results = {}
+        for number in order:
+            results[number] = ops.all_reduce(x + tf.cast(number, x.dtype), name=f"tensor_{number}")
+        return [results[number] for number in range(200)]
+
+    for _ in range(5):
+        for number, result in enumerate(independent(tensor("float32", 100))):
+            assert_equal(result, reduced("float32", 100, "sum") + number * SIZE, "float32")
+
+
+def check_a_given_name_used_twice_in_one_graph_is_two_collectives():
+    @tf.function
+    def twice(x):
+        return ops.all_reduce(x, name="same"), ops.all_reduce(x, op="max", name="same")
+
+    total, largest = twice(tensor("float32", 10))
+    assert_equal(total, reduced("float32", 10, "sum"), "float32")
+    assert_equal(largest, reduced("float32", 10, "max"), "float32")
+
+
+def check_branches_and_loops():
+    @tf.function
+    def branches(x, add):
+        first = tf.cond(add, lambda: ops.all_reduce(x), lambda: ops.all_reduce(x, op="max"))
+        second = tf.cond(add, lambda: ops.all_reduce(x, op="min"), lambda: ops.all_reduce(x, op="product"))
+        return first, second
+
+    for add, (one, two) in ((True, ("sum", "min")), (False, ("max", "product"))):
+        first, second = branches(tensor("float32", 50), tf.constant(add))
+        assert_equal(first, reduced("float32", 50, one), "float32")
+        assert_equal(second, reduced("float32", 50, two), "float32")
+
+    @tf.function
+    def loop(x, steps):
+        parts = tf.TensorArray(tf.float32, steps)
+        for step in tf.range(steps):
+            # No iteration needs another: TensorFlow may run several at once.
+            parts = parts.write(step, ops.all_reduce(x * tf.cast(step, tf.float32)))
+        return parts.stack()
+
+    for result, step in zip(loop(tensor("float32", 5), tf.constant(30)), range(30)):
+        assert_equal(result, step * reduced("float32", 5, "sum"), "float32")
+
+    @tf.function
+    def chain(x):
+        return tf.while_loop(lambda _: True, lambda x: [ops.all_reduce(x, op="mean")], [x], maximum_iterations=5)[0]
+
+    np.testing.assert_allclose(chain(tensor("float64", 5)), reduced("float64", 5, "mean"), atol=1e-15)
+
+
+def check_retracing_and_nested_functions_keep_matching():
+    inner = tf.function(lambda x: ops.all_reduce(x))
+    outer = tf.function(lambda x: inner(x) + ops.all_reduce(x, op="max"))
+    for count in (3, 4, 5):
+        expected = reduced("float32", count, "sum") + reduced("float32", count, "max")
+        assert_equal(outer(tensor("float32", count)), expected, "float32")
+        assert_equal(inner(tensor("float32", count)), reduced("float32", count, "sum"), "float32")
+    if RANK == 0:  # graphs that one rank alone traces must not shift the names of others
+        tf.function(lambda x: tf.cond(x > 0, lambda: x, lambda: -x))(tf.constant(1.0))
+    fresh = tf.function(lambda x: tf.cond(tf.size(x) > 0, lambda: ops.all_reduce(x), lambda: x))
+    assert_equal(fresh(tensor("float32", 6)), reduced("float32", 6, "sum"), "float32")
+
+
+def check_indexed_slices_equal_the_dense_sum():
+    table = tf.Variable(tf.zeros([10, 3]))
+    rows = tf.constant([RANK, 2, 2, RANK + 1][: RANK + 1])
+    weights = tf.reshape(tf.range(tf.size(rows) * 3, dtype=tf.float32), [-1, 3])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.gather(table, rows) * weights)
+    slices = tape.gradient(loss, table)
+    assert isinstance(slices, tf.IndexedSlices)
+    dense = tf.convert_to_tensor(slices)
+    for op in ("sum", "mean"):
+        result = ops.all_reduce(slices, op=op)
+        assert isinstance(result, tf.IndexedSlices)
+        np.testing.assert_allclose(tf.convert_to_tensor(result), ops.all_reduce(dense, op=op), rtol=1e-6)
+
+
+def check_broadcast_variables_takes_the_roots_values():
+    import keras
+
+    dtypes = ("float32", "float16", "int64", "uint32", "bool", "float32")
+    start = [tf.cast(tf.fill([3, index], RANK + 1), dtype) for index, dtype in enumerate(dtypes)]
+    variables = [tf.Variable(value) for value in start]
+    variables.append(keras.Variable(np.full([4], RANK, "float32")))
+    root = SIZE - 1
+    ops.broadcast_variables(variables, root)
+    for index, dtype in enumerate(dtypes):
+        np.testing.assert_array_equal(variables[index], tf.cast(tf.fill([3, index], root + 1), dtype))
+    np.testing.assert_array_equal(variables[-1], np.full([4], root))
+    variables[0].assign(tf.zeros([3, 0]))
+    tf.function(lambda: ops.broadcast_variables(variables[1:2]))()
+    np.testing.assert_array_equal(variables[1], tf.fill([3, 1], tf.cast(root + 1, tf.float16)))
+
+
+def check_init_op_tells_the_place_of_the_rank():
+    for function in (ops.init_op, tf.function(ops.init_op)):
+        place = [int(value) for value in function()]
+        assert place == [RANK, SIZE, RANK, SIZE, RANK], place  # the tests run on one host
+    assert int(ops.init_op(5, mode=keras_ddl.topology().mode, pci=f"0000:{RANK:02x}:00.0").device_id) == 5

@@ -1,0 +1,51 @@
+"""The TensorFlow ops on 1 to 4 real ranks: over shared memory, over MPI, and over both."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.rank_tests import rank_tests, run_ranks
+
+HERE = Path(__file__).parent
+ALL_SHARED, ALL_MPI, BOTH = (4, "x:4x1"), (4, "x:1x4"), (4, "x:2x2")
+
+
+def checks(*names: str) -> list[Path]:
+    return [HERE / f"{name}_checks.py" for name in names]
+
+
+# One launch for many checks: the ranks' imports of TensorFlow take longer than most of them.
+# graph, ops and split checks leave TensorFlow one thread for the ops of a graph; test_ops_of_three goes without.
+test_ops = rank_tests(checks("ops"), [1, (3, "x:1x3")], check_timeout=90)
+test_ops_of_two = rank_tests(checks("graph", "ops", "failure", "split"), [2], check_timeout=120)
+test_ops_of_three = rank_tests(checks("gradient", "failure"), [3], check_timeout=120)
+test_ops_in_graphs_of_three = rank_tests(checks("graph"), [3], check_timeout=120)
+test_ops_of_four = rank_tests(checks("ops", "failure", "split"), [BOTH], check_timeout=90)
+test_ops_of_four_in_more_modes = pytest.mark.long(rank_tests(checks("ops"), [ALL_SHARED, ALL_MPI], check_timeout=90))
+test_ops_failures_of_eight = pytest.mark.long(rank_tests(checks("failure"), [8], check_timeout=120))
+test_ops_in_graphs_of_more = pytest.mark.long(rank_tests(checks("graph"), [BOTH, 8], check_timeout=120))
+test_ops_sync = rank_tests(checks("sync"), [2], env={"KERAS_DDL_TF_KERNELS": "sync"})
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+@pytest.mark.parallel
+def test_all_reduce_of_more_than_2_to_the_31_bytes():
+    def work():
+        import keras_ddl
+        from keras_ddl import ops
+        from keras_ddl.compat.tensorflow import tf
+
+        keras_ddl.init()
+
+        @tf.function
+        def reduce(value):
+            # Made inside the function, so that it is reduced in place: 2 GiB a rank, not 4.
+            y = ops.all_reduce(tf.fill([2**31 + 7], value))
+            return tf.shape(y, tf.int64), tf.reduce_min(y), tf.reduce_max(y), y[-3:]
+
+        shape, low, high, end = reduce(tf.constant(keras_ddl.rank() + 1, tf.uint8))
+        return shape.numpy().tolist(), int(low), int(high), end.numpy().tolist()
+
+    outcome = run_ranks(work, 2, timeout=180).check()
+    assert [rank.result for rank in outcome.ranks] == [([2**31 + 7], 3, 3, [3, 3, 3])] * 2

@@ -1,0 +1,105 @@
+"""Gradients in buckets: one plan on all ranks, and overlap with backward. Run by test_strategy.py."""
+
+import os
+import time
+
+import numpy as np
+
+import keras_ddl
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy.sparse import all_reduce_slices
+from strategy.common import (
+    RANK,
+    SIZE,
+    keras,
+    set_precision,
+)
+
+set_precision("float64")
+
+
+def check_bucket_size_is_agreed_and_measured_once():
+    """Ranks of different settings and different clocks plan the same buckets."""
+    from keras_ddl.strategy import bucket_size
+
+    before = dict(os.environ)
+    os.environ["KERAS_DDL_BUCKET_BYTES"] = "auto" if RANK == 0 else str(1000 + RANK)
+    try:
+        measured = bucket_size.agree()
+        assert measured.measured and measured.bytes in bucket_size.SIZES
+        assert set(keras_ddl.all_gather_object(measured, name="test/sizes")) == {measured}
+        measure, bucket_size.measure = bucket_size.measure, None
+        try:
+            assert bucket_size.agree("auto") == measured
+        finally:
+            bucket_size.measure = measure
+        assert bucket_size.agree(12345) == (12345, False)
+        times = bucket_size.measure(clock=lambda: time.perf_counter() * (RANK + 1))
+        assert set(keras_ddl.all_gather_object(tuple(times.items()), name="test/times")) == {tuple(times.items())}
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def check_buckets_can_overlap_with_backward():
+    """In the traced step no bucket waits for another, and the first ones do not need all of backward."""
+    strategy = keras_ddl.Strategy(bucket_bytes=1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), *(keras.layers.Dense(4, use_bias=False) for _ in range(5))])
+        model.compile("sgd", "mse")
+        model.optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x, y):
+        return strategy.run(model.train_step, args=((x, y),))
+
+    graph = step.get_concrete_function(tf.zeros([3, 6], "float64"), tf.zeros([3, 4], "float64")).graph
+    collectives = [op for op in graph.get_operations() if op.type.startswith("Ddl")]
+    buckets = [op for op in collectives if b"gradients" in op.get_attr("tensor_name")]
+    assert len(buckets) == 5, [op.name for op in collectives]
+
+    def ancestors(op):
+        found, pending = set(), [op]
+        while pending:
+            current = pending.pop()
+            for one in [*(t.op for t in current.inputs), *current.control_inputs]:
+                if one not in found:
+                    found.add(one)
+                    pending.append(one)
+        return found
+
+    needs = {op: ancestors(op) for op in buckets}
+    assert not any(other in needs[op] for op in buckets for other in buckets)
+    backward = {op: sum(one.type == "MatMul" for one in needs[op]) for op in buckets}
+    assert len(set(backward.values())) == 5, backward  # each needs one layer more of backward than the one before
+
+
+def check_slices_are_reduced_as_rows_or_as_a_table():
+    """Rank r has r rows, so a rank without any takes the same decision as the others."""
+    own = tf.IndexedSlices(
+        tf.ones([RANK, 2], tf.float64) * (RANK + 1), tf.ones([RANK], tf.int32), tf.constant([1000, 2])
+    )
+    rows = SIZE * (SIZE - 1) // 2
+    for table_rows in (1, rows // 2 + 1, 1000):
+        for add_up in (True, False):
+            slices = tf.IndexedSlices(own.values, own.indices * (table_rows > 1), tf.constant([table_rows, 2]))
+
+            def reduce(slices=slices, add_up=add_up):
+                return all_reduce_slices(slices, op="sum", name="slices", add_up=add_up)
+
+            for result in (reduce(), tf.function(reduce)()):
+                as_table = add_up and rows > 2 * table_rows
+                assert len(result.indices) == (table_rows if as_table else rows), (table_rows, add_up)
+                expected = np.zeros([table_rows, 2])
+                expected[min(1, table_rows - 1)] = sum(r * (r + 1) for r in range(SIZE))
+                np.testing.assert_array_equal(tf.convert_to_tensor(result), expected)
+
+
+def check_only_plain_sgd_lets_rows_be_added_up():
+    from keras_ddl.strategy.keras_patches.optimizer import _is_linear
+
+    assert _is_linear(keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1))
+    for limit in ("clipnorm", "clipvalue", "global_clipnorm"):
+        assert not _is_linear(keras.optimizers.SGD(0.1, **{limit: 1.0}))
+    assert not _is_linear(keras.optimizers.Adam())
+    assert not _is_linear(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))

@@ -1,0 +1,248 @@
+"""Keras's own callbacks under the Strategy: rank 0 writes, all ranks decide alike. Run by test_strategy.py."""
+
+import contextlib
+import io
+import json
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+
+import keras_ddl
+from strategy.common import (
+    RANK,
+    SIZE,
+    STRATEGY,
+    X,
+    Y,
+    check_equal_on_all_ranks,
+    dense_model,
+    keras,
+    set_precision,
+)
+
+set_precision("float32")
+LAST = SIZE - 1
+
+
+def compiled(scope=None, learning_rate=0.05):
+    with scope or STRATEGY.scope():
+        model = dense_model()
+        model.compile(keras.optimizers.SGD(learning_rate), "mse", metrics=["mae"])
+    return model
+
+
+def fit(model, callbacks, **arguments):
+    defaults = {"batch_size": 10, "epochs": 3, "shuffle": False, "verbose": 0, "validation_split": 0.3}
+    return model.fit(X, Y, callbacks=callbacks, **{**defaults, **arguments}).history
+
+
+@contextlib.contextmanager
+def folder_of_each_rank():
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def files_by_rank(folder):
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return keras_ddl.all_gather_object(found, name="files")
+
+
+def check_writers_write_on_rank_0_only():
+    with folder_of_each_rank() as folder:
+        best = keras.callbacks.ModelCheckpoint(folder / "best.keras", save_best_only=True)
+        callbacks = [
+            best,
+            keras.callbacks.ModelCheckpoint(folder / "{epoch}.weights.h5", save_weights_only=True, save_freq=2),
+            keras.callbacks.CSVLogger(folder / "log.csv"),
+            keras.callbacks.TensorBoard(folder / "board"),
+            keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False),
+        ]
+        model = compiled()
+        history = fit(model, callbacks)
+        files, *others = files_by_rank(folder)
+        assert others == [[]] * LAST, others
+        assert {"best.keras", "log.csv", "1.weights.h5", "backup/latest.weights.h5"} <= set(files), files
+        assert any("events.out" in name for name in files)
+        assert best.best == min(history["val_loss"]), "the best value is known on every rank"
+        if RANK == 0:
+            rows = (folder / "log.csv").read_text().splitlines()
+            assert len(rows) == 4
+            loaded = keras.models.load_model(folder / "best.keras")
+            np.testing.assert_allclose(
+                loaded.predict(X, verbose=0), model(X), rtol=0, atol=1e-6, err_msg="a plain model without keras_ddl"
+            )
+        check_equal_on_all_ranks(model, history)
+
+
+def check_early_stopping_and_plateau_decide_as_in_one_process():
+    def callbacks():
+        return [
+            keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, min_delta=0.02),
+            keras.callbacks.EarlyStopping(patience=2, min_delta=0.02, restore_best_weights=True),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.95),
+        ]
+
+    alone = compiled(contextlib.nullcontext())
+    weights = [keras_ddl.broadcast_object(w) for w in alone.get_weights()]
+    alone.set_weights(weights)
+    shared = compiled()
+    shared.set_weights(weights)
+    expected = fit(alone, callbacks(), epochs=30)
+    history = fit(shared, callbacks(), epochs=30)
+    assert 3 <= len(history["loss"]) < 30
+    assert history.keys() == expected.keys()
+    for key in expected:
+        np.testing.assert_allclose(history[key], expected[key], rtol=1e-5, err_msg=key)
+    for one, mine in zip(alone.get_weights(), shared.get_weights()):
+        np.testing.assert_allclose(mine, one, rtol=0, atol=1e-6)
+    check_equal_on_all_ranks(shared, history)
+
+
+def check_backup_is_restored_on_all_ranks():
+    with folder_of_each_rank() as folder:  # another one on each rank: only rank 0 finds a backup
+
+        class Interrupt(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                if epoch == 1:
+                    raise KeyboardInterrupt
+
+        backup = keras.callbacks.BackupAndRestore(folder / "backup")
+        with contextlib.suppress(KeyboardInterrupt):
+            fit(compiled(), [backup, Interrupt()], epochs=4)
+        model = compiled(learning_rate=0.9)
+        history = fit(model, [keras.callbacks.BackupAndRestore(folder / "backup")], epochs=4)
+        assert len(history["loss"]) == 2, "two of four epochs were left"
+        assert int(model.optimizer.iterations.numpy()) == 4 * 3
+        assert abs(float(model.optimizer.learning_rate.numpy()) - 0.05) < 1e-7
+        check_equal_on_all_ranks(model, history)
+
+
+class Count(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.batches = self.epochs = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs += 1
+
+
+def check_terminate_on_nan_of_one_rank():
+    x = X.astype("float32")
+    x[19] = np.nan  # the last row of the second batch: on the last rank
+    model, count = compiled(), Count()
+    model.fit(
+        x, Y, batch_size=10, epochs=3, shuffle=False, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN(), count]
+    )
+    assert (count.batches, count.epochs) == (2, 1)
+
+
+def check_one_rank_that_wants_to_stop_stops_all():
+    class StopAt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if RANK == LAST and batch == 1:
+                self.model.stop_training = True
+
+    # Given to one rank only, as scripts do: the others have to be told that there is something to agree on.
+    for everywhere in (True, False):
+        model, count = compiled(), Count()
+        callbacks = [StopAt(), count] if everywhere or RANK == LAST else []
+        history = fit(model, callbacks, epochs=5)
+        assert len(history["loss"]) == 1
+        assert int(model.optimizer.iterations.numpy()) == 2
+        check_equal_on_all_ranks(model, history)
+
+
+def check_stop_from_another_thread_waits_for_the_epochs_end():
+    model = compiled()
+
+    def stop_soon():
+        model.stop_training = True
+
+    class Start(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if RANK == LAST and epoch == 1:
+                thread = threading.Timer(0.0, stop_soon)
+                thread.start()
+                thread.join()
+
+    history = fit(model, [Start()], epochs=5)
+    assert len(history["loss"]) == 2
+    assert model.stop_training in (True, False)
+    check_equal_on_all_ranks(model, history)
+
+
+def check_stop_evaluating_and_predicting():
+    class Stop(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            if RANK == LAST and batch == 1:
+                self.model.stop_evaluating = True
+
+        def on_predict_batch_end(self, batch, logs=None):
+            if RANK == LAST and batch == 1:
+                self.model.stop_predicting = True
+
+    model = compiled()
+    expected = model.evaluate(X[:20], Y[:20], batch_size=10, verbose=0)
+    np.testing.assert_allclose(model.evaluate(X, Y, batch_size=10, verbose=0, callbacks=[Stop()]), expected, rtol=1e-6)
+    assert model.predict(X, batch_size=10, verbose=0, callbacks=[Stop()]).shape == (20, 2)
+
+
+def check_progress_bar_is_rank_0s():
+    model, output = compiled(), io.StringIO()
+    with contextlib.redirect_stdout(output):
+        model.fit(X, Y, epochs=1)
+        model.evaluate(X, Y)
+        model.predict(X)
+        model.fit(X, Y, epochs=1, verbose=2)
+    assert output.getvalue().count("loss") >= 2 if RANK == 0 else output.getvalue() == ""
+
+
+def check_swapped_ema_weights():
+    def run(scope, weights=None):
+        with scope:
+            model = dense_model()
+            model.compile(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5), "mse")
+        model.set_weights(weights or [keras_ddl.broadcast_object(w) for w in model.get_weights()])
+        initial = model.get_weights()
+        return model, initial, fit(model, [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)])
+
+    alone, weights, expected = run(contextlib.nullcontext())
+    shared, _, history = run(STRATEGY.scope(), weights)
+    np.testing.assert_allclose(history["val_loss"], expected["val_loss"], rtol=1e-6)
+    for one, mine in zip(alone.get_weights(), shared.get_weights()):
+        np.testing.assert_allclose(mine, one, rtol=0, atol=1e-6)
+    check_equal_on_all_ranks(shared, history)
+
+
+def check_logs_of_all_callbacks_are_equal():
+    seen = []
+
+    class See(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(json.dumps(logs))
+
+        def on_test_end(self, logs=None):
+            seen.append(json.dumps(logs))
+
+    fit(compiled(), [See()], epochs=2)
+    everyone = keras_ddl.all_gather_object(seen, name="seen")
+    assert len(seen) == 4 and all(theirs == seen for theirs in everyone)
+
+
+def check_callbacks_of_one_rank_may_make_variables_inside_the_scope():
+    class LoadAgain(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if RANK == 0:
+                with tempfile.TemporaryDirectory() as folder:
+                    self.model.save(Path(folder, "m.keras"))
+                    keras.models.load_model(Path(folder, "m.keras"))
+
+    model = compiled()
+    with STRATEGY.scope():
+        history = fit(model, [LoadAgain()], epochs=2)
+    check_equal_on_all_ranks(model, history)

@@ -1,0 +1,241 @@
+"""What the Strategy refuses: on every rank, before anything hangs, and usable afterwards. Run by test_strategy.py."""
+
+import re
+import time
+import warnings
+
+import numpy as np
+
+import keras_ddl
+from keras_ddl import ops
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError, RankMismatchError
+from strategy.common import RANK, SIZE, STRATEGY, X, Y, dense_model, keras, set_precision
+
+set_precision("float32")
+SGD = keras.optimizers.SGD
+
+
+def refuses(error, message, function):
+    """Checks that `function` raises `error` on every rank within seconds, and that collectives still work."""
+    start = time.monotonic()
+    try:
+        function()
+    except error as caught:
+        assert re.search(message, str(caught), re.DOTALL), str(caught)
+    else:
+        raise AssertionError(f"no {error.__name__}")
+    assert time.monotonic() - start < 20
+    assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
+
+
+def compiled(**arguments):
+    with STRATEGY.scope():
+        model = dense_model()
+        model.compile(**{"optimizer": "sgd", "loss": "mse", **arguments})
+    return model
+
+
+def check_models_of_different_shapes():
+    def build():
+        with STRATEGY.scope():
+            keras.layers.Dense(3 + RANK, name="wide").build((None, 4))
+
+    refuses(RankMismatchError, r"wide.*4x3.*4x4|wide.*4x4.*4x3", build)
+
+
+def check_models_of_different_layers():
+    def build():
+        with STRATEGY.scope():
+            keras.layers.Dense(3, name=f"layer_{'ab'[RANK]}").build((None, 4))
+
+    refuses(RankMismatchError, "layer_a.*layer_b|layer_b.*layer_a", build)
+
+
+def check_models_numbered_differently_are_the_same():
+    if RANK == 0:
+        dense_model()  # Keras counts the layers it has made in this process
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), keras.layers.Dense(2)])
+        model.compile("adam", "mse")
+    model.fit(X, Y, verbose=0)
+
+
+def check_models_with_more_layers_on_one_rank():
+    def build_and_fit():
+        with STRATEGY.scope():
+            layers = [keras.layers.Dense(2, name=f"layer_{word}") for word in ("one", "two")[: 1 + RANK]]
+            model = keras.Sequential([keras.Input((6,)), *layers])
+            model.compile(SGD(0.1, name="of_the_shorter"), "mse")
+        model.fit(X, Y, verbose=0)
+
+    refuses(RankMismatchError, "layer_two/kernel", build_and_fit)
+
+
+def check_models_that_differ_when_fit_begins():
+    # The variables were made outside of the scope, so that nothing was compared when they were.
+    layers = [keras.layers.Dense(2 + RANK, name="d"), keras.layers.Dense(2)]
+    for layer, width in zip(layers, (6, 2 + RANK)):
+        layer.build((None, width))
+
+    def fit():
+        with STRATEGY.scope():
+            model = keras.Sequential([keras.Input((6,)), *layers])
+            model.compile(SGD(0.1, name="same"), "mse")
+        model.optimizer.build = lambda variables: None  # its variables would show the difference before
+        model.fit(X, Y, verbose=0)
+
+    refuses(RankMismatchError, r"variable 0 is 'd/kernel float32\[6x2\]' on rank 0 and .*\[6x3\]' on rank 1", fit)
+
+
+def check_batch_size_smaller_than_the_number_of_ranks():
+    model = compiled()
+    few = f"at least one row for each of the {SIZE} ranks"
+    refuses(ConfigError, few, lambda: model.fit(X, Y, batch_size=1, verbose=0))
+    refuses(ConfigError, few, lambda: model.evaluate(X, Y, batch_size=1, verbose=0))
+    refuses(ConfigError, few, lambda: model.predict(X, batch_size=1, verbose=0))
+    refuses(ConfigError, few, lambda: model.fit(X, Y, validation_data=(X, Y), validation_batch_size=1, verbose=0))
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(1, drop_remainder=True)
+    refuses(ConfigError, few, lambda: model.fit(dataset, verbose=0))
+    refuses(ConfigError, few, lambda: STRATEGY.experimental_distribute_dataset(dataset))
+
+    def generator():
+        for i in range(10):
+            yield X[i : i + 1], Y[i : i + 1]
+
+    refuses(ConfigError, few, lambda: model.fit(generator(), verbose=0))
+
+
+def check_model_made_outside_the_scope():
+    model = dense_model()
+
+    def compile_inside():
+        with STRATEGY.scope():
+            model.compile("sgd", "mse")
+
+    refuses(ConfigError, "A model.*must be made inside.*'dense_model'", compile_inside)
+    with STRATEGY.scope():
+        optimizer = SGD(0.1)
+    refuses(ConfigError, "A model.*must be made inside", lambda: model.compile(optimizer, "mse"))
+    model.compile("sgd", "mse")
+
+    def fit_inside():
+        with STRATEGY.scope():
+            model.fit(X, Y, verbose=0)
+
+    refuses(ConfigError, "A model.*must be made inside", fit_inside)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, Y, verbose=0)
+    assert any("trains it alone" in str(w.message) for w in caught)
+
+
+def check_optimizer_made_outside_the_scope():
+    optimizer = SGD(0.1, name="outsider")
+    with STRATEGY.scope():
+        model = dense_model()
+    outside = "An optimizer.*must be made inside.*'outsider'"
+    refuses(ConfigError, outside, lambda: model.compile(optimizer, "mse"))
+    with STRATEGY.scope():
+        wrapper = keras.optimizers.LossScaleOptimizer(optimizer)
+    refuses(ConfigError, outside, lambda: model.compile(wrapper, "mse"))
+
+    @tf.function
+    def loop(x, y):
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - y) ** 2)
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+        STRATEGY.run(step, args=(x, y))
+
+    refuses(ConfigError, outside, lambda: loop(tf.constant(X, tf.float32), tf.constant(Y, tf.float32)))
+
+
+def check_compile_by_name_outside_the_scope_is_fine():
+    with STRATEGY.scope():
+        model = dense_model()
+    model.compile("adam", "mse")
+    model.fit(X, Y, verbose=0)
+    weights = keras_ddl.all_gather_object([w.tobytes() for w in model.get_weights()])
+    assert all(theirs == weights[0] for theirs in weights)
+
+
+def check_jit_compile():
+    refuses(ConfigError, "jit_compile=True cannot be used", lambda: compiled(jit_compile=True))
+    assert compiled(jit_compile="auto").jit_compile is False
+    assert compiled().jit_compile is False
+
+
+def check_nested_scopes():
+    other = keras_ddl.Strategy()
+    stock = tf.distribute.OneDeviceStrategy("/cpu:0")
+
+    def enter(outer, inner):
+        with outer.scope(), inner.scope():
+            pass
+
+    refuses(ConfigError, "inside the scope of another strategy.*Strategy is active", lambda: enter(STRATEGY, other))
+    refuses(ConfigError, "OneDeviceStrategy is active", lambda: enter(stock, STRATEGY))
+
+    def make():
+        with stock.scope():
+            keras_ddl.Strategy()
+
+    refuses(ConfigError, "OneDeviceStrategy is active", make)
+    with STRATEGY.scope(), STRATEGY.scope():
+        pass
+
+
+def check_arguments():
+    refuses(ConfigError, "bucket_bytes must be 1 or more", lambda: keras_ddl.Strategy(bucket_bytes=0))
+    refuses(ConfigError, "mode", lambda: keras_ddl.Strategy("x:1x1x7"))
+
+
+def check_data_that_was_split_already():
+    model = compiled()
+    mine = slice(0, 40 - 20 * RANK)
+    whole = r"must be given the whole data.*\(40, 6\).*\(20, 6\)"
+    refuses(RankMismatchError, whole, lambda: model.fit(X[mine], Y[mine], batch_size=10, verbose=0))
+    half = slice(20 * RANK, 20 * RANK + 20)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X[half], Y[half], batch_size=10, verbose=0)
+    assert any("must be given the whole data" in str(w.message) for w in caught) == (RANK == 0)
+
+
+def check_different_numbers_of_steps():
+    model = compiled()
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10).take(2 + RANK)
+    refuses(RankMismatchError, "same number of steps.*the whole data", lambda: model.fit(dataset, verbose=0))
+
+
+def check_collective_that_fails_inside_a_step():
+    class Bad(keras.layers.Layer):
+        def call(self, x):
+            return x + tf.cast(tf.reduce_sum(ops.all_reduce(tf.zeros([2 + RANK]), name="bad")), x.dtype)
+
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((6,)), Bad(), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+    for function in (
+        lambda: model.predict(X, verbose=0),
+        lambda: STRATEGY.run(tf.function(lambda: ops.all_reduce(tf.zeros([2 + RANK]), name="bad"))),
+    ):
+        refuses(RankMismatchError, "bad", function)
+
+
+def check_gradients_applied_outside_run_warn():
+    with STRATEGY.scope():
+        variable = keras.Variable(np.ones(3, "float32"))
+        optimizer = SGD(0.1)
+    for expected in (1, 0):  # once per optimizer
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.apply([tf.ones(3)], [variable])
+        assert len([w for w in caught if "outside of strategy.run" in str(w.message)]) == expected
+
+
+def check_unequal_shuffles():
+    unequal = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(9, seed=RANK).batch(8)
+    refuses(RankMismatchError, "same seed on all ranks", lambda: STRATEGY.experimental_distribute_dataset(unequal))

@@ -1,0 +1,259 @@
+"""Losses, optimizers, layers and data under the Strategy equal those of one process. Run by test_strategy.py."""
+
+import numpy as np
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy import data
+from strategy.common import (
+    RANK,
+    SIZE,
+    STRATEGY,
+    WEIGHTS,
+    X,
+    Y,
+    check_equal_to_one_process,
+    dense_model,
+    keras,
+)
+
+
+def sgd(**arguments):
+    return lambda: keras.optimizers.SGD(0.05, **arguments)
+
+
+def adam(**arguments):
+    return lambda: keras.optimizers.Adam(0.01, **arguments)
+
+
+def check_class_weight():
+    labels = (X[:, :1] > 0).astype(int)
+
+    def build():
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
+
+    check_equal_to_one_process(
+        sgd(),
+        build=build,
+        compiled={"loss": "binary_crossentropy", "metrics": lambda: ["accuracy", keras.metrics.AUC(name="auc")]},
+        fit={"y": labels, "class_weight": {0: 0.3, 1: 2.0}},
+        log_tolerance=1e-6,  # AUC computes in float32
+    )
+
+
+def check_two_outputs_with_loss_weights():
+    def build():
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Dense(4, activation="tanh", activity_regularizer=keras.regularizers.L1(1e-3))(inputs)
+        return keras.Model(
+            inputs, {"a": keras.layers.Dense(2, name="a")(hidden), "b": keras.layers.Dense(1, name="b")(hidden)}
+        )
+
+    for batch_size in (10, 43):  # unknown and known numbers of rows: Keras weighs its trackers differently
+        check_equal_to_one_process(
+            sgd(),
+            build=build,
+            compiled={
+                "loss": lambda: {"a": "mse", "b": keras.losses.Huber(reduction="sum")},
+                "loss_weights": lambda: {"a": 0.5, "b": 0.02},
+                "metrics": lambda: {"a": ["mae"], "b": ["mse"]},
+            },
+            fit={"y": {"a": Y, "b": Y[:, :1]}, "batch_size": batch_size},
+        )
+
+
+def check_masked_loss_divides_by_all_valid_positions():
+    tokens = np.random.default_rng(3).integers(1, 7, size=(43, 5))
+    lengths = np.random.default_rng(4).integers(1, 6, size=43)
+    tokens[np.arange(5)[None] >= lengths[:, None]] = 0
+
+    def build():
+        inputs = keras.Input((5,), dtype="int32")
+        embedded = keras.layers.Embedding(7, 4, mask_zero=True)(inputs)
+        return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.LSTM(3, return_sequences=True)(embedded)))
+
+    targets = np.random.default_rng(5).normal(size=(43, 5, 2))
+    check_equal_to_one_process(sgd(), build=build, fit={"x": tokens, "y": targets})
+
+
+def check_mean_with_sample_weight():
+    check_equal_to_one_process(
+        sgd(),
+        compiled={"loss": lambda: keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")},
+        fit={"sample_weight": WEIGHTS},
+    )
+
+
+def check_loss_that_returns_a_scalar():
+    def loss(y_true, y_pred):
+        return tf.reduce_mean(tf.square(y_true - y_pred))
+
+    check_equal_to_one_process(sgd(), compiled={"loss": lambda: loss})
+
+
+def check_clipping_follows_the_reduction():
+    for name in ("clipnorm", "global_clipnorm", "clipvalue"):
+        check_equal_to_one_process(sgd(**{name: 0.05}), fit={"epochs": 1})
+
+
+def check_ema_and_weight_decay():
+    check_equal_to_one_process(lambda: keras.optimizers.AdamW(0.01, use_ema=True, ema_overwrite_frequency=4))
+
+
+def check_gradient_accumulation():
+    check_equal_to_one_process(adam(gradient_accumulation_steps=3, global_clipnorm=0.1))
+
+
+def check_partly_accumulated_gradients_outlive_a_fit():
+    def compiled():
+        model = dense_model()
+        model.compile(sgd(gradient_accumulation_steps=4)(), "mse")
+        return model
+
+    alone = compiled()
+    with STRATEGY.scope():
+        shared = compiled()
+    weights = shared.get_weights()
+    alone.set_weights(weights)
+    for model in (alone, shared):
+        for _ in range(2):  # 5 steps each: the second fit begins with the gradients of one step
+            model.fit(X, Y, batch_size=10, epochs=1, shuffle=False, verbose=0)
+    for one, mine, before in zip(alone.get_weights(), shared.get_weights(), weights, strict=True):
+        np.testing.assert_allclose(mine, one, rtol=0, atol=1e-14)
+        assert np.any(mine != before)
+
+
+def check_loss_scale_optimizer():
+    check_equal_to_one_process(
+        lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.05), initial_scale=1024.0, dynamic_growth_steps=4
+        )
+    )
+
+
+def check_multi_optimizer_and_learning_rate_schedule():
+    from keras.src.optimizers.multi_optimizer import MultiOptimizer, OptimizerMap
+
+    def make():
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.8)
+        rest = keras.optimizers.SGD(schedule)
+        chosen = OptimizerMap(default_optimizer=rest)
+        chosen[".*bias"] = keras.optimizers.Adam(0.01)
+        return MultiOptimizer(chosen)
+
+    check_equal_to_one_process(make, fit={"epochs": 1})
+
+
+def check_steps_per_execution():
+    check_equal_to_one_process(sgd(), compiled={"steps_per_execution": 3})
+
+
+def check_run_eagerly():
+    check_equal_to_one_process(adam(), compiled={"run_eagerly": True}, fit={"epochs": 1})
+
+
+def check_embedding_gradients_keep_duplicate_rows_apart():
+    # Adam squares the rows of IndexedSlices one by one, so adding duplicates up first would train differently.
+    tokens = np.random.default_rng(3).integers(0, 4, size=(43, 5))
+
+    def build():
+        inputs = keras.Input((5,), dtype="int32")
+        return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(keras.layers.Embedding(9, 4)(inputs))))
+
+    for make in (adam(), sgd(clipnorm=0.05)):
+        check_equal_to_one_process(make, build=build, fit={"x": tokens, "epochs": 1})
+
+
+def check_embedding_gradients_as_rows_and_as_a_table():
+    # 50 rows in a step, 15 in the last one: of the small table more than twice its rows, and once not.
+    for table in (9, 200):
+        tokens = np.random.default_rng(3).integers(0, table, size=(43, 5))
+
+        def build(table=table):
+            inputs = keras.Input((5,), dtype="int32")
+            embedded = keras.layers.Embedding(table, 4)(inputs)
+            return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(embedded)))
+
+        for arguments in ({}, {"momentum": 0.9, "nesterov": True}):
+            check_equal_to_one_process(sgd(**arguments), build=build, fit={"x": tokens, "epochs": 1})
+
+
+def check_synchronized_batch_normalization():
+    def build():
+        return keras.Sequential(
+            [keras.Input((6,)), keras.layers.BatchNormalization(synchronized=True, momentum=0.8), keras.layers.Dense(2)]
+        )
+
+    check_equal_to_one_process(sgd(), build=build, tolerance=1e-13)
+
+
+def check_synchronized_batch_normalization_with_a_mask():
+    tokens = np.random.default_rng(3).integers(1, 7, size=(43, 5))
+    tokens[np.arange(5)[None] >= np.random.default_rng(4).integers(1, 6, size=43)[:, None]] = 0
+
+    def build():
+        inputs = keras.Input((5,), dtype="int32")
+        embedded = keras.layers.Embedding(7, 4, mask_zero=True)(inputs)
+        normal = keras.layers.BatchNormalization(synchronized=True, momentum=0.8)(embedded)
+        return keras.Model(inputs, keras.layers.Dense(2)(normal))
+
+    targets = np.random.default_rng(5).normal(size=(43, 5, 2))
+    check_equal_to_one_process(sgd(), build=build, fit={"x": tokens, "y": targets}, tolerance=1e-13)
+
+
+def check_shuffling_under_the_scripts_seed_is_that_of_one_process():
+    keras.utils.set_random_seed(5)
+    check_equal_to_one_process(sgd(), fit={"shuffle": True})  # Keras's order depends on the global seed alone
+
+
+def check_tf_data_and_validation_data():
+    def dataset():
+        return tf.data.Dataset.from_tensor_slices((X, Y, WEIGHTS)).batch(9)
+
+    check_equal_to_one_process(sgd(), fit={"x": dataset, "validation_data": dataset})
+
+
+def check_infinite_dataset_with_steps_per_epoch():
+    def dataset():
+        return tf.data.Dataset.from_tensor_slices((X, Y)).batch(9).repeat()
+
+    check_equal_to_one_process(
+        sgd(), fit={"x": dataset, "steps_per_epoch": 4, "validation_data": dataset, "validation_steps": 3}
+    )
+
+
+def check_py_dataset_shuffled():
+    import random
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, index):
+            return X[index * 9 : index * 9 + 9], Y[index * 9 : index * 9 + 9]
+
+    def batches():
+        random.seed(3 + RANK)  # ranks that are out of step follow rank 0
+        return Batches()
+
+    check_equal_to_one_process(sgd(), fit={"x": batches, "shuffle": True})
+
+
+def check_generator_loses_no_rows():
+    def generator():
+        for start in range(0, 43, 9):
+            yield X[start : start + 9], Y[start : start + 9]
+
+    def build():  # unbuilt: Keras would take a batch to see its shape
+        return keras.Sequential(
+            [keras.layers.Dense(3, kernel_initializer="ones"), keras.layers.Dense(2, kernel_initializer="ones")]
+        )
+
+    check_equal_to_one_process(sgd(), build=build, fit={"x": generator, "epochs": 1})
+
+
+def check_chunks_are_those_of_the_ranks():
+    first, end = data.chunk(10, RANK, SIZE)
+    dataset = STRATEGY.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(np.arange(10)).batch(10))
+    np.testing.assert_array_equal(next(iter(dataset)), np.arange(first, end))
+    again = STRATEGY.experimental_distribute_dataset(dataset.map(lambda v: v))
+    np.testing.assert_array_equal(next(iter(again)), np.arange(first, end))

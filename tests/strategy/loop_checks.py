@@ -1,0 +1,184 @@
+"""predict, evaluate, single batches, custom loops. Run by test_strategy.py."""
+
+import numpy as np
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy import data
+from strategy.common import (
+    RANK,
+    SIZE,
+    STRATEGY,
+    X,
+    Y,
+    assert_same_weights,
+    keras,
+    pair,
+    rows_of_ranks,
+    set_precision,
+)
+
+set_precision("float64")
+
+
+def check_predict_returns_all_rows_in_order():
+    alone, shared = pair()
+    for arguments in ({"batch_size": 10}, {"batch_size": 43}, {"batch_size": SIZE}):
+        np.testing.assert_allclose(
+            shared.predict(X, verbose=0, **arguments), alone.predict(X, verbose=0), rtol=0, atol=1e-15
+        )
+    one_row = shared.predict(X[:1], verbose=0)  # fewer rows than ranks
+    np.testing.assert_allclose(one_row, alone.predict(X[:1], verbose=0), rtol=0, atol=1e-15)
+
+
+def check_predict_with_several_steps_and_structures():
+    def build():
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Dense(3)(inputs)
+        return keras.Model(inputs, {"value": hidden, "positive": hidden > 0})
+
+    alone, shared = pair(build, loss=None, metrics=None, steps_per_execution=2)
+    expected = alone.predict(X, verbose=0, batch_size=9)
+    got = shared.predict(tf.data.Dataset.from_tensor_slices(X).batch(9), verbose=0)
+    np.testing.assert_allclose(got["value"], expected["value"], rtol=0, atol=1e-15)
+    np.testing.assert_array_equal(got["positive"], expected["positive"])
+    assert got["positive"].dtype == bool
+
+
+def check_gather_of_ragged_and_sparse_rows():
+    rows = [[10 * RANK + i] * (i + RANK) for i in range(RANK + 1)]
+    everyone = [[10 * r + i] * (i + r) for r in range(SIZE) for i in range(r + 1)]
+    ragged = data.gather_rows(tf.ragged.constant(rows, dtype=tf.int64), RANK, name="ragged")
+    assert ragged.to_list() == everyone
+    dense = np.arange(12).reshape(3, 4) * (np.arange(12).reshape(3, 4) % 3 == RANK % 3)
+    sparse = data.gather_rows(tf.sparse.from_dense(dense), RANK, name="sparse")
+    expected = [np.arange(12).reshape(3, 4) * (np.arange(12).reshape(3, 4) % 3 == r % 3) for r in range(SIZE)]
+    np.testing.assert_array_equal(tf.sparse.to_dense(sparse), np.concatenate(expected))
+
+
+def check_evaluate_is_that_of_all_rows():
+    alone, shared = pair(
+        metrics=lambda: ["mae", keras.metrics.RootMeanSquaredError(name="rmse"), keras.metrics.R2Score(name="r2")]
+    )
+    expected = alone.evaluate(X, Y, batch_size=10, verbose=0, return_dict=True)
+    got = shared.evaluate(X, Y, batch_size=10, verbose=0, return_dict=True)
+    assert got.keys() == expected.keys()
+    for key in expected:
+        np.testing.assert_allclose(got[key], expected[key], rtol=1e-12, err_msg=key)
+    assert sorted(shared.evaluate(X, Y, batch_size=10, verbose=0)) == sorted(got.values())
+
+
+def check_single_batches_of_uneven_ranks():
+    alone, shared = pair()
+    mine = rows_of_ranks(20)[RANK]
+    for function in ("train_on_batch", "test_on_batch"):
+        for _ in range(2):
+            expected = getattr(alone, function)(X[:20], Y[:20], return_dict=True)
+            got = getattr(shared, function)(X[mine], Y[mine], return_dict=True)
+            for key in expected:
+                np.testing.assert_allclose(got[key], expected[key], rtol=0, atol=1e-14, err_msg=f"{function} {key}")
+    assert isinstance(shared.train_on_batch(X[mine], Y[mine]), list)
+    alone.train_on_batch(X[:20], Y[:20])
+    assert_same_weights(alone, shared)
+
+
+def check_predict_on_batch_stays_on_its_rank():
+    alone, shared = pair()
+    shared.predict(X, verbose=0)
+    if RANK == 0:  # no other rank takes part
+        np.testing.assert_allclose(shared.predict_on_batch(X[:5]), alone.predict(X[:5], verbose=0), rtol=0, atol=1e-15)
+    assert shared.predict(X, verbose=0).shape == (43, 2)  # still the gathering function
+
+
+def custom_loop(model, optimizer, strategy, function):
+    loss_fn = keras.losses.MeanSquaredError()
+
+    @tf.function
+    def inner_loss(y, predicted):  # traced once, used by steps with other shares of rows
+        return loss_fn(y, predicted)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = inner_loss(y, model(x, training=True))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    if strategy is None:
+        return step
+    if function == "run in function":
+        return tf.function(lambda x, y: strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None))
+    if function == "function in run":
+        step = tf.function(step)
+    return lambda x, y: strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
+
+
+def check_custom_loops():
+    for function in ("run in function", "function in run", "eager"):
+        alone, shared = pair()
+        alone_optimizer = keras.optimizers.Adam(0.01)
+        with STRATEGY.scope():
+            optimizer = keras.optimizers.Adam(0.01)
+            optimizer.build(shared.trainable_variables)
+        dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)
+        one = custom_loop(alone, alone_optimizer, None, function)
+        all_ranks = custom_loop(shared, optimizer, STRATEGY, function)
+        expected = [float(one(x, y)) for x, y in dataset]
+        got = [float(all_ranks(x, y)) for x, y in STRATEGY.experimental_distribute_dataset(dataset)]
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-14, err_msg=function)
+        assert_same_weights(alone, shared)
+
+
+def check_reduce_and_gather():
+    value = tf.reshape(tf.range(6.0) + RANK, (2, 3))
+    stacked = np.stack([np.arange(6.0).reshape(2, 3) + r for r in range(SIZE)])
+    np.testing.assert_allclose(STRATEGY.reduce("SUM", value, axis=None), stacked.sum(0))
+    np.testing.assert_allclose(STRATEGY.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None), stacked.mean(0))
+    np.testing.assert_allclose(STRATEGY.reduce("SUM", value, axis=0), stacked.sum((0, 1)))
+    np.testing.assert_allclose(STRATEGY.reduce("MEAN", value, axis=1), stacked.mean((0, 2)))
+    uneven = tf.range(RANK + 1.0)
+    expected = np.concatenate([np.arange(r + 1.0) for r in range(SIZE)])
+    np.testing.assert_allclose(STRATEGY.reduce("MEAN", uneven, axis=0), expected.mean())
+    np.testing.assert_allclose(STRATEGY.gather(uneven, axis=0), expected)
+    np.testing.assert_allclose(STRATEGY.gather(value, axis=1), np.concatenate(stacked, axis=1))
+    structure = STRATEGY.reduce("SUM", {"a": value, "b": (uneven[0],)}, axis=None)
+    assert float(structure["b"][0]) == 0.0
+
+    def in_replica():
+        context = tf.distribute.get_replica_context()
+        assert context.num_replicas_in_sync == SIZE and context.replica_id_in_sync_group == RANK
+        return context.all_reduce("sum", [value, value]), context.all_gather(uneven, axis=0)
+
+    (total, _), gathered = STRATEGY.run(in_replica)
+    np.testing.assert_allclose(total, stacked.sum(0))
+    np.testing.assert_allclose(gathered, expected)
+    assert int(STRATEGY.experimental_distribute_values_from_function(lambda c: c.replica_id_in_sync_group)) == RANK
+
+
+class CustomStep(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2, kernel_initializer="ones")
+        self.seen = keras.metrics.Sum(name="seen")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        self.seen.update_state(tf.ones(tf.shape(x)[:1]))
+        return {"seen": self.seen.result(), "rank_squared": tf.constant(float(RANK**2))}
+
+
+def check_custom_train_step_with_keys_that_are_no_metrics():
+    alone, shared = pair(CustomStep, metrics=None)
+    alone.build((None, 6))
+    shared.build((None, 6))
+    arguments = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0}
+    alone.fit(X, Y, **arguments)
+    history = shared.fit(X, Y, **arguments).history
+    assert history["seen"] == [43.0, 43.0]
+    np.testing.assert_allclose(history["rank_squared"], np.mean(np.square(np.arange(SIZE))))
+    assert_same_weights(alone, shared)

@@ -1,0 +1,171 @@
+"""What each rank has of its own (data, random streams) and what all share (weights, statistics).
+
+Run by test_strategy.py.
+"""
+
+import numpy as np
+
+import keras_ddl
+from keras_ddl.compat.tensorflow import tf
+from strategy.common import (
+    RANK,
+    SIZE,
+    STRATEGY,
+    X,
+    Y,
+    assert_same_weights,
+    check_equal_on_all_ranks,
+    keras,
+    pair,
+    set_precision,
+)
+
+set_precision("float64")
+
+
+def check_data_of_each_rank_with_unequal_lengths():
+    # Rank r has r + 2 batches of 3 rows; step k of all ranks together is one batch of one process.
+    batches = {
+        r: [(X[6 * r + 2 * k : 6 * r + 2 * k + 3], Y[6 * r + 2 * k : 6 * r + 2 * k + 3]) for k in range(r + 2)]
+        for r in range(SIZE)
+    }
+
+    def make(context):
+        assert (context.input_pipeline_id, context.num_replicas_in_sync) == (RANK, SIZE)
+        mine = batches[context.input_pipeline_id]
+        return tf.data.Dataset.from_generator(
+            lambda: iter(mine),
+            output_signature=(tf.TensorSpec((None, 6), tf.float64), tf.TensorSpec((None, 2), tf.float64)),
+        )
+
+    alone, shared = pair()
+    dataset = STRATEGY.distribute_datasets_from_function(make)
+    history = shared.fit(dataset, epochs=2, verbose=0).history
+    for _ in range(2):
+        for k in range(SIZE + 1):
+            parts = [batches[r][k] for r in range(SIZE) if k < len(batches[r])]
+            alone.train_on_batch(*(np.concatenate(arrays) for arrays in zip(*parts)))
+    assert_same_weights(alone, shared)
+    assert len(history["loss"]) == 2
+    assert len(list(dataset)) == SIZE + 1
+    everything = shared.predict(dataset, verbose=0)
+    assert everything.shape == (3 * sum(r + 2 for r in range(SIZE)), 2)
+
+
+def check_random_streams_differ_between_ranks():
+    class Noise(keras.layers.Layer):
+        def call(self, x):
+            return x + tf.random.uniform(tf.shape(x), dtype=x.dtype)
+
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5)])
+        noise = keras.Sequential([keras.Input((64,)), Noise()])
+
+    @tf.function
+    def draw(x):
+        return STRATEGY.run(lambda v: (model(v, training=True), noise(v)), args=(x,))
+
+    for values in draw(tf.ones((2, 64))):
+        everyone = keras_ddl.all_gather_object(values.numpy().tobytes(), name="draws")
+        assert len(set(everyone)) == SIZE
+
+
+def check_seed_streams_stay_apart_after_loading_and_training():
+    import tempfile
+    from pathlib import Path
+
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "w.weights.h5")
+        model.save_weights(path)
+        model.load_weights(path)
+    model.set_weights([keras_ddl.broadcast_object(w) for w in model.get_weights()])  # rank 0's seeds, too
+    model.fit(X, Y, batch_size=10, verbose=0)
+    states = keras_ddl.all_gather_object([v.numpy().tolist() for v in model.variables if "seed" in v.name], name="s")
+    assert len({str(state) for state in states}) == SIZE
+    assert len({state[0][1] for state in states}) == 1, "the counters run in step"
+    check_equal_on_all_ranks(model)
+
+
+def check_moving_statistics_are_averaged_and_survive_ranks_without_rows():
+    with STRATEGY.scope():
+        model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(2)]
+        )
+        model.compile("sgd", "mse")
+    rows = SIZE * 2 + 1  # the last batch is one row: the other ranks have none
+    model.fit(X[:rows], Y[:rows], batch_size=SIZE, epochs=1, shuffle=False, verbose=0)
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    check_equal_on_all_ranks(model)
+    # Rows of each rank: one in each full batch, and the last batch's on rank 0.
+    expected = []
+    for rank in range(SIZE):
+        mean = np.zeros(6)
+        for row in [rank, SIZE + rank, *([2 * SIZE] if rank == 0 else [])]:
+            mean = 0.5 * mean + 0.5 * X[row]
+        expected.append(mean)
+    np.testing.assert_allclose(model.layers[0].moving_mean.numpy(), np.mean(expected, axis=0), rtol=1e-12)
+
+
+def check_layers_of_all_kinds_take_ranks_without_rows():
+    def build():
+        inputs = keras.Input((8, 8, 2))
+        x = keras.layers.Conv2D(3, 3, activation="relu")(inputs)
+        x = keras.layers.MaxPooling2D()(x)
+        x = keras.layers.GroupNormalization(3)(x)
+        x = keras.layers.Reshape((9, 3))(x)
+        x = keras.layers.MultiHeadAttention(1, 2)(x, x)
+        x = keras.layers.LayerNormalization()(keras.layers.GRU(4, return_sequences=True)(x))
+        return keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(keras.layers.Flatten()(x)))
+
+    images = np.random.default_rng(1).normal(size=(2 * SIZE + 1, 8, 8, 2))
+    labels = np.arange(2 * SIZE + 1) % 3
+    alone, shared = pair(build, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    arguments = {"batch_size": SIZE, "epochs": 1, "shuffle": False, "verbose": 0}
+    expected = alone.fit(images, labels, **arguments).history
+    history = shared.fit(images, labels, **arguments).history
+    for key in expected:
+        np.testing.assert_allclose(history[key], expected[key], rtol=0, atol=1e-12)
+    assert_same_weights(alone, shared, 1e-12)
+
+
+def check_variables_are_rank_0s_from_the_start():
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2)])
+        model.build((None, 6))
+        plain = tf.Variable(float(RANK))
+        flags = tf.Variable([RANK == 0, True])
+        words = tf.Variable(f"rank {RANK}")
+    check_equal_on_all_ranks(model)
+    assert float(plain) == 0.0 and bool(flags[0]) and words.numpy() == b"rank 0"
+
+
+def check_weights_loaded_on_rank_0_reach_all():
+    alone, shared = pair()
+    shared.optimizer.build(shared.trainable_variables)
+    if RANK == 0:
+        shared.set_weights([w + 1 for w in alone.get_weights()])
+        shared.optimizer.learning_rate.assign(0.01)
+    shared.fit(X, Y, batch_size=10, epochs=1, verbose=0)
+    check_equal_on_all_ranks(shared)
+    assert float(shared.optimizer.learning_rate.numpy()) == 0.01
+
+
+def check_mixed_precision_takes_one_scale():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with STRATEGY.scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+            model.compile("sgd", "mse")
+    finally:
+        set_precision("float64")
+    x = X.astype("float32")
+    if RANK == SIZE - 1:
+        x[-1] = 1e30  # overflows on the rank that holds the last row only
+    before = model.get_weights()
+    model.fit(x[-10:], Y[-10:].astype("float32"), batch_size=10, epochs=1, shuffle=False, verbose=0)
+    assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**14
+    np.testing.assert_array_equal(before[0], model.get_weights()[0])
+    check_equal_on_all_ranks(model)

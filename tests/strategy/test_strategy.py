@@ -1,0 +1,105 @@
+"""The Strategy on real ranks: training, data, callbacks, custom loops, and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.rank_tests import rank_tests, run_ranks
+
+HERE = Path(__file__).parent
+
+# Rank 0 trains alone while the others wait, and CI has fewer cores than ranks.
+PATIENT = {"KERAS_DDL_DEADLINE_SECONDS": "100"}
+
+test_strategy = rank_tests(HERE / "training_checks.py", [2, 4], check_timeout=120, env=PATIENT)
+test_strategy_exact = rank_tests(HERE / "exact_checks.py", [3], check_timeout=120, env=PATIENT)
+LOOPS = [HERE / f"{part}_checks.py" for part in ("loop", "state", "bucket")]
+test_strategy_loops = rank_tests(LOOPS, [3], check_timeout=120)
+ON_TWO = [HERE / f"{part}_checks.py" for part in ("callback", "error")]
+test_strategy_of_two = rank_tests(ON_TWO, [2], check_timeout=120)
+test_strategy_without_a_seed = rank_tests(HERE / "seed_checks.py", [3], check_timeout=120)
+
+
+@pytest.mark.parallel
+def test_strategy_refuses_another_keras_backend():
+    def make():
+        import keras_ddl
+
+        try:
+            keras_ddl.Strategy()
+        except keras_ddl.errors.DependencyError as error:
+            return str(error)
+
+    outcome = run_ranks(make, 1, env={"KERAS_BACKEND": "jax"}).check()
+    assert "Received: KERAS_BACKEND = 'jax'" in outcome.ranks[0].result
+
+
+@pytest.mark.parallel
+def test_strategy_warns_of_an_unknown_keras():
+    def make():
+        import warnings
+
+        from keras_ddl.compat import keras as keras_compat
+
+        keras_compat.keras.__version__ = "4.0.0"
+        del keras_compat.BatchNormalization._moments
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import keras_ddl
+
+            keras_ddl.Strategy()
+        return [str(w.message) for w in caught]
+
+    messages = run_ranks(make, 1).check().ranks[0].result
+    assert any("Received: Keras 4.0.0" in m for m in messages)
+    assert any("patches BatchNormalization._moments, which Keras 4.0.0 does not have" in m for m in messages)
+
+
+@pytest.mark.parallel
+def test_strategy_fit_reports_a_mismatch_inside_a_step():
+    def train():
+        import numpy as np
+
+        import keras_ddl
+        from keras_ddl import ops
+        from keras_ddl.compat.tensorflow import tf
+
+        strategy = keras_ddl.Strategy()
+        import keras
+
+        class Bad(keras.layers.Layer):
+            def call(self, x):
+                return x + tf.reduce_sum(ops.all_reduce(tf.zeros([2 + strategy.rank]), name="bad"))
+
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), Bad(), keras.layers.Dense(2)])
+            model.compile("sgd", "mse")
+        model.fit(np.zeros((8, 3), "float32"), np.zeros((8, 2), "float32"), verbose=0)
+
+    outcome = run_ranks(train, 2)
+    assert outcome.returncode not in (0, None), outcome.text()
+    assert "keras_ddl.errors.RankMismatchError" in outcome.text() and "'bad'" in outcome.text()
+
+
+@pytest.mark.parallel
+def test_strategy_on_one_rank_trains_as_keras_does():
+    def train():
+        import keras
+        import numpy as np
+
+        import keras_ddl
+
+        def run(scope):
+            keras.utils.set_random_seed(3)
+            with scope:
+                model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.3), keras.layers.Dense(2)])
+                model.compile("adam", "mse", metrics=["mae"])
+            x, y = np.random.rand(20, 4), np.random.rand(20, 2)
+            history = model.fit(x, y, batch_size=6, epochs=2, validation_split=0.2, verbose=0).history
+            return [w.tobytes() for w in model.get_weights()], history, model.predict(x, verbose=0).tobytes()
+
+        import contextlib
+
+        return run(contextlib.nullcontext()) == run(keras_ddl.Strategy().scope())
+
+    assert run_ranks(train, 1).check().ranks[0].result is True

@@ -1,0 +1,112 @@
+"""The timeline of real ranks: its shape, what it says of each collective, and that buckets travel during backward."""
+
+import json
+import os
+
+import pytest
+
+from harness.rank_tests import run_ranks
+
+pytestmark = pytest.mark.parallel
+
+
+def train():
+    import numpy as np
+
+    import keras_ddl
+    from keras_ddl.compat.tensorflow import tf
+
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    strategy = keras_ddl.Strategy(bucket_bytes=1_100_000)
+    import keras
+
+    with strategy.scope():
+        layers = [keras.layers.Dense(512, activation="relu") for _ in range(6)]
+        model = keras.Sequential([keras.Input((512,)), *layers, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    # Backward takes long beside the slices of time in which a busy machine runs its processes.
+    model.fit(np.ones((4096, 512), "float32"), np.ones((4096, 1), "float32"), batch_size=4096, epochs=6, verbose=0)
+
+
+@pytest.mark.alone
+def test_timeline_shows_buckets_on_the_wire_while_backward_runs(tmp_path):
+    from keras_ddl import timeline
+
+    path = tmp_path / 'a "timeline".json'
+    run_ranks(train, 2, env={"KERAS_DDL_TIMELINE": str(path)}).check()
+    assert timeline.merge(path) == path
+    events = json.loads(path.read_text(encoding="utf-8"))
+    for event in events:
+        assert {"ph", "pid", "tid", "name"} <= event.keys() and event["ph"] in "MXbe"
+        assert event["ph"] == "M" or event["ts"] > 0
+        assert event["ph"] != "X" or event["dur"] >= 0
+    assert {event["pid"] for event in events} == {0, 1}
+    assert {event["args"]["name"].split(" (")[0] for event in events if event["name"] == "process_name"} == {
+        "rank 0",
+        "rank 1",
+    }
+
+    for rank in (0, 1):
+        mine = timeline.read(timeline.path_of_rank(path, rank))
+        steps = [event for event in mine if event.get("cat") == "step"]
+        assert [step["name"] for step in steps] == ["step 0"] * 6
+        buckets = [
+            one for one in timeline.collectives(timeline.path_of_rank(path, rank)) if "gradients/bucket_" in one.name
+        ]
+        assert {one.kind for one in buckets} == {"all_reduce"} and {one.rank for one in buckets} == {rank}
+        assert sum(one.bytes for one in buckets) == 6 * 4 * (6 * (512 * 512 + 512) + 513)
+        early = []
+        for step in steps:
+            begin, end = step["ts"] * 1e-6, (step["ts"] + step["dur"]) * 1e-6
+            now = [one for one in buckets if begin <= one.started <= end]
+            assert len(now) == len(buckets) // 6 >= 5
+            for one in now:
+                assert begin <= one.submitted <= one.agreed <= one.started <= one.finished <= end
+            early.append(sum(one.finished < max(other.submitted for other in now) for one in now))
+        # Of the buckets of a step; some steps may be spoilt by whatever else the machine does.
+        assert max(early) >= 3, early
+
+
+def test_timeline_of_a_part_of_a_program_and_of_a_killed_process(tmp_path):
+    def work(path):
+        import keras_ddl
+        from keras_ddl import timeline
+        from keras_ddl.errors import ConfigError
+
+        keras_ddl.init()
+        keras_ddl.barrier("before")
+        assert timeline.stop() is None and not timeline.is_on()
+        own = timeline.start(path)
+        try:
+            timeline.start(path)
+        except ConfigError as error:
+            message = str(error)
+        with timeline.span("both"):
+            keras_ddl.barrier('in\\side "quoted"\n')
+        assert timeline.stop() == own and timeline.stop() is None
+        keras_ddl.barrier("after")
+        names = [event["name"] for event in timeline.read(own) if event["ph"] == "X"]
+        whole = own.read_text()
+        own.write_text(whole[: len(whole) // 2])  # what a killed process leaves
+        return names, message, 0 < len(timeline.read(own)) < 8
+
+    outcome = run_ranks(work, 2, args=(os.fspath(tmp_path / "t.json"),)).check()
+    for rank in outcome.ranks:
+        names, message, cut = rank.result
+        assert names == ['barrier/in\\side "quoted"\n', "both"] and cut
+        assert "already" in message
+
+
+def test_timeline_that_cannot_be_written_is_refused(tmp_path):
+    def work(path):
+        import keras_ddl
+
+        try:
+            keras_ddl.init()
+        except keras_ddl.errors.ConfigError as error:
+            return str(error)
+
+    missing = str(tmp_path / "nowhere" / "t.json")
+    outcome = run_ranks(work, 1, args=(missing,), env={"KERAS_DDL_TIMELINE": missing}).check()
+    assert "nowhere/t.rank0.json: No such file" in outcome.ranks[0].result
