@@ -13,7 +13,7 @@ import keras
 from keras_ddl import checkpoint as ckpt
 from keras_ddl import export
 from keras_ddl.callbacks._first_rank import is_first_rank, on_first_rank
-from keras_ddl.callbacks._rate_control import control_of
+from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._training_state import broadcast_training_state, build_optimizer
 from keras_ddl.checkpoint import model_state
 from keras_ddl.checkpoint.durable import make_directory
@@ -127,7 +127,7 @@ class Checkpoint(keras.callbacks.Callback):
         told = on_first_rank(self._read_latest, "Checkpoint/restore")
         broadcast_training_state(model)
         if told["rates"]:
-            control_of(_inner(model.optimizer)).restore(told["rates"])
+            controller_of(_inner(model.optimizer)).restore(told["rates"])
         model._initial_epoch = self._epoch = told["epoch"]
         self._saved = told["step"]
         if is_first_rank():
@@ -222,7 +222,7 @@ class Checkpoint(keras.callbacks.Callback):
             monitor=self.monitor,
             mode=mode,
             base=self._base,
-            extra={"learning_rate": control_of(_inner(self.model.optimizer)).state()},
+            extra={"learning_rate": controller_of(_inner(self.model.optimizer)).state()},
         )
         ckpt.prune(self.dir, self.keep, (self.monitor, mode) if self.save_best else None)
         if self.verbose:

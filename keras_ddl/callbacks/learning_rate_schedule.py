@@ -5,11 +5,11 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable
 
-from keras_ddl.callbacks._rate_part import RatePart
+from keras_ddl.callbacks._learning_rate_factor import LearningRateFactor
 from keras_ddl.errors import ConfigError
 
 
-class LearningRateSchedule(RatePart):
+class LearningRateSchedule(LearningRateFactor):
     """Multiplies the (warmed-up) learning rate by `multiplier` in the epochs start_epoch <= epoch < end_epoch.
 
     A sequence of them makes a piecewise schedule; outside its epochs a schedule's last value holds until the next

@@ -7,12 +7,12 @@ import numbers
 from typing import Any
 
 from keras_ddl.callbacks._first_rank import is_first_rank
-from keras_ddl.callbacks._rate_part import RatePart
+from keras_ddl.callbacks._learning_rate_factor import LearningRateFactor
 from keras_ddl.errors import ConfigError
 from keras_ddl.schedules import Scaling, positive, scale_factor, warmup_factor
 
 
-class LearningRateWarmup(RatePart):
+class LearningRateWarmup(LearningRateFactor):
     """Scales the learning rate by the number of ranks, over a gradual warm-up (Goyal et al. 2017).
 
     With k = scale_factor(scaling, size), the step number t (0-based, of T = warmup_epochs * steps per epoch) is made

@@ -272,7 +272,7 @@ def _communicator() -> binding.Communicator:
 
 def _meet(world: Any, mode: str) -> tuple[Topology, Any]:
     """Exchanges what must be known or equal before the native communicator is made. COLLECTIVE."""
-    error_report.install(world.rank, mpi.abort, mpi.nobody_brings_a_status)
+    error_report.install(world.rank, mpi.abort, mpi.no_pending_exit_status)
     mine = {
         "mode": mode,
         "version of keras_ddl": config.version(),

@@ -35,12 +35,12 @@ _lock = threading.Lock()
 
 
 def install(
-    rank: int, abort: Callable[[int], None] | None, nobody_brings_a_status: Callable[[], bool] = lambda: True
+    rank: int, abort: Callable[[int], None] | None, no_pending_exit_status: Callable[[], bool] = lambda: True
 ) -> None:
     """Installs the hooks for uncaught exceptions of the main thread and of other threads. Once per process.
 
     `abort` ends all ranks with the given exit status; None: there are no others, and Python's own handling goes on.
-    `nobody_brings_a_status` says to the others that this rank ends because another one has left, and returns whether
+    `no_pending_exit_status` says to the others that this rank ends because another one has left, and returns whether
     all have come to their end with nothing else to tell the launcher.
     """
     global _installed
@@ -54,7 +54,7 @@ def install(
         with _lock:  # two threads that fail at once: one report, one abort
             write(rank, kind, error, trace)
             if abort is not None and not hasattr(sys, "ps1"):
-                _end_all(kind, error, abort, nobody_brings_a_status)
+                _end_all(kind, error, abort, no_pending_exit_status)
 
     def in_main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         main_hook(kind, error, trace)
@@ -109,7 +109,7 @@ def _end_all(
     kind: type[BaseException],
     error: BaseException | None,
     abort: Callable[[int], None],
-    nobody_brings_a_status: Callable[[], bool],
+    no_pending_exit_status: Callable[[], bool],
 ) -> None:
     status = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
     for stream in (sys.stdout, sys.stderr):
@@ -120,9 +120,9 @@ def _end_all(
     time.sleep(_FORWARDING_SECONDS)
     if _has_left(error):
         end = time.monotonic() + _LEAVING_SECONDS
-        while time.monotonic() < end and not nobody_brings_a_status():
+        while time.monotonic() < end and not no_pending_exit_status():
             time.sleep(_LOOK_SECONDS)
-        time.sleep(_FORWARDING_SECONDS)  # the others wrote their last words just before they said so
+        time.sleep(_FORWARDING_SECONDS)  # the others flushed their output just before they said so
     # MPI_Abort itself may hang when the launcher is gone.
     limit = threading.Timer(_ABORT_LIMIT_SECONDS, os._exit, (status,))
     limit.daemon = True

@@ -67,7 +67,7 @@ def no_farewell() -> None:
     native_library.mpi_shim().ddl_mpi_no_farewell()
 
 
-def nobody_brings_a_status() -> bool:
+def no_pending_exit_status() -> bool:
     """Whether all ranks have come to their end, this one included, and none ends with an exit status of its own.
 
     Calling it says to the others that this rank has come to its end. Never blocks.

@@ -148,7 +148,7 @@ class JobResult:
     Attributes:
         outcomes: per rank.
         results: per rank, the bytes that the program of `keras_ddl.run` left, for those that left any.
-        signal: the signal that ended the launcher's patience (SIGINT, SIGTERM, SIGHUP), None for none.
+        signal: the signal that terminated the job (SIGINT, SIGTERM, SIGHUP), None for none.
         timed_out: the job was ended because of its timeout.
         seconds: wall-clock time.
         mpirun_text, mpirun_status: the end of what mpirun itself wrote, and its status (negative for a signal).

@@ -47,7 +47,7 @@ class Supervisor:
         self._terminals = terminals or {}
         self._stdin = StdinForwarder(stdin)
         self._links = [RankLink(rank, RankOutput(rank, screen, self._log_file(rank))) for rank in range(job.num_ranks)]
-        self._strangers: dict[int, tuple[Channel, bytes]] = {}
+        self._unauthenticated: dict[int, tuple[Channel, bytes]] = {}
         self._by_fd: dict[int, RankLink] = {}
         self._mpirun: MpirunProcess | None = None
         self._result = JobResult([link.outcome for link in self._links])
@@ -130,7 +130,9 @@ class Supervisor:
             if self._terminate_mpirun_at is not None and now >= self._terminate_mpirun_at:
                 return
             ended_at = self._mpirun.ended_at
-            if ended_at is not None and (now - ended_at > _MPIRUN_SECONDS or not (self._by_fd or self._strangers)):
+            if ended_at is not None and (
+                now - ended_at > _MPIRUN_SECONDS or not (self._by_fd or self._unauthenticated)
+            ):
                 return
             self._serve(0.1 if self._tick() else 1.0)
 
@@ -149,7 +151,7 @@ class Supervisor:
         poll.register(self._interrupts, select.POLLIN)
         if not self._mpirun.silent:
             poll.register(self._mpirun, select.POLLIN)
-        for channel in [link.channel for link in self._by_fd.values()] + [c for c, _ in self._strangers.values()]:
+        for channel in [link.channel for link in self._by_fd.values()] + [c for c, _ in self._unauthenticated.values()]:
             poll.register(channel, select.POLLIN | (select.POLLOUT if channel.backlog else 0))
         first = self._links[0]
         if self._stdin.readable() and first.started and not first.over:
@@ -157,7 +159,7 @@ class Supervisor:
         for fd, _ in poll.poll(timeout * 1000):
             if fd in self._by_fd:
                 self._serve_rank(self._by_fd[fd])
-            elif fd in self._strangers:
+            elif fd in self._unauthenticated:
                 self._meet(fd)
             elif fd == self._listener.fileno():
                 self._accept()
@@ -193,19 +195,19 @@ class Supervisor:
         except OSError:
             return
         channel, nonce = Channel(sock), os.urandom(32)
-        self._strangers[channel.fileno()] = channel, nonce
+        self._unauthenticated[channel.fileno()] = channel, nonce
         channel.send(control.Kind.NONCE, nonce)
 
     def _meet(self, fd: int) -> None:
         """Reads from a connection that has not yet proven to be a rank's."""
-        channel, nonce = self._strangers[fd]
+        channel, nonce = self._unauthenticated[fd]
         frames = list(channel.read())
         if channel.closed:
-            del self._strangers[fd]
+            del self._unauthenticated[fd]
             return
         if not frames:
             return
-        del self._strangers[fd]
+        del self._unauthenticated[fd]
         try:
             hello = json.loads(frames[0][1])
             link = self._links[hello["rank"]]
@@ -289,7 +291,7 @@ class Supervisor:
         self._listener.close()
         for link in self._links:
             link.finish()
-        for channel, _ in self._strangers.values():
+        for channel, _ in self._unauthenticated.values():
             channel.close()
         if self._mpirun is not None:
             self._mpirun.signal(signal.SIGKILL)

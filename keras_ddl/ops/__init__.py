@@ -24,7 +24,7 @@ from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.ops import gradients, raw  # noqa: F401  (registers the gradients)
-from keras_ddl.ops.arguments import by_dtype, carried, check_root, dense_tensor, reduction_of, uncarried
+from keras_ddl.ops.arguments import by_dtype, check_root, dense_tensor, from_wire_dtype, reduction_of, to_wire_dtype
 from keras_ddl.ops.errors import translate_errors
 
 __all__ = [
@@ -160,13 +160,13 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
     Raises: as `all_reduce`.
     Cost: the result's bytes less the own ones received per rank. Its gradient costs one all_reduce of the result.
     """
-    tensor, dtype = carried(tensor, "all_gather")
+    tensor, dtype = to_wire_dtype(tensor, "all_gather")
     comm = communicator_of(comm)
     if comm.size == 1:
         gathered = tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tf.identity(tensor)
     else:
         gathered, _ = raw.all_gather(tensor, name, comm)
-    return uncarried(gathered, dtype)
+    return from_wire_dtype(gathered, dtype)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -251,13 +251,13 @@ def _broadcast(
     tensors: Sequence[Any], root: int, name: str | None, comm: Communicator, **attrs: Any
 ) -> list[tf.Tensor]:
     check_root(root, comm)
-    pairs = [carried(tensor, "broadcast") for tensor in tensors]
+    pairs = [to_wire_dtype(tensor, "broadcast") for tensor in tensors]
     moved = [tensor for tensor, _ in pairs]
     if comm.size == 1:
         sent = [tf.identity(tensor) for tensor in moved]
     else:
         sent = by_dtype(moved, name, lambda some, key: raw.broadcast_n(some, root, key, comm, **attrs))
-    return [uncarried(tensor, dtype) for tensor, (_, dtype) in zip(sent, pairs)]
+    return [from_wire_dtype(tensor, dtype) for tensor, (_, dtype) in zip(sent, pairs)]
 
 
 def _all_reduce_slices(

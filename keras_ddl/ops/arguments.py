@@ -12,7 +12,7 @@ from keras_ddl.errors import ConfigError
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "avg": "mean", "min": "min", "max": "max", "product": "product"}
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8)
 # Collectives that only move values take more dtypes: these travel as another dtype of the same bytes.
-_CARRIERS = {tf.int16: tf.float16, tf.uint16: tf.float16, tf.uint32: tf.int32, tf.uint64: tf.int64}
+_WIRE_DTYPES = {tf.int16: tf.float16, tf.uint16: tf.float16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
 def reduction_of(op: Any) -> str:
@@ -44,16 +44,16 @@ def dense_tensor(value: Any, function: str, dtypes: Sequence[tf.DType] = _DTYPES
     return tensor
 
 
-def carried(value: Any, function: str) -> tuple[tf.Tensor, tf.DType]:
+def to_wire_dtype(value: Any, function: str) -> tuple[tf.Tensor, tf.DType]:
     """Returns `value` in a dtype in which it can be moved, and its own dtype."""
-    tensor = dense_tensor(value, function, (*_DTYPES, *_CARRIERS, tf.bool))
+    tensor = dense_tensor(value, function, (*_DTYPES, *_WIRE_DTYPES, tf.bool))
     if tensor.dtype == tf.bool:
         return tf.cast(tensor, tf.uint8), tf.bool
-    return (tf.bitcast(tensor, _CARRIERS[tensor.dtype]) if tensor.dtype in _CARRIERS else tensor), tensor.dtype
+    return (tf.bitcast(tensor, _WIRE_DTYPES[tensor.dtype]) if tensor.dtype in _WIRE_DTYPES else tensor), tensor.dtype
 
 
-def uncarried(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns what `carried` made of a tensor of `dtype` as that dtype again."""
+def from_wire_dtype(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns what `to_wire_dtype` made of a tensor of `dtype` as that dtype again."""
     if tensor.dtype == dtype:
         return tensor
     return tf.cast(tensor, tf.bool) if dtype == tf.bool else tf.bitcast(tensor, dtype)

@@ -25,7 +25,7 @@ def test_position_of_the_users_line_inside_a_library():
 
     text = seen_from_another_thread(wait_here)
     users, _, inside = text.partition(" (inside ")
-    assert "test_whereabouts.py:" in users
+    assert "test_stack_position.py:" in users
     assert users.endswith(" in test_position_of_the_users_line_inside_a_library.wait_here")
     assert inside.startswith("python3") or "threading.py:" in inside, text
 
@@ -49,4 +49,4 @@ def test_answers_until_closed():
     answers = []
     stack_position.answer_questions(lambda: next(questions), answers.append)
     assert len(answers) == 2
-    assert all("test_whereabouts.py:" in answer or "stack_position.py" in answer for answer in answers)
+    assert all("test_stack_position.py:" in answer or "stack_position.py" in answer for answer in answers)

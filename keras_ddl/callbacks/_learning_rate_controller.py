@@ -1,10 +1,10 @@
-"""What the learning-rate callbacks of one optimizer share: the parts of the rate, and the hand that writes it.
+"""The learning-rate controller that the callbacks of one optimizer share: it alone writes the rate.
 
     rate = base * outside * warm-up factor * schedule multiplier
 
 `base` is the rate the optimizer was made with, `outside` the product of what others (ReduceLROnPlateau, the user)
-changed meanwhile. A part is a pure function of the position (epoch, batch), so any number of callbacks compose, in any
-order, and a restored run goes on exactly. The rate is written only when a part changes: between, it belongs to others.
+changed meanwhile. A factor is a pure function of the position (epoch, batch), so any number of callbacks compose, in
+any order, and a restored run goes on exactly. The rate is written only when a factor changes: between, it is others'.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from keras_ddl.callbacks._momentum import MomentumCorrection
 from keras_ddl.errors import ConfigError
 
 
-class Part(Protocol):
-    """One learning-rate callback, as RateControl sees it."""
+class Factor(Protocol):
+    """One learning-rate callback, as the controller sees it."""
 
     is_warmup: bool
     initial_lr: float | None
     momentum_correction: bool
 
     def factor(self, epoch: int, batch: int) -> float | None:
-        """The part's factor at a position; None before its first epoch."""
+        """The value at a position; None before its first epoch."""
 
     def is_active(self, epoch: int) -> bool: ...
 
     def steps(self) -> int | None: ...
 
 
-_controls: weakref.WeakKeyDictionary[Any, RateControl] = weakref.WeakKeyDictionary()
+_controllers: weakref.WeakKeyDictionary[Any, LearningRateController] = weakref.WeakKeyDictionary()
 
 
-def control_of(optimizer: Any) -> RateControl:
-    """Returns the optimizer's control, made at the first call; it lives as long as the optimizer."""
-    if optimizer not in _controls:
-        _controls[optimizer] = RateControl(optimizer)
-    return _controls[optimizer]
+def controller_of(optimizer: Any) -> LearningRateController:
+    """Returns the optimizer's controller, made at the first call; it lives as long as the optimizer."""
+    if optimizer not in _controllers:
+        _controllers[optimizer] = LearningRateController(optimizer)
+    return _controllers[optimizer]
 
 
-class RateControl:
+class LearningRateController:
     """The learning rate of one optimizer. Every rank computes the same rate: nothing here is collective."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._momentum = MomentumCorrection()
-        self._parts: list[Part] = []
-        self._fit: Any = None  # identifies the fit() that the parts belong to
+        self._factors: list[Factor] = []
+        self._fit: Any = None  # identifies the fit() that the factors belong to
         self._opened = False
         self._warned: set[str] = set()
         self._noted = (0.0, 0, True)  # rate, step and whether it is a new beginning, before the callbacks begin
@@ -71,19 +71,19 @@ class RateControl:
         is_new = self.base is None or rate not in (self.last, self.seen)  # the first fit, or set between two fits
         self._noted = (rate, self._steps_done(), is_new)
 
-    def join(self, part: Part, fit: Any) -> None:
-        """Adds a part; `fit` is the same object for all callbacks of one fit()."""
+    def join(self, factor: Factor, fit: Any) -> None:
+        """Adds a factor; `fit` is the same object for all callbacks of one fit()."""
         if self._fit is not fit:
-            self._fit, self._parts, self._opened, self._warned = fit, [], False, set()
-        if part.is_warmup and any(other.is_warmup for other in self._parts):
+            self._fit, self._factors, self._opened, self._warned = fit, [], False, set()
+        if factor.is_warmup and any(other.is_warmup for other in self._factors):
             raise ConfigError(
                 "fit takes one LearningRateWarmup: two would scale the learning rate twice. Received: 2. "
-                "Remove one, or give the second's part to LearningRateSchedule."
+                "Remove one, or do with LearningRateSchedule what the second does."
             )
-        self._parts.append(part)
+        self._factors.append(factor)
 
     def update(self, epoch: int, batch: int) -> None:
-        """Writes the rate of the step at this position, if a part of it has changed."""
+        """Writes the rate of the step at this position, if a factor of it has changed."""
         if not self._opened:
             self._open(epoch)
         product = self._product_at(epoch, batch)
@@ -98,7 +98,7 @@ class RateControl:
     # ---- state for checkpoints ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, float] | None:
-        """Returns what `restore` needs (JSON), or None when no part has begun."""
+        """Returns what `restore` needs (JSON), or None when no factor has begun."""
         if self.base is None:
             return None
         return {"base": self.base, "outside": self._outside_of(self.read()), "product": self.product}
@@ -117,7 +117,7 @@ class RateControl:
     def _open(self, epoch: int) -> None:
         """Settles `base` and `outside` before the first step of a fit()."""
         self._opened = True
-        given = {part.initial_lr for part in self._parts if part.initial_lr is not None}
+        given = {factor.initial_lr for factor in self._factors if factor.initial_lr is not None}
         if len(given) > 1:
             raise ConfigError(
                 "initial_lr must be the same in all learning-rate callbacks of one fit, or given to one of them. "
@@ -137,9 +137,9 @@ class RateControl:
             self._take_over(epoch)
 
     def _take_over(self, epoch: int) -> None:
-        """Finds `outside` in a rate that a foreign callback restored, which carries the parts of its last position."""
+        """Finds `outside` in a rate that a foreign callback restored, with the factors of its last position in it."""
         self.last = self.read()
-        steps = next((s for part in self._parts if (s := part.steps())), None)
+        steps = next((s for factor in self._factors if (s := factor.steps())), None)
         positions = [(epoch, 0)]
         if steps and (self._steps_done() - 1) // steps in (epoch - 1, epoch):
             positions.insert(0, divmod(self._steps_done() - 1, steps))
@@ -157,21 +157,21 @@ class RateControl:
 
     def _product_at(self, epoch: int, batch: int) -> float:
         warmup, multiplier, winner = 1.0, 1.0, None
-        for part in self._parts:
-            factor = part.factor(epoch, batch)
-            if factor is None:
+        for factor in self._factors:
+            value = factor.factor(epoch, batch)
+            if value is None:
                 continue
-            if part.is_warmup:
-                warmup = factor
+            if factor.is_warmup:
+                warmup = value
                 continue
             if winner is not None and winner.is_active(epoch):
-                if not part.is_active(epoch):
+                if not factor.is_active(epoch):
                     continue
                 self._warn(
                     f"Two LearningRateSchedule callbacks set the learning rate in epoch {epoch + 1}: the later in the "
                     "list wins. Give them start_epoch and end_epoch that do not overlap."
                 )
-            multiplier, winner = factor, part
+            multiplier, winner = value, factor
         return warmup * multiplier
 
     def _outside_of(self, rate: float) -> float:
@@ -183,7 +183,7 @@ class RateControl:
         if outside != self.outside:
             self._warn(
                 f"Two callbacks set the learning rate against each other: it was changed from {self.last:g} to "
-                f"{now:g} while {', '.join(type(part).__name__ for part in self._parts)} sets it. The change is kept "
+                f"{now:g} while {', '.join(type(each).__name__ for each in self._factors)} sets it. The change is kept "
                 "as a factor of the warm-up and schedule. Remove one of the two, or let the other callback begin "
                 "after the warm-up's last epoch."
             )
@@ -191,7 +191,7 @@ class RateControl:
         optimizer = self._optimizer()
         optimizer.learning_rate = self.base * self.outside * product
         self.product, self.last, self._must_write = product, self.read(), False
-        if now > 0 and self.last != now and all(part.momentum_correction for part in self._parts):
+        if now > 0 and self.last != now and all(factor.momentum_correction for factor in self._factors):
             self._momentum.scale(optimizer, self.last / now)
 
     def _warn(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The base of the learning-rate callbacks: joins the optimizer's RateControl and tells it the position in training."""
+"""The base of the learning-rate callbacks: joins the optimizer's controller and tells it the position in training."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import keras
 
-from keras_ddl.callbacks._rate_control import RateControl, control_of
+from keras_ddl.callbacks._learning_rate_controller import LearningRateController, controller_of
 from keras_ddl.errors import ConfigError
 from keras_ddl.schedules import positive
 
 
-class RatePart(keras.callbacks.Callback, abc.ABC):
-    """A callback that contributes one factor to the learning rate; see RateControl for how factors compose."""
+class LearningRateFactor(keras.callbacks.Callback, abc.ABC):
+    """A callback that contributes one factor to the learning rate; see LearningRateController for how they compose."""
 
     is_warmup = False
     never_stops_within_epoch = True  # spares the ranks an agreement in every batch
@@ -28,18 +28,18 @@ class RatePart(keras.callbacks.Callback, abc.ABC):
             )
         self.steps_per_epoch = steps_per_epoch
         self.momentum_correction = momentum_correction
-        self._control: RateControl | None = None
+        self._controller: LearningRateController | None = None
         self._epoch = 0
 
-    # ---- what RateControl asks ---------------------------------------------------------------------------------------
+    # ---- what the controller asks ------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def factor(self, epoch: int, batch: int) -> float | None:
-        """What the rate is multiplied by at this batch; None before the part begins."""
+        """What the rate is multiplied by at this batch; None before its first epoch."""
 
     @abc.abstractmethod
     def is_active(self, epoch: int) -> bool:
-        """Whether this epoch is one of the part's own."""
+        """Whether this epoch is one of its own."""
 
     def steps(self) -> int | None:
         """Steps per epoch: the argument, else what fit knows; None when neither does."""
@@ -56,13 +56,13 @@ class RatePart(keras.callbacks.Callback, abc.ABC):
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
             inner = getattr(optimizer, "inner_optimizer", optimizer)
-            self._control = control_of(inner) if _is_settable(inner) else None
-            if self._control is not None:
-                self._control.note()
+            self._controller = controller_of(inner) if _is_settable(inner) else None
+            if self._controller is not None:
+                self._controller.note()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         name = type(self).__name__
-        if self._control is None:
+        if self._controller is None:
             raise ConfigError(
                 f"{name} needs an optimizer whose learning rate is a number. Received: "
                 f"{_describe_rate(self.model)}. Compile with a number, or build the whole curve into the optimizer "
@@ -74,21 +74,21 @@ class RatePart(keras.callbacks.Callback, abc.ABC):
                 f"epoch ends. Received: steps_per_epoch=None. Pass {name}(..., steps_per_epoch=N) or "
                 "fit(..., steps_per_epoch=N)."
             )
-        self._control.join(self, self.params)
+        self._controller.join(self, self.params)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch = epoch
-        self._control.look()
+        self._controller.look()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._control.update(self._epoch, batch)
+        self._controller.update(self._epoch, batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
-            logs["learning_rate"] = self._control.look()
+            logs["learning_rate"] = self._controller.look()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._control.look()
+        self._controller.look()
 
 
 def _is_settable(optimizer: Any) -> bool:
