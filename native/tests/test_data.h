@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ddl.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 namespace ddl_test {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <tuple>
 
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 namespace ddl_test {
 namespace {

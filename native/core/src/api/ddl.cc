@@ -1,0 +1,203 @@
+// The C ABI over Engine. Translates; decides nothing.
+#include "ddl.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/trace.h"
+#include "engine/engine.h"
+
+struct ddl_comm {
+  std::unique_ptr<ddl::Engine> engine;
+  std::atomic<int> holders{1};
+};
+
+// Shared by the caller and the communication thread: freed by whichever lets go last.
+struct ddl_work {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  int code = DDL_OK;
+  std::string message;
+  std::vector<char> data;
+  std::vector<uint64_t> rows;
+  size_t element_bytes = 0;
+  uint64_t row_count = 0;
+  std::atomic<int> owners{2};
+
+  void Release() {
+    if (owners.fetch_sub(1) == 1) delete this;
+  }
+};
+
+namespace {
+
+// The lookup and its hold are one step: between them the creator could free what was found.
+std::mutex published_mutex;
+std::map<int64_t, ddl_comm*> published;
+
+int SelfGather(void*, const void* in, void* out, size_t bytes) {
+  std::memcpy(out, in, bytes);
+  return DDL_OK;
+}
+int SelfProbe(void*, int, int* peer, size_t*) {
+  *peer = -1;
+  return DDL_OK;
+}
+int SelfAllReduce(void*, const void* in, void* out, uint64_t count, uint32_t dtype, uint32_t) {
+  std::memcpy(out, in, count * ddl::DtypeSize(static_cast<ddl_dtype>(dtype)));
+  return DDL_OK;
+}
+const char* SelfError(void*) { return ""; }
+void SelfDestroy(void*) {}
+
+// A communicator of one rank talks to nobody.
+ddl_transport SelfTransport() {
+  ddl_transport transport{};
+  transport.abi_version = DDL_ABI_VERSION;
+  transport.size = 1;
+  transport.all_gather = SelfGather;
+  transport.probe = SelfProbe;
+  transport.plain_all_reduce = SelfAllReduce;
+  transport.last_error = SelfError;
+  transport.destroy = SelfDestroy;
+  return transport;
+}
+
+void* AllocateWork(void* user, const uint64_t* rows_by_rank, int size) {
+  auto* work = static_cast<ddl_work*>(user);
+  uint64_t rows = 0;
+  for (int r = 0; r < size; ++r) rows += rows_by_rank[r];
+  work->rows.assign(rows_by_rank, rows_by_rank + size);
+  // One byte more, so that an empty result has an address too.
+  work->data.resize(rows * work->row_count * work->element_bytes + 1);
+  return work->data.data();
+}
+
+void FinishWork(void* user, int code, const char* message) {
+  auto* work = static_cast<ddl_work*>(user);
+  {
+    const std::lock_guard<std::mutex> lock(work->mutex);
+    work->code = code;
+    work->message = message != nullptr ? message : "";
+    work->done = true;
+    work->changed.notify_all();
+  }
+  work->Release();
+}
+
+int Report(const ddl::Status& status, char* error, size_t error_bytes) {
+  std::snprintf(error, error_bytes, "%s", status.message().c_str());
+  return status.code();
+}
+
+}  // namespace
+
+extern "C" {
+
+uint32_t ddl_abi_version(void) { return DDL_ABI_VERSION; }
+
+ddl_comm* ddl_create(const ddl_transport* transport, const ddl_options* options, char* error, size_t error_bytes) {
+  const ddl_transport used = transport != nullptr ? *transport : SelfTransport();
+  if (used.abi_version != DDL_ABI_VERSION || options->abi_version != DDL_ABI_VERSION) {
+    std::snprintf(error, error_bytes,
+                  "the parts of keras_ddl do not fit together: core ABI %u, transport %u, options "
+                  "%u. Reinstall keras_ddl.",
+                  DDL_ABI_VERSION, used.abi_version, options->abi_version);
+    if (used.destroy != nullptr) used.destroy(used.self);
+    return nullptr;
+  }
+  auto comm = std::make_unique<ddl_comm>();
+  const ddl::Status status = ddl::Engine::Create(used, *options, &comm->engine);
+  if (status.ok()) return comm.release();
+  std::snprintf(error, error_bytes, "%s", status.message().c_str());
+  return nullptr;
+}
+
+void ddl_close(ddl_comm* comm) { comm->engine->Close(); }
+void ddl_hold(ddl_comm* comm) { comm->holders.fetch_add(1); }
+void ddl_release(ddl_comm* comm) {
+  if (comm->holders.fetch_sub(1) == 1) delete comm;
+}
+void ddl_destroy(ddl_comm* comm) {
+  ddl_close(comm);
+  ddl_release(comm);
+}
+
+int ddl_rank(const ddl_comm* comm) { return comm->engine->rank(); }
+int ddl_size(const ddl_comm* comm) { return comm->engine->size(); }
+int ddl_local_rank(const ddl_comm* comm) { return comm->engine->local_rank(); }
+int ddl_local_size(const ddl_comm* comm) { return comm->engine->local_size(); }
+const char* ddl_describe(const ddl_comm* comm) { return comm->engine->description(); }
+
+int ddl_next_question(ddl_comm* comm) { return comm->engine->whereabouts().Next() ? 1 : 0; }
+void ddl_answer(ddl_comm* comm, const char* text) {
+  comm->engine->whereabouts().Answer(text);
+  comm->engine->Answered();
+}
+
+void ddl_submit(ddl_comm* comm, const ddl_request* request) { comm->engine->Submit(*request); }
+
+int ddl_try_run(ddl_comm* comm, const ddl_request* request, uint32_t patience_us) {
+  return comm->engine->TryRun(*request, patience_us) ? 1 : 0;
+}
+
+ddl_work* ddl_start(ddl_comm* comm, const ddl_request* request) {
+  auto* work = new ddl_work();
+  ddl_request own = *request;
+  if (own.dtype < DDL_NUM_DTYPES) work->element_bytes = ddl::DtypeSize(static_cast<ddl_dtype>(own.dtype));
+  work->row_count = own.row_count;
+  own.allocate = AllocateWork;
+  own.done = FinishWork;
+  own.user = work;
+  comm->engine->Submit(own);
+  return work;
+}
+
+int ddl_work_wait(ddl_work* work, int timeout_ms) {
+  std::unique_lock<std::mutex> lock(work->mutex);
+  const auto is_done = [work] { return work->done; };
+  if (timeout_ms < 0) {
+    work->changed.wait(lock, is_done);
+    return 1;
+  }
+  return work->changed.wait_for(lock, std::chrono::milliseconds(timeout_ms), is_done) ? 1 : 0;
+}
+
+int ddl_work_code(const ddl_work* work) { return work->code; }
+const char* ddl_work_message(const ddl_work* work) { return work->message.c_str(); }
+const void* ddl_work_data(const ddl_work* work) { return work->data.data(); }
+const uint64_t* ddl_work_rows(const ddl_work* work) { return work->rows.data(); }
+void ddl_work_free(ddl_work* work) { work->Release(); }
+
+void ddl_publish(int64_t id, ddl_comm* comm) {
+  const std::lock_guard<std::mutex> lock(published_mutex);
+  if (comm != nullptr) {
+    published[id] = comm;
+  } else {
+    published.erase(id);
+  }
+}
+ddl_comm* ddl_find(int64_t id) {
+  const std::lock_guard<std::mutex> lock(published_mutex);
+  const auto at = published.find(id);
+  if (at == published.end()) return nullptr;
+  at->second->holders.fetch_add(1);
+  return at->second;
+}
+
+int ddl_trace_start(const char* path, int rank, const char* label, char* error, size_t error_bytes) {
+  return Report(ddl::Trace::Start(path, rank, label), error, error_bytes);
+}
+int ddl_trace_stop(char* error, size_t error_bytes) { return Report(ddl::Trace::Stop(), error, error_bytes); }
+void ddl_trace_span(const char* name, double begin_s, double end_s) { ddl::Trace::Span(name, begin_s, end_s); }
+
+}  // extern "C"

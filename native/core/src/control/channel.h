@@ -1,0 +1,71 @@
+// Carries control messages between this rank and the coordinator (rank 0): through mailboxes in shared memory where
+// both are in one group, as messages of the transport elsewhere. Used by the communication thread only.
+#ifndef KERAS_DDL_CORE_CONTROL_CHANNEL_H_
+#define KERAS_DDL_CORE_CONTROL_CHANNEL_H_
+
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "ddl.h"
+#include "net/owned_messages.h"
+#include "shm/group_memory.h"
+
+namespace ddl {
+
+class ControlChannel {
+ public:
+  // Tags of the transport; kDataTag belongs to ring.h, kBeatTag to heartbeat.h, kBlockTag and those after it to
+  // box_all_reduce.cc.
+  enum Tag { kUpTag = 101, kDownTag = 102, kAbortTag = 103, kDataTag = 104, kBeatTag = 105, kBlockTag = 200 };
+
+  ControlChannel(const ddl_transport& transport, GroupMemory& memory);
+
+  // Queues a message to rank `peer`; either end of every message but an abort is rank 0. Never blocks.
+  void Send(int peer, std::string bytes);
+  // Tells every rank outside this group that the communicator is broken (ranks inside see it from Send).
+  void SendAbort(const std::string& bytes);
+
+  using Received = OwnedMessages::Finished;
+  // Moves what is queued, and appends what has arrived. PollAborts looks for abort messages alone, as a rank does in
+  // the middle of a collective. Neither waits: a large message whose sender stops half way never arrives, and its
+  // sender is found missing as if it had sent nothing.
+  Status Poll(std::vector<Received>* received);
+  Status PollAborts(std::vector<Received>* received);
+  // Ends what is under way, as must be done before the transport is destroyed.
+  void TakeBack();
+
+  // Moves what waits for room in a mailbox; true when nothing is left.
+  bool Flush();
+
+  // True when messages wait to be sent, or some peer can only be reached (or reach us) through the transport, which
+  // does not ring our bell.
+  bool NeedsPolling() const { return remote_; }
+  // Whether everything is sent, and whether nothing is half received.
+  bool Idle() const { return queued_.empty() && sends_.empty(); }
+  bool NothingArriving() const { return receives_.empty() && aborts_.empty(); }
+
+ private:
+  bool IsLocal(int peer) const { return local_of_[static_cast<size_t>(peer)] >= 0; }
+  bool TryPost(int peer, const std::string& bytes);
+
+  const ddl_transport& transport_;
+  GroupMemory& memory_;
+  std::vector<int> local_of_;  // local rank of each rank, -1 outside the group
+  bool remote_ = false;
+  std::map<int, std::deque<std::string>> queued_;  // local peers whose mailbox was full
+  OwnedMessages sends_;
+  OwnedMessages receives_;
+  OwnedMessages aborts_;  // received; apart, because nothing may hold them up
+  Status send_error_;
+};
+
+// Writes `bytes` as one message; false when it does not fit now. REQUIRES: bytes.size() + 4 <= kMailboxBytes.
+bool MailboxPut(Mailbox& box, const std::string& bytes);
+// Takes the oldest message; false when there is none.
+bool MailboxTake(Mailbox& box, std::string* bytes);
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_CONTROL_CHANNEL_H_

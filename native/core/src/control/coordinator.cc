@@ -1,0 +1,176 @@
+#include "control/coordinator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/kernels.h"
+
+namespace ddl {
+namespace {
+
+constexpr double kDebtSeconds = 60.0;
+// How long the threads of a step that was given up may still submit what is left of it.
+constexpr double kFailedStepSeconds = 10.0;
+
+}  // namespace
+
+std::string Label(const Announcement& a) {
+  return std::string(KindName(static_cast<ddl_kind>(a.kind))) + " '" + a.name + "'" +
+         (a.detail.empty() ? "" : " (" + a.detail + ")");
+}
+
+Coordinator::Coordinator(const Places& places, double warn_after_s, double deadline_s)
+    : places_(places),
+      size_(places.size()),
+      warn_after_s_(warn_after_s),
+      deadline_s_(deadline_s),
+      left_(static_cast<size_t>(size_), false),
+      sightings_(static_cast<size_t>(size_)) {}
+
+void Coordinator::Announce(int rank, Announcement announcement, double now) {
+  const std::string name = announcement.name;
+  if (PayDebt(rank, announcement, now) || IsOfFailedStep(rank, announcement)) {
+    FailSteps();
+    return;
+  }
+  const auto at = waiting_.try_emplace(name).first;
+  if (at->second.by_rank.empty()) at->second.by_rank.resize(static_cast<size_t>(size_));
+  at->second.by_rank[static_cast<size_t>(rank)].push_back({std::move(announcement), now});
+  Match(at);
+  FailSteps();
+}
+
+void Coordinator::Match(Entries::iterator at) {
+  Entry& entry = at->second;
+  const std::vector<int> missing = Missing(entry);
+  for (int rank : missing) {
+    if (!left_[static_cast<size_t>(rank)]) continue;
+    const std::vector<int> present = Present(entry);
+    Fail(at, DDL_UNAVAILABLE,
+         Label(entry.by_rank[static_cast<size_t>(present[0])].front().announcement) + " can not complete: rank " +
+             std::to_string(rank) + " has left (its process on host " + places_.at(rank).host +
+             " ended or called shutdown). Every rank must run the same collectives; look at "
+             "the output of that rank.");
+    return;
+  }
+  if (!missing.empty()) return;
+  std::vector<Announcement> all;
+  for (auto& queue : entry.by_rank) {
+    all.push_back(std::move(queue.front().announcement));
+    queue.pop_front();
+  }
+  Verdict verdict;
+  verdict.decision.name = at->first;
+  verdict.decision.message = DescribeMismatch(all);
+  if (!verdict.decision.message.empty()) {
+    verdict.decision.code = DDL_FAILED_PRECONDITION;
+  } else if (all[0].kind == DDL_ALL_GATHER) {
+    for (const Announcement& a : all) verdict.decision.rows.push_back(a.rows);
+  }
+  for (int rank = 0; rank < size_; ++rank) verdict.ranks.push_back(rank);
+  verdicts_.push_back(verdict);
+  entry.warn_age = 0;
+  if (Present(entry).empty()) waiting_.erase(at);
+  if (verdict.decision.code == DDL_OK) return;
+  for (int rank = 0; rank < size_; ++rank) {
+    failing_.push_back({rank, all[static_cast<size_t>(rank)].step, verdict.decision});
+  }
+}
+
+void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& message) {
+  Verdict verdict;
+  verdict.decision.code = code;
+  verdict.decision.name = at->first;
+  verdict.decision.message = message;
+  verdict.ranks = Present(at->second);
+  std::vector<uint64_t> steps;
+  for (int rank : verdict.ranks) {
+    auto& queue = at->second.by_rank[static_cast<size_t>(rank)];
+    steps.push_back(queue.front().announcement.step);
+    queue.pop_front();
+  }
+  verdicts_.push_back(verdict);
+  at->second.warn_age = 0;
+  if (Present(at->second).empty()) waiting_.erase(at);
+  for (size_t i = 0; i < steps.size(); ++i) failing_.push_back({verdict.ranks[i], steps[i], verdict.decision});
+}
+
+void Coordinator::Owe(const std::vector<int>& debtors, const Decision& decision, double now,
+                      const std::string& sibling) {
+  for (int rank : debtors) {
+    if (left_[static_cast<size_t>(rank)]) continue;
+    debts_[decision.name].push_back({rank, now + std::max(kDebtSeconds, deadline_s_), decision, sibling});
+  }
+}
+
+bool Coordinator::PayDebt(int rank, const Announcement& announcement, double now) {
+  const std::string& name = announcement.name;
+  const auto at = debts_.find(name);
+  if (at == debts_.end()) return false;
+  auto& debts = at->second;
+  debts.erase(std::remove_if(debts.begin(), debts.end(), [&](const Debt& d) { return d.until < now; }), debts.end());
+  const auto debt = std::find_if(debts.begin(), debts.end(), [&](const Debt& d) { return d.rank == rank; });
+  const bool owed = debt != debts.end();
+  if (owed) {
+    const std::string sibling = debt->sibling;
+    verdicts_.push_back({debt->decision, {rank}});
+    failing_.push_back({rank, announcement.step, debt->decision});
+    debts.erase(debt);
+    const auto other = debts_.find(sibling);
+    if (other != debts_.end()) {
+      auto& list = other->second;
+      list.erase(std::remove_if(list.begin(), list.end(), [&](const Debt& d) { return d.rank == rank; }), list.end());
+      if (list.empty()) debts_.erase(other);
+    }
+  }
+  if (debts_.count(name) != 0 && debts_[name].empty()) debts_.erase(name);
+  return owed;
+}
+
+bool Coordinator::HasDebts(double now) {
+  if (num_failed_steps_ != num_failed_steps_seen_) {
+    num_failed_steps_seen_ = num_failed_steps_;
+    failed_steps_until_ = now + kFailedStepSeconds;
+  }
+  if (now < failed_steps_until_) return true;
+  return std::any_of(debts_.begin(), debts_.end(), [&](const auto& named) {
+    return std::any_of(named.second.begin(), named.second.end(), [&](const Debt& d) { return d.until >= now; });
+  });
+}
+
+void Coordinator::Leave(int rank) {
+  left_[static_cast<size_t>(rank)] = true;
+  // Match fails one request per call and may erase the entry: start over until nothing changes.
+  for (auto at = waiting_.begin(); at != waiting_.end();) {
+    const auto here = at++;
+    const std::string name = here->first;
+    for (size_t before = verdicts_.size();; before = verdicts_.size()) {
+      const auto again = waiting_.find(name);
+      if (again == waiting_.end()) break;
+      Match(again);
+      if (verdicts_.size() == before) break;
+    }
+  }
+  FailSteps();
+}
+
+std::vector<int> Coordinator::Missing(const Entry& entry) const {
+  std::vector<int> ranks;
+  for (int r = 0; r < size_; ++r) {
+    if (entry.by_rank[static_cast<size_t>(r)].empty()) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+std::vector<int> Coordinator::Present(const Entry& entry) const {
+  std::vector<int> ranks;
+  for (int r = 0; r < size_; ++r) {
+    if (!entry.by_rank[static_cast<size_t>(r)].empty()) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+std::vector<Verdict> Coordinator::TakeVerdicts() { return std::exchange(verdicts_, {}); }
+std::vector<std::string> Coordinator::TakeWarnings() { return std::exchange(warnings_, {}); }
+
+}  // namespace ddl

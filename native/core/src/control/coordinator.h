@@ -1,0 +1,129 @@
+// The coordinator: rank 0's bookkeeping of which rank is ready for which collective. Pure logic: no threads, no I/O,
+// no clock of its own (tests drive it directly).
+#ifndef KERAS_DDL_CORE_CONTROL_COORDINATOR_H_
+#define KERAS_DDL_CORE_CONTROL_COORDINATOR_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "control/message.h"
+#include "liveness/places.h"
+
+namespace ddl {
+
+// One decision and the ranks it is for. A failed collective may be for some ranks only: those that submitted it.
+struct Verdict {
+  Decision decision;
+  std::vector<int> ranks;
+};
+
+class Coordinator {
+ public:
+  // `warn_after_s`, `deadline_s`: 0 for never. `places` must outlive this.
+  Coordinator(const Places& places, double warn_after_s, double deadline_s);
+
+  // Rank `rank` is ready. `now`: seconds of a monotonic clock, never decreasing between calls.
+  void Announce(int rank, Announcement announcement, double now);
+  // Rank `rank` leaves: whatever waits for it, now or later, fails with DDL_UNAVAILABLE.
+  void Leave(int rank);
+  // Looks at what has waited too long. Call it some times a second while anything is pending. Before it warns or
+  // fails, it asks the missing ranks where they are and waits a moment for what they say.
+  void Tick(double now);
+  // The ranks to ask since the last call, each to be answered by Hear if it can.
+  std::vector<int> TakeQuestions();
+  // Rank `rank` lives. `last`: it says no more. `predicate`: as in "is at train.py:12 in step"; empty: not known.
+  void Hear(int rank, const std::string& predicate, bool last);
+
+  bool HasPending() const { return !waiting_.empty(); }
+  // True while some rank may still come to a collective that failed without it, or submit more of a failed step.
+  bool HasDebts(double now);
+  bool HasLeft(int rank) const { return left_[static_cast<size_t>(rank)]; }
+
+  // What was decided, in order, since the last call.
+  std::vector<Verdict> TakeVerdicts();
+  // Warnings for the user since the last call.
+  std::vector<std::string> TakeWarnings();
+
+ private:
+  struct Waiting {
+    Announcement announcement;
+    double since;
+  };
+  struct Entry {
+    std::vector<std::deque<Waiting>> by_rank;  // FIFO per rank
+    double warn_age = 0;                       // age of the next warning; 0: none was given yet
+  };
+  // What a rank that was asked has said since.
+  struct Sighting {
+    double asked = -1e9;
+    bool lives = false;
+    bool last = false;
+    std::string predicate;
+  };
+  // A rank owes an announcement of a collective that failed without it: it fails when it comes, until `until`. Of two
+  // collectives that failed together it owes either, not both: `sibling` is the other's name, or empty.
+  struct Debt {
+    int rank;
+    double until;
+    Decision decision;
+    std::string sibling;
+  };
+  // A run of a graph on one rank of which a collective has failed: the graph is cancelled there, and whether it still
+  // submits its other collectives is chance. None of them can complete.
+  struct FailedStep {
+    int rank;
+    uint64_t step;
+    Decision cause;
+  };
+  using Entries = std::map<std::string, Entry>;
+
+  void Match(Entries::iterator at);
+  void Fail(Entries::iterator at, ddl_code code, const std::string& message);
+  // Each of `debtors` gets `decision` when it comes.
+  void Owe(const std::vector<int>& debtors, const Decision& decision, double now, const std::string& sibling);
+  // coordinator_steps.cc. Fails what waits of the steps in failing_, from which on they are failed. Entries may go.
+  void FailSteps();
+  // Fails an announcement of a failed step.
+  bool IsOfFailedStep(int rank, const Announcement& announcement);
+  bool PayDebt(int rank, const Announcement& announcement, double now);
+  void CheckBlocked(double now);
+  // Asks `ranks` if that was not done lately, and after `since`; true when they have answered, or had the time to.
+  bool Sought(const std::vector<int>& ranks, double since, double now);
+  // Where each of `ranks` is, in one sentence per rank.
+  std::string Sightings(const std::vector<int>& ranks) const;
+  std::vector<int> Missing(const Entry& entry) const;
+  std::vector<int> Present(const Entry& entry) const;
+
+  const Places& places_;
+  const int size_;
+  const double warn_after_s_;
+  const double deadline_s_;
+  Entries waiting_;
+  std::vector<bool> left_;
+  std::map<std::string, std::vector<Debt>> debts_;
+  std::vector<FailedStep> failing_;      // to be looked at by FailSteps
+  std::deque<FailedStep> failed_steps_;  // the last few
+  uint64_t num_failed_steps_ = 0;        // ever
+  uint64_t num_failed_steps_seen_ = 0;   // by HasDebts
+  double failed_steps_until_ = 0;        // till when the last of them counts as debts
+  std::vector<Verdict> verdicts_;
+  std::vector<std::string> warnings_;
+  std::vector<Sighting> sightings_;  // by rank
+  std::vector<int> questions_;
+};
+
+// "all_reduce 'loss' (float32[2])".
+std::string Label(const Announcement& announcement);
+
+// Compares the announcements of one collective (index: rank). Empty when they agree; else a message that names every
+// field that differs, the ranks on each side and both values.
+std::string DescribeMismatch(const std::vector<Announcement>& announcements);
+
+// "0, 2, 5" or, for many, "0, 1, 2 and 61 more".
+std::string JoinRanks(const std::vector<int>& ranks);
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_CONTROL_COORDINATOR_H_

@@ -1,0 +1,138 @@
+#include "control/message.h"
+
+#include <cstring>
+#include <type_traits>
+
+namespace ddl {
+namespace {
+
+class Writer {
+ public:
+  explicit Writer(MessageType type) { bytes_.push_back(static_cast<char>(type)); }
+
+  template <typename T>
+  Writer& Put(T value) {
+    static_assert(std::is_arithmetic_v<T>, "fixed-size values only");
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  Writer& Put(const std::string& text) {
+    Put(static_cast<uint32_t>(text.size()));
+    bytes_.append(text);
+    return *this;
+  }
+  std::string Take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+class Reader {
+ public:
+  explicit Reader(const std::string& bytes) : at_(bytes.data() + 1), end_(bytes.data() + bytes.size()) {}
+
+  template <typename T>
+  T Get() {
+    T value{};
+    if (at_ + sizeof value <= end_) std::memcpy(&value, at_, sizeof value);
+    at_ += sizeof value;
+    return value;
+  }
+  std::string GetText() {
+    const auto size = Get<uint32_t>();
+    if (at_ + size > end_) return {};
+    std::string text(at_, size);
+    at_ += size;
+    return text;
+  }
+
+ private:
+  const char* at_;
+  const char* end_;
+};
+
+}  // namespace
+
+std::string EncodeAnnouncement(const Announcement& a) {
+  return Writer(MessageType::kAnnounce)
+      .Put(a.kind)
+      .Put(a.dtype)
+      .Put(a.op)
+      .Put(a.root)
+      .Put(a.flags)
+      .Put(a.count)
+      .Put(a.row_count)
+      .Put(a.rows)
+      .Put(a.fingerprint)
+      .Put(a.step)
+      .Put(a.tolerance)
+      .Put(a.name)
+      .Put(a.detail)
+      .Take();
+}
+
+Announcement DecodeAnnouncement(const std::string& bytes) {
+  Reader in(bytes);
+  Announcement a;
+  a.kind = in.Get<uint32_t>();
+  a.dtype = in.Get<uint32_t>();
+  a.op = in.Get<uint32_t>();
+  a.root = in.Get<int32_t>();
+  a.flags = in.Get<uint32_t>();
+  a.count = in.Get<uint64_t>();
+  a.row_count = in.Get<uint64_t>();
+  a.rows = in.Get<uint64_t>();
+  a.fingerprint = in.Get<uint64_t>();
+  a.step = in.Get<uint64_t>();
+  a.tolerance = in.Get<double>();
+  a.name = in.GetText();
+  a.detail = in.GetText();
+  return a;
+}
+
+std::string EncodeDecision(const Decision& d) {
+  Writer out(MessageType::kDecide);
+  out.Put(static_cast<int32_t>(d.code)).Put(d.name).Put(Cut(d.message, kMaxError));
+  out.Put(static_cast<uint32_t>(d.rows.size()));
+  for (uint64_t rows : d.rows) out.Put(rows);
+  return out.Take();
+}
+
+Decision DecodeDecision(const std::string& bytes) {
+  Reader in(bytes);
+  Decision d;
+  d.code = static_cast<ddl_code>(in.Get<int32_t>());
+  d.name = in.GetText();
+  d.message = in.GetText();
+  d.rows.resize(in.Get<uint32_t>());
+  for (uint64_t& rows : d.rows) rows = in.Get<uint64_t>();
+  return d;
+}
+
+std::string EncodeText(MessageType type, const std::string& text) {
+  return Writer(type).Put(Cut(text, kMaxError)).Take();
+}
+
+std::string DecodeText(const std::string& bytes) { return Reader(bytes).GetText(); }
+
+std::string EncodeReason(const Status& status) {
+  const ddl_code code = status.code() == DDL_UNAVAILABLE ? DDL_UNAVAILABLE : DDL_ABORTED;
+  return static_cast<char>(code) + status.message();
+}
+
+Status DecodeReason(const std::string& reason) {
+  if (reason.empty()) return {DDL_ABORTED, ""};
+  return {static_cast<ddl_code>(reason[0]), reason.substr(1)};
+}
+
+MessageType TypeOf(const std::string& bytes) { return static_cast<MessageType>(bytes.empty() ? 0 : bytes[0]); }
+
+std::string Cut(const std::string& text, size_t limit) {
+  if (text.size() <= limit) return text;
+  size_t end = limit - 3;
+  // A UTF-8 continuation byte starts with bits 10: step back to the start of the character.
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return text.substr(0, end) + "...";
+}
+
+}  // namespace ddl

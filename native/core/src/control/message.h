@@ -1,0 +1,81 @@
+// The messages of the control plane, and how they travel as bytes.
+//
+// Every collective is announced to the coordinator (rank 0) by each rank with an Announcement; when all have come, the
+// coordinator answers every rank with one Decision. Decisions are executed in the order they were taken, which is the
+// same on all ranks: that order, not the order of submission, is what makes matching by name free of deadlock.
+#ifndef KERAS_DDL_CORE_CONTROL_MESSAGE_H_
+#define KERAS_DDL_CORE_CONTROL_MESSAGE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "ddl.h"
+#include "shm/scheme.h"
+
+namespace ddl {
+
+// Longest text a message carries; longer ones are cut with an ellipsis.
+constexpr size_t kMaxName = 1023;
+constexpr size_t kMaxDetail = 1023;
+constexpr size_t kMaxError = 6000;
+
+// "I have this collective ready": all that ranks must agree on, and what an error should say about it.
+struct Announcement {
+  uint32_t kind = 0;
+  uint32_t dtype = 0;
+  uint32_t op = 0;
+  int32_t root = 0;
+  uint32_t flags = 0;
+  uint64_t count = 0;
+  uint64_t row_count = 0;
+  uint64_t rows = 0;
+  uint64_t fingerprint = 0;
+  uint64_t step = 0;  // differs between ranks
+  double tolerance = 0;
+  std::string name;
+  std::string detail;
+};
+
+// What every rank does next with the oldest request of `name`.
+struct Decision {
+  ddl_code code = DDL_OK;  // DDL_OK: run it; else: fail it with `message`
+  std::string name;
+  std::string message;
+  std::vector<uint64_t> rows;    // DDL_ALL_GATHER: rows of each rank
+  std::optional<Scheme> scheme;  // DDL_ALL_REDUCE at a meeting: see ShmAllReduce; not sent
+  double agreed = 0;             // when it became known here, if a trace is being written; not sent
+};
+
+enum class MessageType : uint8_t {
+  kAnnounce = 1,  // rank -> coordinator: Announcement
+  kLeave = 2,     // rank -> coordinator, or the coordinator to all: nothing more will come; payload: text
+  kDecide = 3,    // coordinator -> rank: Decision
+  kAbort = 4,     // anyone -> anyone: the communicator is broken; payload: EncodeReason
+  kAsk = 5,       // coordinator -> rank: where are you?
+  kHere = 6,      // rank -> coordinator: alive; whether an answer follows is not certain
+  kAnswer = 7,    // rank -> coordinator: the answer; payload: text
+};
+
+std::string EncodeAnnouncement(const Announcement& announcement);
+std::string EncodeDecision(const Decision& decision);
+std::string EncodeText(MessageType type, const std::string& text);
+
+MessageType TypeOf(const std::string& bytes);
+// REQUIRES: bytes made by the encoder of the same library (ranks check the ABI version when they meet).
+Announcement DecodeAnnouncement(const std::string& bytes);
+Decision DecodeDecision(const std::string& bytes);
+std::string DecodeText(const std::string& bytes);
+
+// Why a rank gave the communicator up, as the others are told: a text without zero bytes, which may be cut anywhere
+// after its first byte. Of the code only this survives: DDL_UNAVAILABLE (a rank left) stays, all else is DDL_ABORTED.
+std::string EncodeReason(const Status& status);
+Status DecodeReason(const std::string& reason);
+
+// `text` cut to `limit` bytes at a UTF-8 boundary, ending in "..." when cut.
+std::string Cut(const std::string& text, size_t limit);
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_CONTROL_MESSAGE_H_

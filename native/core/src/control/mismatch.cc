@@ -1,0 +1,123 @@
+// DescribeMismatch: what ranks must agree on, and how a disagreement is told.
+#include <cstdio>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "control/coordinator.h"
+#include "kernels/kernels.h"
+
+namespace ddl {
+namespace {
+
+using FieldText = std::function<std::string(const Announcement&)>;
+
+struct Field {
+  const char* name;
+  bool (*applies)(const Announcement&);
+  FieldText text;
+};
+
+bool Always(const Announcement&) { return true; }
+bool Reduces(const Announcement& a) { return a.kind == DDL_ALL_REDUCE || a.kind == DDL_REDUCE_SCATTER; }
+bool HasData(const Announcement& a) { return a.kind != DDL_BARRIER; }
+bool HasRoot(const Announcement& a) { return a.kind == DDL_BROADCAST; }
+bool HasEqualCount(const Announcement& a) { return a.kind != DDL_BARRIER && a.kind != DDL_ALL_GATHER; }
+bool HasRows(const Announcement& a) { return a.kind == DDL_REDUCE_SCATTER || a.kind == DDL_ALL_GATHER; }
+bool IsReduceScatter(const Announcement& a) { return a.kind == DDL_REDUCE_SCATTER; }
+
+std::string Digits(double value, int digits) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.*g", digits, value);
+  return text;
+}
+
+const std::vector<Field>& Fields() {
+  static const auto* fields = new std::vector<Field>{
+      {"collective", Always, [](const Announcement& a) { return KindName(static_cast<ddl_kind>(a.kind)); }},
+      {"dtype", HasData, [](const Announcement& a) { return DtypeName(static_cast<ddl_dtype>(a.dtype)); }},
+      {"op", Reduces, [](const Announcement& a) { return OpName(static_cast<ddl_op>(a.op)); }},
+      {"root", HasRoot, [](const Announcement& a) { return std::to_string(a.root); }},
+      {"number of elements", HasEqualCount, [](const Announcement& a) { return std::to_string(a.count); }},
+      {"rows", IsReduceScatter, [](const Announcement& a) { return std::to_string(a.rows); }},
+      {"elements per row", HasRows, [](const Announcement& a) { return std::to_string(a.row_count); }},
+      {"shapes or plan", Always,
+       [](const Announcement& a) {
+         return a.detail.empty() ? "fingerprint " + std::to_string(a.fingerprint) : a.detail;
+       }},
+      {"mpi/check", Always,
+       [](const Announcement& a) -> std::string {
+         if ((a.flags & DDL_FLAG_CHECK) != 0) return "check within " + Digits(a.tolerance, 6);
+         return (a.flags & DDL_FLAG_PLAIN_MPI) != 0 ? "mpi" : "neither";
+       }},
+  };
+  return *fields;
+}
+
+// The value that is compared: exact, where the text may be short or only explain.
+std::string Compared(const Field& field, const Announcement& a) {
+  if (field.name == std::string("shapes or plan")) return std::to_string(a.fingerprint);
+  if (field.name != std::string("mpi/check")) return field.text(a);
+  const uint32_t flags = a.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK);
+  return std::to_string(flags) + ((flags & DDL_FLAG_CHECK) != 0 ? ", tolerance " + Digits(a.tolerance, 17) : "");
+}
+
+// The comparison of every call; the table above only explains. Fields that do not apply are equal or ignored.
+bool Agree(const Announcement& a, const Announcement& b) {
+  return a.kind == b.kind && (!HasData(a) || a.dtype == b.dtype) && (!Reduces(a) || a.op == b.op) &&
+         (!HasRoot(a) || a.root == b.root) && (!HasEqualCount(a) || a.count == b.count) &&
+         (!IsReduceScatter(a) || a.rows == b.rows) && (!HasRows(a) || a.row_count == b.row_count) &&
+         a.fingerprint == b.fingerprint && a.tolerance == b.tolerance &&
+         ((a.flags ^ b.flags) & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) == 0;
+}
+
+}  // namespace
+
+std::string JoinRanks(const std::vector<int>& ranks) {
+  constexpr size_t kShown = 8;
+  std::string text;
+  for (size_t i = 0; i < ranks.size() && i < kShown; ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  if (ranks.size() > kShown) text += " and " + std::to_string(ranks.size() - kShown) + " more";
+  return text;
+}
+
+std::string DescribeMismatch(const std::vector<Announcement>& announcements) {
+  bool agree = true;
+  for (const Announcement& a : announcements) agree = agree && Agree(announcements[0], a);
+  if (agree) return {};
+  std::string differences;
+  for (const Field& field : Fields()) {
+    if (!field.applies(announcements[0])) continue;
+    // Ranks by value, in the order of their lowest rank.
+    std::vector<std::string> values;
+    std::vector<std::vector<int>> ranks;
+    for (size_t rank = 0; rank < announcements.size(); ++rank) {
+      const std::string value = Compared(field, announcements[rank]);
+      size_t i = 0;
+      while (i < values.size() && values[i] != value) ++i;
+      if (i == values.size()) {
+        values.push_back(value);
+        ranks.emplace_back();
+      }
+      ranks[i].push_back(static_cast<int>(rank));
+    }
+    if (values.size() == 1) continue;
+    if (!differences.empty()) differences += "; ";
+    differences += std::string(field.name) + ": ";
+    std::set<std::string> texts;
+    for (const auto& same : ranks) texts.insert(field.text(announcements[static_cast<size_t>(same[0])]));
+    for (size_t i = 0; i < values.size(); ++i) {
+      differences += (i > 0 ? ", " : "") + field.text(announcements[static_cast<size_t>(ranks[i][0])]);
+      if (texts.size() < values.size()) differences += " (" + values[i] + ")";  // equal texts would say nothing
+      differences += " on rank(s) " + JoinRanks(ranks[i]);
+    }
+    // Another collective under the same name: its other fields differ for that reason alone.
+    if (field.name == std::string("collective")) break;
+  }
+  if (differences.empty()) return {};
+  return "ranks disagree on '" + announcements[0].name + "': " + differences +
+         ". All ranks must submit the same collective, of equal shape, dtype and op, under one name.";
+}
+
+}  // namespace ddl

@@ -1,0 +1,237 @@
+#include "engine/engine.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "base/trace.h"
+#include "engine/scheduling.h"
+#include "hierarchy/layout.h"
+#include "shm/doorbell.h"
+
+namespace ddl {
+namespace {
+
+// How often waiting requests, other processes and the clock are looked at.
+constexpr double kWatchPendingSeconds = 0.02;
+constexpr double kWatchIdleSeconds = 0.1;
+// How long a thread looks without sleeping for an answer that is usually a microsecond away.
+constexpr double kSpinSeconds = 20e-6;
+
+thread_local bool on_communication_thread = false;
+
+// How often this process was forked from one that had the library: a child has the memory, but no communication thread.
+std::atomic<uint32_t> forks{0};
+
+}  // namespace
+
+Status Engine::Create(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<Engine>* out) {
+  Status status = AgreeOnLayout(transport, options);
+  if (!status.ok()) {
+    transport.destroy(transport.self);
+    return status;
+  }
+  const std::vector<int> group(options.group, options.group + transport.size);
+  std::unique_ptr<GroupMemory> memory;
+  status = GroupMemory::Create(transport, group, SlotBytes(options, transport.size), &memory);
+  if (status.ok()) status = PeerMemory::Probe(transport, options.staged_only == 0, *memory);
+  Places places;
+  if (status.ok()) status = Places::Exchange(transport, &places);
+  if (!status.ok()) {
+    transport.destroy(transport.self);
+    return status;
+  }
+  out->reset(new Engine(transport, options, std::move(memory), std::move(places), group));
+  return {};
+}
+
+Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory,
+               Places places, const std::vector<int>& group)
+    : transport_(transport),
+      deadline_s_(options.deadline_s),
+      warn_(options.warn),
+      warn_user_(options.warn_user),
+      memory_(std::move(memory)),
+      places_(std::move(places)),
+      watch_(*memory_, places_, transport.rank, [this](int rank) { return HasLeft(rank); }),
+      channel_(transport_, *memory_),
+      heartbeat_(transport_, *memory_, places_, group, options.lost_after_s,
+                 [this](int rank) { return HasLeft(rank); }),
+      waiter_([this] { return Health(); }, options.deadline_s, memory_->local_size()),
+      box_(transport_, *memory_, waiter_, group, std::vector<int>(options.outer, options.outer + options.num_outer)),
+      executor_(transport_, box_),
+      meeting_(*memory_),
+      sources_(static_cast<size_t>(transport.size)) {
+  static const int watching = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+  (void)watching;
+  forks_at_creation_ = forks;
+  if (transport.rank == 0) {
+    coordinator_ = std::make_unique<Coordinator>(places_, options.warn_after_s, options.deadline_s);
+  }
+  if (options.warn_after_s > 0) {
+    waiter_.SetWarning(options.warn_after_s,
+                       [this](const std::string& waits_for, double seconds) { return WarnInside(waits_for, seconds); });
+  }
+  description_ = box_.Describe() + "; " + memory_->kind() + ", " + std::to_string(memory_->slot_bytes() / 1024) +
+                 " KiB slots" + (memory_->reachable() ? ", cross memory attach; " : "; ") + InstructionSetName();
+  thread_ = std::thread([this] { Loop(); });
+}
+
+void Engine::Close() {
+  if (!thread_.joinable()) return;
+  whereabouts_.Close();
+  stop_since_ = Now();
+  stop_ = true;
+  RingBell(memory_->own());
+  thread_.join();
+  // Other threads touch the group's memory under the lock only, and no more once they have seen `stop_`.
+  const std::lock_guard<std::mutex> lock(mutex_);
+  transport_.destroy(transport_.self);
+}
+
+void Engine::Submit(const ddl_request& from) {
+  const Status status = Validate(from, transport_.size);
+  if (!status.ok()) {
+    from.done(from.user, status.code(), status.message().c_str());
+    return;
+  }
+  auto request = std::make_unique<Request>();
+  request->Describe(from);
+  request->submitted = Now();
+  const bool forked = Forked();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!stop_ && !forked) {
+      memory_->own().outstanding.fetch_add(1, std::memory_order_relaxed);
+      submitted_.push_back(std::move(request));
+      RingBell(memory_->own());
+    }
+  }
+  if (request != nullptr) {
+    request->done(request->user, DDL_FAILED_PRECONDITION,
+                  forked ? "this process was forked from a rank, and is not a rank itself"
+                         : "the communicator has been shut down");
+  }
+}
+
+bool Engine::Forked() const { return forks.load(std::memory_order_relaxed) != forks_at_creation_; }
+
+void Engine::Loop() {
+  on_communication_thread = true;
+  pthread_setname_np(pthread_self(), "keras_ddl");
+  RunSoonAfterWaking();
+  const std::vector<int> sharers = places_.SharersOfCores(transport_.rank);
+  StayOffOtherRanksCores(static_cast<int>(std::find(sharers.begin(), sharers.end(), transport_.rank) - sharers.begin()),
+                         static_cast<int>(sharers.size()));
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // sleeps of 50 us are meant as such (the default slack is 50 us)
+  while (!stop_) {
+    // Read before looking for work: what arrives later changes it, and Idle returns at once.
+    const uint32_t seen = BellCount(memory_->own());
+    bool worked = TakeSubmissions();
+    worked = TakeMessages() || worked;
+    worked = DeliverVerdicts() || worked;
+    worked = RunDecisions() || worked;
+    const double now = Now();
+    if (now - last_watch_ > (num_pending_ > 0 ? kWatchPendingSeconds : kWatchIdleSeconds)) {
+      last_watch_ = now;
+      WatchOver();
+      worked = DeliverVerdicts() || worked;
+      worked = !decisions_.empty() || worked;
+    }
+    if (worked) {
+      idle_since_ = 0;
+    } else {
+      Idle(seen);
+    }
+  }
+  Leave();
+}
+
+bool Engine::OnCommunicationThread() { return on_communication_thread; }
+
+bool Engine::TakeSubmissions() {
+  std::vector<std::unique_ptr<Request>> requests;
+  Status failure;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (inline_busy_) return false;  // LeaveInline rings
+    std::swap(failure, inline_failure_);
+    requests.swap(submitted_);
+  }
+  if (!failure.ok()) Break(WithSuspects(failure));
+  for (auto& request : requests) Announce(std::move(request));
+  return !requests.empty();
+}
+
+bool Engine::RunDecisions() {
+  const bool any = !decisions_.empty();
+  while (!decisions_.empty()) {
+    const Decision decision = std::move(decisions_.front());
+    decisions_.pop_front();
+    Decide(decision);
+  }
+  return any;
+}
+
+void Engine::Decide(const Decision& decision) {
+  const auto at = pending_.find(decision.name);
+  // Everything pending may have been failed by an abort that overtook the decision.
+  if (at == pending_.end()) return;
+  const std::unique_ptr<Request> request = std::move(at->second.front());
+  at->second.pop_front();
+  if (at->second.empty()) pending_.erase(at);
+  --num_pending_;
+  const double started = Trace::Stamp();
+  Status status(decision.code, decision.message);
+  bool broken = false;
+  if (status.ok()) {
+    running_ = &request->announcement;
+    heartbeat_.SetBusy((running_->flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0);
+    status = executor_.Run(*request, decision, &broken);
+    running_ = nullptr;
+    heartbeat_.SetBusy(false);
+  }
+  if (broken) status = WithSuspects(status);
+  if (started > 0) request->TraceRun(decision.agreed, started, status.code());
+  if (broken) Break(status);
+  Finish(*request, status);
+}
+
+void Engine::Finish(const Request& request, const Status& status) {
+  // First: whoever waits for this may come to the next meeting at once.
+  memory_->own().outstanding.fetch_sub(1, std::memory_order_release);
+  request.done(request.user, status.code(), status.message().c_str());
+}
+
+void Engine::Idle(uint32_t seen) {
+  const double now = Now();
+  if (idle_since_ == 0) idle_since_ = now;
+  if (num_pending_ > 0 && now - idle_since_ < kSpinSeconds) {
+    for (int i = 0; i < 50; ++i) CpuRelax();
+    return;
+  }
+  int64_t sleep_us = 100'000;
+  if (num_pending_ > 0 || !channel_.Idle() || !channel_.NothingArriving()) {
+    sleep_us = 20'000;
+    // Messages of other hosts do not ring, nor does a mailbox that has room again: look for them, ever less often while
+    // nothing comes.
+    if (channel_.NeedsPolling() || !channel_.Idle()) {
+      sleep_us = std::clamp<int64_t>(static_cast<int64_t>((now - idle_since_) * 1e6 / 8), 20, 500);
+    }
+  }
+  SleepUntilRung(memory_->own(), seen, sleep_us);
+}
+
+void Engine::Warn(const std::string& message) const {
+  if (warn_ != nullptr) {
+    warn_(warn_user_, message.c_str());
+  } else {
+    std::fprintf(stderr, "keras_ddl: %s\n", message.c_str());
+  }
+}
+
+}  // namespace ddl

@@ -1,0 +1,190 @@
+// How a calling thread carries a collective out itself, at a meeting (meeting.h) of all ranks' calling threads.
+//
+// Why no other collective can want the group's memory meanwhile: a rank comes to a meeting only when nothing of its own
+// is outstanding, and announces nothing until it has left. A collective is decided when every rank has announced it:
+// hence before any rank came (then it was outstanding) or after every rank has left.
+#include <sched.h>
+
+#include "base/hash.h"
+#include "base/trace.h"
+#include "engine/engine.h"
+#include "shm/doorbell.h"
+
+namespace ddl {
+namespace {
+
+// After this long, a rank with requests at the coordinator is taken to be on its way there, not to the meeting.
+constexpr double kElsewhereSeconds = 10e-6;
+
+// All-reduces whose data is eager: up to so much of one rank, or of all together.
+constexpr uint64_t kAlwaysEagerBytes = 16 * 1024;
+constexpr uint64_t kEagerBytesOfAll = 256 * 1024;
+
+uint64_t CountOf(const ddl_request& request) {
+  uint64_t count = 0;
+  for (uint32_t i = 0; i < request.num_buffers; ++i) count += request.buffers[i].count;
+  return count;
+}
+
+uint64_t BytesOf(const ddl_request& request) {
+  return CountOf(request) * DtypeSize(static_cast<ddl_dtype>(request.dtype));
+}
+
+MeetingCard CardOf(const ddl_request& request) {
+  MeetingCard card{};
+  const bool reduces = request.kind == DDL_ALL_REDUCE || request.kind == DDL_REDUCE_SCATTER;
+  card.must_agree.kind = request.kind;
+  card.must_agree.dtype = request.kind == DDL_BARRIER ? 0 : request.dtype;
+  card.must_agree.op = reduces ? request.op : 0;
+  card.must_agree.root = request.kind == DDL_BROADCAST ? request.root : 0;
+  card.must_agree.count = request.kind == DDL_ALL_GATHER ? 0 : CountOf(request);
+  card.must_agree.row_count = request.row_count;
+  card.must_agree.fingerprint = request.fingerprint;
+  // Two names that collide are still told apart where anything else about the collectives differs.
+  card.must_agree.name_hash = Hash(request.name);
+  card.rows = request.rows;
+  return card;
+}
+
+bool IsFloating(uint32_t dtype) {
+  return dtype == DDL_FLOAT32 || dtype == DDL_FLOAT64 || dtype == DDL_FLOAT16 || dtype == DDL_BFLOAT16;
+}
+
+// Whether the data travels with the card: the same verdict on every rank, since it follows from what must agree.
+// Everyone reads everyone's data, so among many ranks the schemes that share the work are faster from some size on.
+bool IsEager(const ddl_request& request, int size) {
+  if (request.kind == DDL_ALL_REDUCE) {
+    if (request.op == DDL_MEAN && !IsFloating(request.dtype)) return false;
+    if (BytesOf(request) > kAlwaysEagerBytes && BytesOf(request) * static_cast<uint64_t>(size) > kEagerBytesOfAll)
+      return false;
+  } else if (request.kind != DDL_BROADCAST) {
+    return false;
+  }
+  return BytesOf(request) <= kEagerBytes;
+}
+
+}  // namespace
+
+bool Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
+  // What is wrong with a request is for Submit to say.
+  if (memory_->local_size() != transport_.size || !Validate(request, transport_.size).ok()) return false;
+  if ((request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0) return false;
+  if (request.kind == DDL_ALL_GATHER && request.allocate == nullptr) return false;
+  if (!EnterInline()) return false;
+  const double submitted = Trace::Stamp();
+  const bool eager = IsEager(request, transport_.size);
+  MeetingCard& card = meeting_.card();
+  card = CardOf(request);
+  // Nothing else can be timed between the proposal and its use: see above.
+  if (request.kind == DDL_ALL_REDUCE && !eager) card.scheme = box_.Propose(BytesOf(request)).Encode();
+  if (eager && (request.kind == DDL_ALL_REDUCE || request.root == transport_.rank)) {
+    char* to = meeting_.eager();
+    for (uint32_t i = 0; i < request.num_buffers; ++i) {
+      const size_t bytes = request.buffers[i].count * DtypeSize(static_cast<ddl_dtype>(request.dtype));
+      Copy(to, request.buffers[i].in, bytes, Store::kLines);
+      to += bytes;
+    }
+  }
+  if (!Meet(patience_us)) {
+    LeaveInline({});
+    return false;
+  }
+  const bool agreed = meeting_.Agreed();
+  const double started = Trace::Stamp();
+  running_inline_ = request.name;
+  const Status status = agreed ? RunMet(request, eager) : Status();
+  meeting_.Close();
+  if (agreed && started > 0) {
+    const uint64_t bytes = request.kind == DDL_BARRIER ? 0 : BytesOf(request);
+    Trace::Add({KindName(static_cast<ddl_kind>(request.kind)), request.name, bytes, status.code(), submitted, started,
+                started, Now()});
+  }
+  LeaveInline(status);
+  return agreed && status.ok();
+}
+
+bool Engine::EnterInline() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (stop_ || inline_busy_ || !usable_ || Forked()) return false;
+  // Acquires what the communication thread did for requests that have ended.
+  if (memory_->own().outstanding.load(std::memory_order_acquire) != 0) return false;
+  if (memory_->block(0).no_meetings.load(std::memory_order_relaxed) != 0) return false;
+  inline_busy_ = true;
+  return true;
+}
+
+void Engine::LeaveInline(const Status& status) {
+  // Rings under the lock: afterwards Close may free the memory.
+  const std::lock_guard<std::mutex> lock(mutex_);
+  inline_busy_ = false;
+  if (!status.ok()) {
+    usable_ = false;
+    inline_failure_ = status;
+  }
+  if (!status.ok() || !submitted_.empty() || stop_) RingBell(memory_->own());
+}
+
+bool Engine::Meet(uint32_t patience_us) {
+  if (meeting_.Arrive()) return true;
+  const int spins = waiter_.spins();
+  for (int i = 0; i < spins; ++i) {
+    if (meeting_.Held()) return true;
+    CpuRelax();
+  }
+  const double start = Now();
+  for (;;) {
+    if (meeting_.Held()) return true;
+    const double waited = Now() - start;
+    bool elsewhere = false;
+    for (int local = 0; local < memory_->local_size(); ++local) {
+      elsewhere = elsewhere || memory_->block(local).outstanding.load(std::memory_order_relaxed) != 0;
+    }
+    if (waited > patience_us * 1e-6 || (elsewhere && waited > kElsewhereSeconds) || stop_) {
+      return !meeting_.Withdraw();
+    }
+    sched_yield();
+  }
+}
+
+Status Engine::RunMet(const ddl_request& request, bool eager) {
+  const auto dtype = static_cast<ddl_dtype>(request.dtype);
+  if (!eager) {
+    Request own;
+    own.Describe(request);
+    Decision decision;
+    if (request.kind == DDL_ALL_GATHER) {
+      for (int local = 0; local < transport_.size; ++local) decision.rows.push_back(meeting_.card_of(local).rows);
+    }
+    // An integer mean is reduced in wider integers: not the bytes that the proposal was for.
+    if (request.kind == DDL_ALL_REDUCE && (request.op != DDL_MEAN || IsFloating(request.dtype))) {
+      decision.scheme = Scheme::Decode(meeting_.card_of(0).scheme);
+    }
+    // A request that all ranks can carry out fails only when the ranks fall out of step.
+    bool broken = false;
+    running_ = &own.announcement;
+    const Status status = executor_.Run(own, decision, &broken);
+    running_ = nullptr;
+    return status;
+  }
+  const size_t element = DtypeSize(dtype);
+  std::vector<const void*>& sources = sources_;
+  size_t offset = 0;
+  for (uint32_t i = 0; i < request.num_buffers; ++i) {
+    const ddl_buffer& buffer = request.buffers[i];
+    const size_t bytes = buffer.count * element;
+    if (request.kind == DDL_BROADCAST) {
+      const void* from = request.root == transport_.rank ? buffer.in : meeting_.eager_of(request.root) + offset;
+      if (from != buffer.out) Copy(buffer.out, from, bytes, Store::kCached);
+    } else {
+      for (int local = 0; local < transport_.size; ++local) {
+        sources[static_cast<size_t>(local)] = local == transport_.rank ? buffer.in : meeting_.eager_of(local) + offset;
+      }
+      Reduce(dtype, static_cast<ddl_op>(request.op), sources.data(), transport_.size, buffer.out, buffer.count,
+             static_cast<double>(transport_.size), Store::kCached);
+    }
+    offset += bytes;
+  }
+  return {};
+}
+
+}  // namespace ddl

@@ -1,0 +1,36 @@
+#include "engine/inline_rendezvous.h"
+
+#include <cstring>
+
+namespace ddl {
+
+bool Meeting::Arrive() {
+  const auto size = static_cast<uint64_t>(memory_.local_size());
+  // Acquires the cards of those who came before, releases this one's to those who come after. The last opens the next
+  // meeting in the same instruction: were there a moment between, a rank could leave this meeting and come to a next
+  // one that is not open.
+  uint64_t seen = word().load(std::memory_order_acquire);
+  uint64_t next = 0;
+  do {
+    next = (seen & 0xffff) + 1 == size ? (number_ + 1) << 16 : seen + 1;
+  } while (!word().compare_exchange_weak(seen, next, std::memory_order_acq_rel, std::memory_order_acquire));
+  return next >> 16 != number_;
+}
+
+bool Meeting::Withdraw() {
+  uint64_t seen = word().load(std::memory_order_acquire);
+  do {
+    if (seen >> 16 != number_) return false;
+  } while (!word().compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel, std::memory_order_acquire));
+  return true;
+}
+
+bool Meeting::Agreed() const {
+  const MeetingCard& first = card_of(0);
+  for (int local = 1; local < memory_.local_size(); ++local) {
+    if (std::memcmp(&card_of(local).must_agree, &first.must_agree, sizeof first.must_agree) != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace ddl

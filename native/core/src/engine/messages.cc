@@ -1,0 +1,105 @@
+// What an engine and the coordinator tell each other: announcements one way, decisions the other.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/trace.h"
+#include "engine/engine.h"
+
+namespace ddl {
+
+void Engine::Announce(std::unique_ptr<Request> request) {
+  if (!broken_.ok()) {
+    Finish(*request, Pending(broken_, request->announcement));
+    return;
+  }
+  if (coordinator_ != nullptr) {
+    coordinator_->Announce(0, request->announcement, Now());
+  } else {
+    channel_.Send(0, EncodeAnnouncement(request->announcement));
+  }
+  auto& queue = pending_[request->announcement.name];
+  queue.push_back(std::move(request));
+  ++num_pending_;
+}
+
+bool Engine::TakeMessages() {
+  std::vector<ControlChannel::Received> received = std::exchange(early_, {});
+  const Status status = channel_.Poll(&received);
+  if (!status.ok()) Break(status);
+  for (const auto& message : received) Handle(message.peer, message.bytes);
+  return !received.empty();
+}
+
+void Engine::Handle(int peer, const std::string& bytes) {
+  switch (TypeOf(bytes)) {
+    case MessageType::kAnnounce:
+      coordinator_->Announce(peer, DecodeAnnouncement(bytes), Now());
+      break;
+    case MessageType::kLeave:
+      if (coordinator_ != nullptr) {
+        coordinator_->Leave(peer);
+        break;
+      }
+      // Rank 0 leaves after its part of everything it decided, which came before this message: finish that first.
+      RunDecisions();
+      if (broken_.ok()) {
+        broken_ = {DDL_UNAVAILABLE, DecodeText(bytes)};
+        FailPending(broken_);
+      }
+      break;
+    case MessageType::kDecide:
+      decisions_.push_back(DecodeDecision(bytes));
+      decisions_.back().agreed = Trace::Stamp();
+      break;
+    case MessageType::kAsk:
+      SayWhere();
+      break;
+    case MessageType::kHere:
+    case MessageType::kAnswer:
+      coordinator_->Hear(peer, DecodeText(bytes), TypeOf(bytes) == MessageType::kAnswer);
+      break;
+    case MessageType::kAbort:
+      if (broken_.ok()) {
+        broken_ = DecodeReason(DecodeText(bytes));
+        FailPending(broken_);
+      }
+      break;
+  }
+}
+
+bool Engine::DeliverVerdicts() {
+  if (coordinator_ == nullptr) return false;
+  for (Verdict& verdict : coordinator_->TakeVerdicts()) outbox_.push_back(std::move(verdict));
+  // Before the verdicts are sent: who has been told of a failure must not meet a rank that has not come to it yet.
+  memory_->own().no_meetings.store(coordinator_->HasDebts(Now()) ? 1 : 0, std::memory_order_relaxed);
+  bool any = false;
+  while (!outbox_.empty()) {
+    const Verdict& verdict = outbox_.front();
+    if (!outbox_front_sent_) {
+      std::string bytes;
+      for (int rank : verdict.ranks) {
+        if (rank == 0 || coordinator_->HasLeft(rank)) continue;
+        if (bytes.empty()) bytes = EncodeDecision(verdict.decision);
+        channel_.Send(rank, bytes);
+      }
+      outbox_front_sent_ = true;
+    }
+    // This rank starts a collective only when no message about it waits for room in a mailbox: in the middle of a
+    // collective nobody empties mailboxes, and the rank that does not know would be waited for.
+    if (!channel_.Flush()) break;
+    if (std::find(verdict.ranks.begin(), verdict.ranks.end(), 0) != verdict.ranks.end()) {
+      decisions_.push_back(verdict.decision);
+      decisions_.back().agreed = Trace::Stamp();
+    }
+    outbox_.pop_front();
+    outbox_front_sent_ = false;
+    any = true;
+  }
+  for (const std::string& warning : coordinator_->TakeWarnings()) Warn(warning);
+  return any;
+}
+
+}  // namespace ddl

@@ -1,0 +1,218 @@
+#include "hierarchy/hierarchical_collectives.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "control/channel.h"
+#include "kernels/float16_mean.h"
+
+namespace ddl {
+namespace {
+
+// Bytes that are broadcast at once; bounds the scratch memory.
+constexpr uint64_t kBroadcastBytes = 8 * 1024 * 1024;
+
+std::vector<std::vector<int>> GroupsOf(const std::vector<int>& group) {
+  std::vector<std::vector<int>> groups;
+  for (int leader = 0; leader < static_cast<int>(group.size()); ++leader) {
+    std::vector<int> members;
+    for (int rank = 0; rank < static_cast<int>(group.size()); ++rank) {
+      if (group[static_cast<size_t>(rank)] == leader) members.push_back(rank);
+    }
+    if (!members.empty()) groups.push_back(members);
+  }
+  return groups;
+}
+
+bool EqualSizes(const std::vector<std::vector<int>>& groups) {
+  return std::all_of(groups.begin(), groups.end(), [&](const auto& g) { return g.size() == groups[0].size(); });
+}
+
+size_t SmallestSize(const std::vector<std::vector<int>>& groups) {
+  size_t smallest = groups[0].size();
+  for (const auto& members : groups) smallest = std::min(smallest, members.size());
+  return smallest;
+}
+
+int IndexOf(const std::vector<std::vector<int>>& groups, int rank) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (std::find(groups[g].begin(), groups[g].end(), rank) != groups[g].end()) return static_cast<int>(g);
+  }
+  return 0;
+}
+
+std::vector<int> CrossRanks(const std::vector<std::vector<int>>& groups, int local_rank) {
+  std::vector<int> ranks;
+  const size_t at = EqualSizes(groups) ? static_cast<size_t>(local_rank) : 0;
+  for (const auto& members : groups) ranks.push_back(members[at]);
+  return ranks;
+}
+
+std::vector<int> AllRanks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace
+
+Box::Box(const ddl_transport& transport, GroupMemory& memory, Waiter& waiter, const std::vector<int>& group,
+         const std::vector<int>& outer)
+    : transport_(transport),
+      waiter_(waiter),
+      pipeline_(memory, waiter),
+      groups_(GroupsOf(group)),
+      group_(IndexOf(groups_, transport.rank)),
+      even_(EqualSizes(groups_)),
+      outer_(outer.empty() ? std::vector<int>{static_cast<int>(groups_.size())} : outer),
+      num_shards_(SmallestSize(groups_)),
+      cross_(transport, waiter, CrossRanks(groups_, memory.local_rank()), group_),
+      flat_(transport, waiter, AllRanks(transport.size), transport.rank) {
+  const auto local = static_cast<size_t>(memory.local_rank());
+  if (one_group() || local >= num_shards_) return;
+  std::vector<RingPlace> places;
+  int stride = 1;
+  for (const int size : outer_) {
+    const int position = group_ / stride % size;
+    const auto at = [&](int other) {
+      return groups_[static_cast<size_t>(group_ + ((other + size) % size - position) * stride)][local];
+    };
+    places.push_back({size, position, at(position + 1), at(position - 1)});
+    stride *= size;
+  }
+  for (int i = 0; i < kBlocks; ++i) {
+    blocks_.push_back(std::make_unique<OuterAllReduce>(transport, places, ControlChannel::kBlockTag + i));
+  }
+}
+
+Status Box::AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op,
+                      const std::optional<Scheme>& agreed) {
+  if (one_group()) return ShmAllReduce(pipeline_, in, out, {dtype, op, static_cast<double>(transport_.size)}, agreed);
+  const Stages stages = StagesOf(dtype, op);
+  return AllReduceAcross(in, out, stages, dtype);
+}
+
+Box::Stages Box::StagesOf(ddl_dtype dtype, ddl_op op) const {
+  const auto ranks = static_cast<double>(transport_.size);
+  const Reduction across{dtype, op == DDL_MEAN ? DDL_SUM : op, 1.0};
+  if (op != DDL_MEAN) return {across, across, across, false};
+  // A mean divides last, which rounds once; but see float16_mean.h.
+  if (dtype != DDL_FLOAT16) return {across, across, {dtype, DDL_MEAN, ranks}, true};
+  const double first = Float16Divisor(transport_.size);
+  return {{dtype, DDL_MEAN, first}, across, {dtype, DDL_MEAN, ranks / first}, first != ranks};
+}
+
+Status Box::ReduceScatter(const View& in, char* out, const std::vector<Range>& ranges, ddl_dtype dtype, ddl_op op) {
+  const size_t bytes = in.element_bytes();
+  const Range own = ranges[static_cast<size_t>(transport_.rank)];
+  if (!even_) {
+    // Groups of unequal size: the whole sum passes through scratch memory of N bytes.
+    std::vector<char> whole(in.bytes());
+    DDL_RETURN_IF_ERROR(AllReduce(in, View(bytes, whole.data(), in.count()), dtype, op));
+    Copy(out, whole.data() + own.begin * bytes, own.size() * bytes, Store::kCached);
+    return {};
+  }
+  // Local rank j first receives the ranges of all ranks of local rank j, in the order of the ring across the groups.
+  std::vector<View> parts;
+  for (size_t j = 0; j < groups_[0].size(); ++j) {
+    View part(bytes);
+    for (const auto& members : groups_) {
+      const Range& range = ranges[static_cast<size_t>(members[j])];
+      part.Add(in, range.begin, range.size());
+    }
+    parts.push_back(part);
+  }
+  if (one_group()) {
+    const Reduction reduction{dtype, op, static_cast<double>(transport_.size)};
+    return ShmReduceScatter(pipeline_, parts, View(bytes, out, own.size()), reduction);
+  }
+  const Stages stages = StagesOf(dtype, op);
+
+  const uint64_t count = parts[static_cast<size_t>(pipeline_.rank())].count();
+  std::vector<char> shard(count * bytes);
+  DDL_RETURN_IF_ERROR(ShmReduceScatter(pipeline_, parts, View(bytes, shard.data(), count), stages.inner));
+  std::vector<Range> chunks;
+  uint64_t begin = 0;
+  for (const auto& members : groups_) {
+    const uint64_t n = ranges[static_cast<size_t>(members[static_cast<size_t>(pipeline_.rank())])].size();
+    chunks.push_back({begin, begin + n});
+    begin += n;
+  }
+  DDL_RETURN_IF_ERROR(cross_.ReduceScatter(shard.data(), chunks, stages.outer));
+  const View mine(bytes, shard.data() + chunks[static_cast<size_t>(group_)].begin * bytes, own.size());
+  const View result(bytes, out, own.size());
+  if (stages.has_last) {
+    DivideLast(mine, result, stages.last);
+  } else {
+    CopyView(mine, result, Store::kCached);
+  }
+  return {};
+}
+
+Status Box::AllGather(const View& in, char* out, const std::vector<Range>& ranges, size_t element_bytes) {
+  const Range own = ranges[static_cast<size_t>(transport_.rank)];
+  const View place(element_bytes, out + own.begin * element_bytes, own.size());
+  if (!even_) {
+    CopyView(in, place, Store::kCached);
+    return flat_.AllGather(out, ranges, element_bytes);
+  }
+  // First around the ring of equal local ranks; then each local rank gives its group what its ring brought.
+  if (!one_group()) {
+    CopyView(in, place, Store::kCached);
+    std::vector<Range> chunks;
+    for (const auto& members : groups_) {
+      chunks.push_back(ranges[static_cast<size_t>(members[static_cast<size_t>(pipeline_.rank())])]);
+    }
+    DDL_RETURN_IF_ERROR(cross_.AllGather(out, chunks, element_bytes));
+  }
+  std::vector<View> results;
+  for (size_t j = 0; j < groups_[0].size(); ++j) {
+    View result(element_bytes);
+    for (const auto& members : groups_) {
+      const Range& range = ranges[static_cast<size_t>(members[j])];
+      result.Add(out + range.begin * element_bytes, range.size());
+    }
+    results.push_back(result);
+  }
+  return ShmAllGather(pipeline_, one_group() ? in : results[static_cast<size_t>(pipeline_.rank())], results);
+}
+
+Status Box::Broadcast(int root, const View& in, const View& out) {
+  const int root_group = IndexOf(groups_, root);
+  const auto& members = groups_[static_cast<size_t>(group_)];
+  // The rank that speaks for a group: the root in its own, the leader elsewhere.
+  std::vector<int> speakers;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    speakers.push_back(static_cast<int>(g) == root_group ? root : groups_[g][0]);
+  }
+  const int speaker = speakers[static_cast<size_t>(group_)];
+  const auto local_speaker = static_cast<int>(std::find(members.begin(), members.end(), speaker) - members.begin());
+  if (one_group()) return ShmBroadcast(pipeline_, local_speaker, in, out);
+
+  const size_t bytes = out.element_bytes();
+  const uint64_t block = kBroadcastBytes / bytes;
+  Ring chain(transport_, waiter_, speakers, group_);
+  for (uint64_t at = 0; at < out.count(); at += block) {
+    const uint64_t n = std::min(block, out.count() - at);
+    char* scratch = scratch_.Reserve(n * bytes);
+    const View staged(bytes, scratch, n);
+    if (transport_.rank == root) CopyView(in.Slice(at, n), staged, Store::kCached);
+    if (transport_.rank == speaker) DDL_RETURN_IF_ERROR(chain.Broadcast(root_group, scratch_, scratch, n * bytes));
+    DDL_RETURN_IF_ERROR(ShmBroadcast(pipeline_, local_speaker, staged, out.Slice(at, n)));
+  }
+  return {};
+}
+
+std::string Box::Describe() const {
+  const size_t n = groups_.size();
+  if (n == 1) return "1 group of " + std::to_string(groups_[0].size()) + " rank(s) in shared memory";
+  std::string sizes;
+  for (const auto& members : groups_) sizes += (sizes.empty() ? "" : " + ") + std::to_string(members.size());
+  std::string dimensions;
+  for (const int size : outer_) dimensions += (dimensions.empty() ? " as " : "x") + std::to_string(size);
+  if (outer_.size() < 2) dimensions.clear();
+  return std::to_string(n) + " groups (" + (even_ ? std::to_string(groups_[0].size()) + " each" : sizes) +
+         " rank(s) in shared memory) joined by the transport" + dimensions;
+}
+
+}  // namespace ddl

@@ -1,0 +1,7 @@
+#include "kernels/reduce.h"
+
+namespace ddl {
+
+const KernelTable kBaselineKernels = DDL_KERNEL_TABLE("baseline");
+
+}  // namespace ddl

@@ -1,0 +1,71 @@
+// How far two results are apart: DDL_FLAG_CHECK.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/half.h"
+#include "kernels/kernels.h"
+
+namespace ddl {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+double Difference(double a, double b) {
+  if (a == b || (std::isnan(a) && std::isnan(b))) return 0;
+  if (!std::isfinite(a) || !std::isfinite(b)) return kInfinity;
+  const double scale = std::max(1.0, std::fabs(b));
+  const double difference = std::fabs(a - b);
+  if (std::isfinite(difference)) return difference / scale;
+  return std::fabs(a / scale - b / scale);  // a - b overflows, the quotient does not
+}
+
+// A double cannot hold every int64; their distance without sign is exact.
+double Difference(int64_t a, int64_t b) {
+  const uint64_t distance =
+      a > b ? static_cast<uint64_t>(a) - static_cast<uint64_t>(b) : static_cast<uint64_t>(b) - static_cast<uint64_t>(a);
+  return static_cast<double>(distance) / std::max(1.0, std::fabs(static_cast<double>(b)));
+}
+
+template <typename T, typename Convert>
+double Largest(const void* a, const void* b, size_t count, Convert convert) {
+  double largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    T x, y;
+    std::memcpy(&x, static_cast<const char*>(a) + i * sizeof(T), sizeof(T));
+    std::memcpy(&y, static_cast<const char*>(b) + i * sizeof(T), sizeof(T));
+    largest = std::max(largest, Difference(convert(x), convert(y)));
+  }
+  return largest;
+}
+
+}  // namespace
+
+double MaxRelativeDifference(ddl_dtype dtype, const void* a, const void* b, size_t count) {
+  const auto real = [](auto value) { return static_cast<double>(value); };
+  const auto integer = [](auto value) { return static_cast<int64_t>(value); };
+  switch (dtype) {
+    case DDL_FLOAT32:
+      return Largest<float>(a, b, count, real);
+    case DDL_FLOAT64:
+      return Largest<double>(a, b, count, real);
+    case DDL_FLOAT16:
+      return Largest<uint16_t>(a, b, count, [](uint16_t bits) { return static_cast<double>(Float16ToFloat(bits)); });
+    case DDL_BFLOAT16:
+      return Largest<uint16_t>(a, b, count, [](uint16_t bits) { return static_cast<double>(Bfloat16ToFloat(bits)); });
+    case DDL_INT32:
+      return Largest<int32_t>(a, b, count, integer);
+    case DDL_INT64:
+      return Largest<int64_t>(a, b, count, integer);
+    case DDL_UINT8:
+      return Largest<uint8_t>(a, b, count, integer);
+    case DDL_INT8:
+      return Largest<int8_t>(a, b, count, integer);
+    case DDL_NUM_DTYPES:
+      break;
+  }
+  return kInfinity;
+}
+
+}  // namespace ddl

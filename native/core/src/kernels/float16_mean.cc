@@ -1,0 +1,40 @@
+#include "kernels/float16_mean.h"
+
+#include "base/half.h"
+
+namespace ddl {
+namespace {
+
+constexpr uint16_t kInfinity = 0x7c00;
+constexpr uint16_t kSign = 0x8000;
+// Rounds to infinity, being halfway between the largest float16 and what would follow it.
+constexpr float kOverflow = 65520.0f;
+
+}  // namespace
+
+double Float16Divisor(int ranks) {
+  double divisor = 1;
+  while (divisor < ranks) divisor *= 2;
+  return divisor;
+}
+
+void DivideLast(const View& sum, const View& out, const Reduction& last) {
+  if (last.dtype == DDL_FLOAT16 && last.divisor < 1) {
+    // The bits of positive numbers are ordered as the numbers are.
+    uint16_t largest = kInfinity - 1;
+    while (Float16ToFloat(largest) / static_cast<float>(last.divisor) >= kOverflow) --largest;
+    sum.ForEach(0, sum.count(), [largest](char* data, uint64_t, uint64_t n) {
+      for (uint64_t i = 0; i < n; ++i) {
+        uint16_t bits;
+        std::memcpy(&bits, data + 2 * i, sizeof bits);
+        const auto magnitude = static_cast<uint16_t>(bits & ~kSign);
+        const bool beyond = magnitude > largest && magnitude < kInfinity;
+        bits = beyond ? static_cast<uint16_t>((bits & kSign) | largest) : bits;
+        std::memcpy(data + 2 * i, &bits, sizeof bits);
+      }
+    });
+  }
+  ReduceAlone(sum, out, last);
+}
+
+}  // namespace ddl

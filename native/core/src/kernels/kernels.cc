@@ -1,0 +1,133 @@
+#include "kernels/kernels.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels/table.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+namespace ddl {
+namespace {
+
+// Below this the libc copy is as fast.
+constexpr size_t kAheadFromBytes = 8 * 1024;
+// Below this starting a string move costs more than it saves.
+constexpr size_t kLinesFromBytes = 1024;
+
+#if defined(__x86_64__)
+bool HasF16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
+#if defined(__x86_64__)
+// "Enhanced rep movsb": leaf 7, ebx, bit 9.
+bool HasEnhancedStringMoves() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & (1u << 9)) != 0;
+}
+
+void StringMove(void* out, const void* in, size_t bytes) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  std::memcpy(out, in, bytes);  // sanitizers do not see into assembly
+#else
+  asm volatile("rep movsb" : "+D"(out), "+S"(in), "+c"(bytes) : : "memory");
+#endif
+}
+#endif
+
+const KernelTable* Choose() {
+  const char* limit = std::getenv("KERAS_DDL_ISA");
+  if (limit == nullptr || *limit == '\0') limit = "avx512";
+  const bool avx512 = std::strcmp(limit, "avx512") == 0;
+  const bool avx2 = avx512 || std::strcmp(limit, "avx2") == 0;
+  const bool known = avx2 || std::strcmp(limit, "baseline") == 0;
+  if (!known) {
+    std::fprintf(stderr, "keras_ddl: KERAS_DDL_ISA must be baseline, avx2 or avx512; ignored. Received: '%s'.\n",
+                 limit);
+  }
+#if defined(__x86_64__)
+  __builtin_cpu_init();  // the C library does not promise to have run it before a plugin is loaded
+  if ((avx512 || !known) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    return &kAvx512Kernels;
+  }
+  if ((avx2 || !known) && __builtin_cpu_supports("avx2") && HasF16c()) return &kAvx2Kernels;
+#endif
+  return &kBaselineKernels;
+}
+
+const KernelTable& Kernels() {
+  static const KernelTable* const kernels = Choose();
+  return *kernels;
+}
+
+// Default rounding and subnormals while a kernel runs. A thread inherits its creator's mode, and any library built
+// with -ffast-math that Python has loaded may have switched subnormals off: ranks would differ.
+class DefaultFloatMode {
+ public:
+#if defined(__x86_64__)
+  DefaultFloatMode() : saved_(_mm_getcsr()) {
+    if (saved_ != kDefault) _mm_setcsr(kDefault);
+  }
+  ~DefaultFloatMode() {
+    if (saved_ != kDefault) _mm_setcsr(saved_);
+  }
+
+ private:
+  static constexpr unsigned kDefault = 0x1f80;  // all exceptions masked, nearest even, subnormals kept
+  const unsigned saved_;
+#else
+  DefaultFloatMode() {}
+  ~DefaultFloatMode() {}
+#endif
+};
+
+}  // namespace
+
+void Reduce(ddl_dtype dtype, ddl_op op, const void* const* in, int n, void* out, size_t count, double divisor,
+            Store store) {
+  const size_t bytes = count * DtypeSize(dtype);
+  if (bytes == 0) return;
+  const bool divides = op == DDL_MEAN && dtype <= DDL_BFLOAT16;
+  if (n == 1 && !divides) {
+    if (out != in[0]) Copy(out, in[0], bytes, store);
+    return;
+  }
+  const DefaultFloatMode mode;
+  Kernels().reduce[dtype][op](reinterpret_cast<const uint8_t* const*>(in), n, static_cast<uint8_t*>(out), bytes,
+                              divisor, store == Store::kStreaming);
+}
+
+void Copy(void* out, const void* in, size_t bytes, Store store) {
+  if (bytes == 0) return;
+  if (store == Store::kStreaming) {
+    Kernels().stream_copy(static_cast<uint8_t*>(out), static_cast<const uint8_t*>(in), bytes);
+#if defined(__x86_64__)
+  } else if (store == Store::kLines && bytes >= kLinesFromBytes && HasLineStores()) {
+    StringMove(out, in, bytes);
+#endif
+  } else if (bytes >= kAheadFromBytes) {
+    Kernels().copy(static_cast<uint8_t*>(out), static_cast<const uint8_t*>(in), bytes);
+  } else {
+    std::memcpy(out, in, bytes);
+  }
+}
+
+bool HasLineStores() {
+#if defined(__x86_64__)
+  static const bool has = HasEnhancedStringMoves();
+  return has;
+#else
+  return false;
+#endif
+}
+
+const char* InstructionSetName() { return Kernels().name; }
+
+}  // namespace ddl

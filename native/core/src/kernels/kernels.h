@@ -1,0 +1,59 @@
+// Reduction and copy kernels on host memory. No state, no locks: any thread may call them.
+// The instruction set (baseline of the target, AVX2+F16C, AVX-512) is chosen once, at first use, from what the
+// processor offers; KERAS_DDL_ISA=baseline|avx2|avx512 lowers it (tests compare them).
+#ifndef KERAS_DDL_CORE_KERNELS_KERNELS_H_
+#define KERAS_DDL_CORE_KERNELS_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ddl.h"
+
+namespace ddl {
+
+// Bytes of one element.
+size_t DtypeSize(ddl_dtype dtype);
+// "float32", "sum", "all_reduce", ...: the spelling of the Python layer, used in messages.
+const char* DtypeName(ddl_dtype dtype);
+const char* OpName(ddl_op op);
+const char* KindName(ddl_kind kind);
+
+// How results and staged copies are written.
+enum class Store {
+  kCached,     // ordinary stores
+  kStreaming,  // non-temporal stores where the processor has them: the lines do not stay dirty in this core's cache
+  // Whole lines: the string move of x86, which takes a line that it will overwrite without reading it first, and leaves
+  // it in this core's cache. Several times as fast as ordinary stores into lines that another core has read. Ordinary
+  // stores in Reduce, for short copies, and on processors without it (HasLineStores).
+  kLines,
+};
+
+// out[i] = in[0][i] op in[1][i] op ... op in[n-1][i], in exactly this order, n >= 1.
+// float16 and bfloat16 are accumulated in float32 and rounded once, to nearest even. Integers wrap. NaN: sum, mean and
+// product propagate it; min and max propagate it too (if any operand is NaN the result is NaN), as NumPy does.
+// MEAN: sums, then divides by `divisor` (floating dtypes only, in float32 / float64); `divisor` is ignored otherwise.
+// The same inputs give bitwise the same result under every instruction set and alignment.
+// `out` may equal any in[k] exactly, or overlap none. No alignment is needed.
+void Reduce(ddl_dtype dtype, ddl_op op, const void* const* in, int n, void* out, size_t count, double divisor,
+            Store store);
+
+// Whether Store::kLines differs from kCached.
+bool HasLineStores();
+
+// memcpy with a choice of stores. No overlap.
+void Copy(void* out, const void* in, size_t bytes, Store store);
+
+// Integer means: widened sums. out[i] = int64(in[i]); dtype is int32, int8 or uint8.
+void WidenToInt64(ddl_dtype dtype, const void* in, int64_t* out, size_t count);
+// out[i] = dtype(in[i] / divisor), rounded toward zero; dtype is an integer type, int64 included (in may equal out).
+void DivideFromInt64(ddl_dtype dtype, const int64_t* in, void* out, size_t count, int64_t divisor);
+
+// max over i of |a[i] - b[i]| / max(1, |b[i]|); equal infinities and NaN against NaN count as 0, NaN against a number
+// as infinity.
+double MaxRelativeDifference(ddl_dtype dtype, const void* a, const void* b, size_t count);
+
+// "AVX-512", "AVX2" or "baseline".
+const char* InstructionSetName();
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_KERNELS_KERNELS_H_

@@ -1,7 +1,0 @@
-#include "kernels_reduce.h"
-
-namespace ddl {
-
-const KernelTable kBaselineKernels = DDL_KERNEL_TABLE("baseline");
-
-}  // namespace ddl

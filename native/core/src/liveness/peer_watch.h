@@ -1,0 +1,45 @@
+// PeerWatch: notices that a process of this host has died, within a poll, whatever killed it.
+#ifndef KERAS_DDL_CORE_LIVENESS_PEER_WATCH_H_
+#define KERAS_DDL_CORE_LIVENESS_PEER_WATCH_H_
+
+#include <functional>
+#include <vector>
+
+#include "base/status.h"
+#include "liveness/places.h"
+#include "shm/group_memory.h"
+
+namespace ddl {
+
+class PeerWatch {
+ public:
+  // Watches the processes of this group that are beside this one; rank 0, wherever it shows no memory, all others
+  // beside it, and they rank 0: through it all of them hear of a death. `has_left`: whether a rank of another group has
+  // said goodbye. `places` must outlive this.
+  PeerWatch(const GroupMemory& memory, const Places& places, int rank, std::function<bool(int rank)> has_left);
+  ~PeerWatch();
+  PeerWatch(const PeerWatch&) = delete;
+  PeerWatch& operator=(const PeerWatch&) = delete;
+
+  // DDL_ABORTED naming a rank whose process has ended without leaving, or that reported the communicator broken.
+  // Cost: one poll(2).
+  Status Check();
+
+ private:
+  struct Peer {
+    int rank;
+    int pid;
+    int fd;          // pidfd; -1 where the kernel has none
+    int local_rank;  // -1: of another group
+    bool gone = false;
+  };
+  bool HasLeft(const Peer& peer) const;
+
+  const GroupMemory& memory_;
+  const Places& places_;
+  const std::function<bool(int)> has_left_;
+  std::vector<Peer> peers_;
+};
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_LIVENESS_PEER_WATCH_H_

@@ -1,0 +1,96 @@
+#include "liveness/places.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+
+#include "base/gather.h"
+#include "base/proc_files.h"
+#include "control/coordinator.h"
+
+namespace ddl {
+namespace {
+
+struct Card {
+  uint64_t machine;
+  uint64_t cores;
+  int32_t pid;
+  char host[64];
+};
+
+std::string LinkText(const char* path) {
+  char text[128] = "";
+  const ssize_t length = readlink(path, text, sizeof text - 1);
+  return length > 0 ? std::string(text, static_cast<size_t>(length)) : "";
+}
+
+Card OwnCard() {
+  Card card{};
+  gethostname(card.host, sizeof card.host - 1);
+  card.pid = static_cast<int32_t>(getpid());
+  card.machine = std::hash<std::string>()(card.host + FirstLine("/proc/sys/kernel/random/boot_id") +
+                                          LinkText("/proc/self/ns/ipc") + LinkText("/proc/self/ns/pid"));
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (sched_getaffinity(0, sizeof cores, &cores) == 0) {
+    card.cores = std::hash<std::string>()(std::string(reinterpret_cast<const char*>(&cores), sizeof cores));
+  }
+  return card;
+}
+
+}  // namespace
+
+Status Places::Exchange(const ddl_transport& transport, Places* out) {
+  const Card mine = OwnCard();
+  std::vector<Card> all;
+  DDL_RETURN_IF_ERROR(Gather(transport, mine, &all));
+  out->places_.clear();
+  for (const Card& card : all) {
+    // A rank that is a thread of this process can not die alone.
+    out->places_.push_back({card.host, card.pid, card.machine == mine.machine && card.pid != mine.pid, card.cores});
+  }
+  return {};
+}
+
+std::vector<int> Places::SharersOfCores(int rank) const {
+  std::vector<int> sharers;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank || (at(r).beside && at(r).cores == at(rank).cores)) sharers.push_back(r);
+  }
+  return sharers;
+}
+
+std::string Places::Of(int rank) const {
+  return "rank " + std::to_string(rank) + " on host " + at(rank).host + " (process " + std::to_string(at(rank).pid) +
+         ")";
+}
+
+std::string Places::Of(const std::vector<int>& ranks) const {
+  std::map<std::string, std::vector<int>> by_host;
+  for (int rank : ranks) by_host[at(rank).host].push_back(rank);
+  std::string text;
+  for (const auto& [host, there] : by_host) {
+    text += (text.empty() ? "" : ", ") + ("rank(s) " + JoinRanks(there)) + " on host " + host;
+  }
+  return text;
+}
+
+std::string Places::Trouble(int rank) const {
+  if (!at(rank).beside) return {};
+  const std::string stat = ProcessStat(at(rank).pid);
+  switch (stat.empty() ? '?' : stat[0]) {
+    case 'T':
+    case 't':
+      return "is stopped (SIGSTOP, Ctrl-Z or a debugger)";
+    case 'Z':
+    case 'X':
+      return "has ended";
+    default:
+      return {};
+  }
+}
+
+}  // namespace ddl

@@ -1,0 +1,74 @@
+// How segments travel around the ring; the algorithms are in ring_halves.cc and ring_broadcast.cc.
+#include "net/ring.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "control/channel.h"
+
+namespace ddl {
+
+std::vector<Range> SplitEvenly(uint64_t count, int parts) {
+  const auto n = static_cast<uint64_t>(parts);
+  std::vector<Range> ranges;
+  uint64_t begin = 0;
+  for (uint64_t i = 0; i < n; ++i) {
+    const uint64_t end = begin + count / n + (i < count % n ? 1 : 0);
+    ranges.push_back({begin, end});
+    begin = end;
+  }
+  return ranges;
+}
+
+Ring::Ring(const ddl_transport& transport, Waiter& waiter, std::vector<int> ranks, int position)
+    : transport_(transport), waiter_(waiter), ranks_(std::move(ranks)), position_(position) {}
+
+Status Ring::Finish(WireMessages* messages) {
+  Status status;
+  bool finished = false;
+  DDL_RETURN_IF_ERROR(waiter_.Until(
+      [&] {
+        status = messages->TakeFinished(&finished);
+        return finished || !status.ok();
+      },
+      [&] { return messages->Describe(); }));
+  return status;
+}
+
+Status Ring::Exchange(const char* send, uint64_t send_bytes, uint64_t receive_bytes,
+                      const std::function<void(const char* data, uint64_t offset, uint64_t bytes)>& on_segment) {
+  const auto segment_at = [](uint64_t offset, uint64_t bytes) { return std::min(kSegmentBytes, bytes - offset); };
+  char* const memory = memory_.Reserve(2 * kWindow * kSegmentBytes);
+  const auto place = [&](uint64_t offset) { return memory + offset / kSegmentBytes % kWindow * kSegmentBytes; };
+  const auto leaving = [&](uint64_t offset) { return place(offset) + kWindow * kSegmentBytes; };
+  WireMessages sends(transport_, memory_, WireMessages::kSends);
+  WireMessages receives(transport_, memory_, WireMessages::kReceives);
+  uint64_t sent = 0;
+  uint64_t posted = 0;
+  uint64_t received = 0;
+  while (sent < send_bytes || received < receive_bytes) {
+    while (posted < receive_bytes && receives.size() < kWindow) {
+      const uint64_t bytes = segment_at(posted, receive_bytes);
+      DDL_RETURN_IF_ERROR(receives.Start(previous(), ControlChannel::kDataTag, place(posted), bytes));
+      posted += bytes;
+    }
+    while (sent < send_bytes && sends.size() < kWindow) {
+      const uint64_t bytes = segment_at(sent, send_bytes);
+      Copy(leaving(sent), send + sent, bytes, Store::kCached);
+      DDL_RETURN_IF_ERROR(sends.Start(next(), ControlChannel::kDataTag, leaving(sent), bytes));
+      sent += bytes;
+    }
+    if (receives.size() > 0) {
+      DDL_RETURN_IF_ERROR(Finish(&receives));
+      const uint64_t bytes = segment_at(received, receive_bytes);
+      on_segment(place(received), received, bytes);
+      received += bytes;
+    }
+    // A full window of sends is worth a look even while receives are under way: what is done makes room.
+    if (sends.size() == kWindow) DDL_RETURN_IF_ERROR(Finish(&sends));
+  }
+  while (sends.size() > 0) DDL_RETURN_IF_ERROR(Finish(&sends));
+  return {};
+}
+
+}  // namespace ddl

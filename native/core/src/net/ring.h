@@ -1,0 +1,70 @@
+// Collectives between groups over the transport, on contiguous memory. One rank of each group takes part: `ranks` lists
+// them in ring order, equally on all of them; `position` is this rank's place. All are COLLECTIVE over `ranks`.
+#ifndef KERAS_DDL_CORE_NET_RING_H_
+#define KERAS_DDL_CORE_NET_RING_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "base/waiter.h"
+#include "ddl.h"
+#include "kernels/kernels.h"
+#include "net/wire.h"
+#include "shm/pipeline.h"
+
+namespace ddl {
+
+// Elements [begin, end) of an array.
+struct Range {
+  uint64_t begin;
+  uint64_t end;
+  uint64_t size() const { return end - begin; }
+};
+
+// `count` elements cut into `parts` ranges whose sizes differ by at most one, the larger ones first.
+std::vector<Range> SplitEvenly(uint64_t count, int parts);
+
+class Ring {
+ public:
+  Ring(const ddl_transport& transport, Waiter& waiter, std::vector<int> ranks, int position);
+
+  int size() const { return static_cast<int>(ranks_.size()); }
+  int position() const { return position_; }
+
+  // ring_halves.cc. The two halves of a ring all-reduce, (P-1)/P N bytes sent and received each. `chunks[p]`: the range
+  // of `data` that position p ends up owning (or starts from). `reduction.op` is not DDL_MEAN (divide before or after).
+  Status ReduceScatter(char* data, const std::vector<Range>& chunks, const Reduction& reduction);
+  Status AllGather(char* data, const std::vector<Range>& chunks, size_t element_bytes);
+
+  // ring_broadcast.cc. A pipelined chain from position `root` onward: N bytes sent by all but the last. `data` lies in
+  // `memory`.
+  Status Broadcast(int root, WireMemory& memory, char* data, uint64_t bytes);
+
+ private:
+  // Sends to the next and receives from the previous position at once, in segments. on_segment(data, offset, bytes) is
+  // called in order for what has arrived.
+  Status Exchange(const char* send, uint64_t send_bytes, uint64_t receive_bytes,
+                  const std::function<void(const char* data, uint64_t offset, uint64_t bytes)>& on_segment);
+  // Waits until the oldest of these messages has finished.
+  Status Finish(WireMessages* messages);
+  int next() const { return ranks_[static_cast<size_t>((position_ + 1) % size())]; }
+  int previous() const { return ranks_[static_cast<size_t>((position_ + size() - 1) % size())]; }
+
+  // Long enough for MPI to announce it and to wait for the receiver, however far ahead the sender runs: what is sent at
+  // once piles up in the memory of a slow receiver, at worst the whole tensor.
+  static constexpr uint64_t kSegmentBytes = uint64_t{256} * 1024;
+  // Messages under way in each direction.
+  static constexpr uint64_t kWindow = 8;
+
+  const ddl_transport& transport_;
+  Waiter& waiter_;
+  const std::vector<int> ranks_;
+  const int position_;
+  WireMemory memory_;
+};
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_NET_RING_H_

@@ -1,0 +1,63 @@
+#include "net/wire.h"
+
+#include <set>
+
+namespace ddl {
+
+char* WireMemory::Reserve(uint64_t bytes) {
+  if (bytes_ < bytes) {
+    data_.reset(new char[bytes]);
+    bytes_ = bytes;
+  }
+  return data_.get();
+}
+
+Status WireMessages::Start(int peer, int tag, char* data, uint64_t bytes) {
+  void* operation = nullptr;
+  const int code = direction_ == kSends ? transport_.isend(transport_.self, peer, tag, data, bytes, &operation)
+                                        : transport_.irecv(transport_.self, peer, tag, data, bytes, &operation);
+  if (code != DDL_OK) {
+    return {DDL_ABORTED, std::string(direction_ == kSends ? "sending to" : "receiving from") + " rank " +
+                             std::to_string(peer) + ": " + transport_.last_error(transport_.self)};
+  }
+  under_way_.push_back({operation, peer});
+  return {};
+}
+
+Status WireMessages::TakeFinished(bool* finished) {
+  Message& oldest = under_way_.front();
+  int done = 0;
+  const int code = transport_.test(transport_.self, &oldest.operation, &done);
+  if (code != DDL_OK) {
+    return {DDL_ABORTED,
+            "talking to rank " + std::to_string(oldest.peer) + ": " + transport_.last_error(transport_.self)};
+  }
+  *finished = done != 0;
+  if (*finished) under_way_.pop_front();
+  return {};
+}
+
+void WireMessages::Cancel() {
+  // Taking a message back from a peer that stands still is waited for; once is enough, for the abort must go out soon.
+  std::set<int> stuck;
+  for (Message& message : under_way_) {
+    if (message.operation == nullptr) continue;
+    if (stuck.count(message.peer) != 0) {
+      memory_.HoldForEver();
+      continue;
+    }
+    if (transport_.cancel(transport_.self, &message.operation) != DDL_OK) {
+      memory_.HoldForEver();
+      if (direction_ == kSends) stuck.insert(message.peer);
+    }
+  }
+  under_way_.clear();
+}
+
+std::string WireMessages::Describe() const {
+  if (under_way_.empty()) return "a message";
+  return std::string("a message ") + (direction_ == kSends ? "to" : "from") + " rank " +
+         std::to_string(under_way_.front().peer);
+}
+
+}  // namespace ddl

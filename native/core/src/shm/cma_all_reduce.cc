@@ -1,0 +1,192 @@
+// All-reduce inside a group in which ranks reach each other's memory (peer_memory.h): Rabenseifner's scheme, reduce-
+// scatter then all-gather, with one-sided transfers between the buffers themselves.
+//
+// Each rank has a share of the elements. It reads the others' part of it from their inputs, chunk by chunk, adds them
+// to its own, and writes the sum into its own output and all others', while it is in its cache. A rank that is through
+// takes chunks over from those that are not. Nobody else reads or writes the elements of a chunk, so the ranks meet
+// twice, at the beginning and at the end, however much there is to reduce; and in place is nothing special.
+//
+// L ranks, N bytes each. A rank reads (L-1)/L N from others and writes as much into them, and adds N/L: for two ranks
+// three passes over N/2, where slots take four.
+#include <time.h>
+
+#include <algorithm>
+
+#include "shm/collectives.h"
+
+namespace ddl {
+namespace {
+
+// A run of elements that lies in one piece both in a rank's input and in its output.
+struct Piece {
+  char* in;
+  char* out;
+  uint64_t begin;  // bytes before it
+  uint64_t bytes;
+};
+
+// What a rank shows the others in its slot.
+struct PieceTable {
+  uint64_t count;  // kUnfit: too many for the slot, or not open to the system calls
+  Piece pieces[1];
+};
+constexpr uint64_t kUnfit = ~uint64_t{0};
+
+// How long a process's end, or a rank's last words, may take to be known. Buffers are safe by then.
+constexpr double kLongestFarewellSeconds = 3;
+
+class Attached {
+ public:
+  Attached(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction, uint64_t chunk_bytes)
+      : pipeline_(pipeline),
+        in_(in),
+        out_(out),
+        reduction_(reduction),
+        bytes_(in.element_bytes()),
+        chunk_(chunk_bytes / bytes_),
+        step_(pipeline.Reserve(1)),
+        landing_(pipeline.Landing(static_cast<size_t>(pipeline.size()) * chunk_bytes)),
+        sources_(static_cast<size_t>(pipeline.size())) {}
+
+  // Shows the own pieces; returns when everyone's are there. *fit: whether all could be shown.
+  Status Begin(bool* fit) {
+    DDL_RETURN_IF_ERROR(pipeline_.WaitFree(step_));
+    Publish();
+    pipeline_.ResetClaims();
+    pipeline_.MarkReady(step_);
+    DDL_RETURN_IF_ERROR(pipeline_.WaitReady(step_));
+    *fit = true;
+    for (int j = 0; j < pipeline_.size(); ++j) *fit = *fit && TableOf(j)->count != kUnfit;
+    return {};
+  }
+  // The own share first, which the caches know; then what the others have not come to yet, because their cores are
+  // slower or busy with something else. Who reduces a chunk changes nothing about its sum.
+  Status ReduceShares() {
+    for (int i = 0; i < pipeline_.size(); ++i) {
+      const int owner = (pipeline_.rank() + i) % pipeline_.size();
+      const Share share = ShareOf(owner, pipeline_.size(), in_.count(), bytes_);
+      for (;;) {
+        const uint64_t at = share.begin + pipeline_.Claim(owner) * chunk_;
+        if (at >= share.end) break;
+        DDL_RETURN_IF_ERROR(pipeline_.HealthIfDue());
+        DDL_RETURN_IF_ERROR(ReduceChunk(at, std::min(chunk_, share.end - at)));
+      }
+    }
+    return {};
+  }
+  // Nothing more will be done to the others' memory; returns when nobody does to this rank's.
+  Status End() {
+    pipeline_.MarkDone(step_);
+    return pipeline_.WaitDone(step_);
+  }
+
+ private:
+  Status ReduceChunk(uint64_t at, uint64_t n) {
+    const int me = pipeline_.rank();
+    const int size = pipeline_.size();
+    const auto landing_of = [&](int j) { return landing_ + static_cast<uint64_t>(j) * n * bytes_; };
+    // Each rank starts with its neighbour, so that they do not all turn to one.
+    for (int i = 1; i < size; ++i) {
+      const int j = (me + i) % size;
+      DDL_RETURN_IF_ERROR(ReadInput(j, at * bytes_, n * bytes_, landing_of(j)));
+    }
+    View::ForEachPair(in_, out_, at, n, [&](const char* own, char* result, uint64_t from, uint64_t m) {
+      for (int j = 0; j < size; ++j) {
+        sources_[static_cast<size_t>(j)] = j == me ? own : landing_of(j) + from * bytes_;
+      }
+      Reduce(reduction_.dtype, reduction_.op, sources_.data(), size, result, m, reduction_.divisor, Store::kCached);
+    });
+    for (int i = 1; i < size; ++i) DDL_RETURN_IF_ERROR(WriteOutput((me + i) % size, at * bytes_, n * bytes_));
+    return {};
+  }
+
+  // Bytes [at, at + bytes) of local rank j's input, into `to`.
+  Status ReadInput(int j, uint64_t at, uint64_t bytes, char* to) {
+    local_.assign(1, {to, bytes});
+    Find(j, at, bytes, &Piece::in, &remote_);
+    return pipeline_.peers().Read(j, local_, remote_);
+  }
+  // The same bytes of this rank's output into local rank j's.
+  Status WriteOutput(int j, uint64_t at, uint64_t bytes) {
+    Find(pipeline_.rank(), at, bytes, &Piece::out, &local_);
+    Find(j, at, bytes, &Piece::out, &remote_);
+    return pipeline_.peers().Write(j, local_, remote_);
+  }
+
+  PieceTable* TableOf(int j) const { return reinterpret_cast<PieceTable*>(pipeline_.slot(j, step_)); }
+
+  void Publish() {
+    PieceTable* const table = TableOf(pipeline_.rank());
+    const uint64_t room = (pipeline_.slot_bytes() - sizeof(PieceTable)) / sizeof(Piece) + 1;
+    uint64_t count = 0;
+    remote_.clear();
+    View::ForEachPair(in_, out_, 0, in_.count(), [&](char* in, char* out, uint64_t from, uint64_t n) {
+      if (count++ >= room) return;
+      table->pieces[count - 1] = {in, out, from * bytes_, n * bytes_};
+      remote_.push_back({in, 1});
+      if (out != in) remote_.push_back({out, 1});
+    });
+    table->count = count <= room && PeerMemory::Accessible(remote_) ? count : kUnfit;
+  }
+
+  void Find(int j, uint64_t at, uint64_t bytes, char* Piece::* side, std::vector<iovec>* list) const {
+    const PieceTable* const table = TableOf(j);
+    const Piece* const end = table->pieces + table->count;
+    const Piece* piece =
+        std::upper_bound(table->pieces, end, at, [](uint64_t offset, const Piece& p) { return offset < p.begin; }) - 1;
+    list->clear();
+    for (; bytes > 0; ++piece) {
+      const uint64_t skip = at - piece->begin;
+      const uint64_t n = std::min(piece->bytes - skip, bytes);
+      list->push_back({piece->*side + skip, n});
+      at += n;
+      bytes -= n;
+    }
+  }
+
+  ShmPipeline& pipeline_;
+  const View& in_;
+  const View& out_;
+  const Reduction reduction_;
+  const size_t bytes_;
+  const uint64_t chunk_;  // elements
+  const uint64_t step_;
+  char* const landing_;
+  std::vector<const void*> sources_;
+  std::vector<iovec> local_;
+  std::vector<iovec> remote_;
+};
+
+// That a rank died, or what it said when it gave up, tells more than that its memory is gone; but that is known a
+// little later: the system takes a process's memory first.
+Status WhyLost(ShmPipeline& pipeline, const Status& status) {
+  const double start = Now();
+  Status health = pipeline.Health();
+  while (health.ok() && status.code() != DDL_DEADLINE_EXCEEDED && Now() - start < kLongestFarewellSeconds) {
+    const timespec pause{0, 1'000'000};
+    nanosleep(&pause, nullptr);
+    health = pipeline.Health();
+  }
+  return health.ok() ? status : health;
+}
+
+}  // namespace
+
+Status AttachedAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
+                         uint64_t chunk_bytes) {
+  Attached attached(pipeline, in, out, reduction, chunk_bytes);
+  bool fit = false;
+  Status status = attached.Begin(&fit);
+  if (status.ok() && fit) status = attached.ReduceShares();
+  if (status.ok()) status = attached.End();
+  if (!status.ok()) {
+    pipeline.peers().Withdraw();
+    return WhyLost(pipeline, status);
+  }
+  if (fit) return {};
+  // Some rank's buffers are not for others. Everybody saw it, so everybody turns to the slots.
+  const std::vector<Scheme> schemes = CandidateSchemes(in.bytes(), pipeline.size(), pipeline.slot_bytes(), false);
+  return SlotAllReduce(pipeline, in, out, reduction, schemes[0]);
+}
+
+}  // namespace ddl

@@ -1,0 +1,146 @@
+// The memory that the ranks of one group (one host, or one forced group of a host) share.
+//
+// In production it is an anonymous memfd of the group's leader, which the other ranks open through /proc: it has no
+// name, so nothing is left in /dev/shm whatever dies when, and a container's small /dev/shm does not limit it. Where
+// /proc/<pid>/fd of another rank can not be opened (separate process-id namespaces) a POSIX shared memory object is
+// used instead and unlinked as soon as every rank has attached. Ranks that are threads get the block from the
+// transport (ddl_transport::share).
+#ifndef KERAS_DDL_CORE_SHM_GROUP_MEMORY_H_
+#define KERAS_DDL_CORE_SHM_GROUP_MEMORY_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "ddl.h"
+
+namespace ddl {
+
+// Steps that a rank may be ahead of the slowest reader of its slots.
+constexpr uint64_t kSlots = 4;
+// Bytes of one direction of the control plane between a rank and a coordinator of the same group.
+constexpr size_t kMailboxBytes = 64 * 1024;
+
+enum RankState : uint32_t {
+  kAlive = 0,
+  kLeft = 1,    // after an orderly ddl_destroy
+  kBroken = 2,  // the communicator can not be used any more
+};
+
+// Single producer, single consumer ring of bytes.
+struct Mailbox {
+  alignas(64) std::atomic<uint64_t> head;  // bytes ever written
+  alignas(64) std::atomic<uint64_t> tail;  // bytes ever read
+  alignas(64) char data[kMailboxBytes];
+};
+
+// What a rank brings to a meeting (meeting.h): a collective that its calling thread is ready to carry out.
+struct MeetingCard {
+  struct MustAgree {
+    uint32_t kind;
+    uint32_t dtype;
+    uint32_t op;  // 0 where the kind does not read it; the same goes for root
+    int32_t root;
+    uint64_t count;  // 0 for DDL_ALL_GATHER, whose rows are free
+    uint64_t row_count;
+    uint64_t fingerprint;
+    uint64_t name_hash;
+  } must_agree;
+  uint64_t rows;
+  uint64_t scheme;  // of an all-reduce through the slots, as local rank 0 proposes it (shm_scheme.h)
+};
+
+// Data up to this size travels with the card.
+constexpr size_t kEagerBytes = 64 * 1024;
+
+// What one rank shows the others of its group. Zero is a valid initial state of every field.
+struct RankBlock {
+  // Doorbell: raised and, if `sleeping`, woken (futex) after anything that this rank's thread must look at.
+  alignas(64) std::atomic<uint32_t> bell;
+  std::atomic<uint32_t> sleeping;
+  std::atomic<int32_t> pid;
+  std::atomic<uint32_t> state;  // RankState; set after `reason`
+  char reason[1024];            // why this rank gave up (kBroken), for the others' messages
+  // Milliseconds of the monotonic clock: when this rank last looked after the others, as it does many times a second;
+  // and when it last warned about a collective that does not move.
+  std::atomic<int64_t> alive_ms;
+  std::atomic<int64_t> warned_ms;
+  // Requests of this rank that the coordinator knows or will know: while there are any, it comes to no meeting.
+  std::atomic<uint32_t> outstanding;
+  // In rank 0's block: set while the coordinator remembers collectives that failed without some rank.
+  std::atomic<uint32_t> no_meetings;
+  // See peer_memory.h: a word of this rank's own memory for the others to find, and what tells that it is the right
+  // one.
+  std::atomic<uint64_t> probe_address;
+  std::atomic<uint64_t> probe_secret;
+  // Local rank + 1 of the rank into whose memory this one is writing; 0: none.
+  alignas(64) std::atomic<uint32_t> writes_to;
+  std::atomic<uint32_t> withdrawn;            // nobody may write into this rank's memory any more
+  alignas(64) std::atomic<uint64_t> meeting;  // in the leader's block; see meeting.h
+  alignas(64) MeetingCard cards[2];
+  alignas(64) char eager[2][kEagerBytes];
+  // Steps done, counted over the life of the group; see shm_pipeline.h.
+  alignas(64) std::atomic<uint64_t> ready;
+  alignas(64) std::atomic<uint64_t> reduced;
+  alignas(64) std::atomic<uint64_t> done;
+  alignas(64) std::atomic<uint64_t> claimed;  // see ShmPipeline::Claim
+  alignas(64) std::atomic<uint64_t> agreed;   // in local rank 0's block: agreements made; see ShmPipeline::Agree
+  std::atomic<uint64_t> agreements[kSlots];
+  Mailbox to_coordinator;
+  Mailbox from_coordinator;
+};
+
+class GroupMemory {
+ public:
+  // COLLECTIVE over all ranks of the transport. `group[r]`: leader of rank r's group. `slot_bytes`: a multiple of 4096.
+  static Status Create(const ddl_transport& transport, const std::vector<int>& group, size_t slot_bytes,
+                       std::unique_ptr<GroupMemory>* out);
+  ~GroupMemory();
+  GroupMemory(const GroupMemory&) = delete;
+  GroupMemory& operator=(const GroupMemory&) = delete;
+
+  int local_rank() const { return local_rank_; }
+  int local_size() const { return static_cast<int>(members_.size()); }
+  // Global ranks of the group, ascending; index: local rank.
+  const std::vector<int>& members() const { return members_; }
+  RankBlock& block(int local_rank) const { return blocks_[local_rank]; }
+  RankBlock& own() const { return blocks_[local_rank_]; }
+
+  // Slot of `local_rank` for step `step` (slots are reused every kSlots steps).
+  char* slot(int local_rank, uint64_t step) const {
+    return slots_ + (static_cast<uint64_t>(local_rank) * kSlots + step % kSlots) * slot_bytes_;
+  }
+  size_t slot_bytes() const { return slot_bytes_; }
+  // "memfd", "shm_open", "threads" or "private" (a group of one).
+  const char* kind() const { return kind_; }
+  // Whether every rank of the group can read and write the memory of every other (peer_memory.h).
+  bool reachable() const { return reachable_; }
+  void set_reachable(bool reachable) { reachable_ = reachable; }
+
+ private:
+  GroupMemory() = default;
+  Status Map(int fd, size_t bytes);
+  void Unmap();
+  // Both COLLECTIVE over all ranks of the transport. *everywhere: whether all groups have their memory.
+  Status AttachMemfd(const ddl_transport& transport, int leader, size_t bytes, bool* everywhere);
+  Status AttachNamed(const ddl_transport& transport, int leader, size_t bytes);
+
+  void* base_ = nullptr;
+  size_t mapped_bytes_ = 0;  // 0: not ours to unmap
+  RankBlock* blocks_ = nullptr;
+  char* slots_ = nullptr;
+  size_t slot_bytes_ = 0;
+  int local_rank_ = 0;
+  std::vector<int> members_;
+  const char* kind_ = "private";
+  bool reachable_ = false;
+};
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_SHM_GROUP_MEMORY_H_

@@ -1,0 +1,217 @@
+#include "shm/peer_memory.h"
+
+#include <limits.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/gather.h"
+#include "base/proc_files.h"
+#include "base/waiter.h"
+
+namespace ddl {
+namespace {
+
+// How long a rank that gave up waits for another's write before it looks what became of that process, and at the most.
+constexpr double kUsualWriteSeconds = 0.1;
+constexpr double kLongestWriteSeconds = 30;
+// Ancestors of a process that are looked at.
+constexpr size_t kMostAncestors = 16;
+
+// What a rank lets the others read and write to try it out.
+struct ProbeWord {
+  uint64_t secret;  // as in the rank's block: proof that this is the process meant
+  uint64_t marks;   // what is written
+};
+
+using Move = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
+
+// Moves all that both lists describe; 0 or errno. Few bytes less than asked for are no error: the rest is asked for.
+int MoveAll(Move move, pid_t pid, std::vector<iovec>& local, std::vector<iovec>& remote) {
+  size_t at_local = 0;
+  size_t at_remote = 0;
+  const auto advance = [](std::vector<iovec>& list, size_t* at, size_t bytes) {
+    while (*at < list.size() && bytes >= list[*at].iov_len) bytes -= list[(*at)++].iov_len;
+    if (*at == list.size()) return;
+    list[*at].iov_base = static_cast<char*>(list[*at].iov_base) + bytes;
+    list[*at].iov_len -= bytes;
+  };
+  while (at_local < local.size() && at_remote < remote.size()) {
+    const ssize_t moved = move(pid, &local[at_local], std::min<size_t>(local.size() - at_local, IOV_MAX),
+                               &remote[at_remote], std::min<size_t>(remote.size() - at_remote, IOV_MAX), 0);
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved <= 0) return moved < 0 ? errno : EFAULT;
+    advance(local, &at_local, static_cast<size_t>(moved));
+    advance(remote, &at_remote, static_cast<size_t>(moved));
+  }
+  return 0;
+}
+
+// Whether the process will do nothing more for now.
+bool IsStill(pid_t pid) {
+  if (kill(pid, 0) != 0 && errno == ESRCH) return true;
+  const std::string state = ProcessStat(pid);
+  return !state.empty() && std::strchr("TtZX", state[0]) != nullptr;
+}
+
+using Ancestors = std::array<int32_t, kMostAncestors>;
+
+Ancestors OwnAncestors() {
+  Ancestors ancestors{};
+  pid_t pid = getppid();
+  for (size_t i = 0; i < kMostAncestors && pid > 0; ++i) {
+    ancestors[i] = pid;
+    const std::string line = ProcessStat(pid);
+    pid = line.size() > 2 ? std::atoi(line.c_str() + 2) : 0;
+  }
+  return ancestors;
+}
+
+// A security module (Yama) may let only a process's ancestors trace it, until the process names another whose
+// descendants may too: the nearest common ancestor of the ranks of the group, which started them all.
+void AllowSiblings(const std::vector<Ancestors>& all, const std::vector<int>& members, const Ancestors& mine) {
+  if (members.size() < 2 || FirstLine("/proc/sys/kernel/yama/ptrace_scope").substr(0, 1) != "1") return;
+  for (const int32_t ancestor : mine) {
+    const bool common = ancestor > 0 && std::all_of(members.begin(), members.end(), [&](int rank) {
+                          const Ancestors& other = all[static_cast<size_t>(rank)];
+                          return std::find(other.begin(), other.end(), ancestor) != other.end();
+                        });
+    if (!common) continue;
+    // Once for the whole process: what another communicator needs must not be taken from it.
+    static std::mutex mutex;
+    static int32_t allowed = 0;
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto before = std::find(mine.begin(), mine.end(), allowed);
+    if (allowed > 0 && before != mine.end() && before >= std::find(mine.begin(), mine.end(), ancestor)) return;
+    if (prctl(PR_SET_PTRACER, static_cast<unsigned long>(ancestor), 0, 0, 0) == 0) allowed = ancestor;
+    return;
+  }
+}
+
+uint64_t NewSecret() {
+  uint64_t secret = 0;
+  if (syscall(SYS_getrandom, &secret, sizeof secret, 0u) != sizeof secret) {
+    secret = static_cast<uint64_t>(Now() * 1e9) * 0x9e3779b97f4a7c15u ^ static_cast<uint64_t>(getpid());
+  }
+  return secret | 1;
+}
+
+// Whether the process behind `block` is reached: reads its word, and writes the mark of the reader beside it.
+bool Reaches(const RankBlock& block) {
+  const uint64_t address = block.probe_address.load(std::memory_order_relaxed);
+  const pid_t pid = block.pid.load(std::memory_order_relaxed);
+  ProbeWord word{};
+  std::vector<iovec> local{{&word, sizeof word}};
+  std::vector<iovec> remote{{reinterpret_cast<void*>(address), sizeof word}};
+  if (MoveAll(process_vm_readv, pid, local, remote) != 0) return false;
+  // The same number can be another process in another process-id namespace: nothing is written there.
+  if (word.secret != block.probe_secret.load(std::memory_order_relaxed)) return false;
+  word.marks = 1;
+  local = {{&word.marks, sizeof word.marks}};
+  remote = {{reinterpret_cast<void*>(address + offsetof(ProbeWord, marks)), sizeof word.marks}};
+  return MoveAll(process_vm_writev, pid, local, remote) == 0;
+}
+
+}  // namespace
+
+Status PeerMemory::Probe(const ddl_transport& transport, bool wanted, GroupMemory& memory) {
+  const auto& members = memory.members();
+  auto word = std::make_unique<ProbeWord>(ProbeWord{NewSecret(), 0});
+  RankBlock& own = memory.own();
+  own.probe_address.store(reinterpret_cast<uint64_t>(word.get()), std::memory_order_relaxed);
+  own.probe_secret.store(word->secret, std::memory_order_relaxed);
+  // First the way is free, then all words are there, then what each rank found; then `word` may go.
+  const Ancestors ancestors = OwnAncestors();
+  std::vector<Ancestors> all_ancestors;
+  Status status = Gather(transport, ancestors, &all_ancestors);
+  uint8_t mine = wanted ? 1 : 0;
+  std::vector<uint8_t> reached;
+  if (status.ok() && wanted) AllowSiblings(all_ancestors, members, ancestors);
+  if (status.ok()) status = Gather(transport, mine, &reached);
+  for (int local = 0; status.ok() && wanted && local < memory.local_size(); ++local) {
+    if (local != memory.local_rank() && !Reaches(memory.block(local))) mine = 0;
+  }
+  if (status.ok()) status = Gather(transport, mine, &reached);
+  if (!status.ok()) {
+    word.release();  // another rank may be about to write there
+    return status;
+  }
+  memory.set_reachable(members.size() > 1 && std::all_of(members.begin(), members.end(), [&](int rank) {
+                         return reached[static_cast<size_t>(rank)] != 0;
+                       }));
+  return {};
+}
+
+bool PeerMemory::Accessible(std::vector<iovec>& bytes) {
+  std::vector<char> copies(bytes.size());
+  std::vector<iovec> local{{copies.data(), copies.size()}};
+  return MoveAll(process_vm_readv, getpid(), local, bytes) == 0;
+}
+
+Status PeerMemory::Read(int local_rank, std::vector<iovec>& local, std::vector<iovec>& remote) const {
+  const pid_t pid = memory_.block(local_rank).pid.load(std::memory_order_relaxed);
+  const int error = MoveAll(process_vm_readv, pid, local, remote);
+  return error == 0 ? Status() : Refused("read", local_rank, error);
+}
+
+Status PeerMemory::Write(int local_rank, std::vector<iovec>& local, std::vector<iovec>& remote) const {
+  // Either this rank sees that the other has withdrawn, or the other sees this flag: both orders are total.
+  RankBlock& own = memory_.own();
+  own.writes_to.store(static_cast<uint32_t>(local_rank) + 1, std::memory_order_seq_cst);
+  const RankBlock& block = memory_.block(local_rank);
+  Status status;
+  if (block.withdrawn.load(std::memory_order_seq_cst) != 0) {
+    status = GaveUp(local_rank);
+  } else if (const int error = MoveAll(process_vm_writev, block.pid.load(std::memory_order_relaxed), local, remote)) {
+    status = Refused("write", local_rank, error);
+  }
+  own.writes_to.store(0, std::memory_order_release);
+  return status;
+}
+
+Status PeerMemory::GaveUp(int local_rank) const {
+  return {DDL_ABORTED, "rank " + RankOf(local_rank) + " gave the collective up"};
+}
+
+Status PeerMemory::Refused(const char* what, int local_rank, int error) const {
+  // Its buffers may be gone already.
+  if (memory_.block(local_rank).withdrawn.load(std::memory_order_seq_cst) != 0) return GaveUp(local_rank);
+  const std::string rank = "rank " + RankOf(local_rank);
+  if (error == ESRCH) return {DDL_ABORTED, rank + " died. Look at the end of its output."};
+  return {DDL_INTERNAL, std::string("could not ") + what + " the memory of " + rank + " (process_vm_" + what +
+                            "v: " + std::strerror(error) +
+                            "). KERAS_DDL_CMA=0 on all ranks goes through shared memory instead."};
+}
+
+std::string PeerMemory::RankOf(int local_rank) const {
+  return std::to_string(memory_.members()[static_cast<size_t>(local_rank)]);
+}
+
+void PeerMemory::Withdraw() const {
+  memory_.own().withdrawn.store(1, std::memory_order_seq_cst);
+  const auto me = static_cast<uint32_t>(memory_.local_rank()) + 1;
+  const double start = Now();
+  for (int local = 0; local < memory_.local_size(); ++local) {
+    const RankBlock& block = memory_.block(local);
+    while (block.writes_to.load(std::memory_order_seq_cst) == me) {
+      const double waited = Now() - start;
+      if (waited > kLongestWriteSeconds) break;
+      if (waited > kUsualWriteSeconds && IsStill(block.pid.load(std::memory_order_relaxed))) break;
+      const timespec pause{0, waited > kUsualWriteSeconds ? 5'000'000 : 50'000};
+      nanosleep(&pause, nullptr);
+    }
+  }
+}
+
+}  // namespace ddl

@@ -1,0 +1,129 @@
+// ShmPipeline: the steps on which every shared-memory algorithm is built.
+//
+// An array goes through the group's slots in steps of at most one slot. In each step a rank may fill its own slot
+// (after all ranks have finished the step that used it before: WaitFree), shows it (MarkReady), reads the slots of
+// others (WaitReady) and finishes (MarkDone). Steps are counted over the life of the group, equally on all ranks,
+// because all ranks run the same collectives in the same order; every rank marks every step, also those in which it
+// has nothing to give. A rank runs at most kSlots steps ahead of the slowest.
+#ifndef KERAS_DDL_CORE_SHM_PIPELINE_H_
+#define KERAS_DDL_CORE_SHM_PIPELINE_H_
+
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "base/view.h"
+#include "base/waiter.h"
+#include "kernels/kernels.h"
+#include "shm/group_memory.h"
+#include "shm/peer_memory.h"
+#include "shm/tuner.h"
+
+namespace ddl {
+
+class ShmPipeline {
+ public:
+  ShmPipeline(GroupMemory& memory, Waiter& waiter)
+      : memory_(memory),
+        waiter_(waiter),
+        tuner_(memory.local_size(), memory.slot_bytes(), memory.reachable()),
+        peers_(memory) {}
+
+  int rank() const { return memory_.local_rank(); }
+  int size() const { return memory_.local_size(); }
+  size_t slot_bytes() const { return memory_.slot_bytes(); }
+  char* slot(int local_rank, uint64_t step) const { return memory_.slot(local_rank, step); }
+
+  // Reserves `steps` consecutive steps; returns the first.
+  uint64_t Reserve(uint64_t steps) {
+    const uint64_t first = next_;
+    next_ += steps;
+    return first;
+  }
+
+  Status WaitFree(uint64_t step) {
+    if (step < kSlots) return {};
+    return WaitAll(&RankBlock::done, step - kSlots + 1);
+  }
+  void MarkReady(uint64_t step) { memory_.own().ready.store(step + 1, std::memory_order_release); }
+  Status WaitReady(uint64_t step) { return WaitAll(&RankBlock::ready, step + 1); }
+  Status WaitReadyOf(int local_rank, uint64_t step) { return WaitOne(&RankBlock::ready, local_rank, step + 1); }
+  void MarkReduced(uint64_t step) { memory_.own().reduced.store(step + 1, std::memory_order_release); }
+  Status WaitReducedOf(int local_rank, uint64_t step) { return WaitOne(&RankBlock::reduced, local_rank, step + 1); }
+  // All ranks have finished the step.
+  Status WaitDone(uint64_t step) { return WaitAll(&RankBlock::done, step + 1); }
+  void MarkDone(uint64_t step) { memory_.own().done.store(step + 1, std::memory_order_release); }
+
+  // Local rank 0's `mine`, on every rank. COLLECTIVE; something that needs data of every rank must follow.
+  Status Agree(uint64_t mine, uint64_t* agreed) {
+    const uint64_t n = agreements_++;
+    if (rank() == 0) {
+      memory_.own().agreements[n % kSlots].store(mine, std::memory_order_relaxed);
+      memory_.own().agreed.store(n + 1, std::memory_order_release);
+      *agreed = mine;
+      return {};
+    }
+    DDL_RETURN_IF_ERROR(WaitOne(&RankBlock::agreed, 0, n + 1));
+    *agreed = memory_.block(0).agreements[n % kSlots].load(std::memory_order_relaxed);
+    return {};
+  }
+  Tuner& tuner() { return tuner_; }
+  const PeerMemory& peers() const { return peers_; }
+  // Work of a step that any rank may do: pieces of each rank's part of it, taken by number. A rank resets its own
+  // before MarkReady, of a step that ends with WaitDone.
+  void ResetClaims() { memory_.own().claimed.store(0, std::memory_order_relaxed); }
+  uint64_t Claim(int local_rank) { return memory_.block(local_rank).claimed.fetch_add(1, std::memory_order_relaxed); }
+  // Memory of this rank alone, for what it reads from others' memory; valid until the next call.
+  char* Landing(size_t bytes) {
+    if (landing_.size() < bytes) landing_.resize(bytes);
+    return landing_.data();
+  }
+  // Why waiting for the others would be in vain.
+  Status Health() { return waiter_.Health(); }
+  Status HealthIfDue() { return waiter_.LookIfDue(Now()); }
+
+  // Where whole lines can not be written, large slots are written past the caches: a line that another core has read
+  // is slow to get back, and slow to read once more from a core that does not share a cache.
+  static Store SlotStore(uint64_t bytes) {
+    if (HasLineStores()) return Store::kLines;
+    return bytes >= kStreamSlotBytes ? Store::kStreaming : Store::kCached;
+  }
+  // Results larger than the caches will not be found there by their reader.
+  static Store ResultStore(uint64_t bytes) { return bytes >= kStreamResultBytes ? Store::kStreaming : Store::kCached; }
+
+ private:
+  static constexpr uint64_t kStreamSlotBytes = 256 * 1024;
+  static constexpr uint64_t kStreamResultBytes = 4 * 1024 * 1024;
+
+  using Counter = std::atomic<uint64_t> RankBlock::*;
+
+  Status WaitOne(Counter counter, int local_rank, uint64_t value) {
+    const std::atomic<uint64_t>& at = memory_.block(local_rank).*counter;
+    return waiter_.Until([&] { return at.load(std::memory_order_acquire) >= value; },
+                         [&] { return "rank " + std::to_string(memory_.members()[static_cast<size_t>(local_rank)]); });
+  }
+  Status WaitAll(Counter counter, uint64_t value) {
+    for (int local = 0; local < size(); ++local) {
+      if (local != rank()) DDL_RETURN_IF_ERROR(WaitOne(counter, local, value));
+    }
+    return {};
+  }
+
+  GroupMemory& memory_;
+  Waiter& waiter_;
+  Tuner tuner_;
+  PeerMemory peers_;
+  std::vector<char> landing_;
+  uint64_t next_ = 0;
+  uint64_t agreements_ = 0;
+};
+
+// How a reduction is to be done; `divisor` is read for DDL_MEAN only.
+struct Reduction {
+  ddl_dtype dtype;
+  ddl_op op;
+  double divisor;
+};
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_SHM_PIPELINE_H_

@@ -1,0 +1,136 @@
+// A communicator that is closed while other threads are about to use it.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ddl.h"
+#include "shm/janitor.h"
+#include "thread_group.h"
+
+namespace ddl_test {
+namespace {
+
+// A communicator of one rank; NULL and `error` when it can not be made.
+ddl_comm* CreateAlone(std::string* error) {
+  const int32_t leader = 0;
+  ddl_options options{};
+  options.abi_version = DDL_ABI_VERSION;
+  options.group = &leader;
+  char text[1024] = "";
+  ddl_comm* const comm = ddl_create(nullptr, &options, text, sizeof text);
+  *error = text;
+  return comm;
+}
+
+// What a kernel of a binding does: looks the communicator up, submits, forgets it.
+int SumThroughTheWorld(std::string* message) {
+  ddl_comm* const comm = ddl_find(DDL_WORLD);
+  if (comm == nullptr) return -1;
+  float value = 1;
+  Call call(DDL_ALL_REDUCE, "late");
+  ddl_work* const work = call.Buffer(&value, &value, 1).Start(comm);
+  ddl_release(comm);
+  const Outcome outcome = Call::Finish(work);
+  *message = outcome.message;
+  return outcome.code;
+}
+
+TEST(ShutdownTest, OfTheWorldUnderThreadsThatUseIt) {
+  std::string error;
+  for (int round = 0; round < 50; ++round) {
+    ddl_comm* const comm = CreateAlone(&error);
+    ASSERT_NE(comm, nullptr) << error;
+    ddl_publish(DDL_WORLD, comm);
+    std::atomic<int> started{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&started] {
+        for (bool first = true;; first = false) {
+          std::string message;
+          const int code = SumThroughTheWorld(&message);
+          if (first) ++started;
+          if (code == -1) return;
+          if (code == DDL_OK) continue;
+          EXPECT_EQ(code, DDL_FAILED_PRECONDITION) << message;
+          EXPECT_NE(message.find("shut down"), std::string::npos) << message;
+        }
+      });
+    }
+    while (started < 3) std::this_thread::yield();
+    ddl_publish(DDL_WORLD, nullptr);
+    ddl_destroy(comm);
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+TEST(ShutdownTest, OfAHeldCommunicatorIsAnErrorToWhatComesLater) {
+  std::string error;
+  ddl_comm* const comm = CreateAlone(&error);
+  ASSERT_NE(comm, nullptr) << error;
+  ddl_publish(DDL_WORLD, comm);
+  ddl_comm* const held = ddl_find(DDL_WORLD);
+  ddl_publish(DDL_WORLD, nullptr);
+  ddl_destroy(comm);
+  EXPECT_EQ(ddl_find(DDL_WORLD), nullptr);
+  float value = 1;
+  Call call(DDL_ALL_REDUCE, "late");
+  EXPECT_EQ(call.Buffer(&value, &value, 1).Run(held).code, DDL_FAILED_PRECONDITION);
+  ddl_close(held);
+  ddl_release(held);
+}
+
+TEST(PublishTest, EveryCommunicatorIsFoundByItsOwnNumberAlone) {
+  std::string error;
+  const int64_t ids[] = {DDL_WORLD, 7, int64_t{1} << 62};
+  ddl_comm* comms[3] = {};
+  for (int i = 0; i < 3; ++i) {
+    comms[i] = CreateAlone(&error);
+    ASSERT_NE(comms[i], nullptr) << error;
+    EXPECT_EQ(ddl_find(ids[i]), nullptr);
+    ddl_publish(ids[i], comms[i]);
+  }
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(ddl_find(ids[i]), comms[i]);
+    ddl_publish(ids[i], nullptr);
+    EXPECT_EQ(ddl_find(ids[i]), nullptr);
+    ddl_destroy(comms[i]);
+    ddl_release(comms[i]);
+  }
+}
+
+TEST(JanitorTest, RemovesWhatDeadProcessesLeft) {
+  char pattern[] = "/tmp/keras_ddl_janitor_XXXXXX";
+  const std::string folder = mkdtemp(pattern);
+  const pid_t dead = fork();
+  if (dead == 0) _exit(0);
+  waitpid(dead, nullptr, 0);
+  const std::string digits = "-0123456789abcdef";
+  const std::string of_dead = folder + "/keras_ddl-" + std::to_string(dead) + digits;
+  const std::vector<std::string> kept = {
+      folder + "/keras_ddl-" + std::to_string(getpid()) + digits,
+      of_dead + "0",
+      folder + "/keras_ddl-" + std::to_string(dead),
+      folder + "/other-" + std::to_string(dead) + digits,
+  };
+  for (const std::string& path : kept) std::ofstream(path) << "x";
+  std::ofstream(of_dead) << "x";
+  ddl::RemoveStaleSharedMemory(folder, 60);
+  EXPECT_EQ(access(of_dead.c_str(), F_OK), 0) << "too young to be removed";
+  ddl::RemoveStaleSharedMemory(folder, 0);
+  EXPECT_NE(access(of_dead.c_str(), F_OK), 0);
+  for (const std::string& path : kept) {
+    EXPECT_EQ(access(path.c_str(), F_OK), 0) << path;
+    unlink(path.c_str());
+  }
+  rmdir(folder.c_str());
+}
+
+}  // namespace
+}  // namespace ddl_test
