@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/tags.h"
 #include "base/waiter.h"
 #include "net/owned_messages.h"
 #include "thread_group.h"
@@ -16,8 +17,6 @@
 
 namespace ddl_test {
 namespace {
-
-using ddl::ControlChannel;
 
 Outcome Sum(ddl_comm* comm, const std::string& name) {
   float value = 1;
@@ -32,7 +31,7 @@ TEST(ControlTest, AnAnnouncementThatStopsHalfWayIsMissedAtTheDeadlineAndTakenLat
   auto spies = Spies(3);
   std::atomic<bool> stopped{true};
   spies[0]->withholds = [&](const Spy::Message& message) {
-    return stopped && message.receives && message.peer == 2 && message.tag == ControlChannel::kUpTag;
+    return stopped && message.receives && message.peer == 2 && message.tag == ddl::kUpTag;
   };
   RunOptions options = Spied(spies);
   options.deadline_s = 2;
@@ -55,9 +54,7 @@ TEST(ControlTest, AnAnnouncementThatStopsHalfWayIsMissedAtTheDeadlineAndTakenLat
 // What rank 0 says to rank 2 stays half received: the others must not wait for it for ever, nor rank 2 for rank 0.
 TEST(ControlTest, ADecisionThatStopsHalfWayFailsOnEveryRank) {
   auto spies = Spies(3);
-  spies[2]->withholds = [](const Spy::Message& message) {
-    return message.receives && message.tag == ControlChannel::kDownTag;
-  };
+  spies[2]->withholds = [](const Spy::Message& message) { return message.receives && message.tag == ddl::kDownTag; };
   RunOptions options = Spied(spies);
   options.deadline_s = 0.5;
   RunRanks(

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/tags.h"
 #include "base/waiter.h"
 #include "shm/doorbell.h"
 

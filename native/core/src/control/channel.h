@@ -17,10 +17,6 @@ namespace ddl {
 
 class ControlChannel {
  public:
-  // Tags of the transport; kDataTag belongs to ring.h, kBeatTag to heartbeat.h, kBlockTag and those after it to
-  // box_all_reduce.cc.
-  enum Tag { kUpTag = 101, kDownTag = 102, kAbortTag = 103, kDataTag = 104, kBeatTag = 105, kBlockTag = 200 };
-
   ControlChannel(const ddl_transport& transport, GroupMemory& memory);
 
   // Queues a message to rank `peer`; either end of every message but an abort is rank 0. Never blocks.

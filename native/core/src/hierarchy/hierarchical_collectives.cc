@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "control/channel.h"
+#include "base/tags.h"
 #include "kernels/float16_mean.h"
 
 namespace ddl {
@@ -81,7 +81,7 @@ Box::Box(const ddl_transport& transport, GroupMemory& memory, Waiter& waiter, co
     stride *= size;
   }
   for (int i = 0; i < kBlocks; ++i) {
-    blocks_.push_back(std::make_unique<OuterAllReduce>(transport, places, ControlChannel::kBlockTag + i));
+    blocks_.push_back(std::make_unique<OuterAllReduce>(transport, places, kBlockTag + i));
   }
 }
 

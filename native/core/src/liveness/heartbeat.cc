@@ -4,8 +4,8 @@
 #include <map>
 #include <utility>
 
+#include "base/tags.h"
 #include "base/waiter.h"
-#include "control/channel.h"
 
 namespace ddl {
 namespace {
@@ -95,7 +95,7 @@ void Heartbeat::SetBusy(bool busy) {
 
 Status Heartbeat::Receive(double now) {
   std::vector<OwnedMessages::Finished> beats;
-  DDL_RETURN_IF_ERROR(receives_.ReceiveArriving(ControlChannel::kBeatTag));
+  DDL_RETURN_IF_ERROR(receives_.ReceiveArriving(kBeatTag));
   DDL_RETURN_IF_ERROR(receives_.TakeFinished(&beats));
   for (const auto& [from, bytes] : beats) {
     for (Peer& peer : peers_) {
@@ -114,7 +114,7 @@ Status Heartbeat::Send(double now) {
     DDL_RETURN_IF_ERROR(peer.beat.TakeFinished(&none));
     if (!peer.beat.empty() || now - peer.sent < beat_s_ || has_left_(peer.speaker)) continue;
     peer.sent = now;
-    DDL_RETURN_IF_ERROR(peer.beat.Send(peer.speaker, ControlChannel::kBeatTag, busy_ ? kBusy : kFree));
+    DDL_RETURN_IF_ERROR(peer.beat.Send(peer.speaker, kBeatTag, busy_ ? kBusy : kFree));
   }
   return {};
 }

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "control/channel.h"
+#include "base/tags.h"
 
 namespace ddl {
 
@@ -49,13 +49,13 @@ Status Ring::Exchange(const char* send, uint64_t send_bytes, uint64_t receive_by
   while (sent < send_bytes || received < receive_bytes) {
     while (posted < receive_bytes && receives.size() < kWindow) {
       const uint64_t bytes = segment_at(posted, receive_bytes);
-      DDL_RETURN_IF_ERROR(receives.Start(previous(), ControlChannel::kDataTag, place(posted), bytes));
+      DDL_RETURN_IF_ERROR(receives.Start(previous(), kDataTag, place(posted), bytes));
       posted += bytes;
     }
     while (sent < send_bytes && sends.size() < kWindow) {
       const uint64_t bytes = segment_at(sent, send_bytes);
       Copy(leaving(sent), send + sent, bytes, Store::kCached);
-      DDL_RETURN_IF_ERROR(sends.Start(next(), ControlChannel::kDataTag, leaving(sent), bytes));
+      DDL_RETURN_IF_ERROR(sends.Start(next(), kDataTag, leaving(sent), bytes));
       sent += bytes;
     }
     if (receives.size() > 0) {

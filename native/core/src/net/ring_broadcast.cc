@@ -1,14 +1,14 @@
 // Broadcast along a chain: each position forwards a segment as soon as it has it, so that all links are busy at once.
 #include <algorithm>
 
-#include "control/channel.h"
+#include "base/tags.h"
 #include "net/ring.h"
 
 namespace ddl {
 
 Status Ring::Broadcast(int root, WireMemory& memory, char* data, uint64_t bytes) {
   if (size() == 1) return {};
-  const int tag = ControlChannel::kDataTag;
+  const int tag = kDataTag;
   const int distance = (position_ - root + size()) % size();
   const bool receives = distance > 0;
   const bool sends = distance < size() - 1;
