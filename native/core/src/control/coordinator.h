@@ -122,8 +122,5 @@ std::string Label(const Announcement& announcement);
 // field that differs, the ranks on each side and both values.
 std::string DescribeMismatch(const std::vector<Announcement>& announcements);
 
-// "0, 2, 5" or, for many, "0, 1, 2 and 61 more".
-std::string JoinRanks(const std::vector<int>& ranks);
-
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_CONTROL_COORDINATOR_H_

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/text.h"
+
 namespace ddl {
 namespace {
 
@@ -115,24 +117,6 @@ std::string EncodeText(MessageType type, const std::string& text) {
 
 std::string DecodeText(const std::string& bytes) { return Reader(bytes).GetText(); }
 
-std::string EncodeReason(const Status& status) {
-  const ddl_code code = status.code() == DDL_UNAVAILABLE ? DDL_UNAVAILABLE : DDL_ABORTED;
-  return static_cast<char>(code) + status.message();
-}
-
-Status DecodeReason(const std::string& reason) {
-  if (reason.empty()) return {DDL_ABORTED, ""};
-  return {static_cast<ddl_code>(reason[0]), reason.substr(1)};
-}
-
 MessageType TypeOf(const std::string& bytes) { return static_cast<MessageType>(bytes.empty() ? 0 : bytes[0]); }
-
-std::string Cut(const std::string& text, size_t limit) {
-  if (text.size() <= limit) return text;
-  size_t end = limit - 3;
-  // A UTF-8 continuation byte starts with bits 10: step back to the start of the character.
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
-  return text.substr(0, end) + "...";
-}
 
 }  // namespace ddl

@@ -69,13 +69,5 @@ Announcement DecodeAnnouncement(const std::string& bytes);
 Decision DecodeDecision(const std::string& bytes);
 std::string DecodeText(const std::string& bytes);
 
-// Why a rank gave the communicator up, as the others are told: a text without zero bytes, which may be cut anywhere
-// after its first byte. Of the code only this survives: DDL_UNAVAILABLE (a rank left) stays, all else is DDL_ABORTED.
-std::string EncodeReason(const Status& status);
-Status DecodeReason(const std::string& reason);
-
-// `text` cut to `limit` bytes at a UTF-8 boundary, ending in "..." when cut.
-std::string Cut(const std::string& text, size_t limit);
-
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_CONTROL_MESSAGE_H_

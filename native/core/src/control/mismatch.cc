@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/text.h"
 #include "control/coordinator.h"
 #include "kernels/kernels.h"
 
@@ -73,14 +74,6 @@ bool Agree(const Announcement& a, const Announcement& b) {
 }
 
 }  // namespace
-
-std::string JoinRanks(const std::vector<int>& ranks) {
-  constexpr size_t kShown = 8;
-  std::string text;
-  for (size_t i = 0; i < ranks.size() && i < kShown; ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
-  if (ranks.size() > kShown) text += " and " + std::to_string(ranks.size() - kShown) + " more";
-  return text;
-}
 
 std::string DescribeMismatch(const std::vector<Announcement>& announcements) {
   bool agree = true;

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <limits>
 
+#include "base/text.h"
 #include "base/trace.h"
 #include "base/waiter.h"
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "engine/engine.h"
 #include "shm/doorbell.h"
 

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "base/trace.h"
 #include "engine/engine.h"
 

@@ -11,8 +11,7 @@
 
 #include "base/gather.h"
 #include "base/hash.h"
-#include "control/coordinator.h"
-#include "control/message.h"
+#include "base/text.h"
 #include "shm/group_memory.h"
 
 namespace ddl {

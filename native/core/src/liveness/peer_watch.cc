@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "control/message.h"
+#include "base/text.h"
 
 namespace ddl {
 

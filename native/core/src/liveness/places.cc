@@ -9,7 +9,7 @@
 
 #include "base/gather.h"
 #include "base/proc_files.h"
-#include "control/coordinator.h"
+#include "base/text.h"
 
 namespace ddl {
 namespace {
