@@ -1,5 +1,7 @@
 #include "kernels/float16_mean.h"
 
+#include <cstring>
+
 #include "base/half.h"
 
 namespace ddl {

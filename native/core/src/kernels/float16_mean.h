@@ -4,7 +4,7 @@
 #ifndef KERAS_DDL_CORE_KERNELS_FLOAT16_MEAN_H_
 #define KERAS_DDL_CORE_KERNELS_FLOAT16_MEAN_H_
 
-#include "shm/collectives.h"
+#include "kernels/views.h"
 
 namespace ddl {
 

@@ -11,9 +11,8 @@
 #include "base/status.h"
 #include "base/waiter.h"
 #include "ddl.h"
-#include "kernels/kernels.h"
+#include "kernels/views.h"
 #include "net/wire.h"
-#include "shm/pipeline.h"
 
 namespace ddl {
 

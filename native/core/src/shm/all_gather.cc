@@ -51,10 +51,4 @@ Status ShmAllGather(ShmPipeline& pipeline, const View& in, const std::vector<Vie
   return {};
 }
 
-void CopyView(const View& in, const View& out, Store store) {
-  View::ForEachPair(in, out, 0, in.count(), [&](const char* from, char* to, uint64_t, uint64_t n) {
-    if (from != to) Copy(to, from, n * in.element_bytes(), store);
-  });
-}
-
 }  // namespace ddl

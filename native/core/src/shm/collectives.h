@@ -45,11 +45,5 @@ Status ShmAllGather(ShmPipeline& pipeline, const View& in, const std::vector<Vie
 // shm_broadcast.cc. `in` of local rank `root` lands in `out` on every rank; `in` is read on the root only.
 Status ShmBroadcast(ShmPipeline& pipeline, int root, const View& in, const View& out);
 
-// A group of one: `out` is the reduction of this rank's `in` alone (a mean still divides).
-void ReduceAlone(const View& in, const View& out, const Reduction& reduction);
-
-// Copies `in` to `out`, piece by piece; a piece that is its own destination is left alone.
-void CopyView(const View& in, const View& out, Store store);
-
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_SHM_COLLECTIVES_H_

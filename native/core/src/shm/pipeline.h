@@ -14,7 +14,7 @@
 #include "base/status.h"
 #include "base/view.h"
 #include "base/waiter.h"
-#include "kernels/kernels.h"
+#include "kernels/views.h"
 #include "shm/group_memory.h"
 #include "shm/peer_memory.h"
 #include "shm/tuner.h"
@@ -116,13 +116,6 @@ class ShmPipeline {
   std::vector<char> landing_;
   uint64_t next_ = 0;
   uint64_t agreements_ = 0;
-};
-
-// How a reduction is to be done; `divisor` is read for DDL_MEAN only.
-struct Reduction {
-  ddl_dtype dtype;
-  ddl_op op;
-  double divisor;
 };
 
 }  // namespace ddl

@@ -5,12 +5,6 @@
 
 namespace ddl {
 
-void ReduceAlone(const View& in, const View& out, const Reduction& reduction) {
-  View::ForEachPair(in, out, 0, in.count(), [&](const void* from, void* to, uint64_t, uint64_t n) {
-    Reduce(reduction.dtype, reduction.op, &from, 1, to, n, reduction.divisor, Store::kCached);
-  });
-}
-
 Status ShmReduceScatter(ShmPipeline& pipeline, const std::vector<View>& parts, const View& out,
                         const Reduction& reduction) {
   const int me = pipeline.rank();
