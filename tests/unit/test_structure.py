@@ -123,18 +123,3 @@ def test_modules_beside_the_folders_are_what_users_import_by_name() -> None:
 def test_private_interfaces_have_one_home(pattern: str, home: set[str]) -> None:
     users = {n for n, p in MODULES.items() if re.search(pattern, p.read_text(encoding="utf-8"), re.MULTILINE)}
     assert users == {f"keras_ddl.{name}" for name in home}
-
-
-@pytest.mark.parametrize(
-    ("folder", "forbidden"),
-    [
-        ("core", r'#include\s*[<"](mpi|tensorflow|Python|tf_)'),
-        ("mpi", r'#include\s*[<"](tensorflow|Python|tf_)'),
-        ("tf", r'#include\s*[<"](mpi|Python)'),
-    ],
-)
-def test_native_layers_stay_apart(folder: str, forbidden: str) -> None:
-    sources = [p for p in (ROOT / "native" / folder).rglob("*") if p.suffix in {".cc", ".h"}]
-    assert sources, "the folder moved: change this test"
-    guilty = [str(p) for p in sources if re.search(forbidden, p.read_text(encoding="utf-8"))]
-    assert guilty == []
