@@ -4,7 +4,7 @@
 
 Both functions take turns, some hundred calls each; reported are medians over the turns of the slowest rank's median
 call, and their difference: what a program pays for one small collective. "floor" is a call without the all_reduce after
-which the ranks only meet, outside TensorFlow, which by itself ("meeting") takes microseconds: about what is lost by
+which the ranks only meet, outside TensorFlow, which by itself ("rendezvous") takes microseconds: about what is lost by
 waiting for the slower rank. --mpi adds MPI_Allreduce on a NumPy array, without TensorFlow, for comparison.
 """
 
@@ -54,13 +54,13 @@ def main() -> None:
     def reduced(tensor):
         return keras_ddl.all_reduce(tensor, name="small")
 
-    meet = all_reduce_init(np.ones(1), "sum", "meeting", out=np.zeros(1))
+    meet = all_reduce_init(np.ones(1), "sum", "rendezvous", out=np.zeros(1))
 
     def floor() -> None:
         empty(values)
         meet()
 
-    contestants = {"empty": lambda: empty(values), "meeting": meet, "floor": floor}
+    contestants = {"empty": lambda: empty(values), "rendezvous": meet, "floor": floor}
     contestants["all_reduce"] = lambda: reduced(values)
     if options.mpi:
         from mpi4py import MPI

@@ -292,7 +292,7 @@ def _meet(world: Any, mode: str) -> tuple[Topology, Any]:
             raise RankMismatchError(f"init: the {setting} must be equal on all ranks. Received: {received}.")
     hosts, racks, _, finalises = zip(*everybody)
     if not all(finalises):
-        mpi.no_farewell()
+        mpi.no_exit_status_consensus()
     return make_topology(world.rank, hosts, mode, racks), native_library.mpi_transport(world.py2f())
 
 

@@ -62,9 +62,9 @@ def abort(status: int) -> None:
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(status)
 
 
-def no_farewell() -> None:
-    """Some rank's MPI is finalised by others than keras_ddl: ranks do not wait to hear how it ends. On all ranks."""
-    native_library.mpi_shim().ddl_mpi_no_farewell()
+def no_exit_status_consensus() -> None:
+    """Some rank's MPI is finalised by others than keras_ddl: ranks do not wait to hear its status. On all ranks."""
+    native_library.mpi_shim().ddl_mpi_no_exit_status_consensus()
 
 
 def no_pending_exit_status() -> bool:
@@ -72,7 +72,7 @@ def no_pending_exit_status() -> bool:
 
     Calling it says to the others that this rank has come to its end. Never blocks.
     """
-    return running() and native_library.mpi_shim().ddl_mpi_farewell(0) == 0
+    return running() and native_library.mpi_shim().ddl_mpi_exit_status_consensus(0) == 0
 
 
 def _import_mpi() -> type[MPI]:

@@ -42,7 +42,7 @@ from keras_ddl.launch.rank_program import RankProgram, require_directory
 # Open MPI follows its SIGTERM with SIGKILL after one second. By then the program must be gone and reported.
 _MPIRUN_GRACE_SECONDS = 0.4
 _DRAIN_SECONDS = 0.3
-_FAREWELL_SECONDS = 15.0
+_GOODBYE_SECONDS = 15.0
 _BACKLOG_BYTES = 1 << 20
 _REPORT_BYTES = 1 << 20
 
@@ -253,7 +253,7 @@ class RankProcess:
         return report, max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
 
     def _say_goodbye(self) -> None:
-        deadline = time.monotonic() + _FAREWELL_SECONDS
+        deadline = time.monotonic() + _GOODBYE_SECONDS
         while not self._told_to_leave and not self._channel.closed and time.monotonic() < deadline:
             self._serve(1.0)
         self._told_to_leave = True

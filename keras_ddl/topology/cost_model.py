@@ -24,8 +24,8 @@ from keras_ddl.topology.links import Cluster, Dimension, shared_memory
 
 __all__ = ["Cluster", "Dimension", "choose", "mode_for", "predict", "shared_memory"]
 
-# How the engine cuts what it sends between hosts (wire.h, box.h, box_all_reduce.cc in native/core/src): a block gives
-# every rank a shard of one message per unit of the ring, up to a bound, and several blocks are under way at once.
+# How the engine cuts what it sends between hosts (net/wire.h, hierarchy/ in native/core/src): a block gives every
+# rank a shard of one message per unit of the ring, up to a bound, and several blocks are under way at once.
 MESSAGE_BYTES = 60 * 1024
 LARGEST_SHARD_BYTES = 8 * 1024 * 1024
 BLOCKS_AHEAD = 4

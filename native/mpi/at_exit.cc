@@ -1,4 +1,4 @@
-// The end of a rank's process, and how the ranks tell one another that they have come to it.
+// The end of a rank's process, and the consensus of all ranks on the status to end with.
 //
 // A rank that ends with another status than 0 must not wait for ever for the others in MPI_Finalize: they may wait for
 // it in a collective, and the launcher would never learn the status. A rank that fails because another one has left
@@ -16,21 +16,21 @@
 namespace ddl_mpi {
 namespace {
 
-// Without MPI_Finalize the launcher ends the whole job. Where all ranks end with an error, or the others still have
-// something to write, they are given this long to come to their end as well.
-constexpr double kLastWordsSeconds = 3.0;
+// Time to attribute the root cause. Without MPI_Finalize the launcher ends the whole job: where all ranks end with an
+// error, or the others still have something to write, they are given this long to come to their end as well.
+constexpr double kAttributionSeconds = 3.0;
 constexpr useconds_t kLookUs = 1000;
 
 // A thread that fails and the end of the process may meet: the mutex guards all below.
 std::mutex mutex;
-MPI_Comm farewell = MPI_COMM_NULL;
+MPI_Comm consensus = MPI_COMM_NULL;
 bool by_all = true;
 // MPI may use these until the process ends.
 MPI_Request everyone = MPI_REQUEST_NULL;
 int own_status = 0;
 int largest_status = 0;
-bool said = false;
-bool heard_all = false;
+bool contributed = false;
+bool reached = false;
 
 bool IsFinalized() {
   int finalized = 0;
@@ -42,44 +42,45 @@ void AtExit(int status, void*) {
   if (IsFinalized()) return;
   fflush(nullptr);  // as exit does after this, which may be too late
   status &= 0xff;
-  const double end = MPI_Wtime() + kLastWordsSeconds;
+  const double end = MPI_Wtime() + kAttributionSeconds;
   // Who ends with 0 waits for all others, as MPI_Finalize would, but with an ear for those that it left waiting.
-  while (ddl_mpi_farewell(status) == DDL_MPI_UNDER_WAY && (status == 0 || MPI_Wtime() < end)) usleep(kLookUs);
+  while (ddl_mpi_exit_status_consensus(status) == DDL_MPI_UNDER_WAY && (status == 0 || MPI_Wtime() < end))
+    usleep(kLookUs);
   if (status == 0) MPI_Finalize();
 }
 
 }  // namespace
 
-void SayFarewellOver(MPI_Comm comm) {
+void AgreeOnExitStatusOver(MPI_Comm comm) {
   const std::lock_guard<std::mutex> lock(mutex);
-  if (farewell == MPI_COMM_NULL && by_all) farewell = comm;
+  if (consensus == MPI_COMM_NULL && by_all) consensus = comm;
 }
 
 }  // namespace ddl_mpi
 
-int ddl_mpi_farewell(int status) {
+int ddl_mpi_exit_status_consensus(int status) {
   using namespace ddl_mpi;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (heard_all) return largest_status;
-  if (farewell == MPI_COMM_NULL || IsFinalized()) return DDL_MPI_UNKNOWN;
-  if (!said) {
-    said = true;
+  if (reached) return largest_status;
+  if (consensus == MPI_COMM_NULL || IsFinalized()) return DDL_MPI_UNKNOWN;
+  if (!contributed) {
+    contributed = true;
     own_status = status;
-    if (MPI_Iallreduce(&own_status, &largest_status, 1, MPI_INT, MPI_MAX, farewell, &everyone) != MPI_SUCCESS) {
-      farewell = MPI_COMM_NULL;
+    if (MPI_Iallreduce(&own_status, &largest_status, 1, MPI_INT, MPI_MAX, consensus, &everyone) != MPI_SUCCESS) {
+      consensus = MPI_COMM_NULL;
       return DDL_MPI_UNKNOWN;
     }
   }
   int done = 0;
   if (MPI_Test(&everyone, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
-    farewell = MPI_COMM_NULL;
+    consensus = MPI_COMM_NULL;
     return DDL_MPI_UNKNOWN;
   }
-  heard_all = done != 0;
-  return heard_all ? largest_status : DDL_MPI_UNDER_WAY;
+  reached = done != 0;
+  return reached ? largest_status : DDL_MPI_UNDER_WAY;
 }
 
-void ddl_mpi_no_farewell(void) {
+void ddl_mpi_no_exit_status_consensus(void) {
   const std::lock_guard<std::mutex> lock(ddl_mpi::mutex);
   ddl_mpi::by_all = false;
 }

@@ -1,4 +1,4 @@
-// What ddl_mpi_farewell and ddl_mpi_finalize_at_exit need to know.
+// What ddl_mpi_exit_status_consensus and ddl_mpi_finalize_at_exit need to know.
 #ifndef KERAS_DDL_MPI_AT_EXIT_H_
 #define KERAS_DDL_MPI_AT_EXIT_H_
 
@@ -7,7 +7,7 @@
 namespace ddl_mpi {
 
 // Ranks that come to their end say so to the others of `comm`, which is never freed; the first one counts.
-void SayFarewellOver(MPI_Comm comm);
+void AgreeOnExitStatusOver(MPI_Comm comm);
 
 }  // namespace ddl_mpi
 #endif  // KERAS_DDL_MPI_AT_EXIT_H_

@@ -234,7 +234,8 @@ void Transport::Destroy(void* self) {
   MPI_Finalized(&finalized);
   if (!finalized) t->Drain();
   // The communicator is left to MPI_Finalize. A rank may leave while messages to it are on their way (another rank's
-  // farewell, say); after MPI_Comm_free, Open MPI gives its context to the next MPI_Comm_dup and delivers them there.
+  // exit status, say); after MPI_Comm_free, Open MPI gives its context to the next MPI_Comm_dup and delivers them
+  // there.
   delete t;
 }
 
@@ -308,7 +309,7 @@ int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t err
   MPI_Comm comm = MPI_COMM_NULL;
   const int code = MPI_Comm_dup(MPI_Comm_f2c(fortran_comm), &comm);
   const int filled = ddl_mpi::Fill(comm, code, "MPI_Comm_dup", out, error, error_bytes);
-  if (filled == DDL_OK) ddl_mpi::SayFarewellOver(comm);
+  if (filled == DDL_OK) ddl_mpi::AgreeOnExitStatusOver(comm);
   return filled;
 }
 

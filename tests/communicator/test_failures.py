@@ -66,7 +66,7 @@ def test_rank_that_exits_early_is_named_to_the_others(mode, leaver, status):
         keras_ddl.init()
         keras_ddl.barrier()
         if keras_ddl.rank() == leaver:
-            ctypes.CDLL(None).printf(b"last words")  # into libc's buffer, lost unless the process ends by itself
+            ctypes.CDLL(None).printf(b"not flushed")  # into libc's buffer, lost unless the process ends by itself
             sys.exit(status)
         try:
             keras_ddl.barrier("never")
@@ -78,7 +78,7 @@ def test_rank_that_exits_early_is_named_to_the_others(mode, leaver, status):
 
     outcome = run_ranks(work, 2, args=(leaver, status), mode=mode, timeout=40)
     assert "as expected" in outcome.ranks[1 - leaver].stdout, outcome.text()
-    assert "last words" in outcome.ranks[leaver].stdout, outcome.text()
+    assert "not flushed" in outcome.ranks[leaver].stdout, outcome.text()
     assert outcome.returncode == (status or 1), outcome.text()
     assert outcome.seconds < 9, outcome.text()  # nobody waits ten seconds for a status that does not come
 

@@ -134,7 +134,7 @@ typedef struct ddl_transport {
   int (*irecv)(void* self, int peer, int tag, void* buffer, size_t bytes, void** operation);
   // Sets *finished; a finished operation is freed and *operation becomes NULL.
   int (*test)(void* self, void** operation, int* finished);
-  // Gives an operation up: DDL_OK when it has been taken back or has finished, and its memory is the caller's again;
+  // Gives an operation up: DDL_OK when it has been cancelled or has finished, and its memory is the caller's again;
   // *operation becomes NULL. Anything else: the transport may use the memory until the process ends, and keeps the
   // operation. Takes at most some tens of milliseconds.
   int (*cancel)(void* self, void** operation);

@@ -113,11 +113,11 @@ TEST(OwnedMessagesTest, MemoryOfWhatCanNotBeTakenBackStays) {
     ddl::OwnedMessages messages(transport);
     ASSERT_TRUE(messages.Send(1, 101, "hello").ok());
     ASSERT_TRUE(messages.Send(1, 101, "").ok());
-    messages.TakeBack(ddl::Now() + ddl::OwnedMessages::kTakeBackSeconds);
+    messages.Cancel(ddl::Now() + ddl::OwnedMessages::kCancelSeconds);
     EXPECT_TRUE(messages.empty());
     EXPECT_EQ(tries, 1);
     ASSERT_TRUE(messages.Send(2, 101, "world").ok());
-    messages.TakeBack(ddl::Now());
+    messages.Cancel(ddl::Now());
     EXPECT_EQ(tries, 1);  // no time is left
   }
   ASSERT_EQ(kept.size(), 3u);

@@ -16,7 +16,7 @@ namespace {
 
 using ddl::Store;
 
-constexpr Store kStores[] = {Store::kCached, Store::kStreaming, Store::kLines};
+constexpr Store kStores[] = {Store::kCached, Store::kStreaming, Store::kRepMovsb};
 
 // Where `a` and `b` first differ, for a message; -1 when they are equal.
 long FirstDifference(const uint8_t* a, const uint8_t* b, size_t bytes, size_t element) {

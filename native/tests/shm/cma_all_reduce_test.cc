@@ -72,9 +72,9 @@ struct Pieces {
   View view;
 };
 
-class AttachedTest : public testing::TestWithParam<int> {};
+class CmaAllReduceTest : public testing::TestWithParam<int> {};
 
-TEST_P(AttachedTest, ReducesAnyPiecesInPlaceAndOutOfPlace) {
+TEST_P(CmaAllReduceTest, ReducesAnyPiecesInPlaceAndOutOfPlace) {
   const int size = GetParam();
   RunGroup(size, [&](GroupMemory& memory, ShmPipeline& pipeline) {
     const int rank = memory.local_rank();
@@ -91,7 +91,7 @@ TEST_P(AttachedTest, ReducesAnyPiecesInPlaceAndOutOfPlace) {
             }
           });
           Pieces& result = in_place ? in : out;
-          const Status status = ddl::AttachedAllReduce(pipeline, in.view, result.view, {DDL_FLOAT32, DDL_SUM, 1}, 8192);
+          const Status status = ddl::CmaAllReduce(pipeline, in.view, result.view, {DDL_FLOAT32, DDL_SUM, 1}, 8192);
           ASSERT_TRUE(status.ok()) << status.message();
           i = 0;
           result.view.ForEach(0, count, [&](char* data, uint64_t, uint64_t n) {
@@ -108,7 +108,7 @@ TEST_P(AttachedTest, ReducesAnyPiecesInPlaceAndOutOfPlace) {
     }
   });
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, AttachedTest, testing::Values(2, 3, 4, 8));
+INSTANTIATE_TEST_SUITE_P(Ranks, CmaAllReduceTest, testing::Values(2, 3, 4, 8));
 
 TEST(PeerMemoryTest, IsNotTriedWhereItIsNotWanted) {
   for (const bool wanted : {true, false}) {
@@ -117,7 +117,7 @@ TEST(PeerMemoryTest, IsNotTriedWhereItIsNotWanted) {
         [wanted](GroupMemory&, ShmPipeline& pipeline) {
           bool tried = false;
           for (int i = 0; i < 200; ++i) {
-            tried = tried || ddl::ProposeScheme(pipeline, 1 << 20).algorithm == ddl::Algorithm::kAttached;
+            tried = tried || ddl::ProposeScheme(pipeline, 1 << 20).algorithm == ddl::Algorithm::kCma;
             pipeline.tuner().Report(1 << 20, 1e-4, i * 1e-4);
           }
           EXPECT_EQ(tried, wanted);
@@ -202,7 +202,7 @@ TEST(PeerMemoryTest, ARankThatGivesUpInTheMiddleIsWrittenToNoMore) {
       ShmPipeline pipeline(*memory, waiter);
       const View from(sizeof(float), in[rank].data(), in[rank].size());
       const View to(sizeof(float), out[rank].data(), out[rank].size());
-      statuses[rank] = ddl::AttachedAllReduce(pipeline, from, to, {DDL_FLOAT32, DDL_SUM, 1}, 4096);
+      statuses[rank] = ddl::CmaAllReduce(pipeline, from, to, {DDL_FLOAT32, DDL_SUM, 1}, 4096);
       if (rank == 0) {
         written_before = static_cast<size_t>(std::count(out[0].begin(), out[0].end(), 2.0f));
         gave_up = true;

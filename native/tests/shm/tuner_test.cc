@@ -41,10 +41,10 @@ TEST(SchemeTest, SurvivesItsCodeAndFitsIntoASlot) {
       const auto candidates = CandidateSchemes(bytes, ranks, kSlotBytes / 8, true);
       ASSERT_FALSE(candidates.empty());
       EXPECT_EQ(candidates.size() == 1, bytes <= ddl::kUntunedBytes) << bytes;
-      size_t attached = 0;
+      size_t cma = 0;
       for (const Scheme& scheme : candidates) {
-        if (scheme.algorithm == Algorithm::kAttached) {
-          ++attached;
+        if (scheme.algorithm == Algorithm::kCma) {
+          ++cma;
         } else {
           EXPECT_LE(scheme.chunk_bytes, kSlotBytes / 8);
         }
@@ -53,9 +53,9 @@ TEST(SchemeTest, SurvivesItsCodeAndFitsIntoASlot) {
         EXPECT_EQ(decoded.algorithm, scheme.algorithm);
         EXPECT_EQ(decoded.chunk_bytes, scheme.chunk_bytes);
       }
-      EXPECT_EQ(attached > 0, bytes > ddl::kUntunedBytes) << bytes;
+      EXPECT_EQ(cma > 0, bytes > ddl::kUntunedBytes) << bytes;
       // Where ranks do not reach each other's memory, the rest of them.
-      EXPECT_EQ(CandidateSchemes(bytes, ranks, kSlotBytes / 8, false).size(), candidates.size() - attached);
+      EXPECT_EQ(CandidateSchemes(bytes, ranks, kSlotBytes / 8, false).size(), candidates.size() - cma);
     }
   }
 }

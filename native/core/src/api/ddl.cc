@@ -138,9 +138,9 @@ int ddl_local_rank(const ddl_comm* comm) { return comm->engine->local_rank(); }
 int ddl_local_size(const ddl_comm* comm) { return comm->engine->local_size(); }
 const char* ddl_describe(const ddl_comm* comm) { return comm->engine->description(); }
 
-int ddl_next_question(ddl_comm* comm) { return comm->engine->whereabouts().Next() ? 1 : 0; }
+int ddl_next_question(ddl_comm* comm) { return comm->engine->stack_position().Next() ? 1 : 0; }
 void ddl_answer(ddl_comm* comm, const char* text) {
-  comm->engine->whereabouts().Answer(text);
+  comm->engine->stack_position().Answer(text);
   comm->engine->Answered();
 }
 

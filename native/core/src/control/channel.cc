@@ -124,9 +124,9 @@ Status ControlChannel::PollAborts(std::vector<Received>* received) {
   return aborts_.TakeFinished(received);
 }
 
-void ControlChannel::TakeBack() {
-  const double give_up = Now() + OwnedMessages::kTakeBackSeconds;
-  for (OwnedMessages* messages : {&sends_, &receives_, &aborts_}) messages->TakeBack(give_up);
+void ControlChannel::Cancel() {
+  const double give_up = Now() + OwnedMessages::kCancelSeconds;
+  for (OwnedMessages* messages : {&sends_, &receives_, &aborts_}) messages->Cancel(give_up);
 }
 
 }  // namespace ddl

@@ -31,7 +31,7 @@ class ControlChannel {
   Status Poll(std::vector<Received>* received);
   Status PollAborts(std::vector<Received>* received);
   // Ends what is under way, as must be done before the transport is destroyed.
-  void TakeBack();
+  void Cancel();
 
   // Moves what waits for room in a mailbox; true when nothing is left.
   bool Flush();

@@ -8,7 +8,7 @@
 namespace ddl {
 namespace {
 
-constexpr double kDebtSeconds = 60.0;
+constexpr double kTombstoneSeconds = 60.0;
 // How long the threads of a step that was given up may still submit what is left of it.
 constexpr double kFailedStepSeconds = 10.0;
 
@@ -29,7 +29,7 @@ Coordinator::Coordinator(const Places& places, double warn_after_s, double deadl
 
 void Coordinator::Announce(int rank, Announcement announcement, double now) {
   const std::string name = announcement.name;
-  if (PayDebt(rank, announcement, now) || IsOfFailedStep(rank, announcement)) {
+  if (FailByTombstone(rank, announcement, now) || IsOfFailedStep(rank, announcement)) {
     FailSteps();
     return;
   }
@@ -95,46 +95,50 @@ void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& m
   for (size_t i = 0; i < steps.size(); ++i) failing_.push_back({verdict.ranks[i], steps[i], verdict.decision});
 }
 
-void Coordinator::Owe(const std::vector<int>& debtors, const Decision& decision, double now,
-                      const std::string& sibling) {
-  for (int rank : debtors) {
+void Coordinator::AddTombstones(const std::vector<int>& late, const Decision& decision, double now,
+                                const std::string& other_name) {
+  for (int rank : late) {
     if (left_[static_cast<size_t>(rank)]) continue;
-    debts_[decision.name].push_back({rank, now + std::max(kDebtSeconds, deadline_s_), decision, sibling});
+    tombstones_[decision.name].push_back({rank, now + std::max(kTombstoneSeconds, deadline_s_), decision, other_name});
   }
 }
 
-bool Coordinator::PayDebt(int rank, const Announcement& announcement, double now) {
+bool Coordinator::FailByTombstone(int rank, const Announcement& announcement, double now) {
   const std::string& name = announcement.name;
-  const auto at = debts_.find(name);
-  if (at == debts_.end()) return false;
-  auto& debts = at->second;
-  debts.erase(std::remove_if(debts.begin(), debts.end(), [&](const Debt& d) { return d.until < now; }), debts.end());
-  const auto debt = std::find_if(debts.begin(), debts.end(), [&](const Debt& d) { return d.rank == rank; });
-  const bool owed = debt != debts.end();
-  if (owed) {
-    const std::string sibling = debt->sibling;
-    verdicts_.push_back({debt->decision, {rank}});
-    failing_.push_back({rank, announcement.step, debt->decision});
-    debts.erase(debt);
-    const auto other = debts_.find(sibling);
-    if (other != debts_.end()) {
+  const auto at = tombstones_.find(name);
+  if (at == tombstones_.end()) return false;
+  auto& tombstones = at->second;
+  tombstones.erase(
+      std::remove_if(tombstones.begin(), tombstones.end(), [&](const Tombstone& t) { return t.until < now; }),
+      tombstones.end());
+  const auto tombstone =
+      std::find_if(tombstones.begin(), tombstones.end(), [&](const Tombstone& t) { return t.rank == rank; });
+  const bool failed = tombstone != tombstones.end();
+  if (failed) {
+    const std::string other_name = tombstone->other_name;
+    verdicts_.push_back({tombstone->decision, {rank}});
+    failing_.push_back({rank, announcement.step, tombstone->decision});
+    tombstones.erase(tombstone);
+    const auto other = tombstones_.find(other_name);
+    if (other != tombstones_.end()) {
       auto& list = other->second;
-      list.erase(std::remove_if(list.begin(), list.end(), [&](const Debt& d) { return d.rank == rank; }), list.end());
-      if (list.empty()) debts_.erase(other);
+      list.erase(std::remove_if(list.begin(), list.end(), [&](const Tombstone& t) { return t.rank == rank; }),
+                 list.end());
+      if (list.empty()) tombstones_.erase(other);
     }
   }
-  if (debts_.count(name) != 0 && debts_[name].empty()) debts_.erase(name);
-  return owed;
+  if (tombstones_.count(name) != 0 && tombstones_[name].empty()) tombstones_.erase(name);
+  return failed;
 }
 
-bool Coordinator::HasDebts(double now) {
+bool Coordinator::HasTombstones(double now) {
   if (num_failed_steps_ != num_failed_steps_seen_) {
     num_failed_steps_seen_ = num_failed_steps_;
     failed_steps_until_ = now + kFailedStepSeconds;
   }
   if (now < failed_steps_until_) return true;
-  return std::any_of(debts_.begin(), debts_.end(), [&](const auto& named) {
-    return std::any_of(named.second.begin(), named.second.end(), [&](const Debt& d) { return d.until >= now; });
+  return std::any_of(tombstones_.begin(), tombstones_.end(), [&](const auto& named) {
+    return std::any_of(named.second.begin(), named.second.end(), [&](const Tombstone& t) { return t.until >= now; });
   });
 }
 

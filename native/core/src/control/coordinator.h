@@ -39,7 +39,7 @@ class Coordinator {
 
   bool HasPending() const { return !waiting_.empty(); }
   // True while some rank may still come to a collective that failed without it, or submit more of a failed step.
-  bool HasDebts(double now);
+  bool HasTombstones(double now);
   bool HasLeft(int rank) const { return left_[static_cast<size_t>(rank)]; }
 
   // What was decided, in order, since the last call.
@@ -63,13 +63,14 @@ class Coordinator {
     bool last = false;
     std::string predicate;
   };
-  // A rank owes an announcement of a collective that failed without it: it fails when it comes, until `until`. Of two
-  // collectives that failed together it owes either, not both: `sibling` is the other's name, or empty.
-  struct Debt {
+  // What is left of a collective that failed without this rank: until `until`, a late submission of it fails with the
+  // original error. Of two collectives that failed together the rank can only have meant one: its submission of either
+  // removes the tombstone of the other, named `other_name` (or empty).
+  struct Tombstone {
     int rank;
     double until;
     Decision decision;
-    std::string sibling;
+    std::string other_name;
   };
   // A run of a graph on one rank of which a collective has failed: the graph is cancelled there, and whether it still
   // submits its other collectives is chance. None of them can complete.
@@ -82,13 +83,14 @@ class Coordinator {
 
   void Match(Entries::iterator at);
   void Fail(Entries::iterator at, ddl_code code, const std::string& message);
-  // Each of `debtors` gets `decision` when it comes.
-  void Owe(const std::vector<int>& debtors, const Decision& decision, double now, const std::string& sibling);
+  // Each of `late` gets `decision` when it submits after all.
+  void AddTombstones(const std::vector<int>& late, const Decision& decision, double now, const std::string& other_name);
   // coordinator_steps.cc. Fails what waits of the steps in failing_, from which on they are failed. Entries may go.
   void FailSteps();
   // Fails an announcement of a failed step.
   bool IsOfFailedStep(int rank, const Announcement& announcement);
-  bool PayDebt(int rank, const Announcement& announcement, double now);
+  // Fails a late submission, if this is one.
+  bool FailByTombstone(int rank, const Announcement& announcement, double now);
   void CheckBlocked(double now);
   // Asks `ranks` if that was not done lately, and after `since`; true when they have answered, or had the time to.
   bool Sought(const std::vector<int>& ranks, double since, double now);
@@ -103,12 +105,12 @@ class Coordinator {
   const double deadline_s_;
   Entries waiting_;
   std::vector<bool> left_;
-  std::map<std::string, std::vector<Debt>> debts_;
+  std::map<std::string, std::vector<Tombstone>> tombstones_;
   std::vector<FailedStep> failing_;      // to be looked at by FailSteps
   std::deque<FailedStep> failed_steps_;  // the last few
   uint64_t num_failed_steps_ = 0;        // ever
-  uint64_t num_failed_steps_seen_ = 0;   // by HasDebts
-  double failed_steps_until_ = 0;        // till when the last of them counts as debts
+  uint64_t num_failed_steps_seen_ = 0;   // by HasTombstones
+  double failed_steps_until_ = 0;        // till when the last of them counts as a tombstone
   std::vector<Verdict> verdicts_;
   std::vector<std::string> warnings_;
   std::vector<Sighting> sightings_;  // by rank

@@ -63,7 +63,7 @@ void Coordinator::Tick(double now) {
                JoinRanks(present) + " had come." + Sightings(missing) +
                " Every rank must run the same collectives. If the missing ranks are only slow, raise "
                "KERAS_DDL_DEADLINE_SECONDS.");
-      Owe(missing, verdicts_.back().decision, now, "");
+      AddTombstones(missing, verdicts_.back().decision, now, "");
       continue;
     }
     // Each warning comes after twice the time of the one before.
@@ -172,9 +172,9 @@ void Coordinator::CheckBlocked(double now) {
       const std::string first_name = first->first;
       const std::string second_name = second->first;
       Fail(first, DDL_FAILED_PRECONDITION, message);
-      Owe(neither, verdicts_.back().decision, now, second_name);
+      AddTombstones(neither, verdicts_.back().decision, now, second_name);
       Fail(second, DDL_FAILED_PRECONDITION, message);
-      Owe(neither, verdicts_.back().decision, now, first_name);
+      AddTombstones(neither, verdicts_.back().decision, now, first_name);
       return;  // iterators may be gone; the next tick sees the rest
     }
   }

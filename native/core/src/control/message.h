@@ -45,7 +45,7 @@ struct Decision {
   std::string name;
   std::string message;
   std::vector<uint64_t> rows;    // DDL_ALL_GATHER: rows of each rank
-  std::optional<Scheme> scheme;  // DDL_ALL_REDUCE at a meeting: see ShmAllReduce; not sent
+  std::optional<Scheme> scheme;  // DDL_ALL_REDUCE at an inline rendezvous: see ShmAllReduce; not sent
   double agreed = 0;             // when it became known here, if a trace is being written; not sent
 };
 

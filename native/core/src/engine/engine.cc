@@ -62,9 +62,10 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
       heartbeat_(transport_, *memory_, places_, group, options.lost_after_s,
                  [this](int rank) { return HasLeft(rank); }),
       waiter_([this] { return Health(); }, options.deadline_s, memory_->local_size()),
-      box_(transport_, *memory_, waiter_, group, std::vector<int>(options.outer, options.outer + options.num_outer)),
-      executor_(transport_, box_),
-      meeting_(*memory_),
+      collectives_(transport_, *memory_, waiter_, group,
+                   std::vector<int>(options.outer, options.outer + options.num_outer)),
+      executor_(transport_, collectives_),
+      rendezvous_(*memory_),
       sources_(static_cast<size_t>(transport.size)) {
   static const int watching = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
   (void)watching;
@@ -76,14 +77,15 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
     waiter_.SetWarning(options.warn_after_s,
                        [this](const std::string& waits_for, double seconds) { return WarnInside(waits_for, seconds); });
   }
-  description_ = box_.Describe() + "; " + memory_->kind() + ", " + std::to_string(memory_->slot_bytes() / 1024) +
-                 " KiB slots" + (memory_->reachable() ? ", cross memory attach; " : "; ") + InstructionSetName();
+  description_ = collectives_.Describe() + "; " + memory_->kind() + ", " +
+                 std::to_string(memory_->slot_bytes() / 1024) + " KiB slots" +
+                 (memory_->reachable() ? ", cross memory attach; " : "; ") + InstructionSetName();
   thread_ = std::thread([this] { Loop(); });
 }
 
 void Engine::Close() {
   if (!thread_.joinable()) return;
-  whereabouts_.Close();
+  stack_position_.Close();
   stop_since_ = Now();
   stop_ = true;
   RingBell(memory_->own());
@@ -202,7 +204,7 @@ void Engine::Decide(const Decision& decision) {
 }
 
 void Engine::Finish(const Request& request, const Status& status) {
-  // First: whoever waits for this may come to the next meeting at once.
+  // First: whoever waits for this may come to the next rendezvous at once.
   memory_->own().outstanding.fetch_sub(1, std::memory_order_release);
   request.done(request.user, status.code(), status.message().c_str());
 }

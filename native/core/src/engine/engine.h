@@ -1,6 +1,6 @@
 // Engine: one rank's end of a communicator. Any thread submits; one communication thread announces, takes decisions
 // and runs the collectives, in the order the coordinator (rank 0's engine) decided. Where all ranks share memory,
-// calling threads that come to a collective together run it themselves (meeting.h).
+// calling threads that come to a collective together run it themselves (inline_rendezvous.h).
 #ifndef KERAS_DDL_CORE_ENGINE_ENGINE_H_
 #define KERAS_DDL_CORE_ENGINE_ENGINE_H_
 
@@ -39,9 +39,9 @@ class Engine {
   // Leaves in an orderly way; see ddl_close. Submit refuses everything from then on.
   void Close();
   // See ddl_next_question and ddl_answer.
-  Whereabouts& whereabouts() { return whereabouts_; }
+  StackPosition& stack_position() { return stack_position_; }
   void Answered();
-  // engine_inline.cc. Carries the request out on the calling thread, waiting about `patience_us` for the other ranks to
+  // inline.cc. Carries the request out on the calling thread, waiting about `patience_us` for the other ranks to
   // do the same. False: nothing has happened (or the communicator broke, which Submit will tell): submit it.
   bool TryRun(const ddl_request& request, uint32_t patience_us);
 
@@ -55,11 +55,11 @@ class Engine {
   Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory, Places places,
          const std::vector<int>& group);
 
-  // engine_inline.cc, on the calling thread.
+  // inline.cc, on the calling thread.
   bool EnterInline();
   void LeaveInline(const Status& status);
-  bool Meet(uint32_t patience_us);
-  Status RunMet(const ddl_request& request, bool eager);
+  bool Rendezvous(uint32_t patience_us);
+  Status RunInline(const ddl_request& request, bool eager);
   Status HealthInline() const;
   bool InlineBusy();
   // In a child of the process that made this: memory that is shared with other ranks must be left alone.
@@ -75,13 +75,13 @@ class Engine {
   void Idle(uint32_t seen);
   void Warn(const std::string& message) const;
 
-  // engine_messages.cc.
+  // messages.cc.
   void Announce(std::unique_ptr<Request> request);
   bool TakeMessages();
   void Handle(int peer, const std::string& bytes);
   bool DeliverVerdicts();
 
-  // engine_failure.cc.
+  // failure.cc.
   void WatchOver();
   void AskAndAnswer();
   void SayWhere();
@@ -105,21 +105,21 @@ class Engine {
   void* const warn_user_;
   std::unique_ptr<GroupMemory> memory_;
   const Places places_;
-  Whereabouts whereabouts_;
+  StackPosition stack_position_;
   PeerWatch watch_;
   ControlChannel channel_;
   Heartbeat heartbeat_;
   Waiter waiter_;
-  Box box_;
+  HierarchicalCollectives collectives_;
   Executor executor_;
-  Meeting meeting_;
-  std::vector<const void*> sources_;          // scratch of RunMet
+  InlineRendezvous rendezvous_;
+  std::vector<const void*> sources_;          // scratch of RunInline
   std::unique_ptr<Coordinator> coordinator_;  // on rank 0
   std::string description_;
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Request>> submitted_;  // guarded by mutex_
-  // A calling thread is at a meeting or carries a collective out; meanwhile nothing is announced, so no other
+  // A calling thread is at the rendezvous or carries a collective out; meanwhile nothing is announced, so no other
   // collective can be decided that would need the group's memory. Guarded by mutex_.
   bool inline_busy_ = false;
   Status inline_failure_;  // guarded by mutex_: what the communication thread has to break with

@@ -45,7 +45,7 @@ Status Executor::Run(const Request& request, const Decision& decision, bool* bro
     case DDL_ALL_REDUCE:
       return AllReduce(request, in, out, decision.scheme, broken);
     case DDL_BROADCAST:
-      status = box_.Broadcast(a.root, in, out);
+      status = collectives_.Broadcast(a.root, in, out);
       break;
     case DDL_REDUCE_SCATTER:
       return ReduceScatter(request, in, broken);
@@ -68,7 +68,7 @@ Status Executor::AllReduce(const Request& request, const View& in, const View& o
   } else if (op == DDL_MEAN && IsInteger(dtype)) {
     status = IntegerMean(in, out, dtype);
   } else {
-    status = box_.AllReduce(in, out, dtype, op, scheme);
+    status = collectives_.AllReduce(in, out, dtype, op, scheme);
   }
   *broken = !status.ok();
   return status;
@@ -86,7 +86,7 @@ Status Executor::IntegerMean(const View& in, const View& out, ddl_dtype dtype) {
     }
   });
   const View view(sizeof(int64_t), wide.data(), wide.size());
-  DDL_RETURN_IF_ERROR(box_.AllReduce(view, view, DDL_INT64, DDL_SUM));
+  DDL_RETURN_IF_ERROR(collectives_.AllReduce(view, view, DDL_INT64, DDL_SUM));
   out.ForEach(0, out.count(), [&](char* data, uint64_t offset, uint64_t n) {
     DivideFromInt64(dtype, wide.data() + offset, data, n, transport_.size);
   });
@@ -121,7 +121,7 @@ Status Executor::CheckedAllReduce(const Request& request, const View& in, const 
   });
   // Agreed, so that the check fails on every rank or on none.
   const View view(sizeof difference, &difference, 1);
-  status = box_.AllReduce(view, view, DDL_FLOAT64, DDL_MAX);
+  status = collectives_.AllReduce(view, view, DDL_FLOAT64, DDL_MAX);
   *broken = !status.ok();
   if (!status.ok() || difference <= a.tolerance) return status;
   char text[160];
@@ -146,7 +146,7 @@ Status Executor::ReduceScatter(const Request& request, const View& in, bool* bro
     const size_t bytes = in.element_bytes();
     if (status.ok()) Copy(out, whole.data() + own.begin * bytes, own.size() * bytes, Store::kCached);
   } else {
-    status = box_.ReduceScatter(in, out, ranges, dtype, op);
+    status = collectives_.ReduceScatter(in, out, ranges, dtype, op);
   }
   *broken = !status.ok();
   return status;
@@ -163,7 +163,7 @@ Status Executor::AllGather(const Request& request, const View& in, const std::ve
   // A rank without memory still has to take its part, or the others would hang: the communicator is given up.
   *broken = out == nullptr && total > 0;
   if (*broken) return {DDL_INTERNAL, "no memory for the " + std::to_string(total) + " elements of an all_gather"};
-  const Status status = box_.AllGather(in, static_cast<char*>(out), ranges, in.element_bytes());
+  const Status status = collectives_.AllGather(in, static_cast<char*>(out), ranges, in.element_bytes());
   *broken = !status.ok();
   return status;
 }

@@ -27,7 +27,8 @@ struct Request {
 
 class Executor {
  public:
-  Executor(const ddl_transport& transport, Box& box) : transport_(transport), box_(box) {}
+  Executor(const ddl_transport& transport, HierarchicalCollectives& collectives)
+      : transport_(transport), collectives_(collectives) {}
 
   // COLLECTIVE. A status other than OK with `*broken` false concerns this request alone, on every rank equally; with
   // `*broken` true the ranks are out of step and the communicator must be given up.
@@ -43,7 +44,7 @@ class Executor {
   Status AllGather(const Request& request, const View& in, const std::vector<uint64_t>& rows, bool* broken);
 
   const ddl_transport& transport_;
-  Box& box_;
+  HierarchicalCollectives& collectives_;
 };
 
 // Refuses what no rank could run. `size`: ranks of the communicator.

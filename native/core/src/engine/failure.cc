@@ -15,7 +15,7 @@
 namespace ddl {
 namespace {
 
-// How long a leaving rank waits for its last words to be sent.
+// How long a leaving rank waits for its last messages to be sent.
 constexpr double kLeaveSeconds = 1.0;
 // A collective under way gets this long to finish when the process shuts down.
 constexpr double kStopGraceSeconds = 2.0;
@@ -69,10 +69,10 @@ void Engine::AskAndAnswer() {
     }
   }
   std::string answer;
-  if (whereabouts_.Take(&answer)) TellCoordinator(MessageType::kAnswer, answer.empty() ? "" : "is at " + answer);
+  if (stack_position_.Take(&answer)) TellCoordinator(MessageType::kAnswer, answer.empty() ? "" : "is at " + answer);
 }
 
-void Engine::SayWhere() { TellCoordinator(whereabouts_.Ask() ? MessageType::kHere : MessageType::kAnswer, ""); }
+void Engine::SayWhere() { TellCoordinator(stack_position_.Ask() ? MessageType::kHere : MessageType::kAnswer, ""); }
 
 void Engine::TellCoordinator(MessageType type, const std::string& text) {
   if (coordinator_ != nullptr) {
@@ -246,8 +246,8 @@ void Engine::Leave() {
   std::vector<ControlChannel::Received> ignored;
   const double start = Now();
   while (!channel_.Idle() && Now() - start < kLeaveSeconds && channel_.Poll(&ignored).ok()) sched_yield();
-  channel_.TakeBack();
-  heartbeat_.TakeBack();
+  channel_.Cancel();
+  heartbeat_.Cancel();
 }
 
 }  // namespace ddl

@@ -1,8 +1,9 @@
-// How a calling thread carries a collective out itself, at a meeting (meeting.h) of all ranks' calling threads.
+// How a calling thread carries a collective out itself, at a rendezvous (inline_rendezvous.h) of all ranks' calling
+// threads.
 //
-// Why no other collective can want the group's memory meanwhile: a rank comes to a meeting only when nothing of its own
-// is outstanding, and announces nothing until it has left. A collective is decided when every rank has announced it:
-// hence before any rank came (then it was outstanding) or after every rank has left.
+// Why no other collective can want the group's memory meanwhile: a rank comes to a rendezvous only when nothing of its
+// own is outstanding, and announces nothing until it has left. A collective is decided when every rank has announced
+// it: hence before any rank came (then it was outstanding) or after every rank has left.
 #include <sched.h>
 
 #include "base/hash.h"
@@ -13,7 +14,7 @@
 namespace ddl {
 namespace {
 
-// After this long, a rank with requests at the coordinator is taken to be on its way there, not to the meeting.
+// After this long, a rank with requests at the coordinator is taken to be on its way there, not to the rendezvous.
 constexpr double kElsewhereSeconds = 10e-6;
 
 // All-reduces whose data is eager: up to so much of one rank, or of all together.
@@ -30,8 +31,8 @@ uint64_t BytesOf(const ddl_request& request) {
   return CountOf(request) * DtypeSize(static_cast<ddl_dtype>(request.dtype));
 }
 
-MeetingCard CardOf(const ddl_request& request) {
-  MeetingCard card{};
+RendezvousCard CardOf(const ddl_request& request) {
+  RendezvousCard card{};
   const bool reduces = request.kind == DDL_ALL_REDUCE || request.kind == DDL_REDUCE_SCATTER;
   card.must_agree.kind = request.kind;
   card.must_agree.dtype = request.kind == DDL_BARRIER ? 0 : request.dtype;
@@ -73,27 +74,27 @@ bool Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   if (!EnterInline()) return false;
   const double submitted = Trace::Stamp();
   const bool eager = IsEager(request, transport_.size);
-  MeetingCard& card = meeting_.card();
+  RendezvousCard& card = rendezvous_.card();
   card = CardOf(request);
   // Nothing else can be timed between the proposal and its use: see above.
-  if (request.kind == DDL_ALL_REDUCE && !eager) card.scheme = box_.Propose(BytesOf(request)).Encode();
+  if (request.kind == DDL_ALL_REDUCE && !eager) card.scheme = collectives_.Propose(BytesOf(request)).Encode();
   if (eager && (request.kind == DDL_ALL_REDUCE || request.root == transport_.rank)) {
-    char* to = meeting_.eager();
+    char* to = rendezvous_.eager();
     for (uint32_t i = 0; i < request.num_buffers; ++i) {
       const size_t bytes = request.buffers[i].count * DtypeSize(static_cast<ddl_dtype>(request.dtype));
-      Copy(to, request.buffers[i].in, bytes, Store::kLines);
+      Copy(to, request.buffers[i].in, bytes, Store::kRepMovsb);
       to += bytes;
     }
   }
-  if (!Meet(patience_us)) {
+  if (!Rendezvous(patience_us)) {
     LeaveInline({});
     return false;
   }
-  const bool agreed = meeting_.Agreed();
+  const bool agreed = rendezvous_.Agreed();
   const double started = Trace::Stamp();
   running_inline_ = request.name;
-  const Status status = agreed ? RunMet(request, eager) : Status();
-  meeting_.Close();
+  const Status status = agreed ? RunInline(request, eager) : Status();
+  rendezvous_.Close();
   if (agreed && started > 0) {
     const uint64_t bytes = request.kind == DDL_BARRIER ? 0 : BytesOf(request);
     Trace::Add({KindName(static_cast<ddl_kind>(request.kind)), request.name, bytes, status.code(), submitted, started,
@@ -108,7 +109,7 @@ bool Engine::EnterInline() {
   if (stop_ || inline_busy_ || !usable_ || Forked()) return false;
   // Acquires what the communication thread did for requests that have ended.
   if (memory_->own().outstanding.load(std::memory_order_acquire) != 0) return false;
-  if (memory_->block(0).no_meetings.load(std::memory_order_relaxed) != 0) return false;
+  if (memory_->block(0).no_rendezvous.load(std::memory_order_relaxed) != 0) return false;
   inline_busy_ = true;
   return true;
 }
@@ -124,40 +125,40 @@ void Engine::LeaveInline(const Status& status) {
   if (!status.ok() || !submitted_.empty() || stop_) RingBell(memory_->own());
 }
 
-bool Engine::Meet(uint32_t patience_us) {
-  if (meeting_.Arrive()) return true;
+bool Engine::Rendezvous(uint32_t patience_us) {
+  if (rendezvous_.Arrive()) return true;
   const int spins = waiter_.spins();
   for (int i = 0; i < spins; ++i) {
-    if (meeting_.Held()) return true;
+    if (rendezvous_.Complete()) return true;
     CpuRelax();
   }
   const double start = Now();
   for (;;) {
-    if (meeting_.Held()) return true;
+    if (rendezvous_.Complete()) return true;
     const double waited = Now() - start;
     bool elsewhere = false;
     for (int local = 0; local < memory_->local_size(); ++local) {
       elsewhere = elsewhere || memory_->block(local).outstanding.load(std::memory_order_relaxed) != 0;
     }
     if (waited > patience_us * 1e-6 || (elsewhere && waited > kElsewhereSeconds) || stop_) {
-      return !meeting_.Withdraw();
+      return !rendezvous_.Withdraw();
     }
     sched_yield();
   }
 }
 
-Status Engine::RunMet(const ddl_request& request, bool eager) {
+Status Engine::RunInline(const ddl_request& request, bool eager) {
   const auto dtype = static_cast<ddl_dtype>(request.dtype);
   if (!eager) {
     Request own;
     own.Describe(request);
     Decision decision;
     if (request.kind == DDL_ALL_GATHER) {
-      for (int local = 0; local < transport_.size; ++local) decision.rows.push_back(meeting_.card_of(local).rows);
+      for (int local = 0; local < transport_.size; ++local) decision.rows.push_back(rendezvous_.card_of(local).rows);
     }
     // An integer mean is reduced in wider integers: not the bytes that the proposal was for.
     if (request.kind == DDL_ALL_REDUCE && (request.op != DDL_MEAN || IsFloating(request.dtype))) {
-      decision.scheme = Scheme::Decode(meeting_.card_of(0).scheme);
+      decision.scheme = Scheme::Decode(rendezvous_.card_of(0).scheme);
     }
     // A request that all ranks can carry out fails only when the ranks fall out of step.
     bool broken = false;
@@ -173,11 +174,12 @@ Status Engine::RunMet(const ddl_request& request, bool eager) {
     const ddl_buffer& buffer = request.buffers[i];
     const size_t bytes = buffer.count * element;
     if (request.kind == DDL_BROADCAST) {
-      const void* from = request.root == transport_.rank ? buffer.in : meeting_.eager_of(request.root) + offset;
+      const void* from = request.root == transport_.rank ? buffer.in : rendezvous_.eager_of(request.root) + offset;
       if (from != buffer.out) Copy(buffer.out, from, bytes, Store::kCached);
     } else {
       for (int local = 0; local < transport_.size; ++local) {
-        sources[static_cast<size_t>(local)] = local == transport_.rank ? buffer.in : meeting_.eager_of(local) + offset;
+        sources[static_cast<size_t>(local)] =
+            local == transport_.rank ? buffer.in : rendezvous_.eager_of(local) + offset;
       }
       Reduce(dtype, static_cast<ddl_op>(request.op), sources.data(), transport_.size, buffer.out, buffer.count,
              static_cast<double>(transport_.size), Store::kCached);

@@ -4,11 +4,11 @@
 
 namespace ddl {
 
-bool Meeting::Arrive() {
+bool InlineRendezvous::Arrive() {
   const auto size = static_cast<uint64_t>(memory_.local_size());
   // Acquires the cards of those who came before, releases this one's to those who come after. The last opens the next
-  // meeting in the same instruction: were there a moment between, a rank could leave this meeting and come to a next
-  // one that is not open.
+  // rendezvous in the same instruction: were there a moment between, a rank could leave this one and come to a next one
+  // that is not open.
   uint64_t seen = word().load(std::memory_order_acquire);
   uint64_t next = 0;
   do {
@@ -17,7 +17,7 @@ bool Meeting::Arrive() {
   return next >> 16 != number_;
 }
 
-bool Meeting::Withdraw() {
+bool InlineRendezvous::Withdraw() {
   uint64_t seen = word().load(std::memory_order_acquire);
   do {
     if (seen >> 16 != number_) return false;
@@ -25,8 +25,8 @@ bool Meeting::Withdraw() {
   return true;
 }
 
-bool Meeting::Agreed() const {
-  const MeetingCard& first = card_of(0);
+bool InlineRendezvous::Agreed() const {
+  const RendezvousCard& first = card_of(0);
   for (int local = 1; local < memory_.local_size(); ++local) {
     if (std::memcmp(&card_of(local).must_agree, &first.must_agree, sizeof first.must_agree) != 0) return false;
   }

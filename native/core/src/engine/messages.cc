@@ -75,7 +75,7 @@ bool Engine::DeliverVerdicts() {
   if (coordinator_ == nullptr) return false;
   for (Verdict& verdict : coordinator_->TakeVerdicts()) outbox_.push_back(std::move(verdict));
   // Before the verdicts are sent: who has been told of a failure must not meet a rank that has not come to it yet.
-  memory_->own().no_meetings.store(coordinator_->HasDebts(Now()) ? 1 : 0, std::memory_order_relaxed);
+  memory_->own().no_rendezvous.store(coordinator_->HasTombstones(Now()) ? 1 : 0, std::memory_order_relaxed);
   bool any = false;
   while (!outbox_.empty()) {
     const Verdict& verdict = outbox_.front();

@@ -14,7 +14,7 @@ constexpr uint64_t kLargestShardBytes = 8 * 1024 * 1024;
 }  // namespace
 
 // One view per local rank; empty for those that hold no shard.
-std::vector<View> Box::Shards(const View& whole, uint64_t offset, uint64_t count) const {
+std::vector<View> HierarchicalCollectives::Shards(const View& whole, uint64_t offset, uint64_t count) const {
   std::vector<View> shards;
   for (const Range& range : SplitEvenly(count, static_cast<int>(num_shards_))) {
     shards.push_back(whole.Slice(offset + range.begin, range.size()));
@@ -23,24 +23,25 @@ std::vector<View> Box::Shards(const View& whole, uint64_t offset, uint64_t count
   return shards;
 }
 
-Status Box::ProgressBlocks(bool* moved) {
+Status HierarchicalCollectives::ProgressBlocks(bool* moved) {
   for (const auto& block : blocks_) {
     if (!block->done()) DDL_RETURN_IF_ERROR(block->Progress(moved));
   }
   return {};
 }
 
-Status Box::AllReduceAcross(const View& in, const View& out, const Stages& stages, ddl_dtype dtype) {
+Status HierarchicalCollectives::AllReduceAcross(const View& in, const View& out, const Stages& stages,
+                                                ddl_dtype dtype) {
   struct Progressing {
-    Box& box;
+    HierarchicalCollectives& all;
     bool finished = false;
-    explicit Progressing(Box& owner) : box(owner) {
-      box.waiter_.SetProgress([this](bool* moved) { return box.ProgressBlocks(moved); });
+    explicit Progressing(HierarchicalCollectives& owner) : all(owner) {
+      all.waiter_.SetProgress([this](bool* moved) { return all.ProgressBlocks(moved); });
     }
     ~Progressing() {
-      box.waiter_.SetProgress(nullptr);
+      all.waiter_.SetProgress(nullptr);
       if (finished) return;
-      for (const auto& block : box.blocks_) block->Cancel();
+      for (const auto& block : all.blocks_) block->Cancel();
     }
   } progressing(*this);
 

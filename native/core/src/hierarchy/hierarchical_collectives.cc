@@ -56,8 +56,8 @@ std::vector<int> AllRanks(int size) {
 
 }  // namespace
 
-Box::Box(const ddl_transport& transport, GroupMemory& memory, Waiter& waiter, const std::vector<int>& group,
-         const std::vector<int>& outer)
+HierarchicalCollectives::HierarchicalCollectives(const ddl_transport& transport, GroupMemory& memory, Waiter& waiter,
+                                                 const std::vector<int>& group, const std::vector<int>& outer)
     : transport_(transport),
       waiter_(waiter),
       pipeline_(memory, waiter),
@@ -85,24 +85,25 @@ Box::Box(const ddl_transport& transport, GroupMemory& memory, Waiter& waiter, co
   }
 }
 
-Status Box::AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op,
-                      const std::optional<Scheme>& agreed) {
+Status HierarchicalCollectives::AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op,
+                                          const std::optional<Scheme>& agreed) {
   if (one_group()) return ShmAllReduce(pipeline_, in, out, {dtype, op, static_cast<double>(transport_.size)}, agreed);
   const Stages stages = StagesOf(dtype, op);
   return AllReduceAcross(in, out, stages, dtype);
 }
 
-Box::Stages Box::StagesOf(ddl_dtype dtype, ddl_op op) const {
+HierarchicalCollectives::Stages HierarchicalCollectives::StagesOf(ddl_dtype dtype, ddl_op op) const {
   const auto ranks = static_cast<double>(transport_.size);
   const Reduction across{dtype, op == DDL_MEAN ? DDL_SUM : op, 1.0};
   if (op != DDL_MEAN) return {across, across, across, false};
-  // A mean divides last, which rounds once; but see float16_mean.h.
+  // A mean divides last, which rounds once; but see kernels/float16_mean.h.
   if (dtype != DDL_FLOAT16) return {across, across, {dtype, DDL_MEAN, ranks}, true};
   const double first = Float16Divisor(transport_.size);
   return {{dtype, DDL_MEAN, first}, across, {dtype, DDL_MEAN, ranks / first}, first != ranks};
 }
 
-Status Box::ReduceScatter(const View& in, char* out, const std::vector<Range>& ranges, ddl_dtype dtype, ddl_op op) {
+Status HierarchicalCollectives::ReduceScatter(const View& in, char* out, const std::vector<Range>& ranges,
+                                              ddl_dtype dtype, ddl_op op) {
   const size_t bytes = in.element_bytes();
   const Range own = ranges[static_cast<size_t>(transport_.rank)];
   if (!even_) {
@@ -149,7 +150,8 @@ Status Box::ReduceScatter(const View& in, char* out, const std::vector<Range>& r
   return {};
 }
 
-Status Box::AllGather(const View& in, char* out, const std::vector<Range>& ranges, size_t element_bytes) {
+Status HierarchicalCollectives::AllGather(const View& in, char* out, const std::vector<Range>& ranges,
+                                          size_t element_bytes) {
   const Range own = ranges[static_cast<size_t>(transport_.rank)];
   const View place(element_bytes, out + own.begin * element_bytes, own.size());
   if (!even_) {
@@ -177,7 +179,7 @@ Status Box::AllGather(const View& in, char* out, const std::vector<Range>& range
   return ShmAllGather(pipeline_, one_group() ? in : results[static_cast<size_t>(pipeline_.rank())], results);
 }
 
-Status Box::Broadcast(int root, const View& in, const View& out) {
+Status HierarchicalCollectives::Broadcast(int root, const View& in, const View& out) {
   const int root_group = IndexOf(groups_, root);
   const auto& members = groups_[static_cast<size_t>(group_)];
   // The rank that speaks for a group: the root in its own, the leader elsewhere.
@@ -203,7 +205,7 @@ Status Box::Broadcast(int root, const View& in, const View& out) {
   return {};
 }
 
-std::string Box::Describe() const {
+std::string HierarchicalCollectives::Describe() const {
   const size_t n = groups_.size();
   if (n == 1) return "1 group of " + std::to_string(groups_[0].size()) + " rank(s) in shared memory";
   std::string sizes;

@@ -1,9 +1,9 @@
-// Box: the collectives of a whole communicator, seen as a box: the ranks of a group share memory (the fastest
+// HierarchicalCollectives: those of a whole communicator, seen as a box: the ranks of a group share memory (the fastest
 // dimension), the groups talk over the transport along one or more outer dimensions, such as the hosts of a rack and
 // the racks (multi-dimensional ring, arXiv 1708.02188). Equal counts, dtypes and ops on all ranks.
 //
 // N: bytes of one rank's data, L: ranks in a group, G: groups. All-reduce: the group reduces N into L shards, each rank
-// all-reduces its shard with the ranks of its place in the other groups (outer_all_reduce.h), the group gathers the
+// all-reduces its shard with the ranks of its place in the other groups (net/outer_all_reduce.h), the group gathers the
 // shards. A rank sends 2 (G-1)/G N/L bytes, hence a group 2 (G-1)/G N, which is the least any algorithm can. In groups
 // of unequal size only the first M ranks of each hold shards, M being the size of the smallest: 2 (G-1)/G N per group
 // all the same.
@@ -22,12 +22,12 @@
 
 namespace ddl {
 
-class Box {
+class HierarchicalCollectives {
  public:
   // `group[r]`: leader of rank r's group. `outer`: sizes of the outer dimensions, fastest first, filled with the groups
   // in the order of their leaders; their product is the number of groups. Empty: one dimension.
-  Box(const ddl_transport& transport, GroupMemory& memory, Waiter& waiter, const std::vector<int>& group,
-      const std::vector<int>& outer = {});
+  HierarchicalCollectives(const ddl_transport& transport, GroupMemory& memory, Waiter& waiter,
+                          const std::vector<int>& group, const std::vector<int>& outer = {});
 
   // `agreed`: see ShmAllReduce; only where there is one group.
   Status AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op,
@@ -53,7 +53,7 @@ class Box {
     bool has_last;
   };
   Stages StagesOf(ddl_dtype dtype, ddl_op op) const;
-  // box_all_reduce.cc
+  // all_reduce.cc
   Status AllReduceAcross(const View& in, const View& out, const Stages& stages, ddl_dtype dtype);
   std::vector<View> Shards(const View& whole, uint64_t offset, uint64_t count) const;
   Status ProgressBlocks(bool* moved);

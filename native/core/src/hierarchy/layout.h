@@ -14,7 +14,7 @@ namespace ddl {
 // fails on every rank or on none, with one message.
 Status AgreeOnLayout(const ddl_transport& transport, const ddl_options& options);
 
-// Bytes of a rank's slot (group_memory.h): a multiple of 4096. REQUIRES: a group that can be.
+// Bytes of a rank's slot (shm/group_memory.h): a multiple of 4096. REQUIRES: a group that can be.
 uint64_t SlotBytes(const ddl_options& options, int size);
 
 }  // namespace ddl

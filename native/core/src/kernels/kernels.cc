@@ -16,7 +16,7 @@ namespace {
 // Below this the libc copy is as fast.
 constexpr size_t kAheadFromBytes = 8 * 1024;
 // Below this starting a string move costs more than it saves.
-constexpr size_t kLinesFromBytes = 1024;
+constexpr size_t kRepMovsbFromBytes = 1024;
 
 #if defined(__x86_64__)
 bool HasF16c() {
@@ -109,7 +109,7 @@ void Copy(void* out, const void* in, size_t bytes, Store store) {
   if (store == Store::kStreaming) {
     Kernels().stream_copy(static_cast<uint8_t*>(out), static_cast<const uint8_t*>(in), bytes);
 #if defined(__x86_64__)
-  } else if (store == Store::kLines && bytes >= kLinesFromBytes && HasLineStores()) {
+  } else if (store == Store::kRepMovsb && bytes >= kRepMovsbFromBytes && HasRepMovsb()) {
     StringMove(out, in, bytes);
 #endif
   } else if (bytes >= kAheadFromBytes) {
@@ -119,7 +119,7 @@ void Copy(void* out, const void* in, size_t bytes, Store store) {
   }
 }
 
-bool HasLineStores() {
+bool HasRepMovsb() {
 #if defined(__x86_64__)
   static const bool has = HasEnhancedStringMoves();
   return has;

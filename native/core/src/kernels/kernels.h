@@ -24,8 +24,8 @@ enum class Store {
   kStreaming,  // non-temporal stores where the processor has them: the lines do not stay dirty in this core's cache
   // Whole lines: the string move of x86, which takes a line that it will overwrite without reading it first, and leaves
   // it in this core's cache. Several times as fast as ordinary stores into lines that another core has read. Ordinary
-  // stores in Reduce, for short copies, and on processors without it (HasLineStores).
-  kLines,
+  // stores in Reduce, for short copies, and on processors without it (HasRepMovsb).
+  kRepMovsb,
 };
 
 // out[i] = in[0][i] op in[1][i] op ... op in[n-1][i], in exactly this order, n >= 1.
@@ -37,8 +37,8 @@ enum class Store {
 void Reduce(ddl_dtype dtype, ddl_op op, const void* const* in, int n, void* out, size_t count, double divisor,
             Store store);
 
-// Whether Store::kLines differs from kCached.
-bool HasLineStores();
+// Whether Store::kRepMovsb differs from kCached.
+bool HasRepMovsb();
 
 // memcpy with a choice of stores. No overlap.
 void Copy(void* out, const void* in, size_t bytes, Store store);

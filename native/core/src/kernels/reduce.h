@@ -1,4 +1,4 @@
-// The reduction itself, over the vectors of kernels_simd.h. Included by one source file per instruction set.
+// The reduction itself, over the vectors of simd.h. Included by one source file per instruction set.
 //
 // A block is one vector of raw elements. Heads and tails that do not fill a block are padded with zeros and go through
 // the same vector code, so an element's result cannot depend on where it stands. NaN results are all the same quiet

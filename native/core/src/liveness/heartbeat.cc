@@ -40,13 +40,14 @@ Heartbeat::Heartbeat(const ddl_transport& transport, const GroupMemory& memory, 
   if (lost_after_s <= 0) return;
   const auto own = static_cast<size_t>(transport.rank);
   if (transport.rank != 0) {
-    if (group[own] != group[0] && !places.at(0).beside) peers_.emplace_back(transport, std::vector<int>{0}, 0);
+    if (group[own] != group[0] && !places.at(0).same_pid_namespace)
+      peers_.emplace_back(transport, std::vector<int>{0}, 0);
     return;
   }
   std::map<int, std::vector<int>> groups;
   for (int rank = 0; rank < transport.size; ++rank) {
     const int leader = group[static_cast<size_t>(rank)];
-    if (leader != group[0] && !places.at(leader).beside) groups[leader].push_back(rank);
+    if (leader != group[0] && !places.at(leader).same_pid_namespace) groups[leader].push_back(rank);
   }
   for (auto& [leader, ranks] : groups) peers_.emplace_back(transport, std::move(ranks), leader);
 }
@@ -119,10 +120,10 @@ Status Heartbeat::Send(double now) {
   return {};
 }
 
-void Heartbeat::TakeBack() {
-  const double give_up = Now() + OwnedMessages::kTakeBackSeconds;
-  receives_.TakeBack(give_up);
-  for (Peer& peer : peers_) peer.beat.TakeBack(give_up);
+void Heartbeat::Cancel() {
+  const double give_up = Now() + OwnedMessages::kCancelSeconds;
+  receives_.Cancel(give_up);
+  for (Peer& peer : peers_) peer.beat.Cancel(give_up);
 }
 
 std::string Heartbeat::Silent(double now) const {

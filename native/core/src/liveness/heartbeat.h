@@ -35,7 +35,7 @@ class Heartbeat {
   // The communication thread is about to be held up, or is so no more: the other side must not count the time.
   void SetBusy(bool busy);
   // Ends what is under way, as must be done before the transport is destroyed.
-  void TakeBack();
+  void Cancel();
   // "No sign of life from rank(s) 4, 5 on host h2 for 6 s.", after a moment's silence only.
   std::string Silent(double now) const;
 

@@ -19,7 +19,7 @@ PeerWatch::PeerWatch(const GroupMemory& memory, const Places& places, int rank, 
   const std::vector<int>& members = memory.members();
   for (int other = 0; other < places.size(); ++other) {
     const auto at = std::find(members.begin(), members.end(), other);
-    if (!places.at(other).beside || (at == members.end() && rank != 0 && other != 0)) continue;
+    if (!places.at(other).same_pid_namespace || (at == members.end() && rank != 0 && other != 0)) continue;
     // A pidfd becomes readable when the process ends, a zombie included, and can not be fooled by a reused pid.
     const int pid = places.at(other).pid;
     peers_.push_back({other, pid, static_cast<int>(syscall(SYS_pidfd_open, pid, 0u)),

@@ -13,8 +13,8 @@ namespace ddl {
 
 class PeerWatch {
  public:
-  // Watches the processes of this group that are beside this one; rank 0, wherever it shows no memory, all others
-  // beside it, and they rank 0: through it all of them hear of a death. `has_left`: whether a rank of another group has
+  // Watches the processes of this group in this pid namespace; rank 0, wherever it shows no memory, all others in its
+  // own, and they rank 0: through it all of them hear of a death. `has_left`: whether a rank of another group has
   // said goodbye. `places` must outlive this.
   PeerWatch(const GroupMemory& memory, const Places& places, int rank, std::function<bool(int rank)> has_left);
   ~PeerWatch();

@@ -58,7 +58,7 @@ Status Places::Exchange(const ddl_transport& transport, Places* out) {
 std::vector<int> Places::SharersOfCores(int rank) const {
   std::vector<int> sharers;
   for (int r = 0; r < size(); ++r) {
-    if (r == rank || (at(r).beside && at(r).cores == at(rank).cores)) sharers.push_back(r);
+    if (r == rank || (at(r).same_pid_namespace && at(r).cores == at(rank).cores)) sharers.push_back(r);
   }
   return sharers;
 }
@@ -79,7 +79,7 @@ std::string Places::Of(const std::vector<int>& ranks) const {
 }
 
 std::string Places::Trouble(int rank) const {
-  if (!at(rank).beside) return {};
+  if (!at(rank).same_pid_namespace) return {};
   const std::string stat = ProcessStat(at(rank).pid);
   switch (stat.empty() ? '?' : stat[0]) {
     case 'T':

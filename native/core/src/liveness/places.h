@@ -15,7 +15,7 @@ struct Place {
   std::string host;
   int pid = 0;
   // Another process of this machine, host name and process-id namespace: its pid means the same process here.
-  bool beside = false;
+  bool same_pid_namespace = false;
   // Digest of the cores that it may use.
   uint64_t cores = 0;
 };

@@ -1,4 +1,4 @@
-// Whereabouts: hands the question "where is your main thread?" to whoever can look (Python), and its answer back.
+// StackPosition: hands the question "where is your main thread?" to whoever can look (Python), and its answer back.
 //
 // The communication thread never runs Python: a main thread that keeps the interpreter's lock would stop all
 // communication. So a thread of the language above waits in Next, and may take any time, or for ever, to answer.
@@ -12,7 +12,7 @@
 
 namespace ddl {
 
-class Whereabouts {
+class StackPosition {
  public:
   // Waits for a question; false: closed, and no question will come. Any thread.
   bool Next() {

@@ -49,7 +49,7 @@ class OuterAllReduce {
   // Moves on as far as possible without waiting; *moved is set when anything happened.
   Status Progress(bool* moved);
   bool done() const { return received_ == steps_.size() && sends_.size() == 0; }
-  // Takes back what is under way after a failure.
+  // Cancels what is under way after a failure.
   void Cancel();
   // What this waits for.
   std::string Describe() const { return (receives_.size() > 0 ? receives_ : sends_).Describe(); }

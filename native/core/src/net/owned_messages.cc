@@ -39,7 +39,7 @@ Status OwnedMessages::Started(int code, const char* doing) {
   if (code == DDL_OK) return {};
   const int peer = under_way_.back().peer;
   // A part of it may be under way all the same.
-  under_way_.back().memory.HoldForEver();
+  under_way_.back().memory.Leak();
   under_way_.pop_back();
   return {DDL_ABORTED,
           std::string(doing) + " rank " + std::to_string(peer) + ": " + transport_.last_error(transport_.self)};
@@ -65,7 +65,7 @@ Status OwnedMessages::TakeFinished(std::vector<Finished>* finished) {
   return {};
 }
 
-void OwnedMessages::TakeBack(double give_up) {
+void OwnedMessages::Cancel(double give_up) {
   std::set<int> stuck;
   for (auto at = under_way_.begin(); at != under_way_.end();) {
     const bool tried = stuck.count(at->peer) == 0 && Now() < give_up;
@@ -76,11 +76,11 @@ void OwnedMessages::TakeBack(double give_up) {
       ++at;
     }
   }
-  HoldForEver();
+  Leak();
 }
 
-void OwnedMessages::HoldForEver() {
-  for (Message& message : under_way_) message.memory.HoldForEver();
+void OwnedMessages::Leak() {
+  for (Message& message : under_way_) message.memory.Leak();
   under_way_.clear();
 }
 

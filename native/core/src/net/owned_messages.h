@@ -1,5 +1,5 @@
 // OwnedMessages: small messages, each with memory of its own, which stays until the transport is done with it: when a
-// message has finished or could be taken back, or, failing both, until the process ends. Nothing here waits for a peer,
+// message has finished or could be cancelled, or, failing both, until the process ends. Nothing here waits for a peer,
 // so one that stops in the middle of a message holds up nobody else's.
 #ifndef KERAS_DDL_CORE_NET_OWNED_MESSAGES_H_
 #define KERAS_DDL_CORE_NET_OWNED_MESSAGES_H_
@@ -21,9 +21,9 @@ class OwnedMessages {
     std::string bytes;
   };
 
-  // `transport` must outlive this, and must not be destroyed before TakeBack.
+  // `transport` must outlive this, and must not be destroyed before Cancel.
   explicit OwnedMessages(const ddl_transport& transport) : transport_(transport) {}
-  ~OwnedMessages() { HoldForEver(); }
+  ~OwnedMessages() { Leak(); }
   OwnedMessages(const OwnedMessages&) = delete;
   OwnedMessages& operator=(const OwnedMessages&) = delete;
 
@@ -32,11 +32,11 @@ class OwnedMessages {
   Status ReceiveArriving(int tag);
   // Looks at all messages once and appends those that have finished, a peer's in the order in which they were started.
   Status TakeFinished(std::vector<Finished>* finished);
-  // Ends what is under way. Taking a message back from a peer that stands still is waited for, and there may be many
+  // Ends what is under way. Cancelling a message of a peer that stands still is waited for, and there may be many
   // such peers: from `give_up`, a time of Now(), on nothing more is tried.
-  void TakeBack(double give_up);
-  // For all that a communicator's end takes back of one kind.
-  static constexpr double kTakeBackSeconds = 0.3;
+  void Cancel(double give_up);
+  // For all that a communicator's end cancels of one kind.
+  static constexpr double kCancelSeconds = 0.3;
 
   bool empty() const { return under_way_.empty(); }
 
@@ -50,7 +50,7 @@ class OwnedMessages {
   };
 
   Status Started(int code, const char* doing);
-  void HoldForEver();
+  void Leak();
 
   const ddl_transport& transport_;
   std::list<Message> under_way_;  // a list: neither copied nor moved

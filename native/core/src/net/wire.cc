@@ -43,11 +43,11 @@ void WireMessages::Cancel() {
   for (Message& message : under_way_) {
     if (message.operation == nullptr) continue;
     if (stuck.count(message.peer) != 0) {
-      memory_.HoldForEver();
+      memory_.Leak();
       continue;
     }
     if (transport_.cancel(transport_.self, &message.operation) != DDL_OK) {
-      memory_.HoldForEver();
+      memory_.Leak();
       if (direction_ == kSends) stuck.insert(message.peer);
     }
   }

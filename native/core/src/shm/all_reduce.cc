@@ -1,4 +1,4 @@
-// All-reduce inside a group through slots; see shm_collectives.h for the schemes and their cost.
+// All-reduce inside a group through slots; see collectives.h for the schemes and their cost.
 #include <algorithm>
 #include <vector>
 
@@ -82,10 +82,10 @@ class AllReduce {
   // Reduces step k over all ranks into the output.
   void ReduceAllOf(uint64_t k) {
     View::ForEachPair(in_, out_, k * chunk_, Elements(k), [&](char* own, char* out, uint64_t from, uint64_t n) {
-      const uint64_t tile = result_store_ == Store::kLines ? kTileBytes / bytes_ : n;
+      const uint64_t tile = result_store_ == Store::kRepMovsb ? kTileBytes / bytes_ : n;
       for (uint64_t at = 0; at < n; at += tile) {
         const uint64_t m = std::min(tile, n - at);
-        char* const first = result_store_ == Store::kLines ? tile_ : out + at * bytes_;
+        char* const first = result_store_ == Store::kRepMovsb ? tile_ : out + at * bytes_;
         Reduce(reduction_.dtype, reduction_.op, Sources(k, from + at, own + at * bytes_), pipeline_.size(), first, m,
                reduction_.divisor, result_store_);
         if (first == tile_) Copy(out + at * bytes_, first, m * bytes_, result_store_);
@@ -177,8 +177,8 @@ Status ShmAllReduce(ShmPipeline& pipeline, const View& in, const View& out, cons
     scheme = Scheme::Decode(code);
   }
   const double start = Now();
-  DDL_RETURN_IF_ERROR(scheme.algorithm == Algorithm::kAttached
-                          ? AttachedAllReduce(pipeline, in, out, reduction, scheme.chunk_bytes)
+  DDL_RETURN_IF_ERROR(scheme.algorithm == Algorithm::kCma
+                          ? CmaAllReduce(pipeline, in, out, reduction, scheme.chunk_bytes)
                           : SlotAllReduce(pipeline, in, out, reduction, scheme));
   const double end = Now();
   if (pipeline.rank() == 0 && tuned) pipeline.tuner().Report(in.bytes(), end - start, end);

@@ -1,5 +1,5 @@
-// All-reduce inside a group in which ranks reach each other's memory (peer_memory.h): Rabenseifner's scheme, reduce-
-// scatter then all-gather, with one-sided transfers between the buffers themselves.
+// Cross-memory-attach (CMA) all-reduce, inside a group in which ranks reach each other's memory (peer_memory.h):
+// Rabenseifner's scheme, reduce- scatter then all-gather, with one-sided transfers between the buffers themselves.
 //
 // Each rank has a share of the elements. It reads the others' part of it from their inputs, chunk by chunk, adds them
 // to its own, and writes the sum into its own output and all others', while it is in its cache. A rank that is through
@@ -32,12 +32,13 @@ struct PieceTable {
 };
 constexpr uint64_t kUnfit = ~uint64_t{0};
 
-// How long a process's end, or a rank's last words, may take to be known. Buffers are safe by then.
-constexpr double kLongestFarewellSeconds = 3;
+// Time to attribute the root cause: how long it may take until it is known that a process ended, or why a rank gave up.
+// Buffers are safe by then.
+constexpr double kAttributionSeconds = 3;
 
-class Attached {
+class CmaSteps {
  public:
-  Attached(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction, uint64_t chunk_bytes)
+  CmaSteps(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction, uint64_t chunk_bytes)
       : pipeline_(pipeline),
         in_(in),
         out_(out),
@@ -162,7 +163,7 @@ class Attached {
 Status WhyLost(ShmPipeline& pipeline, const Status& status) {
   const double start = Now();
   Status health = pipeline.Health();
-  while (health.ok() && status.code() != DDL_DEADLINE_EXCEEDED && Now() - start < kLongestFarewellSeconds) {
+  while (health.ok() && status.code() != DDL_DEADLINE_EXCEEDED && Now() - start < kAttributionSeconds) {
     const timespec pause{0, 1'000'000};
     nanosleep(&pause, nullptr);
     health = pipeline.Health();
@@ -172,13 +173,13 @@ Status WhyLost(ShmPipeline& pipeline, const Status& status) {
 
 }  // namespace
 
-Status AttachedAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
-                         uint64_t chunk_bytes) {
-  Attached attached(pipeline, in, out, reduction, chunk_bytes);
+Status CmaAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
+                    uint64_t chunk_bytes) {
+  CmaSteps steps(pipeline, in, out, reduction, chunk_bytes);
   bool fit = false;
-  Status status = attached.Begin(&fit);
-  if (status.ok() && fit) status = attached.ReduceShares();
-  if (status.ok()) status = attached.End();
+  Status status = steps.Begin(&fit);
+  if (status.ok() && fit) status = steps.ReduceShares();
+  if (status.ok()) status = steps.End();
   if (!status.ok()) {
     pipeline.peers().Withdraw();
     return WhyLost(pipeline, status);

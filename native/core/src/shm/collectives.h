@@ -11,11 +11,11 @@
 
 namespace ddl {
 
-// shm_all_reduce.cc. Direct: every rank reads all slots: 1 write + L reads + 1 write of N; one wait per step.
+// all_reduce.cc. Direct: every rank reads all slots: 1 write + L reads + 1 write of N; one wait per step.
 // Split: reduce-scatter then all-gather inside each step (Rabenseifner's scheme in shared memory): about
 // 1 + 1/L writes to slots, 2 reads, 1 write of N; two waits per step.
-// attached_all_reduce.cc, where ranks reach each other's memory. Attached: as split, without slots.
-// Which of them, and how memory is written, is measured (shm_tuner.h).
+// cma_all_reduce.cc, where ranks reach each other's memory. CMA: as split, without slots.
+// Which of them, and how memory is written, is measured (tuner.h).
 // `agreed`: the ProposeScheme of local rank 0, where all ranks have it already; else they ask for it.
 Status ShmAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
                     const std::optional<Scheme>& agreed = {});
@@ -24,8 +24,8 @@ Scheme ProposeScheme(ShmPipeline& pipeline, uint64_t bytes);
 // Its parts. SlotAllReduce: direct or split.
 Status SlotAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
                      const Scheme& scheme);
-Status AttachedAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
-                         uint64_t chunk_bytes);
+Status CmaAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
+                    uint64_t chunk_bytes);
 
 // Elements of local rank j's share of n elements among `size` ranks: [begin, end), begins on cache lines.
 struct Share {
@@ -34,15 +34,15 @@ struct Share {
 };
 Share ShareOf(int j, int size, uint64_t n, size_t element_bytes);
 
-// shm_reduce_scatter.cc. parts[j] (one view per local rank, part of this rank's input) is reduced into rank j's `out`.
+// reduce_scatter.cc. parts[j] (one view per local rank, part of this rank's input) is reduced into rank j's `out`.
 // (L-1)/L N written to slots, as much read, N/L written.
 Status ShmReduceScatter(ShmPipeline& pipeline, const std::vector<View>& parts, const View& out,
                         const Reduction& reduction);
 
-// shm_all_gather.cc. `in` of local rank j lands in outs[j] on every rank. N written, sum of the others' N copied.
+// all_gather.cc. `in` of local rank j lands in outs[j] on every rank. N written, sum of the others' N copied.
 Status ShmAllGather(ShmPipeline& pipeline, const View& in, const std::vector<View>& outs);
 
-// shm_broadcast.cc. `in` of local rank `root` lands in `out` on every rank; `in` is read on the root only.
+// broadcast.cc. `in` of local rank `root` lands in `out` on every rank; `in` is read on the root only.
 Status ShmBroadcast(ShmPipeline& pipeline, int root, const View& in, const View& out);
 
 }  // namespace ddl

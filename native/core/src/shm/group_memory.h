@@ -40,8 +40,9 @@ struct Mailbox {
   alignas(64) char data[kMailboxBytes];
 };
 
-// What a rank brings to a meeting (meeting.h): a collective that its calling thread is ready to carry out.
-struct MeetingCard {
+// What a rank brings to a rendezvous (engine/inline_rendezvous.h): a collective that its calling thread is ready to
+// carry out.
+struct RendezvousCard {
   struct MustAgree {
     uint32_t kind;
     uint32_t dtype;
@@ -53,7 +54,7 @@ struct MeetingCard {
     uint64_t name_hash;
   } must_agree;
   uint64_t rows;
-  uint64_t scheme;  // of an all-reduce through the slots, as local rank 0 proposes it (shm_scheme.h)
+  uint64_t scheme;  // of an all-reduce through the slots, as local rank 0 proposes it (scheme.h)
 };
 
 // Data up to this size travels with the card.
@@ -71,21 +72,21 @@ struct RankBlock {
   // and when it last warned about a collective that does not move.
   std::atomic<int64_t> alive_ms;
   std::atomic<int64_t> warned_ms;
-  // Requests of this rank that the coordinator knows or will know: while there are any, it comes to no meeting.
+  // Requests of this rank that the coordinator knows or will know: while there are any, it comes to no rendezvous.
   std::atomic<uint32_t> outstanding;
   // In rank 0's block: set while the coordinator remembers collectives that failed without some rank.
-  std::atomic<uint32_t> no_meetings;
+  std::atomic<uint32_t> no_rendezvous;
   // See peer_memory.h: a word of this rank's own memory for the others to find, and what tells that it is the right
   // one.
   std::atomic<uint64_t> probe_address;
   std::atomic<uint64_t> probe_secret;
   // Local rank + 1 of the rank into whose memory this one is writing; 0: none.
   alignas(64) std::atomic<uint32_t> writes_to;
-  std::atomic<uint32_t> withdrawn;            // nobody may write into this rank's memory any more
-  alignas(64) std::atomic<uint64_t> meeting;  // in the leader's block; see meeting.h
-  alignas(64) MeetingCard cards[2];
+  std::atomic<uint32_t> withdrawn;               // nobody may write into this rank's memory any more
+  alignas(64) std::atomic<uint64_t> rendezvous;  // in the leader's block; see engine/inline_rendezvous.h
+  alignas(64) RendezvousCard cards[2];
   alignas(64) char eager[2][kEagerBytes];
-  // Steps done, counted over the life of the group; see shm_pipeline.h.
+  // Steps done, counted over the life of the group; see pipeline.h.
   alignas(64) std::atomic<uint64_t> ready;
   alignas(64) std::atomic<uint64_t> reduced;
   alignas(64) std::atomic<uint64_t> done;

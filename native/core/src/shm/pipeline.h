@@ -85,7 +85,7 @@ class ShmPipeline {
   // Where whole lines can not be written, large slots are written past the caches: a line that another core has read
   // is slow to get back, and slow to read once more from a core that does not share a cache.
   static Store SlotStore(uint64_t bytes) {
-    if (HasLineStores()) return Store::kLines;
+    if (HasRepMovsb()) return Store::kRepMovsb;
     return bytes >= kStreamSlotBytes ? Store::kStreaming : Store::kCached;
   }
   // Results larger than the caches will not be found there by their reader.

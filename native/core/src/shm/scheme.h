@@ -1,6 +1,6 @@
 // Scheme: the choices that an all-reduce in shared memory leaves open. None is the best everywhere: it depends on the
 // size, on whether the ranks' cores share a cache, and on how many ranks share a core; so the choice is measured
-// (shm_tuner.h). Every scheme adds in the order of the ranks: results do not depend on the choice.
+// (tuner.h). Every scheme adds in the order of the ranks: results do not depend on the choice.
 #ifndef KERAS_DDL_CORE_SHM_SCHEME_H_
 #define KERAS_DDL_CORE_SHM_SCHEME_H_
 
@@ -12,14 +12,14 @@
 
 namespace ddl {
 
-// See shm_collectives.h.
-enum class Algorithm { kDirect, kSplit, kAttached };
+// See collectives.h.
+enum class Algorithm { kDirect, kSplit, kCma };
 
 struct Scheme {
   Algorithm algorithm;
-  Store slot_store;      // how slots are filled; not read by kAttached, nor is the next
+  Store slot_store;      // how slots are filled; not read by kCma, nor is the next
   Store result_store;    // how results are written
-  uint32_t chunk_bytes;  // one step of the pipeline, at most a slot; kAttached: what is read from a rank at once
+  uint32_t chunk_bytes;  // one step of the pipeline, at most a slot; kCma: what is read from a rank at once
 
   uint64_t Encode() const {
     return static_cast<uint64_t>(chunk_bytes) << 8 | static_cast<uint64_t>(slot_store) << 4 |
@@ -35,7 +35,7 @@ struct Scheme {
 constexpr uint64_t kUntunedBytes = 16 * 1024;
 
 // The schemes worth trying for `bytes` among `ranks` ranks, a good guess first. Never empty; one entry up to
-// kUntunedBytes. `reachable`: whether kAttached works (GroupMemory::reachable).
+// kUntunedBytes. `reachable`: whether kCma works (GroupMemory::reachable).
 std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_bytes, bool reachable);
 
 }  // namespace ddl

@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint32_t kKilobyte = 1024;
 constexpr uint64_t kMegabyte = 1024 * 1024;
-constexpr uint32_t kAttachedChunk = 64 * kKilobyte;
+constexpr uint32_t kCmaChunk = 64 * kKilobyte;
 
 // Counted trials of each candidate: a few of long ones, more of short ones, which a hiccup disturbs more.
 constexpr double kTrialSeconds = 1.5e-3;
@@ -38,7 +38,7 @@ std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_byte
   constexpr Algorithm kSplit = Algorithm::kSplit;
   constexpr Store kC = Store::kCached;
   constexpr Store kS = Store::kStreaming;
-  constexpr Store kL = Store::kLines;
+  constexpr Store kL = Store::kRepMovsb;
   if (bytes <= kUntunedBytes) return {{kDirect, kL, kC, chunk(64)}};
   std::vector<Scheme> schemes;
   if (ranks == 2) {
@@ -71,8 +71,8 @@ std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_byte
   }
   if (reachable) {
     // What was read should still be in the second-level cache when it is added.
-    schemes.push_back({Algorithm::kAttached, kC, kC, kAttachedChunk});
-    schemes.push_back({Algorithm::kAttached, kC, kC, 2 * kAttachedChunk});
+    schemes.push_back({Algorithm::kCma, kC, kC, kCmaChunk});
+    schemes.push_back({Algorithm::kCma, kC, kC, 2 * kCmaChunk});
   }
   return schemes;
 }
