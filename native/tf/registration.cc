@@ -115,7 +115,8 @@ __attribute__((constructor)) void RegisterAll() {
                  ddl_abi_version(), DDL_ABI_VERSION);
     return;
   }
-  // Set by compat/tensorflow.py, which knows the version of TensorFlow. Without it: the kernels that every version runs.
+  // Set by compat/tensorflow.py, which knows the version of TensorFlow. Without it: the kernels that every version
+  // runs.
   const char* kernels = std::getenv("KERAS_DDL_TF_KERNELS");
   const bool async = kernels != nullptr && std::string_view(kernels) == "async";
   for (const OpSpec& op : Ops()) {
