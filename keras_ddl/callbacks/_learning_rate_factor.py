@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_ddl.callbacks._learning_rate_controller import LearningRateController, controller_of
+from keras_ddl.compat.keras import unwrapped
 from keras_ddl.errors import ConfigError
 from keras_ddl.schedules import positive
 
@@ -55,7 +56,7 @@ class LearningRateFactor(keras.callbacks.Callback, abc.ABC):
         super().set_model(model)
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
-            inner = getattr(optimizer, "inner_optimizer", optimizer)
+            inner = unwrapped(optimizer)
             self._controller = controller_of(inner) if _is_settable(inner) else None
             if self._controller is not None:
                 self._controller.note()
@@ -99,5 +100,5 @@ def _describe_rate(model: Any) -> str:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return "a model that is not compiled"
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    optimizer = unwrapped(optimizer)
     return f"{type(optimizer).__name__} with a {type(getattr(optimizer, '_learning_rate', None)).__name__}"

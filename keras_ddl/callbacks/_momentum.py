@@ -16,10 +16,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_ddl.compat.keras import unwrapped
+
 
 def buffers_with_rate(optimizer: Any) -> list[Any]:
     """Returns the optimizer's variables that are proportional to the learning rate; none before it is built."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # LossScaleOptimizer
+    optimizer = unwrapped(optimizer)
     if isinstance(optimizer, keras.optimizers.SGD):
         buffers = getattr(optimizer, "momentums", [])
     elif isinstance(optimizer, keras.optimizers.RMSprop) and optimizer.momentum > 0:

@@ -17,6 +17,7 @@ from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._training_state import broadcast_training_state, build_optimizer
 from keras_ddl.checkpoint import model_state
 from keras_ddl.checkpoint.durable import make_directory
+from keras_ddl.compat.keras import unwrapped
 from keras_ddl.errors import CheckpointError, ConfigError
 
 
@@ -127,7 +128,7 @@ class Checkpoint(keras.callbacks.Callback):
         told = on_first_rank(self._read_latest, "Checkpoint/restore")
         broadcast_training_state(model)
         if told["rates"]:
-            controller_of(_inner(model.optimizer)).restore(told["rates"])
+            controller_of(unwrapped(model.optimizer)).restore(told["rates"])
         model._initial_epoch = self._epoch = told["epoch"]
         self._saved = told["step"]
         if is_first_rank():
@@ -189,7 +190,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         # The end of training is always saved; Keras has just put averaged weights in place if the optimizer has them.
         step = self._step()
-        if self._trained and (step != self._saved or getattr(_inner(self.model.optimizer), "use_ema", False)):
+        if self._trained and (step != self._saved or getattr(unwrapped(self.model.optimizer), "use_ema", False)):
             self._save(step, self._epoch, logs or {})
         if self._resumed:
             self.model._initial_epoch = None  # of this fit only
@@ -222,7 +223,7 @@ class Checkpoint(keras.callbacks.Callback):
             monitor=self.monitor,
             mode=mode,
             base=self._base,
-            extra={"learning_rate": controller_of(_inner(self.model.optimizer)).state()},
+            extra={"learning_rate": controller_of(unwrapped(self.model.optimizer)).state()},
         )
         ckpt.prune(self.dir, self.keep, (self.monitor, mode) if self.save_best else None)
         if self.verbose:
@@ -239,10 +240,6 @@ class Checkpoint(keras.callbacks.Callback):
                 if each.name == wanted and direction is not None:
                     return "max" if direction == "up" else "min"
         return ckpt.resolve_mode(self.monitor)
-
-
-def _inner(optimizer: Any) -> Any:
-    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _is_count(value: Any) -> bool:

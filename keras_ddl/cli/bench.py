@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
+from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.errors import ConfigError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "int8")
 _OPS = ("sum", "mean", "min", "max", "product")
 # Options that say where the ranks run; all others go to the ranks.
 _LAUNCH = ("num_ranks", "hosts", "mode")
@@ -41,7 +41,7 @@ def _sized(text: str) -> dict[str, object]:
 @click.option("-e", "--end", help="Largest buffer of a rank.", **_sized("64M"))
 @click.option("-f", "--factor", type=click.FloatRange(min=1, min_open=True), default=4.0, show_default=True,
               help="From one size to the next.")  # fmt: skip
-@click.option("-d", "--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, help="Elements.")
+@click.option("-d", "--dtype", type=click.Choice(list(DTYPES)), default="float32", show_default=True, help="Elements.")
 @click.option("-o", "--op", type=click.Choice(_OPS), default="sum", show_default=True, help="Reduction.")
 @click.option("-n", "--iters", type=click.IntRange(min=1), default=20, show_default=True, help="Calls per size.")
 @click.option("-w", "--warmup", type=click.IntRange(min=0), default=25, show_default=True,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_ddl import errors
 from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.communicator.native_library import (
     ABI_VERSION,
     ERROR_BYTES,
@@ -33,12 +34,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 # Numbers of ddl.h; the spellings are those of the public functions.
-DTYPES = {
-    name: number
-    for number, name in enumerate(
-        ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "int8"),
-    )
-}
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "avg": 1}
 ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER = range(5)
 WORLD = 0  # the id of the communicator of all ranks

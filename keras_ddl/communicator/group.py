@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_ddl import config
 from keras_ddl.communicator import binding
+from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.errors import ConfigError, NotInitializedError
 from keras_ddl.topology import Topology, part_of
 
@@ -188,7 +189,7 @@ class Communicator:
             )
         if not binding.is_supported(array):
             raise ConfigError(
-                f"{call}: the dtype must be one of {', '.join(binding.DTYPES)}, in native byte order. "
+                f"{call}: the dtype must be one of {', '.join(DTYPES)}, in native byte order. "
                 f"Received: {array.dtype.str} ({array.dtype.name}) on rank {self.rank}. Convert the array first."
             )
         if out is not None and (out.dtype != array.dtype or out.shape != array.shape or not out.flags.c_contiguous):

@@ -48,6 +48,7 @@ __all__ = [
     "is_ours",
     "keras",
     "loss_module",
+    "optimizers_in",
     "plain_name",
     "pythonify_logs",
     "replica_strategy",
@@ -56,6 +57,7 @@ __all__ = [
     "strategy_of",
     "tf_trainer",
     "tree",
+    "unwrapped",
 ]
 
 TESTED = ("3.15.",)
@@ -89,6 +91,19 @@ def replica_strategy() -> Any:
     if context is None or not is_ours(context.strategy) or context.strategy.size == 1:
         return None
     return context.strategy
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Returns the optimizer inside a LossScaleOptimizer; any other as it is."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def optimizers_in(optimizer: Any) -> list[Any]:
+    """Returns an optimizer and those inside it (LossScaleOptimizer, MultiOptimizer); none for a name or a config."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        return []
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())]
+    return [optimizer, *(each for one in inner for each in optimizers_in(one))]
 
 
 def plain_name(name: str) -> str:

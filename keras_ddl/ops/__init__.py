@@ -203,17 +203,17 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
     Raises: as `broadcast`; RankMismatchError that names the first variable in which ranks differ.
     Cost: the bytes of all variables received per rank, in requests of at most 256 MiB, or one variable.
     """
-    from keras_ddl.ops import variables
+    from keras_ddl.ops import variables as variable_lists
 
-    variables = variables.unwrap(variables)
+    found = variable_lists.unwrap(variables)
     comm = communicator_of(comm)
     check_root(root, comm)
     if comm.size == 1:
         return
     if tf.executing_eagerly():
-        variables.check_equal_on_all_ranks(variables, comm)
-    detail, fingerprint = variables.describe(variables), variables.fingerprint(variables)
-    for number, group in enumerate(variables.groups(variables, _REQUEST_BYTES)):
+        variable_lists.check_equal_on_all_ranks(found, comm)
+    detail, fingerprint = variable_lists.describe(found), variable_lists.fingerprint(found)
+    for number, group in enumerate(variable_lists.groups(found, _REQUEST_BYTES)):
         name = f"broadcast_variables/{number}"
         values = _broadcast(group, root, name, comm, detail=detail, fingerprint=fingerprint)
         for variable, value in zip(group, values):

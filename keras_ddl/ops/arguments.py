@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "avg": "mean", "min": "min", "max": "max", "product": "product"}
-_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8)
+_DTYPES = tuple(tf.as_dtype(name) for name in DTYPES)
 # Collectives that only move values take more dtypes: these travel as another dtype of the same bytes.
 _WIRE_DTYPES = {tf.int16: tf.float16, tf.uint16: tf.float16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 

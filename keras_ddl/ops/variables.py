@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from keras_ddl.communicator.comparison import first_difference
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, RankMismatchError
@@ -55,23 +56,13 @@ def check_equal_on_all_ranks(variables: Sequence[tf.Variable], comm: Communicato
     Raises:
         RankMismatchError: on every rank, naming the first difference.
     """
-    mine = (fingerprint(variables), len(variables))
-    if len(set(comm.all_gather_object(mine, name="broadcast_variables/fingerprint"))) == 1:
-        return
-    shapes = comm.all_gather_object(_shapes(variables), name="broadcast_variables/shapes")
-    specs = comm.all_gather_object(_specs(variables), name="broadcast_variables/specs")
-    other = next(rank for rank, theirs in enumerate(shapes) if theirs != shapes[0])
-    both = min(len(shapes[0]), len(shapes[other]))
-    at = next((k for k in range(both) if shapes[0][k] != shapes[other][k]), both)
-    received = " and ".join(
-        f"rank {rank} has {specs[rank][at] if at < len(specs[rank]) else 'no such variable'} "
-        f"(of {len(specs[rank])} variables)"
-        for rank in (0, other)
-    )
-    raise RankMismatchError(
-        f"All ranks must have the same variables in the same order. Received: at position {at}, {received}. "
-        "Build the same model on every rank."
-    )
+    found = first_difference(comm, _shapes(variables), "broadcast_variables/shapes", _specs(variables))
+    if found is not None:
+        raise RankMismatchError(
+            f"All ranks must have the same variables in the same order. Received: at position {found.position}, rank 0 "
+            f"has {found.of_rank_0 or 'no such variable'} and rank {found.rank} has "
+            f"{found.of_rank or 'no such variable'}. Build the same model on every rank."
+        )
 
 
 def groups(variables: Sequence[tf.Variable], limit_bytes: int) -> Iterator[list[tf.Variable]]:

@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from keras_ddl import communicator, ops
+from keras_ddl.communicator.comparison import first_difference
+from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras, plain_name
 from keras_ddl.compat.tensorflow import tf
@@ -93,21 +95,14 @@ def check_same_model(model: keras.Model, rank: int) -> None:
     Cost: 32 bytes per rank; the whole lists only when they differ.
     """
     lines = [_describe(variable) for variable in all_variables(model)]
-    digests = communicator.all_gather_object(_digest(lines), name=name_of(model, "variables_digest"))
-    if all(digest == digests[0] for digest in digests):
-        return
-    lists = communicator.all_gather_object(lines, name=name_of(model, "variables"))
-    other = next(r for r, theirs in enumerate(lists) if theirs != lists[0])
-    first = next(i for i in range(max(map(len, lists))) if lists[0][i : i + 1] != lists[other][i : i + 1])
-
-    def show(variables: list[str]) -> str:
-        return repr(variables[first]) if first < len(variables) else f"no such variable (it has {len(variables)})"
-
-    raise RankMismatchError(
-        "All ranks must train the same model: variables of equal path, shape and dtype in the same order. "
-        f"Received: variable {first} is {show(lists[0])} on rank 0 and {show(lists[other])} on rank {other} "
-        f"(rank {rank}). Build and compile the model alike on every rank."
-    )
+    found = first_difference(communicator.communicator_of(None), lines, name_of(model, "variables"))
+    if found is not None:
+        raise RankMismatchError(
+            "All ranks must train the same model: variables of equal path, shape and dtype in the same order. "
+            f"Received: variable {found.position} is {found.of_rank_0 or 'not there'} on rank 0 and "
+            f"{found.of_rank or 'not there'} on rank {found.rank} (rank {rank}). Build and compile the model alike on "
+            "every rank."
+        )
 
 
 def check_same_arrays(arrays: Any, rank: int) -> None:
@@ -161,7 +156,7 @@ def broadcast_variables(variables: Iterable[keras.Variable], rank: int, root: in
         if variable.name == SEED_STATE:
             state = broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root)
             variable.assign(offset_seed_state(state, stream))
-        elif keras.backend.is_float_dtype(variable.dtype) or variable.dtype in ("int32", "int64", "int8", "uint8"):
+        elif keras.backend.is_float_dtype(variable.dtype) or variable.dtype in DTYPES:
             plain.append(variable.value)
         else:
             variable.assign(broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root))

@@ -25,7 +25,6 @@ from keras_ddl.strategy.row_share import RowShare
 _SEED_STRIDE = 1_327_217_885
 # Name that Keras gives the state of a keras.random.SeedGenerator (keras/src/random/seed_generator.py).
 SEED_STATE = "seed_generator_state"
-_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "int8")
 
 
 def seed_offset(rank: int) -> int:
@@ -34,17 +33,9 @@ def seed_offset(rank: int) -> int:
 
 
 def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:
-    """Returns the array of rank `root`, which must have the shape and dtype of this rank's. COLLECTIVE, blocking.
-
-    Dtypes that collectives do not know travel as bytes.
-    """
-    if value.dtype.name in _DTYPES:
-        return communicator.broadcast_array(value, root=root, name=name)
-    if value.dtype.hasobject:
-        return communicator.broadcast_object(value, root=root, name=name)
-    raw = np.frombuffer(np.ascontiguousarray(value).tobytes(), np.uint8)
-    received = communicator.broadcast_array(raw, root=root, name=f"{name} ({value.dtype.name})")
-    return np.frombuffer(received.tobytes(), value.dtype).reshape(value.shape)
+    """Returns the array of rank `root`, which must have the shape and dtype of this rank's. COLLECTIVE, blocking."""
+    broadcast = communicator.broadcast_object if value.dtype.hasobject else communicator.broadcast_array
+    return broadcast(value, root=root, name=name)
 
 
 class DdlExtended(tf_compat.StrategyExtendedV1):

@@ -5,9 +5,9 @@ import functools
 import ml_dtypes
 import numpy as np
 
-from keras_ddl.communicator import binding
+from keras_ddl.communicator.dtypes import DTYPES as NAMES
 
-DTYPES = [np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in binding.DTYPES]
+DTYPES = [np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in NAMES]
 OPS = ("sum", "mean", "min", "max", "product")
 COUNTS = (0, 1, 3, 1000, 70_001)
 

@@ -120,9 +120,8 @@ def overwrite_variables(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def accumulators(optimizer: Any) -> list[Any]:
     """The variables in which an optimizer, and those inside it, accumulate gradients between updates."""
-    own = getattr(optimizer, "_accumulated_gradients", None) or []
-    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())]
-    return [*(v for v in own if v is not None), *(v for one in inner if one is not None for v in accumulators(one))]
+    lists = [getattr(each, "_accumulated_gradients", None) or [] for each in keras_compat.optimizers_in(optimizer)]
+    return [variable for variables in lists for variable in variables if variable is not None]
 
 
 def _sum_over_ranks(optimizer: Any, grads: Sequence[Any], strategy: Any) -> list[Any]:

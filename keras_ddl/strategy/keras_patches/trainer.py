@@ -15,7 +15,6 @@ from typing import Any
 
 from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
-from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, data
 from keras_ddl.strategy.keras_patches.optimizer import accumulators, outside_message
@@ -29,7 +28,7 @@ def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(self, optimizer="rmsprop", *args, **kwargs):
         strategy = keras_compat.strategy_of(self)
         _check_model(self, strategy)
-        for part in _optimizers(optimizer):
+        for part in keras_compat.optimizers_in(optimizer):
             theirs = keras_compat.strategy_of(part)
             if strategy is None and theirs is not None:
                 raise ConfigError(outside_message("A model", self.name, theirs.rank))
@@ -49,14 +48,6 @@ def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, optimizer, *args, **kwargs)
 
     return wrapper
-
-
-def _optimizers(optimizer: Any) -> list[Any]:
-    """The optimizer instances that `optimizer` consists of; none for a name or a config."""
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        return []
-    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())]
-    return [optimizer, *(part for one in inner if one is not None for part in _optimizers(one))]
 
 
 def _check_model(model: Any, strategy: Any) -> None:

@@ -1,0 +1,9 @@
+"""The element types that collectives reduce: the one table of them in Python, in the order of DDL's ddl_dtype."""
+
+# Name -> number in ddl.h; the spelling is NumPy's and TensorFlow's (and ml_dtypes' for bfloat16).
+DTYPES = {
+    name: number
+    for number, name in enumerate(
+        ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "int8"),
+    )
+}
