@@ -6,11 +6,12 @@ KERAS_DDL_* variable that is not in the table (a misspelt one would be ignored i
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,27 +191,51 @@ def get(name: str) -> Any:
         ) from None
 
 
+def is_set(name: str) -> bool:
+    """Whether the environment sets KERAS_DDL_<name>; an empty value counts as unset."""
+    return bool(os.environ.get(VARIABLES[name].environment_name))
+
+
+def unknown() -> list[str]:
+    """Returns the KERAS_DDL_* variables of the environment that are not in the table: they would be ignored."""
+    known = {row.environment_name for row in _TABLE}
+    return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+
+
+@contextlib.contextmanager
+def override(name: str, value: str) -> Iterator[None]:
+    """Sets KERAS_DDL_<name> for native code that reads it inside the block."""
+    variable = VARIABLES[name].environment_name
+    before = os.environ.get(variable)
+    os.environ[variable] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
+
+
 def check_environment() -> None:
     """Checks every KERAS_DDL_* variable of the environment.
 
     Raises:
         ConfigError: one is not in the table (the message names the nearest), or its value is not of its type.
     """
-    known = [row.environment_name for row in _TABLE]
-    for name in sorted(os.environ):
-        if name.startswith(PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
-            raise ConfigError(
-                f"Every {PREFIX}* variable must be one that keras_ddl knows. "
-                f"Received: {name}={os.environ[name]!r}. The nearest is {near}; `keras-ddl info` lists all."
-            )
+    for name in unknown():
+        near = difflib.get_close_matches(name, [row.environment_name for row in _TABLE], n=1, cutoff=0)[0]
+        raise ConfigError(
+            f"Every {PREFIX}* variable must be one that keras_ddl knows. "
+            f"Received: {name}={os.environ[name]!r}. The nearest is {near}; `keras-ddl info` lists all."
+        )
     for row in _TABLE:
         get(row.name)
 
 
 def mode_from_environment() -> str:
     """Returns KERAS_DDL_MODE, else the -mode of IBM's DDL_OPTIONS, else 'p'."""
-    if not os.environ.get(PREFIX + "MODE"):
+    if not is_set("MODE"):
         words = os.environ.get("DDL_OPTIONS", "").split()
         for flag, value in zip(words, words[1:]):
             if flag in ("-mode", "--mode"):
@@ -220,7 +245,7 @@ def mode_from_environment() -> str:
 
 def describe() -> list[tuple[Variable, Any, bool]]:
     """Returns (row, value in effect, whether the environment sets it) for every variable, in the table's order."""
-    return [(row, get(row.name), bool(os.environ.get(row.environment_name))) for row in _TABLE]
+    return [(row, get(row.name), is_set(row.name)) for row in _TABLE]
 
 
 def version() -> str:

@@ -97,16 +97,12 @@ def settings() -> list[tuple[str, str]]:
     """Returns every variable, its value and where it comes from."""
     rows = []
     for row in config.VARIABLES.values():
-        set_here = bool(os.environ.get(row.environment_name))
         try:
-            value, source = config.get(row.name), "environment" if set_here else "default"
+            value, source = config.get(row.name), "environment" if config.is_set(row.name) else "default"
         except KerasDdlError as error:
             value, source = error, "environment, INVALID"
         rows.append((row.environment_name, f"{value if value is not None else '-'} ({source}): {row.why}"))
-    known = {row.environment_name for row in config.VARIABLES.values()}
-    for name in sorted(os.environ):
-        if name.startswith(config.PREFIX) and name not in known:
-            rows.append((name, f"{os.environ[name]} (environment, UNKNOWN to keras_ddl)"))
+    rows += [(name, f"{os.environ[name]} (environment, UNKNOWN to keras_ddl)") for name in config.unknown()]
     if "DDL_OPTIONS" in os.environ:
         rows.append(("DDL_OPTIONS", f"{os.environ['DDL_OPTIONS']} (environment): IBM's; only its -mode is read."))
     return rows

@@ -71,10 +71,9 @@ def install(
 
 def write(rank: int, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
     """Leaves error-<rank>.txt (JSON) in KERAS_DDL_RUN_DIR, if that is set. The first report of a process stays."""
-    folder = os.environ.get(config.VARIABLES["RUN_DIR"].environment_name)
-    if not folder:
+    if not config.is_set("RUN_DIR"):
         return
-    path = Path(folder).expanduser() / f"error-{rank}.txt"
+    path = Path(config.get("RUN_DIR")) / f"error-{rank}.txt"
     report = {
         "rank": rank,
         "host": socket.gethostname(),

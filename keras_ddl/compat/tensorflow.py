@@ -7,7 +7,6 @@ which keras_ddl cannot work ends in a DependencyError that says what to install.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import threading
 import warnings
@@ -97,20 +96,14 @@ def _load_ops() -> ModuleType:
             RuntimeWarning,
             stacklevel=3,
         )
-    before = os.environ.get("KERAS_DDL_TF_KERNELS")
-    os.environ["KERAS_DDL_TF_KERNELS"] = "async" if asynchronous() else "sync"
     try:
-        library = tf.load_op_library(str(path))
+        with config.override("TF_KERNELS", "async" if asynchronous() else "sync"):
+            library = tf.load_op_library(str(path))
     except (tf.errors.OpError, OSError) as error:
         raise DependencyError(
             f"keras_ddl's ops must load into TensorFlow. Received: TensorFlow {tf.__version__} refused {path}: "
             f"{error}. Reinstall keras_ddl in this environment."
         ) from error
-    finally:
-        if before is None:
-            del os.environ["KERAS_DDL_TF_KERNELS"]
-        else:
-            os.environ["KERAS_DDL_TF_KERNELS"] = before
     missing = [name for name in OPS if not hasattr(library, name)]
     if missing:
         raise DependencyError(

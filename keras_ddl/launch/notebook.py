@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from keras_ddl import config
 from keras_ddl.errors import ConfigError, DeadlineError, LaunchError, RankError
 from keras_ddl.launch import job as job_module
 from keras_ddl.launch import supervisor
@@ -58,7 +59,7 @@ def run(
 
     Cost: starting a rank takes about a second, importing TensorFlow in it some five more.
     """
-    if "KERAS_DDL_RUN_DIR" in os.environ:
+    if config.is_set("RUN_DIR"):
         raise LaunchError(
             "keras_ddl.run() must not be called by a rank of a job: every rank would start a job of its own. Received: "
             f"a call in process {os.getpid()}, which keras-ddl started. Call it from the program that is no rank."

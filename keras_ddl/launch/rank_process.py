@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from keras_ddl import config
 from keras_ddl.errors import KerasDdlError, LaunchError
 from keras_ddl.launch import rank_environment
 from keras_ddl.launch.control import (
@@ -275,7 +276,7 @@ def main(argv: list[str]) -> int:
     die_with_parent(signal.SIGTERM, stand_in)
     try:
         rank, size = rank_environment.rank_and_size(os.environ)
-        return RankProcess(rank, size, Address.parse(os.environ.get("KERAS_DDL_LAUNCHER", "")), argv[1:]).run()
+        return RankProcess(rank, size, Address.parse(config.get("LAUNCHER") or ""), argv[1:]).run()
     except KerasDdlError as error:
         print(f"keras-ddl: {type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from keras_ddl.cli.export import describe, parse_version, parse_which
+from keras_ddl.cli.export import describe
 from keras_ddl.cli.run import parse_env, resolve_program
-from keras_ddl.errors import ConfigError
 from keras_ddl.export.graft import ExportResult
 from launch.launching import environment, run
 
@@ -155,15 +154,6 @@ def test_resolve_program_takes_our_python(tmp_path: Path):
 def test_parse_env_reads_values_and_names(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HERE", "value")
     assert parse_env(("A=1", "B=", "C=x=y", "HERE")) == {"A": "1", "B": "", "C": "x=y", "HERE": "value"}
-
-
-def test_parse_which_and_version():
-    assert [parse_which(text) for text in ("latest", "best", "120")] == ["latest", "best", 120]
-    assert [parse_version(text) for text in (None, "step", "7")] == [None, "step", 7]
-    with pytest.raises(ConfigError):
-        parse_which("-1")
-    with pytest.raises(ConfigError):
-        parse_version("latest")
 
 
 def test_describe_tells_what_was_exported_and_how_to_serve_it(tmp_path: Path):

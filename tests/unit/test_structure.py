@@ -118,6 +118,8 @@ def test_modules_beside_the_folders_are_what_users_import_by_name() -> None:
         ),
         (r"^\s*(import|from) tensorflow\.python|tf\.python\b", {"compat.tensorflow"}),
         (r"^\s*(import|from) keras\.src", {"compat.keras"}),
+        # The names of the project's variables meet the environment in one place; others pass them on by name.
+        (r"environ(\.get\(|\[)(\w+\.)?(\"KERAS_DDL_|PREFIX|environment_name|variable)", {"config"}),
     ],
 )
 def test_private_interfaces_have_one_home(pattern: str, home: set[str]) -> None:
