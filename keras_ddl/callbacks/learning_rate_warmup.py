@@ -81,7 +81,9 @@ class LearningRateWarmup(LearningRateFactor):
         if self.is_active(epoch):
             # The rate at the end of the epoch, so that logs show round numbers, and so that the last write is made
             # before any other callback's on_epoch_begin of the first epoch after the warm-up.
-            self._control.update(epoch, self.steps())
+            self._controller.update(epoch, self.steps())
             if self.verbose and not self.is_active(epoch + 1) and is_first_rank():
-                print(f"\nEpoch {epoch + 1}: the learning rate has reached {self._control.read():g} after its warm-up.")
+                print(
+                    f"\nEpoch {epoch + 1}: the learning rate has reached {self._controller.read():g} after its warm-up."
+                )
         super().on_epoch_end(epoch, logs)

@@ -57,8 +57,6 @@ MISTAKES = {
     "wrong env": (["run", "-np", "2", "--env", "=x", "--", "true"], "--env must be NAME=VALUE"),
     "unset env": (["run", "-np", "2", "--env", "NO_SUCH_VARIABLE", "--", "true"], "--env must be NAME=VALUE"),
     "unknown command": (["walk"], "No such command 'walk'"),
-    "export which": (["export", ".", "out", "--which", "first"], "--which must be 'latest', 'best'"),
-    "export version": (["export", ".", "out", "--version", "0"], "--version must be a whole number above 0"),
 }
 
 
