@@ -20,6 +20,9 @@ STAMP := $(VENV)/.installed
 SOURCES := pyproject.toml setup.cfg $(shell find native keras_ddl export -type f \
              \( -name '*.cc' -o -name '*.h' -o -name '*.py' -o -name '*.txt' -o -name '*.cmake' \) 2>/dev/null)
 
+# Container images often set this. Then every rank compiles all of TensorFlow's modules anew: 8 s of a core instead of 3.
+export PYTHONDONTWRITEBYTECODE :=
+
 # mpirun of Open MPI refuses root (as in a container) unless told so.
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
@@ -64,4 +67,6 @@ $(BIN)/python:
 $(STAMP): $(BIN)/python $(SOURCES)
 	@# Python compiles a module when it is first imported; most of these never are.
 	$(BIN)/python -m pip install -q --no-compile '.[$(EXTRAS)]'
+	@# Once, before ranks that start together all do it.
+	@$(BIN)/python -c 'import keras, sklearn, matplotlib' 2>/dev/null || true
 	@touch $@

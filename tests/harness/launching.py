@@ -104,6 +104,7 @@ def _environment(mode: str | None, env: Mapping[str, str | None] | None, mark: s
             "PYTHONPATH": str(TESTS),
             "PYTHONSAFEPATH": "1",  # the ranks import the installed package, wherever pytest was started
             "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "",  # else every rank compiles TensorFlow's modules anew
             "OMP_NUM_THREADS": "1",
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "CUDA_VISIBLE_DEVICES": "",
