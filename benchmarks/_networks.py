@@ -16,7 +16,7 @@ class Network:
     """`make` builds the model; `batch` is one rank's rows; `shape` is that of a row (of token numbers if `tokens`).
 
     `horovod_ms` is the overhead of Horovod 0.28.1 on TensorFlow 2.15 and Keras 2 at 2 ranks, one core each, recorded
-    once on a machine like the one of docs/performance.md: Horovod does not run on this TensorFlow and Keras.
+    once on a machine like the one of docs/appendix/performance.md: Horovod does not run on this TensorFlow and Keras.
     """
 
     make: Callable[[], keras.Model]

@@ -1,6 +1,6 @@
-"""Draws docs/box_of_rings.svg: `python docs/box_of_rings.py`. Readable on light and on dark pages."""
+"""The ranks of two racks of two hosts, and the rings between them: `python docs/pictures/box_of_rings.py`."""
 
-from pathlib import Path
+from drawing import picture, rectangle, text, write
 
 RANKS, HOSTS_OF_RACK, RACKS = 4, 2, 2
 WIDTH, HEIGHT = 830, 480
@@ -8,22 +8,6 @@ CELL_WIDTH, CELL_HEIGHT, GAP = 84, 34, 12
 HOST_WIDTH = CELL_WIDTH + 2 * GAP
 TOP, LEFT = 66, 104
 SHARDS = ("#4e79a7", "#e08214", "#3f9b57", "#a65ba6")  # told apart by most who do not see all colours
-
-STYLE = """
-  .page { fill: #ffffff } .frame { fill: none; stroke: #6e7781 }
-  .memory { fill: #6e7781; fill-opacity: 0.18; stroke: #6e7781 }
-  text { font: 13px system-ui, sans-serif; fill: #1f2328 } .small { font-size: 12px } .bold { font-weight: 600 }
-  .on { fill: #ffffff } .ring { fill: none; stroke-width: 2.5 }
-  @media (prefers-color-scheme: dark) { .page { fill: #0d1117 } text { fill: #e6edf3 } .on { fill: #ffffff } }
-"""
-
-
-def text(x: float, y: float, words: str, kind: str = "", anchor: str = "middle") -> str:
-    return f'<text x="{x}" y="{y}" class="{kind}" text-anchor="{anchor}">{words}</text>'
-
-
-def rectangle(x: float, y: float, width: float, height: float, kind: str, more: str = "") -> str:
-    return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" class="{kind}" {more}/>'
 
 
 def host_left(host: int) -> float:
@@ -97,17 +81,10 @@ def caption() -> list[str]:
     return parts
 
 
-def main() -> None:
-    parts = [rectangle(0, 0, WIDTH, HEIGHT, "page"), *hosts(), *rings(), *ranks(), *caption()]
-    body = "\n".join(parts)
+def draw() -> str:
     title = "Two racks of two hosts of four ranks: ranks of a host share memory, equal local ranks form rings"
-    Path(__file__).with_suffix(".svg").write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" role="img" '
-        f'viewBox="0 0 {WIDTH} {HEIGHT}">\n'
-        f"<title>{title}</title>\n<style>{STYLE}</style>\n{body}\n</svg>\n",
-        encoding="utf-8",
-    )
+    return picture(WIDTH, HEIGHT, title, [*hosts(), *rings(), *ranks(), *caption()])
 
 
 if __name__ == "__main__":
-    main()
+    write(__file__, draw())
