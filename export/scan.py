@@ -53,10 +53,11 @@ def allowed_ops() -> dict[str, bool]:
 
 
 def scan_saved_model(path: str | Path, allow_ops: Iterable[str] = ()) -> ScanReport:
-    """Scans `path`/saved_model.pb. Raises: ExportError: there is none, or it is no SavedModel.
+    """Scans `path`/saved_model.pb.
 
     Args:
         allow_ops: custom ops that the server is known to have (tensorflow_text's, for one).
+    Raises: ExportError: there is none, or it is no SavedModel.
     """
     from google.protobuf.message import DecodeError
     from tensorflow.core.protobuf import saved_model_pb2

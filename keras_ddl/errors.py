@@ -6,6 +6,22 @@ which rank, and what to do.
 
 from __future__ import annotations
 
+__all__ = [
+    "CheckFailedError",
+    "CheckpointError",
+    "CollectiveError",
+    "ConfigError",
+    "DeadlineError",
+    "DependencyError",
+    "ExportError",
+    "KerasDdlError",
+    "LaunchError",
+    "NotInitializedError",
+    "RankError",
+    "RankLostError",
+    "RankMismatchError",
+]
+
 
 class KerasDdlError(Exception):
     """Base of every error raised by keras_ddl."""

@@ -23,6 +23,8 @@ from keras.optimizers.schedules import LearningRateSchedule
 from keras_ddl import communicator
 from keras_ddl.errors import ConfigError
 
+__all__ = ["InverseSquareRootDecay", "LinearWarmup", "Piecewise", "scale_factor", "scale_learning_rate"]
+
 Scaling = str | float | None
 
 
@@ -71,8 +73,8 @@ def warmup_factor(progress: float, start: float, target: float) -> float:
 class LinearWarmup(LearningRateSchedule):
     """Linear warm-up from one rate to another, then a constant rate or another schedule (Goyal et al. 2017).
 
-    rate(step) = start + (target - start) * step / warmup_steps   for step < warmup_steps
-    rate(step) = target, or after(step - warmup_steps)            from there on
+        rate(step) = start + (target - start) * step / warmup_steps   for step < warmup_steps
+        rate(step) = target, or after(step - warmup_steps)            from there on
 
     The first step (0) is made with `start_learning_rate`, the first after the warm-up with `target_learning_rate`.
 
@@ -130,7 +132,7 @@ class LinearWarmup(LearningRateSchedule):
 class InverseSquareRootDecay(LearningRateSchedule):
     """Linear warm-up to a peak, then decay with the inverse square root of the step (Vaswani et al. 2017).
 
-    rate(step) = peak * min((step + 1) / warmup_steps, sqrt(warmup_steps / (step + 1)))
+        rate(step) = peak * min((step + 1) / warmup_steps, sqrt(warmup_steps / (step + 1)))
 
     The original's d_model**-0.5 * min(s**-0.5, s * warmup**-1.5) is this with peak = (d_model * warmup_steps)**-0.5
     and s = step + 1.

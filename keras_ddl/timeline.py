@@ -37,15 +37,24 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective on one rank. Times in seconds since 1970, by the clock of the rank's host."""
+    """One collective on one rank. Times in seconds since 1970, by the clock of the rank's host.
+
+    Attributes:
+        kind: as in "all_reduce".
+        bytes: of this rank's input.
+        submitted: this rank had it ready.
+        agreed: all ranks had.
+        started: the communication thread had done what came before.
+        finished: its result was there.
+    """
 
     rank: int
     kind: str
     name: str
     bytes: int
-    submitted: float  # this rank had it ready
-    agreed: float  # all ranks had
-    started: float  # the communication thread had done what came before
+    submitted: float
+    agreed: float
+    started: float
     finished: float
 
 

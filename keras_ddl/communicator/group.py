@@ -142,11 +142,12 @@ class Communicator:
         return self.native().describe()
 
     def barrier(self, name: str | None = None) -> None:
-        """See `keras_ddl.barrier`, as for the methods below."""
+        """See `keras_ddl.barrier`."""
         native = self.native()
         native.barrier(self._name("barrier", name))
 
     def broadcast_object(self, obj: Any, root: int = 0, name: str | None = None) -> Any:
+        """See `keras_ddl.broadcast_object`."""
         native = self.native()
         self._check_root(root)
         mine = _pickle(obj) if self.rank == root else b""
@@ -155,17 +156,20 @@ class Communicator:
         return obj if self.rank == root and parts[root][:1] == _PICKLED else _unpickle(parts[root], root)
 
     def all_gather_object(self, obj: Any, name: str | None = None) -> list[Any]:
+        """See `keras_ddl.all_gather_object`."""
         return self._gather(obj, self._name("all_gather_object", name))
 
     def all_reduce_array(
         self, array: ArrayLike, op: str = "sum", name: str | None = None, *, out: np.ndarray | None = None
     ) -> np.ndarray:
+        """See `keras_ddl.communicator.all_reduce_array`."""
         array = self._reducible("all_reduce_array", array, op, out)
         return self.native().all_reduce(array, op, self._name("all_reduce_array", name), out=out)
 
     def all_reduce_init(
         self, array: np.ndarray, op: str = "sum", name: str | None = None, *, out: np.ndarray | None = None
     ) -> Callable[[], np.ndarray]:
+        """See `keras_ddl.communicator.all_reduce_init`."""
         import numpy as np
 
         if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
@@ -201,6 +205,7 @@ class Communicator:
         return array
 
     def broadcast_array(self, array: ArrayLike, root: int = 0, name: str | None = None) -> np.ndarray:
+        """See `keras_ddl.communicator.broadcast_array`."""
         import numpy as np
 
         native = self.native()
