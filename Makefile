@@ -7,7 +7,7 @@
 #   make test WORKERS=0            one test after the other
 
 VENV ?= .venv
-EXTRAS ?= cpu,dev,notebooks
+EXTRAS ?= cpu,dev,docs,notebooks
 # The newest of the supported Pythons that runs: a name on the PATH may be a version manager's shim for one it lacks.
 RUNS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -27,7 +27,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test docs lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -40,6 +40,11 @@ demo: $(STAMP) ## train on real digits with 2 ranks, export, predict in a clean 
 
 test: $(STAMP) ## run the tests; ARGS="-k name" chooses
 	$(BIN)/pytest -n $(WORKERS) $(ARGS)
+
+docs: $(STAMP) ## one site of docs/ and the docstrings in build/site; a broken link is an error
+	TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m sphinx -q -W --keep-going -E \
+	  -d build/doctrees docs build/site
+	@echo "open build/site/index.html"
 
 lint: $(STAMP) ## ruff and clang-format
 	$(BIN)/ruff check .

@@ -1,0 +1,33 @@
+"""Warns of public names that no page of the API reference shows, so that the strict build fails."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util import logging
+
+MODULES = ("keras_ddl", "keras_ddl.callbacks", "keras_ddl.errors", "keras_ddl.export", "keras_ddl.ops")
+MODULES += ("keras_ddl.schedules", "keras_ddl.timeline", "keras_ddl.topology")
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """Returns `__all__` without the modules in it, which have pages of their own."""
+    names = [name for name in module.__all__ if name != "__version__"]
+    return [name for name in names if not isinstance(getattr(module, name), ModuleType)]
+
+
+def check(app: Sphinx, env: BuildEnvironment) -> None:
+    shown = env.get_domain("py").objects
+    for module in MODULES:
+        for name in public_names(importlib.import_module(module)):
+            # What keras_ddl itself exports is shown there.
+            if f"{module}.{name}" not in shown and f"keras_ddl.{name}" not in shown:
+                logging.getLogger(__name__).warning("%s.%s is public, but no page of docs/api shows it", module, name)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("env-check-consistency", check)
+    return {"parallel_read_safe": True}
