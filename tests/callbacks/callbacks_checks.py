@@ -203,7 +203,15 @@ def check_keras_callbacks_decide_alike_and_write_once():
         mine = folder / str(RANK)
         with STRATEGY.scope():
             model = small_model(keras.optimizers.Adam(0.02), dropout=0.2)
+        stopping = keras.callbacks.EarlyStopping(patience=4, min_delta=0.05, restore_best_weights=True)
+        weights_of_epoch = []
+
+        class Record(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                weights_of_epoch.append(self.model.get_weights())
+
         parts = [
+            Record(),
             callbacks.LearningRateWarmup(warmup_epochs=2),
             callbacks.Checkpoint(mine / "ours", keep=2),
             callbacks.AverageLogs(),
@@ -211,7 +219,7 @@ def check_keras_callbacks_decide_alike_and_write_once():
             keras.callbacks.CSVLogger(mine / "log.csv"),
             keras.callbacks.TensorBoard(mine / "board"),
             keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=0.05, factor=0.5),
-            keras.callbacks.EarlyStopping(patience=4, min_delta=0.05, restore_best_weights=True),
+            stopping,
             keras.callbacks.BackupAndRestore(mine / "backup", delete_checkpoint=False),
             keras.callbacks.TerminateOnNaN(),
         ]
@@ -235,8 +243,12 @@ def check_keras_callbacks_decide_alike_and_write_once():
         found = ckpt.best(written / "ours")
         assert found.metrics["val_loss"] == min(history["val_loss"])
         assert found.epoch == int(np.argmin(history["val_loss"])) + 1
-        for one, two in zip(best.get_weights(), model.get_weights()):  # restored by EarlyStopping, or near it
-            assert one.shape == two.shape
+        assert stopping.best_epoch < epochs - 1
+        restored = weights_of_epoch[stopping.best_epoch]
+        for one, two in zip(restored, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, two, err_msg="EarlyStopping restores the weights of its best epoch")
+        for one, two in zip(best.get_weights(), weights_of_epoch[found.epoch - 1], strict=True):
+            np.testing.assert_array_equal(one, two, err_msg="ModelCheckpoint's best is that of Checkpoint")
         assert len(ckpt.list_checkpoints(written / "ours")) in (2, 3)
         assert (written / "ours" / "base" / "saved_model.pb").exists()
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import threads
+from harness.rank_program import rank
+from harness.rank_tests import run_ranks
 from keras_ddl.strategy.threads import threads_of
 
 
@@ -21,24 +21,23 @@ def test_threads_of_bound_ranks_are_those_of_their_cores():
     assert [threads_of(r, (0,) * 4, [[r] for r in range(4)]) for r in range(4)] == [None] * 4
 
 
-@pytest.mark.parametrize("variable", [None, "4"])
-@pytest.mark.parametrize("chosen", [0, 3])
-def test_threads_that_somebody_chose_stay(monkeypatch, variable, chosen):
-    set_to = []
-    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: chosen)
-    monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", set_to.append)
-    if variable:
-        monkeypatch.setitem(os.environ, "TF_NUM_INTRAOP_THREADS", variable)
-    else:
-        monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
-    threads._set("intra", 2)
-    assert set_to == ([] if variable or chosen else [2])
+@pytest.mark.parallel
+def test_threads_that_somebody_chose_stay():
+    """On rank 0 the script has chosen, on rank 1 the environment has, on rank 2 TensorFlow has started."""
 
+    def threads_of_a_strategy():
+        if rank() == 1:
+            os.environ["TF_NUM_INTRAOP_THREADS"] = "4"
+        import tensorflow as tf
 
-def test_threads_of_a_tensorflow_that_has_started_stay(monkeypatch):
-    def refuse(threads):
-        raise RuntimeError
+        if rank() == 0:
+            tf.config.threading.set_intra_op_parallelism_threads(3)
+        elif rank() == 2:
+            tf.constant(1.0) + 1.0
+        import keras_ddl
 
-    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: 0)
-    monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", refuse)
-    threads._set("intra", 2)
+        keras_ddl.Strategy()
+        return tf.config.threading.get_intra_op_parallelism_threads()
+
+    outcome = run_ranks(threads_of_a_strategy, 3, timeout=240).check()
+    assert [each.result for each in outcome.ranks] == [3, 0, 0]  # 0: set by nothing in this process
