@@ -20,10 +20,10 @@ from strategy.common import (
     X,
     Y,
     check_equal_on_all_ranks,
-    check_equal_to_one_process,
     keras,
     set_precision,
 )
+from strategy.oracle import check_equal_to_one_process
 
 LAST = SIZE - 1
 

@@ -15,8 +15,9 @@ test_strategy = rank_tests(HERE / "training_checks.py", [2, 4], check_timeout=12
 test_strategy_exact = rank_tests(HERE / "exact_checks.py", [3], check_timeout=120, env=PATIENT)
 LOOPS = [HERE / f"{part}_checks.py" for part in ("loop", "state", "bucket")]
 test_strategy_loops = rank_tests(LOOPS, [3], check_timeout=120)
-ON_TWO = [HERE / f"{part}_checks.py" for part in ("callback", "error")]
-test_strategy_of_two = rank_tests(ON_TWO, [2], check_timeout=120)
+ON_TWO = [HERE / f"{part}_checks.py" for part in ("callback", "error", "case")]
+test_strategy_of_two = rank_tests(ON_TWO, [2], check_timeout=120, env=PATIENT)
+test_strategy_cases = pytest.mark.long(rank_tests(HERE / "case_checks.py", [3, 4], check_timeout=120, env=PATIENT))
 test_strategy_without_a_seed = rank_tests(HERE / "seed_checks.py", [3], check_timeout=120)
 
 

@@ -8,9 +8,9 @@ from strategy.common import (
     WEIGHTS,
     X,
     Y,
-    check_equal_to_one_process,
     keras,
 )
+from strategy.oracle import check_equal_to_one_process
 
 
 def check_tensorflow_has_this_ranks_share_of_the_cores():

@@ -1,0 +1,390 @@
+"""The table of cases: programs as Keras's guides and examples write them. Run by test_strategy.py; see oracle.py.
+
+A case with `wrong_today` is a known difference from one process. Its check turns red when it is mended.
+"""
+
+import multiprocessing
+import os
+
+import numpy as np
+
+from keras_ddl.compat.tensorflow import tf
+from strategy.common import X, Y, keras
+from strategy.oracle import Trained, case
+
+LATENT = Y  # what a generator starts from: given, as random numbers would differ between one process and ranks
+layers, ops = keras.layers, keras.ops
+
+
+def fit(model, x=X, y=Y, **arguments):
+    defaults = {"epochs": 2, "shuffle": False, "verbose": 0}
+    if isinstance(x, np.ndarray):
+        defaults["batch_size"] = 10
+    return Trained(model, model.fit(x, y, **{**defaults, **arguments}).history)
+
+
+def small_model(outputs=2):
+    return keras.Sequential([keras.Input((6,)), layers.Dense(5, activation="tanh"), layers.Dense(outputs)])
+
+
+# ---- two models and two optimizers in one train_step -----------------------------------------------------------------
+
+
+class Gan(keras.Model):
+    """The guide's GAN, but for what it draws at random; `train_step` of (real rows, latent rows)."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = keras.Sequential([keras.Input((2,)), layers.Dense(4, activation="tanh"), layers.Dense(6)])
+        self.discriminator = small_model(1)
+
+    def compile(self, d_optimizer, g_optimizer):
+        super().compile()
+        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+        self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
+        self.fooled = keras.metrics.BinaryAccuracy(name="fooled", threshold=0.0)
+
+    @property
+    def metrics(self):
+        return [self.fooled]
+
+    def train_step(self, data):
+        real, latent = data
+        both = ops.concatenate([self.generator(latent), real], axis=0)
+        labels = ops.concatenate([ops.ones((len_of(latent), 1)), ops.zeros((len_of(real), 1))], axis=0)
+        with tf.GradientTape() as tape:
+            d_loss = self.discriminator_loss(both, labels)
+        self.step(tape, d_loss, self.d_optimizer, self.discriminator)
+        with tf.GradientTape() as tape:
+            predictions = self.discriminator(self.generator(latent))
+            g_loss = self.loss_fn(ops.zeros((len_of(latent), 1)), predictions)
+        self.step(tape, g_loss, self.g_optimizer, self.generator)
+        self.fooled.update_state(ops.zeros((len_of(latent), 1)), predictions)
+        return self.logs(d_loss, g_loss)
+
+    def discriminator_loss(self, both, labels):
+        return self.loss_fn(labels, self.discriminator(both))
+
+    def logs(self, d_loss, g_loss):
+        return {"fooled": self.fooled.result()}
+
+    @staticmethod
+    def step(tape, loss, optimizer, model):
+        optimizer.apply(tape.gradient(loss, model.trainable_weights), model.trainable_weights)
+
+
+def len_of(rows):
+    return ops.shape(rows)[0]
+
+
+class CallableGan(Gan):
+    def call(self, x):
+        return self.discriminator(x)
+
+
+def train_gan(scope, kind):
+    with scope:
+        gan = kind()
+        optimizers = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1, momentum=0.9)
+        gan.compile(*optimizers)
+    trained = fit(gan, X, LATENT)
+    return Trained(gan, trained.logs, optimizers)
+
+
+@case()
+def check_gan_of_two_optimizers(scope):
+    return train_gan(scope, CallableGan)
+
+
+@case(wrong_today="fit builds the model by calling it, which plain Keras does not", shows="build the model")
+def check_gan_without_call(scope):
+    return train_gan(scope, Gan)
+
+
+@case(wrong_today="trackers are told losses that are scaled by the rank's share of the rows", shows="log d_loss")
+def check_gan_with_trackers_of_its_losses(scope):
+    class Tracked(CallableGan):
+        def __init__(self):
+            super().__init__()
+            self.d_tracker, self.g_tracker = keras.metrics.Mean(name="d_loss"), keras.metrics.Mean(name="g_loss")
+
+        @property
+        def metrics(self):
+            return [self.d_tracker, self.g_tracker]
+
+        def logs(self, d_loss, g_loss):
+            self.d_tracker.update_state(d_loss)
+            self.g_tracker.update_state(g_loss)
+            return {"d_loss": self.d_tracker.result(), "g_loss": self.g_tracker.result()}
+
+    return train_gan(scope, Tracked)
+
+
+@case(wrong_today="a loss that is written by hand is not scaled by the rank's share of the rows", shows="weight")
+def check_gan_with_a_gradient_penalty(scope):
+    class Penalized(CallableGan):
+        def discriminator_loss(self, both, labels):
+            with tf.GradientTape() as tape:
+                tape.watch(both)
+                predictions = self.discriminator(both)
+            norms = ops.norm(tape.gradient(predictions, both), axis=1)
+            return ops.mean((2 * labels - 1) * predictions) + ops.mean((norms - 1.0) ** 2)
+
+    return train_gan(scope, Penalized)
+
+
+# ---- train_step by hand ----------------------------------------------------------------------------------------------
+
+
+class ByHand(keras.Model):
+    """The guide's custom train_step, with the loss of `loss_of`."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small_model()
+
+    def call(self, x):
+        return self.inner(x)
+
+    def loss_of(self, x, y, predicted):
+        return self.compute_loss(x=x, y=y, y_pred=predicted)
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.loss_of(x, y, predicted)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return self.logs(y, predicted, loss)
+
+    def logs(self, y, predicted, loss):
+        for metric in self.metrics:
+            if metric.name != "loss":
+                metric.update_state(y, predicted)
+        return {"mae": self.metrics[-1].result()["mae"]}
+
+
+def train_by_hand(scope, kind, **compiled):
+    with scope:
+        model = kind()
+        model.compile(keras.optimizers.SGD(0.05), **{"loss": "mse", "metrics": ["mae"], **compiled})
+    return fit(model)
+
+
+@case()
+def check_train_step_by_hand(scope):
+    return train_by_hand(scope, ByHand)
+
+
+@case(wrong_today="a loss that is written by hand is not scaled by the rank's share of the rows", shows="weight")
+def check_loss_written_by_hand(scope):
+    class Variational(ByHand):
+        def loss_of(self, x, y, predicted):
+            return ops.mean(ops.square(y - predicted)) + 1e-2 * ops.mean(ops.sum(ops.square(predicted), axis=1))
+
+    return train_by_hand(scope, Variational)
+
+
+@case(wrong_today="a loss that is written by hand is not scaled by the rank's share of the rows", shows="weight")
+def check_overridden_compute_loss(scope):
+    class Overridden(ByHand):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return ops.mean(ops.square(y - y_pred))
+
+    return train_by_hand(scope, Overridden)
+
+
+@case(wrong_today="trackers are told losses that are scaled by the rank's share of the rows", shows="log loss")
+def check_tracker_of_a_computed_loss(scope):
+    class Tracked(ByHand):
+        def __init__(self):
+            super().__init__()
+            self.tracker = keras.metrics.Mean(name="loss")
+
+        @property
+        def metrics(self):
+            return [self.tracker]
+
+        def logs(self, y, predicted, loss):
+            self.tracker.update_state(loss)
+            return {"loss": self.tracker.result()}
+
+    return train_by_hand(scope, Tracked, metrics=None)
+
+
+@case(wrong_today="logs that hold logs are not reduced over ranks", shows="log mae")
+def check_logs_that_hold_logs(scope):
+    class Nested(ByHand):
+        def logs(self, y, predicted, loss):
+            super().logs(y, predicted, loss)
+            return {metric.name: metric.result() for metric in self.metrics if metric.name != "loss"}
+
+    return train_by_hand(scope, Nested)
+
+
+@case(wrong_today="the mean over no rows, on a rank without any, is NaN in the logs of all", shows="log distance.*nan")
+def check_rank_without_rows_and_a_mean_by_hand(scope):
+    class Distance(ByHand):
+        def logs(self, y, predicted, loss):
+            return {"distance": ops.mean(ops.square(y - predicted))}
+
+    with scope:
+        model = Distance()
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    return fit(model, X[:1], Y[:1])
+
+
+# ---- losses, layers, metrics -----------------------------------------------------------------------------------------
+
+
+@case(wrong_today="a scalar loss counts as a mean over rows, which a ratio over the batch is not", shows="weight")
+def check_ratio_over_the_batch_as_a_loss(scope):
+    with scope:
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(2, activation="sigmoid")])
+        model.compile(keras.optimizers.SGD(0.5), keras.losses.Dice())
+    return fit(model, X, (Y > 0).astype("float64"))
+
+
+@case(wrong_today="losses of single rows are summed and then scaled as a mean would be", shows="weight")
+def check_one_added_loss_for_each_row(scope):
+    class Endpoint(layers.Layer):
+        def call(self, x):
+            self.add_loss(1e-2 * ops.sum(ops.square(x), axis=1))
+            return x
+
+    with scope:
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, Endpoint()(layers.Dense(2)(inputs)))
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    return fit(model)
+
+
+@case(wrong_today="the ranks' gradients of a table that all rows share are put side by side", shows="weight")
+def check_table_of_positions_under_adam(scope):
+    class Positions(layers.Layer):
+        def build(self, shape):
+            self.table = layers.Embedding(6, 4)
+            self.table.build(None)
+
+        def call(self, x):
+            return x[..., None] * self.table(ops.arange(6))
+
+    with scope:
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(Positions()(inputs))))
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    return fit(model)
+
+
+@case(wrong_today="a layer's own state is averaged over ranks, also where it is a sum over rows", shows="weight.*rows")
+def check_layer_that_counts_rows(scope):
+    class Counter(layers.Layer):
+        def build(self, shape):
+            self.rows = self.add_weight(name="rows", shape=(), initializer="zeros", trainable=False, aggregation="sum")
+
+        def call(self, x, training=False):
+            if training:
+                self.rows.assign_add(ops.cast(ops.shape(x)[0], self.rows.dtype))
+            return x
+
+    with scope:
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, layers.Dense(2)(Counter()(inputs)))
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    return fit(model)
+
+
+@case(wrong_today="state of metrics is summed over ranks, also where it is a maximum", shows="log largest")
+def check_metric_that_holds_a_maximum(scope):
+    class Largest(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="largest")
+            self.value = self.add_variable((), initializer="zeros", name="value")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.value.assign(ops.maximum(self.value, ops.max(ops.abs(y_true))))
+
+        def result(self):
+            return self.value + 0.0
+
+    with scope:
+        model = small_model()
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[Largest()])
+    return fit(model)
+
+
+@case(wrong_today="a result that is the metric's own variable is put back to the rank's value", shows="log total")
+def check_metric_whose_result_is_its_variable(scope):
+    class Total(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="total")
+            self.value = self.add_variable((), initializer="zeros", name="value")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.value.assign_add(ops.sum(ops.cast(ops.abs(y_true), self.value.dtype)))
+
+        def result(self):
+            return self.value
+
+    with scope:
+        model = small_model()
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[Total()])
+    return fit(model)
+
+
+# ---- optimizers ------------------------------------------------------------------------------------------------------
+
+
+def train_accumulating_under_loss_scaling(scope, **arguments):
+    with scope:
+        model = small_model()
+        inner = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
+        model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=1024.0), "mse")
+    return fit(model, **arguments)
+
+
+@case()
+def check_accumulated_gradients_under_loss_scaling(scope):
+    return train_accumulating_under_loss_scaling(scope, epochs=3, batch_size=11)  # 4 steps: no gradients are left
+
+
+@case(wrong_today="gradients that an epoch leaves over were reduced already and are reduced again", shows="weight")
+def check_accumulated_gradients_under_loss_scaling_outlive_an_epoch(scope):
+    return train_accumulating_under_loss_scaling(scope)  # 5 steps
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.home, self.read_elsewhere = os.getpid(), multiprocessing.Value("i", 0)
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        if os.getpid() != self.home:
+            self.read_elsewhere.value = 1
+        return X[index * 9 : index * 9 + 9], Y[index * 9 : index * 9 + 9]
+
+
+def train_on_workers(scope, **arguments):
+    with scope:
+        model = small_model()
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    batches = Batches(workers=2, max_queue_size=3, **arguments)
+    trained = fit(model, batches, None)
+    assert bool(batches.read_elsewhere.value) == batches.use_multiprocessing
+    return trained
+
+
+@case()
+def check_py_dataset_of_threads(scope):
+    return train_on_workers(scope)
+
+
+@case()
+def check_py_dataset_of_processes(scope):
+    return train_on_workers(scope, use_multiprocessing=True)

@@ -1,0 +1,154 @@
+"""The oracle of training: the same program in one process and on all ranks, with everything that it leaves compared.
+
+Rank 0 runs the one process and tells the others: a test machine has fewer cores than ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_ddl
+from strategy.common import RANK, STRATEGY, X, Y, dense_model, set_precision
+
+TOLERANCE = {"float32": 2e-7, "float64": 1e-14}
+# Values that each rank has for itself.
+_RANK_LOCAL = ("seed_generator_state", "gradient_accumulator")
+
+Values = list[tuple[str, np.ndarray]]  # label, value
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a program leaves: a model, logs (or predictions), and its optimizers if they are not the model's."""
+
+    model: keras.Model
+    logs: Mapping[str, Any]
+    optimizers: Sequence[keras.Optimizer] | None = None
+
+    def values(self) -> Values:
+        """Returns all that one process and all ranks must have alike, in order."""
+        optimizers = [self.model.optimizer] if self.optimizers is None else self.optimizers
+        variables = [*self.model.variables, *(variable for each in optimizers for variable in each.variables)]
+        values = [(f"weight {v.path}", v.numpy()) for v in variables if not v.path.endswith(_RANK_LOCAL)]
+        for key in sorted(self.logs):
+            values += [(f"log {key}", np.asarray(each)) for each in keras.tree.flatten(self.logs[key])]
+        return values
+
+
+Program = Callable[[Any], Trained]  # takes the scope to build in
+
+
+def differences(
+    program: Program, dtype: str = "float64", tolerance: float | None = None, log_tolerance: float | None = None
+) -> tuple[list[str], Trained | None]:
+    """Runs `program` in one process and on all ranks, from the same seed. COLLECTIVE.
+
+    Returns: how any rank differs from one process by more than a tolerance, or from rank 0 in any bit (sentences, the
+    same on all ranks), and what the program left on this rank (None: it raised).
+    """
+    set_precision(dtype)
+    expected = None
+    if RANK == 0:
+        expected = _values(program, contextlib.nullcontext())[0]
+    expected = keras_ddl.broadcast_object(expected, name="oracle/expected")
+    assert not isinstance(expected, str), f"in one process: {expected}"
+    values, trained = _values(program, STRATEGY.scope())
+    tolerance = TOLERANCE[dtype] if tolerance is None else tolerance
+    log_tolerance = log_tolerance or max(1e-12, 5 * tolerance)
+    mine = [values] if isinstance(values, str) else list(_gaps(expected, values, tolerance, log_tolerance))
+    bits = [] if isinstance(values, str) else [value.tobytes() for _, value in values]
+    everyone = keras_ddl.all_gather_object((mine, bits), name="oracle/outcomes")
+    found = [f"rank {rank}: {each}" for rank, (theirs, _) in enumerate(everyone) for each in theirs]
+    found += [
+        f"rank {rank} differs from rank 0 in some bit" for rank, one in enumerate(everyone) if one[1] != everyone[0][1]
+    ]
+    return found, trained
+
+
+def _values(program: Program, scope: Any) -> tuple[Values | str, Trained | None]:
+    """Returns the values that are left, or the traceback: an exception is alike on all ranks, or a collective hangs."""
+    keras.utils.set_random_seed(7)
+    try:
+        trained = program(scope)
+        return trained.values(), trained
+    except Exception:
+        return traceback.format_exc(), None
+
+
+def _gaps(expected: Values, values: Values, tolerance: float, log_tolerance: float) -> Any:
+    kinds = [[label if label.startswith("log") else "weight" for label, _ in each] for each in (expected, values)]
+    if kinds[0] != kinds[1]:
+        yield f"{len(values)} values {kinds[1]}, in one process {len(expected)} {kinds[0]}"
+        return
+    for (_, one), (label, mine) in zip(expected, values):
+        allowed = log_tolerance if label.startswith("log") else tolerance
+        if one.shape != mine.shape or not np.allclose(mine, one, rtol=0, atol=allowed, equal_nan=True):
+            yield f"{label} is {mine.ravel()[:3]}..., in one process {one.ravel()[:3]}... (allowed: {allowed})"
+
+
+def case(
+    dtype: str = "float64", *, wrong_today: str | None = None, shows: str = ""
+) -> Callable[[Program], Callable[[], None]]:
+    """Makes a check of a program.
+
+    Args:
+        dtype: the precision that it runs in.
+        wrong_today: why the ranks do not compute what one process does. The check then fails as soon as they do, so
+            that the table stays true.
+        shows: regular expression that one of the differences matches then.
+    """
+
+    def decorate(program: Program) -> Callable[[], None]:
+        @functools.wraps(program)
+        def check() -> None:
+            found, _ = differences(program, dtype)
+            if wrong_today is None:
+                assert not found, "\n".join(found)
+            else:
+                assert found, f"This is right now: take wrong_today={wrong_today!r} out of the table."
+                assert any(re.search(shows, each) for each in found), "\n".join(found)
+
+        return check
+
+    return decorate
+
+
+def check_equal_to_one_process(
+    optimizer: Callable[[], keras.Optimizer],
+    *,
+    build: Callable[[], keras.Model] = dense_model,
+    compiled: dict[str, Any] | None = None,
+    fit: dict[str, Any] | None = None,
+    dtype: str = "float64",
+    tolerance: float | None = None,
+    log_tolerance: float | None = None,
+) -> keras.Model:
+    """Checks compile and fit of a model against one process, and the ranks against each other, bit by bit.
+
+    A callable among the arguments of compile (`compiled`) and fit is called for each run.
+    """
+    compiled = {"loss": "mse", "optimizer": optimizer, "metrics": lambda: ["mae"], **(compiled or {})}
+    arguments = {"x": X, "y": Y, "batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0, **(fit or {})}
+
+    def program(scope: Any) -> Trained:
+        with scope:
+            model = build()
+            model.compile(**{key: value() if callable(value) else value for key, value in compiled.items()})
+        chosen = {key: value() if callable(value) else value for key, value in arguments.items()}
+        if not isinstance(chosen["x"], (np.ndarray, list, dict)):
+            for key in {"y", "batch_size", "shuffle"} - set(fit or {}):
+                chosen.pop(key)
+        return Trained(model, model.fit(**chosen).history)
+
+    found, trained = differences(program, dtype, tolerance, log_tolerance)
+    assert not found, "\n".join(found)
+    return trained.model
