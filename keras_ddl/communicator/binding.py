@@ -29,6 +29,7 @@ from keras_ddl.communicator.native_library import (
     core,
     mpi_shim,
 )
+from keras_ddl.communicator.native_signals import Interruption
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,6 +100,7 @@ class Communicator:
         self._changed = threading.Condition()  # guards both
         self._process = os.getpid()
         self._abandoned: list[Any] = []
+        self._interruption = Interruption()
         library.ddl_publish(id, self._comm)
         if self._size > 1:
             library.ddl_hold(self._comm)
@@ -198,17 +200,20 @@ class Communicator:
         try_run, comm, reference = core().ddl_try_run, self._comm, byref(request)
 
         def start_and_wait() -> Any:
-            if not try_run(comm, reference, _PATIENCE_US):
-                self._submit(request, array, out)
+            if (ran := try_run(comm, reference, _PATIENCE_US)) != 1:
+                self._interruption.reraise()
+                if not ran:
+                    self._submit(request, array, out)
             return out
 
         return start_and_wait
 
     def _run(self, kind, name, source, result, **fields):
         request = self._request(kind, name, source, result, **fields)
-        if kind != ALL_GATHER and core().ddl_try_run(self._comm, byref(request), _PATIENCE_US):
-            return result
-        return self._submit(request, source, result)
+        ran = kind != ALL_GATHER and core().ddl_try_run(self._comm, byref(request), _PATIENCE_US)
+        if ran != 1:
+            self._interruption.reraise()
+        return result if ran else self._submit(request, source, result)
 
     def _request(
         self, kind, name, source, result, *, detail="", op=0, flags=0, tolerance=0.0, root=0, row_count=0, rows=0
@@ -231,6 +236,7 @@ class Communicator:
             tolerance=tolerance,
             name=name.encode(),
             detail=detail.encode() or None,
+            interrupted=self._interruption.function,
         )
 
     def _submit(self, request: Request, source: Any, result: Any) -> Any:

@@ -1,6 +1,6 @@
 """The native libraries through ctypes: where they lie, what their functions take, mirrors of the structs in ddl.h.
 
-With binding.py and native_timeline.py, which make calls of them, the only module that uses ctypes.
+With binding.py, native_signals.py and native_timeline.py, which make calls of them, the only module that uses ctypes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl import errors
+from keras_ddl.communicator.native_signals import INTERRUPTED
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 FAILED_PRECONDITION = 9  # of ddl_code
 ERROR_BYTES = 4096  # of the buffers for messages
 
@@ -43,6 +44,7 @@ class Request(Structure):
         ("detail", c_char_p),
         ("allocate", c_void_p),
         ("done", c_void_p),
+        ("interrupted", INTERRUPTED),
         ("user", c_void_p),
     )
 

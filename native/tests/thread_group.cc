@@ -124,9 +124,9 @@ void Call::Complete() {
   request.num_buffers = static_cast<uint32_t>(buffers_.size());
 }
 
-bool Call::TryRun(ddl_comm* comm, uint32_t patience_us) {
+int Call::TryRun(ddl_comm* comm, uint32_t patience_us) {
   Complete();
-  return ddl_try_run(comm, &request, patience_us) == 1;
+  return ddl_try_run(comm, &request, patience_us);
 }
 
 ddl_work* Call::Start(ddl_comm* comm) {

@@ -63,8 +63,8 @@ class Call {
   ddl_work* Start(ddl_comm* comm);
   static Outcome Finish(ddl_work* work);
   Outcome Run(ddl_comm* comm) { return Finish(Start(comm)); }
-  // Whether the calling thread carried it out itself.
-  bool TryRun(ddl_comm* comm, uint32_t patience_us);
+  // Not 0: the calling thread carried it out itself; see ddl_try_run.
+  int TryRun(ddl_comm* comm, uint32_t patience_us);
 
  private:
   void Complete();

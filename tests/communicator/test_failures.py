@@ -101,6 +101,38 @@ def test_rank_that_is_killed_ends_the_job(mode, signal_number):
 
 
 @MODES
+def test_ctrl_c_ends_a_collective_in_which_another_rank_has_stopped(mode):
+    def work():
+        import subprocess
+
+        import numpy as np
+
+        import keras_ddl
+        from keras_ddl import communicator, errors
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        keras_ddl.init()
+        data = np.ones(8 << 20, np.float32)
+        keras_ddl.barrier()
+        if keras_ddl.rank() == 1:
+            stop = f"sleep 0.5; kill -STOP {os.getpid()}; sleep 12; kill -CONT {os.getpid()}"
+            subprocess.Popen(["sh", "-c", stop])
+            with pytest.raises(errors.RankLostError):
+                while True:
+                    communicator.all_reduce_array(data, out=data, op="max", name="data")
+            return None
+        threading.Timer(2, signal.raise_signal, [signal.SIGINT]).start()
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            while True:  # nearly all the time is spent in the middle of one
+                communicator.all_reduce_array(data, out=data, op="max", name="data")
+        return time.monotonic() - start
+
+    seconds = run_ranks(work, 2, mode=mode, timeout=60).check().ranks[0].result
+    assert 2 <= seconds < 6
+
+
+@MODES
 def test_rank_that_does_not_come_is_named_in_a_warning_and_then_in_an_error(mode, tmp_path):
     def work(failed):
         import keras_ddl

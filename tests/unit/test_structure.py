@@ -114,7 +114,10 @@ def test_modules_beside_the_folders_are_what_users_import_by_name() -> None:
         # The launcher's wrapper asks the kernel (prctl) to outlive nobody, and is too light for the native library.
         (
             r"^\s*(import|from) ctypes",
-            {"communicator.binding", "communicator.native_library", "communicator.native_timeline", "launch.processes"},
+            {
+                *("communicator.binding", "communicator.native_library"),
+                *("communicator.native_signals", "communicator.native_timeline", "launch.processes"),
+            },
         ),
         (r"^\s*(import|from) tensorflow\.python|tf\.python\b", {"compat.tensorflow"}),
         (r"^\s*(import|from) keras\.src", {"compat.keras"}),

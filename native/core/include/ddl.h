@@ -31,7 +31,7 @@ extern "C" {
 
 // Raised whenever a struct or function below changes, or what ranks write to each other; bindings and ranks refuse
 // another number.
-#define DDL_ABI_VERSION 6
+#define DDL_ABI_VERSION 7
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
@@ -118,6 +118,10 @@ typedef struct ddl_request {
   // valid during the call. Must not block, must not start a thread (see above), and must not call back into the
   // communicator except ddl_submit.
   void (*done)(void* user, int code, const char* message);
+  // ddl_try_run only; NULL: nobody asks. Called on the calling thread some times a second while the collective takes
+  // long: whether the caller should return, as on Ctrl-C. A collective that does not end within a second after another
+  // answer than 0 is given up, and the communicator with it (DDL_ABORTED on all ranks).
+  int (*interrupted)(void* user);
   void* user;
 } ddl_request;
 
@@ -200,8 +204,9 @@ DDL_EXPORT void ddl_submit(ddl_comm* comm, const ddl_request* request);
 
 // For callers that would wait anyway: carries the request out on the calling thread, without hand-over to another, if
 // all ranks of the communicator share memory and all call this for the same collective within about `patience_us`
-// microseconds. Returns 1 when done (request->done is not called). Returns 0 when nothing has happened, also for any
-// request that is wrong: then submit it. Cost when all ranks come together: about a microsecond plus the data.
+// microseconds. Returns 1 when done (request->done is not called); 2 when done, and the caller was interrupted
+// meanwhile. Returns 0 when nothing has happened, also for any request that is wrong: then submit it, unless the caller
+// was interrupted. Cost when all ranks come together: about a microsecond plus the data.
 DDL_EXPORT int ddl_try_run(ddl_comm* comm, const ddl_request* request, uint32_t patience_us);
 
 // The same as ddl_submit for callers that wait: request->done must be NULL. Free the work with ddl_work_free when

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -37,7 +38,7 @@ struct Sum {
 
 // As a waiting caller does it; returns whether the calling thread carried it out.
 bool RunBlocking(ddl_comm* comm, Call& call, uint32_t patience_us = kPatienceUs) {
-  if (call.TryRun(comm, patience_us)) return true;
+  if (call.TryRun(comm, patience_us) != 0) return true;
   const Outcome outcome = call.Run(comm);
   EXPECT_EQ(outcome.code, DDL_OK) << outcome.message;
   return false;
@@ -220,6 +221,58 @@ TEST(Inline, ARankThatLeftIsNotWaitedFor) {
         EXPECT_FALSE(sum.call.TryRun(comm, 1000));
       },
       options);
+}
+
+// Rank 1 stands still in the middle of a collective until rank 0, which is interrupted, has come back.
+TEST(Inline, AnInterruptedCallerReturnsWhileAnotherRankStandsStill) {
+  for (const bool goes_on : {false, true}) {
+    std::atomic<bool> back{false};
+    std::atomic<int> asked{0};
+    RunRanks({0, 0}, [&](ddl_comm* comm, int rank) {
+      struct Shared {
+        std::function<void()> stand_still;
+        std::atomic<int>* asked;
+        std::vector<int64_t> rows;
+      } shared{[] {}, &asked, std::vector<int64_t>(2)};
+      if (rank == 1) {
+        shared.stand_still = [&] {
+          const auto start = std::chrono::steady_clock::now();
+          const auto enough = std::chrono::milliseconds(goes_on ? 400 : 20'000);
+          while (!back && std::chrono::steady_clock::now() - start < enough) std::this_thread::yield();
+        };
+      }
+      int64_t mine = rank;
+      Call gather(DDL_ALL_GATHER, "gather");
+      gather.Dtype(DDL_INT64).Rows(1, 1).Buffer(&mine, nullptr, 1);
+      gather.request.user = &shared;
+      gather.request.allocate = [](void* user, const uint64_t*, int) {
+        static_cast<Shared*>(user)->stand_still();
+        return static_cast<void*>(static_cast<Shared*>(user)->rows.data());
+      };
+      if (rank == 0) {
+        gather.request.interrupted = [](void* user) { return ++*static_cast<Shared*>(user)->asked; };
+      }
+      const auto start = std::chrono::steady_clock::now();
+      const int ran = gather.TryRun(comm, 10'000'000);
+      const auto took = std::chrono::steady_clock::now() - start;
+      if (rank == 0) back = true;
+      if (goes_on) {
+        EXPECT_EQ(ran, rank == 0 ? 2 : 1);
+        EXPECT_EQ(shared.rows, (std::vector<int64_t>{0, 1}));
+        Sum next("next", 1, 3, rank);
+        RunBlocking(comm, next.call);
+        return;
+      }
+      EXPECT_LT(took, std::chrono::seconds(10)) << rank;
+      EXPECT_EQ(rank == 0 ? ran : 0, 0);
+      const Outcome next = Sum("next", 1, 3, rank).call.Run(comm);
+      EXPECT_EQ(next.code, DDL_ABORTED) << next.message;
+      EXPECT_NE(next.message.find("was interrupted (Ctrl-C or another signal) in the middle of 'gather'"),
+                std::string::npos)
+          << rank << ": " << next.message;
+    });
+    EXPECT_EQ(asked, 1);  // an interrupted caller is not asked again
+  }
 }
 
 }  // namespace

@@ -147,7 +147,7 @@ void ddl_answer(ddl_comm* comm, const char* text) {
 void ddl_submit(ddl_comm* comm, const ddl_request* request) { comm->engine->Submit(*request); }
 
 int ddl_try_run(ddl_comm* comm, const ddl_request* request, uint32_t patience_us) {
-  return comm->engine->TryRun(*request, patience_us) ? 1 : 0;
+  return comm->engine->TryRun(*request, patience_us);
 }
 
 ddl_work* ddl_start(ddl_comm* comm, const ddl_request* request) {

@@ -42,8 +42,8 @@ class Engine {
   StackPosition& stack_position() { return stack_position_; }
   void Answered();
   // inline.cc. Carries the request out on the calling thread, waiting about `patience_us` for the other ranks to
-  // do the same. False: nothing has happened (or the communicator broke, which Submit will tell): submit it.
-  bool TryRun(const ddl_request& request, uint32_t patience_us);
+  // do the same. What it returns: see ddl_try_run; 0 also when the communicator broke, which Submit will tell.
+  int TryRun(const ddl_request& request, uint32_t patience_us);
 
   int rank() const { return transport_.rank; }
   int size() const { return transport_.size; }
@@ -60,7 +60,9 @@ class Engine {
   void LeaveInline(const Status& status);
   bool Rendezvous(uint32_t patience_us);
   Status RunInline(const ddl_request& request, bool eager);
-  Status HealthInline() const;
+  Status HealthInline();
+  // DDL_ABORTED when the caller has wanted to return for a while, and can not.
+  Status Interruption();
   bool InlineBusy();
   // In a child of the process that made this: memory that is shared with other ranks must be left alone.
   bool Forked() const;
@@ -136,7 +138,11 @@ class Engine {
   Status broken_;                                // once not OK, every request fails with it
   std::vector<ControlChannel::Received> early_;  // came in the middle of a collective; see HasLeft
   const Announcement* running_ = nullptr;        // the collective under way
-  const char* running_inline_ = nullptr;         // the name of the one under way on a calling thread, which owns this
+  // The one under way on a calling thread, which owns these: when it asked last whether it is interrupted, and since
+  // when it is; 0: never.
+  const ddl_request* running_inline_ = nullptr;
+  double asked_at_ = 0;
+  double interrupted_since_ = 0;
   double last_watch_ = 0;
   double idle_since_ = 0;
   std::thread thread_;  // last: started when all above is there

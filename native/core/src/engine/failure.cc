@@ -19,6 +19,10 @@ namespace {
 constexpr double kLeaveSeconds = 1.0;
 // A collective under way gets this long to finish when the process shuts down.
 constexpr double kStopGraceSeconds = 2.0;
+// How often a caller in the middle of a collective is asked whether it is interrupted, and how long it then still has
+// to finish: a collective that goes on ends within this, and is not broken for a Ctrl-C.
+constexpr double kAskCallerSeconds = 0.1;
+constexpr double kInterruptGraceSeconds = 1.0;
 // How often a leaving rank looks whether a calling thread has finished.
 constexpr unsigned kInlineLookUs = 100;
 
@@ -107,7 +111,7 @@ double Engine::WarnInside(const std::string& waits_for, double seconds) {
   }
   own.warned_ms.store(now_ms, std::memory_order_relaxed);
   const bool inline_path = !OnCommunicationThread();
-  Warn((inline_path ? "'" + std::string(running_inline_) + "'" : Label(*running_)) +
+  Warn((inline_path ? "'" + std::string(running_inline_->name) + "'" : Label(*running_)) +
        " is under way, but has not moved for " + std::to_string(static_cast<int>(seconds)) +
        " s: " + places_.Of(transport_.rank) + " waits for " + waits_for + "." + Suspects() +
        (deadline_s_ > 0 ? " It fails after " + std::to_string(static_cast<int>(deadline_s_)) + " s." : ""));
@@ -158,13 +162,29 @@ Status Engine::Health() {
   return {};
 }
 
-Status Engine::HealthInline() const {
+Status Engine::HealthInline() {
   const RankBlock& own = memory_->own();
   if (own.state.load(std::memory_order_acquire) == kBroken) return DecodeReason(own.reason);
   // Close waits for this thread.
   if (stop_ && Now() - stop_since_ > kStopGraceSeconds) {
     return ShutDownInside(transport_.rank);
   }
+  return Interruption();
+}
+
+Status Engine::Interruption() {
+  if (running_inline_->interrupted == nullptr) return {};
+  const double now = Now();
+  if (interrupted_since_ > 0) {
+    if (now - interrupted_since_ < kInterruptGraceSeconds) return {};
+    return {DDL_ABORTED, places_.Of(transport_.rank) +
+                             " was interrupted (Ctrl-C or another signal) in the middle of '" + running_inline_->name +
+                             "', which did not go on"};
+  }
+  if (asked_at_ == 0) asked_at_ = now;
+  if (now - asked_at_ < kAskCallerSeconds) return {};
+  if (running_inline_->interrupted(running_inline_->user) != 0) interrupted_since_ = now;
+  asked_at_ = Now();  // an answer may take long
   return {};
 }
 

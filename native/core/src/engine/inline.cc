@@ -66,12 +66,12 @@ bool IsEager(const ddl_request& request, int size) {
 
 }  // namespace
 
-bool Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
+int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   // What is wrong with a request is for Submit to say.
-  if (memory_->local_size() != transport_.size || !Validate(request, transport_.size).ok()) return false;
-  if ((request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0) return false;
-  if (request.kind == DDL_ALL_GATHER && request.allocate == nullptr) return false;
-  if (!EnterInline()) return false;
+  if (memory_->local_size() != transport_.size || !Validate(request, transport_.size).ok()) return 0;
+  if ((request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0) return 0;
+  if (request.kind == DDL_ALL_GATHER && request.allocate == nullptr) return 0;
+  if (!EnterInline()) return 0;
   const double submitted = Trace::Stamp();
   const bool eager = IsEager(request, transport_.size);
   RendezvousCard& card = rendezvous_.card();
@@ -88,11 +88,13 @@ bool Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   }
   if (!Rendezvous(patience_us)) {
     LeaveInline({});
-    return false;
+    return 0;
   }
   const bool agreed = rendezvous_.Agreed();
   const double started = Trace::Stamp();
-  running_inline_ = request.name;
+  running_inline_ = &request;
+  asked_at_ = 0;
+  interrupted_since_ = 0;
   const Status status = agreed ? RunInline(request, eager) : Status();
   rendezvous_.Close();
   if (agreed && started > 0) {
@@ -100,8 +102,10 @@ bool Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
     Trace::Add({KindName(static_cast<ddl_kind>(request.kind)), request.name, bytes, status.code(), submitted, started,
                 started, Now()});
   }
+  const bool interrupted = interrupted_since_ > 0;  // read while no other thread can enter
   LeaveInline(status);
-  return agreed && status.ok();
+  if (!agreed || !status.ok()) return 0;
+  return interrupted ? 2 : 1;
 }
 
 bool Engine::EnterInline() {
