@@ -152,3 +152,75 @@ def test_ranks_that_cannot_see_one_anothers_processes_share_memory_by_name():
         assert (low, high, pid) == (3.0, 3.0, 1)
         assert "shm_open" in description, description
         assert "cross memory attach" not in description, description  # a process id means another process there
+
+
+# mpirun would end the job when it misses a rank: it is stopped while one dies. The rank is not the first process of its
+# namespace, which no signal from inside can kill.
+ELSEWHERE = """
+if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then
+    (
+        until [ -e "$FOLDER/stop" ]; do sleep 0.05; done
+        kill -STOP $PPID
+        touch "$FOLDER/stopped"
+        until [ -e "$FOLDER/survivor-0" ] && [ -e "$FOLDER/survivor-2" ]; do sleep 0.1; done
+        kill -CONT $PPID
+    ) &
+fi
+unshare --pid --fork --mount-proc sh -c '"$@"; exit $?' sh "$@"
+"""
+
+
+def loses_a_rank_elsewhere(scene, folder):
+    """The survivors return how many seconds after the death they had the error, and the error."""
+    import threading
+    from pathlib import Path
+
+    import numpy as np
+
+    import keras_ddl
+    from keras_ddl import communicator, errors
+
+    keras_ddl.init()
+    rank = keras_ddl.rank()
+    dead = Path(folder, "dead")
+    data = np.ones(8 << 20, np.float32)
+    keras_ddl.barrier()
+    if rank == 1:
+        Path(folder, "stop").touch()
+        while not Path(folder, "stopped").exists():
+            time.sleep(0.01)
+
+        def die():
+            dead.write_text(repr(time.monotonic()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Timer(0.3, die).start()
+        while True:
+            if scene == "inside":
+                communicator.all_reduce_array(data, out=data, name="data")
+            else:
+                time.sleep(0.1)
+    try:
+        while scene == "inside":
+            communicator.all_reduce_array(data, out=data, name="data")
+        keras_ddl.barrier("never complete")
+        message = "no error"
+    except errors.KerasDdlError as error:
+        message = f"{type(error).__name__}: {error}"
+    Path(folder, f"survivor-{rank}").write_text(f"{time.monotonic() - float(dead.read_text()):.3f} {message}")
+
+
+@pytest.mark.parametrize("scene", ["waiting", "inside"])
+def test_a_death_in_another_process_id_namespace_is_noticed(tmp_path, scene):
+    if subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to make process-id namespaces (root)")
+    start = [find_mpirun(), "--bind-to", "none", "--oversubscribe", "-np", "3", "sh", "-c", ELSEWHERE, "sh"]
+    env = {"OMPI_MCA_btl": "self,tcp", "FOLDER": str(tmp_path), "KERAS_DDL_DEADLINE_SECONDS": "20"}
+    arguments = (scene, str(tmp_path))
+    outcome = run_ranks(loses_a_rank_elsewhere, 3, args=arguments, mpirun=start, env=env, timeout=60)
+    told = {path.name: path.read_text() for path in tmp_path.glob("survivor-*")}
+    assert len(told) == 2, (told, outcome.text())
+    for text in told.values():
+        seconds, _, message = text.partition(" ")
+        assert re.match(r"RankLostError: rank 1 on host \S+ \(process \d+\) died", message), told
+        assert float(seconds) < 5, told

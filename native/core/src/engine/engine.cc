@@ -12,6 +12,7 @@
 #include "engine/scheduling.h"
 #include "hierarchy/layout.h"
 #include "shm/doorbell.h"
+#include "shm/life_lock.h"
 
 namespace ddl {
 namespace {
@@ -130,6 +131,7 @@ void Engine::Loop() {
   StayOffOtherRanksCores(static_cast<int>(std::find(sharers.begin(), sharers.end(), transport_.rank) - sharers.begin()),
                          static_cast<int>(sharers.size()));
   prctl(PR_SET_TIMERSLACK, 1000UL);  // sleeps of 50 us are meant as such (the default slack is 50 us)
+  const LifeLock alive(memory_->own());
   while (!stop_) {
     // Read before looking for work: what arrives later changes it, and Idle returns at once.
     const uint32_t seen = BellCount(memory_->own());

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "shm/life_lock.h"
 
 namespace ddl {
 
@@ -19,11 +20,13 @@ PeerWatch::PeerWatch(const GroupMemory& memory, const Places& places, int rank, 
   const std::vector<int>& members = memory.members();
   for (int other = 0; other < places.size(); ++other) {
     const auto at = std::find(members.begin(), members.end(), other);
-    if (!places.at(other).same_pid_namespace || (at == members.end() && rank != 0 && other != 0)) continue;
+    const bool member = at != members.end();
+    const bool visible = places.at(other).same_pid_namespace;
+    if (other == rank || (!member && (!visible || (rank != 0 && other != 0)))) continue;
     // A pidfd becomes readable when the process ends, a zombie included, and can not be fooled by a reused pid.
     const int pid = places.at(other).pid;
-    peers_.push_back({other, pid, static_cast<int>(syscall(SYS_pidfd_open, pid, 0u)),
-                      at == members.end() ? -1 : static_cast<int>(at - members.begin())});
+    peers_.push_back({other, pid, visible ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0u)) : -1,
+                      member ? static_cast<int>(at - members.begin()) : -1});
   }
 }
 
@@ -45,6 +48,8 @@ Status PeerWatch::Check() {
     if (peer.fd >= 0) {
       pollfd poll_fd{peer.fd, POLLIN, 0};
       dead = poll(&poll_fd, 1, 0) > 0;
+    } else if (peer.local_rank >= 0) {
+      dead = LifeLock::IsBroken(memory_.block(peer.local_rank));
     } else {
       dead = kill(peer.pid, 0) != 0 && errno == ESRCH;
     }

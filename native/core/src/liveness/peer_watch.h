@@ -1,4 +1,4 @@
-// PeerWatch: notices that a process of this host has died, within a poll, whatever killed it.
+// PeerWatch: notices that a process of this host has died, at the next look, whatever killed it.
 #ifndef KERAS_DDL_CORE_LIVENESS_PEER_WATCH_H_
 #define KERAS_DDL_CORE_LIVENESS_PEER_WATCH_H_
 
@@ -13,9 +13,10 @@ namespace ddl {
 
 class PeerWatch {
  public:
-  // Watches the processes of this group in this pid namespace; rank 0, wherever it shows no memory, all others in its
-  // own, and they rank 0: through it all of them hear of a death. `has_left`: whether a rank of another group has
-  // said goodbye. `places` must outlive this.
+  // Watches the ranks of this group: by their processes in this pid namespace, else by what they hold in the group's
+  // memory (shm/life_lock.h). Rank 0, wherever it shows no memory, also watches all others in its pid namespace, and
+  // they rank 0: through it all of them hear of a death. `has_left`: whether a rank of another group has said goodbye.
+  // `places` must outlive this.
   PeerWatch(const GroupMemory& memory, const Places& places, int rank, std::function<bool(int rank)> has_left);
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
@@ -29,7 +30,7 @@ class PeerWatch {
   struct Peer {
     int rank;
     int pid;
-    int fd;          // pidfd; -1 where the kernel has none
+    int fd;          // pidfd; -1: its process can not be seen, or the kernel has none
     int local_rank;  // -1: of another group
     bool gone = false;
   };

@@ -12,6 +12,7 @@
 
 #include "base/gather.h"
 #include "shm/janitor.h"
+#include "shm/life_lock.h"
 
 namespace ddl {
 namespace {
@@ -181,6 +182,7 @@ Status GroupMemory::Create(const ddl_transport& transport, const std::vector<int
   memory->blocks_ = static_cast<RankBlock*>(memory->base_);
   memory->slots_ = static_cast<char*>(memory->base_) + blocks_bytes;
   memory->slot_bytes_ = slot_bytes;
+  LifeLock::Prepare(memory->own());
   memory->own().pid.store(static_cast<int32_t>(getpid()), std::memory_order_release);
   *out = std::move(memory);
   return {};

@@ -8,6 +8,7 @@
 #ifndef KERAS_DDL_CORE_SHM_GROUP_MEMORY_H_
 #define KERAS_DDL_CORE_SHM_GROUP_MEMORY_H_
 
+#include <pthread.h>
 #include <sys/types.h>
 
 #include <atomic>
@@ -60,7 +61,7 @@ struct RendezvousCard {
 // Data up to this size travels with the card.
 constexpr size_t kEagerBytes = 64 * 1024;
 
-// What one rank shows the others of its group. Zero is a valid initial state of every field.
+// What one rank shows the others of its group. Zero is a valid initial state of every field but `life`.
 struct RankBlock {
   // Doorbell: raised and, if `sleeping`, woken (futex) after anything that this rank's thread must look at.
   alignas(64) std::atomic<uint32_t> bell;
@@ -82,7 +83,10 @@ struct RankBlock {
   std::atomic<uint64_t> probe_secret;
   // Local rank + 1 of the rank into whose memory this one is writing; 0: none.
   alignas(64) std::atomic<uint32_t> writes_to;
-  std::atomic<uint32_t> withdrawn;               // nobody may write into this rank's memory any more
+  std::atomic<uint32_t> withdrawn;  // nobody may write into this rank's memory any more
+  // See life_lock.h.
+  alignas(64) pthread_mutex_t life;
+  std::atomic<uint32_t> life_state;
   alignas(64) std::atomic<uint64_t> rendezvous;  // in the leader's block; see engine/inline_rendezvous.h
   alignas(64) RendezvousCard cards[2];
   alignas(64) char eager[2][kEagerBytes];
