@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -84,6 +85,70 @@ TEST(ShutdownTest, OfAHeldCommunicatorIsAnErrorToWhatComesLater) {
   EXPECT_EQ(call.Buffer(&value, &value, 1).Run(held).code, DDL_FAILED_PRECONDITION);
   ddl_close(held);
   ddl_release(held);
+}
+
+// Forks while threads of the parent are nearly always in the middle of `parent`: a lock that one of them holds stays
+// locked in the child. `child` returns its exit status.
+void ForkInTheMiddleOf(const std::function<void()>& parent, const std::function<int()>& child) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      while (!stop) parent();
+    });
+  }
+  int status = 0;
+  for (int i = 0; i < 300 && status == 0; ++i) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      alarm(5);  // ends a child that hangs
+      _exit(child());
+    }
+    waitpid(pid, &status, 0);
+  }
+  EXPECT_FALSE(WIFSIGNALED(status)) << "a child hung";
+  EXPECT_EQ(status, 0);
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+class ForkTest : public testing::Test {
+ protected:
+  void SetUp() override {
+#if defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "the thread sanitizer does not follow forks of several threads";
+#endif
+    std::string error;
+    comm_ = CreateAlone(&error);
+    ASSERT_NE(comm_, nullptr) << error;
+    ddl_publish(DDL_WORLD, comm_);
+  }
+  void TearDown() override {
+    if (comm_ == nullptr) return;
+    ddl_publish(DDL_WORLD, nullptr);
+    ddl_destroy(comm_);
+  }
+  ddl_comm* comm_ = nullptr;
+};
+
+TEST_F(ForkTest, AChildThatSubmitsIsRefusedWhateverTheParentWasDoing) {
+  const auto sum = [] {
+    std::string message;
+    EXPECT_EQ(SumThroughTheWorld(&message), DDL_OK) << message;
+  };
+  ForkInTheMiddleOf(sum, [this] {
+    float value = 1;
+    Call call(DDL_ALL_REDUCE, "in a child");
+    if (call.Buffer(&value, &value, 1).TryRun(comm_, 100) != 0) return 1;
+    std::string message;
+    const int code = SumThroughTheWorld(&message);
+    return code == DDL_FAILED_PRECONDITION && message.find("forked") != std::string::npos ? 0 : 2;
+  });
+}
+
+TEST_F(ForkTest, AChildCanLookCommunicatorsUpWhateverTheParentWasDoing) {
+  const auto find = [] { ddl_release(ddl_find(DDL_WORLD)); };
+  ForkInTheMiddleOf(find, [this] { return ddl_find(DDL_WORLD) == comm_ ? 0 : 1; });
 }
 
 TEST(PublishTest, EveryCommunicatorIsFoundByItsOwnNumberAlone) {

@@ -1,6 +1,8 @@
 // The C ABI over Engine. Translates; decides nothing.
 #include "ddl.h"
 
+#include <pthread.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -43,6 +45,12 @@ namespace {
 // The lookup and its hold are one step: between them the creator could free what was found.
 std::mutex published_mutex;
 std::map<int64_t, ddl_comm*> published;
+// A child of fork finds the lock free, whatever other threads were doing.
+void KeepPublishedOverForks() {
+  static const int kept = pthread_atfork([] { published_mutex.lock(); }, [] { published_mutex.unlock(); },
+                                         [] { published_mutex.unlock(); });
+  static_cast<void>(kept);
+}
 
 int SelfGather(void*, const void* in, void* out, size_t bytes) {
   std::memcpy(out, in, bytes);
@@ -179,6 +187,7 @@ const uint64_t* ddl_work_rows(const ddl_work* work) { return work->rows.data(); 
 void ddl_work_free(ddl_work* work) { work->Release(); }
 
 void ddl_publish(int64_t id, ddl_comm* comm) {
+  KeepPublishedOverForks();
   const std::lock_guard<std::mutex> lock(published_mutex);
   if (comm != nullptr) {
     published[id] = comm;

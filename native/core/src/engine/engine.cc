@@ -102,22 +102,24 @@ void Engine::Submit(const ddl_request& from) {
     from.done(from.user, status.code(), status.message().c_str());
     return;
   }
+  // Before the lock, which a thread of the parent may have held when this process was forked: nobody lets it go here.
+  if (Forked()) {
+    from.done(from.user, DDL_FAILED_PRECONDITION, "this process was forked from a rank, and is not a rank itself");
+    return;
+  }
   auto request = std::make_unique<Request>();
   request->Describe(from);
   request->submitted = Now();
-  const bool forked = Forked();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!stop_ && !forked) {
+    if (!stop_) {
       memory_->own().outstanding.fetch_add(1, std::memory_order_relaxed);
       submitted_.push_back(std::move(request));
       RingBell(memory_->own());
     }
   }
   if (request != nullptr) {
-    request->done(request->user, DDL_FAILED_PRECONDITION,
-                  forked ? "this process was forked from a rank, and is not a rank itself"
-                         : "the communicator has been shut down");
+    request->done(request->user, DDL_FAILED_PRECONDITION, "the communicator has been shut down");
   }
 }
 

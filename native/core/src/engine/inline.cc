@@ -109,8 +109,9 @@ int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
 }
 
 bool Engine::EnterInline() {
+  if (Forked()) return false;  // before the lock: see Submit
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (stop_ || inline_busy_ || !usable_ || Forked()) return false;
+  if (stop_ || inline_busy_ || !usable_) return false;
   // Acquires what the communication thread did for requests that have ended.
   if (memory_->own().outstanding.load(std::memory_order_acquire) != 0) return false;
   if (memory_->block(0).no_rendezvous.load(std::memory_order_relaxed) != 0) return false;
