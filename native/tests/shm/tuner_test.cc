@@ -80,6 +80,30 @@ TEST(TunerTest, TriesAgainWhenTheMachineChanges) {
   EXPECT_EQ(Drive(tuner, 500, &now, kBytes, far, Streams), 500);
 }
 
+// The clock runs whether or not the program reduces: however rare its calls and restless the machine, few of them
+// explore.
+TEST(TunerTest, ExploresFewOfTheCallsHoweverRareTheyAre) {
+  for (const bool restless : {false, true}) {
+    for (const double pause : {0.0, 0.05, 1.0, 30.0}) {
+      Tuner tuner(2, kSlotBytes, true);
+      const uint64_t best = CandidateSchemes(kBytes, 2, kSlotBytes, true)[1].Encode();
+      constexpr int kFirst = 200;  // more than it takes to choose
+      constexpr int kCalls = 10'000;
+      double now = 0;
+      int others = 0;
+      for (int call = 0; call < kFirst + kCalls; ++call) {
+        const bool other = tuner.Choose(kBytes).Encode() != best;
+        others += call >= kFirst && other ? 1 : 0;
+        const double seconds = (other ? 8e-4 : 1e-4) * (restless && call / 400 % 2 == 1 ? 2 : 1);
+        now += pause + seconds;
+        tuner.Report(kBytes, seconds, now);
+      }
+      EXPECT_LE(others, kCalls / 50) << "a call in " << pause << " s";
+      EXPECT_TRUE(pause == 0 || others > 0) << "never again: a call in " << pause << " s";
+    }
+  }
+}
+
 TEST(TunerTest, IsNotDeceivedByAHiccupInATrial) {
   Tuner tuner(2, kSlotBytes, true);
   double now = 0;

@@ -27,6 +27,8 @@ constexpr int kSettlingUses = 16;
 // Not more often than this, so that exploring costs little however restless the machine is, nor more rarely than that.
 constexpr double kShortestSeconds = 1.0;
 constexpr double kLongestSeconds = 20.0;
+// And never more than one call in so many: a program that reduces once a second should not spend its calls on trials.
+constexpr uint64_t kCallsPerTrial = 50;
 
 }  // namespace
 
@@ -98,6 +100,7 @@ Scheme Tuner::Choose(uint64_t bytes) {
 void Tuner::Report(uint64_t bytes, double seconds, double now) {
   Class& c = ClassOf(bytes);
   if (c.candidates.size() == 1) return;
+  ++c.calls;
   const double per_byte = seconds / static_cast<double>(bytes);
   if (c.exploring) {
     Explore(c, seconds, per_byte, now);
@@ -113,7 +116,9 @@ void Tuner::Report(uint64_t bytes, double seconds, double now) {
   c.recent += kRecentWeight * (std::min(per_byte, 4 * c.recent) - c.recent);
   const double age = now - c.explored_at;
   const bool changed = c.recent > kSlower * c.reference || c.recent < kFaster * c.reference;
-  if (age > kLongestSeconds || (changed && age > kShortestSeconds)) {
+  // c.trial: what the last exploration took.
+  const bool affordable = kCallsPerTrial * (c.trials_again + c.trial) <= c.calls;
+  if (affordable && (age > kLongestSeconds || (changed && age > kShortestSeconds))) {
     c.exploring = true;
     c.trial = 0;
     c.rounds = 0;
@@ -140,6 +145,8 @@ void Tuner::Explore(Class& c, double seconds, double seconds_per_byte, double no
       c.chosen = i;
     }
   }
+  if (c.explored) c.trials_again += c.trial;
+  c.explored = true;
   c.exploring = false;
   c.reference = 0;
   c.uses = 0;

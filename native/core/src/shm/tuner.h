@@ -6,7 +6,7 @@
 // caches, and the first of them is not counted: what a scheme leaves in which cache helps the same scheme next time.
 // The machine may change under the program (a neighbour on the host, cores moved by a hypervisor): when the scheme in
 // use becomes clearly slower or faster than it was when chosen, and in any case once in a while, the candidates are
-// tried again.
+// tried again, by at most one call in fifty.
 #ifndef KERAS_DDL_CORE_SHM_TUNER_H_
 #define KERAS_DDL_CORE_SHM_TUNER_H_
 
@@ -38,9 +38,12 @@ class Tuner {
     size_t rounds = 0;                       // turns of each candidate; 0 until the first round is over
     size_t chosen = 0;
     bool exploring = true;
-    int uses = 0;          // of the chosen scheme, up to those that make the reference
-    double reference = 0;  // seconds per byte of the chosen scheme after it was chosen
-    double recent = 0;     // moving average of the chosen scheme
+    bool explored = false;      // once
+    uint64_t trials_again = 0;  // calls of all explorations after the first
+    uint64_t calls = 0;         // ever
+    int uses = 0;               // of the chosen scheme, up to those that make the reference
+    double reference = 0;       // seconds per byte of the chosen scheme after it was chosen
+    double recent = 0;          // moving average of the chosen scheme
     double explored_at = 0;
   };
 
