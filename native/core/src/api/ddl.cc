@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -84,9 +85,13 @@ void* AllocateWork(void* user, const uint64_t* rows_by_rank, int size) {
   auto* work = static_cast<ddl_work*>(user);
   uint64_t rows = 0;
   for (int r = 0; r < size; ++r) rows += rows_by_rank[r];
-  work->rows.assign(rows_by_rank, rows_by_rank + size);
-  // One byte more, so that an empty result has an address too.
-  work->data.resize(rows * work->row_count * work->element_bytes + 1);
+  try {
+    work->rows.assign(rows_by_rank, rows_by_rank + size);
+    // One byte more, so that an empty result has an address too.
+    work->data.resize(rows * work->row_count * work->element_bytes + 1);
+  } catch (const std::exception&) {  // std::bad_alloc, or std::length_error for what no machine has
+    return nullptr;
+  }
   return work->data.data();
 }
 
@@ -123,10 +128,14 @@ ddl_comm* ddl_create(const ddl_transport* transport, const ddl_options* options,
     if (used.destroy != nullptr) used.destroy(used.self);
     return nullptr;
   }
-  auto comm = std::make_unique<ddl_comm>();
-  const ddl::Status status = ddl::Engine::Create(used, *options, &comm->engine);
-  if (status.ok()) return comm.release();
-  std::snprintf(error, error_bytes, "%s", status.message().c_str());
+  try {
+    auto comm = std::make_unique<ddl_comm>();
+    const ddl::Status status = ddl::Engine::Create(used, *options, &comm->engine);
+    if (status.ok()) return comm.release();
+    std::snprintf(error, error_bytes, "%s", status.message().c_str());
+  } catch (const std::exception& failure) {  // the transport is lost: who holds it is not known
+    std::snprintf(error, error_bytes, "no communicator could be made: %s", failure.what());
+  }
   return nullptr;
 }
 

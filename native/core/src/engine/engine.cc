@@ -6,8 +6,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <future>
+#include <system_error>
 #include <utility>
 
+#include "base/gather.h"
 #include "base/trace.h"
 #include "engine/scheduling.h"
 #include "hierarchy/layout.h"
@@ -46,8 +50,15 @@ Status Engine::Create(const ddl_transport& transport, const ddl_options& options
     transport.destroy(transport.self);
     return status;
   }
-  out->reset(new Engine(transport, options, std::move(memory), std::move(places), group));
-  return {};
+  std::unique_ptr<Engine> engine(new Engine(transport, options, std::move(memory), std::move(places), group));
+  status = engine->Start();
+  if (status.ok()) {
+    *out = std::move(engine);
+  } else {
+    engine.reset();
+    transport.destroy(transport.self);
+  }
+  return status;
 }
 
 Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory,
@@ -81,7 +92,36 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
   description_ = collectives_.Describe() + "; " + memory_->kind() + ", " +
                  std::to_string(memory_->slot_bytes() / 1024) + " KiB slots" +
                  (memory_->reachable() ? ", cross memory attach; " : "; ") + InstructionSetName();
-  thread_ = std::thread([this] { Loop(); });
+}
+
+Status Engine::Start() {
+  int32_t error = 0;
+  std::promise<bool> go;
+  try {
+    thread_ = std::thread([this, start = go.get_future()]() mutable {
+      if (start.get()) Loop();
+    });
+  } catch (const std::system_error& failure) {
+    error = failure.code().value();
+  }
+  std::vector<int32_t> errors;
+  Status status = Gather(transport_, error, &errors);
+  std::vector<int> without;
+  for (int rank = 0; status.ok() && rank < transport_.size; ++rank) {
+    if (errors[static_cast<size_t>(rank)] == 0) continue;
+    without.push_back(rank);
+    error = errors[static_cast<size_t>(rank)];
+  }
+  if (!without.empty()) {
+    status = {DDL_INTERNAL, "the communication thread could not be started on " + places_.Of(without) + ": " +
+                                std::strerror(error) +
+                                ". Raise the number of threads that the user (ulimit -u) or the container (pids.max) "
+                                "may have, or start fewer ranks there."};
+  }
+  if (!thread_.joinable()) return status;
+  go.set_value(status.ok());
+  if (!status.ok()) thread_.join();
+  return status;
 }
 
 void Engine::Close() {
@@ -113,8 +153,8 @@ void Engine::Submit(const ddl_request& from) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!stop_) {
-      memory_->own().outstanding.fetch_add(1, std::memory_order_relaxed);
       submitted_.push_back(std::move(request));
+      memory_->own().outstanding.fetch_add(1, std::memory_order_relaxed);
       RingBell(memory_->own());
     }
   }

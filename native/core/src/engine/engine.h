@@ -55,6 +55,9 @@ class Engine {
   Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory, Places places,
          const std::vector<int>& group);
 
+  // Starts the communication thread on every rank or on none. COLLECTIVE.
+  Status Start();
+
   // inline.cc, on the calling thread.
   bool EnterInline();
   void LeaveInline(const Status& status);
@@ -145,7 +148,7 @@ class Engine {
   double interrupted_since_ = 0;
   double last_watch_ = 0;
   double idle_since_ = 0;
-  std::thread thread_;  // last: started when all above is there
+  std::thread thread_;
 };
 
 }  // namespace ddl

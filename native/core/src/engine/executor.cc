@@ -1,11 +1,13 @@
 #include "engine/executor.h"
 
 #include <cstdio>
+#include <exception>
 #include <limits>
 
 #include "base/text.h"
 #include "base/trace.h"
 #include "base/waiter.h"
+#include "control/coordinator.h"
 
 namespace ddl {
 namespace {
@@ -30,6 +32,16 @@ void Request::TraceRun(double agreed, double started, int code) const {
 }
 
 Status Executor::Run(const Request& request, const Decision& decision, bool* broken) {
+  try {
+    return RunWithMemory(request, decision, broken);
+  } catch (const std::exception&) {  // std::bad_alloc, or std::length_error for what no machine has
+    // The others are in the middle of it, and hear why.
+    *broken = true;
+    return {DDL_INTERNAL, "no memory for what " + Label(request.announcement) + " keeps on its way"};
+  }
+}
+
+Status Executor::RunWithMemory(const Request& request, const Decision& decision, bool* broken) {
   const Announcement& a = request.announcement;
   // The decision itself is the barrier: it is taken when every rank has come.
   if (a.kind == DDL_BARRIER) return {};

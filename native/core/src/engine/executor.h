@@ -35,6 +35,7 @@ class Executor {
   Status Run(const Request& request, const Decision& decision, bool* broken);
 
  private:
+  Status RunWithMemory(const Request& request, const Decision& decision, bool* broken);
   Status AllReduce(const Request& request, const View& in, const View& out, const std::optional<Scheme>& scheme,
                    bool* broken);
   Status IntegerMean(const View& in, const View& out, ddl_dtype dtype);

@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <new>
 
 #include "shm/collectives.h"
 
@@ -177,9 +178,15 @@ Status CmaAllReduce(ShmPipeline& pipeline, const View& in, const View& out, cons
                     uint64_t chunk_bytes) {
   CmaSteps steps(pipeline, in, out, reduction, chunk_bytes);
   bool fit = false;
-  Status status = steps.Begin(&fit);
-  if (status.ok() && fit) status = steps.ReduceShares();
-  if (status.ok()) status = steps.End();
+  Status status;
+  try {
+    status = steps.Begin(&fit);
+    if (status.ok() && fit) status = steps.ReduceShares();
+    if (status.ok()) status = steps.End();
+  } catch (const std::bad_alloc&) {
+    pipeline.peers().Withdraw();
+    throw;
+  }
   if (!status.ok()) {
     pipeline.peers().Withdraw();
     return WhyLost(pipeline, status);
