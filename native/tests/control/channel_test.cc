@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "base/waiter.h"
 #include "net/owned_messages.h"
 #include "thread_group.h"
+#include "thread_transport.h"
 #include "transport_spy.h"
 
 namespace ddl_test {
@@ -94,6 +96,46 @@ TEST(ControlTest, NothingIsUnderWayWhenTheTransportIsDestroyed) {
     EXPECT_GT(holder.withheld, 0) << receives;
     EXPECT_EQ(under_way, 0u) << receives;
   }
+}
+
+// What a decision about an all-gather of very many ranks says is longer than a mailbox.
+TEST(ControlTest, AMessageLongerThanAMailboxArrivesWholeAndInItsTurn) {
+  std::string longest;
+  for (size_t i = 0; longest.size() < 5 * ddl::kMailboxBytes; ++i) longest += std::to_string(i) + " ";
+  const std::vector<std::string> messages = {"first", longest, "", longest.substr(7, ddl::kMailboxBytes - 4), "last"};
+  std::vector<ddl_transport> transports = MakeThreadTransports(2);
+  std::vector<std::vector<std::string>> arrived(2);
+  std::atomic<int> done{0};
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      ddl_transport& transport = transports[static_cast<size_t>(rank)];
+      std::unique_ptr<ddl::GroupMemory> memory;
+      EXPECT_TRUE(ddl::GroupMemory::Create(transport, {0, 0}, 4096, &memory).ok());
+      ddl::ControlChannel channel(transport, *memory);
+      for (const std::string& message : messages) channel.Send(1 - rank, message);
+      const double start = ddl::Now();
+      auto& mine = arrived[static_cast<size_t>(rank)];
+      bool told = false;
+      while (done < 2 && ddl::Now() - start < 20) {
+        std::vector<ddl::ControlChannel::Received> received;
+        EXPECT_TRUE(channel.Poll(&received).ok());
+        for (auto& [peer, bytes] : received) {
+          EXPECT_EQ(peer, 1 - rank);
+          mine.push_back(std::move(bytes));
+        }
+        if (told || mine.size() < messages.size() || !channel.Flush()) continue;
+        EXPECT_TRUE(channel.Idle());
+        told = true;
+        ++done;
+      }
+      channel.TakeBack();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (ddl_transport& transport : transports) transport.destroy(transport.self);
+  EXPECT_EQ(arrived[0] == messages, true) << arrived[0].size() << " messages";
+  EXPECT_EQ(arrived[1] == messages, true) << arrived[1].size() << " messages";
 }
 
 TEST(OwnedMessagesTest, MemoryOfWhatCanNotBeTakenBackStays) {

@@ -11,6 +11,11 @@
 namespace ddl {
 namespace {
 
+// In the length of a piece: another piece of the message follows.
+constexpr uint32_t kMore = 1u << 31;
+// Longer messages travel in pieces, several of which fit into a mailbox: one is read while the next is written.
+constexpr size_t kPieceBytes = kMailboxBytes / 4;
+
 void RingCopyIn(Mailbox& box, uint64_t at, const void* from, size_t bytes) {
   const size_t offset = at % kMailboxBytes;
   const size_t first = std::min(bytes, kMailboxBytes - offset);
@@ -27,33 +32,39 @@ void RingCopyOut(const Mailbox& box, uint64_t at, void* to, size_t bytes) {
 
 }  // namespace
 
-bool MailboxPut(Mailbox& box, const std::string& bytes) {
-  const auto size = static_cast<uint32_t>(bytes.size());
+bool MailboxPut(Mailbox& box, const MailboxPiece& piece) {
+  const auto size = static_cast<uint32_t>(piece.bytes.size());
+  const uint32_t header = piece.more ? size | kMore : size;
   const uint64_t head = box.head.load(std::memory_order_relaxed);
   const uint64_t tail = box.tail.load(std::memory_order_acquire);
-  if (kMailboxBytes - (head - tail) < size + sizeof size) return false;
-  RingCopyIn(box, head, &size, sizeof size);
-  RingCopyIn(box, head + sizeof size, bytes.data(), size);
-  box.head.store(head + sizeof size + size, std::memory_order_release);
+  if (kMailboxBytes - (head - tail) < size + sizeof header) return false;
+  RingCopyIn(box, head, &header, sizeof header);
+  RingCopyIn(box, head + sizeof header, piece.bytes.data(), size);
+  box.head.store(head + sizeof header + size, std::memory_order_release);
   return true;
 }
 
-bool MailboxTake(Mailbox& box, std::string* bytes) {
-  const uint64_t tail = box.tail.load(std::memory_order_relaxed);
-  const uint64_t head = box.head.load(std::memory_order_acquire);
-  if (head == tail) return false;
-  uint32_t size = 0;
-  RingCopyOut(box, tail, &size, sizeof size);
-  bytes->resize(size);
-  RingCopyOut(box, tail + sizeof size, bytes->data(), size);
-  box.tail.store(tail + sizeof size + size, std::memory_order_release);
-  return true;
+bool MailboxTake(Mailbox& box, std::string* message) {
+  for (;;) {
+    const uint64_t tail = box.tail.load(std::memory_order_relaxed);
+    const uint64_t head = box.head.load(std::memory_order_acquire);
+    if (head == tail) return false;
+    uint32_t header = 0;
+    RingCopyOut(box, tail, &header, sizeof header);
+    const uint32_t size = header & ~kMore;
+    const size_t before = message->size();
+    message->resize(before + size);
+    RingCopyOut(box, tail + sizeof header, message->data() + before, size);
+    box.tail.store(tail + sizeof header + size, std::memory_order_release);
+    if ((header & kMore) == 0) return true;
+  }
 }
 
 ControlChannel::ControlChannel(const ddl_transport& transport, GroupMemory& memory)
     : transport_(transport),
       memory_(memory),
       local_of_(static_cast<size_t>(transport.size), -1),
+      arriving_(static_cast<size_t>(memory.local_size())),
       sends_(transport),
       receives_(transport),
       aborts_(transport) {
@@ -63,10 +74,10 @@ ControlChannel::ControlChannel(const ddl_transport& transport, GroupMemory& memo
   remote_ = transport.rank == 0 ? memory.local_size() < transport.size : !IsLocal(0);
 }
 
-bool ControlChannel::TryPost(int peer, const std::string& bytes) {
+bool ControlChannel::TryPost(int peer, const MailboxPiece& piece) {
   const int local = local_of_[static_cast<size_t>(peer)];
   Mailbox& box = transport_.rank == 0 ? memory_.block(local).from_coordinator : memory_.own().to_coordinator;
-  if (!MailboxPut(box, bytes)) return false;
+  if (!MailboxPut(box, piece)) return false;
   RingBell(memory_.block(local));
   return true;
 }
@@ -74,7 +85,10 @@ bool ControlChannel::TryPost(int peer, const std::string& bytes) {
 void ControlChannel::Send(int peer, std::string bytes) {
   if (IsLocal(peer)) {
     auto& queue = queued_[peer];
-    if (!queue.empty() || !TryPost(peer, bytes)) queue.push_back(std::move(bytes));
+    size_t at = 0;
+    for (; bytes.size() - at > kPieceBytes; at += kPieceBytes) queue.push_back({bytes.substr(at, kPieceBytes), true});
+    MailboxPiece last{at == 0 ? std::move(bytes) : bytes.substr(at), false};
+    if (!queue.empty() || !TryPost(peer, last)) queue.push_back(std::move(last));
     return;
   }
   const Status status = sends_.Send(peer, transport_.rank == 0 ? kDownTag : kUpTag, bytes);
@@ -100,15 +114,16 @@ bool ControlChannel::Flush() {
 Status ControlChannel::Poll(std::vector<Received>* received) {
   if (!send_error_.ok()) return send_error_;
   Flush();
-  std::string bytes;
+  const auto take = [&](int from, Mailbox& box, std::string& arriving) {
+    while (MailboxTake(box, &arriving)) received->push_back({from, std::exchange(arriving, {})});
+  };
   if (transport_.rank == 0) {
     for (int local = 0; local < memory_.local_size(); ++local) {
-      while (MailboxTake(memory_.block(local).to_coordinator, &bytes)) {
-        received->push_back({memory_.members()[static_cast<size_t>(local)], std::move(bytes)});
-      }
+      const auto at = static_cast<size_t>(local);
+      take(memory_.members()[at], memory_.block(local).to_coordinator, arriving_[at]);
     }
   } else {
-    while (MailboxTake(memory_.own().from_coordinator, &bytes)) received->push_back({0, std::move(bytes)});
+    take(0, memory_.own().from_coordinator, arriving_[0]);
   }
   if (!sends_.empty()) DDL_RETURN_IF_ERROR(sends_.TakeFinished(received));
   if (remote_) {

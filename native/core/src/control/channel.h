@@ -15,6 +15,17 @@
 
 namespace ddl {
 
+// What a mailbox takes at once: a message, or a part of one that is longer than the mailbox.
+struct MailboxPiece {
+  std::string bytes;
+  bool more;  // of the same message follows
+};
+
+// False when it does not fit now. REQUIRES: bytes.size() + 4 <= kMailboxBytes.
+bool MailboxPut(Mailbox& box, const MailboxPiece& piece);
+// Appends what has come of the oldest message to `message`; true when that is all of it.
+bool MailboxTake(Mailbox& box, std::string* message);
+
 class ControlChannel {
  public:
   ControlChannel(const ddl_transport& transport, GroupMemory& memory);
@@ -45,23 +56,19 @@ class ControlChannel {
 
  private:
   bool IsLocal(int peer) const { return local_of_[static_cast<size_t>(peer)] >= 0; }
-  bool TryPost(int peer, const std::string& bytes);
+  bool TryPost(int peer, const MailboxPiece& piece);
 
   const ddl_transport& transport_;
   GroupMemory& memory_;
   std::vector<int> local_of_;  // local rank of each rank, -1 outside the group
   bool remote_ = false;
-  std::map<int, std::deque<std::string>> queued_;  // local peers whose mailbox was full
+  std::map<int, std::deque<MailboxPiece>> queued_;  // local peers whose mailbox was full
+  std::vector<std::string> arriving_;               // by local rank of the sender: the beginning of a message
   OwnedMessages sends_;
   OwnedMessages receives_;
   OwnedMessages aborts_;  // received; apart, because nothing may hold them up
   Status send_error_;
 };
-
-// Writes `bytes` as one message; false when it does not fit now. REQUIRES: bytes.size() + 4 <= kMailboxBytes.
-bool MailboxPut(Mailbox& box, const std::string& bytes);
-// Takes the oldest message; false when there is none.
-bool MailboxTake(Mailbox& box, std::string* bytes);
 
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_CONTROL_CHANNEL_H_
