@@ -25,14 +25,16 @@ PeerWatch::PeerWatch(const GroupMemory& memory, const Places& places, int rank, 
     if (other == rank || (!member && (!visible || (rank != 0 && other != 0)))) continue;
     // A pidfd becomes readable when the process ends, a zombie included, and can not be fooled by a reused pid.
     const int pid = places.at(other).pid;
-    peers_.push_back({other, pid, visible ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0u)) : -1,
-                      member ? static_cast<int>(at - members.begin()) : -1});
+    const int fd = visible ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0u)) : -1;
+    peers_.push_back({other, pid, member ? static_cast<int>(at - members.begin()) : -1,
+                      fd >= 0 ? static_cast<int>(processes_.size()) : -1});
+    if (fd >= 0) processes_.push_back({fd, POLLIN, 0});
   }
 }
 
 PeerWatch::~PeerWatch() {
-  for (const Peer& peer : peers_) {
-    if (peer.fd >= 0) close(peer.fd);
+  for (const pollfd& process : processes_) {
+    if (process.fd >= 0) close(process.fd);
   }
 }
 
@@ -42,18 +44,11 @@ Status PeerWatch::Check() {
     const RankBlock& block = memory_.block(local);
     if (block.state.load(std::memory_order_acquire) == kBroken) return DecodeReason(block.reason);
   }
+  if (!processes_.empty() && poll(processes_.data(), processes_.size(), 0) < 0) {
+    for (pollfd& process : processes_) process.revents = 0;  // the next look tells
+  }
   for (Peer& peer : peers_) {
-    if (peer.gone) continue;
-    bool dead = false;
-    if (peer.fd >= 0) {
-      pollfd poll_fd{peer.fd, POLLIN, 0};
-      dead = poll(&poll_fd, 1, 0) > 0;
-    } else if (peer.local_rank >= 0) {
-      dead = LifeLock::IsBroken(memory_.block(peer.local_rank));
-    } else {
-      dead = kill(peer.pid, 0) != 0 && errno == ESRCH;
-    }
-    if (!dead) continue;
+    if (peer.gone || !HasDied(peer)) continue;
     // Looked at last: a rank that leaves says so before its process ends.
     peer.gone = HasLeft(peer);
     if (!peer.gone) {
@@ -61,8 +56,15 @@ Status PeerWatch::Check() {
               places_.Of(peer.rank) +
                   " died. Look at the end of its output; a process killed for memory leaves none (dmesg tells)."};
     }
+    if (peer.process >= 0) close(std::exchange(processes_[static_cast<size_t>(peer.process)].fd, -1));
   }
   return {};
+}
+
+bool PeerWatch::HasDied(const Peer& peer) const {
+  if (peer.process >= 0) return processes_[static_cast<size_t>(peer.process)].revents != 0;
+  if (peer.local_rank >= 0) return LifeLock::IsBroken(memory_.block(peer.local_rank));
+  return kill(peer.pid, 0) != 0 && errno == ESRCH;
 }
 
 bool PeerWatch::HasLeft(const Peer& peer) const {

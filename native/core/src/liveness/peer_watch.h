@@ -2,6 +2,8 @@
 #ifndef KERAS_DDL_CORE_LIVENESS_PEER_WATCH_H_
 #define KERAS_DDL_CORE_LIVENESS_PEER_WATCH_H_
 
+#include <poll.h>
+
 #include <functional>
 #include <vector>
 
@@ -30,16 +32,18 @@ class PeerWatch {
   struct Peer {
     int rank;
     int pid;
-    int fd;          // pidfd; -1: its process can not be seen, or the kernel has none
     int local_rank;  // -1: of another group
+    int process;     // in processes_; -1: it can not be seen from here, or the kernel has no pidfds
     bool gone = false;
   };
+  bool HasDied(const Peer& peer) const;
   bool HasLeft(const Peer& peer) const;
 
   const GroupMemory& memory_;
   const Places& places_;
   const std::function<bool(int)> has_left_;
   std::vector<Peer> peers_;
+  std::vector<pollfd> processes_;  // pidfds; -1 once the peer is gone
 };
 
 }  // namespace ddl

@@ -1,0 +1,122 @@
+// Processes of this machine that are watched together.
+#include "liveness/peer_watch.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace {
+int polls = 0;
+}
+
+// In place of the C library's: counts the calls.
+extern "C" int poll(pollfd* fds, nfds_t n, int timeout_ms) {
+  ++polls;
+  timespec timeout{timeout_ms / 1000, timeout_ms % 1000 * 1'000'000L};
+  return static_cast<int>(syscall(SYS_ppoll, fds, n, timeout_ms < 0 ? nullptr : &timeout, nullptr, 0));
+}
+
+namespace ddl_test {
+namespace {
+
+constexpr int kOthers = 8;
+
+// Rank 0 beside kOthers processes that do nothing.
+class PeerWatchTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (int i = 0; i < kOthers; ++i) {
+      int ends[2];
+      ASSERT_EQ(pipe(ends), 0);
+      pids_.push_back(fork());
+      if (pids_.back() == 0) {
+        // What this process would tell the others is all that is wanted of it.
+        ddl::Places ignored;
+        ddl_transport teller = Alone();
+        teller.self = &ends[1];
+        teller.all_gather = [](void* self, const void* in, void*, size_t bytes) {
+          return write(*static_cast<int*>(self), in, bytes) < 0 ? static_cast<int>(DDL_INTERNAL)
+                                                                : static_cast<int>(DDL_OK);
+        };
+        (void)ddl::Places::Exchange(teller, &ignored);
+        for (;;) pause();
+      }
+      close(ends[1]);
+      cards_.push_back(ends[0]);
+    }
+    ddl_transport transport = Alone();
+    transport.size = 1 + kOthers;
+    transport.self = this;
+    transport.all_gather = [](void* self, const void* in, void* out, size_t bytes) {
+      char* to = static_cast<char*>(out);
+      std::memcpy(to, in, bytes);
+      for (const int card : static_cast<PeerWatchTest*>(self)->cards_) {
+        if (read(card, to += bytes, bytes) != static_cast<ssize_t>(bytes)) return static_cast<int>(DDL_INTERNAL);
+      }
+      return static_cast<int>(DDL_OK);
+    };
+    ASSERT_TRUE(ddl::Places::Exchange(transport, &places_).ok());
+    ddl_transport alone = Alone();
+    ASSERT_TRUE(ddl::GroupMemory::Create(alone, {0}, 4096, &memory_).ok());
+    watch_ = std::make_unique<ddl::PeerWatch>(*memory_, places_, 0, [this](int rank) { return rank == left_; });
+  }
+  void TearDown() override {
+    for (const pid_t pid : pids_) {
+      kill(pid, SIGKILL);
+      waitpid(pid, nullptr, 0);
+    }
+    for (const int card : cards_) close(card);
+  }
+  static ddl_transport Alone() {
+    ddl_transport transport{};
+    transport.size = 1;
+    transport.all_gather = [](void*, const void* in, void* out, size_t bytes) {
+      std::memcpy(out, in, bytes);
+      return static_cast<int>(DDL_OK);
+    };
+    return transport;
+  }
+  void Kill(int rank) {
+    kill(pids_[static_cast<size_t>(rank - 1)], SIGKILL);
+    waitid(P_PID, static_cast<id_t>(pids_[static_cast<size_t>(rank - 1)]), nullptr, WEXITED | WNOWAIT);
+  }
+
+  std::vector<pid_t> pids_;
+  std::vector<int> cards_;
+  int left_ = -1;
+  ddl::Places places_;
+  std::unique_ptr<ddl::GroupMemory> memory_;
+  std::unique_ptr<ddl::PeerWatch> watch_;
+};
+
+TEST_F(PeerWatchTest, LooksAfterAllWithOneCallAndNamesTheOneThatDied) {
+  for (int rank = 1; rank <= kOthers; ++rank) ASSERT_TRUE(places_.at(rank).same_pid_namespace) << rank;
+  polls = 0;
+  EXPECT_TRUE(watch_->Check().ok());
+  EXPECT_EQ(polls, 1);
+  // One that has said goodbye is not missed, and is looked at no more.
+  left_ = 3;
+  Kill(3);
+  EXPECT_TRUE(watch_->Check().ok());
+  left_ = -1;
+  EXPECT_TRUE(watch_->Check().ok());
+  Kill(6);
+  polls = 0;
+  const ddl::Status status = watch_->Check();
+  EXPECT_EQ(polls, 1);
+  EXPECT_EQ(status.code(), DDL_ABORTED);
+  EXPECT_EQ(status.message().find("rank 6 on host "), 0u) << status.message();
+  EXPECT_NE(status.message().find(" died."), std::string::npos) << status.message();
+}
+
+}  // namespace
+}  // namespace ddl_test
