@@ -169,17 +169,44 @@ TEST(IntegerTest, MeansRoundTowardZero) {
   EXPECT_EQ(in_place, (std::vector<int64_t>{-3, 3}));
 }
 
+#if defined(__x86_64__) || defined(__aarch64__)
 #if defined(__x86_64__)
+constexpr uint64_t kUnusualFloatMode = 0x8040 | 0x6000;  // flush to zero, subnormals are zero; round toward zero
+uint64_t FloatMode() { return _mm_getcsr(); }
+void SetFloatMode(uint64_t mode) { _mm_setcsr(static_cast<unsigned>(mode)); }
+#else
+constexpr uint64_t kUnusualFloatMode = 3u << 22 | 1u << 24 | 1u << 19;  // round toward zero; flush, 16 bits too
+uint64_t FloatMode() {
+  uint64_t mode = 0;
+  asm volatile("mrs %0, fpcr" : "=r"(mode));
+  return mode;
+}
+void SetFloatMode(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode)); }
+#endif
+
+// As on a thread that some library built with -ffast-math has started.
+template <typename T>
+T SumInAnUnusualFloatMode(ddl_dtype dtype, T a, T b) {
+  const std::vector<std::vector<T>> inputs = {{a}, {b}};
+  const uint64_t before = FloatMode();
+  SetFloatMode(before | kUnusualFloatMode);
+  const std::vector<T> out = ReduceVectors<T>(dtype, DDL_SUM, inputs);
+  const uint64_t after = FloatMode();
+  SetFloatMode(before);
+  EXPECT_EQ(after & kUnusualFloatMode, kUnusualFloatMode) << "the thread's own mode comes back";
+  return out[0];
+}
+
 TEST(FloatModeTest, SubnormalsSurviveAThreadThatFlushesThem) {
-  const unsigned before = _mm_getcsr();
-  const unsigned flushing = before | 0x8040;  // flush to zero, denormals are zero
-  const float tiny = 0x1p-140f;
-  _mm_setcsr(flushing);
-  const auto out = ReduceVectors<float>(DDL_FLOAT32, DDL_SUM, {{tiny}, {tiny}});
-  const unsigned after = _mm_getcsr();
-  _mm_setcsr(before);
-  EXPECT_EQ(out[0], 0x1p-139f);
-  EXPECT_EQ(after & 0x8040, 0x8040u);
+  EXPECT_EQ(SumInAnUnusualFloatMode<float>(DDL_FLOAT32, 0x1p-140f, 0x1p-140f), 0x1p-139f);
+  EXPECT_EQ(SumInAnUnusualFloatMode<double>(DDL_FLOAT64, 0x1p-1060, 0x1p-1060), 0x1p-1059);
+  EXPECT_EQ(SumInAnUnusualFloatMode<uint16_t>(DDL_FLOAT16, 3, 4), 7);
+  EXPECT_EQ(SumInAnUnusualFloatMode<uint16_t>(DDL_BFLOAT16, 3, 4), 7);
+}
+
+TEST(FloatModeTest, RoundsToNearestOnAThreadThatDoesNot) {
+  EXPECT_EQ(SumInAnUnusualFloatMode<float>(DDL_FLOAT32, 1, 0x1.8p-24f), 1 + 0x1p-23f);
+  EXPECT_EQ(SumInAnUnusualFloatMode<double>(DDL_FLOAT64, 1, 0x1.8p-53), 1 + 0x1p-52);
 }
 #endif
 

@@ -67,25 +67,39 @@ const KernelTable& Kernels() {
   return *kernels;
 }
 
+#if defined(__x86_64__)
+constexpr unsigned kDefaultFloatMode = 0x1f80;  // all exceptions masked, nearest even, subnormals kept
+unsigned FloatMode() { return _mm_getcsr(); }
+void SetFloatMode(unsigned mode) { _mm_setcsr(mode); }
+#elif defined(__aarch64__)
+constexpr uint64_t kDefaultFloatMode = 0;  // as above
+uint64_t FloatMode() {
+  uint64_t mode = 0;
+  asm volatile("mrs %0, fpcr" : "=r"(mode) : : "memory");
+  return mode;
+}
+void SetFloatMode(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
+#else
+constexpr int kDefaultFloatMode = 0;
+int FloatMode() { return kDefaultFloatMode; }
+void SetFloatMode(int) {}
+#endif
+
 // Default rounding and subnormals while a kernel runs. A thread inherits its creator's mode, and any library built
 // with -ffast-math that Python has loaded may have switched subnormals off: ranks would differ.
 class DefaultFloatMode {
  public:
-#if defined(__x86_64__)
-  DefaultFloatMode() : saved_(_mm_getcsr()) {
-    if (saved_ != kDefault) _mm_setcsr(kDefault);
+  DefaultFloatMode() : saved_(FloatMode()) {
+    if (saved_ != kDefaultFloatMode) SetFloatMode(kDefaultFloatMode);
   }
   ~DefaultFloatMode() {
-    if (saved_ != kDefault) _mm_setcsr(saved_);
+    if (saved_ != kDefaultFloatMode) SetFloatMode(saved_);
   }
+  DefaultFloatMode(const DefaultFloatMode&) = delete;
+  DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
 
  private:
-  static constexpr unsigned kDefault = 0x1f80;  // all exceptions masked, nearest even, subnormals kept
-  const unsigned saved_;
-#else
-  DefaultFloatMode() {}
-  ~DefaultFloatMode() {}
-#endif
+  const decltype(FloatMode()) saved_;
 };
 
 }  // namespace
