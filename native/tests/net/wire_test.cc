@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "shm/peer_memory.h"
 #include "thread_group.h"
 #include "transport_spy.h"
 
@@ -72,6 +74,34 @@ TEST(WireTest, MemoryOfAMessageThatCannotBeTakenBackStays) {
   }
   kept[99] = 1;  // as a message would that comes now
   delete[] kept;
+}
+
+// MPI_Allreduce may have returned for an error of another rank while its messages here are under way.
+TEST(WireTest, MemoryOfAnAllReduceThatFailedInMpiStays) {
+  static std::vector<std::pair<char*, size_t>> kept;  // reachable: not a leak
+  RunOptions options;
+  options.tweak = [](ddl_transport& transport) {
+    transport.plain_all_reduce = [](void*, const void* in, void* out, uint64_t count, uint32_t, uint32_t) {
+      kept = {{static_cast<char*>(const_cast<void*>(in)), count * sizeof(float)},
+              {static_cast<char*>(out), count * sizeof(float)}};
+      return static_cast<int>(DDL_INTERNAL);
+    };
+  };
+  RunRanks(
+      {0},
+      [](ddl_comm* comm, int) {
+        std::vector<float> data(16 << 20, 1);  // so much that the allocator gives it back to the system when freed
+        Call call(DDL_ALL_REDUCE, "plain");
+        const Outcome outcome = call.Flags(DDL_FLAG_PLAIN_MPI).Buffer(data.data(), data.data(), data.size()).Run(comm);
+        EXPECT_EQ(outcome.code, DDL_INTERNAL) << outcome.message;
+      },
+      options);
+  ASSERT_EQ(kept.size(), 2u);
+  for (const auto& [memory, bytes] : kept) {
+    std::vector<iovec> last = {{memory + bytes - 1, 1}};
+    ASSERT_TRUE(ddl::PeerMemory::Accessible(last)) << "freed";
+    memory[bytes - 1] = 1;  // as a message would that comes now
+  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "base/trace.h"
 #include "base/waiter.h"
 #include "control/coordinator.h"
+#include "net/wire.h"
 
 namespace ddl {
 namespace {
@@ -106,12 +107,16 @@ Status Executor::IntegerMean(const View& in, const View& out, ddl_dtype dtype) {
 }
 
 Status Executor::PlainAllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op) {
-  std::vector<char> packed(in.bytes());
-  std::vector<char> result(in.bytes());
-  CopyView(in, View(in.element_bytes(), packed.data(), in.count()), Store::kCached);
-  const int code = transport_.plain_all_reduce(transport_.self, packed.data(), result.data(), in.count(), dtype, op);
-  if (code != DDL_OK) return {DDL_INTERNAL, std::string("MPI_Allreduce: ") + transport_.last_error(transport_.self)};
-  CopyView(View(in.element_bytes(), result.data(), in.count()), out, Store::kCached);
+  WireMemory memory;
+  char* const packed = memory.Reserve(2 * in.bytes());
+  char* const result = packed + in.bytes();
+  CopyView(in, View(in.element_bytes(), packed, in.count()), Store::kCached);
+  const int code = transport_.plain_all_reduce(transport_.self, packed, result, in.count(), dtype, op);
+  if (code != DDL_OK) {
+    memory.Leak();  // parts of it may still be under way
+    return {DDL_INTERNAL, std::string("MPI_Allreduce: ") + transport_.last_error(transport_.self)};
+  }
+  CopyView(View(in.element_bytes(), result, in.count()), out, Store::kCached);
   return {};
 }
 
