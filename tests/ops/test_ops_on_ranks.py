@@ -16,14 +16,15 @@ def checks(*names: str) -> list[Path]:
 
 # One launch for many checks: the ranks' imports of TensorFlow take longer than most of them.
 # graph, ops and split checks leave TensorFlow one thread for the ops of a graph; test_ops_of_three goes without.
-test_ops = rank_tests(checks("ops"), [1, (3, "x:1x3")], check_timeout=90)
+test_ops_alone = rank_tests(checks("ops"), [1], check_timeout=90)
 test_ops_of_two = rank_tests(checks("graph", "ops", "failure", "split"), [2], check_timeout=120)
 test_ops_of_three = rank_tests(checks("gradient", "failure"), [3], check_timeout=120)
-test_ops_in_graphs_of_three = rank_tests(checks("graph"), [3], check_timeout=120)
-test_ops_of_four = rank_tests(checks("ops", "failure", "split"), [BOTH], check_timeout=90)
-test_ops_of_four_in_more_modes = pytest.mark.long(rank_tests(checks("ops"), [ALL_SHARED, ALL_MPI], check_timeout=90))
+test_ops_of_four = rank_tests(checks("graph", "ops", "failure", "split"), [BOTH], check_timeout=120)
+test_ops_in_more_modes = pytest.mark.long(
+    rank_tests(checks("ops"), [(3, "x:1x3"), ALL_SHARED, ALL_MPI], check_timeout=90)
+)
 test_ops_failures_of_eight = pytest.mark.long(rank_tests(checks("failure"), [8], check_timeout=120))
-test_ops_in_graphs_of_more = pytest.mark.long(rank_tests(checks("graph"), [BOTH, 8], check_timeout=120))
+test_ops_in_graphs_of_more = pytest.mark.long(rank_tests(checks("graph"), [3, 8], check_timeout=120))
 test_ops_sync = rank_tests(checks("sync"), [2], env={"KERAS_DDL_TF_KERNELS": "sync"})
 
 

@@ -11,14 +11,17 @@ HERE = Path(__file__).parent
 # Rank 0 trains alone while the others wait, and CI has fewer cores than ranks.
 PATIENT = {"KERAS_DDL_DEADLINE_SECONDS": "100"}
 
-test_strategy = rank_tests(HERE / "training_checks.py", [2, 4], check_timeout=120, env=PATIENT)
-test_strategy_exact = rank_tests(HERE / "exact_checks.py", [3], check_timeout=120, env=PATIENT)
-LOOPS = [HERE / f"{part}_checks.py" for part in ("loop", "state", "bucket")]
-test_strategy_loops = rank_tests(LOOPS, [3], check_timeout=120)
-ON_TWO = [HERE / f"{part}_checks.py" for part in ("callback", "error", "case")]
-test_strategy_of_two = rank_tests(ON_TWO, [2], check_timeout=120, env=PATIENT)
-test_strategy_cases = pytest.mark.long(rank_tests(HERE / "case_checks.py", [3, 4], check_timeout=120, env=PATIENT))
-test_strategy_without_a_seed = rank_tests(HERE / "seed_checks.py", [3], check_timeout=120)
+
+def checks(*names: str) -> list[Path]:
+    return [HERE / f"{name}_checks.py" for name in names]
+
+
+# One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
+test_of_two = rank_tests(checks("training", "callback", "error", "case"), [2], check_timeout=120, env=PATIENT)
+test_of_three = rank_tests(checks("exact", "loop", "state", "bucket"), [3], check_timeout=120, env=PATIENT)
+test_of_four = rank_tests(checks("training"), [4], check_timeout=120, env=PATIENT)
+test_cases_of_more = pytest.mark.long(rank_tests(checks("case"), [3, 4], check_timeout=120, env=PATIENT))
+test_without_a_seed = rank_tests(checks("seed"), [3], check_timeout=120)
 
 
 @pytest.mark.parallel

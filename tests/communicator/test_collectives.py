@@ -1,4 +1,8 @@
-"""What every collective on arrays promises, on 2, 3, 4 and 8 real ranks; for those on tensors see test_ops.py."""
+"""Collectives on arrays at 1 to 8 ranks: through shared memory, MPI, and both; for those on tensors see tests/ops.
+
+communicator: every collective against NumPy. contract: what each of them promises. split: communicators of some ranks.
+hierarchy: the rings of a forced mode, whose outer dimensions go over MPI even inside a host.
+"""
 
 import os
 from pathlib import Path
@@ -8,9 +12,25 @@ import pytest
 from harness.rank_tests import rank_tests, run_ranks
 
 HERE = Path(__file__).parent
-test_contract = rank_tests(HERE / "contract_checks.py", [2, 3, 4, 8, (3, "x:1x3"), (4, "x:2x2")], check_timeout=90)
-test_contract_in_more_modes = pytest.mark.long(
-    rank_tests(HERE / "contract_checks.py", [(2, "x:1x2"), (8, "x:2x4")], check_timeout=90)
+
+
+def checks(*names: str) -> list[Path]:
+    return [HERE / f"{name}_checks.py" for name in names]
+
+
+# One launch for all that can share it: starting the ranks takes longer than most checks.
+test_alone = rank_tests(checks("communicator", "split"), [1])
+test_of_two = rank_tests(checks("communicator", "contract", "split"), [2], check_timeout=90)
+test_of_two_over_mpi = rank_tests(checks("communicator", "split"), [(2, "x:1x2")])
+test_of_three_over_mpi = rank_tests(checks("communicator", "contract"), [(3, "x:1x3")], check_timeout=90)
+test_of_four = rank_tests(checks("communicator", "contract", "split"), [4], check_timeout=90)
+test_of_four_over_both = rank_tests(
+    checks("communicator", "contract", "split", "hierarchy"), [(4, "x:2x2")], check_timeout=90
+)
+test_of_four_over_mpi = rank_tests(checks("split", "hierarchy"), [(4, "x:1x4")])
+test_of_four_in_three_dimensions = rank_tests(checks("hierarchy"), [(4, "x:1x2x2")])
+test_of_more = pytest.mark.long(
+    rank_tests(checks("contract", "split", "hierarchy"), [3, 8, (2, "x:1x2"), (8, "x:2x4"), (8, "x:2x2x2")])
 )
 
 
@@ -41,7 +61,7 @@ def test_all_reduce_of_more_than_2_to_the_31_elements_in_place():
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("mode", ["p", "x:2x2", "x:1x4"])
+@pytest.mark.parametrize("mode", ["x:2x2", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("p", "x:1x4"))])
 def test_results_are_bitwise_equal_from_run_to_run(mode):
     def work():
         import hashlib
