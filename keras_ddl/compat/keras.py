@@ -16,20 +16,22 @@ from keras_ddl.compat.tensorflow import tf
 tensorflow_packages.check_keras_backend()
 
 import keras
-from keras.src import tree
-from keras.src.backend.common import global_state
-from keras.src.backend.common.name_scope import current_path
-from keras.src.backend.tensorflow import trainer as tf_trainer
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.callbacks import CallbackList
-from keras.src.layers import BatchNormalization
-from keras.src.losses import loss as loss_module
-from keras.src.optimizers import LossScaleOptimizer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.trainers.compile_utils import CompileLoss
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.trainer import Trainer
-from keras.src.utils.python_utils import pythonify_logs
+
+with tensorflow_packages.private_imports("keras", "3.15", "'keras>=3.15,<3.16'"):
+    from keras.src import tree
+    from keras.src.backend.common import global_state
+    from keras.src.backend.common.name_scope import current_path
+    from keras.src.backend.tensorflow import trainer as tf_trainer
+    from keras.src.backend.tensorflow.optimizer import TFOptimizer
+    from keras.src.callbacks import CallbackList
+    from keras.src.layers import BatchNormalization
+    from keras.src.losses import loss as loss_module
+    from keras.src.optimizers import LossScaleOptimizer
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
+    from keras.src.trainers.compile_utils import CompileLoss
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+    from keras.src.trainers.trainer import Trainer
+    from keras.src.utils.python_utils import pythonify_logs
 
 tensorflow_packages.check_keras_backend()  # ~/.keras/keras.json may have named another one
 

@@ -32,19 +32,21 @@ except ImportError as error:
     raise tensorflow_packages.not_installed(error) from error
 VERSION = tensorflow_packages.check_version(tf.__version__, OLDEST)
 
-# ruff: noqa: E402  (these come with the TensorFlow that was checked above)
-from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset as ShuffleDataset
-from tensorflow.python.distribute.distribute_lib import (
-    InputContext,
-    ReplicaContext,
-    StrategyExtendedV1,
-    UpdateContext,
-    ValueContext,
-)
-from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
-from tensorflow.python.eager.context import global_seed
-from tensorflow.python.eager.polymorphic_function import polymorphic_function
-from tensorflow.python.framework import auto_control_deps
+
+_WORKS = f"{TESTED[0][0]}.{TESTED[0][1]} to {TESTED[-1][0]}.{TESTED[-1][1]}"
+with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]' or 'keras_ddl[gpu]'"):
+    from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset as ShuffleDataset
+    from tensorflow.python.distribute.distribute_lib import (
+        InputContext,
+        ReplicaContext,
+        StrategyExtendedV1,
+        UpdateContext,
+        ValueContext,
+    )
+    from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
+    from tensorflow.python.eager.context import global_seed
+    from tensorflow.python.eager.polymorphic_function import polymorphic_function
+    from tensorflow.python.framework import auto_control_deps
 
 __all__ = [
     "DistributedDatasetsFromFunction",
@@ -90,9 +92,8 @@ def _load_ops() -> ModuleType:
     native_library.core()  # the ops find the communicator in the core that Python loaded
     if not asynchronous() and config.get("TF_KERNELS") == "auto":
         warnings.warn(
-            f"keras_ddl was not tested with TensorFlow {tf.__version__} (tested: "
-            f"{TESTED[0][0]}.{TESTED[0][1]} to {TESTED[-1][0]}.{TESTED[-1][1]}): "
-            "its ops use synchronous kernels, and communication does not overlap with computation.",
+            f"keras_ddl was not tested with TensorFlow {tf.__version__} (tested: {_WORKS}): its ops use synchronous "
+            "kernels, and communication does not overlap with computation.",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 
 from keras_ddl.errors import DependencyError
@@ -82,6 +84,24 @@ def check_version(version: str, oldest: tuple[int, int]) -> tuple[int, int]:
             f"Received: TensorFlow {version}. Install another: pip install 'keras_ddl[cpu]' or 'keras_ddl[gpu]'."
         )
     return major, minor
+
+
+@contextlib.contextmanager
+def private_imports(package: str, works: str, remedy: str) -> Iterator[None]:
+    """Wraps imports of parts of `package` that are not public, and may be gone in another version.
+
+    Raises:
+        DependencyError: one is not there; the message says which, and that `works` are the versions that have it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        version = getattr(sys.modules.get(package), "__version__", "of unknown version")
+        raise DependencyError(
+            f"keras_ddl uses parts of {package} that are not public, and works with {package} {works}. "
+            f"Received: {package} {version}, which lacks one: {error}. Install a version that works: "
+            f"pip install {remedy}."
+        ) from error
 
 
 def not_installed(error: ImportError) -> DependencyError:

@@ -96,14 +96,30 @@ sys.meta_path.insert(0, Broken())
 """
 
 
+WITHOUT = """
+import sys; sys.modules[{module!r}] = None
+import keras_ddl; keras_ddl.Strategy
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "environment", "words"),
     [
+        (
+            WITHOUT.format(module="keras.src.trainers.compile_utils"),
+            {},
+            ["works with keras 3.15. Received: keras 3.", "keras.src.trainers.compile_utils", "'keras>=3.15,<3.16'"],
+        ),
+        (
+            WITHOUT.format(module="tensorflow.python.distribute.input_lib"),
+            {},
+            ["works with tensorflow 2.16 to 2.21. Received: tensorflow 2.", "input_lib", "'keras_ddl[cpu]'"],
+        ),
         (BLOCK + "keras_ddl.all_reduce", {}, ["no TensorFlow in", "pip install 'keras_ddl[cpu]'"]),
         (BREAK + "keras_ddl.all_reduce", {}, ["cannot be imported", "libxyz.so.1"]),
         ("import keras_ddl; keras_ddl.broadcast", {"KERAS_BACKEND": "torch"}, ["'torch'", "KERAS_BACKEND=tensorflow"]),
     ],
-    ids=["missing", "broken", "backend"],
+    ids=["private keras", "private tensorflow", "missing", "broken", "backend"],
 )
 def test_the_first_use_of_tensorflow_says_what_is_wrong(program, environment, words, monkeypatch):
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
