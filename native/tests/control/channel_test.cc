@@ -129,7 +129,7 @@ TEST(ControlTest, AMessageLongerThanAMailboxArrivesWholeAndInItsTurn) {
         told = true;
         ++done;
       }
-      channel.TakeBack();
+      channel.Cancel();
     });
   }
   for (std::thread& thread : threads) thread.join();
