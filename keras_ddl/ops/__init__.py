@@ -16,9 +16,8 @@ return what they were given.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from keras_ddl import communicator
 from keras_ddl.communicator import communicator_of
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat.tensorflow import tf
@@ -28,30 +27,18 @@ from keras_ddl.ops.arguments import by_dtype, check_root, dense_tensor, from_wir
 from keras_ddl.ops.errors import translate_errors
 
 __all__ = [
-    "InitResult",
     "all_gather",
     "all_reduce",
     "all_reduce_n",
     "broadcast",
     "broadcast_n",
     "broadcast_variables",
-    "init_op",
     "reduce_scatter",
     "translate_errors",
 ]
 
 # broadcast_variables keeps a copy of what it sends; bounding one request bounds the memory.
 _REQUEST_BYTES = 256 << 20
-
-
-class InitResult(NamedTuple):
-    """What `init_op` returns: int32 scalars."""
-
-    rank: tf.Tensor
-    size: tf.Tensor
-    local_rank: tf.Tensor
-    local_size: tf.Tensor
-    device_id: tf.Tensor
 
 
 @tf.autograph.experimental.do_not_convert
@@ -218,33 +205,6 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
         values = _broadcast(group, root, name, comm, detail=detail, fingerprint=fingerprint)
         for variable, value in zip(group, values):
             variable.assign(value)
-
-
-@tf.autograph.experimental.do_not_convert
-def init_op(device_id: Any = -1, *, mode: str | None = None, pci: str = "") -> InitResult:
-    """Returns where this rank runs, as tensors, and checks that ranks of one host use different devices.
-
-    The op of IBM's DDL of this name started the runtime; here `keras_ddl.init()` does, and the op reports it.
-
-    Args:
-        device_id: preferred device, int32 scalar; -1 for the one of local_rank.
-        mode: topology the caller expects; None for any.
-        pci: address of the device on the PCI bus, such as "0000:3b:00.0"; "" to skip the check.
-    Returns: rank, size, local_rank, local_size (ranks of this host), device_id.
-    Raises:
-        NotInitializedError: before `keras_ddl.init()`. ConfigError: another mode is running, or two ranks of one host
-        named the same `pci` (on every rank).
-    """
-    running = communicator.topology().mode
-    if mode is not None and mode != running:
-        raise ConfigError(
-            f"mode is chosen when the runtime starts. Received: mode={mode!r}, but mode {running!r} is running. "
-            f"Call keras_ddl.init(mode={mode!r}) before anything else."
-        )
-    device_id = tf.convert_to_tensor(device_id, tf.int32)
-    if communicator.size() == 1:
-        return InitResult(*(tf.constant(value) for value in (0, 1, 0, 1)), tf.maximum(device_id, 0))
-    return InitResult(*raw.init(device_id, running, pci))
 
 
 def _broadcast(

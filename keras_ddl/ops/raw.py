@@ -70,11 +70,3 @@ def reduce_scatter(tensor: tf.Tensor, reduction: str, name: str | None, comm: Co
 def all_gather(tensor: tf.Tensor, name: str | None, comm: Communicator) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the rows of all ranks, [n, ...], and how many each rank had, int64 [size]."""
     return _call("all_gather", "ddl_all_gather", name, comm, tensor)
-
-
-def init(device_id: tf.Tensor, mode: str, pci: str) -> Any:
-    """Returns int32 scalars rank, size, local_rank, local_size, device."""
-    if traced_for_xla():
-        raise jit_compile_error()
-    with translate_errors():
-        return load_ops().ddl_init(device_id, mode=mode, pci=pci)

@@ -38,6 +38,17 @@ void ReadDType(TF_OpKernelConstruction* construction, Attributes* attributes, St
                                 ", which the op's definition does not list.");
 }
 
+// The string attribute `name`, or "" after an error in `status`.
+std::string ReadString(TF_OpKernelConstruction* construction, const char* name, TF_Status* status) {
+  int32_t list_size = 0;
+  int32_t total_size = 0;
+  TF_OpKernelConstruction_GetAttrSize(construction, name, &list_size, &total_size, status);
+  if (TF_GetCode(status) != TF_OK || total_size <= 0) return "";
+  std::string value(static_cast<size_t>(total_size), '\0');
+  TF_OpKernelConstruction_GetAttrString(construction, name, value.data(), value.size(), status);
+  return value;
+}
+
 void ReadReduction(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
   const std::string reduction = ReadString(construction, "reduction", status->get());
   if (!status->ok()) return;
@@ -86,16 +97,6 @@ void ReadCommon(TF_OpKernelConstruction* construction, Attributes* attributes, S
 }
 
 }  // namespace
-
-std::string ReadString(TF_OpKernelConstruction* construction, const char* name, TF_Status* status) {
-  int32_t list_size = 0;
-  int32_t total_size = 0;
-  TF_OpKernelConstruction_GetAttrSize(construction, name, &list_size, &total_size, status);
-  if (TF_GetCode(status) != TF_OK || total_size <= 0) return "";
-  std::string value(static_cast<size_t>(total_size), '\0');
-  TF_OpKernelConstruction_GetAttrString(construction, name, value.data(), value.size(), status);
-  return value;
-}
 
 bool ReadAttributes(TF_OpKernelConstruction* construction, ddl_kind kind, Attributes* attributes) {
   Status status;

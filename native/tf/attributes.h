@@ -27,9 +27,6 @@ struct Attributes {
 // status, and `attributes` must not be used.
 bool ReadAttributes(TF_OpKernelConstruction* construction, ddl_kind kind, Attributes* attributes);
 
-// The string attribute `name`, or "" after an error in `status`.
-std::string ReadString(TF_OpKernelConstruction* construction, const char* name, TF_Status* status);
-
 const char* DTypeName(ddl_dtype dtype);
 size_t DTypeBytes(ddl_dtype dtype);
 

@@ -231,13 +231,26 @@ void DoneCallback(void* user, int code, const char* message) {
   call->Finish(code, message);
 }
 
+// The communicator is not there: before keras_ddl.init(), after keras_ddl.shutdown(), or closed.
+void FailNotFound(TF_OpKernelContext* context, const Attributes& attributes) {
+  Status status;
+  status.Set(DDL_FAILED_PRECONDITION,
+             "'" + attributes.name + "': collectives need a running " +
+                 (attributes.communicator == DDL_WORLD
+                      ? "runtime. Received: none in this process (never started, or shut down). Call keras_ddl.init() "
+                        "first."
+                      : "communicator. Received: one that this process does not have (closed, or made by a split in "
+                        "which this rank took no part). Make it again with split(), and trace the function again."));
+  TF_OpKernelContext_Failure(context, status.get());
+}
+
 }  // namespace
 
 void StartCollective(const Attributes& attributes, TF_OpKernelContext* context, std::function<void()> finish) {
   const HeldComm held(attributes.communicator);
   ddl_comm* comm = held.get();
   if (comm == nullptr) {
-    FailNotFound(context, attributes.communicator, attributes.name.c_str());
+    FailNotFound(context, attributes);
     finish();
     return;
   }
@@ -261,18 +274,6 @@ void StartCollective(const Attributes& attributes, TF_OpKernelContext* context, 
     return;
   }
   ddl_submit(comm, &request);
-}
-
-void FailNotFound(TF_OpKernelContext* context, int64_t communicator, const char* what) {
-  Status status;
-  status.Set(DDL_FAILED_PRECONDITION,
-             std::string("'") + what + "': collectives need a running " +
-                 (communicator == DDL_WORLD
-                      ? "runtime. Received: none in this process (never started, or shut down). Call keras_ddl.init() "
-                        "first."
-                      : "communicator. Received: one that this process does not have (closed, or made by a split in "
-                        "which this rank took no part). Make it again with split(), and trace the function again."));
-  TF_OpKernelContext_Failure(context, status.get());
 }
 
 }  // namespace keras_ddl::tf

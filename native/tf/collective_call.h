@@ -15,9 +15,6 @@ namespace keras_ddl::tf {
 // is allocated on the communication thread as soon as the rows of every rank are known.
 void StartCollective(const Attributes& attributes, TF_OpKernelContext* context, std::function<void()> finish);
 
-// The failure of an op whose communicator is not there: before keras_ddl.init(), after keras_ddl.shutdown(), or closed.
-void FailNotFound(TF_OpKernelContext* context, int64_t communicator, const char* what);
-
 }  // namespace keras_ddl::tf
 
 #endif  // KERAS_DDL_TF_COLLECTIVE_CALL_H_

@@ -3,7 +3,6 @@
 #define KERAS_DDL_TF_FINGERPRINT_H_
 
 #include <cstdint>
-#include <string_view>
 
 namespace keras_ddl::tf {
 
@@ -12,10 +11,6 @@ class Fingerprint {
  public:
   void Add(uint64_t value) {
     for (int byte = 0; byte < 8; ++byte) AddByte(static_cast<unsigned char>(value >> (8 * byte)));
-  }
-  void Add(std::string_view text) {
-    for (char c : text) AddByte(static_cast<unsigned char>(c));
-    Add(static_cast<uint64_t>(text.size()));
   }
   uint64_t value() const { return value_; }
 

@@ -19,7 +19,6 @@ KernelFunctions AllReduceKernel();
 KernelFunctions BroadcastKernel();
 KernelFunctions ReduceScatterKernel();
 KernelFunctions AllGatherKernel();
-KernelFunctions InitKernel();
 
 }  // namespace keras_ddl::tf
 

@@ -35,12 +35,6 @@ struct OpSpec {
 
 std::vector<OpSpec> Ops() {
   return {
-      {"DdlInit",
-       {"device_id: int32"},
-       {"rank: int32", "size: int32", "local_rank: int32", "local_size: int32", "device: int32"},
-       {"mode: string = ''", "pci: string = ''"},
-       &InitShape,
-       InitKernel()},
       {"DdlBroadcast",
        {"input: N * T"},
        {"output: N * T"},

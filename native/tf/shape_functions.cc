@@ -66,12 +66,4 @@ void AllGatherShape(TF_ShapeInferenceContext* context, TF_Status* status) {
   }
 }
 
-void InitShape(TF_ShapeInferenceContext* context, TF_Status* status) {
-  ShapePtr scalar(TF_ShapeInferenceContextScalar(context));
-  for (int i = 0; i < 5; ++i) {
-    TF_ShapeInferenceContextSetOutput(context, i, scalar.get(), status);
-    if (!Ok(status)) return;
-  }
-}
-
 }  // namespace keras_ddl::tf

@@ -15,9 +15,6 @@ void ReduceScatterShape(TF_ShapeInferenceContext* context, TF_Status* status);
 // [n, ...] -> [?, ...], and [?] rows of each rank; a scalar gives [?].
 void AllGatherShape(TF_ShapeInferenceContext* context, TF_Status* status);
 
-// Five scalars.
-void InitShape(TF_ShapeInferenceContext* context, TF_Status* status);
-
 }  // namespace keras_ddl::tf
 
 #endif  // KERAS_DDL_TF_SHAPE_FUNCTIONS_H_

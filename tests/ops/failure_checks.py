@@ -144,12 +144,6 @@ def check_different_variables_are_named():
     expect(errors.RankMismatchError, lambda: ops.broadcast_variables(fewer), "no such variable")
 
 
-def check_two_ranks_with_one_device_are_refused_on_every_rank():
-    words = ("0000:01:00.0", "ranks 0 and 1", "local_rank")
-    expect(errors.ConfigError, lambda: ops.init_op(pci="0000:01:00.0"), *words)
-    assert int(ops.init_op(pci=f"0000:01:00.{RANK}").rank) == RANK
-
-
 def check_jit_compile_is_refused_before_anything_waits():
     words = ("jit_compile=False",)
 

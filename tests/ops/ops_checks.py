@@ -263,10 +263,3 @@ def check_broadcast_variables_takes_the_roots_values():
     variables[0].assign(tf.zeros([3, 0]))
     tf.function(lambda: ops.broadcast_variables(variables[1:2]))()
     np.testing.assert_array_equal(variables[1], tf.fill([3, 1], tf.cast(root + 1, tf.float16)))
-
-
-def check_init_op_tells_the_place_of_the_rank():
-    for function in (ops.init_op, tf.function(ops.init_op)):
-        place = [int(value) for value in function()]
-        assert place == [RANK, SIZE, RANK, SIZE, RANK], place  # the tests run on one host
-    assert int(ops.init_op(5, mode=keras_ddl.topology().mode, pci=f"0000:{RANK:02x}:00.0").device_id) == 5

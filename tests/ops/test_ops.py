@@ -62,7 +62,6 @@ def test_shape_functions_know_what_can_be_known(shape):
                 library.ddl_reduce_scatter(x)
         else:
             assert same(library.ddl_reduce_scatter(x), rows)
-        assert all(same(y, []) for y in library.ddl_init(0))
 
 
 def test_ops_before_init_say_what_to_call(not_started):
@@ -73,7 +72,6 @@ def test_ops_before_init_say_what_to_call(not_started):
         lambda: ops.all_gather(tf.ones([2])),
         lambda: ops.broadcast(tf.ones([2])),
         lambda: ops.broadcast_variables([tf.Variable(1.0)]),
-        ops.init_op,
         lambda: tf.function(lambda x: ops.all_reduce(x))(tf.ones([2])),
     ):
         with pytest.raises(errors.NotInitializedError, match=r"keras_ddl\.init\(\)"):
@@ -85,7 +83,6 @@ def test_kernels_after_shutdown_say_what_to_call(not_started):
     for call in (
         lambda: library.ddl_all_reduce(tf.ones([2])),
         lambda: library.ddl_all_gather(tf.ones([2])),
-        lambda: library.ddl_init(0),
         tf.function(lambda: library.ddl_broadcast([tf.ones([2])])),
     ):
         with pytest.raises(errors.NotInitializedError, match=r"keras_ddl\.init\(\)"), ops.translate_errors():
@@ -111,8 +108,6 @@ def test_one_rank_gets_back_what_it_gave(alone):
             np.testing.assert_array_equal(result, x)
     assert ops.all_gather(tf.constant(5.0)).shape == (1,)
     assert ops.all_gather(tf.constant([True])).dtype == tf.bool
-    assert [int(value) for value in ops.init_op()] == [0, 1, 0, 1, 0]
-    assert int(ops.init_op(3).device_id) == 3
     slices = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([4, 4]), tf.constant([9, 3]))
     np.testing.assert_array_equal(tf.convert_to_tensor(ops.all_reduce(slices)), tf.convert_to_tensor(slices))
     variable = tf.Variable([1.0, 2.0])
@@ -144,7 +139,6 @@ def test_one_rank_has_plain_gradients(alone):
         (lambda x: ops.broadcast(x, root=1), ["0 to 0", "root=1"]),
         (lambda x: ops.broadcast(x, root=True), ["root=True"]),
         (lambda x: ops.broadcast_variables([x]), ["EagerTensor", "tf.Variable"]),
-        (lambda x: ops.init_op(mode="x:2x2"), ["mode='x:2x2'", "keras_ddl.init(mode='x:2x2')"]),
     ],
 )
 def test_bad_arguments_are_told_before_anything_is_sent(alone, call, words):
