@@ -133,7 +133,8 @@ _TABLE = (
         "0 or 1",
         True,
         "1: the ranks of a host may read and write each other's buffers themselves (cross memory attach), where the "
-        "system lets them and that is measured to be faster; 0: through shared memory only.",
+        "system lets them (Yama: only with kernel.yama.ptrace_scope=0) and that is measured to be faster; 0: through "
+        "shared memory only.",
     ),
     Variable(
         "BUCKET_BYTES",

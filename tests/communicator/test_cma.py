@@ -34,7 +34,6 @@ def system_allows_it():
     reading, writing = os.pipe()
 
     def wait_to_be_read():
-        libc.prctl(0x59616D61, number(os.getppid()), number(0), number(0), number(0))  # PR_SET_PTRACER, for Yama
         os.write(writing, b".")
         time.sleep(30)
         return 0

@@ -2,18 +2,14 @@
 
 #include <limits.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "base/gather.h"
@@ -26,8 +22,6 @@ namespace {
 // How long a rank that gave up waits for another's write before it looks what became of that process, and at the most.
 constexpr double kUsualWriteSeconds = 0.1;
 constexpr double kLongestWriteSeconds = 30;
-// Ancestors of a process that are looked at.
-constexpr size_t kMostAncestors = 16;
 
 // What a rank lets the others read and write to try it out.
 struct ProbeWord {
@@ -65,40 +59,6 @@ bool IsStill(pid_t pid) {
   return !state.empty() && std::strchr("TtZX", state[0]) != nullptr;
 }
 
-using Ancestors = std::array<int32_t, kMostAncestors>;
-
-Ancestors OwnAncestors() {
-  Ancestors ancestors{};
-  pid_t pid = getppid();
-  for (size_t i = 0; i < kMostAncestors && pid > 0; ++i) {
-    ancestors[i] = pid;
-    const std::string line = ProcessStat(pid);
-    pid = line.size() > 2 ? std::atoi(line.c_str() + 2) : 0;
-  }
-  return ancestors;
-}
-
-// A security module (Yama) may let only a process's ancestors trace it, until the process names another whose
-// descendants may too: the nearest common ancestor of the ranks of the group, which started them all.
-void AllowSiblings(const std::vector<Ancestors>& all, const std::vector<int>& members, const Ancestors& mine) {
-  if (members.size() < 2 || FirstLine("/proc/sys/kernel/yama/ptrace_scope").substr(0, 1) != "1") return;
-  for (const int32_t ancestor : mine) {
-    const bool common = ancestor > 0 && std::all_of(members.begin(), members.end(), [&](int rank) {
-                          const Ancestors& other = all[static_cast<size_t>(rank)];
-                          return std::find(other.begin(), other.end(), ancestor) != other.end();
-                        });
-    if (!common) continue;
-    // Once for the whole process: what another communicator needs must not be taken from it.
-    static std::mutex mutex;
-    static int32_t allowed = 0;
-    const std::lock_guard<std::mutex> lock(mutex);
-    const auto before = std::find(mine.begin(), mine.end(), allowed);
-    if (allowed > 0 && before != mine.end() && before >= std::find(mine.begin(), mine.end(), ancestor)) return;
-    if (prctl(PR_SET_PTRACER, static_cast<unsigned long>(ancestor), 0, 0, 0) == 0) allowed = ancestor;
-    return;
-  }
-}
-
 uint64_t NewSecret() {
   uint64_t secret = 0;
   if (syscall(SYS_getrandom, &secret, sizeof secret, 0u) != sizeof secret) {
@@ -131,14 +91,10 @@ Status PeerMemory::Probe(const ddl_transport& transport, bool wanted, GroupMemor
   RankBlock& own = memory.own();
   own.probe_address.store(reinterpret_cast<uint64_t>(word.get()), std::memory_order_relaxed);
   own.probe_secret.store(word->secret, std::memory_order_relaxed);
-  // First the way is free, then all words are there, then what each rank found; then `word` may go.
-  const Ancestors ancestors = OwnAncestors();
-  std::vector<Ancestors> all_ancestors;
-  Status status = Gather(transport, ancestors, &all_ancestors);
+  // First all words are there, then what each rank found; then `word` may go.
   uint8_t mine = wanted ? 1 : 0;
   std::vector<uint8_t> reached;
-  if (status.ok() && wanted) AllowSiblings(all_ancestors, members, ancestors);
-  if (status.ok()) status = Gather(transport, mine, &reached);
+  Status status = Gather(transport, mine, &reached);
   for (int local = 0; status.ok() && wanted && local < memory.local_size(); ++local) {
     if (local != memory.local_rank() && !Reaches(memory.block(local))) mine = 0;
   }

@@ -3,8 +3,9 @@
 // memory wanders between the caches of two cores that both write it.
 //
 // The kernel allows it to whoever may trace the other process: ranks of one user in one process-id namespace, unless a
-// container or a security module forbids it. So it is tried out when the group is made (Probe), with a word that only
-// the right process can have, and where one rank can not reach another the group does without.
+// container or a security module forbids it (Yama, unless its ptrace_scope is 0: ranks are no ancestors of each other,
+// and none opens itself to others). So it is tried out when the group is made (Probe), with a word that only the right
+// process can have, and where one rank can not reach another the group does without.
 //
 // A rank that gives up in the middle takes its buffers back while others may still write into them: Withdraw.
 #ifndef KERAS_DDL_CORE_SHM_PEER_MEMORY_H_
