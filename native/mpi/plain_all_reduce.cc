@@ -5,10 +5,13 @@
 #include <type_traits>
 #include <vector>
 
-#include "half.h"
+#include "common/half.h"
 
 namespace ddl_mpi {
 namespace {
+
+using ddl::Bfloat16;
+using ddl::Float16;
 
 // MPI counts are int, and some versions overflow inside when count * size passes 2^31: larger calls are cut.
 constexpr uint64_t kPieceBytes = uint64_t{1} << 30;

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/hash.h"
 #include "ddl.h"
-#include "fingerprint.h"
 #include "tf_handles.h"
 
 namespace keras_ddl::tf {
@@ -88,7 +88,7 @@ class Call {
   std::vector<int64_t> gathered_dims_;
   std::string name_;
   std::string detail_;
-  Fingerprint fingerprint_;
+  uint64_t fingerprint_ = ddl::kHashOfNothing;
 };
 
 bool Call::AllocateLikeInput(int index, const Shape& shape, Status* status) {
@@ -133,9 +133,9 @@ bool Call::AllocateChunk(ddl_comm* comm, const Shape& shape, Status* status) {
 void Call::Describe(int index, const Shape& shape) {
   // Rows may differ between ranks in an all_gather, and nowhere else.
   const bool rows_are_free = attributes_.kind == DDL_ALL_GATHER;
-  fingerprint_.Add(static_cast<uint64_t>(shape.rank()));
+  fingerprint_ = ddl::HashNumber(static_cast<uint64_t>(shape.rank()), fingerprint_);
   for (size_t d = rows_are_free ? 1 : 0; d < shape.dims.size(); ++d) {
-    fingerprint_.Add(static_cast<uint64_t>(shape.dims[d]));
+    fingerprint_ = ddl::HashNumber(static_cast<uint64_t>(shape.dims[d]), fingerprint_);
   }
   if (detail_.size() >= kDetailBytes) return;
   if (index > 0 || !detail_.empty()) detail_ += index > 0 ? ", " : ": ";
@@ -157,7 +157,7 @@ bool Call::Prepare(ddl_comm* comm, ddl_request* request, Status* status) {
   // Iterations of a loop may overlap, in an order of each rank's own: they are different requests.
   if (const int64_t iteration = TF_GetIterId(context_); iteration > 0) name_ += "#" + std::to_string(iteration);
   detail_ = attributes_.detail;
-  fingerprint_.Add(attributes_.fingerprint);
+  fingerprint_ = ddl::HashNumber(attributes_.fingerprint, fingerprint_);
 
   request->kind = attributes_.kind;
   request->dtype = attributes_.dtype;
@@ -187,7 +187,7 @@ bool Call::Prepare(ddl_comm* comm, ddl_request* request, Status* status) {
   request->num_buffers = static_cast<uint32_t>(buffers_.size());
   request->name = name_.c_str();
   request->detail = detail_.c_str();
-  request->fingerprint = fingerprint_.value();
+  request->fingerprint = fingerprint_;
   // Random for every run of a graph and every eager op (observed with TensorFlow 2.21).
   request->step = static_cast<uint64_t>(TF_StepId(context_));
   return true;

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/half.h"
+#include "common/half.h"
 #include "kernels/kernels.h"
 #include "kernels/oracle.h"
 #include "test_data.h"
@@ -91,8 +91,8 @@ TEST(Float16Test, OverflowBeginsHalfAUnitAboveTheLargest) {
 TEST(HalfTest, ScalarConversionsAgreeWithTheFormats) {
   for (int i = 0; i < 65536; ++i) {
     const uint16_t bits = static_cast<uint16_t>(i);
-    const std::pair<double, double> pairs[] = {{ddl::Float16ToFloat(bits), DecodeHalf(kFloat16, bits)},
-                                               {ddl::Bfloat16ToFloat(bits), DecodeHalf(kBfloat16, bits)}};
+    const std::pair<double, double> pairs[] = {{ddl::Float16{bits}.ToFloat(), DecodeHalf(kFloat16, bits)},
+                                               {ddl::Bfloat16{bits}.ToFloat(), DecodeHalf(kBfloat16, bits)}};
     for (const auto& [received, expected] : pairs) {
       if (std::isnan(expected)) {
         ASSERT_TRUE(std::isnan(received));
@@ -100,6 +100,35 @@ TEST(HalfTest, ScalarConversionsAgreeWithTheFormats) {
         ASSERT_EQ(received, expected);
         ASSERT_EQ(std::signbit(received), std::signbit(expected));
       }
+    }
+  }
+}
+
+template <typename Half>
+void CheckFromFloat(HalfFormat format, float value) {
+  const Half received = Half::FromFloat(value);
+  if (std::isnan(value)) {
+    ASSERT_TRUE(std::isnan(received.ToFloat()));
+  } else {
+    ASSERT_EQ(received.bits, EncodeHalf(format, static_cast<double>(value))) << value;
+  }
+}
+
+TEST(HalfTest, ScalarsAreRoundedToNearestEven) {
+  for (uint32_t i = 0; i < 65536; ++i) {
+    // Each 16-bit number, what is halfway to the next one, and what is just beside that.
+    for (const uint32_t beside : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      const uint32_t bits = i << 16 | beside;
+      float value;
+      std::memcpy(&value, &bits, sizeof value);
+      CheckFromFloat<ddl::Bfloat16>(kBfloat16, value);
+      CheckFromFloat<ddl::Float16>(kFloat16, value);
+    }
+    const auto half = static_cast<float>(DecodeHalf(kFloat16, static_cast<uint16_t>(i)));
+    const auto next = static_cast<float>(DecodeHalf(kFloat16, static_cast<uint16_t>(i + 1)));
+    const float middle = (half + next) / 2;
+    for (const float value : {half, middle, std::nextafter(middle, half), std::nextafter(middle, next)}) {
+      CheckFromFloat<ddl::Float16>(kFloat16, value);
     }
   }
 }

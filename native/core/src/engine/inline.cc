@@ -6,8 +6,8 @@
 // it: hence before any rank came (then it was outstanding) or after every rank has left.
 #include <sched.h>
 
-#include "base/hash.h"
 #include "base/trace.h"
+#include "common/hash.h"
 #include "engine/engine.h"
 #include "shm/doorbell.h"
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/gather.h"
-#include "base/hash.h"
 #include "base/text.h"
+#include "common/hash.h"
 #include "shm/group_memory.h"
 
 namespace ddl {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "base/half.h"
+#include "common/half.h"
 #include "kernels/kernels.h"
 
 namespace ddl {
@@ -51,9 +51,9 @@ double MaxRelativeDifference(ddl_dtype dtype, const void* a, const void* b, size
     case DDL_FLOAT64:
       return Largest<double>(a, b, count, real);
     case DDL_FLOAT16:
-      return Largest<uint16_t>(a, b, count, [](uint16_t bits) { return static_cast<double>(Float16ToFloat(bits)); });
+      return Largest<Float16>(a, b, count, [](Float16 value) { return static_cast<double>(value.ToFloat()); });
     case DDL_BFLOAT16:
-      return Largest<uint16_t>(a, b, count, [](uint16_t bits) { return static_cast<double>(Bfloat16ToFloat(bits)); });
+      return Largest<Bfloat16>(a, b, count, [](Bfloat16 value) { return static_cast<double>(value.ToFloat()); });
     case DDL_INT32:
       return Largest<int32_t>(a, b, count, integer);
     case DDL_INT64:

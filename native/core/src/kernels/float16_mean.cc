@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "base/half.h"
+#include "common/half.h"
 
 namespace ddl {
 namespace {
@@ -24,7 +24,7 @@ void DivideLast(const View& sum, const View& out, const Reduction& last) {
   if (last.dtype == DDL_FLOAT16 && last.divisor < 1) {
     // The bits of positive numbers are ordered as the numbers are.
     uint16_t largest = kInfinity - 1;
-    while (Float16ToFloat(largest) / static_cast<float>(last.divisor) >= kOverflow) --largest;
+    while (Float16{largest}.ToFloat() / static_cast<float>(last.divisor) >= kOverflow) --largest;
     sum.ForEach(0, sum.count(), [largest](char* data, uint64_t, uint64_t n) {
       for (uint64_t i = 0; i < n; ++i) {
         uint16_t bits;

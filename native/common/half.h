@@ -1,11 +1,11 @@
-// float16 and bfloat16 as scalars. The core's vector kernels stay behind its C ABI, and a baseline may be slow.
-#ifndef KERAS_DDL_MPI_HALF_H_
-#define KERAS_DDL_MPI_HALF_H_
+// float16 and bfloat16 as scalars, for code that is not a kernel.
+#ifndef KERAS_DDL_COMMON_HALF_H_
+#define KERAS_DDL_COMMON_HALF_H_
 
 #include <cstdint>
 #include <cstring>
 
-namespace ddl_mpi {
+namespace ddl {
 
 inline float FloatOfBits(uint32_t bits) {
   float value;
@@ -62,5 +62,5 @@ struct Float16 {
   }
 };
 
-}  // namespace ddl_mpi
-#endif  // KERAS_DDL_MPI_HALF_H_
+}  // namespace ddl
+#endif  // KERAS_DDL_COMMON_HALF_H_
