@@ -5,13 +5,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "common/half.h"
+#include "common/dtypes.h"
 
 namespace ddl_mpi {
 namespace {
-
-using ddl::Bfloat16;
-using ddl::Float16;
 
 // MPI counts are int, and some versions overflow inside when count * size passes 2^31: larger calls are cut.
 constexpr uint64_t kPieceBytes = uint64_t{1} << 30;
@@ -19,35 +16,15 @@ constexpr uint64_t kPieceBytes = uint64_t{1} << 30;
 constexpr uint64_t kStagedElements = uint64_t{1} << 18;
 
 template <typename T>
-struct MpiType;
-template <>
-struct MpiType<float> {
-  static MPI_Datatype Get() { return MPI_FLOAT; }
-};
-template <>
-struct MpiType<double> {
-  static MPI_Datatype Get() { return MPI_DOUBLE; }
-};
-template <>
-struct MpiType<int32_t> {
-  static MPI_Datatype Get() { return MPI_INT32_T; }
-};
-template <>
-struct MpiType<int64_t> {
-  static MPI_Datatype Get() { return MPI_INT64_T; }
-};
-template <>
-struct MpiType<uint32_t> {
-  static MPI_Datatype Get() { return MPI_UINT32_T; }
-};
-template <>
-struct MpiType<uint8_t> {
-  static MPI_Datatype Get() { return MPI_UINT8_T; }
-};
-template <>
-struct MpiType<int8_t> {
-  static MPI_Datatype Get() { return MPI_INT8_T; }
-};
+MPI_Datatype MpiType() {
+  if constexpr (std::is_same_v<T, float>) return MPI_FLOAT;
+  if constexpr (std::is_same_v<T, double>) return MPI_DOUBLE;
+  if constexpr (std::is_same_v<T, int32_t>) return MPI_INT32_T;
+  if constexpr (std::is_same_v<T, int64_t>) return MPI_INT64_T;
+  if constexpr (std::is_same_v<T, uint32_t>) return MPI_UINT32_T;
+  if constexpr (std::is_same_v<T, uint8_t>) return MPI_UINT8_T;
+  if constexpr (std::is_same_v<T, int8_t>) return MPI_INT8_T;
+}
 
 // MPI_MIN and MPI_MAX lose NaN in some orders of the ranks; these do not.
 template <typename T, bool kMax>
@@ -112,8 +89,7 @@ int Direct(MPI_Comm comm, const void* in, void* out, uint64_t count, ddl_op op, 
   const uint64_t piece = kPieceBytes / sizeof(T);
   for (uint64_t at = 0; at < count && code == MPI_SUCCESS; at += piece) {
     const int n = static_cast<int>(std::min(piece, count - at));
-    code =
-        MPI_Allreduce(in == out ? MPI_IN_PLACE : source + at, target + at, n, MpiType<T>::Get(), operation.get(), comm);
+    code = MPI_Allreduce(in == out ? MPI_IN_PLACE : source + at, target + at, n, MpiType<T>(), operation.get(), comm);
   }
   if (op == DDL_MEAN && code == MPI_SUCCESS) {
     for (uint64_t i = 0; i < count; ++i) target[i] /= static_cast<T>(size);
@@ -150,8 +126,7 @@ int Staged(MPI_Comm comm, const void* in, void* out, uint64_t count, ddl_op op, 
   for (uint64_t at = 0; at < count && code == MPI_SUCCESS; at += kStagedElements) {
     const uint64_t n = std::min(kStagedElements, count - at);
     for (uint64_t i = 0; i < n; ++i) staging[i] = Widen<T, Wide>(source[at + i]);
-    code =
-        MPI_Allreduce(MPI_IN_PLACE, staging.data(), static_cast<int>(n), MpiType<Wide>::Get(), operation.get(), comm);
+    code = MPI_Allreduce(MPI_IN_PLACE, staging.data(), static_cast<int>(n), MpiType<Wide>(), operation.get(), comm);
     for (uint64_t i = 0; i < n; ++i) {
       target[at + i] = Narrow<T, Wide>(op == DDL_MEAN ? staging[i] / static_cast<Wide>(size) : staging[i]);
     }
@@ -159,12 +134,20 @@ int Staged(MPI_Comm comm, const void* in, void* out, uint64_t count, ddl_op op, 
   return code;
 }
 
-// Open MPI's vectorised sums of 8-bit integers saturate; ours wrap, as C and NumPy do.
 template <typename T>
-int Bytes(MPI_Comm comm, const void* in, void* out, uint64_t count, ddl_op op, int size) {
-  if (op == DDL_MEAN) return Staged<T, int64_t>(comm, in, out, count, op, size);
-  if (op == DDL_MIN || op == DDL_MAX) return Direct<T>(comm, in, out, count, op, size);
-  return Staged<T, uint32_t>(comm, in, out, count, op, size);
+int ReduceElements(MPI_Comm comm, const void* in, void* out, uint64_t count, ddl_op op, int size) {
+  if constexpr (!std::is_arithmetic_v<T>) {
+    return Staged<T, float>(comm, in, out, count, op, size);
+  } else {
+    if constexpr (std::is_integral_v<T> && sizeof(T) < sizeof(int64_t)) {
+      if (op == DDL_MEAN) return Staged<T, int64_t>(comm, in, out, count, op, size);
+    }
+    // Open MPI's vectorised sums of 8-bit integers saturate; ours wrap, as C and NumPy do.
+    if constexpr (sizeof(T) == 1) {
+      if (op == DDL_SUM || op == DDL_PRODUCT) return Staged<T, uint32_t>(comm, in, out, count, op, size);
+    }
+    return Direct<T>(comm, in, out, count, op, size);
+  }
 }
 
 }  // namespace
@@ -176,28 +159,11 @@ int PlainAllReduce(MPI_Comm comm, const void* in, void* out, uint64_t count, ddl
   const int code = MPI_Comm_size(comm, &size);
   if (code != MPI_SUCCESS) return code;
   *call = "MPI_Allreduce";
-  const bool mean = op == DDL_MEAN;
-  switch (dtype) {
-    case DDL_FLOAT32:
-      return Direct<float>(comm, in, out, count, op, size);
-    case DDL_FLOAT64:
-      return Direct<double>(comm, in, out, count, op, size);
-    case DDL_FLOAT16:
-      return Staged<Float16, float>(comm, in, out, count, op, size);
-    case DDL_BFLOAT16:
-      return Staged<Bfloat16, float>(comm, in, out, count, op, size);
-    case DDL_INT32:
-      return mean ? Staged<int32_t, int64_t>(comm, in, out, count, op, size)
-                  : Direct<int32_t>(comm, in, out, count, op, size);
-    case DDL_INT64:
-      return Direct<int64_t>(comm, in, out, count, op, size);
-    case DDL_UINT8:
-      return Bytes<uint8_t>(comm, in, out, count, op, size);
-    case DDL_INT8:
-      return Bytes<int8_t>(comm, in, out, count, op, size);
-    default:
-      return MPI_ERR_TYPE;
-  }
+  int reduced = MPI_ERR_TYPE;
+  ddl::WithDtype(dtype, [&](auto element, const char*) {
+    reduced = ReduceElements<decltype(element)>(comm, in, out, count, op, size);
+  });
+  return reduced;
 }
 
 }  // namespace ddl_mpi

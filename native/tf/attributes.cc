@@ -8,15 +8,10 @@ namespace {
 struct DTypeRow {
   TF_DataType tf;
   ddl_dtype ddl;
-  const char* name;
-  size_t bytes;
 };
-constexpr DTypeRow kDTypes[] = {
-    {TF_FLOAT, DDL_FLOAT32, "float32", 4}, {TF_DOUBLE, DDL_FLOAT64, "float64", 8},
-    {TF_HALF, DDL_FLOAT16, "float16", 2},  {TF_BFLOAT16, DDL_BFLOAT16, "bfloat16", 2},
-    {TF_INT32, DDL_INT32, "int32", 4},     {TF_INT64, DDL_INT64, "int64", 8},
-    {TF_UINT8, DDL_UINT8, "uint8", 1},     {TF_INT8, DDL_INT8, "int8", 1},
-};
+constexpr DTypeRow kDTypes[] = {{TF_FLOAT, DDL_FLOAT32},     {TF_DOUBLE, DDL_FLOAT64}, {TF_HALF, DDL_FLOAT16},
+                                {TF_BFLOAT16, DDL_BFLOAT16}, {TF_INT32, DDL_INT32},    {TF_INT64, DDL_INT64},
+                                {TF_UINT8, DDL_UINT8},       {TF_INT8, DDL_INT8}};
 
 struct OpRow {
   const char* name;
@@ -115,20 +110,6 @@ bool ReadAttributes(TF_OpKernelConstruction* construction, ddl_kind kind, Attrib
   if (status.ok()) return true;
   TF_OpKernelConstruction_Failure(construction, status.get());
   return false;
-}
-
-const char* DTypeName(ddl_dtype dtype) {
-  for (const DTypeRow& row : kDTypes) {
-    if (row.ddl == dtype) return row.name;
-  }
-  return "?";
-}
-
-size_t DTypeBytes(ddl_dtype dtype) {
-  for (const DTypeRow& row : kDTypes) {
-    if (row.ddl == dtype) return row.bytes;
-  }
-  return 0;
 }
 
 }  // namespace keras_ddl::tf

@@ -27,9 +27,6 @@ struct Attributes {
 // status, and `attributes` must not be used.
 bool ReadAttributes(TF_OpKernelConstruction* construction, ddl_kind kind, Attributes* attributes);
 
-const char* DTypeName(ddl_dtype dtype);
-size_t DTypeBytes(ddl_dtype dtype);
-
 }  // namespace keras_ddl::tf
 
 #endif  // KERAS_DDL_TF_ATTRIBUTES_H_

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/dtypes.h"
 #include "common/hash.h"
 #include "ddl.h"
 #include "tf_handles.h"
@@ -121,7 +122,7 @@ bool Call::AllocateChunk(ddl_comm* comm, const Shape& shape, Status* status) {
   const int64_t size = ddl_size(comm);
   Shape chunk = shape;
   chunk.dims[0] = shape.rows() / size + (ddl_rank(comm) < shape.rows() % size ? 1 : 0);
-  const size_t bytes = static_cast<size_t>(chunk.count()) * DTypeBytes(attributes_.dtype);
+  const size_t bytes = static_cast<size_t>(chunk.count()) * ddl::DtypeSize(attributes_.dtype);
   TF_Tensor* output =
       TF_AllocateOutput(context_, 0, attributes_.tf_dtype, chunk.dims.data(), chunk.rank(), bytes, status->get());
   if (!status->ok()) return false;
@@ -139,7 +140,7 @@ void Call::Describe(int index, const Shape& shape) {
   }
   if (detail_.size() >= kDetailBytes) return;
   if (index > 0 || !detail_.empty()) detail_ += index > 0 ? ", " : ": ";
-  detail_ += DTypeName(attributes_.dtype);
+  detail_ += ddl::DtypeName(attributes_.dtype);
   detail_ += '[';
   for (size_t d = 0; d < shape.dims.size(); ++d) {
     if (d > 0) detail_ += ',';
@@ -202,7 +203,7 @@ void* Call::Allocate(const uint64_t* rows_by_rank, int size) {
   Status status;
   TensorPtr gathered(TF_AllocateOutput(context_, 0, attributes_.tf_dtype, gathered_dims_.data(),
                                        static_cast<int>(gathered_dims_.size()),
-                                       static_cast<size_t>(count) * DTypeBytes(attributes_.dtype), status.get()));
+                                       static_cast<size_t>(count) * ddl::DtypeSize(attributes_.dtype), status.get()));
   if (!status.ok()) return nullptr;
   const int64_t size_dim = size;
   TensorPtr row_counts(TF_AllocateOutput(context_, 1, TF_INT64, &size_dim, 1,
@@ -219,7 +220,7 @@ void* Call::Allocate(const uint64_t* rows_by_rank, int size) {
 uint64_t Bytes(const ddl_request& request) {
   uint64_t count = 0;
   for (uint32_t i = 0; i < request.num_buffers; ++i) count += request.buffers[i].count;
-  return count * DTypeBytes(static_cast<ddl_dtype>(request.dtype));
+  return count * ddl::DtypeSize(static_cast<ddl_dtype>(request.dtype));
 }
 
 void* AllocateCallback(void* user, const uint64_t* rows_by_rank, int size) {

@@ -13,10 +13,6 @@
 namespace ddl {
 namespace {
 
-bool IsInteger(ddl_dtype dtype) {
-  return dtype == DDL_INT32 || dtype == DDL_INT64 || dtype == DDL_UINT8 || dtype == DDL_INT8;
-}
-
 // Rows of each rank when `rows` rows are scattered: sizes differ by at most one.
 std::vector<Range> RowRanges(uint64_t rows, uint64_t row_count, int size) {
   std::vector<Range> ranges = SplitEvenly(rows, size);
@@ -78,7 +74,7 @@ Status Executor::AllReduce(const Request& request, const View& in, const View& o
   Status status;
   if ((a.flags & DDL_FLAG_PLAIN_MPI) != 0) {
     status = PlainAllReduce(in, out, dtype, op);
-  } else if (op == DDL_MEAN && IsInteger(dtype)) {
+  } else if (op == DDL_MEAN && !IsFloating(dtype)) {
     status = IntegerMean(in, out, dtype);
   } else {
     status = collectives_.AllReduce(in, out, dtype, op, scheme);
@@ -156,7 +152,7 @@ Status Executor::ReduceScatter(const Request& request, const View& in, bool* bro
   const std::vector<Range> ranges = RowRanges(a.rows, a.row_count, transport_.size);
   char* out = static_cast<char*>(request.buffers[0].out);
   Status status;
-  if (op == DDL_MEAN && IsInteger(dtype)) {
+  if (op == DDL_MEAN && !IsFloating(dtype)) {
     std::vector<char> whole(in.bytes());
     status = IntegerMean(in, View(in.element_bytes(), whole.data(), in.count()), dtype);
     const Range own = ranges[static_cast<size_t>(transport_.rank)];

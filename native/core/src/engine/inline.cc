@@ -47,15 +47,11 @@ RendezvousCard CardOf(const ddl_request& request) {
   return card;
 }
 
-bool IsFloating(uint32_t dtype) {
-  return dtype == DDL_FLOAT32 || dtype == DDL_FLOAT64 || dtype == DDL_FLOAT16 || dtype == DDL_BFLOAT16;
-}
-
 // Whether the data travels with the card: the same verdict on every rank, since it follows from what must agree.
 // Everyone reads everyone's data, so among many ranks the schemes that share the work are faster from some size on.
 bool IsEager(const ddl_request& request, int size) {
   if (request.kind == DDL_ALL_REDUCE) {
-    if (request.op == DDL_MEAN && !IsFloating(request.dtype)) return false;
+    if (request.op == DDL_MEAN && !IsFloating(static_cast<ddl_dtype>(request.dtype))) return false;
     if (BytesOf(request) > kAlwaysEagerBytes && BytesOf(request) * static_cast<uint64_t>(size) > kEagerBytesOfAll)
       return false;
   } else if (request.kind != DDL_BROADCAST) {
@@ -162,7 +158,8 @@ Status Engine::RunInline(const ddl_request& request, bool eager) {
       for (int local = 0; local < transport_.size; ++local) decision.rows.push_back(rendezvous_.card_of(local).rows);
     }
     // An integer mean is reduced in wider integers: not the bytes that the proposal was for.
-    if (request.kind == DDL_ALL_REDUCE && (request.op != DDL_MEAN || IsFloating(request.dtype))) {
+    if (request.kind == DDL_ALL_REDUCE &&
+        (request.op != DDL_MEAN || IsFloating(static_cast<ddl_dtype>(request.dtype)))) {
       decision.scheme = Scheme::Decode(rendezvous_.card_of(0).scheme);
     }
     // A request that all ranks can carry out fails only when the ranks fall out of step.

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
-#include "common/half.h"
 #include "kernels/kernels.h"
 
 namespace ddl {
@@ -28,14 +28,25 @@ double Difference(int64_t a, int64_t b) {
   return static_cast<double>(distance) / std::max(1.0, std::fabs(static_cast<double>(b)));
 }
 
-template <typename T, typename Convert>
-double Largest(const void* a, const void* b, size_t count, Convert convert) {
+template <typename T>
+auto Widened(T value) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<int64_t>(value);
+  } else if constexpr (std::is_arithmetic_v<T>) {
+    return static_cast<double>(value);
+  } else {
+    return static_cast<double>(value.ToFloat());
+  }
+}
+
+template <typename T>
+double Largest(const void* a, const void* b, size_t count) {
   double largest = 0;
   for (size_t i = 0; i < count; ++i) {
     T x, y;
     std::memcpy(&x, static_cast<const char*>(a) + i * sizeof(T), sizeof(T));
     std::memcpy(&y, static_cast<const char*>(b) + i * sizeof(T), sizeof(T));
-    largest = std::max(largest, Difference(convert(x), convert(y)));
+    largest = std::max(largest, Difference(Widened(x), Widened(y)));
   }
   return largest;
 }
@@ -43,29 +54,9 @@ double Largest(const void* a, const void* b, size_t count, Convert convert) {
 }  // namespace
 
 double MaxRelativeDifference(ddl_dtype dtype, const void* a, const void* b, size_t count) {
-  const auto real = [](auto value) { return static_cast<double>(value); };
-  const auto integer = [](auto value) { return static_cast<int64_t>(value); };
-  switch (dtype) {
-    case DDL_FLOAT32:
-      return Largest<float>(a, b, count, real);
-    case DDL_FLOAT64:
-      return Largest<double>(a, b, count, real);
-    case DDL_FLOAT16:
-      return Largest<Float16>(a, b, count, [](Float16 value) { return static_cast<double>(value.ToFloat()); });
-    case DDL_BFLOAT16:
-      return Largest<Bfloat16>(a, b, count, [](Bfloat16 value) { return static_cast<double>(value.ToFloat()); });
-    case DDL_INT32:
-      return Largest<int32_t>(a, b, count, integer);
-    case DDL_INT64:
-      return Largest<int64_t>(a, b, count, integer);
-    case DDL_UINT8:
-      return Largest<uint8_t>(a, b, count, integer);
-    case DDL_INT8:
-      return Largest<int8_t>(a, b, count, integer);
-    case DDL_NUM_DTYPES:
-      break;
-  }
-  return kInfinity;
+  double largest = kInfinity;
+  WithDtype(dtype, [&](auto element, const char*) { largest = Largest<decltype(element)>(a, b, count); });
+  return largest;
 }
 
 }  // namespace ddl

@@ -1,5 +1,6 @@
 // Integer means: the elements widened to int64, summed by Reduce, and divided back.
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/kernels.h"
 
@@ -31,33 +32,15 @@ void Divide(const int64_t* in, void* out, size_t count, int64_t divisor) {
 }  // namespace
 
 void WidenToInt64(ddl_dtype dtype, const void* in, int64_t* out, size_t count) {
-  switch (dtype) {
-    case DDL_INT32:
-      return Widen<int32_t>(in, out, count);
-    case DDL_INT64:
-      return Widen<int64_t>(in, out, count);
-    case DDL_UINT8:
-      return Widen<uint8_t>(in, out, count);
-    case DDL_INT8:
-      return Widen<int8_t>(in, out, count);
-    default:
-      return;
-  }
+  WithDtype(dtype, [&](auto element, const char*) {
+    if constexpr (std::is_integral_v<decltype(element)>) Widen<decltype(element)>(in, out, count);
+  });
 }
 
 void DivideFromInt64(ddl_dtype dtype, const int64_t* in, void* out, size_t count, int64_t divisor) {
-  switch (dtype) {
-    case DDL_INT32:
-      return Divide<int32_t>(in, out, count, divisor);
-    case DDL_INT64:
-      return Divide<int64_t>(in, out, count, divisor);
-    case DDL_UINT8:
-      return Divide<uint8_t>(in, out, count, divisor);
-    case DDL_INT8:
-      return Divide<int8_t>(in, out, count, divisor);
-    default:
-      return;
-  }
+  WithDtype(dtype, [&](auto element, const char*) {
+    if constexpr (std::is_integral_v<decltype(element)>) Divide<decltype(element)>(in, out, count, divisor);
+  });
 }
 
 }  // namespace ddl

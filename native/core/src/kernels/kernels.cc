@@ -108,7 +108,7 @@ void Reduce(ddl_dtype dtype, ddl_op op, const void* const* in, int n, void* out,
             Store store) {
   const size_t bytes = count * DtypeSize(dtype);
   if (bytes == 0) return;
-  const bool divides = op == DDL_MEAN && dtype <= DDL_BFLOAT16;
+  const bool divides = op == DDL_MEAN && IsFloating(dtype);
   if (n == 1 && !divides) {
     if (out != in[0]) Copy(out, in[0], bytes, store);
     return;

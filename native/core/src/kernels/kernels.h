@@ -7,14 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/dtypes.h"
 #include "ddl.h"
 
 namespace ddl {
 
-// Bytes of one element.
-size_t DtypeSize(ddl_dtype dtype);
-// "float32", "sum", "all_reduce", ...: the spelling of the Python layer, used in messages.
-const char* DtypeName(ddl_dtype dtype);
+// "sum", "all_reduce", ...: the spelling of the Python layer, used in messages.
 const char* OpName(ddl_op op);
 const char* KindName(ddl_kind kind);
 
