@@ -8,8 +8,6 @@
 namespace ddl {
 namespace {
 
-size_t Wrap(int position, int size) { return static_cast<size_t>(((position % size) + size) % size); }
-
 // `range` cut into one chunk per position of the ring.
 std::vector<Range> Chunks(const Range& range, int size) {
   std::vector<Range> chunks = SplitEvenly(range.size(), size);
@@ -37,32 +35,23 @@ Status OuterAllReduce::Start(const Reduction& across, const Reduction* last) {
   steps_.clear();
   posted_ = received_ = sent_ = gathers_ = 0;
   own_ = {0, count_};
-  std::vector<Range> wholes;
+  std::vector<std::vector<Range>> chunks;  // of each dimension
   for (const RingPlace& ring : dimensions_) {
-    wholes.push_back(own_);
-    AddReduceScatter(ring, &own_);
+    chunks.push_back(Chunks(own_, ring.size));
+    AddSteps(ring, chunks.back(), /*reduces=*/true);
+    own_ = chunks.back()[static_cast<size_t>(ring.position)];
   }
   reduce_steps_ = steps_.size();
-  for (size_t d = dimensions_.size(); d-- > 0;) AddAllGather(dimensions_[d], wholes[d]);
+  for (size_t d = dimensions_.size(); d-- > 0;) AddSteps(dimensions_[d], chunks[d], /*reduces=*/false);
   bool moved = false;
   return Progress(&moved);
 }
 
-// In step s position p sends chunk p - s - 1 and reduces chunk p - s - 2 as it arrives; it ends up owning chunk p.
-void OuterAllReduce::AddReduceScatter(const RingPlace& ring, Range* own) {
-  const std::vector<Range> chunks = Chunks(*own, ring.size);
+void OuterAllReduce::AddSteps(const RingPlace& ring, const std::vector<Range>& chunks, bool reduces) {
   for (int s = 0; s < ring.size - 1; ++s) {
-    steps_.push_back(
-        {&ring, chunks[Wrap(ring.position - s - 1, ring.size)], chunks[Wrap(ring.position - s - 2, ring.size)], true});
-  }
-  *own = chunks[static_cast<size_t>(ring.position)];
-}
-
-void OuterAllReduce::AddAllGather(const RingPlace& ring, const Range& whole) {
-  const std::vector<Range> chunks = Chunks(whole, ring.size);
-  for (int s = 0; s < ring.size - 1; ++s) {
-    steps_.push_back(
-        {&ring, chunks[Wrap(ring.position - s, ring.size)], chunks[Wrap(ring.position - s - 1, ring.size)], false});
+    const RingStep step =
+        reduces ? ReduceScatterStep(ring.position, ring.size, s) : AllGatherStep(ring.position, ring.size, s);
+    steps_.push_back({&ring, chunks[step.send], chunks[step.receive], reduces});
   }
 }
 

@@ -61,8 +61,7 @@ class OuterAllReduce {
     Range receive;
     bool reduces;  // else the message replaces what is there
   };
-  void AddReduceScatter(const RingPlace& ring, Range* own);
-  void AddAllGather(const RingPlace& ring, const Range& whole);
+  void AddSteps(const RingPlace& ring, const std::vector<Range>& chunks, bool reduces);
   bool MayReceive(size_t step) const;
   void Take(const Step& step, size_t number);
   char* Landing(size_t step) const { return landing_ + (step % 2) * landing_bytes_; }

@@ -8,17 +8,17 @@
 
 namespace ddl {
 
-std::vector<Range> SplitEvenly(uint64_t count, int parts) {
-  const auto n = static_cast<uint64_t>(parts);
-  std::vector<Range> ranges;
-  uint64_t begin = 0;
-  for (uint64_t i = 0; i < n; ++i) {
-    const uint64_t end = begin + count / n + (i < count % n ? 1 : 0);
-    ranges.push_back({begin, end});
-    begin = end;
-  }
-  return ranges;
+namespace {
+
+size_t Wrap(int position, int size) { return static_cast<size_t>(((position % size) + size) % size); }
+
+}  // namespace
+
+RingStep AllGatherStep(int position, int size, int step) {
+  return {Wrap(position - step, size), Wrap(position - step - 1, size)};
 }
+
+RingStep ReduceScatterStep(int position, int size, int step) { return AllGatherStep(position - 1, size, step); }
 
 Ring::Ring(const ddl_transport& transport, Waiter& waiter, std::vector<int> ranks, int position)
     : transport_(transport), waiter_(waiter), ranks_(std::move(ranks)), position_(position) {}

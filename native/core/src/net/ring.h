@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/range.h"
 #include "base/status.h"
 #include "base/waiter.h"
 #include "ddl.h"
@@ -16,15 +17,15 @@
 
 namespace ddl {
 
-// Elements [begin, end) of an array.
-struct Range {
-  uint64_t begin;
-  uint64_t end;
-  uint64_t size() const { return end - begin; }
+// The numbers of the chunks that position p of P sends and receives in step s of P - 1 (Patarasuk & Yuan, 2009).
+struct RingStep {
+  size_t send;
+  size_t receive;
 };
-
-// `count` elements cut into `parts` ranges whose sizes differ by at most one, the larger ones first.
-std::vector<Range> SplitEvenly(uint64_t count, int parts);
+// Sends chunk p - s - 1 and reduces chunk p - s - 2 as it arrives: in the end it owns chunk p, reduced over all.
+RingStep ReduceScatterStep(int position, int size, int step);
+// Sends chunk p - s and takes chunk p - s - 1: what each owns travels once around.
+RingStep AllGatherStep(int position, int size, int step);
 
 class Ring {
  public:

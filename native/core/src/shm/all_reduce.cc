@@ -55,7 +55,7 @@ class AllReduce {
   uint64_t Elements(uint64_t k) const { return std::min(chunk_, in_.count() - k * chunk_); }
 
   // Shows this rank's input of step k, except the elements of `kept`, which only this rank reads.
-  Status FillSlot(uint64_t k, Share kept) {
+  Status FillSlot(uint64_t k, Range kept) {
     DDL_RETURN_IF_ERROR(pipeline_.WaitFree(first_ + k));
     char* slot = pipeline_.slot(pipeline_.rank(), first_ + k);
     CopyIn(k, slot, 0, kept.begin);
@@ -95,7 +95,7 @@ class AllReduce {
 
   // Reduces this rank's share of step k into the output and into the part of its slot that it left empty, which nobody
   // reads before MarkReduced. In tiles, so that the second copy is made from the first-level cache.
-  void ReduceShare(uint64_t k, Share share) {
+  void ReduceShare(uint64_t k, Range share) {
     char* const results = pipeline_.slot(pipeline_.rank(), first_ + k) + share.begin * bytes_;
     const uint64_t tile = kTileBytes / bytes_;
     View::ForEachPair(in_, out_, k * chunk_ + share.begin, share.end - share.begin,
@@ -119,7 +119,7 @@ class AllReduce {
       // Each rank starts with its neighbour's share, so that they do not all read one slot at once.
       const int j = (pipeline_.rank() + i) % pipeline_.size();
       DDL_RETURN_IF_ERROR(pipeline_.WaitReducedOf(j, first_ + k));
-      const Share share = ShareOf(j, pipeline_.size(), Elements(k), bytes_);
+      const Range share = ShareOf(j, pipeline_.size(), Elements(k), bytes_);
       const char* slot = pipeline_.slot(j, first_ + k) + share.begin * bytes_;
       out_.ForEach(k * chunk_ + share.begin, share.end - share.begin, [&](char* out, uint64_t from, uint64_t n) {
         Copy(out, slot + from * bytes_, n * bytes_, result_store_);
@@ -145,7 +145,7 @@ class AllReduce {
 
 }  // namespace
 
-Share ShareOf(int j, int size, uint64_t n, size_t element_bytes) {
+Range ShareOf(int j, int size, uint64_t n, size_t element_bytes) {
   const uint64_t line = 64 / element_bytes;
   const uint64_t each = ((n + static_cast<uint64_t>(size) - 1) / static_cast<uint64_t>(size) + line - 1) / line * line;
   return {std::min(n, static_cast<uint64_t>(j) * each), std::min(n, (static_cast<uint64_t>(j) + 1) * each)};

@@ -66,7 +66,7 @@ class CmaSteps {
   Status ReduceShares() {
     for (int i = 0; i < pipeline_.size(); ++i) {
       const int owner = (pipeline_.rank() + i) % pipeline_.size();
-      const Share share = ShareOf(owner, pipeline_.size(), in_.count(), bytes_);
+      const Range share = ShareOf(owner, pipeline_.size(), in_.count(), bytes_);
       for (;;) {
         const uint64_t at = share.begin + pipeline_.Claim(owner) * chunk_;
         if (at >= share.end) break;

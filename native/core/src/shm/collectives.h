@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/range.h"
 #include "shm/pipeline.h"
 
 namespace ddl {
@@ -27,12 +28,8 @@ Status SlotAllReduce(ShmPipeline& pipeline, const View& in, const View& out, con
 Status CmaAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
                     uint64_t chunk_bytes);
 
-// Elements of local rank j's share of n elements among `size` ranks: [begin, end), begins on cache lines.
-struct Share {
-  uint64_t begin;
-  uint64_t end;
-};
-Share ShareOf(int j, int size, uint64_t n, size_t element_bytes);
+// Local rank j's share of n elements among `size` ranks; begins on a cache line.
+Range ShareOf(int j, int size, uint64_t n, size_t element_bytes);
 
 // reduce_scatter.cc. parts[j] (one view per local rank, part of this rank's input) is reduced into rank j's `out`.
 // (L-1)/L N written to slots, as much read, N/L written.
