@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <type_traits>
-#include <vector>
 
 #include "common/dtypes.h"
 
@@ -122,15 +122,16 @@ int Staged(MPI_Comm comm, const void* in, void* out, uint64_t count, ddl_op op, 
   int code = operation.Choose<Wide>(op);
   const T* source = static_cast<const T*>(in);
   T* target = static_cast<T*>(out);
-  std::vector<Wide> staging(static_cast<size_t>(std::min(kStagedElements, count)));
+  std::unique_ptr<Wide[]> staging(new Wide[static_cast<size_t>(std::min(kStagedElements, count))]);
   for (uint64_t at = 0; at < count && code == MPI_SUCCESS; at += kStagedElements) {
     const uint64_t n = std::min(kStagedElements, count - at);
     for (uint64_t i = 0; i < n; ++i) staging[i] = Widen<T, Wide>(source[at + i]);
-    code = MPI_Allreduce(MPI_IN_PLACE, staging.data(), static_cast<int>(n), MpiType<Wide>(), operation.get(), comm);
+    code = MPI_Allreduce(MPI_IN_PLACE, staging.get(), static_cast<int>(n), MpiType<Wide>(), operation.get(), comm);
     for (uint64_t i = 0; i < n; ++i) {
       target[at + i] = Narrow<T, Wide>(op == DDL_MEAN ? staging[i] / static_cast<Wide>(size) : staging[i]);
     }
   }
+  if (code != MPI_SUCCESS) static_cast<void>(staging.release());  // parts of it may be under way
   return code;
 }
 

@@ -37,7 +37,6 @@ class Coordinator {
   // Rank `rank` lives. `last`: it says no more. `predicate`: as in "is at train.py:12 in step"; empty: not known.
   void Hear(int rank, const std::string& predicate, bool last);
 
-  bool HasPending() const { return !waiting_.empty(); }
   // True while some rank may still come to a collective that failed without it, or submit more of a failed step.
   bool HasTombstones(double now);
   bool HasLeft(int rank) const { return left_[static_cast<size_t>(rank)]; }

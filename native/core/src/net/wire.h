@@ -36,7 +36,7 @@ class WireMemory {
 
   // At least `bytes`. REQUIRES: no message is under way in it. Contents are lost when it grows.
   char* Reserve(uint64_t bytes);
-  // A message under way could not be cancelled: the memory is never freed.
+  // What is under way could not be cancelled: the memory is never freed.
   void Leak() { leaked_ = true; }
 
  private:
