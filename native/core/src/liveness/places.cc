@@ -4,12 +4,12 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <functional>
 #include <map>
 
 #include "base/gather.h"
 #include "base/proc_files.h"
 #include "base/text.h"
+#include "common/hash.h"
 
 namespace ddl {
 namespace {
@@ -31,12 +31,12 @@ Card OwnCard() {
   Card card{};
   gethostname(card.host, sizeof card.host - 1);
   card.pid = static_cast<int32_t>(getpid());
-  card.machine = std::hash<std::string>()(card.host + FirstLine("/proc/sys/kernel/random/boot_id") +
-                                          LinkText("/proc/self/ns/ipc") + LinkText("/proc/self/ns/pid"));
+  card.machine = Hash(card.host + FirstLine("/proc/sys/kernel/random/boot_id") + LinkText("/proc/self/ns/ipc") +
+                      LinkText("/proc/self/ns/pid"));
   cpu_set_t cores;
   CPU_ZERO(&cores);
   if (sched_getaffinity(0, sizeof cores, &cores) == 0) {
-    card.cores = std::hash<std::string>()(std::string(reinterpret_cast<const char*>(&cores), sizeof cores));
+    card.cores = Hash({reinterpret_cast<const char*>(&cores), sizeof cores});
   }
   return card;
 }
