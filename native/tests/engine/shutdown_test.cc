@@ -97,8 +97,13 @@ void ForkInTheMiddleOf(const std::function<void()>& parent, const std::function<
       while (!stop) parent();
     });
   }
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr int kForks = 20;  // each takes long
+#else
+  constexpr int kForks = 300;
+#endif
   int status = 0;
-  for (int i = 0; i < 300 && status == 0; ++i) {
+  for (int i = 0; i < kForks && status == 0; ++i) {
     const pid_t pid = fork();
     if (pid == 0) {
       alarm(5);  // ends a child that hangs

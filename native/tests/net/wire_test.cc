@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "shm/peer_memory.h"
@@ -78,29 +77,30 @@ TEST(WireTest, MemoryOfAMessageThatCannotBeTakenBackStays) {
 
 // MPI_Allreduce may have returned for an error of another rank while its messages here are under way.
 TEST(WireTest, MemoryOfAnAllReduceThatFailedInMpiStays) {
-  static std::vector<std::pair<char*, size_t>> kept;  // reachable: not a leak
+  static char* kept[2];                // reachable: not a leak
+  constexpr size_t kCount = 16 << 20;  // so much that the allocator gives it back to the system when freed
   RunOptions options;
   options.tweak = [](ddl_transport& transport) {
-    transport.plain_all_reduce = [](void*, const void* in, void* out, uint64_t count, uint32_t, uint32_t) {
-      kept = {{static_cast<char*>(const_cast<void*>(in)), count * sizeof(float)},
-              {static_cast<char*>(out), count * sizeof(float)}};
+    transport.plain_all_reduce = [](void*, const void* in, void* out, uint64_t, uint32_t, uint32_t) {
+      kept[0] = static_cast<char*>(const_cast<void*>(in));
+      kept[1] = static_cast<char*>(out);
       return static_cast<int>(DDL_INTERNAL);
     };
   };
   RunRanks(
       {0},
       [](ddl_comm* comm, int) {
-        std::vector<float> data(16 << 20, 1);  // so much that the allocator gives it back to the system when freed
+        std::vector<float> data(kCount, 1);
         Call call(DDL_ALL_REDUCE, "plain");
         const Outcome outcome = call.Flags(DDL_FLAG_PLAIN_MPI).Buffer(data.data(), data.data(), data.size()).Run(comm);
         EXPECT_EQ(outcome.code, DDL_INTERNAL) << outcome.message;
       },
       options);
-  ASSERT_EQ(kept.size(), 2u);
-  for (const auto& [memory, bytes] : kept) {
-    std::vector<iovec> last = {{memory + bytes - 1, 1}};
-    ASSERT_TRUE(ddl::PeerMemory::Accessible(last)) << "freed";
-    memory[bytes - 1] = 1;  // as a message would that comes now
+  for (char* const memory : kept) {
+    char* const last = memory + kCount * sizeof(float) - 1;
+    std::vector<iovec> bytes = {{last, 1}};
+    ASSERT_TRUE(ddl::PeerMemory::Accessible(bytes)) << "freed";
+    *last = 1;  // as a message would that comes now
   }
 }
 
