@@ -73,6 +73,7 @@ def check_models_with_more_layers_on_one_rank():
 
 
 def check_models_that_differ_when_fit_begins():
+    set_precision("float32")
     # The variables were made outside of the scope, so that nothing was compared when they were.
     layers = [keras.layers.Dense(2 + RANK, name="d"), keras.layers.Dense(2)]
     for layer, width in zip(layers, (6, 2 + RANK)):
