@@ -55,5 +55,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    with side_by_side.turn(side_by_side.is_alone(item)):
+    with side_by_side.turn(side_by_side.kind_of(item)):
         return (yield)

@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 test_callbacks = rank_tests(HERE / "callbacks_checks.py", [2, 3], check_timeout=120)
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 @pytest.mark.parallel
 @pytest.mark.slow
 def test_training_that_was_killed_is_resumed_to_the_same_weights(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from harness.rank_tests import find_mpirun, run_ranks
 
-pytestmark = [pytest.mark.parallel, pytest.mark.alone]
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
 def stop_the_launcher():

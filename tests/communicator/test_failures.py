@@ -12,7 +12,7 @@ import pytest
 
 from harness.rank_tests import run_ranks
 
-pytestmark = [pytest.mark.parallel, pytest.mark.alone]
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 MODES = pytest.mark.parametrize("mode", ["p", "x:1x2"])
 
 

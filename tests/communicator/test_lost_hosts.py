@@ -26,7 +26,7 @@ def _can_name_hosts() -> bool:
 
 pytestmark = [
     pytest.mark.parallel,
-    pytest.mark.alone,
+    pytest.mark.quiet,
     pytest.mark.skipif(not _can_name_hosts(), reason="needs the right to make UTS namespaces (root)"),
 ]
 

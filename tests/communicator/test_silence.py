@@ -10,7 +10,7 @@ import pytest
 
 from harness.rank_tests import run_ranks
 
-pytestmark = [pytest.mark.parallel, pytest.mark.alone]
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
 def silent_ranks():

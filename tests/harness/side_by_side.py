@@ -1,8 +1,9 @@
 """How tests share the machine under pytest-xdist: which go to one worker, in which order, and which run alone.
 
 Tests wait for their ranks often enough that two workers use two cores better than one. What is started once for
-several tests (a launch of ranks, a built package, trained models) belongs to one worker. Tests marked `alone` need the
-machine to themselves: they wait until no other test runs, and none starts meanwhile.
+several tests (a launch of ranks, a built package, trained models) belongs to one worker. Tests marked `quiet` mostly
+wait, for seconds that they count: they run beside one another, and beside no others. Tests marked `alone` need the
+machine to themselves. Both wait until no test of another kind runs, and none starts meanwhile.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import fcntl
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+_KINDS = ("any", "quiet", "alone")
 # Longest first: what is left for the end should be short.
 _ORDER = (
     *("strategy", "communicator", "ops", "callbacks", "benchmarks", "packaging", "notebooks", "examples", "docs"),
@@ -46,22 +50,51 @@ def unit_of(nodeid: str) -> str:
 
 
 def arrange(items: list[pytest.Item]) -> None:
-    """Sorts the tests: those marked `alone` come last."""
+    """Sorts the tests: those marked `quiet` come after the others, and those marked `alone` last."""
     folder = Path(__file__).parents[1]
     place = {name: number for number, name in enumerate(_ORDER)}
-    items.sort(key=lambda item: (is_alone(item), place.get(item.path.relative_to(folder).parts[0], len(place))))
+    first = {kind: number for number, kind in enumerate(_KINDS)}
+    items.sort(key=lambda item: (first[kind_of(item)], place.get(item.path.relative_to(folder).parts[0], len(place))))
 
 
-def is_alone(item: pytest.Item) -> bool:
-    return item.get_closest_marker("alone") is not None
+def kind_of(item: pytest.Item) -> str:
+    """Returns one of _KINDS."""
+    return next((kind for kind in ("alone", "quiet") if item.get_closest_marker(kind) is not None), "any")
 
 
 @contextlib.contextmanager
-def turn(alone: bool) -> Iterator[None]:
-    """Holds this user's other tests off while one that is to run alone does, and the other way round."""
-    with (Path(tempfile.gettempdir()) / f"keras_ddl-tests-{os.getuid()}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+def turn(kind: str) -> Iterator[None]:
+    """Waits for this user's tests of other kinds (for `alone`: for all), and holds them off while the body runs.
+
+    A lock for each kind is shared by the tests of that kind that run; locks end with their process.
+    """
+    folder = Path(tempfile.gettempdir()) / f"keras_ddl-tests-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as files:
+        locks = {each: files.enter_context((folder / each).open("w")) for each in (*_KINDS, "door")}
+        while not _enter(kind, locks):
+            time.sleep(0.02)
         try:
             yield
         finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # closing would not do: forked children may hold it open
+            fcntl.flock(locks[kind], fcntl.LOCK_UN)  # closing would not do: forked children may hold it open
+
+
+def _enter(kind: str, locks: Mapping[str, IO[str]]) -> bool:
+    fcntl.flock(locks["door"], fcntl.LOCK_EX)  # one at a time looks and enters
+    try:
+        if any(_is_held(locks[other]) for other in _KINDS if other != kind or kind == "alone"):
+            return False
+        fcntl.flock(locks[kind], fcntl.LOCK_SH)
+        return True
+    finally:
+        fcntl.flock(locks["door"], fcntl.LOCK_UN)
+
+
+def _is_held(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    return False

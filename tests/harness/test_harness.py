@@ -1,6 +1,8 @@
 """The harness sees what it must see: otherwise green parallel tests would mean nothing."""
 
 import os
+import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -8,9 +10,9 @@ import pytest
 
 from harness import rank_tests as harness
 from harness.rank_tests import run_ranks
-from harness.side_by_side import unit_of
+from harness.side_by_side import turn, unit_of
 
-pytestmark = [pytest.mark.parallel, pytest.mark.alone]
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 CHECKS = Path(__file__).with_name("harness_checks.py")
 
 
@@ -22,6 +24,27 @@ def test_checks_of_one_launch_go_to_one_worker():
     assert unit_of("tests/unit/test_a.py::test_b[1]") == unit_of("tests/unit/test_a.py::test_c")
     assert unit_of("tests/unit/test_a.py::test_b") != unit_of("tests/unit/test_c.py::test_b")
     assert unit_of("tests/packaging/test_a.py::test_b") == unit_of("tests/packaging/test_c.py::test_d")
+
+
+@pytest.mark.parametrize(
+    ("running", "comes", "enters"),
+    [("any", "any", True), ("quiet", "quiet", True), ("alone", "alone", False)]
+    + [(one, other, False) for one in ("any", "quiet", "alone") for other in ("any", "quiet", "alone") if one != other],
+)
+def test_tests_run_beside_those_of_their_kind(running, comes, enters, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    entered = threading.Event()
+
+    def other_test():
+        with turn(comes):
+            entered.set()
+
+    with turn(running):
+        thread = threading.Thread(target=other_test)
+        thread.start()
+        assert entered.wait(5 if enters else 0.2) == enters
+    thread.join(5)
+    assert entered.is_set()
 
 
 def test_harness_reports_each_check_of_one_launch():

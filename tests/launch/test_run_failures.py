@@ -8,7 +8,7 @@ import pytest
 
 from launch.launching import Started, processes, run, write_program
 
-pytestmark = [pytest.mark.parallel, pytest.mark.alone]
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
 def test_run_exception_in_one_rank_ends_the_hanging_other(tmp_path: Path):

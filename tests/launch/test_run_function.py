@@ -15,7 +15,7 @@ import keras_ddl
 from keras_ddl.errors import ConfigError, DeadlineError, LaunchError, RankError
 from launch.launching import environment, processes
 
-pytestmark = [pytest.mark.parallel, pytest.mark.alone]
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
 class OwnError(Exception):

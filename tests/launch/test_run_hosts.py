@@ -24,7 +24,7 @@ def can_make_hosts() -> bool:
 
 pytestmark = [
     pytest.mark.parallel,
-    pytest.mark.alone,
+    pytest.mark.quiet,
     pytest.mark.skipif(not can_make_hosts(), reason="namespaces need root"),
 ]
 

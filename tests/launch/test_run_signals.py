@@ -9,7 +9,7 @@ import pytest
 
 from launch.launching import Started, eventually, processes, write_program
 
-pytestmark = [pytest.mark.parallel, pytest.mark.alone]
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 SLEEPER = "here('up')\ntime.sleep(600)"
 STUBBORN = """
