@@ -8,7 +8,8 @@ from harness.rank_tests import rank_tests, run_ranks
 
 HERE = Path(__file__).parent
 
-test_callbacks = rank_tests(HERE / "callbacks_checks.py", [2, 3], check_timeout=120)
+test_callbacks = rank_tests(HERE / "callbacks_checks.py", [2], check_timeout=120)
+test_callbacks_of_three = pytest.mark.long(rank_tests(HERE / "callbacks_checks.py", [3], check_timeout=120))
 
 
 @pytest.mark.quiet
