@@ -107,7 +107,14 @@ class Communicator:
             threading.Thread(target=_answer_questions, args=(self._comm,), name="keras_ddl", daemon=True).start()
 
     def close(self) -> None:
-        """Leaves the group: what the other ranks still wait for fails there with RankLostError. Idempotent."""
+        """Leaves the group: what the other ranks still wait for fails there with RankLostError. Idempotent.
+
+        In a signal handler in the middle of a collective: the collective fails first, with NotInitializedError.
+        """
+        if self._interruption.is_handling():
+            text = "A signal handler closed the communicator in the middle of a collective."
+            self._interruption.give_up(errors.NotInitializedError(text), self.close)
+            return
         with self._changed:
             if self._closed:
                 return
@@ -241,6 +248,12 @@ class Communicator:
 
     def _submit(self, request: Request, source: Any, result: Any) -> Any:
         """Leaves the request to the communication thread and waits for it."""
+        if self._interruption.is_handling():
+            raise errors.CollectiveError(
+                "A signal handler must not start a collective while the main thread is in the middle of one: neither "
+                f"could end. Received: '{request.name.decode()}' in a handler. Let the handler set a flag, and look at "
+                "it between two steps."
+            )
         blocking = FLAG_BLOCKING if threading.current_thread() is threading.main_thread() else 0
         request.flags = request.flags & ~FLAG_BLOCKING | blocking  # prepared requests come from any thread
         work = core().ddl_start(self._comm, byref(request))

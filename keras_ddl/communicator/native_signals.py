@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 INTERRUPTED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
@@ -16,20 +17,40 @@ class Interruption:
     and forget it. It is kept for `reraise`. A plain function would not do: it is interrupted before its first line,
     where no `try` of its own reaches. A generator that waits inside a `try` goes on inside it.
 
+    A handler must not wait for the communicator, whose collective goes on only when the handler has returned.
+
     One thread at a time may be in the native library with it. Outside the main thread, Python runs no handlers.
     """
 
     def __init__(self) -> None:
         self._caught: list[BaseException] = []
-        steps = _run_handlers(self._caught)
-        next(steps)
-        self.function = INTERRUPTED(steps.send)
+        self._afterwards: list[Callable[[], None]] = []
+        self._steps = _run_handlers(self._caught)
+        next(self._steps)
+        self.function = INTERRUPTED(self._steps.send)
+
+    def is_handling(self) -> bool:
+        """Whether the caller is, at some depth, a handler that runs in the middle of a collective."""
+        if not self._steps.gi_running:
+            return False
+        frame = sys._getframe()  # another thread may be the one that carries the collective out
+        while frame is not None and frame is not self._steps.gi_frame:
+            frame = frame.f_back
+        return frame is not None
+
+    def give_up(self, error: BaseException, afterwards: Callable[[], None]) -> None:
+        """Called by a handler: gives the collective up; `reraise` then calls `afterwards` and raises `error`."""
+        self._caught.append(error)
+        self._afterwards.append(afterwards)
 
     def reraise(self) -> None:
         """Raises what a handler has raised since the last call, if any, in the main thread, where handlers run."""
         if self._caught and threading.current_thread() is threading.main_thread():
-            error = self._caught[0]
+            error, afterwards = self._caught[0], [*self._afterwards]
             self._caught.clear()
+            self._afterwards.clear()
+            for call in afterwards:
+                call()
             raise error
 
 

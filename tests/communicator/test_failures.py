@@ -132,6 +132,41 @@ def test_ctrl_c_ends_a_collective_in_which_another_rank_has_stopped(mode):
     assert 2 <= seconds < 6
 
 
+@pytest.mark.parametrize("what", ["barrier", "shutdown"])
+def test_signal_handler_in_the_middle_of_a_collective_hangs_nobody(what):
+    def work(what):
+        import subprocess
+
+        import numpy as np
+
+        import keras_ddl
+        from keras_ddl import communicator, errors
+
+        keras_ddl.init()
+        data = np.ones(8 << 20, np.float32)
+        keras_ddl.barrier()
+        if keras_ddl.rank() == 1:
+            stop = f"sleep 0.5; kill -STOP {os.getpid()}; sleep 8; kill -CONT {os.getpid()}"
+            subprocess.Popen(["sh", "-c", stop])
+            with pytest.raises(errors.RankLostError):
+                while True:
+                    communicator.all_reduce_array(data, out=data, op="max", name="data")
+            return None
+        error = errors.CollectiveError if what == "barrier" else errors.NotInitializedError
+        signal.signal(signal.SIGTERM, lambda *_: getattr(keras_ddl, what)())
+        threading.Timer(2, signal.raise_signal, [signal.SIGTERM]).start()
+        start = time.monotonic()
+        with pytest.raises(error, match="signal handler"):
+            while True:  # nearly all the time is spent in the middle of one
+                communicator.all_reduce_array(data, out=data, op="max", name="data")
+        seconds = time.monotonic() - start
+        keras_ddl.shutdown()
+        return seconds
+
+    seconds = run_ranks(work, 2, args=(what,), timeout=60).check().ranks[0].result
+    assert 2 <= seconds < 6
+
+
 @MODES
 def test_rank_that_does_not_come_is_named_in_a_warning_and_then_in_an_error(mode, tmp_path):
     def work(failed):
