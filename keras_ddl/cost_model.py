@@ -1,5 +1,41 @@
 """What an all-reduce costs on given links: `keras_ddl.topology.cost_model` under its public name."""
 
-from keras_ddl.topology.cost_model import Cluster, Dimension, algorithms, choose, mode_for, predict, shared_memory
+from keras_ddl.topology.cost_model import (
+    Cluster,
+    Dimension,
+    Stage,
+    algorithms,
+    box,
+    choose,
+    engine_algorithms,
+    halving_doubling,
+    mode_for,
+    pipelined_box,
+    predict,
+    recursive_doubling,
+    ring,
+    ring_stage,
+    scattered_ring,
+    shared_memory,
+    stages,
+)
 
-__all__ = ["Cluster", "Dimension", "algorithms", "choose", "mode_for", "predict", "shared_memory"]
+__all__ = [
+    "Cluster",
+    "Dimension",
+    "Stage",
+    "algorithms",
+    "box",
+    "choose",
+    "engine_algorithms",
+    "halving_doubling",
+    "mode_for",
+    "pipelined_box",
+    "predict",
+    "recursive_doubling",
+    "ring",
+    "ring_stage",
+    "scattered_ring",
+    "shared_memory",
+    "stages",
+]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keras_ddl.errors import CheckpointError
+from keras_ddl.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from keras_ddl.export.graft import ExportResult
@@ -64,8 +64,8 @@ def command(
     result = export_saved_model(
         checkpoints,
         output,
-        which=which,
-        version=version,
+        which=parse_which(which),
+        version=parse_version(version),
         metric=metric,
         mode=mode,
         validate="off" if no_verify else "process",
@@ -74,6 +74,24 @@ def command(
         weights=weights,
     )
     click.echo(describe(result, model_name))
+
+
+def parse_which(text: str) -> str | int:
+    """Returns "latest", "best" or a step. Raises: ConfigError: none of them."""
+    if text in ("latest", "best"):
+        return text
+    if text.isdigit():
+        return int(text)
+    raise ConfigError(f"--which must be 'latest', 'best' or the number of a step. Received: {text!r}.")
+
+
+def parse_version(text: str | None) -> int | str | None:
+    """Returns None, "step" or a number above 0. Raises: ConfigError: none of them."""
+    if text is None or text == "step":
+        return text
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    raise ConfigError(f"--version must be a whole number above 0, or 'step'. Received: {text!r}.")
 
 
 def describe(result: ExportResult, model_name: str) -> str:

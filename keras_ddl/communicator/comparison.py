@@ -10,12 +10,12 @@ from keras_ddl.communicator.group import Communicator
 
 
 class Difference(NamedTuple):
-    """Where rank 0's list and another rank's part; each side is the entry's text, or None past the end of the list."""
+    """Where rank 0's list and another rank's part; each side says which entry it has there, and of how many."""
 
     position: int
-    of_rank_0: str | None
+    of_rank_0: str
     rank: int
-    of_rank: str | None
+    of_rank: str
 
 
 def first_difference(
@@ -39,5 +39,5 @@ def first_difference(
     return Difference(position, _entry(first_texts, position), rank, _entry(their_texts, position))
 
 
-def _entry(texts: Sequence[str], position: int) -> str | None:
-    return texts[position] if position < len(texts) else None
+def _entry(texts: Sequence[str], position: int) -> str:
+    return f"{repr(texts[position]) if position < len(texts) else 'none'} (of {len(texts)})"

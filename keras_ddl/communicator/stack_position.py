@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+_PACKAGE = str(Path(__file__).parents[1])
 _LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", "__autograph_generated_file")
 _LIBRARY_FOLDERS = tuple(
-    folder + os.sep
-    for folder in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(__file__).parents[1])}
+    folder + os.sep for folder in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), _PACKAGE}
 )
 
 
@@ -59,7 +59,9 @@ def _position(frame: FrameType) -> str:
 
 
 def _short(path: str) -> str:
-    """The path below the working directory, the last two parts of a library's, or the whole."""
+    """The path below the working directory, that of a file of keras_ddl, the last two parts of a library's, or all."""
+    if path.startswith(_PACKAGE + os.sep):
+        return str(Path(path).relative_to(Path(_PACKAGE).parent))
     if _is_library(path):
         return str(Path(*Path(path).parts[-2:]))
     try:

@@ -269,10 +269,10 @@ class Supervisor:
         for link in self._links:
             if link.connected:
                 link.channel.send(control.Kind.BYE)
-        patience = _MPIRUN_SECONDS
+        first_wait = _MPIRUN_SECONDS
         if self._terminate_mpirun_at is not None and time.monotonic() >= self._terminate_mpirun_at:
-            patience = 0.0
-        for seconds, signum in ((patience, signal.SIGTERM), (_GRACE_SECONDS, signal.SIGKILL)):
+            first_wait = 0.0
+        for seconds, signum in ((first_wait, signal.SIGTERM), (_GRACE_SECONDS, signal.SIGKILL)):
             deadline = time.monotonic() + seconds
             while self._mpirun.poll() is None and time.monotonic() < deadline and not self._hard_stop:
                 self._serve(0.05)

@@ -60,8 +60,7 @@ def check_equal_on_all_ranks(variables: Sequence[tf.Variable], comm: Communicato
     if found is not None:
         raise RankMismatchError(
             f"All ranks must have the same variables in the same order. Received: at position {found.position}, rank 0 "
-            f"has {found.of_rank_0 or 'no such variable'} and rank {found.rank} has "
-            f"{found.of_rank or 'no such variable'}. Build the same model on every rank."
+            f"has {found.of_rank_0} and rank {found.rank} has {found.of_rank}. Build the same model on every rank."
         )
 
 

@@ -97,11 +97,10 @@ def check_same_model(model: keras.Model, rank: int) -> None:
     lines = [_describe(variable) for variable in all_variables(model)]
     found = first_difference(communicator.communicator_of(None), lines, name_of(model, "variables"))
     if found is not None:
-        first, other = (repr(text) if text else "no such variable" for text in (found.of_rank_0, found.of_rank))
         raise RankMismatchError(
             "All ranks must train the same model: variables of equal path, shape and dtype in the same order. "
-            f"Received: variable {found.position} is {first} on rank 0 and {other} on rank {found.rank} (rank {rank}). "
-            "Build and compile the model alike on every rank."
+            f"Received: variable {found.position} is {found.of_rank_0} on rank 0 and {found.of_rank} on rank "
+            f"{found.rank} (rank {rank}). Build and compile the model alike on every rank."
         )
 
 

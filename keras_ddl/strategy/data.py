@@ -197,7 +197,7 @@ class PerRankDataset(tf_compat.DistributedDatasetsFromFunction):
         while True:
             element = iterator.get_next_as_optional()
             has_value = bool(element.has_value())
-            if not int(ops.all_reduce(tf.constant(int(has_value)), op="max", name="keras_ddl/strategy/data/has_value")):
+            if not int(ops.all_reduce(tf.constant(int(has_value)), op="max", name="keras_ddl/data/has_value")):
                 return
             yield element.get_value() if has_value else _zero_rows(self._dataset.element_spec)
 

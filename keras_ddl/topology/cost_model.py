@@ -210,8 +210,8 @@ def predict(cluster: Cluster, nbytes: float, names: Iterable[str] | None = None)
     """
     known = algorithms(cluster)
     chosen = list(known) if names is None else list(names)
-    strangers = [name for name in chosen if name not in known]
-    if strangers or not nbytes >= 0:
+    unknown = [name for name in chosen if name not in known]
+    if unknown or not nbytes >= 0:
         raise ConfigError(
             f"predict: nbytes must be 0 or more, and names among {', '.join(map(repr, known))} for a box of "
             f"{len(cluster.dims)} dimension(s). Received: nbytes={nbytes!r}, names={chosen!r}."

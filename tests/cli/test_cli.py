@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from keras_ddl.cli.export import describe
+from keras_ddl.cli.export import describe, parse_version, parse_which
 from keras_ddl.cli.run import parse_env, resolve_program
+from keras_ddl.errors import ConfigError
 from keras_ddl.export.graft import ExportResult
 from launch.launching import environment, run
 
@@ -57,6 +58,8 @@ MISTAKES = {
     "wrong env": (["run", "-np", "2", "--env", "=x", "--", "true"], "--env must be NAME=VALUE"),
     "unset env": (["run", "-np", "2", "--env", "NO_SUCH_VARIABLE", "--", "true"], "--env must be NAME=VALUE"),
     "unknown command": (["walk"], "No such command 'walk'"),
+    "export which": (["export", ".", "out", "--which", "first"], "--which must be 'latest', 'best'"),
+    "export version": (["export", ".", "out", "--version", "0"], "--version must be a whole number above 0"),
 }
 
 
@@ -152,6 +155,15 @@ def test_resolve_program_takes_our_python(tmp_path: Path):
 def test_parse_env_reads_values_and_names(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HERE", "value")
     assert parse_env(("A=1", "B=", "C=x=y", "HERE")) == {"A": "1", "B": "", "C": "x=y", "HERE": "value"}
+
+
+def test_parse_which_and_version():
+    assert [parse_which(text) for text in ("latest", "best", "120")] == ["latest", "best", 120]
+    assert [parse_version(text) for text in (None, "step", "7")] == [None, "step", 7]
+    with pytest.raises(ConfigError):
+        parse_which("-1")
+    with pytest.raises(ConfigError):
+        parse_version("latest")
 
 
 def test_describe_tells_what_was_exported_and_how_to_serve_it(tmp_path: Path):

@@ -1,6 +1,6 @@
 """The contract of the collectives on NumPy arrays: any order, any thread, any count, any value.
 
-Run by test_contract.py. Every rank computes every rank's input, so NumPy on one rank is the oracle for all of them.
+Run by test_collectives.py. Every rank computes every rank's input, so NumPy on one rank is the oracle for all of them.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""All-reduce over boxes of two and three dimensions, whose outer ones go over MPI; for test_box.py."""
+"""All-reduce over boxes of two and three dimensions, whose outer ones go over MPI; for test_collectives.py."""
 
 import hashlib
 import os

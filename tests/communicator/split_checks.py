@@ -1,4 +1,4 @@
-"""Communicators that `split` makes, on arrays and objects. Run by test_split.py."""
+"""Communicators that `split` makes, on arrays and objects. Run by test_collectives.py."""
 
 import pickle
 import threading

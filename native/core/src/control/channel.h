@@ -47,8 +47,7 @@ class ControlChannel {
   // Moves what waits for room in a mailbox; true when nothing is left.
   bool Flush();
 
-  // True when messages wait to be sent, or some peer can only be reached (or reach us) through the transport, which
-  // does not ring our bell.
+  // True when some peer can only be reached (or reach us) through the transport, which does not ring our bell.
   bool NeedsPolling() const { return remote_; }
   // Whether everything is sent, and whether nothing is half received.
   bool Idle() const { return queued_.empty() && sends_.empty(); }

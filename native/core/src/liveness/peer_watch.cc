@@ -24,7 +24,7 @@ PeerWatch::PeerWatch(const GroupMemory& memory, const Places& places, int rank, 
     const bool visible = places.at(other).same_pid_namespace;
     if (other == rank || (!member && (!visible || (rank != 0 && other != 0)))) continue;
     // A pidfd becomes readable when the process ends, a zombie included, and can not be fooled by a reused pid.
-    const int pid = places.at(other).pid;
+    const int pid = visible ? places.at(other).pid : 0;
     const int fd = visible ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0u)) : -1;
     peers_.push_back({other, pid, member ? static_cast<int>(at - members.begin()) : -1,
                       fd >= 0 ? static_cast<int>(processes_.size()) : -1});
@@ -63,8 +63,8 @@ Status PeerWatch::Check() {
 
 bool PeerWatch::HasDied(const Peer& peer) const {
   if (peer.process >= 0) return processes_[static_cast<size_t>(peer.process)].revents != 0;
-  if (peer.local_rank >= 0) return LifeLock::IsBroken(memory_.block(peer.local_rank));
-  return kill(peer.pid, 0) != 0 && errno == ESRCH;
+  if (peer.local_rank >= 0 && LifeLock::IsBroken(memory_.block(peer.local_rank))) return true;
+  return peer.pid > 0 && kill(peer.pid, 0) != 0 && errno == ESRCH;  // no pidfd: an old kernel, or too many files
 }
 
 bool PeerWatch::HasLeft(const Peer& peer) const {

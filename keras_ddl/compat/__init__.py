@@ -1,0 +1,1 @@
+"""Homes of what TensorFlow and Keras do not make public."""
