@@ -100,33 +100,38 @@ def test_rank_that_is_killed_ends_the_job(mode, signal_number):
     assert outcome.seconds < 25
 
 
+def interrupted(signum, expected):
+    """Sends rank 0 a signal in the middle of an all-reduce whose other rank has stopped; returns its seconds."""
+    import subprocess
+
+    import numpy as np
+
+    import keras_ddl
+    from keras_ddl import communicator, errors
+
+    data = np.ones(8 << 20, np.float32)
+    keras_ddl.barrier()
+    if keras_ddl.rank() == 1:
+        stop = f"sleep 0.5; kill -STOP {os.getpid()}; sleep 12; kill -CONT {os.getpid()}"
+        subprocess.Popen(["sh", "-c", stop])
+        expected = pytest.raises(errors.RankLostError)
+    else:
+        threading.Timer(2, signal.raise_signal, [signum]).start()
+    start = time.monotonic()
+    with expected:
+        while True:  # nearly all the time is spent in the middle of one
+            communicator.all_reduce_array(data, out=data, op="max", name="data")
+    return time.monotonic() - start
+
+
 @MODES
 def test_ctrl_c_ends_a_collective_in_which_another_rank_has_stopped(mode):
     def work():
-        import subprocess
-
-        import numpy as np
-
         import keras_ddl
-        from keras_ddl import communicator, errors
 
         signal.signal(signal.SIGINT, signal.default_int_handler)
         keras_ddl.init()
-        data = np.ones(8 << 20, np.float32)
-        keras_ddl.barrier()
-        if keras_ddl.rank() == 1:
-            stop = f"sleep 0.5; kill -STOP {os.getpid()}; sleep 12; kill -CONT {os.getpid()}"
-            subprocess.Popen(["sh", "-c", stop])
-            with pytest.raises(errors.RankLostError):
-                while True:
-                    communicator.all_reduce_array(data, out=data, op="max", name="data")
-            return None
-        threading.Timer(2, signal.raise_signal, [signal.SIGINT]).start()
-        start = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            while True:  # nearly all the time is spent in the middle of one
-                communicator.all_reduce_array(data, out=data, op="max", name="data")
-        return time.monotonic() - start
+        return interrupted(signal.SIGINT, pytest.raises(KeyboardInterrupt))
 
     seconds = run_ranks(work, 2, mode=mode, timeout=60).check().ranks[0].result
     assert 2 <= seconds < 6
@@ -135,31 +140,13 @@ def test_ctrl_c_ends_a_collective_in_which_another_rank_has_stopped(mode):
 @pytest.mark.parametrize("what", ["barrier", "shutdown"])
 def test_signal_handler_in_the_middle_of_a_collective_hangs_nobody(what):
     def work(what):
-        import subprocess
-
-        import numpy as np
-
         import keras_ddl
-        from keras_ddl import communicator, errors
+        from keras_ddl import errors
 
         keras_ddl.init()
-        data = np.ones(8 << 20, np.float32)
-        keras_ddl.barrier()
-        if keras_ddl.rank() == 1:
-            stop = f"sleep 0.5; kill -STOP {os.getpid()}; sleep 8; kill -CONT {os.getpid()}"
-            subprocess.Popen(["sh", "-c", stop])
-            with pytest.raises(errors.RankLostError):
-                while True:
-                    communicator.all_reduce_array(data, out=data, op="max", name="data")
-            return None
         error = errors.CollectiveError if what == "barrier" else errors.NotInitializedError
         signal.signal(signal.SIGTERM, lambda *_: getattr(keras_ddl, what)())
-        threading.Timer(2, signal.raise_signal, [signal.SIGTERM]).start()
-        start = time.monotonic()
-        with pytest.raises(error, match="signal handler"):
-            while True:  # nearly all the time is spent in the middle of one
-                communicator.all_reduce_array(data, out=data, op="max", name="data")
-        seconds = time.monotonic() - start
+        seconds = interrupted(signal.SIGTERM, pytest.raises(error, match="signal handler"))
         keras_ddl.shutdown()
         return seconds
 
