@@ -47,7 +47,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
         self.size = size
         self.device = device
         self.bucket_size = bucket_size
-        self.share = RowShare(size)
+        self.share = RowShare(rank, size)
         self.agrees_on_variables = True  # False while callbacks run, which may do so on one rank
         self.counts_rows = True  # False while predict runs: it has no loss to scale
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()

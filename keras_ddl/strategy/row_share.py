@@ -1,12 +1,12 @@
-"""The share of a step's rows that this rank holds, and what a loss is multiplied with because of it.
+"""The rows of a step: how many each rank holds, and what a loss is multiplied with because of it.
 
 A mean over the global batch is the sum over ranks of (mean over the rank's rows) x (rank's rows / all rows). So each
-rank scales its loss by its share and gradients are summed: exact however unevenly the rows fall, where the usual
-"local mean x 1/size" is not. The share is known only when all ranks have told their row counts; they do that at the
-start of the step, in 8 bytes that travel while the forward pass runs.
+rank weighs its loss with its share and gradients are summed: exact however unevenly the rows fall, where the usual
+"local mean x 1/size" is not. The shares are known only when all ranks have told their row counts; they do that at the
+start of the step, in 8 bytes each that travel while the forward pass runs.
 
-It is kept in variables rather than in tensors: a tf.function that the step calls may have been traced in an earlier
-step and would go on using that step's tensor.
+The counts are kept in a variable rather than in a tensor: a tf.function that the step calls may have been traced in an
+earlier step and would go on using that step's tensor.
 """
 
 from __future__ import annotations
@@ -24,36 +24,51 @@ _NAME = "rows"
 
 
 class RowShare:
-    """rows of this rank / rows of all ranks, for the step that runs now."""
+    """The rows of this rank and of all ranks, in the step that runs now."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
         self.size = size
         self._thread = threading.local()
-        # float64 holds the quotient of two row counts to the last bit that any loss dtype can use.
         with tf.init_scope(), tf.device("CPU:0"):
-            self._share = tf.Variable(1.0 / size, dtype=tf.float64, trainable=False, name="keras_ddl_share")
-            self._inverse = tf.Variable(float(size), dtype=tf.float64, trainable=False, name="keras_ddl_inverse")
+            self._counts = tf.Variable(tf.ones([size], tf.int64), trainable=False, name="keras_ddl_rows")
 
     def begin_step(self, batch: Any) -> None:
-        """Tells the other ranks the rows of `batch` and sets the share. COLLECTIVE; asynchronous in a graph.
+        """Tells the other ranks the rows of `batch`. COLLECTIVE; asynchronous in a graph.
 
-        Where there are no rows, in a step without a batch, every rank has an equal share.
+        Where there are no rows, in a step without a batch, every rank counts as one row.
         """
-        with tf.name_scope("keras_ddl_share"):
+        with tf.name_scope("keras_ddl_rows"):
             rows = data.row_count(batch)
-            if rows is None:
-                self._share.assign(1.0 / self.size)
-                self._inverse.assign(self.size)
-                return
-            total = ops.all_reduce(rows, op="sum", name=_NAME)
-            rows, total = tf.cast(rows, tf.float64), tf.cast(total, tf.float64)
-            self._share.assign(tf.math.divide_no_nan(rows, total))
-            self._inverse.assign(tf.math.divide_no_nan(total, rows))
+            self._counts.assign(tf.ones([self.size], tf.int64) if rows is None else ops.all_gather(rows, name=_NAME))
+
+    def rows(self) -> tf.Tensor:
+        """Returns the rows of this rank (int64 scalar)."""
+        return self._counts.read_value()[self.rank]
+
+    def first(self) -> tf.Tensor:
+        """Returns the position of this rank's first row in the global batch (int64 scalar)."""
+        return tf.reduce_sum(self._counts.read_value()[: self.rank])
+
+    def total(self) -> tf.Tensor:
+        """Returns the rows of all ranks (int64 scalar)."""
+        return tf.reduce_sum(self._counts.read_value())
+
+    def share(self) -> tf.Tensor:
+        """Returns rows of this rank / rows of all ranks.
+
+        float64 holds the quotient of two row counts to the last bit that any loss dtype can use.
+        """
+        return tf.math.divide_no_nan(tf.cast(self.rows(), tf.float64), tf.cast(self.total(), tf.float64))
+
+    def inverse(self) -> tf.Tensor:
+        """Returns rows of all ranks / rows of this rank (float64); 0 without rows."""
+        return tf.math.divide_no_nan(tf.cast(self.total(), tf.float64), tf.cast(self.rows(), tf.float64))
 
     def scale(self, value: tf.Tensor) -> tf.Tensor:
         """Returns `value`, a mean over this rank's rows, times the share; 0 when this rank has no rows (or NaN)."""
         override = getattr(self._thread, "scale", None)
-        share = self._share.read_value() if override is None else override
+        share = self.share() if override is None else override
         return tf.math.multiply_no_nan(value, tf.cast(share, value.dtype))
 
     def unscale(self, value: tf.Tensor) -> tf.Tensor:
@@ -62,7 +77,7 @@ class RowShare:
         """
         if getattr(self._thread, "unweighted", False):
             return value * tf.cast(self.size, value.dtype)
-        return tf.math.multiply_no_nan(value, tf.cast(self._inverse.read_value(), value.dtype))
+        return tf.math.multiply_no_nan(value, tf.cast(self.inverse(), value.dtype))
 
     @contextlib.contextmanager
     def scaled_by(self, denominator: tf.Tensor) -> Iterator[None]:

@@ -72,6 +72,7 @@ def _table() -> list[tuple[Any, str, Any]]:
         (tensorflow_trainer, "train_on_batch", trainer.on_batch),
         (tensorflow_trainer, "test_on_batch", trainer.on_batch),
         (tensorflow_trainer, "predict_on_batch", trainer.predict_on_batch),
+        (tensorflow_trainer, "_make_function", trainer.make_function),
         (Trainer, "_get_metrics_result_or_logs", trainer.get_metrics_result_or_logs),
         (tf_trainer, "reduce_per_replica", trainer.reduce_per_replica),
         (tensorflow_trainer, "_maybe_symbolic_build", reading.maybe_symbolic_build),

@@ -15,8 +15,9 @@ from typing import Any
 
 from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import agreement, data
+from keras_ddl.strategy import agreement, data, step
 from keras_ddl.strategy.keras_patches.optimizer import accumulators, outside_message
 
 _thread = threading.local()
@@ -207,6 +208,25 @@ def _bind(original: Callable[..., Any], model: Any, args: Any, kwargs: Any, stra
     if strategy.rank != 0:
         bound.arguments["verbose"] = 0
     return bound
+
+
+def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    """train_step and test_step know that Keras calls them: `step.current()`."""
+
+    def _make_function(self, step_function):
+        strategy = keras_compat.strategy_of(self)
+        if strategy is None or strategy.size == 1:
+            return original(self, step_function)
+
+        @tf.autograph.experimental.do_not_convert
+        @functools.wraps(step_function)
+        def in_step(batch):
+            with step.running(self, batch):
+                return step_function(batch)
+
+        return original(self, in_step)
+
+    return _make_function
 
 
 @contextlib.contextmanager
