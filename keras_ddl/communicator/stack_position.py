@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", "__autograph_generated_file")
@@ -45,6 +46,14 @@ def main_thread() -> str:
     if frame is None or frame is innermost:
         return _position(innermost)
     return f"{_position(frame)} (inside {_position(innermost)})"
+
+
+def user_line(frames: Any) -> str | None:
+    """Returns e.g. "train.py:12": of a traceback's frames, innermost last, the innermost one of the user's own code."""
+    for frame in reversed(list(frames or ())):
+        if not _is_library(frame.filename):
+            return f"{_short(frame.filename)}:{frame.lineno}"
+    return None
 
 
 def _is_library(path: str) -> bool:

@@ -10,8 +10,12 @@ import functools
 import sys
 import threading
 import warnings
+import weakref
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from keras_ddl import config
 from keras_ddl.communicator import native_library
@@ -44,9 +48,12 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]'
         ValueContext,
     )
     from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
+    from tensorflow.python.eager import record
     from tensorflow.python.eager.context import global_seed
     from tensorflow.python.eager.polymorphic_function import polymorphic_function
     from tensorflow.python.framework import auto_control_deps
+    from tensorflow.python.framework.func_graph import FuncGraph
+    from tensorflow.python.framework.ops import EagerTensor
 
 __all__ = [
     "DistributedDatasetsFromFunction",
@@ -57,10 +64,16 @@ __all__ = [
     "UpdateContext",
     "ValueContext",
     "asynchronous",
+    "called_graph",
+    "captured_from",
     "clone_function",
+    "compute_again",
+    "constant_value",
     "dataset_inputs",
     "global_seed",
+    "is_eager",
     "load_ops",
+    "not_recorded",
     "shuffle_seeds",
     "tf",
     "traced_for_xla",
@@ -156,3 +169,80 @@ def shuffle_seeds(dataset: ShuffleDataset) -> tuple[int, int]:
 def clone_function(function: polymorphic_function.Function, python_function: Any) -> polymorphic_function.Function:
     """Returns a tf.function of `python_function` with the options of `function`."""
     return function._clone(python_function=python_function)
+
+
+def is_eager(tensor: Any) -> bool:
+    """Whether a tensor has a value rather than an operation that will compute it."""
+    return isinstance(tensor, EagerTensor)
+
+
+def captured_from(placeholder: tf.Tensor) -> Any:
+    """Returns the tensor of the outer graph that a function's placeholder stands for; None for an argument."""
+    graph = placeholder.graph
+    if not isinstance(graph, FuncGraph):
+        return None
+    known = _captures.setdefault(graph, {})
+    if len(known) != len(graph.captures):
+        known.update((inner.op.name, outer) for outer, inner in graph.captures)
+    return known.get(placeholder.op.name)
+
+
+_captures: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def called_graph(call: tf.Operation) -> Any:
+    """Returns the graph of the function that an operation calls; None if TensorFlow does not tell."""
+    try:
+        return call.graph._get_function(call.get_attr("f").name).graph
+    except (AttributeError, ValueError):
+        return None
+
+
+def constant_value(tensor: tf.Tensor) -> Any:
+    """Returns the value of a tensor that is constant as a NumPy array; None for others.
+
+    tf.get_static_value stops at products and quotients of constants, which static shapes give rise to.
+    """
+    value = tf.get_static_value(tensor)
+    if value is not None or is_eager(tensor):
+        return None if value is None else np.asarray(value)
+    operation = tensor.op
+    if operation.type == "Prod":
+        of = constant_value(operation.inputs[0])
+        return None if of is None else np.asarray(np.prod(of))
+    if operation.type in ("Cast", "Identity"):
+        return constant_value(operation.inputs[0])
+    if operation.type == "StridedSlice" and tensor.shape.rank == 0 and operation.inputs[0].shape.rank == 1:
+        of, at = constant_value(operation.inputs[0]), constant_value(operation.inputs[1])
+        return None if of is None or at is None else np.asarray(of[at[0]])
+    return None
+
+
+def not_recorded() -> Any:
+    """Returns a context in which no gradient tape records."""
+    return record.stop_recording()
+
+
+def compute_again(operations: Sequence[tf.Operation], result: tf.Tensor, given: Mapping[Any, tf.Tensor]) -> tf.Tensor:
+    """Repeats operations of the graph that is being traced, with other inputs.
+
+    Args:
+        operations: in the order in which they were made; none calls a function.
+        result: an output of one of them.
+        given: by (operation's name, index of the output): what takes the place of that output.
+    Returns: what takes the place of `result`.
+    """
+    made = dict(given)
+    for operation in operations:
+        inputs = [made.get((each.op.name, each.value_index), each) for each in operation.inputs]
+        again = operation.graph.create_op(
+            operation.type,
+            inputs,
+            [each.dtype for each in operation.outputs],
+            name=operation.name + "_again",
+            attrs=dict(operation.node_def.attr),
+            op_def=operation.op_def,
+        )
+        for output in again.outputs:
+            made.setdefault((operation.name, output.value_index), output)
+    return made[result.op.name, result.value_index]

@@ -23,6 +23,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras, plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
+from keras_ddl.strategy import metric_state
 from keras_ddl.strategy.extended import SEED_STATE, broadcast_value, offset_seed_state
 
 
@@ -208,44 +209,68 @@ def average_moving_statistics(model: keras.Model, size: int) -> None:
 
 
 def global_logs(
-    model: keras.Model, logs: Mapping[str, Any], rank: int, size: int, choose: Callable[[Any], Any]
+    model: keras.Model,
+    logs: Mapping[str, Any],
+    rank: int,
+    size: int,
+    share: float,
+    choose: Callable[[Any], Any],
 ) -> dict[str, Any]:
     """Returns a step's or epoch's logs over all ranks.
 
-    Metrics are made from states summed over ranks (means, counts and confusion matrices are sums, so this is exact),
-    while each rank's own state stays as it is. A key of a custom train_step that is no metric's is averaged.
+    Metrics are made from states reduced over ranks (means, counts and confusion matrices are sums, so this is exact),
+    while each rank's own state stays as it is. A number of a custom train_step that is no metric's is weighed by the
+    ranks' shares of the rows of the last step.
 
     Args:
-        logs: what the last step returned on this rank.
+        logs: what the last step returned on this rank; logs may hold logs.
+        share: this rank's share of the rows of the last step.
         choose: Keras's rule, given the logs: the metrics' results if their keys are the logs' keys, else the logs.
     Cost: one all-reduce of 8 bytes per element of metric state.
     """
-    variables = list({id(v): v for metric in model.metrics for v in metric.variables}.values())
-    states = [v.numpy() for v in variables]
-    local = model.get_metrics_result() if model.metrics else {}
-    numbers = sorted(k for k, v in logs.items() if _is_number(v))
-    own = [_contribution(v, state, rank, size) for v, state in zip(variables, states)]
+    states = metric_state.of_metrics(model.metrics)
+    local = _flat(model.get_metrics_result()) if model.metrics else {}
+    flat_logs = _flat(logs)
+    numbers = sorted(key for key, value in flat_logs.items() if _is_number(value))
     # Whether a key is a metric's result is agreed too: on one rank it might be equal by chance.
-    of_metrics = [float(_is_result(logs[k], local.get(k))) for k in numbers]
-    flat = np.concatenate([*own, [float(logs[k]) / size for k in numbers], of_metrics])
-    total = communicator.all_reduce_array(flat, op="sum", name=name_of(model, f"metrics ({len(flat)})"))
+    of_metrics = [float(_is_result(flat_logs[key], local.get(key))) for key in numbers]
+    own = [float(flat_logs[key]) * share if share else 0.0 for key in numbers]
+    extra = np.array([*own, *of_metrics])
+    with metric_state.reduced(states, rank, size, name_of(model, "metrics"), extra) as total:
+        results = _flat(model.get_metrics_result()) if model.metrics else {}
+        chosen = choose(logs)
+        # Values, not variables: a result may be the metric's own variable, which gets its state back.
+        if set(_flat(chosen)) == set(results):
+            return _packed(chosen, results)
+    everyone = dict(zip(numbers, total[: len(numbers)]))
+    agreed = {key for key, votes in zip(numbers, total[len(numbers) :]) if votes == size}
+    return _packed(chosen, {key: results[key] if key in agreed else everyone[key] for key in numbers})
 
+
+def _flat(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns {key: value} of logs that may hold logs, by their innermost keys, as Keras shows them."""
+    found = {}
+    for key, value in logs.items():
+        if isinstance(value, Mapping):
+            found.update(_flat(value))
+        else:
+            found[key] = value if isinstance(value, str) else _array(value)
+    return found
+
+
+def _array(value: Any) -> Any:
     try:
-        start = 0
-        for variable, state in zip(variables, states):
-            end = start + state.size
-            variable.assign(total[start:end].reshape(state.shape).astype(state.dtype))
-            start = end
-        results = model.get_metrics_result() if model.metrics else {}
-        chosen = dict(choose(logs))
-    finally:
-        for variable, state in zip(variables, states):
-            variable.assign(state)
-    if set(chosen) != set(results):
-        for number, key in enumerate(numbers):
-            is_result = total[start + len(numbers) + number] == size
-            chosen[key] = results[key] if is_result else total[start + number]
-    return chosen
+        return np.array(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def _packed(logs: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns logs of the form of `logs`, with those values that are given."""
+    return {
+        key: _packed(value, values) if isinstance(value, Mapping) else values.get(key, value)
+        for key, value in logs.items()
+    }
 
 
 def name_of(model: keras.Model, what: str) -> str:
@@ -258,17 +283,8 @@ def any_rank(flag: bool, name: str) -> bool:
     return bool(communicator.all_reduce_array(np.array([flag], np.int32), op="max", name=name)[0])
 
 
-def _contribution(variable: keras.Variable, state: np.ndarray, rank: int, size: int) -> np.ndarray:
-    flat = state.astype(np.float64).ravel()
-    if variable.aggregation == "mean":
-        return flat / size
-    if variable.aggregation == "only_first_replica":
-        return flat * (rank == 0)
-    return flat
-
-
 def _is_number(value: Any) -> bool:
-    return np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number)
+    return not isinstance(value, str) and np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number)
 
 
 def _is_result(value: Any, result: Any) -> bool:

@@ -63,7 +63,7 @@ def share_dataset(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dat
     """
     if size == 1 or is_shared(dataset):
         return dataset
-    check_batch_rows(_static_rows(dataset.element_spec), size, rank, "the dataset's batches")
+    check_batch_rows(static_rows(dataset.element_spec), size, rank, "the dataset's batches")
     check_shuffle_seeds(dataset, rank)
 
     spec = dataset.element_spec
@@ -215,7 +215,8 @@ def _zero_rows(spec: Any) -> Any:
     return tf.nest.map_structure(one, spec)
 
 
-def _static_rows(spec: Any) -> int | None:
+def static_rows(spec: Any) -> int | None:
+    """Returns the number of rows of a batch, or of its spec, if it is known before the batch is there."""
     for leaf in tf.nest.flatten(spec):
         shape = getattr(leaf, "shape", None)
         if shape is not None and shape.rank:

@@ -16,7 +16,7 @@ from keras_ddl import communicator, ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import buckets, data
+from keras_ddl.strategy import buckets, data, step
 from keras_ddl.strategy.bucket_size import BucketSize
 from keras_ddl.strategy.row_share import RowShare
 
@@ -55,7 +55,8 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
     # ---- who and where
     @property
     def _num_replicas_in_sync(self) -> int:
-        return self.size
+        # A step of Keras means what it means in one process: what it divides by this would otherwise be divided twice.
+        return self.size if step.current() is None else 1
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -150,7 +151,12 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
 
                 self._functions[fn] = tf_compat.clone_function(fn, in_replica)
             return self._functions[fn](*args, **kwargs)
-        with tf.device(self.device), self._rank_seed(), ReplicaContext(self._container_strategy(), self.rank):
+        with (
+            tf.device(self.device),
+            self._rank_seed(),
+            ReplicaContext(self._container_strategy(), self.rank),
+            step.running((args, kwargs), self.share),
+        ):
             if self.size > 1 and self.counts_rows:
                 self.share.begin_step((args, kwargs))
             return fn(*args, **kwargs)

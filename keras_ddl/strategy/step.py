@@ -1,7 +1,7 @@
-"""The step that Keras runs on this thread: the model whose train_step or test_step it is, and the batch.
+"""The step that runs, or is being traced, on this thread: whose it is, and what its tensors have to do with the rows.
 
-Inside such a step a program is to mean what it means in one process. A step of the program's own, in
-`strategy.run`, is none of these: there the conventions of tf.distribute hold.
+A step of Keras (train_step, test_step) is to mean what it means in one process. In a step of the program's own, in
+`strategy.run`, the conventions of tf.distribute hold.
 """
 
 from __future__ import annotations
@@ -9,29 +9,54 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy.data import static_rows
+from keras_ddl.strategy.row_kinds import RowKinds
+from keras_ddl.strategy.row_share import RowShare
+from keras_ddl.strategy.row_values import RowValues
 
 _thread = threading.local()
 
 
-@dataclass
 class Step:
-    """One call of a model's train_step or test_step, or the tracing of one."""
+    """One call of a replica function, or the tracing of one."""
 
-    model: Any
-    batch: Any
+    def __init__(self, batch: Any, share: RowShare) -> None:
+        self.model: Any = None  # in a step of Keras
+        self.gradients: str | None = None  # what the tape has given so far: "reduced", or this rank's "parts"
+        self.share = share
+        self.batch = batch
+        self._values: RowValues | None = None
+
+    @property
+    def values(self) -> RowValues:
+        """How this step's values combine over ranks; made when something asks for it."""
+        if self._values is None:
+            kinds = None
+            if not tf.executing_eagerly():
+                kinds = RowKinds(static_rows(self.batch))
+                kinds.mark_batch(self.batch)
+            self._values = RowValues(kinds, self.share, self.model or self.share)
+        return self._values
 
 
-def current() -> Step | None:
-    """Returns the step of Keras that runs, or is being traced, on this thread; None in loops of the program's own."""
+def innermost() -> Step | None:
+    """Returns the step on this thread, Keras's or the program's own."""
     return getattr(_thread, "step", None)
 
 
+def current() -> Step | None:
+    """Returns the step of Keras on this thread; None in loops of the program's own."""
+    step = innermost()
+    return None if step is None or step.model is None else step
+
+
 @contextlib.contextmanager
-def running(model: Any, batch: Any) -> Iterator[Step]:
-    """Inside, `current` is a step of `model` on `batch`, this rank's rows."""
-    before, _thread.step = current(), Step(model, batch)
+def running(batch: Any, share: RowShare) -> Iterator[Step]:
+    """Inside, `innermost` is a step on `batch`, this rank's rows."""
+    before, _thread.step = innermost(), Step(batch, share)
     try:
         yield _thread.step
     finally:

@@ -96,10 +96,10 @@ def check_slices_are_reduced_as_rows_or_as_a_table():
 
 
 def check_only_plain_sgd_lets_rows_be_added_up():
-    from keras_ddl.strategy.keras_patches.optimizer import _is_linear
+    from keras_ddl.strategy.keras_patches.optimizer import is_linear
 
-    assert _is_linear(keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1))
+    assert is_linear(keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1))
     for limit in ("clipnorm", "clipvalue", "global_clipnorm"):
-        assert not _is_linear(keras.optimizers.SGD(0.1, **{limit: 1.0}))
-    assert not _is_linear(keras.optimizers.Adam())
-    assert not _is_linear(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+        assert not is_linear(keras.optimizers.SGD(0.1, **{limit: 1.0}))
+    assert not is_linear(keras.optimizers.Adam())
+    assert not is_linear(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))

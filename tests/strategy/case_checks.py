@@ -101,7 +101,7 @@ def check_gan_without_call(scope):
     return train_gan(scope, Gan)
 
 
-@case(wrong_today="trackers are told losses that are scaled by the rank's share of the rows", shows="log d_loss")
+@case()
 def check_gan_with_trackers_of_its_losses(scope):
     class Tracked(CallableGan):
         def __init__(self):
@@ -120,7 +120,7 @@ def check_gan_with_trackers_of_its_losses(scope):
     return train_gan(scope, Tracked)
 
 
-@case(wrong_today="a loss that is written by hand is not scaled by the rank's share of the rows", shows="weight")
+@case(tolerance=1e-12)  # second derivatives round more
 def check_gan_with_a_gradient_penalty(scope):
     class Penalized(CallableGan):
         def discriminator_loss(self, both, labels):
@@ -176,7 +176,7 @@ def check_train_step_by_hand(scope):
     return train_by_hand(scope, ByHand)
 
 
-@case(wrong_today="a loss that is written by hand is not scaled by the rank's share of the rows", shows="weight")
+@case()
 def check_loss_written_by_hand(scope):
     class Variational(ByHand):
         def loss_of(self, x, y, predicted):
@@ -185,7 +185,7 @@ def check_loss_written_by_hand(scope):
     return train_by_hand(scope, Variational)
 
 
-@case(wrong_today="a loss that is written by hand is not scaled by the rank's share of the rows", shows="weight")
+@case()
 def check_overridden_compute_loss(scope):
     class Overridden(ByHand):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
@@ -194,7 +194,7 @@ def check_overridden_compute_loss(scope):
     return train_by_hand(scope, Overridden)
 
 
-@case(wrong_today="trackers are told losses that are scaled by the rank's share of the rows", shows="log loss")
+@case()
 def check_tracker_of_a_computed_loss(scope):
     class Tracked(ByHand):
         def __init__(self):
@@ -212,7 +212,7 @@ def check_tracker_of_a_computed_loss(scope):
     return train_by_hand(scope, Tracked, metrics=None)
 
 
-@case(wrong_today="logs that hold logs are not reduced over ranks", shows="log mae")
+@case()
 def check_logs_that_hold_logs(scope):
     class Nested(ByHand):
         def logs(self, y, predicted, loss):
@@ -222,7 +222,7 @@ def check_logs_that_hold_logs(scope):
     return train_by_hand(scope, Nested)
 
 
-@case(wrong_today="the mean over no rows, on a rank without any, is NaN in the logs of all", shows="log distance.*nan")
+@case()
 def check_rank_without_rows_and_a_mean_by_hand(scope):
     class Distance(ByHand):
         def logs(self, y, predicted, loss):
@@ -237,7 +237,7 @@ def check_rank_without_rows_and_a_mean_by_hand(scope):
 # ---- losses, layers, metrics -----------------------------------------------------------------------------------------
 
 
-@case(wrong_today="a scalar loss counts as a mean over rows, which a ratio over the batch is not", shows="weight")
+@case()
 def check_ratio_over_the_batch_as_a_loss(scope):
     with scope:
         model = keras.Sequential([keras.Input((6,)), layers.Dense(2, activation="sigmoid")])
@@ -245,7 +245,7 @@ def check_ratio_over_the_batch_as_a_loss(scope):
     return fit(model, X, (Y > 0).astype("float64"))
 
 
-@case(wrong_today="losses of single rows are summed and then scaled as a mean would be", shows="weight")
+@case()
 def check_one_added_loss_for_each_row(scope):
     class Endpoint(layers.Layer):
         def call(self, x):
@@ -313,7 +313,7 @@ def check_metric_that_holds_a_maximum(scope):
     return fit(model)
 
 
-@case(wrong_today="a result that is the metric's own variable is put back to the rank's value", shows="log total")
+@case()
 def check_metric_whose_result_is_its_variable(scope):
     class Total(keras.metrics.Metric):
         def __init__(self):
@@ -348,7 +348,7 @@ def check_accumulated_gradients_under_loss_scaling(scope):
     return train_accumulating_under_loss_scaling(scope, epochs=3, batch_size=11)  # 4 steps: no gradients are left
 
 
-@case(wrong_today="gradients that an epoch leaves over were reduced already and are reduced again", shows="weight")
+@case()
 def check_accumulated_gradients_under_loss_scaling_outlive_an_epoch(scope):
     return train_accumulating_under_loss_scaling(scope)  # 5 steps
 

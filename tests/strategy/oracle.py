@@ -93,16 +93,20 @@ def _gaps(expected: Values, values: Values, tolerance: float, log_tolerance: flo
     for (_, one), (label, mine) in zip(expected, values):
         allowed = log_tolerance if label.startswith("log") else tolerance
         if one.shape != mine.shape or not np.allclose(mine, one, rtol=0, atol=allowed, equal_nan=True):
-            yield f"{label} is {mine.ravel()[:3]}..., in one process {one.ravel()[:3]}... (allowed: {allowed})"
+            gap = np.abs(mine - one).max() if one.shape == mine.shape and one.dtype.kind in "fiu" else "?"
+            yield (
+                f"{label} is {mine.ravel()[:3]}..., in one process {one.ravel()[:3]}... (off by {gap}, allowed: {allowed})"
+            )
 
 
 def case(
-    dtype: str = "float64", *, wrong_today: str | None = None, shows: str = ""
+    dtype: str = "float64", *, tolerance: float | None = None, wrong_today: str | None = None, shows: str = ""
 ) -> Callable[[Program], Callable[[], None]]:
     """Makes a check of a program.
 
     Args:
         dtype: the precision that it runs in.
+        tolerance: of the weights, where it is not that of the precision.
         wrong_today: why the ranks do not compute what one process does. The check then fails as soon as they do, so
             that the table stays true.
         shows: regular expression with which one of the differences begins then.
@@ -111,7 +115,7 @@ def case(
     def decorate(program: Program) -> Callable[[], None]:
         @functools.wraps(program)
         def check() -> None:
-            found, _ = differences(program, dtype)
+            found, _ = differences(program, dtype, tolerance)
             if wrong_today is None:
                 assert not found, "\n".join(found)
             else:

@@ -26,7 +26,8 @@ from keras_ddl.compat.keras import (
     loss_module,
     tf_trainer,
 )
-from keras_ddl.strategy.keras_patches import callbacks, loss, optimizer, reading, trainer
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy.keras_patches import callbacks, loss, metrics, optimizer, reading, tape, trainer
 
 _lock = threading.Lock()
 _installed = False
@@ -100,4 +101,8 @@ def _table() -> list[tuple[Any, str, Any]]:
         (BaseOptimizer, "_overwrite_variables_directly_with_gradients", optimizer.overwrite_variables),
         (TFOptimizer, "_all_reduce_sum_gradients", optimizer.all_reduce_sum_gradients),
         (LossScaleOptimizer, "_tf_apply", optimizer.loss_scale_apply),
+        (LossScaleOptimizer, "check_finite", optimizer.check_finite),
+        (tf.GradientTape, "gradient", tape.gradient),
+        (keras.metrics.Mean, "update_state", metrics.mean_update_state),
+        (keras.metrics.Sum, "update_state", metrics.sum_update_state),
     ]

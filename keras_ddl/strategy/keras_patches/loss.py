@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy import step
+from keras_ddl.strategy.row_kinds import MEAN
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -20,7 +23,9 @@ def scale_loss(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def scale_loss_for_distribution(value):
         strategy = keras_compat.replica_strategy()
-        return original(value) if strategy is None else strategy.extended.share.scale(value)
+        if strategy is None or step.current() is not None:
+            return original(value)
+        return strategy.extended.share.scale(value)
 
     return scale_loss_for_distribution
 
@@ -30,7 +35,9 @@ def unscale_loss(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def unscale_loss_for_distribution(value):
         strategy = keras_compat.replica_strategy()
-        return original(value) if strategy is None else strategy.extended.share.unscale(value)
+        if strategy is None or step.current() is not None:
+            return original(value)
+        return strategy.extended.share.unscale(value)
 
     return unscale_loss_for_distribution
 
@@ -48,6 +55,9 @@ def reduce_weighted_values(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = keras_compat.replica_strategy()
         if strategy is None or reduction not in _MEANS:
             return original(values, **arguments)
+        running = step.current()
+        if running is not None:
+            return _of_own_rows(running, values, arguments, original)
         share = strategy.extended.share
         values = tf.convert_to_tensor(values, dtype=dtype)
         if values.shape.rank == 0:
@@ -61,6 +71,25 @@ def reduce_weighted_values(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(values, **arguments)
 
     return patched
+
+
+def _of_own_rows(running: step.Step, values: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
+    """In a step of Keras: a value that is a mean over this rank's rows, as the graph's reader takes it for one."""
+    values = tf.convert_to_tensor(values, dtype=arguments["dtype"])
+    if values.shape.rank == 0:
+        return original(values, **arguments)
+    denominator = _denominator(values, arguments["sample_weight"], arguments["mask"], arguments["reduction"])
+    loss = original(values, **arguments)
+    if denominator is None:
+        return loss
+    share = running.share
+    denominator = tf.stop_gradient(tf.cast(denominator, tf.float64))
+    total = ops.all_reduce(denominator, op="sum", name="loss_denominator")
+    factor = tf.stop_gradient(tf.math.divide_no_nan(denominator, total) * share.inverse())
+    loss = tf.math.multiply_no_nan(loss, tf.cast(factor, loss.dtype))
+    if running.values.kinds is not None:
+        running.values.kinds.mark(loss, MEAN)
+    return loss
 
 
 def _denominator(values: tf.Tensor, sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor | None:
@@ -81,7 +110,7 @@ def compile_loss_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(self, y_true, y_pred, sample_weight=None):
         strategy = keras_compat.replica_strategy()
-        if strategy is None:
+        if strategy is None or step.current() is not None:
             return original(self, y_true, y_pred, sample_weight)
         unknown = any(leaf.shape[0] is None for leaf in keras_compat.tree.flatten(y_pred))
         with strategy.extended.share.trackers_unweighted(unknown):

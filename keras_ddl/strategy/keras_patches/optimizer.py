@@ -18,66 +18,62 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import buckets
+from keras_ddl.strategy import buckets, step
+from keras_ddl.strategy.row_kinds import INDEPENDENT
 
 _thread = threading.local()
 
 
-class _Application:
-    """One call of apply: whether its gradients have been summed over ranks."""
-
-    def __init__(self, reduced: bool) -> None:
-        self.reduced = reduced
-
-
-@contextlib.contextmanager
-def _application(reduced: bool) -> Iterator[None]:
-    before = getattr(_thread, "application", None)
-    _thread.application = _Application(reduced or (before is not None and before.reduced))
-    try:
-        yield
-    finally:
-        _thread.application = before
-
-
 def apply_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Opens an application, after checking that optimizer and context belong together."""
+    """Sums over ranks what is not summed yet, after checking that optimizer and context belong together.
+
+    With gradient accumulation the sum is left to the update: each rank accumulates its own part.
+    """
 
     def _backend_apply_gradients(self, grads, trainable_variables):
         _check_context(self)
-        with _application(reduced=False):
+        strategy = keras_compat.replica_strategy()
+        if strategy is None:
+            return original(self, grads, trainable_variables)
+        if accumulates(self):
+            grads = _parts(grads)
+        else:
+            grads = _sum_over_ranks(self, grads, strategy)
+        with _reducing(self if accumulates(self) else None):
             return original(self, grads, trainable_variables)
 
     return _backend_apply_gradients
 
 
+@contextlib.contextmanager
+def _reducing(optimizer: Any) -> Iterator[None]:
+    """Inside, the gradients of `optimizer` are summed over ranks when it clips them; those of no other are."""
+    before, _thread.accumulating = getattr(_thread, "accumulating", None), optimizer
+    try:
+        yield
+    finally:
+        _thread.accumulating = before
+
+
 def clip_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Sums, then clips. With gradient accumulation Keras comes here once per update, with the accumulated sum."""
+    """Sums, then clips: with gradient accumulation Keras comes here once per update, with what was accumulated."""
 
     def _clip_gradients(self, grads):
         strategy = keras_compat.replica_strategy()
-        application = getattr(_thread, "application", None)
-        if strategy is not None and application is not None and not application.reduced:
-            grads = _sum_over_ranks(self, grads, strategy)
-            application.reduced = True
+        if strategy is not None and getattr(_thread, "accumulating", None) is self:
+            grads = _reduce(self, grads, strategy)
         return original(self, grads)
 
     return _clip_gradients
 
 
 def all_reduce_sum_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras's own reduction; does nothing when it has been done already."""
+    """Keras's own reduction, after clipping: nothing is left to do."""
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
-        strategy = keras_compat.replica_strategy()
-        if strategy is None:
+        if keras_compat.replica_strategy() is None:
             return original(self, grads_and_vars)
-        application = getattr(_thread, "application", None)
-        pairs = list(grads_and_vars)
-        if application is not None and application.reduced:
-            return pairs
-        grads = _sum_over_ranks(self, [grad for grad, _ in pairs], strategy)
-        return [(grad, variable) for grad, (_, variable) in zip(grads, pairs)]
+        return list(grads_and_vars)
 
     return _all_reduce_sum_gradients
 
@@ -90,14 +86,38 @@ def loss_scale_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if strategy is None:
             return original(self, grads, trainable_variables)
         _check_context(self)
+        if accumulates(self.inner_optimizer):
+            return original(self, grads, trainable_variables)
         variables = trainable_variables or self._trainable_variables
         direct = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
         summed = _sum_over_ranks(self, [None if skip else g for g, skip in zip(grads, direct)], strategy)
         grads = [g if skip else total for g, total, skip in zip(grads, summed, direct)]
-        with _application(reduced=True):
+        with _already_summed():
             return original(self, grads, trainable_variables)
 
     return _tf_apply
+
+
+def check_finite(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What each rank accumulates by itself may overflow on one of them: then all skip the step."""
+
+    def wrapper(self, grads):
+        finite = original(self, grads)
+        if keras_compat.replica_strategy() is None or not accumulates(self.inner_optimizer):
+            return finite
+        name = f"{keras_compat.plain_name(self.name)}/finite"
+        return tf.cast(ops.all_reduce(tf.cast(finite, tf.int32), op="min", name=name), tf.bool)
+
+    return wrapper
+
+
+@contextlib.contextmanager
+def _already_summed() -> Iterator[None]:
+    before, _thread.summed = getattr(_thread, "summed", False), True
+    try:
+        yield
+    finally:
+        _thread.summed = before
 
 
 def overwrite_variables(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,7 +144,55 @@ def accumulators(optimizer: Any) -> list[Any]:
     return [variable for variables in lists for variable in variables if variable is not None]
 
 
+def accumulates(optimizer: Any) -> bool:
+    """Whether an optimizer updates once for several steps."""
+    return bool(getattr(optimizer, "gradient_accumulation_steps", None))
+
+
 def _sum_over_ranks(optimizer: Any, grads: Sequence[Any], strategy: Any) -> list[Any]:
+    """Sums gradients that are this rank's. In a step of Keras the tape has done it for those it has made."""
+    if getattr(_thread, "summed", False):
+        return list(grads)
+    running = step.current()
+    if running is None:
+        return _reduce(optimizer, grads, strategy)
+    local = [i for i, grad in enumerate(grads) if grad is not None and _is_local(running, grad)]
+    result = list(grads)
+    summed = _reduce(optimizer, _parts([grads[i] for i in local]), strategy)
+    for i, grad in zip(local, summed):
+        result[i] = grad
+    return result
+
+
+def _is_local(running: step.Step, grad: Any) -> bool:
+    kinds = running.values.kinds
+    if kinds is None:
+        return running.gradients != "reduced"
+    return kinds.of(_values(grad)) != INDEPENDENT
+
+
+def _parts(grads: Sequence[Any]) -> list[Any]:
+    """Returns this rank's part of each gradient; in loops of the program's own, the gradient itself."""
+    running = step.current()
+    if running is None:
+        return list(grads)
+    return [None if grad is None else _part(running, grad) for grad in grads]
+
+
+def _part(running: step.Step, grad: Any) -> Any:
+    kinds = running.values.kinds
+    if kinds is None and running.gradients == "parts":
+        return grad
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(running.values.part(grad.values), grad.indices, grad.dense_shape)
+    return running.values.part(tf.convert_to_tensor(grad))
+
+
+def _values(grad: Any) -> Any:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
+
+
+def _reduce(optimizer: Any, grads: Sequence[Any], strategy: Any) -> list[Any]:
     present = [i for i, grad in enumerate(grads) if grad is not None]
     result = list(grads)
     summed = buckets.all_reduce_in_buckets(
@@ -132,14 +200,14 @@ def _sum_over_ranks(optimizer: Any, grads: Sequence[Any], strategy: Any) -> list
         op="sum",
         name=f"{keras_compat.plain_name(optimizer.name)}/gradients",
         bucket_size=strategy.extended.bucket_size,
-        add_up=_is_linear(optimizer),
+        add_up=is_linear(optimizer),
     )
     for i, grad in zip(present, summed):
         result[i] = grad
     return result
 
 
-def _is_linear(optimizer: Any) -> bool:
+def is_linear(optimizer: Any) -> bool:
     """Whether updates depend on the sum of a table row's gradients only. A norm, too, is taken row by row."""
     clips = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
     return type(optimizer) is keras.optimizers.SGD and all(limit is None for limit in clips)

@@ -183,7 +183,8 @@ def _global_logs(model: Any, logs: Any, strategy: Any, rule: Callable[..., Any] 
     if not isinstance(logs, dict):
         return logs
     rule = rule or keras_compat.Trainer._get_metrics_result_or_logs.__wrapped__
-    return agreement.global_logs(model, logs, strategy.rank, strategy.size, lambda local: rule(model, local))
+    share = float(strategy.extended.share.share())
+    return agreement.global_logs(model, logs, strategy.rank, strategy.size, share, lambda local: rule(model, local))
 
 
 def reduce_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,12 +222,26 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
         @tf.autograph.experimental.do_not_convert
         @functools.wraps(step_function)
         def in_step(batch):
-            with step.running(self, batch):
-                return step_function(batch)
+            running = step.innermost()
+            running.model = self
+            return _estimates(running, step_function(batch))
 
         return original(self, in_step)
 
     return _make_function
+
+
+def _estimates(running: step.Step, logs: Any) -> Any:
+    """Numbers that a step has computed itself, so that the mean over ranks, weighed by rows, is that of one process."""
+    if not isinstance(logs, dict):
+        return logs
+
+    def one(value):
+        if not isinstance(value, tf.Tensor) or value.shape.rank != 0 or not value.dtype.is_floating:
+            return value
+        return running.values.estimate(value)
+
+    return keras_compat.tree.map_structure(one, logs)
 
 
 @contextlib.contextmanager

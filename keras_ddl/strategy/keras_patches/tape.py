@@ -1,0 +1,86 @@
+"""The patch of tf.GradientTape: in a step of Keras, the gradient of a loss by variables is that of one process.
+
+It is summed over ranks where it is taken, not where it is applied. So whatever a step does with it, clipping by hand,
+norms, several optimizers, a second backpropagation, sees equal values on all ranks, those one process would see. The
+ranks' shares of the rows weigh in as what backpropagation begins with, which costs nothing.
+
+Patched: tensorflow/python/eager/backprop.py (TensorFlow 2.21).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy import buckets, step
+from keras_ddl.strategy.keras_patches.optimizer import accumulates, is_linear
+from keras_ddl.strategy.row_kinds import INDEPENDENT, SUM
+from keras_ddl.strategy.row_values import flat_targets
+
+
+def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Takes gradients by variables of the value that one process would have computed."""
+
+    def wrapper(self, target, sources, output_gradients=None, unconnected_gradients=tf.UnconnectedGradients.NONE):
+        strategy, running = keras_compat.replica_strategy(), step.current()
+        flat = tf.nest.flatten(sources)
+        by_variable = [isinstance(each, (tf.Variable, keras.Variable)) for each in flat]
+        if strategy is None or running is None or not (any(by_variable) or running.values.kinds is not None):
+            return original(self, target, sources, output_gradients, unconnected_gradients)
+        targets, seeds = _seeds(running, target, output_gradients)
+        if not targets:
+            return original(self, target, sources, output_gradients, unconnected_gradients)
+        local = original(self, targets, flat, seeds, unconnected_gradients)
+        found = [
+            i
+            for i, each in enumerate(flat)
+            if by_variable[i] and local[i] is not None and not getattr(each, "overwrite_with_gradient", False)
+        ]
+        for i, reduced in zip(found, _over_ranks(running, strategy, [local[i] for i in found])):
+            local[i] = reduced
+        return tf.nest.pack_sequence_as(sources, local)
+
+    return wrapper
+
+
+def _seeds(running: step.Step, target: Any, output_gradients: Any) -> tuple[list[Any], list[Any]]:
+    targets = flat_targets(target)
+    given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
+    parts, seeds = [], []
+    for each, factor in zip(targets, given):
+        for part, seed in zip(*running.values.seeds(each)):
+            parts.append(part)
+            seeds.append(seed if factor is None else seed * tf.cast(factor, seed.dtype))
+    return parts, seeds
+
+
+def _over_ranks(running: step.Step, strategy: Any, gradients: Sequence[Any]) -> list[Any]:
+    """Sums over ranks; where an optimizer accumulates, that is left to it: once for each update."""
+    optimizers = _optimizers(running.model)
+    kinds = running.values.kinds
+    if any(accumulates(optimizer) for optimizer in optimizers):
+        running.gradients = "parts"
+        for each in gradients if kinds is not None else ():
+            kinds.mark(each.values if isinstance(each, tf.IndexedSlices) else each, SUM)
+        return list(gradients)
+    running.gradients = "reduced"
+    reduced = buckets.all_reduce_in_buckets(
+        [each if isinstance(each, tf.IndexedSlices) else tf.convert_to_tensor(each) for each in gradients],
+        op="sum",
+        name=f"{keras_compat.plain_name(running.model.name)}/gradients",
+        bucket_size=strategy.extended.bucket_size,
+        add_up=all(is_linear(optimizer) for optimizer in optimizers),
+    )
+    for each in reduced if kinds is not None else ():
+        kinds.mark(each.values if isinstance(each, tf.IndexedSlices) else each, INDEPENDENT)
+    return reduced
+
+
+def _optimizers(model: Any) -> list[Any]:
+    """The optimizers that a model's train_step may use: its own, and those it holds as attributes."""
+    held = [model.optimizer, *vars(model).values()] if getattr(model, "optimizer", None) else vars(model).values()
+    found = {id(part): part for each in held for part in keras_compat.optimizers_in(each)}
+    return list(found.values())
