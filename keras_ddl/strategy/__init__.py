@@ -30,6 +30,10 @@ class Strategy(tf.distribute.Strategy):
         mode: as in `keras_ddl.init`, which this calls.
         bucket_bytes: bound on the gradients sent as one collective, or "auto" to measure what fits this job;
             KERAS_DDL_BUCKET_BYTES by default, and "auto" without it.
+        sparse_as_dense: how gradients of embedding tables (tf.IndexedSlices) travel. "auto": as the rows that occurred,
+            or as whole tables where that is fewer bytes and gives the same update; False: always as rows; True: always
+            as whole tables, like any gradient. Adam and others then treat a token that occurs twice in a batch as one
+            process does with dense gradients.
         seed: sets all random seeds as keras.utils.set_random_seed does. Default: those the script has set, if all
             ranks have set the same ones, else rank 0's.
     Raises:
@@ -40,7 +44,12 @@ class Strategy(tf.distribute.Strategy):
     is_keras_ddl = True  # how compat.keras knows it without importing this module
 
     def __init__(
-        self, mode: str | None = None, *, bucket_bytes: int | str | None = None, seed: int | None = None
+        self,
+        mode: str | None = None,
+        *,
+        bucket_bytes: int | str | None = None,
+        sparse_as_dense: bool | str = "auto",
+        seed: int | None = None,
     ) -> None:
         topology = communicator.init(mode)
         self._check_no_other_scope(topology.rank)
@@ -49,12 +58,18 @@ class Strategy(tf.distribute.Strategy):
                 f"Strategy: bucket_bytes must be 1 or more, or 'auto'. Received: bucket_bytes={bucket_bytes!r} "
                 f"(rank {topology.rank}). Leave it out for KERAS_DDL_BUCKET_BYTES."
             )
+        if sparse_as_dense not in (True, False, "auto"):
+            raise ConfigError(
+                f"Strategy: sparse_as_dense must be True, False or 'auto'. Received: {sparse_as_dense!r} (rank "
+                f"{topology.rank}). Leave it out for 'auto'."
+            )
         threads.share_cores(topology)
         keras_patches.install()
         self.rank, self.size = topology.rank, topology.size
         self.random_state = agreement.RandomState(self.rank, self.size, seed)
         device = _choose_device(communicator.local_rank())
         super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
+        self.extended.sparse_as_dense = sparse_as_dense
         keras_compat.strategies.add(self)
 
     def __repr__(self) -> str:

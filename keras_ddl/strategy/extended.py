@@ -47,6 +47,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
         self.size = size
         self.device = device
         self.bucket_size = bucket_size
+        self.sparse_as_dense: bool | str = "auto"
         self.share = RowShare(rank, size)
         self.agrees_on_variables = True  # False while callbacks run, which may do so on one rank
         self.counts_rows = True  # False while predict runs: it has no loss to scale

@@ -1,32 +1,94 @@
-"""Gradients of embedding tables: only the rows that occurred, or the whole table, whichever is fewer bytes.
+"""Gradients of embedding tables, as one process would have had them from the whole batch.
 
-The rows of all ranks together grow with the batch and the number of ranks; a table does not. Which is fewer is decided
-anew in every step, from a number that all ranks share: the rows that they have together. Ranks may differ in their own
-rows, in their batches' shapes and in when they trace a step, so nothing that a rank knows alone would do.
+A gradient lists rows of the table. Where the indices come from the rows of the batch, one process would have listed
+those of all ranks, so they are put one after another: Adam and others square the rows of a token that occurs twice one
+by one. Where they do not (a table of positions, of relative distances), each rank lists the same indices and one
+process would have listed them once: the values are added up. Where a program has made the indices unique, it would have
+done so for the whole batch: rows of the same index are added up. A table that is used in several ways has a gradient in
+several parts, and each is treated for itself. The traced graph tells which is which; in eager mode, indices that are
+equal on all ranks are taken for such as do not come from the batch.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 from keras_ddl import communicator, ops
+from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy.row_kinds import INDEPENDENT, RowKinds
+
+_UNIQUE = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
+_PASSES_ON = ("Reshape", "Cast", "Identity")
 
 
-def all_reduce_slices(slices: tf.IndexedSlices, *, op: str, name: str, add_up: bool) -> tf.IndexedSlices:
+@dataclass(frozen=True)
+class Tables:
+    """How the gradients of tables are to be reduced.
+
+    as_dense: True: as whole tables, like any gradient (an optimizer then treats a row that occurs twice as one, which
+        is what it does with dense gradients); False: never; "auto": where that is fewer bytes and the same update.
+    add_up: rows of the same index may come added up: the optimizer is linear in the gradient. Equal on all ranks.
+    kinds: reads the graph; None in eager mode.
+    """
+
+    as_dense: bool | str = "auto"
+    add_up: bool = False
+    kinds: RowKinds | None = None
+
+
+def all_reduce_slices(slices: tf.IndexedSlices, *, op: str, name: str, tables: Tables) -> tf.IndexedSlices:
     """Reduces `slices` over all ranks.
 
     Args:
         slices: rows of a table of shape [n, ...], the same on all ranks; each rank may have another number of rows.
         op: "sum" or "mean".
         name: match key, equal on all ranks.
-        add_up: rows of the same index may come added up; equal on all ranks. Not for optimizers that are not linear in
-            the gradient: Adam squares row by row.
-    Returns: the rows of all ranks one after another; or, if `add_up` and there are more than twice as many rows as the
-        table has, each row of the table once. The twice is what an all-reduce sends more than an all-gather.
+    Returns: the rows that one process would have listed, see above; or, if adding up is allowed and there are more than
+        twice as many rows as the table has, each row of the table once. The twice is what an all-reduce sends more
+        than an all-gather.
     Raises: as `ops.all_reduce`.
-    Cost: two all-gathers of the rows; with `add_up` 8 bytes, and these or one all-reduce of the table.
+    Cost: two all-gathers of the rows, or one all-reduce of those with equal indices; to decide, 8 bytes.
     """
-    if not add_up or slices.dense_shape is None or communicator.size() == 1:
-        return ops.all_reduce(slices, op=op, name=name)
+    if communicator.size() == 1:
+        return slices
+    parts = _parts(slices, tables.kinds, name)
+    reduced = [
+        _reduce_part(values, indices, how, slices, op, f"{name}{i or ''}", tables)
+        for i, (values, indices, how) in enumerate(parts)
+    ]
+    if len(reduced) == 1:
+        return reduced[0]
+    return tf.IndexedSlices(
+        tf.concat([each.values for each in reduced], 0),
+        tf.concat([tf.cast(each.indices, slices.indices.dtype) for each in reduced], 0),
+        slices.dense_shape,
+    )
+
+
+def _reduce_part(
+    values: tf.Tensor, indices: tf.Tensor, how: str, whole: tf.IndexedSlices, op: str, name: str, tables: Tables
+) -> tf.IndexedSlices:
+    part = tf.IndexedSlices(values, indices, whole.dense_shape)
+    if how == "shared":
+        return tf.IndexedSlices(ops.all_reduce(values, op=op, name=f"{name}/values"), indices, whole.dense_shape)
+    if how == "unique":
+        gathered = ops.all_reduce(part, op=op, name=name)
+        unique, position = tf.unique(gathered.indices)
+        added = tf.math.unsorted_segment_sum(gathered.values, position, tf.size(unique))
+        return tf.IndexedSlices(added, unique, whole.dense_shape)
+    if not tables.add_up or tables.as_dense is False or whole.dense_shape is None:
+        return ops.all_reduce(part, op=op, name=name)
+    return _fewer_bytes(part, op, name)
+
+
+def _fewer_bytes(slices: tf.IndexedSlices, op: str, name: str) -> tf.IndexedSlices:
+    """Gathers the rows or reduces the table. Decided anew in every step, from a number that all ranks share: the rows
+    that they have together. Ranks may differ in their own rows, in their batches' shapes and in when they trace.
+    """
     table_rows = tf.cast(slices.dense_shape[0], tf.int64)
     rows = ops.all_reduce(tf.size(slices.indices, out_type=tf.int64), op="sum", name=f"{name}/rows")
 
@@ -40,3 +102,47 @@ def all_reduce_slices(slices: tf.IndexedSlices, *, op: str, name: str, add_up: b
 
     values, indices = tf.cond(rows > 2 * table_rows, whole_table, rows_that_occurred)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _parts(slices: tf.IndexedSlices, kinds: RowKinds | None, name: str) -> list[tuple[tf.Tensor, tf.Tensor, str]]:
+    """Returns [(values, indices, "rows" | "shared" | "unique")]: a gradient by the ways in which its table is used."""
+    if kinds is None or tf_compat.is_eager(slices.indices):
+        return [(slices.values, slices.indices, "shared" if _equal_on_all_ranks(slices.indices, name) else "rows")]
+    indices = _components(slices.indices)
+    how = [_origin(each, kinds) for each in indices]
+    if len(set(how)) == 1:
+        return [(slices.values, slices.indices, how[0])]
+    sizes = [tf.size(each) for each in indices]
+    values = tf.split(slices.values, sizes)
+    return list(zip(values, tf.split(slices.indices, sizes), how))
+
+
+def _components(indices: tf.Tensor) -> Sequence[tf.Tensor]:
+    """The indices that a tape has put one after another, because a table is used several times."""
+    operation = indices.op
+    if operation.type in _PASSES_ON:
+        return _components(operation.inputs[0]) if operation.inputs[0].op.type == "ConcatV2" else [indices]
+    if operation.type != "ConcatV2" or indices.shape.rank != 1:
+        return [indices]
+    return [part for each in operation.inputs[:-1] for part in _components(each)]
+
+
+def _origin(indices: tf.Tensor, kinds: RowKinds) -> str:
+    if kinds.of(indices) == INDEPENDENT:
+        return "shared"
+    seen, pending = set(), [indices]
+    while pending:
+        tensor = pending.pop()
+        if tensor.op.type in _UNIQUE:
+            return "unique"
+        if tensor.op.name not in seen:
+            seen.add(tensor.op.name)
+            pending.extend(tensor.op.inputs)
+    return "rows"
+
+
+def _equal_on_all_ranks(indices: Any, name: str) -> bool:
+    mine = hashlib.sha256(indices.numpy().tobytes()).digest() if tf_compat.is_eager(indices) else b""
+    if not mine:
+        return False
+    return len(set(communicator.all_gather_object(mine, name=f"{name}/origin"))) == 1

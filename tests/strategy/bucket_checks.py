@@ -7,7 +7,8 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.sparse import all_reduce_slices
+from keras_ddl.strategy.row_kinds import RowKinds
+from keras_ddl.strategy.sparse import Tables, all_reduce_slices
 from strategy.common import (
     RANK,
     SIZE,
@@ -84,10 +85,13 @@ def check_slices_are_reduced_as_rows_or_as_a_table():
         for add_up in (True, False):
             slices = tf.IndexedSlices(own.values, own.indices * (table_rows > 1), tf.constant([table_rows, 2]))
 
-            def reduce(slices=slices, add_up=add_up):
-                return all_reduce_slices(slices, op="sum", name="slices", add_up=add_up)
+            def reduce(values, indices, shape=slices.dense_shape, add_up=add_up):
+                slices = tf.IndexedSlices(values, indices, shape)
+                return all_reduce_slices(
+                    slices, op="sum", name="slices", tables=Tables(add_up=add_up, kinds=RowKinds(None))
+                )
 
-            for result in (reduce(), tf.function(reduce)()):
+            for result in [each(slices.values, slices.indices) for each in (reduce, tf.function(reduce))]:
                 as_table = add_up and rows > 2 * table_rows
                 assert len(result.indices) == (table_rows if as_table else rows), (table_rows, add_up)
                 expected = np.zeros([table_rows, 2])

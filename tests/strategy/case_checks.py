@@ -259,21 +259,59 @@ def check_one_added_loss_for_each_row(scope):
     return fit(model)
 
 
-@case(wrong_today="the ranks' gradients of a table that all rows share are put side by side", shows="weight")
-def check_table_of_positions_under_adam(scope):
-    class Positions(layers.Layer):
-        def build(self, shape):
-            self.table = layers.Embedding(6, 4)
-            self.table.build(None)
+class Positions(layers.Layer):
+    """Adds a row of a table to each of the positions 0..5, whose number it takes from the batch's shape."""
 
-        def call(self, x):
-            return x[..., None] * self.table(ops.arange(6))
+    def build(self, shape):
+        self.table = layers.Embedding(6, 4)
+        self.table.build(None)
 
+    def call(self, x):
+        return x[..., None] * self.table(ops.arange(ops.shape(x)[1]))
+
+
+def train_table(scope, layer, optimizer, x=X, y=Y):
     with scope:
-        inputs = keras.Input((6,))
-        model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(Positions()(inputs))))
-        model.compile(keras.optimizers.Adam(0.01), "mse")
-    return fit(model)
+        inputs = keras.Input(x.shape[1:], dtype=x.dtype)
+        model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(layer()(inputs))))
+        model.compile(optimizer(), "mse")
+    return fit(model, x, y)
+
+
+@case()
+def check_table_of_positions_under_adam(scope):
+    return train_table(scope, Positions, lambda: keras.optimizers.Adam(0.01))
+
+
+TOKENS = (np.abs(X) * 3).astype("int32") % 7
+
+
+class TokensAndPositions(layers.Layer):
+    """One table, looked up by tokens of the rows, by positions, and by the tokens that occur, each once."""
+
+    def build(self, shape):
+        self.table = layers.Embedding(7, 4)
+        self.table.build(None)
+
+    def call(self, tokens):
+        unique, position = tf.unique(tf.reshape(tokens, [-1]))
+        once = tf.reshape(tf.gather(self.table(unique), position), tf.concat([tf.shape(tokens), [4]], 0))
+        return self.table(tokens) + self.table(ops.arange(ops.shape(tokens)[1])) * once
+
+
+@case()
+def check_table_used_in_three_ways_under_adam(scope):
+    return train_table(scope, TokensAndPositions, lambda: keras.optimizers.Adam(0.01), TOKENS)
+
+
+@case()
+def check_table_used_in_three_ways_under_clipped_sgd(scope):
+    return train_table(scope, TokensAndPositions, lambda: keras.optimizers.SGD(0.1, clipnorm=0.1), TOKENS)
+
+
+@case()
+def check_table_used_in_three_ways_under_sgd(scope):
+    return train_table(scope, TokensAndPositions, lambda: keras.optimizers.SGD(0.1), TOKENS)
 
 
 @case(wrong_today="a layer's own state is averaged over ranks, also where it is a sum over rows", shows="weight.*rows")

@@ -94,9 +94,8 @@ def _gaps(expected: Values, values: Values, tolerance: float, log_tolerance: flo
         allowed = log_tolerance if label.startswith("log") else tolerance
         if one.shape != mine.shape or not np.allclose(mine, one, rtol=0, atol=allowed, equal_nan=True):
             gap = np.abs(mine - one).max() if one.shape == mine.shape and one.dtype.kind in "fiu" else "?"
-            yield (
-                f"{label} is {mine.ravel()[:3]}..., in one process {one.ravel()[:3]}... (off by {gap}, allowed: {allowed})"
-            )
+            expected = f"in one process {one.ravel()[:3]}... (off by {gap}, allowed: {allowed})"
+            yield f"{label} is {mine.ravel()[:3]}..., {expected}"
 
 
 def case(

@@ -20,6 +20,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import buckets, step
 from keras_ddl.strategy.row_kinds import INDEPENDENT
+from keras_ddl.strategy.sparse import Tables
 
 _thread = threading.local()
 
@@ -200,11 +201,19 @@ def _reduce(optimizer: Any, grads: Sequence[Any], strategy: Any) -> list[Any]:
         op="sum",
         name=f"{keras_compat.plain_name(optimizer.name)}/gradients",
         bucket_size=strategy.extended.bucket_size,
-        add_up=is_linear(optimizer),
+        tables=tables_of(strategy, [optimizer]),
     )
     for i, grad in zip(present, summed):
         result[i] = grad
     return result
+
+
+def tables_of(strategy: Any, optimizers: Sequence[Any]) -> Tables:
+    """How gradients of tables are reduced in the step that runs."""
+    running = step.innermost()
+    kinds = None if running is None else running.values.kinds
+    add_up = bool(optimizers) and all(is_linear(optimizer) for optimizer in optimizers)
+    return Tables(strategy.extended.sparse_as_dense, add_up, kinds)
 
 
 def is_linear(optimizer: Any) -> bool:

@@ -16,7 +16,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import buckets, step
-from keras_ddl.strategy.keras_patches.optimizer import accumulates, is_linear
+from keras_ddl.strategy.keras_patches.optimizer import accumulates, tables_of
 from keras_ddl.strategy.row_kinds import INDEPENDENT, SUM
 from keras_ddl.strategy.row_values import flat_targets
 
@@ -72,7 +72,7 @@ def _over_ranks(running: step.Step, strategy: Any, gradients: Sequence[Any]) -> 
         op="sum",
         name=f"{keras_compat.plain_name(running.model.name)}/gradients",
         bucket_size=strategy.extended.bucket_size,
-        add_up=all(is_linear(optimizer) for optimizer in optimizers),
+        tables=tables_of(strategy, optimizers),
     )
     for each in reduced if kinds is not None else ():
         kinds.mark(each.values if isinstance(each, tf.IndexedSlices) else each, INDEPENDENT)
