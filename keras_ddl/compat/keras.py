@@ -22,6 +22,7 @@ with tensorflow_packages.private_imports("keras", "3.15", "'keras>=3.15,<3.16'")
     from keras.src.backend.common import global_state
     from keras.src.backend.common.name_scope import current_path
     from keras.src.backend.tensorflow import trainer as tf_trainer
+    from keras.src.backend.tensorflow.core import Variable as TFVariable
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
     from keras.src.callbacks import CallbackList
     from keras.src.layers import BatchNormalization
@@ -44,6 +45,7 @@ __all__ = [
     "LossScaleOptimizer",
     "TESTED",
     "TFOptimizer",
+    "TFVariable",
     "Trainer",
     "current_path",
     "global_seed_generator",

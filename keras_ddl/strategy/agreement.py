@@ -228,7 +228,6 @@ def global_logs(
         choose: Keras's rule, given the logs: the metrics' results if their keys are the logs' keys, else the logs.
     Cost: one all-reduce of 8 bytes per element of metric state.
     """
-    states = metric_state.of_metrics(model.metrics)
     local = _flat(model.get_metrics_result()) if model.metrics else {}
     flat_logs = _flat(logs)
     numbers = sorted(key for key, value in flat_logs.items() if _is_number(value))
@@ -236,7 +235,7 @@ def global_logs(
     of_metrics = [float(_is_result(flat_logs[key], local.get(key))) for key in numbers]
     own = [float(flat_logs[key]) * share if share else 0.0 for key in numbers]
     extra = np.array([*own, *of_metrics])
-    with metric_state.reduced(states, rank, size, name_of(model, "metrics"), extra) as total:
+    with metric_state.reduced(model.metrics, rank, size, name_of(model, "metrics"), extra) as total:
         results = _flat(model.get_metrics_result()) if model.metrics else {}
         chosen = choose(logs)
         # Values, not variables: a result may be the metric's own variable, which gets its state back.

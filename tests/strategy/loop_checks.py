@@ -182,3 +182,22 @@ def check_custom_train_step_with_keys_that_are_no_metrics():
     assert history["seen"] == [43.0, 43.0]
     np.testing.assert_allclose(history["rank_squared"], np.mean(np.square(np.arange(SIZE))))
     assert_same_weights(alone, shared)
+
+
+def check_result_of_a_metric_in_a_loop_of_ones_own():
+    """Inside `run` a metric counts the rank's rows; outside, eagerly and in a function, its result is that of all."""
+    with STRATEGY.scope():
+        seen, largest = keras.metrics.MeanSquaredError(), keras.metrics.Mean()
+    alone = keras.metrics.MeanSquaredError()
+
+    @tf.function
+    def step(x, y):
+        STRATEGY.run(lambda x, y: [seen.update_state(y, x), None][1], args=(x, y))
+        return seen.result()
+
+    for x, y in STRATEGY.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((Y, X[:, :2])).batch(9)):
+        inside = step(x, y)
+    alone.update_state(X[:, :2], Y)
+    np.testing.assert_allclose([inside, seen.result()], [alone.result()] * 2, rtol=1e-14)
+    largest.update_state([float(RANK)])  # of a rank
+    assert float(largest.result()) == (SIZE - 1) / 2

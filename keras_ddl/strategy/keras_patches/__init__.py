@@ -21,13 +21,24 @@ from keras_ddl.compat.keras import (
     CompileLoss,
     LossScaleOptimizer,
     TFOptimizer,
+    TFVariable,
     Trainer,
     keras,
     loss_module,
     tf_trainer,
 )
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.keras_patches import callbacks, loss, metrics, optimizer, reading, tape, trainer
+from keras_ddl.strategy.keras_patches import (
+    callbacks,
+    loss,
+    metric_results,
+    metric_updates,
+    metrics,
+    optimizer,
+    reading,
+    tape,
+    trainer,
+)
 
 _lock = threading.Lock()
 _installed = False
@@ -105,4 +116,6 @@ def _table() -> list[tuple[Any, str, Any]]:
         (tf.GradientTape, "gradient", tape.gradient),
         (keras.metrics.Mean, "update_state", metrics.mean_update_state),
         (keras.metrics.Sum, "update_state", metrics.sum_update_state),
+        (keras.metrics.Metric, "__init__", metric_results.init),
+        (TFVariable, "_direct_assign", metric_updates.direct_assign),
     ]

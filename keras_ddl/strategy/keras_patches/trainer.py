@@ -18,6 +18,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, data, step
+from keras_ddl.strategy.keras_patches import metric_results
 from keras_ddl.strategy.keras_patches.optimizer import accumulators, outside_message
 
 _thread = threading.local()
@@ -184,7 +185,8 @@ def _global_logs(model: Any, logs: Any, strategy: Any, rule: Callable[..., Any] 
         return logs
     rule = rule or keras_compat.Trainer._get_metrics_result_or_logs.__wrapped__
     share = float(strategy.extended.share.share())
-    return agreement.global_logs(model, logs, strategy.rank, strategy.size, share, lambda local: rule(model, local))
+    with metric_results.of_this_rank():
+        return agreement.global_logs(model, logs, strategy.rank, strategy.size, share, lambda local: rule(model, local))
 
 
 def reduce_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:
