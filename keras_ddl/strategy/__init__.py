@@ -95,7 +95,8 @@ class Strategy(tf.distribute.Strategy):
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Calls `fn` on this rank's values, in replica context: optimizers sum gradients over ranks, and Keras losses
-        are scaled by this rank's share of the rows in `args`. COLLECTIVE over all ranks.
+        are scaled by this rank's share of the rows in `args`; losses by hand are to be divided by the global batch, as
+        in tf.distribute. COLLECTIVE over all ranks.
 
         Returns: what `fn` returns, this rank's.
         Raises: errors of keras_ddl.errors when the ranks disagree or one is lost.
@@ -129,6 +130,13 @@ class Strategy(tf.distribute.Strategy):
         count = tf.size(value, out_type=tf.int64) // tf.maximum(tf.size(tf.reduce_sum(value, axis=axis), tf.int64), 1)
         count = ops.all_reduce(count, op="sum", name="reduce_count")
         return total / tf.cast(count, total.dtype)
+
+    def first_row(self) -> tf.Tensor:
+        """Returns the position of this rank's first row in the global batch of the step that runs (int64 scalar).
+
+        What `keras_ddl.all_gather` returns for the rank's rows has them from this position on.
+        """
+        return self.extended.share.first() if self.size > 1 else tf.zeros([], tf.int64)
 
     def gather(self, value: Any, axis: int) -> tf.Tensor:
         """Concatenates the ranks' tensors along `axis`, in rank order; sizes along `axis` may differ. COLLECTIVE."""

@@ -36,7 +36,7 @@ def flat(metrics: Sequence[keras.metrics.Metric]) -> list[keras.metrics.Metric]:
 
 def own_metrics(model: keras.Model) -> dict[int, keras.metrics.Metric]:
     """Returns {id of a variable: its metric} for the metrics of a model that are not of Keras's classes."""
-    return {id(variable): metric for metric in flat(model.metrics) if _is_own(metric) for variable in metric._variables}
+    return {id(variable): metric for metric in flat(model.metrics) if is_own(metric) for variable in metric._variables}
 
 
 def is_declared(metric: Any, variable: Any) -> bool:
@@ -124,7 +124,7 @@ def _part(values: np.ndarray, way: str, rank: int, size: int) -> np.ndarray:
 
 def _check_variables(metrics: Sequence[keras.metrics.Metric], rank: int) -> None:
     for metric in flat(metrics):
-        if _is_own(metric) and not metric.variables and not hasattr(metric, "ddl_reduction"):
+        if is_own(metric) and not metric.variables and not hasattr(metric, "ddl_reduction"):
             raise ConfigError(
                 "A metric must keep its state in variables, which keras_ddl reduces over ranks. "
                 f"Received: metric {metric.name!r} ({type(metric).__name__}) has none, so its result would be that of "
@@ -133,5 +133,6 @@ def _check_variables(metrics: Sequence[keras.metrics.Metric], rank: int) -> None
             )
 
 
-def _is_own(metric: Any) -> bool:
+def is_own(metric: Any) -> bool:
+    """Whether a metric is of a class of the program's own."""
     return not type(metric).__module__.startswith("keras.src.")

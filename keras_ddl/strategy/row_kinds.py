@@ -195,6 +195,22 @@ class RowKinds:
         # An argument of a function inside the step: rows, if it can be.
         return ROWS if self.could_be_rows(tensor) else OPAQUE
 
+    def is_bare_mean(self, tensor: Any) -> bool:
+        """Whether a tensor is a mean over rows that nothing has multiplied or divided since."""
+        while True:
+            kind, operation = self.of(tensor), tensor.op
+            if not kind.is_mean:
+                return False
+            if operation.type == "Mean" and self.of(operation.inputs[0]).name == "rows":
+                return True
+            if operation.type in _QUOTIENTS and self.of(operation.inputs[1]).name == "count":
+                return True
+            if operation.type not in (*_SAME, "Add", "AddV2", "AddN", "Pack", "Sum", "Reshape", "Squeeze"):
+                return False
+            tensor = next((each for each in operation.inputs if self.of(each).is_mean), None)
+            if tensor is None:
+                return False
+
     def could_be_rows(self, tensor: Any, axis: int = 0) -> bool:
         """Whether a dimension of the tensor may be that of the rows, as far as static shapes tell."""
         shape = tensor.shape
@@ -215,6 +231,8 @@ class RowKinds:
                 return OPAQUE
             if all(kind.name in ("independent", "shape") for kind in kinds):
                 return self._of_shape(output)
+            if operation.type in ("Range", "LinSpace", "OneHot", "Fill") and self.could_be_rows(output):
+                return ROWS  # a number for each row
             return FUNCTION
         axis = rows[0].axis
         if not self.could_be_rows(output, axis):
@@ -384,6 +402,7 @@ class RowKinds:
         if graph is None or len(graph.inputs) != len(operation.inputs):
             return self._default(operation, output, inputs, kinds)
         inside = RowKinds(self.static_rows)
+        inside._known.update(self._known)  # what was marked while the function was traced
         known = {_key(each): kind for each, kind in zip(inputs, kinds)}
         for placeholder, given in zip(graph.inputs, operation.inputs):
             inside.mark(placeholder, known.get(_key(given), INDEPENDENT))

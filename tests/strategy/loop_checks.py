@@ -1,5 +1,7 @@
 """predict, evaluate, single batches, custom loops. Run by test_strategy.py."""
 
+import warnings
+
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
@@ -201,3 +203,25 @@ def check_result_of_a_metric_in_a_loop_of_ones_own():
     np.testing.assert_allclose([inside, seen.result()], [alone.result()] * 2, rtol=1e-14)
     largest.update_state([float(RANK)])  # of a rank
     assert float(largest.result()) == (SIZE - 1) / 2
+
+
+def check_a_mean_by_hand_in_a_loop_of_ones_own_is_warned_about():
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+
+    def messages_of(loss_of):
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = loss_of(y, model(x))
+            return tape.gradient(loss, model.trainable_variables)
+
+        STRATEGY.__dict__.pop("_ddl_warned_of_means", None)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tf.function(lambda x, y: STRATEGY.run(step, args=(x, y))).get_concrete_function(X[:6], Y[:6])
+        return [str(each.message) for each in caught if "gradients are summed over ranks" in str(each.message)]
+
+    assert len(messages_of(lambda y, p: tf.reduce_mean(tf.square(y - p)))) == 1
+    assert not messages_of(lambda y, p: tf.reduce_mean(tf.square(y - p)) / SIZE)
+    assert not messages_of(keras.losses.MeanSquaredError())
+    assert not messages_of(lambda y, p: tf.nn.compute_average_loss(tf.square(y - p), global_batch_size=6 * SIZE))

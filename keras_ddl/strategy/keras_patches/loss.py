@@ -13,7 +13,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import step
-from keras_ddl.strategy.row_kinds import MEAN
+from keras_ddl.strategy.row_kinds import MEAN, SUM
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -25,7 +25,7 @@ def scale_loss(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = keras_compat.replica_strategy()
         if strategy is None or step.current() is not None:
             return original(value)
-        return strategy.extended.share.scale(value)
+        return _as_part(strategy.extended.share.scale(value))
 
     return scale_loss_for_distribution
 
@@ -61,7 +61,7 @@ def reduce_weighted_values(original: Callable[..., Any]) -> Callable[..., Any]:
         share = strategy.extended.share
         values = tf.convert_to_tensor(values, dtype=dtype)
         if values.shape.rank == 0:
-            return share.scale(original(values, **arguments))
+            return _as_part(share.scale(original(values, **arguments)))
         if values.shape == (0,):  # Keras would return it unreduced
             return tf.zeros((), values.dtype)
         denominator = _denominator(values, sample_weight, mask, reduction)
@@ -71,6 +71,14 @@ def reduce_weighted_values(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(values, **arguments)
 
     return patched
+
+
+def _as_part(value: tf.Tensor) -> tf.Tensor:
+    """Marks a scaled loss as this rank's part of a sum over ranks."""
+    kinds = step.innermost().values.kinds
+    if kinds is not None:
+        kinds.mark(value, SUM)
+    return value
 
 
 def _of_own_rows(running: step.Step, values: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:

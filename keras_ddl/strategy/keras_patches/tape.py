@@ -9,9 +9,11 @@ Patched: tensorflow/python/eager/backprop.py (TensorFlow 2.21).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from keras_ddl.communicator.stack_position import user_line
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
@@ -28,6 +30,8 @@ def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy, running = keras_compat.replica_strategy(), step.current()
         flat = tf.nest.flatten(sources)
         by_variable = [isinstance(each, (tf.Variable, keras.Variable)) for each in flat]
+        if strategy is not None and running is None and any(by_variable):
+            _warn_of_bare_means(strategy, target)
         if strategy is None or running is None or not (any(by_variable) or running.values.kinds is not None):
             return original(self, target, sources, output_gradients, unconnected_gradients)
         targets, seeds = _seeds(running, target, output_gradients)
@@ -44,6 +48,26 @@ def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.nest.pack_sequence_as(sources, local)
 
     return wrapper
+
+
+def _warn_of_bare_means(strategy: Any, target: Any) -> None:
+    """In a loop of the program's own gradients are summed: a mean over the rank's rows must be made a part first."""
+    kinds = step.innermost().values.kinds
+    if kinds is None or getattr(strategy, "_ddl_warned_of_means", False):
+        return
+    found = next((each for each in flat_targets(target) if kinds.is_bare_mean(each)), None)
+    if found is None:
+        return
+    strategy._ddl_warned_of_means = True
+    where = user_line(getattr(found.op, "traceback", None)) or found.op.name
+    warnings.warn(
+        "In strategy.run gradients are summed over ranks, as in tf.distribute: a loss must be the rank's part of that "
+        f"of the whole batch. Received: a mean over the rank's own rows, made in {where} (rank {strategy.rank} of "
+        f"{strategy.size}), whose gradient would be {strategy.size} times that of one process. Use a keras.losses "
+        "object, which is scaled for you, or tf.nn.compute_average_loss(per_row, global_batch_size=...), or write the "
+        "step as the train_step of a model, where a mean is what it says.",
+        stacklevel=4,
+    )
 
 
 def _seeds(running: step.Step, target: Any, output_gradients: Any) -> tuple[list[Any], list[Any]]:

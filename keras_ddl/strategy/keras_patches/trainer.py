@@ -17,7 +17,7 @@ from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import agreement, data, step
+from keras_ddl.strategy import agreement, data, metric_state, step
 from keras_ddl.strategy.keras_patches import metric_results
 from keras_ddl.strategy.keras_patches.optimizer import accumulators, outside_message
 
@@ -226,11 +226,34 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
         def in_step(batch):
             running = step.innermost()
             running.model = self
+            if tf.executing_eagerly():
+                _warn_of_eager_steps(self, strategy)
             return _estimates(running, step_function(batch))
 
         return original(self, in_step)
 
     return _make_function
+
+
+def _warn_of_eager_steps(model: Any, strategy: Any) -> None:
+    """Without a graph nothing tells a sum over rows from a mean."""
+    names = ("train_step", "test_step", "compute_loss")
+    own = [f"{type(model).__name__}.{name}" for name in names if _is_own(getattr(type(model), name, None))]
+    own += [f"metric {metric.name!r}" for metric in metric_state.flat(model.metrics) if metric_state.is_own(metric)]
+    if not own or model.__dict__.get("_ddl_warned_of_eager"):
+        return
+    model.__dict__["_ddl_warned_of_eager"] = True
+    warnings.warn(
+        "With run_eagerly=True there is no graph that tells how a value depends on the rows of the batch: losses, "
+        "trackers and logs by hand count as means over the rank's rows, and what metrics of the program's own hold is "
+        f"added up. Received: {', '.join(own)} on {strategy.size} ranks (rank {strategy.rank}). Leave run_eagerly out "
+        "where a loss is a sum, a ratio over the batch, or the like.",
+        stacklevel=3,
+    )
+
+
+def _is_own(method: Any) -> bool:
+    return method is not None and not method.__module__.startswith("keras.src.")
 
 
 def _estimates(running: step.Step, logs: Any) -> Any:
