@@ -104,14 +104,12 @@ def restore_checkpoint(
     Args:
         which: 'latest', 'best' (by `metric`, default the monitored one) or a step.
         optimizer: also restore the optimizer's variables, building the optimizer if need be.
-        seeds: of the seed generators (dropout, random layers): 'all' restores them, 'counter' keeps this process's own
-            seed and restores how far it was used (for ranks other than 0, whose seeds differ from the saved ones),
-            'none' leaves them.
+        seeds: of the seed generators (dropout, random layers): 'all' restores them, 'none' leaves them.
     Returns: the checkpoint, with its `step`, `epoch` (finished epochs: pass as initial_epoch), `metrics`, `extra`.
     Raises: CheckpointError: no such checkpoint, damaged, or of another model (names the first variable that differs).
     """
-    if seeds not in ("all", "counter", "none"):
-        raise CheckpointError(f"seeds is one of 'all', 'counter', 'none'. Received: {seeds!r}.")
+    if seeds not in ("all", "none"):
+        raise CheckpointError(f"seeds is one of 'all', 'none'. Received: {seeds!r}.")
     found = ckpt.find(ckpt_dir, which, metric)
     ckpt.validate(found)
     state = found.state or {}
@@ -129,7 +127,8 @@ def restore_checkpoint(
         with bundle.translated(_WHAT, prefix, CheckpointError):
             values = bundle.read(prefix, {key: _dtype(targets[target]) for target, key in source.items()})
         for target, key in source.items():
-            _assign(targets[target], values[key], seeds)
+            if seeds == "all" or not is_seed(targets[target]):
+                targets[target].assign(values[key])
     return found
 
 
@@ -222,16 +221,6 @@ def _dtype(variable: Any) -> str:
     import tensorflow as tf
 
     return tf.as_dtype(variable.dtype).name
-
-
-def _assign(variable: Any, value: Any, seeds: str) -> None:
-    import tensorflow as tf
-
-    if is_seed(variable) and seeds != "all":
-        if seeds == "none":
-            return
-        value = tf.concat([tensor_of(variable)[:1], value[1:]], axis=0)
-    variable.assign(value)
 
 
 def _end_of_name(key: str) -> str:

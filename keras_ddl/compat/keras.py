@@ -21,6 +21,8 @@ with tensorflow_packages.private_imports("keras", "3.15", "'keras>=3.15,<3.16'")
     from keras.src import tree
     from keras.src.backend.common import global_state
     from keras.src.backend.common.name_scope import current_path
+    from keras.src.backend.tensorflow import image as tf_image
+    from keras.src.backend.tensorflow import random as tf_random
     from keras.src.backend.tensorflow import trainer as tf_trainer
     from keras.src.backend.tensorflow.core import Variable as TFVariable
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
@@ -29,6 +31,7 @@ with tensorflow_packages.private_imports("keras", "3.15", "'keras>=3.15,<3.16'")
     from keras.src.losses import loss as loss_module
     from keras.src.optimizers import LossScaleOptimizer
     from keras.src.optimizers.base_optimizer import BaseOptimizer
+    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
     from keras.src.trainers.compile_utils import CompileLoss
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
     from keras.src.trainers.trainer import Trainer
@@ -48,10 +51,12 @@ __all__ = [
     "TFVariable",
     "Trainer",
     "current_path",
+    "forget_global_seed_generator",
     "global_seed_generator",
     "is_ours",
     "keras",
     "loss_module",
+    "make_global_seed_generator",
     "optimizers_in",
     "plain_name",
     "pythonify_logs",
@@ -59,6 +64,8 @@ __all__ = [
     "scope_strategy",
     "strategies",
     "strategy_of",
+    "tf_image",
+    "tf_random",
     "tf_trainer",
     "tree",
     "unwrapped",
@@ -121,4 +128,16 @@ def plain_name(name: str) -> str:
 
 def global_seed_generator() -> Any:
     """Returns the generator behind `seed=None` of keras.random, or None if nothing has used it yet."""
-    return global_state.get_global_attribute("global_seed_generator")
+    return global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+
+
+def make_global_seed_generator() -> Any:
+    """Returns that generator; makes it, without a draw from Python's random numbers, if nothing has used it yet."""
+    if global_seed_generator() is None:
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, keras.random.SeedGenerator(0))
+    return global_seed_generator()
+
+
+def forget_global_seed_generator() -> None:
+    """Lets Keras make that generator anew when it is used next."""
+    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)

@@ -54,6 +54,7 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]'
     from tensorflow.python.framework import auto_control_deps
     from tensorflow.python.framework.func_graph import FuncGraph
     from tensorflow.python.framework.ops import EagerTensor
+    from tensorflow.python.framework.tensor_util import constant_value_as_shape
 
 __all__ = [
     "DistributedDatasetsFromFunction",
@@ -69,6 +70,7 @@ __all__ = [
     "clone_function",
     "compute_again",
     "constant_value",
+    "constant_value_as_shape",
     "dataset_inputs",
     "global_seed",
     "is_eager",

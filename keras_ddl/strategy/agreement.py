@@ -24,7 +24,7 @@ from keras_ddl.compat.keras import keras, plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy import metric_state
-from keras_ddl.strategy.extended import SEED_STATE, broadcast_value, offset_seed_state
+from keras_ddl.strategy.extended import broadcast_value
 
 
 class RandomState:
@@ -148,15 +148,11 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
     return list(found.values())
 
 
-def broadcast_variables(variables: Iterable[keras.Variable], rank: int, root: int = 0) -> None:
-    """Gives all ranks the values of rank `root`; seed generators then continue on this rank's own stream."""
-    stream = (rank - root) % communicator.size()
+def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0) -> None:
+    """Gives all ranks the values of rank `root`."""
     plain = []
     for variable in variables:
-        if variable.name == SEED_STATE:
-            state = broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root)
-            variable.assign(offset_seed_state(state, stream))
-        elif keras.backend.is_float_dtype(variable.dtype) or variable.dtype in DTYPES:
+        if keras.backend.is_float_dtype(variable.dtype) or variable.dtype in DTYPES:
             plain.append(variable.value)
         else:
             variable.assign(broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root))
@@ -189,9 +185,7 @@ def average_moving_statistics(model: keras.Model, size: int) -> None:
 
     Cost: 4 bytes per variable, and one float64 all-reduce of those that differ.
     """
-    candidates = [
-        v for v in model.non_trainable_variables if v.name != SEED_STATE and keras.backend.is_float_dtype(v.dtype)
-    ]
+    candidates = [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
     if not candidates:
         return
     values = [v.numpy() for v in candidates]

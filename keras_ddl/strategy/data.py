@@ -215,12 +215,13 @@ def _zero_rows(spec: Any) -> Any:
     return tf.nest.map_structure(one, spec)
 
 
-def static_rows(spec: Any) -> int | None:
+def static_rows(batch: Any) -> int | None:
     """Returns the number of rows of a batch, or of its spec, if it is known before the batch is there."""
-    for leaf in tf.nest.flatten(spec):
-        shape = getattr(leaf, "shape", None)
-        if shape is not None and shape.rank:
-            return shape[0]
+    for leaf in tf.nest.flatten(batch):
+        if hasattr(leaf, "shape") and not isinstance(leaf, tf.Variable):
+            shape = tf.TensorShape(leaf.shape)
+            if shape.rank != 0:
+                return shape[0] if shape.rank else None
     return None
 
 

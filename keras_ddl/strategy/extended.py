@@ -20,15 +20,16 @@ from keras_ddl.strategy import buckets, data, step
 from keras_ddl.strategy.bucket_size import BucketSize
 from keras_ddl.strategy.row_share import RowShare
 
-# Ranks' random streams differ by a multiple of this (odd, so all multiples differ; the golden ratio times 2**31, so
-# that they are far from the small steps by which users number their own seeds).
+# Ranks' random streams, where they differ, differ by a multiple of this (odd, so all multiples differ; the golden ratio
+# times 2**31, so that they are far from the small steps by which users number their own seeds).
 _SEED_STRIDE = 1_327_217_885
-# Name that Keras gives the state of a keras.random.SeedGenerator (keras/src/random/seed_generator.py).
-SEED_STATE = "seed_generator_state"
 
 
 def seed_offset(rank: int) -> int:
-    """What is added to a random seed on `rank`, so that ranks draw different numbers; 0 on rank 0."""
+    """What is added to a random seed on `rank` where ranks are to draw different numbers; 0 on rank 0.
+
+    Those are the stateful operations of TensorFlow. Keras's seeds are equal on all ranks: random_rows.py.
+    """
     return rank * _SEED_STRIDE % 2**31
 
 
@@ -50,7 +51,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
         self.sparse_as_dense: bool | str = "auto"
         self.share = RowShare(rank, size)
         self.agrees_on_variables = True  # False while callbacks run, which may do so on one rank
-        self.counts_rows = True  # False while predict runs: it has no loss to scale
+        self.counts_rows = True  # False while predict_on_batch runs, which is one rank's own
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     # ---- who and where
@@ -124,8 +125,6 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
         if value.dtype == tf.string:
             return tf.constant(communicator.broadcast_object(value.numpy(), root=0, name=label))
         array = broadcast_value(value.numpy(), label)
-        if name == SEED_STATE:
-            array = offset_seed_state(array, self.rank)
         return tf.constant(array, dtype=value.dtype)
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
@@ -235,10 +234,3 @@ class ReplicaContext(tf_compat.ReplicaContext):
     @property
     def devices(self) -> tuple[str, ...]:
         return self.strategy.extended.worker_devices
-
-
-def offset_seed_state(state: np.ndarray, rank: int) -> np.ndarray:
-    """Returns rank 0's state of a keras.random.SeedGenerator, moved to the stream of `rank`."""
-    moved = state.copy()
-    moved[0] = (int(state[0]) + seed_offset(rank)) % 2**31
-    return moved if rank else state

@@ -40,7 +40,32 @@ class RowShare:
         """
         with tf.name_scope("keras_ddl_rows"):
             rows = data.row_count(batch)
-            self._counts.assign(tf.ones([self.size], tf.int64) if rows is None else ops.all_gather(rows, name=_NAME))
+            counts = tf.ones([self.size], tf.int64) if rows is None else ops.all_gather(rows, name=_NAME)
+            self._counts.assign(counts)
+        self._thread.batch = batch
+        self._thread.static_rows = data.static_rows(batch)
+        # In the step's own graph the tensor spares every reader a read of the variable.
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._thread.graph, self._thread.in_graph = graph, None if graph is None else self._rows_first_total(counts)
+
+    def _rows_first_total(self, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        with tf.device("CPU:0"):
+            return counts[self.rank], tf.reduce_sum(counts[: self.rank]), tf.reduce_sum(counts)
+
+    def counts(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns `rows()`, `first()` and `total()`."""
+        graph = getattr(self._thread, "graph", None)
+        if graph is not None and not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is graph:
+            return self._thread.in_graph
+        return self._rows_first_total(self._counts.read_value())
+
+    def static_rows(self) -> int | None:
+        """Returns the rows of this rank where they are known when the step is traced."""
+        return getattr(self._thread, "static_rows", None)
+
+    def batch(self) -> Any:
+        """Returns what `begin_step` was given last on this thread."""
+        return getattr(self._thread, "batch", None)
 
     def rows(self) -> tf.Tensor:
         """Returns the rows of this rank (int64 scalar)."""

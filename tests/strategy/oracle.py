@@ -21,7 +21,7 @@ from strategy.common import RANK, STRATEGY, X, Y, dense_model, set_precision
 
 TOLERANCE = {"float32": 2e-7, "float64": 1e-14}
 # Values that each rank has for itself.
-_RANK_LOCAL = ("seed_generator_state", "gradient_accumulator")
+_RANK_LOCAL = ("gradient_accumulator",)
 
 Values = list[tuple[str, np.ndarray]]  # label, value
 

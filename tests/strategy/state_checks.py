@@ -1,11 +1,10 @@
-"""What each rank has of its own (data, random streams) and what all share (weights, statistics).
+"""What each rank has of its own (data) and what all share (weights, statistics).
 
 Run by test_strategy.py.
 """
 
 import numpy as np
 
-import keras_ddl
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import (
     RANK,
@@ -50,43 +49,6 @@ def check_data_of_each_rank_with_unequal_lengths():
     assert len(list(dataset)) == SIZE + 1
     everything = shared.predict(dataset, verbose=0)
     assert everything.shape == (3 * sum(r + 2 for r in range(SIZE)), 2)
-
-
-def check_random_streams_differ_between_ranks():
-    class Noise(keras.layers.Layer):
-        def call(self, x):
-            return x + tf.random.uniform(tf.shape(x), dtype=x.dtype)
-
-    with STRATEGY.scope():
-        model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5)])
-        noise = keras.Sequential([keras.Input((64,)), Noise()])
-
-    @tf.function
-    def draw(x):
-        return STRATEGY.run(lambda v: (model(v, training=True), noise(v)), args=(x,))
-
-    for values in draw(tf.ones((2, 64))):
-        everyone = keras_ddl.all_gather_object(values.numpy().tobytes(), name="draws")
-        assert len(set(everyone)) == SIZE
-
-
-def check_seed_streams_stay_apart_after_loading_and_training():
-    import tempfile
-    from pathlib import Path
-
-    with STRATEGY.scope():
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)])
-        model.compile("sgd", "mse")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "w.weights.h5")
-        model.save_weights(path)
-        model.load_weights(path)
-    model.set_weights([keras_ddl.broadcast_object(w) for w in model.get_weights()])  # rank 0's seeds, too
-    model.fit(X, Y, batch_size=10, verbose=0)
-    states = keras_ddl.all_gather_object([v.numpy().tolist() for v in model.variables if "seed" in v.name], name="s")
-    assert len({str(state) for state in states}) == SIZE
-    assert len({state[0][1] for state in states}) == 1, "the counters run in step"
-    check_equal_on_all_ranks(model)
 
 
 def check_moving_statistics_are_averaged_and_survive_ranks_without_rows():

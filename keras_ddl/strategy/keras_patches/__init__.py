@@ -25,6 +25,8 @@ from keras_ddl.compat.keras import (
     Trainer,
     keras,
     loss_module,
+    tf_image,
+    tf_random,
     tf_trainer,
 )
 from keras_ddl.compat.tensorflow import tf
@@ -35,6 +37,7 @@ from keras_ddl.strategy.keras_patches import (
     metric_updates,
     metrics,
     optimizer,
+    random,
     reading,
     tape,
     trainer,
@@ -69,7 +72,8 @@ def install() -> None:
                 stacklevel=3,
             )
             continue
-        setattr(owner, name, functools.wraps(original)(make(original)))
+        replacement = make(original)
+        setattr(owner, name, functools.wraps(original)(replacement) if callable(original) else replacement)
     tf_trainer.TensorFlowTrainer.stop_training = trainer.STOP_TRAINING
 
 
@@ -118,4 +122,7 @@ def _table() -> list[tuple[Any, str, Any]]:
         (keras.metrics.Sum, "update_state", metrics.sum_update_state),
         (keras.metrics.Metric, "__init__", metric_results.init),
         (TFVariable, "_direct_assign", metric_updates.direct_assign),
+        (tf_random, "tf", random.tensorflow),
+        (tf_image, "tf", random.tensorflow),
+        (tf_random, "shuffle", random.shuffle),
     ]

@@ -14,7 +14,6 @@ from keras_ddl import communicator, timeline
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.strategy import agreement
-from keras_ddl.strategy.extended import offset_seed_state
 from keras_ddl.strategy.keras_patches.optimizer import accumulators
 
 # Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
@@ -108,25 +107,24 @@ def on_train_begin(original: Callable[..., Any]) -> Callable[..., Any]:
         model._initial_epoch = start
         partial = accumulators(model.optimizer)
         skip = {id(variable) for variable in partial}
-        agreement.broadcast_variables([v for v in agreement.all_variables(model) if id(v) not in skip], rank)
+        agreement.broadcast_variables([v for v in agreement.all_variables(model) if id(v) not in skip])
         agreement.keep_accumulated_gradients_of_rank_0(partial, rank)
-        _move_global_seeds(rank)
+        _agree_on_global_seed(model, rank)
         self._ddl_train_stop = agreement.any_rank(_may_stop(self, "train"), agreement.name_of(model, "batch_hooks"))
         _agree_to_stop(self)
 
     return wrapper
 
 
-def _move_global_seeds(rank: int) -> None:
-    """Gives Keras's global seed generator this rank's stream, if it was made outside of a scope."""
+def _agree_on_global_seed(model: keras.Model, rank: int) -> None:
+    """Gives Keras's global seed generator, which is no variable of the model, rank 0's state on all ranks."""
     generator = keras_compat.global_seed_generator()
-    if (
-        generator is not None
-        and not generator.state.value._distribute_strategy
-        and not hasattr(generator, "_ddl_moved")
-    ):
-        generator._ddl_moved = True
-        generator.state.assign(offset_seed_state(generator.state.numpy(), rank))
+    mine = None if generator is None else generator.state.numpy()
+    state = communicator.broadcast_object(mine, name=agreement.name_of(model, "global_seed"))
+    if rank != 0 and state is None:
+        keras_compat.forget_global_seed_generator()  # what it will begin with follows from Python's random state
+    elif rank != 0:
+        keras_compat.make_global_seed_generator().state.assign(state)
 
 
 def _agree_on_steps(callbacks: Any, strategy: Any) -> None:

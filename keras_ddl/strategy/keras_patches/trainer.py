@@ -123,9 +123,8 @@ def evaluate(model: Any, strategy: Any, call: Callable[[], Any], kwargs: dict[st
 @_among_ranks
 def predict(model: Any, strategy: Any, call: Callable[[], Any], kwargs: dict[str, Any]) -> Any:
     """Returns the rows of all ranks, in order, on every rank."""
-    with _without_row_counts(strategy):
-        agreement.average_moving_statistics(model, strategy.size)
-        return call()
+    agreement.average_moving_statistics(model, strategy.size)
+    return call()
 
 
 def on_batch(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,351 @@
+"""Random numbers of the ranks: those that one process would have drawn. Run by test_strategy.py; see oracle.py."""
+
+import warnings
+
+import numpy as np
+
+import keras_ddl
+from keras_ddl.compat.tensorflow import tf
+from strategy.common import RANK, SIZE, STRATEGY, X, Y, keras, set_precision
+from strategy.oracle import Trained, case
+
+layers, ops, random = keras.layers, keras.ops, keras.random
+IMAGES = np.random.default_rng(5).uniform(size=(11, 6, 6, 3))
+SERIES = np.random.default_rng(6).normal(size=(11, 4, 3))
+
+
+def train(scope, inner, x=X, y=Y, *, wrap=None, run_eagerly=False, **arguments):
+    """fit of `inner()` and a Dense layer; the last batch leaves ranks without rows."""
+    with scope:
+        inputs = keras.Input(x.shape[1:])
+        outputs = layers.Dense(2)(layers.Flatten()(inner()(inputs)))
+        model = (wrap or keras.Model)(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"], run_eagerly=run_eagerly)
+    defaults = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0}
+    return Trained(model, model.fit(x, y[: len(x)], **{**defaults, **arguments}).history)
+
+
+def noisy_layers():
+    return keras.Sequential(
+        [
+            layers.Dense(7, activation="tanh"),
+            layers.Dropout(0.3),
+            layers.GaussianNoise(0.1),
+            layers.GaussianDropout(0.2, seed=3),
+            layers.AlphaDropout(0.2),
+            layers.Reshape((7, 1)),
+            layers.Dense(3),
+            layers.SpatialDropout1D(0.3),
+            layers.Dropout(0.3, noise_shape=(None, 1, None)),
+        ]
+    )
+
+
+@case()
+def check_layers_that_drop_and_add_noise(scope):
+    def with_one_mask_for_all():
+        return keras.Sequential([noisy_layers(), layers.Dropout(0.3, noise_shape=(1, 7, 3))])
+
+    return train(scope, with_one_mask_for_all)
+
+
+@case("float32")
+def check_layers_that_drop_and_add_noise_in_float32(scope):
+    return train(scope, noisy_layers)
+
+
+@case()
+def check_noise_in_eager_steps(scope):
+    return train(scope, noisy_layers, X[:40], run_eagerly=True, epochs=1)
+
+
+@case()
+def check_noise_in_fused_steps(scope):
+    with scope:
+        model = keras.Sequential([keras.Input((6,)), noisy_layers(), layers.Flatten(), layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=2)
+    return Trained(model, model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0).history)
+
+
+@case()
+def check_noise_in_batches_of_fixed_size(scope):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(9, drop_remainder=True)
+    with scope:
+        inputs = keras.Input((6,))
+        both = ops.concatenate([inputs, inputs + 1], axis=0)
+        both = layers.Dropout(0.5)(layers.Dense(5)(both))
+        first, second = ops.split(both, 2, axis=0)
+        model = keras.Model(inputs, layers.Dense(2)(layers.Dropout(0.2)(first - second)))
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    return Trained(model, model.fit(data, epochs=2, verbose=0).history)
+
+
+@case("float32")
+def check_augmentation_in_the_model(scope):
+    def augmentation():
+        return keras.Sequential(
+            [
+                layers.RandomFlip(),
+                layers.RandomRotation(0.2),
+                layers.RandomTranslation(0.2, 0.2),
+                layers.RandomZoom(0.2),
+                layers.RandomContrast(0.2, value_range=(0, 1)),
+                layers.RandomBrightness(0.2, value_range=(0, 1)),
+            ]
+        )
+
+    return train(scope, augmentation, IMAGES, batch_size=4)
+
+
+@case()
+def check_augmentation_in_the_data(scope):
+    flip = layers.RandomFlip(seed=4)
+    data = tf.data.Dataset.from_tensor_slices((IMAGES, Y[: len(IMAGES)])).batch(4)
+    data = data.map(lambda x, y: (flip(x, training=True), y))
+    with scope:
+        model = keras.Sequential([keras.Input((6, 6, 3)), layers.Flatten(), layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    return Trained(model, model.fit(data, epochs=2, verbose=0).history)
+
+
+@case()
+def check_recurrent_layers_that_drop(scope):
+    def recurrent():
+        return keras.Sequential(
+            [
+                layers.GRU(3, dropout=0.3, recurrent_dropout=0.3, return_sequences=True),
+                layers.LSTM(3, dropout=0.3, return_sequences=True),
+                layers.TimeDistributed(layers.Dropout(0.3)),
+            ]
+        )
+
+    return train(scope, recurrent, SERIES, batch_size=5)
+
+
+@case()
+def check_attention_that_drops(scope):
+    def attention():
+        inputs = keras.Input((4, 3))
+        windows = ops.reshape(inputs, (-1, 2, 3))  # each row has become two
+        windows = layers.Dropout(0.3)(layers.Dense(3)(windows))
+        x = ops.reshape(windows, (-1, 4, 3))
+        return keras.Model(inputs, layers.MultiHeadAttention(2, 3, dropout=0.4)(x, x))
+
+    return train(scope, attention, SERIES, batch_size=5)
+
+
+class Sampling(layers.Layer):
+    """The guide's reparametrisation."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = random.SeedGenerator(1337)
+
+    def call(self, inputs):
+        mean, log_variance = inputs
+        shape = (ops.shape(mean)[0], ops.shape(mean)[1])
+        return mean + ops.exp(0.5 * log_variance) * random.normal(shape, seed=self.seeds)
+
+
+@case()
+def check_autoencoder_that_samples(scope):
+    def encoder():
+        inputs = keras.Input((6,))
+        return keras.Model(inputs, Sampling()([layers.Dense(3)(inputs), layers.Dense(3)(inputs)]))
+
+    return train(scope, encoder)
+
+
+class Gan(keras.Model):
+    """The guide's GAN, with noise on the labels and dropout in the discriminator."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = random.SeedGenerator(11)
+        self.generator = keras.Sequential([keras.Input((3,)), layers.Dense(6)])
+        self.discriminator = keras.Sequential(
+            [keras.Input((6,)), layers.Dense(5, activation="relu"), layers.Dropout(0.3), layers.Dense(1)]
+        )
+        self.g_optimizer, self.d_optimizer = keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01)
+        self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    def call(self, x):
+        return self.discriminator(x)
+
+    def train_step(self, real):
+        rows = ops.shape(real)[0]
+        fake = self.generator(random.normal((rows, 3), seed=self.seeds), training=True)
+        both = ops.concatenate([fake, real], axis=0)
+        labels = ops.concatenate([ops.ones((rows, 1)), ops.zeros((rows, 1))], axis=0)
+        labels += 0.05 * random.uniform(ops.shape(labels), seed=self.seeds)
+        with tf.GradientTape() as tape:
+            loss = self.loss_fn(labels, self.discriminator(both, training=True))
+        weights = self.discriminator.trainable_weights
+        self.d_optimizer.apply(tape.gradient(loss, weights), weights)
+        latent = random.normal((rows, 3), seed=self.seeds) * ops.cast(random.randint((rows, 1), 1, 4), "float64")
+        with tf.GradientTape() as tape:
+            loss = self.loss_fn(ops.zeros((rows, 1)), self.discriminator(self.generator(latent), training=True))
+        weights = self.generator.trainable_weights
+        self.g_optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"nothing": ops.zeros(())}
+
+
+@case()
+def check_gan_that_draws_noise(scope):
+    with scope:
+        gan = Gan()
+        gan.compile()
+        gan.build((None, 6))
+    gan.fit(X, batch_size=10, epochs=2, shuffle=False, verbose=0)
+    return Trained(gan, {}, [gan.g_optimizer, gan.d_optimizer])
+
+
+@case()
+def check_predictions_of_a_network_that_drops_in_inference_too(scope):
+    class Always(layers.Dropout):
+        def call(self, inputs, training=False):
+            return super().call(inputs, training=True)
+
+    with scope:
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(5), Always(0.4), layers.Dense(2)])
+        model.compile("sgd", "mse")
+    logs = {"predicted": model.predict(X, batch_size=10, verbose=0)}
+    logs["evaluated"] = model.evaluate(X, Y, batch_size=10, verbose=0)
+    return Trained(model, logs)
+
+
+@case()
+def check_global_seed_of_noise(scope):
+    class Noise(layers.Layer):
+        def call(self, x):
+            return x + random.normal(ops.shape(x)) * random.uniform((1,)) + random.normal((3,))[0]
+
+    return train(scope, Noise)
+
+
+DRAWS = {
+    "normal": lambda rows, seed: random.normal((rows, 5), 1.0, 2.0, seed=seed),
+    "normal of one number": lambda rows, seed: random.normal((rows,), seed=seed),
+    "normal in float16": lambda rows, seed: random.normal((rows, 3, 3), dtype="float16", seed=seed),
+    "normal in float64": lambda rows, seed: random.normal((rows, 3), dtype="float64", seed=seed),
+    "uniform": lambda rows, seed: random.uniform((rows, 4, 8), -1, 1, seed=seed),
+    "uniform in bfloat16": lambda rows, seed: random.uniform((rows, 3), dtype="bfloat16", seed=seed),
+    "randint": lambda rows, seed: random.randint((rows, 3), -5, 900, seed=seed),
+    "randint in int64": lambda rows, seed: random.randint((rows, 3), 0, 2**40, dtype="int64", seed=seed),
+    "dropout in float16": lambda rows, seed: random.dropout(tf.ones([rows, 5], tf.float16), 0.4, seed=seed),
+    "folded": lambda rows, seed: random.normal((rows * 3, 5), seed=seed),
+    "truncated_normal": lambda rows, seed: random.truncated_normal((rows, 5), seed=seed),
+    "gamma": lambda rows, seed: random.gamma((rows, 5), 2.0, seed=seed),
+    "gamma by row": lambda rows, seed: random.gamma((rows, 2), by_row(rows, 2), seed=seed),
+    "beta": lambda rows, seed: random.beta((rows, 2), 2.0, by_row(rows, 2), seed=seed),
+    "binomial": lambda rows, seed: random.binomial((rows, 2), 9.0, by_row(rows, 2) / 20, seed=seed),
+    "categorical": lambda rows, seed: random.categorical(by_row(rows, 3), 4, seed=seed),
+}
+COUNT = 2 * SIZE + 1  # rows of all ranks
+
+
+def by_row(rows, columns):
+    """Values of this rank's rows, by their position in the batch."""
+    first = RANK * 2 + min(RANK, 1) if tf.distribute.has_strategy() else 0
+    return tf.tile(tf.cast(tf.range(first, first + rows), tf.float32)[:, None] + 1.0, [1, columns])
+
+
+def draw_on_ranks(draw, eagerly):
+    """What the ranks draw in a step on COUNT rows, and what one process draws, twice."""
+    generators = [random.SeedGenerator(17) for _ in range(2)]
+    batch = next(iter(STRATEGY.experimental_distribute_dataset(tf.data.Dataset.range(COUNT).batch(COUNT))))
+
+    def step(rows):
+        return draw(rows.shape[0] if eagerly else tf.shape(rows)[0], generators[0])
+
+    function = step if eagerly else tf.function(step, input_signature=[tf.TensorSpec([None], tf.int64)])
+    for _ in range(2):
+        yield STRATEGY.run(function, args=(batch,)), draw(COUNT, generators[1])
+
+
+def check_draws_of_every_kind_are_the_rows_of_one():
+    set_precision("float32")
+    for name, draw in DRAWS.items():
+        for eagerly in (False, True):
+            if eagerly and name == "folded":
+                continue  # whether a known number is rows cannot be told
+            for mine, whole in draw_on_ranks(draw, eagerly):
+                everyone = np.concatenate(keras_ddl.all_gather_object(mine.numpy(), name="draws"))
+                assert everyone.tobytes() == whole.numpy().tobytes(), f"{name}, eagerly={eagerly}"
+
+
+def check_draws_that_are_not_of_rows_are_equal_on_all_ranks():
+    set_precision("float32")
+
+    def draw(rows, seed):
+        numbers = [random.normal((4, 3), seed=seed), random.uniform((), seed=seed)]
+        numbers += [random.truncated_normal((7, 3), seed=seed), random.shuffle(tf.range(5), seed=seed)]
+        return tf.concat([tf.reshape(tf.cast(each, tf.float32), [-1]) for each in numbers], 0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the shuffle
+        for eagerly in (False, True):
+            for mine, one in draw_on_ranks(draw, eagerly):
+                assert mine.numpy().tobytes() == one.numpy().tobytes()
+
+
+def check_shuffle_of_rows_stays_on_the_rank_and_of_columns_is_equal():
+    from keras_ddl.strategy import random_rows
+
+    def draw(rows, seed):
+        table = by_row(rows, 3) * 10.0 + tf.range(3.0)
+        return random.shuffle(random.shuffle(table, axis=1, seed=seed), seed=seed)
+
+    random_rows._warned.discard("shuffle")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for mine, one in draw_on_ranks(draw, False):
+            everyone = np.concatenate(keras_ddl.all_gather_object(mine.numpy(), name="shuffled"))
+            order = np.argsort(everyone[:, 0])
+            np.testing.assert_array_equal(everyone[order], one.numpy()[np.argsort(one.numpy()[:, 0])])
+    assert len([each for each in caught if "permutes the rows that this rank holds" in str(each.message)]) == 1
+
+
+def check_eager_dropout_of_several_rows_for_each_warns():
+    from keras_ddl.strategy import random_rows
+
+    random_rows._warned.discard("eager multiple")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        list(draw_on_ranks(lambda rows, seed: random.dropout(tf.ones([rows * 2, 3]), 0.5, seed=seed), True))
+    assert len([each for each in caught if "in a step that runs eagerly" in str(each.message)]) == 1
+
+
+def check_streams_of_tensorflows_own_operations_differ():
+    class Noise(layers.Layer):
+        def call(self, x):
+            return x + tf.random.uniform(tf.shape(x), dtype=x.dtype)
+
+    with STRATEGY.scope():
+        noise = keras.Sequential([keras.Input((64,)), Noise()])
+    draw = tf.function(lambda x: STRATEGY.run(noise, args=(x,)))
+    everyone = keras_ddl.all_gather_object(draw(tf.ones((2, 64))).numpy().tobytes(), name="draws")
+    assert len(set(everyone)) == SIZE
+
+
+def check_seeds_are_equal_after_loading_and_training():
+    import tempfile
+    from pathlib import Path
+
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((6,)), layers.Dropout(0.5), layers.Dense(2)])
+        model.compile("sgd", "mse")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "w.weights.h5")
+        model.save_weights(path)
+        model.load_weights(path)
+    seeds = next(v for v in model.variables if "seed" in v.name)
+    if RANK == 0:
+        seeds.assign([4711, 5])
+        random.normal((3,))  # rank 0 goes on with the global generator
+    model.fit(X, Y, batch_size=10, verbose=0)
+    from keras_ddl.compat import keras as keras_compat
+
+    mine = (seeds.numpy().tolist(), keras_compat.global_seed_generator().state.numpy().tolist())
+    states = keras_ddl.all_gather_object(mine, name="seeds")
+    assert states[0][0] == [4711, 10] and all(state == states[0] for state in states), states
