@@ -204,7 +204,7 @@ class RowValues:
         warnings.warn(
             f"A loss, tracker or log entry {what}, so it is taken for a mean over rows and will not be exactly that of "
             f"one process. Received: {value.op.name!r} ({value.op.type}) made in {where} (rank {self.share.rank}). "
-            f"{remedy}. See 'Losses by hand' in docs/strategy.md.",
+            f"{remedy}. See docs/losses.md.",
             stacklevel=3,
         )
 
