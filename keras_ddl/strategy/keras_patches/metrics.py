@@ -14,7 +14,7 @@ from typing import Any
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import step
-from keras_ddl.strategy.row_kinds import INDEPENDENT
+from keras_ddl.strategy.row_kinds import COUNT, INDEPENDENT
 
 
 def mean_update_state(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,4 +74,6 @@ def _global_weight(running: step.Step, weight: tf.Tensor) -> tf.Tensor:
         constant = tf_compat.constant_value(weight)
         is_rows = kinds.static_rows is not None and constant is not None and constant == kinds.static_rows
         return running.share.total() if is_rows else weight
+    if kind == COUNT:
+        return tf.cast(weight, tf.float64) * running.share.inverse()  # needs no communication
     return running.values.everyone(tf.cast(weight, tf.float64))
