@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -69,3 +70,15 @@ def test_custom_loop_learns_on_two_ranks(tmp_path):
 def test_own_collective_equals_numpy_on_two_ranks(tmp_path):
     output = on_two_ranks(tmp_path, "own_collective.py", "--iterations", 12)
     assert "largest difference from NumPy on all rows" in output
+
+
+def test_contrastive_learns_alike_on_any_number_of_ranks(tmp_path):
+    arguments = (EXAMPLES / "contrastive.py", "--epochs", 2)
+    alone = run(tmp_path, sys.executable, *arguments)
+    shared = on_two_ranks(tmp_path, *arguments)
+    losses = [re.search(r"loss (\d\.\d{3}) -> (\d\.\d{3})", output) for output in (alone, shared)]
+    assert losses[0] and losses[1], alone + shared
+    np.testing.assert_allclose(
+        [float(x) for x in losses[1].groups()], [float(x) for x in losses[0].groups()], atol=2e-3
+    )
+    assert "on 2 rank(s)" in shared

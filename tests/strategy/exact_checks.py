@@ -1,7 +1,11 @@
 """Losses, optimizers, layers and data under the Strategy equal those of one process. Run by test_strategy.py."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 
+import keras_ddl
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import data
 from strategy.common import (
@@ -257,3 +261,19 @@ def check_chunks_are_those_of_the_ranks():
     np.testing.assert_array_equal(next(iter(dataset)), np.arange(first, end))
     again = STRATEGY.experimental_distribute_dataset(dataset.map(lambda v: v))
     np.testing.assert_array_equal(next(iter(again)), np.arange(first, end))
+
+
+def check_accumulated_gradients_are_reduced_once_per_update():
+    """Counted: 7 steps are 2 updates of 3 steps each, and a rest that is kept."""
+    for wrap in (lambda optimizer: optimizer, keras.optimizers.LossScaleOptimizer):
+        with STRATEGY.scope():
+            model = dense_model()
+            model.compile(wrap(keras.optimizers.Adam(0.01, gradient_accumulation_steps=3)), "mse")
+        with tempfile.TemporaryDirectory() as folder:
+            path = keras_ddl.timeline.start(Path(folder, "fit.json"))
+            try:
+                model.fit(X[:42], Y[:42], batch_size=6, epochs=1, verbose=0)
+            finally:
+                keras_ddl.timeline.stop()
+            names = [one.name for one in keras_ddl.timeline.collectives(path)]
+        assert sum("/gradients/" in name for name in names) == 2, names
