@@ -11,6 +11,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, bucket_size, keras_patches, threads
 from keras_ddl.strategy.extended import DdlExtended
+from keras_ddl.strategy.keras_patches import trainer
 
 
 class Strategy(tf.distribute.Strategy):
@@ -101,6 +102,8 @@ class Strategy(tf.distribute.Strategy):
         Returns: what `fn` returns, this rank's.
         Raises: errors of keras_ddl.errors when the ranks disagree or one is lost.
         """
+        if self.size > 1:
+            fn = trainer.as_step(fn)  # a model's train_step means the same whoever calls it
         with ops.translate_errors():
             return super().run(fn, args, kwargs, options)
 

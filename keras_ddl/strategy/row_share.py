@@ -96,14 +96,6 @@ class RowShare:
         share = self.share() if override is None else override
         return tf.math.multiply_no_nan(value, tf.cast(share, value.dtype))
 
-    def unscale(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns a scaled loss times the inverse of the share, so that the loss tracker, which weighs it with this
-        rank's rows, gets the mean over all rows when the trackers of all ranks are summed; 0 without rows.
-        """
-        if getattr(self._thread, "unweighted", False):
-            return value * tf.cast(self.size, value.dtype)
-        return tf.math.multiply_no_nan(value, tf.cast(self.inverse(), value.dtype))
-
     @contextlib.contextmanager
     def scaled_by(self, denominator: tf.Tensor) -> Iterator[None]:
         """Inside, `scale` uses this rank's share of a denominator other than rows (valid positions of a mask, sum of
@@ -116,13 +108,3 @@ class RowShare:
             yield
         finally:
             self._thread.scale = None
-
-    @contextlib.contextmanager
-    def trackers_unweighted(self, unweighted: bool) -> Iterator[None]:
-        """Inside, `unscale` serves trackers that Keras updates without a row count: each rank counts as 1."""
-        before = getattr(self._thread, "unweighted", False)
-        self._thread.unweighted = unweighted
-        try:
-            yield
-        finally:
-            self._thread.unweighted = before

@@ -28,6 +28,7 @@ class Step:
         self.gradients: str | None = None  # what the tape has given so far: "reduced", or this rank's "parts"
         self.share = share
         self.batch = batch
+        self._in_graph = not tf.executing_eagerly()  # not what a function that it calls is
         self._values: RowValues | None = None
 
     @property
@@ -35,7 +36,7 @@ class Step:
         """How this step's values combine over ranks; made when something asks for it."""
         if self._values is None:
             kinds = None
-            if not tf.executing_eagerly():
+            if self._in_graph:
                 kinds = RowKinds(static_rows(self.batch))
                 kinds.mark_batch(self.batch)
             self._values = RowValues(kinds, self.share, self.model or self.share)

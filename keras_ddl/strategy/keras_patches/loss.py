@@ -1,6 +1,6 @@
 """Patches of Keras's losses and BatchNormalization: every rank's part of what the whole batch would have given.
 
-Patched: keras/src/losses/loss.py, trainers/compile_utils.py, layers/normalization/batch_normalization.py (3.15.1).
+Patched: keras/src/losses/loss.py, layers/normalization/batch_normalization.py (3.15.1).
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
 def scale_loss(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Scales a rank's mean by the rank's share of the rows, where Keras would by 1 / number of replicas."""
+    """Scales a rank's mean by the rank's share of the rows, where Keras would by 1 / number of replicas.
+
+    In a step of Keras there is one replica, and nothing to scale.
+    """
 
     def scale_loss_for_distribution(value):
         strategy = keras_compat.replica_strategy()
@@ -28,18 +31,6 @@ def scale_loss(original: Callable[..., Any]) -> Callable[..., Any]:
         return _as_part(strategy.extended.share.scale(value))
 
     return scale_loss_for_distribution
-
-
-def unscale_loss(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The inverse of `scale_loss`, for loss trackers."""
-
-    def unscale_loss_for_distribution(value):
-        strategy = keras_compat.replica_strategy()
-        if strategy is None or step.current() is not None:
-            return original(value)
-        return strategy.extended.share.unscale(value)
-
-    return unscale_loss_for_distribution
 
 
 def reduce_weighted_values(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,20 +102,6 @@ def _denominator(values: tf.Tensor, sample_weight: Any, mask: Any, reduction: st
         reduction=reduction,
     )
     return None if weight is None else tf.reduce_sum(tf.cast(weight, values.dtype))
-
-
-def compile_loss_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Tells `unscale` how Keras will weigh the trackers of single outputs: by static rows, or by 1 if unknown."""
-
-    def call(self, y_true, y_pred, sample_weight=None):
-        strategy = keras_compat.replica_strategy()
-        if strategy is None or step.current() is not None:
-            return original(self, y_true, y_pred, sample_weight)
-        unknown = any(leaf.shape[0] is None for leaf in keras_compat.tree.flatten(y_pred))
-        with strategy.extended.share.trackers_unweighted(unknown):
-            return original(self, y_true, y_pred, sample_weight)
-
-    return call
 
 
 def moments(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -219,22 +219,35 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = keras_compat.strategy_of(self)
         if strategy is None or strategy.size == 1:
             return original(self, step_function)
-
-        @tf.autograph.experimental.do_not_convert
-        @functools.wraps(step_function)
-        def in_step(batch):
-            running = step.innermost()
-            running.model = self
-            if tf.executing_eagerly():
-                _warn_of_eager_steps(self, strategy)
-            return _estimates(running, step_function(batch))
-
-        return original(self, in_step)
+        return original(self, in_step(self, step_function))
 
     return _make_function
 
 
-def _warn_of_eager_steps(model: Any, strategy: Any) -> None:
+def in_step(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function`, a train_step or test_step of `model`, such that it means what it means in one process."""
+
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        running = step.innermost()
+        running.model = model
+        if tf.executing_eagerly():
+            _warn_of_eager_steps(model, running)
+        return _estimates(running, function(*args, **kwargs))
+
+    return wrapper
+
+
+def as_step(function: Any) -> Any:
+    """Returns what `strategy.run` is to call: a model's train_step or test_step as `fit` calls it, others as is."""
+    model = getattr(function, "__self__", None)
+    if isinstance(model, keras_compat.Trainer) and getattr(function, "__name__", "") in ("train_step", "test_step"):
+        return in_step(model, function)
+    return function
+
+
+def _warn_of_eager_steps(model: Any, running: step.Step) -> None:
     """Without a graph nothing tells a sum over rows from a mean."""
     names = ("train_step", "test_step", "compute_loss")
     own = [f"{type(model).__name__}.{name}" for name in names if _is_own(getattr(type(model), name, None))]
@@ -245,8 +258,8 @@ def _warn_of_eager_steps(model: Any, strategy: Any) -> None:
     warnings.warn(
         "With run_eagerly=True there is no graph that tells how a value depends on the rows of the batch: losses, "
         "trackers and logs by hand count as means over the rank's rows, and what metrics of the program's own hold is "
-        f"added up. Received: {', '.join(own)} on {strategy.size} ranks (rank {strategy.rank}). Leave run_eagerly out "
-        "where a loss is a sum, a ratio over the batch, or the like.",
+        f"added up. Received: {', '.join(own)} on {running.share.size} ranks (rank {running.share.rank}). Leave "
+        "run_eagerly out where a loss is a sum, a ratio over the batch, or the like.",
         stacklevel=3,
     )
 
