@@ -52,6 +52,7 @@ OPAQUE = Kind("opaque")
 SUM = Kind("total")
 MEAN = Kind("total", power=-1)
 COUNT = Kind("count", power=1)
+IN_LIST = -1  # the axis of rows that are in a list of tensors, over the steps of a loop
 _AGGREGATES = ("total", "count", "mean", "max", "min", "function", "opaque")
 
 # Keep what they are given, whatever that is.
@@ -92,7 +93,7 @@ _REDUCTIONS = frozenset(
 _SOME_ROWS = frozenset(
     (
         "Where", "GatherNd", "DynamicPartition", "DynamicStitch", "Unique", "UniqueV2", "UniqueWithCounts",
-        "UniqueWithCountsV2", "TopKV2", "Bincount", "RaggedGather", "RaggedRange", "NonMaxSuppressionV3",
+        "UniqueWithCountsV2", "Bincount", "RaggedGather", "RaggedRange", "NonMaxSuppressionV3",
         "RandomShuffle",
     )
 )  # fmt: skip
@@ -106,6 +107,7 @@ _CALLS = frozenset(
         "PartitionedCall", "StatefulPartitionedCall",
     )
 )  # fmt: skip
+_FLOW = frozenset(("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"))
 # Their own gradients and values concern this rank's rows by definition: keras.layers normalise, mask, and count.
 _LAYERS = "keras/src/layers/"
 
@@ -169,7 +171,7 @@ class RowKinds:
         if operation.type == "Placeholder":
             outside = tf_compat.captured_from(tensor)
             return [] if outside is None or not hasattr(outside, "op") or tf_compat.is_eager(outside) else [outside]
-        return [each for each in operation.inputs if each.dtype not in (tf.resource, tf.variant)]
+        return [each for each in operation.inputs if each.dtype != tf.resource]
 
     def _read(self, tensor: Any) -> Kind:
         operation = tensor.op
@@ -190,8 +192,10 @@ class RowKinds:
         outside = tf_compat.captured_from(tensor)
         if outside is not None:
             return self._known.get(_key(outside), INDEPENDENT) if hasattr(outside, "op") else INDEPENDENT
-        if tensor.dtype in (tf.resource, tf.variant):
+        if tensor.dtype == tf.resource:
             return INDEPENDENT
+        if tensor.dtype == tf.variant:
+            return replace(ROWS, axis=IN_LIST)
         # An argument of a function inside the step: rows, if it can be.
         return ROWS if self.could_be_rows(tensor) else OPAQUE
 
@@ -234,16 +238,29 @@ class RowKinds:
             if operation.type in ("Range", "LinSpace", "OneHot", "Fill") and self.could_be_rows(output):
                 return ROWS  # a number for each row
             return FUNCTION
-        axis = rows[0].axis
-        if not self.could_be_rows(output, axis):
-            if axis == 0 or not self.could_be_rows(output, 0):
-                return OPAQUE
-            axis = 0
-        mixed = any(kind.axis != rows[0].axis for kind in rows)
-        # A layer of Keras may look at its rows (normalisation, masks): what it makes of them is its own affair.
-        mixed = mixed or (any(kind.name in _AGGREGATES for kind in kinds) and not _in_layer(operation))
+        axis = self._axis(operation, output, rows)
+        if axis is None:
+            return OPAQUE
+        mixed = False
+        if operation.type not in _FLOW and output.dtype != tf.variant:
+            mixed = any(kind.axis != rows[0].axis for kind in rows if kind.axis != IN_LIST)
+            # A layer of Keras may look at its rows (normalisation, masks): what it makes of them is its own affair.
+            mixed = mixed or (any(kind.name in _AGGREGATES for kind in kinds) and not _in_layer(operation))
         whole = all(kind.whole for kind in rows) and operation.type not in _SOME_ROWS
         return Kind("rows", axis=axis, power=rows[0].power, whole=whole, mixed=mixed)
+
+    def _axis(self, operation: Any, output: Any, rows: Sequence[Kind]) -> int | None:
+        """Returns where rows that went into an operation lie in its output; None if there is no room for them."""
+        if output.dtype == tf.variant:
+            return IN_LIST
+        if output.shape.rank is None:
+            return max(rows[0].axis, 0)
+        # Lists are over time: what comes out of one has the rows behind it.
+        room = [axis for axis in range(output.shape.rank) if self.could_be_rows(output, axis)]
+        if operation.type == "TensorListStack" and 1 in room:
+            return 1
+        wanted = [kind.axis for kind in rows if kind.axis in room]
+        return wanted[0] if wanted else next(iter(room), None)
 
     def _of_shape(self, output: Any) -> Kind:
         """What has a shape that contains the number of rows: ones, zeros, a range, random numbers."""
@@ -373,6 +390,19 @@ class RowKinds:
         )
         return replace(first, axis=axis, whole=whole)
 
+    def _l2_loss(self, operation: Any, output: Any, inputs: Sequence[Any], kinds: Sequence[Kind]) -> Kind:
+        kind = kinds[0]
+        if kind.name == "rows" and not kind.power:
+            return Kind("total", mixed=kind.mixed)
+        return self._default(operation, output, inputs, kinds)
+
+    def _top(self, operation: Any, output: Any, inputs: Sequence[Any], kinds: Sequence[Kind]) -> Kind:
+        """Sorts along the last dimension: inside each row, unless that is where the rows lie."""
+        kind = self._default(operation, output, inputs, kinds)
+        rank = inputs[0].shape.rank
+        along_rows = kinds[0].name == "rows" and rank is not None and kinds[0].axis == rank - 1
+        return replace(kind, whole=False) if kind.name == "rows" and along_rows else kind
+
     def _element(self, operation: Any, output: Any, inputs: Sequence[Any], shape: Kind) -> Kind:
         index = tf.get_static_value(inputs[1])
         if index is None or output.shape.rank != 0:
@@ -428,6 +458,8 @@ _RULES: list[tuple[frozenset[str], _Rule]] = [
     (_LINEAR_IN_FIRST, RowKinds._first),
     (frozenset(("Shape", "ShapeN", "Size")), RowKinds._shape),
     (frozenset(("Maximum",)), RowKinds._maximum),
+    (frozenset(("L2Loss",)), RowKinds._l2_loss),
+    (frozenset(("TopKV2",)), RowKinds._top),
     (_CALLS, RowKinds._call),
 ]
 
