@@ -225,8 +225,10 @@ def global_logs(
     local = _flat(model.get_metrics_result()) if model.metrics else {}
     flat_logs = _flat(logs)
     numbers = sorted(key for key, value in flat_logs.items() if _is_number(value))
-    # Whether a key is a metric's result is agreed too: on one rank it might be equal by chance.
-    of_metrics = [float(_is_result(flat_logs[key], local.get(key))) for key in numbers]
+    # A log entry that is a metric's result, under whatever name, is that metric's. Whether it is, is agreed too: on one
+    # rank it might be equal by chance.
+    pairs = [(key, name) for key in numbers for name in sorted(local, key=lambda name, key=key: name != key)]
+    of_metrics = [float(_is_result(flat_logs[key], local[name])) for key, name in pairs]
     own = [float(flat_logs[key]) * share if share else 0.0 for key in numbers]
     extra = np.array([*own, *of_metrics])
     with metric_state.reduced(model.metrics, rank, size, name_of(model, "metrics"), extra) as total:
@@ -236,8 +238,9 @@ def global_logs(
         if set(_flat(chosen)) == set(results):
             return _packed(chosen, results)
     everyone = dict(zip(numbers, total[: len(numbers)]))
-    agreed = {key for key, votes in zip(numbers, total[len(numbers) :]) if votes == size}
-    return _packed(chosen, {key: results[key] if key in agreed else everyone[key] for key in numbers})
+    votes = reversed(list(zip(pairs, total[len(numbers) :])))  # the metric of the entry's own name comes last and wins
+    agreed = {key: name for (key, name), count in votes if count == size}
+    return _packed(chosen, {key: results[agreed[key]] if key in agreed else everyone[key] for key in numbers})
 
 
 def _flat(logs: Mapping[str, Any]) -> dict[str, Any]:
