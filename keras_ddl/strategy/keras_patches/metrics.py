@@ -25,8 +25,8 @@ def mean_update_state(original: Callable[..., Any]) -> Callable[..., Any]:
         if found is None:
             return original(self, values, sample_weight)
         share, part, weight = found
-        self.total.assign_add(part * weight)
-        self.count.assign_add(tf.cast(share, weight.dtype) * weight)
+        self.total.assign_add(tf.reduce_sum(part) * weight)
+        self.count.assign_add(tf.cast(share, weight.dtype) * tf.cast(tf.size(part), weight.dtype) * weight)
         return None
 
     return update_state
@@ -40,20 +40,22 @@ def sum_update_state(original: Callable[..., Any]) -> Callable[..., Any]:
         if found is None:
             return original(self, values, sample_weight)
         _, part, weight = found
-        self.total.assign_add(part * weight)
+        self.total.assign_add(tf.reduce_sum(part) * weight)
         return None
 
     return update_state
 
 
 def _scalar(metric: Any, values: Any, sample_weight: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor] | None:
-    """Returns (share of the rows, part of the value, weight of one process) for a number; None for what has rows."""
+    """Returns (share of the rows, part of the value, weight of one process) for a number, or several that are no rows
+    (a mean for each class); None for what has rows.
+    """
     running = step.current()
     if running is None or running.share.size == 1:
         return None
     value = tf.convert_to_tensor(values)
     weight = tf.ones([], metric.dtype) if sample_weight is None else tf.convert_to_tensor(sample_weight)
-    if value.shape.rank != 0 or weight.shape.rank != 0:
+    if weight.shape.rank != 0 or (value.shape.rank != 0 and _has_rows(running, value)):
         return None
     if sample_weight is not None:
         weight = _global_weight(running, weight)
@@ -62,6 +64,11 @@ def _scalar(metric: Any, values: Any, sample_weight: Any) -> tuple[tf.Tensor, tf
     else:
         part = running.values.part(tf.cast(value, metric.dtype))
     return running.share.share(), part, tf.cast(weight, metric.dtype)
+
+
+def _has_rows(running: step.Step, value: tf.Tensor) -> bool:
+    kinds = running.values.kinds
+    return kinds is None or value.shape.rank is None or kinds.of(value).name in ("rows", "opaque")
 
 
 def _global_weight(running: step.Step, weight: tf.Tensor) -> tf.Tensor:
