@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -225,13 +225,19 @@ def not_recorded() -> Any:
     return record.stop_recording()
 
 
-def compute_again(operations: Sequence[tf.Operation], result: tf.Tensor, given: Mapping[Any, tf.Tensor]) -> tf.Tensor:
+def compute_again(
+    operations: Sequence[tf.Operation],
+    result: tf.Tensor,
+    given: Mapping[Any, tf.Tensor],
+    change: Callable[[tf.Tensor, tf.Tensor, Sequence[tf.Tensor]], tf.Tensor] = lambda before, again, inputs: again,
+) -> tf.Tensor:
     """Repeats operations of the graph that is being traced, with other inputs.
 
     Args:
         operations: in the order in which they were made; none calls a function.
         result: an output of one of them.
         given: by (operation's name, index of the output): what takes the place of that output.
+        change: given an output, its repetition, and the inputs that this was computed from: what is used instead.
     Returns: what takes the place of `result`.
     """
     made = dict(given)
@@ -246,5 +252,6 @@ def compute_again(operations: Sequence[tf.Operation], result: tf.Tensor, given: 
             op_def=operation.op_def,
         )
         for output in again.outputs:
-            made.setdefault((operation.name, output.value_index), output)
+            before = operation.outputs[output.value_index]
+            made.setdefault((operation.name, output.value_index), change(before, output, inputs))
     return made[result.op.name, result.value_index]

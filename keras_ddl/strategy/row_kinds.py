@@ -35,6 +35,7 @@ class Kind:
     power: int = 0  # rows, total, count: the power of the number of rows in it
     whole: bool = True  # rows, shape: all of the batch, not some of them
     mixed: bool = False  # a row's value depends on other rows of this rank
+    compared: bool = False  # and on them one by one, not on totals alone
 
     @property
     def is_mean(self) -> bool:
@@ -95,6 +96,11 @@ _SOME_ROWS = frozenset(
         "Where", "GatherNd", "DynamicPartition", "DynamicStitch", "Unique", "UniqueV2", "UniqueWithCounts",
         "UniqueWithCountsV2", "Bincount", "RaggedGather", "RaggedRange", "NonMaxSuppressionV3",
         "RandomShuffle",
+    )
+)  # fmt: skip
+_ALONG_LAST = frozenset(
+    (
+        "Softmax", "LogSoftmax", "TopKV2",
     )
 )  # fmt: skip
 _COLLECTIVES = frozenset(
@@ -184,8 +190,8 @@ class RowKinds:
         if all(kind == INDEPENDENT for kind in kinds):
             return INDEPENDENT
         kind = _rule(operation.type)(self, operation, tensor, inputs, kinds)
-        if any(each.mixed for each in kinds) and not kind.mixed and kind.name in ("rows", *_AGGREGATES):
-            kind = replace(kind, mixed=True)
+        if any(each.mixed for each in kinds) and kind.name in ("rows", *_AGGREGATES):
+            kind = replace(kind, mixed=True, compared=kind.compared or any(each.compared for each in kinds))
         return kind
 
     def _placeholder(self, tensor: Any) -> Kind:
@@ -241,13 +247,15 @@ class RowKinds:
         axis = self._axis(operation, output, rows)
         if axis is None:
             return OPAQUE
+        compared = operation.type == "RandomShuffle"
         mixed = False
         if operation.type not in _FLOW and output.dtype != tf.variant:
-            mixed = any(kind.axis != rows[0].axis for kind in rows if kind.axis != IN_LIST)
+            compared = compared or any(kind.axis != rows[0].axis for kind in rows if kind.axis != IN_LIST)
             # A layer of Keras may look at its rows (normalisation, masks): what it makes of them is its own affair.
-            mixed = mixed or (any(kind.name in _AGGREGATES for kind in kinds) and not _in_layer(operation))
+            mixed = any(kind.name in _AGGREGATES for kind in kinds) and not _in_layer(operation)
+        mixed = mixed or compared
         whole = all(kind.whole for kind in rows) and operation.type not in _SOME_ROWS
-        return Kind("rows", axis=axis, power=rows[0].power, whole=whole, mixed=mixed)
+        return Kind("rows", axis=axis, power=rows[0].power, whole=whole, mixed=mixed, compared=compared)
 
     def _axis(self, operation: Any, output: Any, rows: Sequence[Kind]) -> int | None:
         """Returns where rows that went into an operation lie in its output; None if there is no room for them."""
@@ -371,8 +379,8 @@ class RowKinds:
         whole, mixed = all(kind.whole for kind in kinds), any(kind.mixed for kind in kinds)
         if not kept:
             return Kind("total", power=sum(kind.power for kind in kinds), mixed=mixed)
-        mixed = mixed or (len(of_rows) > 1 and not _in_layer(operation))  # every row with every other
-        return Kind("rows", axis=min(kept), power=kinds[0].power, whole=whole, mixed=mixed)
+        kind = Kind("rows", axis=min(kept), power=kinds[0].power, whole=whole, mixed=mixed)
+        return _comparing(kind, len(of_rows) > 1 and not _in_layer(operation))  # every row with every other
 
     def _first(self, operation: Any, output: Any, inputs: Sequence[Any], kinds: Sequence[Kind]) -> Kind:
         first = kinds[0]
@@ -385,26 +393,79 @@ class RowKinds:
         axis = _moved_axis(operation, inputs, output, first.axis)
         if axis is None or not self.could_be_rows(output, axis):
             return self._default(operation, output, inputs, kinds)
-        whole = first.whole and not (
-            operation.type in ("Slice", "StridedSlice", "GatherV2") and _takes_some(operation, inputs, first.axis)
-        )
-        return replace(first, axis=axis, whole=whole)
+        if operation.type in ("Cumsum", "Reverse", "ReverseV2"):
+            return _comparing(first, _along(inputs, first.axis))
+        if operation.type not in ("Slice", "StridedSlice", "GatherV2") or not _takes_some(
+            operation, inputs, first.axis
+        ):
+            return replace(first, axis=axis)
+        by_position = self._takes_by_position(operation, inputs, kinds, first.axis)
+        return _comparing(replace(first, axis=axis, whole=False), by_position)
 
-    def _l2_loss(self, operation: Any, output: Any, inputs: Sequence[Any], kinds: Sequence[Kind]) -> Kind:
-        kind = kinds[0]
-        if kind.name == "rows" and not kind.power:
-            return Kind("total", mixed=kind.mixed)
-        return self._default(operation, output, inputs, kinds)
+    def _takes_by_position(self, operation: Any, inputs: Sequence[Any], kinds: Sequence[Kind], axis: int) -> bool:
+        """Whether some of the rows are taken for where they lie, which for a rank's rows is elsewhere: `rows[1:]`, but
+        not `rows[:count]` of several batches one after another, nor rows that were looked for.
+        """
+        if operation.type == "GatherV2":
+            return kinds[1].whole or kinds[1].mixed
+        if operation.type == "StridedSlice" and tf.get_static_value(inputs[3]) is None:
+            return True
+        if operation.type == "StridedSlice" and tf.get_static_value(inputs[3])[axis] != 1:
+            return True
+        ends = (0, -1) if operation.type == "Slice" else (0,)
+        return not all(self._counts_rows(each, kind, axis, ends) for each, kind in zip(inputs[1:3], kinds[1:3]))
 
-    def _top(self, operation: Any, output: Any, inputs: Sequence[Any], kinds: Sequence[Kind]) -> Kind:
-        """Sorts along the last dimension: inside each row, unless that is where the rows lie."""
+    def _counts_rows(self, bounds: Any, kind: Kind, axis: int, ends: Sequence[int]) -> bool:
+        """Whether a bound of a slice is nothing, the end, or a multiple of the number of rows."""
+        if kind.name == "shape":
+            return kind.axis == axis and kind.whole
+        bound = tf_compat.constant_value(bounds)
+        if kind != INDEPENDENT or bound is None:
+            return False
+        return bound[axis] in ends or (self.static_rows is not None and bound[axis] % self.static_rows == 0)
+
+    def _along_an_axis(self, operation: Any, output: Any, inputs: Sequence[Any], kinds: Sequence[Kind]) -> Kind:
+        """What compares the elements along a dimension: a softmax, a sort, a cumulative product, a shift."""
         kind = self._default(operation, output, inputs, kinds)
+        first = kinds[0]
+        if kind.name != "rows" or first.name != "rows":
+            return kind
         rank = inputs[0].shape.rank
-        along_rows = kinds[0].name == "rows" and rank is not None and kinds[0].axis == rank - 1
-        return replace(kind, whole=False) if kind.name == "rows" and along_rows else kind
+        if operation.type in _ALONG_LAST:
+            along = rank is None or first.axis == rank - 1
+        else:
+            along = _along(inputs[:1] + inputs[-1:], first.axis)
+        return _comparing(kind, along)
+
+    def _best(self, operation: Any, output: Any, inputs: Sequence[Any], kinds: Sequence[Kind]) -> Kind:
+        """The position of the largest."""
+        if kinds[0].name != "rows":
+            return self._default(operation, output, inputs, kinds)
+        if _along(inputs, kinds[0].axis):
+            return OPAQUE
+        at = int(tf.get_static_value(inputs[1])) % inputs[0].shape.rank
+        return replace(kinds[0], axis=kinds[0].axis - (at < kinds[0].axis), power=0)
+
+    def _squares(self, operation: Any, output: Any, inputs: Sequence[Any], kinds: Sequence[Kind]) -> Kind:
+        if kinds[0].name != "rows" or kinds[0].power:
+            return self._default(operation, output, inputs, kinds)
+        return replace(SUM, mixed=kinds[0].mixed)
+
+    def _segments(self, operation: Any, output: Any, inputs: Sequence[Any], kinds: Sequence[Kind]) -> Kind:
+        """Rows put into a fixed number of groups, which all ranks have alike."""
+        values, groups, number = kinds[0], kinds[1], kinds[-1]
+        along = all(kind.name == "rows" and kind.axis == 0 for kind in (values, groups) if kind != INDEPENDENT)
+        if number != INDEPENDENT or not along:
+            return self._default(operation, output, inputs, kinds)
+        mixed = any(kind.mixed for kind in kinds)
+        if operation.type == "UnsortedSegmentSum":
+            return Kind("total", power=values.power, mixed=mixed)
+        return Kind("max" if operation.type == "UnsortedSegmentMax" else "min", mixed=mixed)
 
     def _element(self, operation: Any, output: Any, inputs: Sequence[Any], shape: Kind) -> Kind:
         index = tf.get_static_value(inputs[1])
+        if index is not None and not index.size:
+            return INDEPENDENT
         if index is None or output.shape.rank != 0:
             return replace(shape, axis=0) if index is None or int(index.ravel()[0]) == 0 else INDEPENDENT
         rank = inputs[0].shape.num_elements()
@@ -458,14 +519,20 @@ _RULES: list[tuple[frozenset[str], _Rule]] = [
     (_LINEAR_IN_FIRST, RowKinds._first),
     (frozenset(("Shape", "ShapeN", "Size")), RowKinds._shape),
     (frozenset(("Maximum",)), RowKinds._maximum),
-    (frozenset(("L2Loss",)), RowKinds._l2_loss),
-    (frozenset(("TopKV2",)), RowKinds._top),
+    (_ALONG_LAST | {"Cumprod", "CumulativeLogsumexp", "Roll"}, RowKinds._along_an_axis),
+    (frozenset(("ArgMax", "ArgMin")), RowKinds._best),
+    (frozenset(("L2Loss",)), RowKinds._squares),
+    (frozenset(("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin")), RowKinds._segments),
     (_CALLS, RowKinds._call),
 ]
 
 
 def _key(tensor: Any) -> tuple[int, str, int]:
     return id(tensor.graph), tensor.op.name, tensor.value_index
+
+
+def _comparing(kind: Kind, compares: bool) -> Kind:
+    return replace(kind, mixed=True, compared=True) if compares else kind
 
 
 def _in_layer(operation: Any) -> bool:
@@ -528,6 +595,12 @@ def _moved_axis(operation: Any, inputs: Sequence[Any], output: Any, axis: int) -
     if kind == "Reshape":
         return 0 if axis == 0 else None
     return axis
+
+
+def _along(inputs: Sequence[Any], axis: int) -> bool:
+    """Whether an operation on inputs[0] goes along `axis`, which its inputs[1] says."""
+    axes, rank = tf.get_static_value(inputs[1]), inputs[0].shape.rank
+    return axes is None or rank is None or any(int(each) % rank == axis for each in axes.ravel())
 
 
 def _takes_some(operation: Any, inputs: Sequence[Any], axis: int) -> bool:

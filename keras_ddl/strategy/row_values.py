@@ -104,7 +104,9 @@ class RowValues:
 
     def _combine(self, value: tf.Tensor, kind: Kind) -> _Combined | None:
         if id(value) not in self._combined:
-            combined = None if kind.mixed or not value.dtype.is_floating else self._from_totals(value)
+            combined = None
+            if value.dtype.is_floating and not kind.compared:
+                combined = self._from_rows(value) if kind.mixed else self._from_totals(value)
             if combined is None:
                 self._warn(value, kind)
             self._combined[id(value)] = value, combined
@@ -135,13 +137,62 @@ class RowValues:
                     seeds.append(tf.convert_to_tensor(slope) * tf.cast(factor, part.dtype))
         return _Combined(result, parts, seeds)
 
-    def _tail(self, value: tf.Tensor) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor]] | None:
-        """Returns (operations, totals, independent tensors): the value is computed by the operations, in their order,
-        from the others. None where rows come in that are no totals.
+    def _from_rows(self, value: tf.Tensor) -> _Combined | None:
+        """As `_from_totals`, for values whose rows depend on totals (a variance): computed again from these rows. All
+        reductions on the way are taken over all ranks, and so is what backpropagation finds there.
+        """
+        found = self._tail(value, through_rows=True) if value.graph is tf.compat.v1.get_default_graph() else None
+        if found is None:
+            return None
+        operations, totals, given = found
+        given = [each for each in given if each.dtype.is_floating]
+        with tf.name_scope("keras_ddl_rows"), tf_compat.not_recorded():
+            pairs = [self._global_total(total) for total in totals]
+            copies = [tf.identity(each) for each in given]
+            replaced = {_key(total): everyone for total, (everyone, _) in zip(totals, pairs)}
+            replaced.update((_key(each), copy) for each, copy in zip(given, copies))
+            result = tf_compat.compute_again(operations, value, replaced, self._over_all_ranks)
+            floating = [(t, everyone, f) for t, (everyone, f) in zip(totals, pairs) if t.dtype.is_floating]
+            begin = tf.cast(tf.fill(tf.shape(result), self.share.share()), result.dtype)
+            slopes = tf.gradients(result, [everyone for _, everyone, _ in floating] + copies, [begin])
+            parts, seeds = [], []
+            for (total, _, factor), slope in zip(floating, slopes):
+                if slope is not None:
+                    parts.append(total)
+                    seeds.append(ops.all_reduce(tf.convert_to_tensor(slope)) * tf.cast(factor, total.dtype))
+            for each, slope in zip(given, slopes[len(floating) :]):
+                if slope is not None:
+                    parts.append(each)
+                    seeds.append(tf.convert_to_tensor(slope))
+        return _Combined(result, parts, seeds)
+
+    def _over_all_ranks(self, before: tf.Tensor, again: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """What a reduction of rows gives over all ranks, from what it gives here."""
+        if not self._reduces_rows(before):
+            return again
+        if before.op.type != "Mean":
+            return ops.all_reduce(again)
+        share = self._share_of_elements(again, inputs[0])
+        return ops.all_reduce(tf.math.multiply_no_nan(again, tf.cast(share, again.dtype)))
+
+    def _reduces_rows(self, tensor: tf.Tensor) -> bool:
+        of = [self.kinds.of(each).name for each in tensor.op.inputs if each.dtype not in (tf.resource, tf.variant)]
+        return "rows" in of and self.kinds.of(tensor).name not in ("rows", "shape", "count")
+
+    def _share_of_elements(self, mean: tf.Tensor, of: tf.Tensor) -> tf.Tensor:
+        elements = tf.size(of, tf.int64) // tf.maximum(tf.size(mean, tf.int64), 1)
+        return tf.math.divide_no_nan(tf.cast(elements, tf.float64), tf.cast(ops.all_reduce(elements), tf.float64))
+
+    def _tail(
+        self, value: tf.Tensor, through_rows: bool = False
+    ) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor]] | None:
+        """Returns (operations, totals, what else is given): the value is computed by the operations, in their order,
+        from the others. What else is given is independent of the rows, or, `through_rows`, rows themselves. None where
+        that cannot be done.
         """
         operations: dict[str, Any] = {}
         totals: dict[Any, tf.Tensor] = {}
-        independent: dict[Any, tf.Tensor] = {}
+        given: dict[Any, tf.Tensor] = {}
         pending = [value]
         seen = set()
         while pending:
@@ -150,10 +201,16 @@ class RowValues:
                 continue
             seen.add(_key(tensor))
             kind = self.kinds.of(tensor)
-            if kind.mixed:
+            if kind.compared or (kind.mixed and not through_rows):
                 return None
-            if kind == INDEPENDENT:
-                independent[_key(tensor)] = tensor
+            of_rows = through_rows and kind.name in ("rows", "shape")
+            if kind == INDEPENDENT or (of_rows and not kind.mixed and (kind.name == "shape" or not kind.power)):
+                given[_key(tensor)] = tensor
+            elif kind.mixed or of_rows:
+                if not self._can_repeat(tensor, kind):
+                    return None
+                operations[tensor.op.name] = tensor.op
+                pending.extend(tensor.op.inputs)
             elif kind.is_sum or kind.is_mean or kind.name in ("count", "mean", "max", "min"):
                 if kind.name == "count" and kind.power != 1:
                     return None
@@ -167,7 +224,12 @@ class RowValues:
                 return None
         by_position = {operation.name: i for i, operation in enumerate(value.graph.get_operations())}
         order = sorted(operations.values(), key=lambda operation: by_position[operation.name])
-        return order, list(totals.values()), list(independent.values())
+        return order, list(totals.values()), list(given.values())
+
+    def _can_repeat(self, tensor: tf.Tensor, kind: Kind) -> bool:
+        if kind.name == "opaque" or tensor.op.type in _NOT_AGAIN or not tensor.op.inputs:
+            return False
+        return not self._reduces_rows(tensor) or tensor.op.type in _ADDS_UP
 
     def _global_total(self, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns (the total over all ranks, its derivative by this rank's)."""
@@ -185,8 +247,7 @@ class RowValues:
 
     def _mean_of_some(self, mean: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """A mean over some of the rows: each rank weighs as many elements as it has there."""
-        elements = tf.size(mean.op.inputs[0], tf.int64) // tf.maximum(tf.size(mean, tf.int64), 1)
-        share = tf.math.divide_no_nan(tf.cast(elements, tf.float64), tf.cast(ops.all_reduce(elements), tf.float64))
+        share = self._share_of_elements(mean, mean.op.inputs[0])
         return ops.all_reduce(tf.math.multiply_no_nan(mean, tf.cast(share, mean.dtype))), share
 
     def _warn(self, value: tf.Tensor, kind: Kind) -> None:
@@ -209,6 +270,9 @@ class RowValues:
         )
 
 
+_ADDS_UP = frozenset(
+    ("Sum", "Mean", "MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "L2Loss", "UnsortedSegmentSum")
+)
 _NOT_AGAIN = frozenset(("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "While", "StatelessWhile"))
 
 

@@ -44,9 +44,11 @@ def reduce_weighted_values(original: Callable[..., Any]) -> Callable[..., Any]:
     def patched(values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None):
         arguments = {"sample_weight": sample_weight, "mask": mask, "reduction": reduction, "dtype": dtype}
         strategy = keras_compat.replica_strategy()
+        running = step.current()
+        if running is not None and reduction == "sum":
+            running.values.warn_unread("a loss with reduction='sum'")
         if strategy is None or reduction not in _MEANS:
             return original(values, **arguments)
-        running = step.current()
         if running is not None:
             return _of_own_rows(running, values, arguments, original)
         share = strategy.extended.share
@@ -76,6 +78,7 @@ def _of_own_rows(running: step.Step, values: Any, arguments: dict[str, Any], ori
     """In a step of Keras: a value that is a mean over this rank's rows, as the graph's reader takes it for one."""
     values = tf.convert_to_tensor(values, dtype=arguments["dtype"])
     if values.shape.rank == 0:
+        running.values.warn_unread("a loss function that returns one number for the batch")
         return original(values, **arguments)
     denominator = _denominator(values, arguments["sample_weight"], arguments["mask"], arguments["reduction"])
     loss = original(values, **arguments)

@@ -9,8 +9,10 @@ Patched: tensorflow/python/eager/backprop.py (TensorFlow 2.21).
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_ddl.communicator.stack_position import user_line
@@ -22,6 +24,8 @@ from keras_ddl.strategy.keras_patches.optimizer import accumulates, tables_of
 from keras_ddl.strategy.row_kinds import INDEPENDENT, SUM
 from keras_ddl.strategy.row_values import flat_targets
 
+_thread = threading.local()
+
 
 def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
     """Takes gradients by variables of the value that one process would have computed."""
@@ -32,12 +36,14 @@ def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         by_variable = [isinstance(each, (tf.Variable, keras.Variable)) for each in flat]
         if strategy is not None and running is None and any(by_variable):
             _warn_of_bare_means(strategy, target)
-        if strategy is None or running is None or not (any(by_variable) or running.values.kinds is not None):
+        inside = getattr(_thread, "backpropagating", False)  # a gradient by hand takes one of its own (recompute_grad)
+        if strategy is None or running is None or inside or not (any(by_variable) or running.values.kinds is not None):
             return original(self, target, sources, output_gradients, unconnected_gradients)
         targets, seeds = _seeds(running, target, output_gradients)
         if not targets:
             return original(self, target, sources, output_gradients, unconnected_gradients)
-        local = original(self, targets, flat, seeds, unconnected_gradients)
+        with _backpropagating():
+            local = original(self, targets, flat, seeds, unconnected_gradients)
         found = [
             i
             for i, each in enumerate(flat)
@@ -45,6 +51,7 @@ def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         ]
         for i, reduced in zip(found, _over_ranks(running, strategy, [local[i] for i in found])):
             local[i] = reduced
+        _mark_rows(running, flat, local)
         return tf.nest.pack_sequence_as(sources, local)
 
     return wrapper
@@ -68,6 +75,45 @@ def _warn_of_bare_means(strategy: Any, target: Any) -> None:
         "step as the train_step of a model, where a mean is what it says.",
         stacklevel=4,
     )
+
+
+@contextlib.contextmanager
+def _backpropagating() -> Iterator[None]:
+    before, _thread.backpropagating = getattr(_thread, "backpropagating", False), True
+    try:
+        yield
+    finally:
+        _thread.backpropagating = before
+
+
+def jacobian(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Leaves the derivatives of each row alone: they are rows, and are reduced when something is made of them."""
+
+    def wrapper(self, target, sources, *args, **kwargs):
+        running = step.current()
+        if running is None or keras_compat.replica_strategy() is None:
+            return original(self, target, sources, *args, **kwargs)
+        with _backpropagating():
+            found = original(self, target, sources, *args, **kwargs)
+        kinds = running.values.kinds
+        if kinds is not None and kinds.of(target).name == "rows":
+            for each in tf.nest.flatten(found):
+                if each is not None:
+                    kinds.mark(each, kinds.of(target))
+        return found
+
+    return wrapper
+
+
+def _mark_rows(running: step.Step, sources: Sequence[Any], gradients: Sequence[Any]) -> None:
+    """The gradient by rows is rows, those that one process would have: the seeds have seen to that."""
+    kinds = running.values.kinds
+    for source, found in zip(sources, gradients):
+        if kinds is None or not isinstance(source, tf.Tensor) or not isinstance(found, tf.Tensor):
+            continue
+        kind = kinds.of(source)
+        if kind.name == "rows" and not kind.mixed and not kind.power:
+            kinds.mark(found, kind)
 
 
 def _seeds(running: step.Step, target: Any, output_gradients: Any) -> tuple[list[Any], list[Any]]:
