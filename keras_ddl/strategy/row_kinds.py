@@ -115,7 +115,7 @@ _CALLS = frozenset(
 )  # fmt: skip
 _FLOW = frozenset(("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"))
 # Their own gradients and values concern this rank's rows by definition: keras.layers normalise, mask, and count.
-_LAYERS = "keras/src/layers/"
+_LAYERS = ("keras/src/layers/", "tensorflow/python/ops/parallel_for/")
 
 
 class RowKinds:
@@ -250,7 +250,8 @@ class RowKinds:
         compared = operation.type == "RandomShuffle"
         mixed = False
         if operation.type not in _FLOW and output.dtype != tf.variant:
-            compared = compared or any(kind.axis != rows[0].axis for kind in rows if kind.axis != IN_LIST)
+            apart = any(kind.axis != rows[0].axis for kind in rows if kind.axis != IN_LIST)
+            compared = compared or (apart and not _in_layer(operation))
             # A layer of Keras may look at its rows (normalisation, masks): what it makes of them is its own affair.
             mixed = any(kind.name in _AGGREGATES for kind in kinds) and not _in_layer(operation)
         mixed = mixed or compared
@@ -536,7 +537,7 @@ def _comparing(kind: Kind, compares: bool) -> Kind:
 
 
 def _in_layer(operation: Any) -> bool:
-    return any(_LAYERS in frame.filename.replace("\\", "/") for frame in operation.traceback or ())
+    return any(part in frame.filename for frame in operation.traceback or () for part in _LAYERS)
 
 
 def _is_zero(tensor: Any) -> bool:
