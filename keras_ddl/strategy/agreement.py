@@ -10,7 +10,6 @@ import os
 import pickle
 import random
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -175,31 +174,6 @@ def keep_accumulated_gradients_of_rank_0(accumulators: Sequence[keras.Variable],
     if rank != 0:
         for variable in accumulators:
             variable.assign(tf.zeros_like(variable.value))
-
-
-def average_moving_statistics(model: keras.Model, size: int) -> None:
-    """Averages over ranks the non-trainable float variables that differ between ranks.
-
-    Those are statistics that layers gather from the rows they see (BatchNormalization without synchronized=True).
-    Variables that are equal on all ranks keep their bits.
-
-    Cost: 4 bytes per variable, and one float64 all-reduce of those that differ.
-    """
-    candidates = [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
-    if not candidates:
-        return
-    values = [v.numpy() for v in candidates]
-    sums = communicator.all_gather_object([zlib.crc32(v.tobytes()) for v in values], name=name_of(model, "statistics"))
-    differing = [i for i in range(len(candidates)) if len({theirs[i] for theirs in sums}) > 1]
-    if not differing:
-        return
-    flat = np.concatenate([values[i].astype(np.float64).ravel() for i in differing])
-    mean = communicator.all_reduce_array(flat, op="sum", name=name_of(model, "statistics_sum")) / size
-    start = 0
-    for i in differing:
-        end = start + values[i].size
-        candidates[i].assign(mean[start:end].reshape(values[i].shape).astype(values[i].dtype))
-        start = end
 
 
 def global_logs(

@@ -408,7 +408,7 @@ def check_table_used_in_three_ways_under_sgd(scope):
     return train_table(scope, TokensAndPositions, lambda: keras.optimizers.SGD(0.1), TOKENS)
 
 
-@case(wrong_today="a layer's own state is averaged over ranks, also where it is a sum over rows", shows="weight.*rows")
+@case()
 def check_layer_that_counts_rows(scope):
     class Counter(layers.Layer):
         def build(self, shape):

@@ -17,7 +17,8 @@ def checks(*names: str) -> list[Path]:
 
 
 # One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
-test_of_three = rank_tests(checks("exact", "loop", "state", "bucket", "random"), [3], check_timeout=120, env=PATIENT)
+OF_THREE = ("exact", "loop", "state", "bucket", "random", "layer")
+test_of_three = rank_tests(checks(*OF_THREE), [3], check_timeout=120, env=PATIENT)
 test_of_two = rank_tests(
     checks("training", "callback", "error", "case", "program"), [2], check_timeout=120, env=PATIENT
 )
@@ -27,7 +28,9 @@ test_programs_of_more = pytest.mark.long(
     rank_tests(checks("program", "further_program"), [3], check_timeout=120, env=PATIENT)
 )
 test_cases_of_more = pytest.mark.long(rank_tests(checks("case"), [3, 4], check_timeout=120, env=PATIENT))
-test_random_of_more = pytest.mark.long(rank_tests(checks("random"), [2, 4], check_timeout=120, env=PATIENT))
+test_random_and_state_of_more = pytest.mark.long(
+    rank_tests(checks("random", "layer"), [2, 4], check_timeout=120, env=PATIENT)
+)
 test_without_a_seed = rank_tests(checks("seed"), [3], check_timeout=120)
 
 

@@ -31,6 +31,7 @@ from keras_ddl.compat.keras import (
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy.keras_patches import (
     callbacks,
+    layer_updates,
     loss,
     metric_results,
     metric_updates,
@@ -121,6 +122,7 @@ def _table() -> list[tuple[Any, str, Any]]:
         (keras.metrics.Sum, "update_state", metrics.sum_update_state),
         (keras.metrics.Metric, "__init__", metric_results.init),
         (TFVariable, "_direct_assign", metric_updates.direct_assign),
+        (TFVariable, "_direct_assign", layer_updates.direct_assign),
         (tf_random, "tf", random.tensorflow),
         (tf_image, "tf", random.tensorflow),
         (tf_random, "shuffle", random.shuffle),

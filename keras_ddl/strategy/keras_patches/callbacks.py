@@ -13,7 +13,7 @@ from typing import Any
 from keras_ddl import communicator, timeline
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
-from keras_ddl.strategy import agreement
+from keras_ddl.strategy import agreement, layer_state
 from keras_ddl.strategy.keras_patches.optimizer import accumulators
 
 # Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
@@ -109,6 +109,7 @@ def on_train_begin(original: Callable[..., Any]) -> Callable[..., Any]:
         skip = {id(variable) for variable in partial}
         agreement.broadcast_variables([v for v in agreement.all_variables(model) if id(v) not in skip])
         agreement.keep_accumulated_gradients_of_rank_0(partial, rank)
+        layer_state.begin(model)
         _agree_on_global_seed(model, rank)
         self._ddl_train_stop = agreement.any_rank(_may_stop(self, "train"), agreement.name_of(model, "batch_hooks"))
         _agree_to_stop(self)

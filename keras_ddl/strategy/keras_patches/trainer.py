@@ -17,7 +17,7 @@ from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import agreement, data, metric_state, step
+from keras_ddl.strategy import agreement, data, layer_state, metric_state, step
 from keras_ddl.strategy.keras_patches import metric_results
 from keras_ddl.strategy.keras_patches.optimizer import accumulators, outside_message
 
@@ -85,6 +85,7 @@ def fit(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = _bind(original, self, args, kwargs, strategy)
         if strategy.size == 1:
             return original(*bound.args, **bound.kwargs)
+        layer_state.check(self, strategy.rank)
         with ops.translate_errors(), _in_fit(self):
             strategy.random_state.agree()
             return original(*bound.args, **bound.kwargs)
@@ -113,9 +114,9 @@ def _among_ranks(body: Callable[..., Any]) -> Callable[..., Any]:
 
 @_among_ranks
 def evaluate(model: Any, strategy: Any, call: Callable[[], Any], kwargs: dict[str, Any]) -> Any:
-    """Averages moving statistics before (in fit that has just been done); the metrics are those of all rows."""
+    """Agrees on the state of layers before (in fit that has just been done); the metrics are those of all rows."""
     if not kwargs.get("_use_cached_eval_dataset", False):
-        agreement.average_moving_statistics(model, strategy.size)
+        layer_state.agree(model, strategy.size)
     with _flag("evaluating"):
         return call()
 
@@ -123,7 +124,7 @@ def evaluate(model: Any, strategy: Any, call: Callable[[], Any], kwargs: dict[st
 @_among_ranks
 def predict(model: Any, strategy: Any, call: Callable[[], Any], kwargs: dict[str, Any]) -> Any:
     """Returns the rows of all ranks, in order, on every rank."""
-    agreement.average_moving_statistics(model, strategy.size)
+    layer_state.agree(model, strategy.size)
     return call()
 
 
@@ -172,7 +173,7 @@ def get_metrics_result_or_logs(original: Callable[..., Any]) -> Callable[..., An
         if strategy is None or strategy.size == 1:
             return original(self, logs)
         if not getattr(_thread, "evaluating", False):  # so this is the end of an epoch of fit
-            agreement.average_moving_statistics(self, strategy.size)
+            layer_state.agree(self, strategy.size)
             agreement.collect_accumulated_gradients(accumulators(self.optimizer), strategy.rank)
         return _global_logs(self, logs, strategy, original)
 

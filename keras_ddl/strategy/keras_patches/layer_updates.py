@@ -1,0 +1,30 @@
+"""The patch of keras.Variable that keeps the state of layers that of one process (strategy/layer_state.py).
+
+Patched: keras/src/backend/tensorflow/core.py (3.15.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy import layer_state, step
+
+
+def direct_assign(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Assigns a value to a variable; to the state of a layer, what one process would have assigned."""
+
+    def _direct_assign(self, value):
+        running = step.current()
+        if running is not None and running.share.size > 1:
+            if not self.trainable and id(self) in layer_state.owners(running.model):
+                value = layer_state.updated(running, self, tf.convert_to_tensor(value))
+            return original(self, value)
+        result = original(self, value)
+        if keras_compat.replica_strategy() is None and tf.executing_eagerly():
+            layer_state.set_outside(self)
+        return result
+
+    return _direct_assign
