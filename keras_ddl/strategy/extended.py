@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator, ops
+from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import buckets, data, step
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import buckets, data, step, variables
 from keras_ddl.strategy.bucket_size import BucketSize
 from keras_ddl.strategy.row_share import RowShare
 
@@ -31,6 +33,15 @@ def seed_offset(rank: int) -> int:
     Those are the stateful operations of TensorFlow. Keras's seeds are equal on all ranks: random_rows.py.
     """
     return rank * _SEED_STRIDE % 2**31
+
+
+def _label(value: tf.Tensor, name: str | None) -> str:
+    """Returns the name of the collective in which a variable's initial value is agreed on.
+
+    Ranks that build different models meet in differently named collectives: an error that shows both names.
+    """
+    path = "/".join(part for part in (keras_compat.current_path(), name) if part) or "unnamed"
+    return f"variable {keras_compat.plain_name(path)} {value.dtype.name}[{'x'.join(map(str, value.shape))}]"
 
 
 def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:
@@ -110,22 +121,42 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
     # ---- variables
     def _create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         kwargs.pop("colocate_with", None)  # everything of this process is on one device
-        if self.size > 1 and self.agrees_on_variables and tf.executing_eagerly():
-            kwargs["initial_value"] = self._agreed_initial_value(**kwargs)
+        if self.size == 1:
+            with tf.device(self.device):
+                return next_creator(**kwargs)
+        variables.check(self.rank, **kwargs)
+        if self.agrees_on_variables:
+            agreed = self._agreed_initial_value if tf.executing_eagerly() else self._agreed_in_graph
+            kwargs["initial_value"] = agreed(**kwargs)
         with tf.device(self.device):
-            return next_creator(**kwargs)
+            return variables.adopt(next_creator(**kwargs))
 
     def _agreed_initial_value(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any):
         value = initial_value() if callable(initial_value) else initial_value
         value = tf.convert_to_tensor(value, dtype=dtype)
-        path = "/".join(part for part in (keras_compat.current_path(), name) if part) or "unnamed"
-        shape = "x".join(map(str, value.shape))
-        # Ranks that build different models meet in differently named collectives: an error that shows both names.
-        label = f"variable {keras_compat.plain_name(path)} {value.dtype.name}[{shape}]"
+        label = _label(value, name)
         if value.dtype == tf.string:
             return tf.constant(communicator.broadcast_object(value.numpy(), root=0, name=label))
         array = broadcast_value(value.numpy(), label)
         return tf.constant(array, dtype=value.dtype)
+
+    def _agreed_in_graph(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any):
+        """Of a variable that is first made while a function is traced: rank 0's when TensorFlow initializes it."""
+
+        def agreed():
+            value = initial_value() if callable(initial_value) else initial_value
+            value = tf.convert_to_tensor(value, dtype=dtype)
+            if value.dtype == tf.bool:
+                return tf.cast(ops.broadcast(tf.cast(value, tf.uint8), root=0, name=_label(value, name)), tf.bool)
+            if value.dtype.name not in DTYPES:
+                raise ConfigError(
+                    "A variable that is first made inside a traced function must be of a dtype that collectives take. "
+                    f"Received: variable {name or 'without a name'} of {value.dtype.name} (rank {self.rank}). Make it "
+                    "before, outside of the function."
+                )
+            return ops.broadcast(value, root=0, name=_label(value, name))
+
+        return agreed
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         pass  # layers made outside the scope have plain variables, as those made inside
@@ -176,14 +207,14 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
             graph.seed = before
 
     def _replica_ctx_update(self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True) -> Any:
-        with tf.device(self.device):
+        with tf.device(self.device), variables.updating():
             return fn(var, *args, **(kwargs or {}))
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         return self._update_non_slot(var, fn, (var, *args), kwargs, group)
 
     def _update_non_slot(self, colocate_with: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
-        with tf.device(self.device), tf_compat.UpdateContext(self.device):
+        with tf.device(self.device), tf_compat.UpdateContext(self.device), variables.updating():
             result = fn(*args, **(kwargs or {}))
             return result if group else tf.nest.map_structure(self._local_results, result)
 

@@ -123,6 +123,7 @@ def _table() -> list[tuple[Any, str, Any]]:
         (keras.metrics.Metric, "__init__", metric_results.init),
         (TFVariable, "_direct_assign", metric_updates.direct_assign),
         (TFVariable, "_direct_assign", layer_updates.direct_assign),
+        (TFVariable, "_initialize", layer_updates.initialize),
         (tf_random, "tf", random.tensorflow),
         (tf_image, "tf", random.tensorflow),
         (tf_random, "shuffle", random.shuffle),

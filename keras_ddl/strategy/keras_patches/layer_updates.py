@@ -1,4 +1,4 @@
-"""The patch of keras.Variable that keeps the state of layers that of one process (strategy/layer_state.py).
+"""Patches of keras.Variable: the state of layers is that of one process (strategy/layer_state.py).
 
 Patched: keras/src/backend/tensorflow/core.py (3.15.1).
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import layer_state, step
+from keras_ddl.strategy import layer_state, step, variables
 
 
 def direct_assign(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,3 +28,13 @@ def direct_assign(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return _direct_assign
+
+
+def initialize(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the tf.Variable of a keras.Variable, which is none of the program's own (strategy/variables.py)."""
+
+    def _initialize(self, value):
+        with variables.made_by_keras():
+            return original(self, value)
+
+    return _initialize

@@ -1,0 +1,193 @@
+"""The program's own tf.Variables: `aggregation` and `synchronization` mean what tf.distribute documents.
+
+In `strategy.run`, assigning to a variable of SUM or MEAN assigns the sum or mean over ranks of what they assign, to one
+of ONLY_FIRST_REPLICA what rank 0 does. A variable of ON_READ is this rank's own there; read outside of `run` it is the
+sum, mean or rank 0's value, and reading is then COLLECTIVE. A variable without aggregation (the default) may be given
+what is equal on all ranks: what depends on the rank's rows is refused by name.
+
+In a step of Keras, which means what it means in one process, an assigned value is made that of one process where the
+graph tells how (row_values.py), as for the state of layers. Keras's own variables are none of this: layer_state.py,
+metric_state.py and the optimizers look after them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from keras_ddl import communicator, ops
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import step
+from keras_ddl.strategy.row_kinds import INDEPENDENT
+
+_NONE, _SUM, _MEAN, _FIRST = (
+    getattr(tf.VariableAggregation, name) for name in ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
+)
+_ON_READ = tf.VariableSynchronization.ON_READ
+_SCATTERS = (
+    *(f"scatter_{what}" for what in ("sub", "add", "max", "min", "mul", "div", "update")),
+    *(f"scatter_nd_{what}" for what in ("sub", "add", "update", "max", "min")),
+    "batch_scatter_update",
+)
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def _flag(name: str) -> Iterator[None]:
+    before = getattr(_thread, name, False)
+    setattr(_thread, name, True)
+    try:
+        yield
+    finally:
+        setattr(_thread, name, before)
+
+
+def made_by_keras() -> Any:
+    """Returns a context in which variables are made for Keras, which aggregates them itself."""
+    return _flag("keras")
+
+
+def updating() -> Any:
+    """Returns a context in which all ranks assign equal values, as optimizers do."""
+    return _flag("plain")
+
+
+def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchronization: Any = None, **_: Any) -> None:
+    """Raises ConfigError for a variable that cannot be what its arguments ask for."""
+    if getattr(_thread, "keras", False):
+        return
+    if synchronization == tf.VariableSynchronization.NONE:
+        _refuse("A variable under a Strategy must not have synchronization NONE.", name, rank, "Leave it out")
+    if synchronization == _ON_READ and aggregation == _NONE:
+        _refuse(
+            "A variable that ranks synchronize when it is read needs to know how: synchronization ON_READ goes with "
+            "aggregation SUM, MEAN or ONLY_FIRST_REPLICA.",
+            name,
+            rank,
+            "Add aggregation=tf.VariableAggregation.SUM, for instance",
+        )
+
+
+def adopt(variable: tf.Variable) -> tf.Variable:
+    """Makes a new variable one of several ranks', unless it is one of Keras's."""
+    if not getattr(_thread, "keras", False):
+        variable.__class__ = _class_for(type(variable))
+    return variable
+
+
+@functools.cache
+def _class_for(base: type) -> type:
+    def refused(name: str) -> Any:
+        def scatter(self, *args, **kwargs):
+            if _in_replica() is not None and self.synchronization != _ON_READ:
+                _refuse(
+                    "A variable under a Strategy is assigned as a whole in a step.",
+                    f"{self.name}.{name}",
+                    _in_replica().rank,
+                    "Reduce the whole change over ranks and use assign_add, or let a Keras optimizer apply it",
+                )
+            return getattr(base, name)(self, *args, **kwargs)
+
+        return scatter
+
+    methods = {name: refused(name) for name in _SCATTERS if hasattr(base, name)}
+    return type(base.__name__, (_OfSeveralRanks, base), {"__module__": base.__module__, **methods})
+
+
+class _OfSeveralRanks:
+    """What a tf.Variable of several ranks does differently."""
+
+    def assign(self, value, *args, **kwargs):
+        return super().assign(_assigned(self, value), *args, **kwargs)
+
+    def assign_add(self, delta, *args, **kwargs):
+        return super().assign_add(_assigned(self, delta, "assign_add"), *args, **kwargs)
+
+    def assign_sub(self, delta, *args, **kwargs):
+        return super().assign_sub(_assigned(self, delta, "assign_sub"), *args, **kwargs)
+
+    def _read_variable_op(self, *args, **kwargs):
+        value = super()._read_variable_op(*args, **kwargs)
+        outside = self.synchronization == _ON_READ and _in_replica() is None
+        return _aggregated(self, value) if outside and not getattr(_thread, "plain", False) else value
+
+    def __repr__(self):
+        with updating():  # a look at it, on one rank perhaps
+            return super().__repr__()
+
+
+def _in_replica() -> Any:
+    return None if getattr(_thread, "plain", False) else keras_compat.replica_strategy()
+
+
+def _assigned(variable: Any, value: Any, how: str = "assign") -> Any:
+    """Returns what this rank is to assign, or to add, when the program asks for `value`."""
+    strategy = _in_replica()
+    on_read = variable.synchronization == _ON_READ
+    if strategy is None:
+        if on_read and variable.aggregation == _SUM and not getattr(_thread, "plain", False):
+            if how != "assign":
+                _refuse(
+                    "A variable of ON_READ and SUM cannot be added to outside of strategy.run: it is a sum over ranks.",
+                    variable.name,
+                    communicator.rank(),
+                    "Assign it a value, or add in strategy.run",
+                )
+            value = tf.convert_to_tensor(value, variable.dtype)
+            return value / communicator.size() if value.dtype.is_floating else value // communicator.size()
+        return value
+    if on_read:
+        return value
+    value = tf.convert_to_tensor(value, variable.dtype)
+    running = step.innermost()
+    kinds = running.values.kinds if running is not None and not tf.executing_eagerly() else None
+    kind = None if kinds is None else kinds.of(value)
+    if kind is not None and running.model is not None:  # a step of Keras
+        if kind == INDEPENDENT:
+            return value
+        if kind.is_sum and not kind.mixed:
+            return ops.all_reduce(value)
+        if value.dtype.is_floating and not kind.mixed and kind.name in ("total", "count", "function"):
+            return running.values.everyone(value)
+    if variable.aggregation != _NONE:
+        return _aggregated(variable, value)
+    differs = _differs(variable, value) if kind is None else kind != INDEPENDENT
+    if differs:
+        _refuse(
+            "A variable without aggregation must be assigned what is equal on all ranks.",
+            f"{variable.name}.{how} of a value that depends on this rank's rows",
+            strategy.rank,
+            "Reduce the value first (tf.distribute.get_replica_context().all_reduce), or make the variable with "
+            "aggregation=tf.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA",
+        )
+    return value
+
+
+def _differs(variable: Any, value: tf.Tensor) -> bool:
+    """Whether ranks hold different values. COLLECTIVE; of an eager step."""
+    if not tf.executing_eagerly():
+        return False
+    mine = zlib.crc32(value.numpy().tobytes())
+    everyone = communicator.all_gather_object(mine, name=f"keras_ddl/assign/{_label(variable)}")
+    return len(set(everyone)) > 1
+
+
+def _aggregated(variable: Any, value: tf.Tensor) -> tf.Tensor:
+    name = f"variable/{_label(variable)}"
+    if variable.aggregation == _FIRST:
+        return ops.broadcast(value, root=0, name=name)
+    return ops.all_reduce(value, op="mean" if variable.aggregation == _MEAN else "sum", name=name)
+
+
+def _label(variable: Any) -> str:
+    return keras_compat.plain_name(variable.name.partition(":")[0])
+
+
+def _refuse(rule: str, received: Any, rank: int, remedy: str) -> None:
+    raise ConfigError(f"{rule} Received: {received or 'a variable without a name'} (rank {rank}). {remedy}.")

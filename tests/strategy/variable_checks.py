@@ -1,0 +1,190 @@
+"""tf.Variables of the program's own: aggregation and synchronization. Run by test_strategy.py.
+
+The values expected are those of tf.distribute.MirroredStrategy (TensorFlow 2.21), where replica r assigns r + 1.
+"""
+
+import numpy as np
+
+import keras_ddl
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from strategy.common import RANK, SIZE, STRATEGY, X, Y, keras, set_precision
+from strategy.oracle import Trained, case
+
+AGGREGATIONS, ON_READ = tf.VariableAggregation, tf.VariableSynchronization.ON_READ
+TOTAL = SIZE * (SIZE + 1) / 2  # of r + 1
+layers, ops = keras.layers, keras.ops
+
+
+def make(aggregation="NONE", value=3.0, **arguments):
+    with STRATEGY.scope():
+        return tf.Variable(value, aggregation=AGGREGATIONS[aggregation], trainable=False, **arguments)
+
+
+def in_step(variable, how, value, eagerly=False, add=1.0):
+    """Assigns `value` + `add` in strategy.run, a value that the graph computes from the rows of a batch.
+
+    Returns: what this rank reads there, and what is read outside afterwards.
+    """
+
+    def step(rows):
+        getattr(variable, how)(tf.reduce_sum(rows) + add)
+        return variable.read_value()
+
+    function = step if eagerly else tf.function(step)
+    return float(STRATEGY.run(function, args=(tf.constant([value]),))), float(variable.numpy())
+
+
+def check_variables_aggregate_what_ranks_assign():
+    expected = {"SUM": TOTAL, "MEAN": TOTAL / SIZE, "ONLY_FIRST_REPLICA": 1.0}
+    for eagerly in (False, True):
+        for aggregation, total in expected.items():
+            for how, result in (("assign", total), ("assign_add", 3 + total), ("assign_sub", 3 - total)):
+                inside, outside = in_step(make(aggregation), how, float(RANK), eagerly)
+                np.testing.assert_allclose([inside, outside], result, rtol=1e-6)
+
+
+def check_variables_that_are_aggregated_when_they_are_read():
+    for eagerly in (False, True):
+        for aggregation, total, before in (
+            ("SUM", TOTAL, 3.0 * SIZE),
+            ("MEAN", TOTAL / SIZE, 3.0),
+            ("ONLY_FIRST_REPLICA", 1.0, 3.0),
+        ):
+            variable = make(aggregation, synchronization=ON_READ)
+            assert float(variable.numpy()) == before
+            inside, outside = in_step(variable, "assign", float(RANK), eagerly)
+            assert inside == RANK + 1.0
+            np.testing.assert_allclose(outside, total, rtol=1e-6)
+            inside, outside = in_step(variable, "assign_add", float(RANK), eagerly)
+            assert inside == 2 * (RANK + 1.0)
+            np.testing.assert_allclose(outside, 2 * total, rtol=1e-6)
+            variable.assign(12.0)
+            assert float(variable.numpy()) == 12.0 and float(tf.function(lambda v=variable: v + 1.0)()) == 13.0
+            if RANK == 0:
+                repr(variable)  # a look by one rank is no collective
+
+
+def refusal(call):
+    try:
+        call()
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError("no ConfigError")
+
+
+def check_what_cannot_be_honoured_is_refused_by_name():
+    message = refusal(lambda: make("NONE", synchronization=ON_READ, name="seen"))
+    assert "Received: seen" in message and "SUM" in message
+    message = refusal(lambda: make("SUM", synchronization=tf.VariableSynchronization.NONE, name="alone"))
+    assert "Received: alone" in message
+    assert "ON_READ and SUM" in refusal(lambda: make("SUM", synchronization=ON_READ).assign_add(1.0))
+    table = make("SUM", tf.zeros([3, 2]), name="table")
+    rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]))
+    message = refusal(lambda: STRATEGY.run(lambda: table.scatter_sub(rows)))
+    assert "table:0.scatter_sub" in message
+    table.scatter_sub(rows)  # outside all ranks do the same
+
+
+def check_variables_without_aggregation_stay_equal():
+    for eagerly in (False, True):
+        variable = make(name="steps")
+
+        def step(rows, variable=variable):
+            variable.assign_add(1.0)
+
+        STRATEGY.run(step if eagerly else tf.function(step), args=(tf.constant([float(RANK)]),))
+        assert float(variable.numpy()) == 4.0
+        message = refusal(lambda v=variable, e=eagerly: in_step(v, "assign_add", float(RANK), e))
+        assert "steps:0.assign_add" in message and "aggregation" in message, message
+
+
+def check_reduced_gradients_are_applied_by_hand():
+    set_precision("float32")
+    weight, plain = make(value=2.0, name="weight"), make(value=2.0, name="weight_of_an_optimizer")
+    with STRATEGY.scope():
+        optimizer = keras.optimizers.SGD(0.5)
+        optimizer.build([plain])
+
+    @tf.function
+    def train(rows):
+        def step(rows):
+            with tf.GradientTape(persistent=True) as tape:
+                tape.watch([weight, plain])
+                losses = [tf.reduce_sum(rows * each) / SIZE for each in (weight, plain)]
+            gradient = tape.gradient(losses[0], weight)
+            weight.assign_sub(0.5 * tf.distribute.get_replica_context().all_reduce("SUM", gradient))
+            optimizer.apply([tape.gradient(losses[1], plain)], [plain])
+
+        STRATEGY.run(step, args=(rows,))
+
+    train(tf.constant([RANK + 1.0]))
+    expected = 2.0 - 0.5 * TOTAL / SIZE
+    np.testing.assert_allclose([float(weight.numpy()), float(plain.numpy())], expected, rtol=1e-6)
+
+
+def check_variables_first_made_in_a_traced_step_are_rank_0s():
+    made = {}
+
+    @tf.function
+    def step(rows):
+        def body(rows):
+            if not made:
+                made["float"] = tf.Variable(tf.fill([2], float(RANK)), name="late")
+                made["drawn"] = tf.Variable(lambda: tf.random.normal([3]), name="drawn")
+                made["flag"] = tf.Variable(RANK == 0, name="flag")
+            return rows + made["float"][0]
+
+        return STRATEGY.run(body, args=(rows,))
+
+    with STRATEGY.scope():
+        assert step(tf.zeros([2])).numpy().tolist() == [0.0, 0.0]
+    values = {name: variable.numpy().tolist() for name, variable in made.items()}
+    assert values["float"] == [0.0, 0.0] and values["flag"] is True
+    everyone = keras_ddl.all_gather_object(values, name="values")
+    assert all(each == everyone[0] for each in everyone)
+
+
+class Counting(layers.Layer):
+    """Keeps state in tf.Variables, which Keras does not know."""
+
+    def __init__(self, update):
+        super().__init__()
+        self.update = update
+        self.rows = tf.Variable(0, dtype=tf.int32, trainable=False, name="rows")
+        self.mean = tf.Variable(tf.zeros([6], tf.float64), trainable=False, name="mean")
+
+    def call(self, x, training=False):
+        if training:
+            self.update(self, x)
+        return x - self.mean
+
+
+def train(scope, update):
+    with scope:
+        inputs = keras.Input((6,))
+        counting = Counting(update)
+        model = keras.Model(inputs, layers.Dense(2)(counting(inputs)))
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    logs = dict(model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0).history)
+    logs["state"] = [counting.rows.numpy(), counting.mean.numpy()]
+    return Trained(model, logs)
+
+
+@case()
+def check_state_of_layers_in_tensorflows_variables(scope):
+    def update(layer, x):
+        layer.rows.assign_add(tf.shape(x)[0])
+        layer.mean.assign(0.9 * layer.mean + 0.1 * tf.reduce_mean(x, axis=0))
+
+    return train(scope, update)
+
+
+def check_state_of_layers_that_cannot_be_told_is_refused():
+    set_precision("float64")
+
+    def update(layer, x):
+        layer.mean.assign(tf.reduce_prod(x, axis=0))
+
+    message = refusal(lambda: train(STRATEGY.scope(), update))
+    assert "mean:0.assign" in message, message
