@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, bucket_size, keras_patches, threads
 from keras_ddl.strategy.extended import DdlExtended
 from keras_ddl.strategy.keras_patches import trainer
+from keras_ddl.strategy.saving import SaveRecords
 
 
 class Strategy(tf.distribute.Strategy):
@@ -68,6 +70,10 @@ class Strategy(tf.distribute.Strategy):
         keras_patches.install()
         self.rank, self.size = topology.rank, topology.size
         self.random_state = agreement.RandomState(self.rank, self.size, seed)
+        if self.size > 1:
+            self.saves = SaveRecords(
+                communicator.broadcast_object(secrets.token_hex(8), name="keras_ddl/job"), self.rank
+            )
         device = _choose_device(communicator.local_rank())
         super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
         self.extended.sparse_as_dense = sparse_as_dense

@@ -185,6 +185,7 @@ def average_moving_statistics(model: keras.Model, size: int) -> None:
 
     Cost: 4 bytes per variable, and one float64 all-reduce of those that differ.
     """
+    model.__dict__.pop("_ddl_state_is_local", None)
     candidates = [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
     if not candidates:
         return

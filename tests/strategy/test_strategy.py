@@ -19,7 +19,7 @@ def checks(*names: str) -> list[Path]:
 # One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
 test_of_three = rank_tests(checks("exact", "loop", "state", "bucket", "random"), [3], check_timeout=120, env=PATIENT)
 test_of_two = rank_tests(
-    checks("training", "callback", "error", "case", "program"), [2], check_timeout=120, env=PATIENT
+    checks("training", "callback", "around", "error", "case", "program"), [2], check_timeout=120, env=PATIENT
 )
 test_of_four = pytest.mark.long(rank_tests(checks("training"), [4], check_timeout=120, env=PATIENT))
 test_programs = pytest.mark.long(rank_tests(checks("further_program"), [2], check_timeout=120, env=PATIENT))

@@ -15,6 +15,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.keras_patches.optimizer import accumulators
+from keras_ddl.strategy.keras_patches.saving import SavesWithinEpochs, mark_state_local
 
 # Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
 # BackupAndRestore restores on rank 0 is sent to all.
@@ -110,6 +111,7 @@ def on_train_begin(original: Callable[..., Any]) -> Callable[..., Any]:
         agreement.broadcast_variables([v for v in agreement.all_variables(model) if id(v) not in skip])
         agreement.keep_accumulated_gradients_of_rank_0(partial, rank)
         _agree_on_global_seed(model, rank)
+        self._ddl_saves = SavesWithinEpochs(self, strategy)
         self._ddl_train_stop = agreement.any_rank(_may_stop(self, "train"), agreement.name_of(model, "batch_hooks"))
         _agree_to_stop(self)
 
@@ -172,19 +174,26 @@ def on_train_batch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def wrapper(self, batch, logs=None):
         original(self, batch, logs)
+        if _shared_strategy(self) is not None:
+            mark_state_local(self.model)
         self._ddl_step_begin = time.monotonic() if timeline.is_on() else None
 
     return wrapper
 
 
 def on_train_batch_end(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same within an epoch, if there is a callback that could ask for it."""
+    """Before: what rank 0 is about to save is that of all ranks. After: stop on all ranks if any wants to, where a
+    callback could ask for it.
+    """
 
     def wrapper(self, batch, logs=None):
         if getattr(self, "_ddl_step_begin", None) is not None:
             timeline.add_span(f"step {batch}", self._ddl_step_begin)
+        strategy = _shared_strategy(self)
+        if strategy is not None:
+            self._ddl_saves.before_batch_end(batch)
         original(self, batch, logs)
-        if getattr(self, "_ddl_train_stop", False) and _shared_strategy(self) is not None:
+        if strategy is not None and self._ddl_train_stop:
             _agree_to_stop(self)
 
     return wrapper

@@ -20,6 +20,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, data, metric_state, step
 from keras_ddl.strategy.keras_patches import metric_results
 from keras_ddl.strategy.keras_patches.optimizer import accumulators, outside_message
+from keras_ddl.strategy.keras_patches.saving import mark_state_local
 
 _thread = threading.local()
 
@@ -137,6 +138,8 @@ def on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = inspect.signature(original).bind(self, *args, **kwargs)
         as_dict = bound.arguments.get("return_dict", False)
         bound.arguments["return_dict"] = True
+        if original.__name__ == "train_on_batch":
+            mark_state_local(self)
         with ops.translate_errors():
             logs = original(*bound.args, **bound.kwargs)
             logs = keras_compat.pythonify_logs(_global_logs(self, logs, strategy))
