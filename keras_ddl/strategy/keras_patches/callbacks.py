@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,10 @@ from keras_ddl import communicator, timeline
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.strategy import agreement
+from keras_ddl.strategy.extended import ONE_LEARNING_RATE
 from keras_ddl.strategy.keras_patches.optimizer import accumulators
 from keras_ddl.strategy.keras_patches.saving import SavesWithinEpochs, mark_state_local
+from keras_ddl.strategy.keras_patches.trainer import global_logs_of
 
 # Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
 # BackupAndRestore restores on rank 0 is sent to all.
@@ -131,7 +134,10 @@ def _agree_on_global_seed(model: keras.Model, rank: int) -> None:
 
 def _agree_on_steps(callbacks: Any, strategy: Any) -> None:
     mine = (callbacks.params.get("steps"), callbacks.params.get("epochs"))
-    everyone = communicator.all_gather_object(mine, name=agreement.name_of(callbacks.model, "steps"))
+    told = communicator.all_gather_object(
+        (mine, _rate_and_step(callbacks.model)), name=agreement.name_of(callbacks.model, "steps")
+    )
+    everyone = [theirs for theirs, _ in told]
     for other, theirs in enumerate(everyone):
         if theirs != everyone[0]:
             raise agreement.RankMismatchError(
@@ -140,6 +146,22 @@ def _agree_on_steps(callbacks: Any, strategy: Any) -> None:
                 f"rank {other} (rank {strategy.rank}). Give every rank the whole data, not its part of it: keras_ddl "
                 "takes each rank's rows out of every batch."
             )
+    _warn_of_rates([rate for _, rate in told], strategy.rank)
+
+
+def _rate_and_step(model: Any) -> tuple[float, int] | None:
+    """The learning rate and the steps made with it; None where the rate is not a variable."""
+    optimizer = keras_compat.unwrapped(model.optimizer)
+    if not isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable):
+        return None
+    return float(optimizer.learning_rate.numpy()), int(optimizer.iterations.numpy())
+
+
+def _warn_of_rates(rates: list[tuple[float, int] | None], rank: int) -> None:
+    """Says that rank 0's learning rate will be everyone's, unless rank 0 alone has restored an earlier training."""
+    if rank == 0 and len(set(rates)) > 1 and len({rate and rate[1] for rate in rates}) == 1:
+        received = ", ".join(f"{rate[0]:g} on rank {other}" for other, rate in enumerate(rates) if rate)
+        warnings.warn(ONE_LEARNING_RATE.format(received), stacklevel=2)
 
 
 def on_epoch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,16 +204,17 @@ def on_train_batch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_train_batch_end(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Before: what rank 0 is about to save is that of all ranks. After: stop on all ranks if any wants to, where a
-    callback could ask for it.
+    """Before: what rank 0 is about to save, and the logs it may choose by, are those of all ranks. After: stop on all
+    ranks if any wants to, where a callback could ask for it.
     """
 
     def wrapper(self, batch, logs=None):
         if getattr(self, "_ddl_step_begin", None) is not None:
             timeline.add_span(f"step {batch}", self._ddl_step_begin)
         strategy = _shared_strategy(self)
-        if strategy is not None:
-            self._ddl_saves.before_batch_end(batch)
+        if strategy is not None and self._ddl_saves.before_batch_end(batch):
+            # ModelCheckpoint may compare the loss or show it in the file's name.
+            logs = global_logs_of(self.model, keras_compat.pythonify_logs(logs), strategy)
         original(self, batch, logs)
         if strategy is not None and self._ddl_train_stop:
             _agree_to_stop(self)

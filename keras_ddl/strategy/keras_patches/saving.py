@@ -121,16 +121,18 @@ class SavesWithinEpochs:
         name = agreement.name_of(callbacks.model, "saves_within_epochs")
         self._is_on = agreement.any_rank(strategy.rank == 0 and bool(self._savers()), name)
 
-    def before_batch_end(self, batch: int) -> None:
-        """COLLECTIVE, where rank 0 has such a callback."""
+    def before_batch_end(self, batch: int) -> bool:
+        """Returns whether rank 0 is about to save. COLLECTIVE, where rank 0 has such a callback."""
         if not self._is_on:
-            return
+            return False
         model, strategy = self._callbacks.model, self._strategy
         # A copy is asked, for the question counts batches.
         due = strategy.rank == 0 and any(copy.copy(each)._should_save_on_batch(batch) for each in self._savers())
-        if agreement.any_rank(due, agreement.name_of(model, "save_is_due")):
+        due = agreement.any_rank(due, agreement.name_of(model, "save_is_due"))
+        if due:
             agreement.average_moving_statistics(model, strategy.size)
             agreement.collect_accumulated_gradients(accumulators(model.optimizer), strategy.rank)
+        return due
 
     def _savers(self) -> list[Any]:
         kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)

@@ -142,7 +142,7 @@ def on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             mark_state_local(self)
         with ops.translate_errors():
             logs = original(*bound.args, **bound.kwargs)
-            logs = keras_compat.pythonify_logs(_global_logs(self, logs, strategy))
+            logs = keras_compat.pythonify_logs(global_logs_of(self, logs, strategy))
         return logs if as_dict else self._flatten_metrics_in_order(logs)
 
     return wrapper
@@ -177,12 +177,13 @@ def get_metrics_result_or_logs(original: Callable[..., Any]) -> Callable[..., An
         if not getattr(_thread, "evaluating", False):  # so this is the end of an epoch of fit
             agreement.average_moving_statistics(self, strategy.size)
             agreement.collect_accumulated_gradients(accumulators(self.optimizer), strategy.rank)
-        return _global_logs(self, logs, strategy, original)
+        return global_logs_of(self, logs, strategy, original)
 
     return wrapper
 
 
-def _global_logs(model: Any, logs: Any, strategy: Any, rule: Callable[..., Any] | None = None) -> Any:
+def global_logs_of(model: Any, logs: Any, strategy: Any, rule: Callable[..., Any] | None = None) -> Any:
+    """Returns a step's or epoch's logs over all ranks. COLLECTIVE."""
     if not isinstance(logs, dict):
         return logs
     rule = rule or keras_compat.Trainer._get_metrics_result_or_logs.__wrapped__
