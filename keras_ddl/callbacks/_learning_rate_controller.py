@@ -150,10 +150,13 @@ class LearningRateController:
                 self.outside = 1.0
                 break
 
+    @property
+    def accumulation(self) -> int:
+        """Batches whose gradients one step of the optimizer takes."""
+        return getattr(self._optimizer(), "gradient_accumulation_steps", None) or 1
+
     def _steps_done(self) -> int:
-        optimizer = self._optimizer()
-        accumulation = getattr(optimizer, "gradient_accumulation_steps", None) or 1
-        return int(keras.ops.convert_to_numpy(optimizer.iterations)) * accumulation
+        return int(keras.ops.convert_to_numpy(self._optimizer().iterations)) * self.accumulation
 
     def _product_at(self, epoch: int, batch: int) -> float:
         warmup, multiplier, winner = 1.0, 1.0, None
