@@ -95,6 +95,16 @@ class LearningRateController:
         self.seen = self.read()
         return self.seen
 
+    def lower(self, factor: float) -> float:
+        """Multiplies the rate, for good, by a factor that no callback of one fit() takes back; returns the rate."""
+        optimizer, now = self._optimizer(), self.read()
+        optimizer.learning_rate = now * factor
+        if now > 0:
+            self._momentum.scale(optimizer, self.read() / now)
+        if self.base is not None:
+            self.outside, self.last = self._outside_of(now) * factor, self.read()
+        return self.read()
+
     # ---- state for checkpoints ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, float] | None:

@@ -12,8 +12,21 @@ import numpy as np
 import pytest
 
 import keras_ddl
+from keras_ddl import callbacks
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import LABELS, RANK, SIZE, STRATEGY, X, Y, dense_model, keras, set_precision
+from keras_ddl.errors import ConfigError
+from strategy.common import (
+    LABELS,
+    RANK,
+    SIZE,
+    STRATEGY,
+    X,
+    Y,
+    check_equal_on_all_ranks,
+    dense_model,
+    keras,
+    set_precision,
+)
 from strategy.oracle import Trained, differences
 
 LAST = SIZE - 1
@@ -156,10 +169,10 @@ def check_what_is_saved_within_an_epoch_holds_the_statistics_of_all_ranks():
                 seen.append([w.copy() for w in self.model.get_weights()])
 
         saver = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=2)
-        callbacks = [saver, Look()] if RANK == 0 else [Look()]  # as scripts in Horovod's manner give it
+        parts = [saver, Look()] if RANK == 0 else [Look()]  # as scripts in Horovod's manner give it
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="A model saved within an epoch.*")
-            trained(with_statistics, batch_size=5, callbacks=callbacks)
+            trained(with_statistics, batch_size=5, callbacks=parts)
         names = sorted(files_of(folder))
         assert names == ["2.weights.h5", "4.weights.h5"], names
         saved = with_statistics()
@@ -206,9 +219,9 @@ def classifier(optimizer=None):
     return model
 
 
-def fit(model, callbacks, **arguments):
+def fit(model, parts, **arguments):
     defaults = {"batch_size": 10, "epochs": 6, "shuffle": False, "verbose": 0, "validation_split": 0.3}
-    return model.fit(X, LABELS, callbacks=callbacks, **{**defaults, **arguments}).history
+    return model.fit(X, LABELS, callbacks=parts, **{**defaults, **arguments}).history
 
 
 def assert_as_one_process(program):
@@ -231,7 +244,7 @@ def check_callbacks_that_decide_leave_what_one_process_leaves():
                     self.model.layers[-1].kernel.assign(self.model.layers[-1].kernel * (1 - logs["loss"] / 10))
                     self.model.layers[0].set_weights([w * 0.9 for w in self.model.layers[0].get_weights()])
 
-        callbacks = [
+        parts = [
             Shrink(),
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.97),
             keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, cooldown=1, min_delta=0.01),
@@ -239,7 +252,7 @@ def check_callbacks_that_decide_leave_what_one_process_leaves():
             keras.callbacks.LambdaCallback(on_epoch_end=note),
             keras.callbacks.TerminateOnNaN(),
         ]
-        history = fit(model, callbacks, epochs=25)
+        history = fit(model, parts, epochs=25)
         return Trained(model, {**history, "seen": seen})
 
     assert_as_one_process(program)
@@ -347,3 +360,113 @@ def check_learning_rates_that_differ_between_ranks_are_named():
     expected = ["0.03 on rank 0, 0.06 on rank 1"] if RANK == 0 else [f"0.01 on rank 0, {0.01 * (RANK + 1):g} on rank "]
     assert len(found) == 1 and expected[0] in found[0], found
     assert abs(float(model.optimizer.learning_rate) - 0.03) < 1e-8
+
+
+# ---- DivergenceGuard -------------------------------------------------------------------------------------------------
+
+
+def regression(learning_rate, momentum=0.0):
+    """A problem whose steps diverge from a rate of 2 / (largest eigenvalue) on: some 0.7."""
+    set_precision("float64")
+    keras.utils.set_random_seed(5)
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, use_bias=False)])
+        model.compile(keras.optimizers.SGD(learning_rate, momentum), "mse", metrics=["mae"])
+    return model
+
+
+TARGETS = X @ np.arange(1.0, 7.0)[:, None]
+
+
+def fit_guarded(model, guard, *parts, **arguments):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        defaults = {"batch_size": 10, "epochs": 12, "shuffle": False, "verbose": 0}
+        history = model.fit(X[:40], TARGETS[:40], callbacks=[*parts, guard], **{**defaults, **arguments}).history
+    said = [str(w.message) for w in caught if "DivergenceGuard" in str(w.message)]
+    messages = everyone((guard.message, said))
+    assert messages == [messages[0]] * SIZE, messages
+    check_equal_on_all_ranks(model, history)
+    return history, said
+
+
+def check_divergence_stops_all_ranks_with_a_message():
+    for validation in ({}, {"validation_data": (X, TARGETS)}):
+        model = regression(2.5)
+        history, said = fit_guarded(model, callbacks.DivergenceGuard(window=2), **validation)
+        assert len(history["loss"]) < 3 and model.optimizer.iterations < 12, history
+        assert len(said) == 1 and "loss is" in said[0] and "the lowest before was" in said[0], said
+        assert "Training stops. Lower the learning rate" in said[0], said
+    # What TerminateOnNaN of one rank sees: a row that only the last rank has.
+    x = X[:40].copy()
+    x[39] = np.nan
+    model = regression(0.01)
+    guard = callbacks.DivergenceGuard(window=3, rise=None)
+    with pytest.warns(UserWarning, match="DivergenceGuard: loss is nan in the window that ends with step 4"):
+        model.fit(x, TARGETS[:40], batch_size=10, epochs=9, shuffle=False, verbose=0, callbacks=[guard])
+    assert int(model.optimizer.iterations) == 4
+
+
+def check_divergence_goes_back_at_a_lower_rate_until_it_converges():
+    with shared_folder() as folder:
+        for directory in (None, folder / "ckpt"):
+            model = regression(2.5, momentum=0.5)
+            before = model.get_weights()
+            guard = callbacks.DivergenceGuard(action="go_back", window=2, factor=0.2, retries=3, directory=directory)
+            savers = [callbacks.Checkpoint(directory, save_freq=1, keep=20, export_base=False)] if directory else []
+            if directory:  # there has to be a checkpoint before it diverges
+                model.optimizer.learning_rate = 0.01
+                fit_guarded(model, callbacks.DivergenceGuard(window=2), *savers, epochs=2)
+                before = model.get_weights()
+                model.optimizer.learning_rate = 2.5
+            history, said = fit_guarded(model, guard, *savers, epochs=30)
+            assert 1 <= len(said) <= 3 and "Training goes back to step" in said[0], said
+            assert f"to step {8 if directory else 0} and on with learning rate 0.5 (1 of 3)" in said[0], said
+            assert len(history["loss"]) == 30 and history["loss"][-1] < 1e-2 * history["loss"][0], history["loss"]
+            assert abs(float(model.optimizer.learning_rate) - 2.5 * 0.2 ** len(said)) < 1e-6
+            assert np.isfinite(history["loss"][2:]).all() and not np.array_equal(before[0], model.get_weights()[0])
+
+
+def check_divergence_that_lower_rates_do_not_cure_stops_with_the_last_good_weights():
+    model = regression(2.5)
+    before = model.get_weights()
+    history, said = fit_guarded(model, callbacks.DivergenceGuard(action="go_back", window=2, factor=0.99, retries=2))
+    assert len(said) == 3 and "(2 of 2)" in said[1] and "It has gone back 2 times" in said[2], said
+    assert "Training stops." in said[2] and "the weights are those of step 0" in said[2], said
+    assert len(history["loss"]) < 12
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
+def check_the_guard_changes_nothing_where_nothing_diverges_and_composes_with_schedules():
+    def run(*guards):
+        model = regression(0.02, momentum=0.9)
+        schedule = callbacks.LearningRateSchedule(keras.optimizers.schedules.CosineDecay(0.05, 48))
+        losses = fit_guarded(model, guards[0], schedule, epochs=12)[0] if guards else None
+        if not guards:
+            losses = model.fit(
+                X[:40], TARGETS[:40], batch_size=10, epochs=12, shuffle=False, verbose=0, callbacks=[schedule]
+            ).history
+        return losses["loss"], model.get_weights()[0]
+
+    plain, weights = run()
+    losses, guarded = run(callbacks.DivergenceGuard(action="go_back", window=3))
+    assert losses == plain
+    np.testing.assert_array_equal(guarded, weights)
+    # The rate of a schedule stays lowered.
+    model = regression(0.02)
+    schedule = callbacks.LearningRateSchedule(lambda epoch: 100.0 if epoch < 5 else 1.0)
+    guard = callbacks.DivergenceGuard(action="go_back", window=2, factor=0.1)
+    history, said = fit_guarded(model, guard, schedule)
+    assert len(said) == 1 and "learning rate 0.2 (1 of 3)" in said[0], said
+    assert abs(history["learning_rate"][-1] - 0.002) < 1e-8, history["learning_rate"]
+
+
+def check_the_guard_refuses_what_it_cannot_watch():
+    for bad in ({"action": "pray"}, {"window": 0}, {"factor": 1.5}, {"rise": -1.0}, {"retries": True}):
+        with pytest.raises(ConfigError, match="Received"):
+            callbacks.DivergenceGuard(**bad)
+    with pytest.raises(ConfigError, match="Received: monitor='perplexity'; the logs hold"):
+        regression(0.1).fit(X, TARGETS, verbose=0, callbacks=[callbacks.DivergenceGuard("perplexity")])
+    model = regression(keras.optimizers.schedules.CosineDecay(0.1, 10))
+    with pytest.raises(ConfigError, match="SGD with a schedule"):
+        model.fit(X, TARGETS, verbose=0, callbacks=[callbacks.DivergenceGuard(action="go_back")])

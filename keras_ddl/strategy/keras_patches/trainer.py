@@ -327,6 +327,13 @@ def _set_stop_training(model: Any, value: bool) -> None:
     model.__dict__["stop_training"] = value
 
 
+def stop_on_all_ranks(model: Any) -> None:
+    """Stops training after this batch. To be called by all ranks alike, which then need not agree on it."""
+    model.stop_training = True
+    if "_ddl_agreed_stop" in model.__dict__:
+        model.__dict__["_ddl_agreed_stop"] = True
+
+
 # Inside fit, reading gives what the ranks have agreed on, so that a rank that asks to stop, at whatever moment and
 # from whatever thread, does not leave the others waiting for it.
 STOP_TRAINING = property(_get_stop_training, _set_stop_training)
