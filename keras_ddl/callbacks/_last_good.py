@@ -13,14 +13,8 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl.callbacks._first_rank import on_first_rank
 from keras_ddl.callbacks._training_state import broadcast_training_state
 from keras_ddl.checkpoint import model_state
-from keras_ddl.compat.keras import optimizers_in
+from keras_ddl.compat.keras import optimizers_of
 from keras_ddl.strategy import agreement
-
-
-def optimizers_of(model: Any) -> list[Any]:
-    """Returns the model's optimizer, or those that its own compile has kept as attributes (two of a GAN)."""
-    found = [getattr(model, "optimizer", None), *vars(model).values()]
-    return list({id(each): each for one in found for each in optimizers_in(one)[:1]}.values())
 
 
 def step_of(model: Any) -> int:

@@ -12,11 +12,11 @@ import keras
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.callbacks._last_good import CheckpointsOfGood, MemoryOfGood, optimizers_of, step_of
+from keras_ddl.callbacks._last_good import CheckpointsOfGood, MemoryOfGood, step_of
 from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._momentum import MomentumCorrection
 from keras_ddl.callbacks._training_state import build_optimizer
-from keras_ddl.compat.keras import unwrapped
+from keras_ddl.compat.keras import optimizers_of, unwrapped
 from keras_ddl.errors import ConfigError
 from keras_ddl.schedules import positive
 from keras_ddl.strategy.keras_patches.trainer import stop_on_all_ranks

@@ -61,6 +61,7 @@ __all__ = [
     "loss_module",
     "make_global_seed_generator",
     "optimizers_in",
+    "optimizers_of",
     "plain_name",
     "pythonify_logs",
     "replica_strategy",
@@ -73,6 +74,7 @@ __all__ = [
     "tf_trainer",
     "tree",
     "unwrapped",
+    "weights_made_trainable",
 ]
 
 TESTED = ("3.15.",)
@@ -119,6 +121,18 @@ def optimizers_in(optimizer: Any) -> list[Any]:
         return []
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())]
     return [optimizer, *(each for one in inner for each in optimizers_in(one))]
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Returns the model's optimizer, and those that its own compile has kept as attributes (the two of a GAN)."""
+    found = [getattr(model, "optimizer", None), *vars(model).values()]
+    return list({id(each): each for each in found if isinstance(each, keras.optimizers.Optimizer)}.values())
+
+
+def weights_made_trainable(model: Any) -> dict[int, Any]:
+    """Returns id -> variable of those that layers made to be trained, frozen or not; statistics are none of them."""
+    own = [v for layer in model._flatten_layers() for v in getattr(layer, "_trainable_variables", ())]
+    return {id(v): v for v in [*own, *model.trainable_variables]}
 
 
 def plain_name(name: str) -> str:

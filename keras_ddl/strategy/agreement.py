@@ -20,7 +20,7 @@ from keras_ddl import communicator, ops
 from keras_ddl.communicator.comparison import first_difference
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat import tensorflow as tf_compat
-from keras_ddl.compat.keras import keras, plain_name
+from keras_ddl.compat.keras import keras, plain_name, weights_made_trainable
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy import metric_state
@@ -186,7 +186,10 @@ def average_moving_statistics(model: keras.Model, size: int) -> None:
     Cost: 4 bytes per variable, and one float64 all-reduce of those that differ.
     """
     model.__dict__.pop("_ddl_state_is_local", None)
-    candidates = [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+    frozen = weights_made_trainable(model)  # where these differ, something is wrong, and the drift check says so
+    candidates = [
+        v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype) and id(v) not in frozen
+    ]
     if not candidates:
         return
     values = [v.numpy() for v in candidates]

@@ -28,6 +28,7 @@ test_programs_of_more = pytest.mark.long(
 )
 test_cases_of_more = pytest.mark.long(rank_tests(checks("case"), [3, 4], check_timeout=120, env=PATIENT))
 test_random_of_more = pytest.mark.long(rank_tests(checks("random"), [2, 4], check_timeout=120, env=PATIENT))
+test_around_of_three = pytest.mark.long(rank_tests(checks("around"), [3], check_timeout=120, env=PATIENT))
 test_without_a_seed = rank_tests(checks("seed"), [3], check_timeout=120)
 
 

@@ -15,6 +15,7 @@ from keras_ddl import communicator, timeline
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.strategy import agreement
+from keras_ddl.strategy.drift import DriftCheck
 from keras_ddl.strategy.extended import ONE_LEARNING_RATE
 from keras_ddl.strategy.keras_patches.optimizer import accumulators
 from keras_ddl.strategy.keras_patches.saving import SavesWithinEpochs, mark_state_local
@@ -114,6 +115,7 @@ def on_train_begin(original: Callable[..., Any]) -> Callable[..., Any]:
         agreement.broadcast_variables([v for v in agreement.all_variables(model) if id(v) not in skip])
         agreement.keep_accumulated_gradients_of_rank_0(partial, rank)
         _agree_on_global_seed(model, rank)
+        self._ddl_drift = DriftCheck(model, rank, strategy.drift_check_share)
         self._ddl_saves = SavesWithinEpochs(self, strategy)
         self._ddl_train_stop = agreement.any_rank(_may_stop(self, "train"), agreement.name_of(model, "batch_hooks"))
         _agree_to_stop(self)
@@ -174,6 +176,7 @@ def on_epoch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
             return
         mine = (bool(self.model.__dict__.get("stop_training")), agreement.python_random_digest())
         everyone = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
+        self._ddl_drift.begin_epoch()
         strategy.random_state.agree_python([digest for _, digest in everyone])
         self.model.__dict__["_ddl_agreed_stop"] = any(stop for stop, _ in everyone)
 
@@ -181,11 +184,12 @@ def on_epoch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_epoch_end(original: Callable[..., Any]) -> Callable[..., Any]:
-    """After all callbacks: stop on all ranks if any wants to."""
+    """After all callbacks: the ranks' weights are compared; stop on all ranks if any wants to."""
 
     def wrapper(self, epoch, logs=None):
         original(self, epoch, logs)
         if _shared_strategy(self) is not None:
+            self._ddl_drift.after_epoch()
             _agree_to_stop(self)
 
     return wrapper
@@ -216,7 +220,10 @@ def on_train_batch_end(original: Callable[..., Any]) -> Callable[..., Any]:
             # ModelCheckpoint may compare the loss or show it in the file's name.
             logs = global_logs_of(self.model, keras_compat.pythonify_logs(logs), strategy)
         original(self, batch, logs)
-        if strategy is not None and self._ddl_train_stop:
+        if strategy is None:
+            return
+        self._ddl_drift.after_batch()
+        if self._ddl_train_stop:
             _agree_to_stop(self)
 
     return wrapper
