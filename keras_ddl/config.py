@@ -61,6 +61,13 @@ def _silence(text: str) -> float:
     return value
 
 
+def _percent(text: str) -> float:
+    value = _parse(float, text, "a number from 0 to 100")
+    if not 0 <= value <= 100:
+        raise ValueError("a number from 0 to 100")
+    return value
+
+
 def _bytes(text: str) -> int:
     value = _parse(int, text, "a whole number of bytes")
     if value < 1:
@@ -93,6 +100,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "path": os.path.expanduser,
     "seconds": _seconds,
     "seconds, 1 or more": _silence,
+    "percent": _percent,
     "bytes": _bytes,
     "bytes or auto": _bytes_or_auto,
     "0 or 1": _switch,
@@ -144,6 +152,13 @@ _TABLE = (
         "'auto' measures when the first Strategy is made; a number is taken as it is.",
     ),
     Variable("FIRST_BUCKET_BYTES", "bytes", 1 << 20, "The first bucket is small, so that communication starts early."),
+    Variable(
+        "DRIFT_CHECK_PERCENT",
+        "percent",
+        1.0,
+        "The part of the training time in which the ranks of a Strategy compare their weights, beside the ends of "
+        "epochs; 0 for never. Weights that differ train on unnoticed.",
+    ),
     Variable(
         "ISA",
         "isa",

@@ -13,6 +13,7 @@ __all__ = [
     "ConfigError",
     "DeadlineError",
     "DependencyError",
+    "DriftError",
     "ExportError",
     "KerasDdlError",
     "LaunchError",
@@ -45,6 +46,10 @@ class DependencyError(KerasDdlError, ImportError):
 
 class RankMismatchError(KerasDdlError, RuntimeError):
     """The ranks disagree about a collective (kind, dtype, shape, op, root). It is raised on every rank."""
+
+
+class DriftError(RankMismatchError):
+    """The weights of ranks that train together are no longer the same. It is raised on every rank."""
 
 
 class RankLostError(KerasDdlError, RuntimeError):

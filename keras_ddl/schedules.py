@@ -6,7 +6,10 @@ callback, are serialised with the model, and compute the same rate on every rank
 optimizer's step alone.
 
 Sources: Goyal et al. 2017 (arXiv 1706.02677: linear scaling, gradual warm-up), Krizhevsky 2014 (arXiv 1404.5997:
-square-root scaling), Vaswani et al. 2017 (arXiv 1706.03762: inverse-square-root decay).
+square-root scaling), Vaswani et al. 2017 (arXiv 1706.03762: inverse-square-root decay), Luong, Brevdo and Zhao 2017
+(the tutorial "Neural Machine Translation (seq2seq)" of TensorFlow: `luong_decay`). Cosine and polynomial decay are
+Keras's own. `keras_ddl.callbacks.LearningRateSchedule` takes any of these objects, too, and then sets the rate by epoch
+and batch.
 """
 
 from __future__ import annotations
@@ -23,7 +26,15 @@ from keras.optimizers.schedules import LearningRateSchedule
 from keras_ddl import communicator
 from keras_ddl.errors import ConfigError
 
-__all__ = ["InverseSquareRootDecay", "LinearWarmup", "Piecewise", "scale_factor", "scale_learning_rate"]
+__all__ = [
+    "InverseSquareRootDecay",
+    "LinearWarmup",
+    "Piecewise",
+    "Staircase",
+    "luong_decay",
+    "scale_factor",
+    "scale_learning_rate",
+]
 
 Scaling = str | float | None
 
@@ -153,6 +164,55 @@ class InverseSquareRootDecay(LearningRateSchedule):
 
     def get_config(self) -> dict[str, Any]:
         return {"peak_learning_rate": self.peak_learning_rate, "warmup_steps": self.warmup_steps}
+
+
+@keras.saving.register_keras_serializable(package="keras_ddl")
+class Staircase(LearningRateSchedule):
+    """A constant rate, which from some step on falls by a factor every so many steps.
+
+        rate(step) = learning_rate                                                 for step < start_step
+        rate(step) = learning_rate * factor ** floor((step - start_step) / every)  from there on
+
+    Args:
+        learning_rate: the rate until the first fall.
+        every: optimizer steps between two falls, 1 or more.
+        factor: what the rate is multiplied by in each.
+        start_step: the first fall comes `every` steps after this one.
+    Raises: ConfigError: a rate or factor is not a finite number > 0, or a step is not a whole number in its range.
+    """
+
+    def __init__(self, learning_rate: float, every: int, factor: float = 0.1, start_step: int = 0) -> None:
+        self.learning_rate = positive("learning_rate", learning_rate)
+        self.every = _steps("every", every, 1)
+        self.factor = positive("factor", factor)
+        self.start_step = _steps("start_step", start_step, 0)
+
+    def __call__(self, step: Any) -> Any:
+        dtype = keras.config.floatx()
+        falls = ops.floor_divide(ops.maximum(ops.cast(step, "int64") - self.start_step, 0), self.every)
+        return ops.cast(self.learning_rate, dtype) * ops.power(ops.cast(self.factor, dtype), ops.cast(falls, dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("learning_rate", "every", "factor", "start_step")}
+
+
+_LUONG = {"luong5": (1, 2, 5), "luong10": (1, 2, 10), "luong234": (2, 3, 4)}  # share of steps before, number of falls
+
+
+def luong_decay(learning_rate: float, total_steps: int, scheme: str = "luong10") -> Staircase:
+    """Returns the decay of TensorFlow's NMT tutorial: half as large, several times, in the last part of the training.
+
+    Args:
+        total_steps: optimizer steps of the whole training.
+        scheme: "luong10": after half of the steps ten times, "luong5": after half five times, "luong234": after two
+            thirds four times; evenly spaced, the last time with the last step.
+    Raises: ConfigError: another scheme, or fewer steps than it has falls.
+    """
+    if scheme not in _LUONG:
+        raise ConfigError(f"scheme must be one of {', '.join(map(repr, _LUONG))}. Received: scheme={scheme!r}.")
+    numerator, denominator, falls = _LUONG[scheme]
+    start = _steps("total_steps", total_steps, falls * denominator) * numerator // denominator
+    return Staircase(learning_rate, (total_steps - start) // falls, 0.5, start)
 
 
 @keras.saving.register_keras_serializable(package="keras_ddl")

@@ -6,7 +6,15 @@ All of them work at size 1, and without a Strategy after `keras_ddl.init()`.
 from keras_ddl.callbacks.average_logs import AverageLogs
 from keras_ddl.callbacks.broadcast_variables import BroadcastVariables
 from keras_ddl.callbacks.checkpoint import Checkpoint
+from keras_ddl.callbacks.divergence_guard import DivergenceGuard
 from keras_ddl.callbacks.learning_rate_schedule import LearningRateSchedule
 from keras_ddl.callbacks.learning_rate_warmup import LearningRateWarmup
 
-__all__ = ["AverageLogs", "BroadcastVariables", "Checkpoint", "LearningRateSchedule", "LearningRateWarmup"]
+__all__ = [
+    "AverageLogs",
+    "BroadcastVariables",
+    "Checkpoint",
+    "DivergenceGuard",
+    "LearningRateSchedule",
+    "LearningRateWarmup",
+]

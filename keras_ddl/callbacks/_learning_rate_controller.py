@@ -95,6 +95,16 @@ class LearningRateController:
         self.seen = self.read()
         return self.seen
 
+    def lower(self, factor: float) -> float:
+        """Multiplies the rate, for good, by a factor that no callback of one fit() takes back; returns the rate."""
+        optimizer, now = self._optimizer(), self.read()
+        optimizer.learning_rate = now * factor
+        if now > 0:
+            self._momentum.scale(optimizer, self.read() / now)
+        if self.base is not None:
+            self.outside, self.last = self._outside_of(now) * factor, self.read()
+        return self.read()
+
     # ---- state for checkpoints ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, float] | None:
@@ -150,10 +160,13 @@ class LearningRateController:
                 self.outside = 1.0
                 break
 
+    @property
+    def accumulation(self) -> int:
+        """Batches whose gradients one step of the optimizer takes."""
+        return getattr(self._optimizer(), "gradient_accumulation_steps", None) or 1
+
     def _steps_done(self) -> int:
-        optimizer = self._optimizer()
-        accumulation = getattr(optimizer, "gradient_accumulation_steps", None) or 1
-        return int(keras.ops.convert_to_numpy(optimizer.iterations)) * accumulation
+        return int(keras.ops.convert_to_numpy(self._optimizer().iterations)) * self.accumulation
 
     def _product_at(self, epoch: int, batch: int) -> float:
         warmup, multiplier, winner = 1.0, 1.0, None

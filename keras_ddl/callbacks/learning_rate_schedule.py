@@ -5,8 +5,13 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable
 
+import keras
+
 from keras_ddl.callbacks._learning_rate_factor import LearningRateFactor
 from keras_ddl.errors import ConfigError
+
+# Of the optimizer's rate: what a schedule that ends at 0 ends with. At 0 itself, what the momentum remembers is lost.
+_LEAST = 1e-9
 
 
 class LearningRateSchedule(LearningRateFactor):
@@ -20,15 +25,20 @@ class LearningRateSchedule(LearningRateFactor):
         LearningRateSchedule(0.1, start_epoch=30, end_epoch=60),
         LearningRateSchedule(0.01, start_epoch=60),
 
-    The multiplier applies to the optimizer's own rate times the warm-up's factor, never to the previous schedule's
+    With a schedule object of Keras or `keras_ddl.schedules` as `multiplier` the rate is the object's of the step, as if
+    the optimizer had been given it, times the warm-up's factor. Steps count from start_epoch, so that a run that begins
+    at a later epoch has the rate of its epoch. Warm-up, momentum correction and ReduceLROnPlateau work with it.
+
+    A multiplier applies to the optimizer's own rate times the warm-up's factor, never to the previous schedule's
     result. The rate is written only when the product changes. Adds "learning_rate" to the logs of each epoch.
 
     Args:
-        multiplier: a number, or a function of the epoch (0-based; a fraction when `staircase` is False), which must
-            give the same on every rank.
+        multiplier: a number; or a function of the epoch (0-based; a fraction when `staircase` is False), which must
+            give the same on every rank; or a schedule object, which gives rates rather than multiples.
         start_epoch: first epoch (0-based).
         end_epoch: the epoch before which it ends; None: never.
         staircase: True: once per epoch; False: before every step, with epoch = epoch + batch / steps per epoch.
+            Default: False for schedule objects.
         initial_lr: the rate that suits one process; default: the optimizer's.
         steps_per_epoch: only needed with staircase=False when fit cannot know it.
         momentum_correction: scale SGD's momentum buffers with the rate; see docs/learning-rate.md.
@@ -38,10 +48,10 @@ class LearningRateSchedule(LearningRateFactor):
 
     def __init__(
         self,
-        multiplier: float | Callable[[float], float],
+        multiplier: float | Callable[[float], float] | keras.optimizers.schedules.LearningRateSchedule,
         start_epoch: int = 0,
         end_epoch: int | None = None,
-        staircase: bool = True,
+        staircase: bool | None = None,
         *,
         initial_lr: float | None = None,
         steps_per_epoch: int | None = None,
@@ -50,7 +60,7 @@ class LearningRateSchedule(LearningRateFactor):
         super().__init__(initial_lr, steps_per_epoch, momentum_correction)
         if not callable(multiplier) and not (isinstance(multiplier, numbers.Real) and multiplier > 0):
             raise ConfigError(
-                "multiplier must be a number > 0 or a function of the epoch that returns one. "
+                "multiplier must be a number > 0, a function of the epoch that returns one, or a schedule object. "
                 f"Received: multiplier={multiplier!r}."
             )
         if start_epoch < 0 or (end_epoch is not None and end_epoch <= start_epoch):
@@ -61,10 +71,11 @@ class LearningRateSchedule(LearningRateFactor):
         self.multiplier = multiplier
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
-        self.staircase = staircase or not callable(multiplier)
+        self._is_schedule = isinstance(multiplier, keras.optimizers.schedules.LearningRateSchedule)
+        self.staircase = not callable(multiplier) or (not self._is_schedule if staircase is None else staircase)
 
     def needs_steps(self) -> bool:
-        return not self.staircase
+        return self._is_schedule or not self.staircase
 
     def is_active(self, epoch: int) -> bool:
         return self.start_epoch <= epoch and (self.end_epoch is None or epoch < self.end_epoch)
@@ -76,6 +87,10 @@ class LearningRateSchedule(LearningRateFactor):
             epoch, batch = self.end_epoch - 1, (self.steps() or 1) - 1
         if not callable(self.multiplier):
             return float(self.multiplier)
+        if self._is_schedule:
+            batches = (epoch - self.start_epoch) * self.steps() + (0 if self.staircase else batch)
+            rate = float(self.multiplier(batches // self._controller.accumulation))
+            return max(rate / self._controller.base, _LEAST)
         value = float(self.multiplier(epoch if self.staircase else epoch + batch / self.steps()))
         if not value > 0:  # a step at rate 0 would lose what the momentum remembers
             raise ConfigError(

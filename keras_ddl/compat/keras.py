@@ -28,12 +28,15 @@ with tensorflow_packages.private_imports("keras", "3.15", "'keras>=3.15,<3.16'")
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
     from keras.src.callbacks import CallbackList
     from keras.src.layers import BatchNormalization
+    from keras.src.legacy.saving import legacy_h5_format
     from keras.src.losses import loss as loss_module
     from keras.src.optimizers import LossScaleOptimizer
     from keras.src.optimizers.base_optimizer import BaseOptimizer
     from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+    from keras.src.saving import saving_lib
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
     from keras.src.trainers.trainer import Trainer
+    from keras.src.utils import io_utils
     from keras.src.utils.python_utils import pythonify_logs
 
 tensorflow_packages.check_keras_backend()  # ~/.keras/keras.json may have named another one
@@ -51,14 +54,18 @@ __all__ = [
     "current_path",
     "forget_global_seed_generator",
     "global_seed_generator",
+    "io_utils",
     "is_ours",
     "keras",
+    "legacy_h5_format",
     "loss_module",
     "make_global_seed_generator",
     "optimizers_in",
+    "optimizers_of",
     "plain_name",
     "pythonify_logs",
     "replica_strategy",
+    "saving_lib",
     "scope_strategy",
     "strategies",
     "strategy_of",
@@ -67,6 +74,7 @@ __all__ = [
     "tf_trainer",
     "tree",
     "unwrapped",
+    "weights_made_trainable",
 ]
 
 TESTED = ("3.15.",)
@@ -113,6 +121,18 @@ def optimizers_in(optimizer: Any) -> list[Any]:
         return []
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())]
     return [optimizer, *(each for one in inner for each in optimizers_in(one))]
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Returns the model's optimizer, and those that its own compile has kept as attributes (the two of a GAN)."""
+    found = [getattr(model, "optimizer", None), *vars(model).values()]
+    return list({id(each): each for each in found if isinstance(each, keras.optimizers.Optimizer)}.values())
+
+
+def weights_made_trainable(model: Any) -> dict[int, Any]:
+    """Returns id -> variable of those that layers made to be trained, frozen or not; statistics are none of them."""
+    own = [v for layer in model._flatten_layers() for v in getattr(layer, "_trainable_variables", ())]
+    return {id(v): v for v in [*own, *model.trainable_variables]}
 
 
 def plain_name(name: str) -> str:

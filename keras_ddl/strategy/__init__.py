@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl import communicator, ops
+from keras_ddl import communicator, config, ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, bucket_size, keras_patches, threads
 from keras_ddl.strategy.extended import DdlExtended
 from keras_ddl.strategy.keras_patches import trainer
+from keras_ddl.strategy.saving import SaveRecords
 
 
 class Strategy(tf.distribute.Strategy):
@@ -35,6 +37,8 @@ class Strategy(tf.distribute.Strategy):
             or as whole tables where that is fewer bytes and gives the same update; False: always as rows; True: always
             as whole tables, like any gradient. Adam and others then treat a token that occurs twice in a batch as one
             process does with dense gradients.
+        drift_check_percent: part of the training time in which the ranks compare their weights, 0 for never;
+            KERAS_DDL_DRIFT_CHECK_PERCENT by default, and 1 without it. Rank 0's counts.
         seed: sets all random seeds as keras.utils.set_random_seed does. Default: those the script has set, if all
             ranks have set the same ones, else rank 0's.
     Raises:
@@ -50,6 +54,7 @@ class Strategy(tf.distribute.Strategy):
         *,
         bucket_bytes: int | str | None = None,
         sparse_as_dense: bool | str = "auto",
+        drift_check_percent: float | None = None,
         seed: int | None = None,
     ) -> None:
         topology = communicator.init(mode)
@@ -64,10 +69,22 @@ class Strategy(tf.distribute.Strategy):
                 f"Strategy: sparse_as_dense must be True, False or 'auto'. Received: {sparse_as_dense!r} (rank "
                 f"{topology.rank}). Leave it out for 'auto'."
             )
+        if drift_check_percent is None:
+            drift_check_percent = config.get("DRIFT_CHECK_PERCENT")
+        if isinstance(drift_check_percent, bool) or not 0 <= drift_check_percent <= 100:
+            raise ConfigError(
+                "Strategy: drift_check_percent must be a number from 0 (never) to 100. Received: "
+                f"drift_check_percent={drift_check_percent!r} (rank {topology.rank}). Leave it out for 1."
+            )
         threads.share_cores(topology)
         keras_patches.install()
         self.rank, self.size = topology.rank, topology.size
         self.random_state = agreement.RandomState(self.rank, self.size, seed)
+        if self.size > 1:
+            job = (secrets.token_hex(8), drift_check_percent)
+            token, drift_check_percent = communicator.broadcast_object(job, name="keras_ddl/job")
+            self.saves = SaveRecords(token, self.rank)
+        self.drift_check_share = drift_check_percent / 100
         device = _choose_device(communicator.local_rank())
         super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
         self.extended.sparse_as_dense = sparse_as_dense

@@ -6,6 +6,7 @@ Variables are plain tf.Variables and per-replica values plain tensors: there is 
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,9 @@ from keras_ddl.strategy.row_share import RowShare
 # Ranks' random streams, where they differ, differ by a multiple of this (odd, so all multiples differ; the golden ratio
 # times 2**31, so that they are far from the small steps by which users number their own seeds).
 _SEED_STRIDE = 1_327_217_885
+ONE_LEARNING_RATE = (
+    "All ranks must begin with one learning rate. Received: {}. Rank 0's is used. Compute it alike on all ranks."
+)
 
 
 def seed_offset(rank: int) -> int:
@@ -138,6 +142,9 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
         if value.dtype == tf.string:
             return tf.constant(communicator.broadcast_object(value.numpy(), root=0, name=label))
         array = broadcast_value(value.numpy(), label)
+        if name == "learning_rate" and array != value.numpy():
+            received = f"{array:g} on rank 0, {value.numpy():g} on rank {self.rank}"
+            warnings.warn(ONE_LEARNING_RATE.format(received), stacklevel=2)
         return tf.constant(array, dtype=value.dtype)
 
     def _agreed_in_graph(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any):

@@ -18,16 +18,15 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator, ops
-from keras_ddl.compat.keras import keras, plain_name
+from keras_ddl.compat.keras import keras, plain_name, weights_made_trainable
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import step
 from keras_ddl.strategy.row_kinds import INDEPENDENT, Kind
 
 _SEEDS = "seed_generator_state"
-_AGREED = (
-    "_ddl_agreed"  # attribute of a variable that is summed up when ranks agree: what all held when they did so last
-)
+# Attribute of a variable that is summed up when ranks agree: what all held when they did so last.
+_AGREED = "_ddl_agreed"
 
 
 def owners(model: keras.Model) -> dict[int, keras.layers.Layer]:
@@ -114,6 +113,7 @@ def agree(model: keras.Model, size: int) -> None:
     Raises: ConfigError: integers that differ, on every rank.
     Cost: 4 bytes per variable, and an all-reduce (a broadcast) of those that differ.
     """
+    model.__dict__.pop("_ddl_state_is_local", None)
     variables = _state_of(model)
     if not variables:
         return
@@ -149,7 +149,8 @@ def agree(model: keras.Model, size: int) -> None:
 
 
 def _state_of(model: keras.Model) -> list[keras.Variable]:
-    return list({id(variable): variable for variable in model.non_trainable_variables}.values())
+    frozen = weights_made_trainable(model)  # where these differ, something is wrong, and the drift check says so
+    return list({id(each): each for each in model.non_trainable_variables if id(each) not in frozen}.values())
 
 
 def _wide(value: np.ndarray) -> Any:

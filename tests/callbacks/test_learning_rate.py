@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_ddl import callbacks, communicator
+from keras_ddl import callbacks, communicator, schedules
 from keras_ddl.callbacks._momentum import buffers_with_rate
 from keras_ddl.errors import ConfigError
 
@@ -160,6 +160,74 @@ def test_schedules_that_overlap_are_reported_and_the_later_wins():
     with pytest.warns(UserWarning, match="Two LearningRateSchedule callbacks set the learning rate in epoch 2"):
         rates, _ = fit(make(), *parts, epochs=3)
     np.testing.assert_allclose(rates[::5], 0.01 * np.array([0.5, 0.2, 0.5]), rtol=1e-6)
+
+
+# ---- schedule objects ------------------------------------------------------------------------------------------------
+
+OBJECTS = {
+    "warmup": lambda: schedules.LinearWarmup(schedules.scale_learning_rate(0.01, "sqrt", 4), 7, 0.002),
+    "staircase": lambda: schedules.Staircase(0.04, 6, 0.3),
+    "luong10": lambda: schedules.luong_decay(0.05, 20),
+    "inverse square root": lambda: schedules.InverseSquareRootDecay(0.05, 6),
+    "cosine": lambda: keras.optimizers.schedules.CosineDecay(0.04, 18, warmup_target=0.05, warmup_steps=4, alpha=0.01),
+    "polynomial": lambda: keras.optimizers.schedules.PolynomialDecay(0.05, 15, 0.001, power=2.0),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_an_object_gives_the_same_training_to_the_optimizer_and_as_a_callback(name, tmp_path):
+    """Also in two parts: resumed from a backup, and by initial_epoch in a second fit."""
+
+    def backup(folder):
+        return keras.callbacks.BackupAndRestore(tmp_path / folder, delete_checkpoint=False)
+
+    expected = np.array([float(OBJECTS[name]()(step)) for step in range(4 * STEPS)])
+    assert len(set(expected)) > 2
+    for kind in ("object", "callback"):
+        parts = [] if kind == "object" else [callbacks.LearningRateSchedule(OBJECTS[name]())]
+
+        def made(kind=kind):
+            return make(keras.optimizers.SGD(OBJECTS[name]() if kind == "object" else 0.3))
+
+        def after(rates, kind=kind):  # an optimizer with a schedule already shows the next step's rate
+            return rates[:-1] if kind == "object" else rates[1:]
+
+        whole = made()
+        rates, _ = fit(whole, *parts)
+        np.testing.assert_allclose(after(rates), expected[1:], rtol=1e-5)
+        again = made()
+        fit(again, *parts, epochs=2)
+        fit(again, *parts, epochs=4, initial_epoch=2)
+        fit(made(), backup(kind), *parts, epochs=2)
+        restored = made()
+        rates, _ = fit(restored, backup(kind), *parts, epochs=4)
+        np.testing.assert_allclose(after(rates), expected[2 * STEPS + 1 :], rtol=1e-5)
+        for one, two, three in zip(whole.get_weights(), again.get_weights(), restored.get_weights()):
+            np.testing.assert_array_equal(one, two)
+            np.testing.assert_array_equal(one, three)
+        if kind == "object":
+            of_object = whole.get_weights()
+    for one, two in zip(of_object, whole.get_weights()):
+        np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+def test_an_object_composes_with_the_warmup_and_with_accumulation_and_may_end_at_0(four_ranks):
+    cosine = keras.optimizers.schedules.CosineDecay(0.01, 4 * STEPS // 2)
+    model = make(keras.optimizers.SGD(0.3, momentum=MOMENTUM, gradient_accumulation_steps=2))
+    parts = [callbacks.LearningRateWarmup(warmup_epochs=1), callbacks.LearningRateSchedule(cosine)]
+    with no_warnings():
+        rates, _ = fit(model, *parts, epochs=5)
+    step = np.arange(5 * STEPS)
+    line = 1 + 3 * np.minimum(step / STEPS, 1)
+    expected = line * [float(cosine(each // 2)) for each in step]
+    np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-8)
+    assert rates[-1] > 0
+
+
+def test_an_object_starts_with_its_first_epoch_and_holds_its_last_value():
+    schedule = callbacks.LearningRateSchedule(schedules.Staircase(0.04, 3, 0.5), start_epoch=1, end_epoch=2)
+    rates, _ = fit(make(), schedule, epochs=3)
+    np.testing.assert_allclose(rates, [0.01] * 5 + [0.04] * 3 + [0.02] * 7, rtol=1e-6)
 
 
 # ---- others that set the rate ----------------------------------------------------------------------------------------

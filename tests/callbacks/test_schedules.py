@@ -81,9 +81,35 @@ def test_piecewise_joins_rates_and_schedules():
     np.testing.assert_allclose(rates(schedule, 10), expected, rtol=1e-6)
 
 
+def test_staircase_falls_every_so_many_steps_from_its_start():
+    step = np.arange(20)
+    expected = 0.8 * 0.5 ** np.maximum((step - 6) // 4, 0)
+    np.testing.assert_allclose(rates(schedules.Staircase(0.8, 4, 0.5, 6), 20), expected, rtol=1e-6)
+    # Counted in whole numbers: float32 would lose a step beyond 2^24.
+    assert float(schedules.Staircase(1.0, 2**24 + 1)(2**24)) == 1.0
+    assert float(schedules.Staircase(1.0, 2**24 + 1)(np.int64(2**24 + 1))) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "start", "falls"), [("luong5", 1 / 2, 5), ("luong10", 1 / 2, 10), ("luong234", 2 / 3, 4)]
+)
+def test_luong_decay_is_that_of_tensorflows_nmt(scheme, start, falls):
+    total = 120
+    begin = int(total * start)
+    remaining = int((total - begin) / falls)  # as nmt/model.py counts
+    decay = keras.optimizers.schedules.ExponentialDecay(0.8, remaining, 0.5, staircase=True)
+    expected = [0.8 if step < begin else float(decay(step - begin)) for step in range(total)]
+    np.testing.assert_allclose(rates(schedules.luong_decay(0.8, total, scheme), total), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        lambda: schedules.Staircase(0.1, 0),
+        lambda: schedules.Staircase(0.1, 10, 0.0),
+        lambda: schedules.Staircase(0.1, 10, 0.5, -1),
+        lambda: schedules.luong_decay(0.1, 1000, "luong"),
+        lambda: schedules.luong_decay(0.1, 10),
         lambda: schedules.LinearWarmup(0.0, 5),
         lambda: schedules.LinearWarmup(0.1, -1),
         lambda: schedules.LinearWarmup(0.1, 2.5),
@@ -106,6 +132,7 @@ def test_schedule_refuses_bad_arguments_and_says_what_it_received(make):
         schedules.LinearWarmup(0.8, 4, 0.2),
         schedules.LinearWarmup(0.8, 4, 0.2, after=keras.optimizers.schedules.CosineDecay(0.8, 10)),
         schedules.InverseSquareRootDecay(0.1, 4),
+        schedules.Staircase(0.1, 2, 0.5, 3),
         schedules.Piecewise([2, 5], [0.5, schedules.InverseSquareRootDecay(0.1, 4), 0.01]),
     ],
     ids=lambda schedule: type(schedule).__name__,

@@ -20,7 +20,7 @@ def checks(*names: str) -> list[Path]:
 OF_THREE = ("exact", "loop", "state", "bucket", "random", "layer", "variable")
 test_of_three = rank_tests(checks(*OF_THREE), [3], check_timeout=120, env=PATIENT)
 test_of_two = rank_tests(
-    checks("training", "callback", "error", "case", "program"), [2], check_timeout=120, env=PATIENT
+    checks("training", "callback", "around", "error", "case", "program"), [2], check_timeout=120, env=PATIENT
 )
 test_of_four = pytest.mark.long(rank_tests(checks("training"), [4], check_timeout=120, env=PATIENT))
 test_programs = pytest.mark.long(rank_tests(checks("further_program"), [2], check_timeout=120, env=PATIENT))
@@ -31,6 +31,7 @@ test_cases_of_more = pytest.mark.long(rank_tests(checks("case"), [3, 4], check_t
 test_random_and_state_of_more = pytest.mark.long(
     rank_tests(checks("random", "layer", "variable"), [2, 4], check_timeout=120, env=PATIENT)
 )
+test_around_of_three = pytest.mark.long(rank_tests(checks("around"), [3], check_timeout=120, env=PATIENT))
 test_without_a_seed = rank_tests(checks("seed"), [3], check_timeout=120)
 
 

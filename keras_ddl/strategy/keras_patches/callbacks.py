@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,11 @@ from keras_ddl import communicator, timeline
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.strategy import agreement, layer_state
+from keras_ddl.strategy.drift import DriftCheck
+from keras_ddl.strategy.extended import ONE_LEARNING_RATE
 from keras_ddl.strategy.keras_patches.optimizer import accumulators
+from keras_ddl.strategy.keras_patches.saving import SavesWithinEpochs, mark_state_local
+from keras_ddl.strategy.keras_patches.trainer import global_logs_of
 
 # Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
 # BackupAndRestore restores on rank 0 is sent to all.
@@ -111,6 +116,8 @@ def on_train_begin(original: Callable[..., Any]) -> Callable[..., Any]:
         agreement.keep_accumulated_gradients_of_rank_0(partial, rank)
         layer_state.begin(model)
         _agree_on_global_seed(model, rank)
+        self._ddl_drift = DriftCheck(model, rank, strategy.drift_check_share)
+        self._ddl_saves = SavesWithinEpochs(self, strategy)
         self._ddl_train_stop = agreement.any_rank(_may_stop(self, "train"), agreement.name_of(model, "batch_hooks"))
         _agree_to_stop(self)
 
@@ -130,7 +137,10 @@ def _agree_on_global_seed(model: keras.Model, rank: int) -> None:
 
 def _agree_on_steps(callbacks: Any, strategy: Any) -> None:
     mine = (callbacks.params.get("steps"), callbacks.params.get("epochs"))
-    everyone = communicator.all_gather_object(mine, name=agreement.name_of(callbacks.model, "steps"))
+    told = communicator.all_gather_object(
+        (mine, _rate_and_step(callbacks.model)), name=agreement.name_of(callbacks.model, "steps")
+    )
+    everyone = [theirs for theirs, _ in told]
     for other, theirs in enumerate(everyone):
         if theirs != everyone[0]:
             raise agreement.RankMismatchError(
@@ -139,6 +149,22 @@ def _agree_on_steps(callbacks: Any, strategy: Any) -> None:
                 f"rank {other} (rank {strategy.rank}). Give every rank the whole data, not its part of it: keras_ddl "
                 "takes each rank's rows out of every batch."
             )
+    _warn_of_rates([rate for _, rate in told], strategy.rank)
+
+
+def _rate_and_step(model: Any) -> tuple[float, int] | None:
+    """The learning rate and the steps made with it; None where the rate is not a variable."""
+    optimizer = keras_compat.unwrapped(model.optimizer)
+    if not isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable):
+        return None
+    return float(optimizer.learning_rate.numpy()), int(optimizer.iterations.numpy())
+
+
+def _warn_of_rates(rates: list[tuple[float, int] | None], rank: int) -> None:
+    """Says that rank 0's learning rate will be everyone's, unless rank 0 alone has restored an earlier training."""
+    if rank == 0 and len(set(rates)) > 1 and len({rate and rate[1] for rate in rates}) == 1:
+        received = ", ".join(f"{rate[0]:g} on rank {other}" for other, rate in enumerate(rates) if rate)
+        warnings.warn(ONE_LEARNING_RATE.format(received), stacklevel=2)
 
 
 def on_epoch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,6 +177,7 @@ def on_epoch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
             return
         mine = (bool(self.model.__dict__.get("stop_training")), agreement.python_random_digest())
         everyone = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
+        self._ddl_drift.begin_epoch()
         strategy.random_state.agree_python([digest for _, digest in everyone])
         self.model.__dict__["_ddl_agreed_stop"] = any(stop for stop, _ in everyone)
 
@@ -158,11 +185,12 @@ def on_epoch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_epoch_end(original: Callable[..., Any]) -> Callable[..., Any]:
-    """After all callbacks: stop on all ranks if any wants to."""
+    """After all callbacks: the ranks' weights are compared; stop on all ranks if any wants to."""
 
     def wrapper(self, epoch, logs=None):
         original(self, epoch, logs)
         if _shared_strategy(self) is not None:
+            self._ddl_drift.after_epoch()
             _agree_to_stop(self)
 
     return wrapper
@@ -173,19 +201,30 @@ def on_train_batch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def wrapper(self, batch, logs=None):
         original(self, batch, logs)
+        if _shared_strategy(self) is not None:
+            mark_state_local(self.model)
         self._ddl_step_begin = time.monotonic() if timeline.is_on() else None
 
     return wrapper
 
 
 def on_train_batch_end(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same within an epoch, if there is a callback that could ask for it."""
+    """Before: what rank 0 is about to save, and the logs it may choose by, are those of all ranks. After: stop on all
+    ranks if any wants to, where a callback could ask for it.
+    """
 
     def wrapper(self, batch, logs=None):
         if getattr(self, "_ddl_step_begin", None) is not None:
             timeline.add_span(f"step {batch}", self._ddl_step_begin)
+        strategy = _shared_strategy(self)
+        if strategy is not None and self._ddl_saves.before_batch_end(batch):
+            # ModelCheckpoint may compare the loss or show it in the file's name.
+            logs = global_logs_of(self.model, keras_compat.pythonify_logs(logs), strategy)
         original(self, batch, logs)
-        if getattr(self, "_ddl_train_stop", False) and _shared_strategy(self) is not None:
+        if strategy is None:
+            return
+        self._ddl_drift.after_batch()
+        if self._ddl_train_stop:
             _agree_to_stop(self)
 
     return wrapper

@@ -20,6 +20,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, data, layer_state, metric_state, step
 from keras_ddl.strategy.keras_patches import metric_results
 from keras_ddl.strategy.keras_patches.optimizer import accumulators, outside_message
+from keras_ddl.strategy.keras_patches.saving import mark_state_local
 
 _thread = threading.local()
 
@@ -138,9 +139,11 @@ def on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = inspect.signature(original).bind(self, *args, **kwargs)
         as_dict = bound.arguments.get("return_dict", False)
         bound.arguments["return_dict"] = True
+        if original.__name__ == "train_on_batch":
+            mark_state_local(self)
         with ops.translate_errors():
             logs = original(*bound.args, **bound.kwargs)
-            logs = keras_compat.pythonify_logs(_global_logs(self, logs, strategy))
+            logs = keras_compat.pythonify_logs(global_logs_of(self, logs, strategy))
         return logs if as_dict else self._flatten_metrics_in_order(logs)
 
     return wrapper
@@ -175,12 +178,13 @@ def get_metrics_result_or_logs(original: Callable[..., Any]) -> Callable[..., An
         if not getattr(_thread, "evaluating", False):  # so this is the end of an epoch of fit
             layer_state.agree(self, strategy.size)
             agreement.collect_accumulated_gradients(accumulators(self.optimizer), strategy.rank)
-        return _global_logs(self, logs, strategy, original)
+        return global_logs_of(self, logs, strategy, original)
 
     return wrapper
 
 
-def _global_logs(model: Any, logs: Any, strategy: Any, rule: Callable[..., Any] | None = None) -> Any:
+def global_logs_of(model: Any, logs: Any, strategy: Any, rule: Callable[..., Any] | None = None) -> Any:
+    """Returns a step's or epoch's logs over all ranks. COLLECTIVE."""
     if not isinstance(logs, dict):
         return logs
     rule = rule or keras_compat.Trainer._get_metrics_result_or_logs.__wrapped__
@@ -322,6 +326,13 @@ def _get_stop_training(model: Any) -> bool:
 
 def _set_stop_training(model: Any, value: bool) -> None:
     model.__dict__["stop_training"] = value
+
+
+def stop_on_all_ranks(model: Any) -> None:
+    """Stops training after this batch. To be called by all ranks alike, which then need not agree on it."""
+    model.stop_training = True
+    if "_ddl_agreed_stop" in model.__dict__:
+        model.__dict__["_ddl_agreed_stop"] = True
 
 
 # Inside fit, reading gives what the ranks have agreed on, so that a rank that asks to stop, at whatever moment and

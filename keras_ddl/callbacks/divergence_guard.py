@@ -1,0 +1,209 @@
+"""DivergenceGuard: a training whose loss grows without bound stops, or goes on from before with a lower rate."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_ddl import communicator
+from keras_ddl.callbacks._last_good import CheckpointsOfGood, MemoryOfGood, step_of
+from keras_ddl.callbacks._learning_rate_controller import controller_of
+from keras_ddl.callbacks._momentum import MomentumCorrection
+from keras_ddl.callbacks._training_state import build_optimizer
+from keras_ddl.compat.keras import optimizers_of, unwrapped
+from keras_ddl.errors import ConfigError
+from keras_ddl.schedules import positive
+from keras_ddl.strategy.keras_patches.trainer import stop_on_all_ranks
+
+_LEAST = 0.01  # of the first window's loss: below, a rise is noise
+
+
+class DivergenceGuard(keras.callbacks.Callback):
+    """Watches the mean loss of all ranks over windows of steps; all ranks decide alike.
+
+    A window is bad when its loss is not finite, or exceeds the lowest of an earlier window by more than `rise` times
+    that (or times 1 % of the first window's, if that is more). Then `action` is taken:
+
+    - "stop": training stops on all ranks, the weights stay as they are.
+    - "go_back": weights and optimizers go back to the last state that was followed by a good window, the learning rate
+      is multiplied by `factor`, and training goes on with the data that comes next; the metrics of the epoch begin
+      anew. After `retries` times training stops, with the last good weights.
+
+    Either is a warning on every rank, which `message` holds, too (None: nothing has happened).
+
+    Args:
+        monitor: a metric of the model that is a mean, or a key of a custom train_step's logs.
+        action: "stop" or "go_back".
+        window: steps whose losses are averaged and compared; what is left at an epoch's end counts from half of that.
+        rise: see above; None: only NaN and Inf count.
+        directory: of a `Checkpoint` of this fit, to go back to its checkpoints; default: copies in memory, twice the
+            size of weights and optimizer state.
+        factor: what the learning rate is multiplied by, each time.
+        retries: how often it goes back.
+    Raises: ConfigError: bad arguments (when made); a learning rate that is a schedule, with "go_back" (at train begin;
+        give the schedule to `LearningRateSchedule` instead); no such key in the logs (after the first batch).
+    Cost: 16 bytes all-reduced per window; with "go_back" a copy of weights and optimizer state per window.
+    """
+
+    never_stops_within_epoch = True  # all ranks stop at once here, without asking one another
+
+    def __init__(
+        self,
+        monitor: str = "loss",
+        action: str = "stop",
+        *,
+        window: int = 50,
+        rise: float | None = 2.0,
+        directory: str | Path | None = None,
+        factor: float = 0.5,
+        retries: int = 3,
+    ) -> None:
+        super().__init__()
+        if action not in ("stop", "go_back"):
+            raise ConfigError(f"action must be 'stop' or 'go_back'. Received: action={action!r}.")
+        for name, value in (("window", window), ("retries", retries)):
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+                raise ConfigError(f"{name} must be a whole number, 1 or more. Received: {name}={value!r}.")
+        if not positive("factor", factor) < 1:
+            raise ConfigError(f"factor must be a number between 0 and 1. Received: factor={factor!r}.")
+        self.monitor, self.action, self.window, self.retries = monitor, action, window, retries
+        self.rise = None if rise is None else positive("rise", rise)
+        self.directory, self.factor = directory, factor
+        self.message: str | None = None
+        self._good: MemoryOfGood | CheckpointsOfGood | None = None
+        self._in_epoch = self._must_reset = False
+
+    # ---- what Keras calls --------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self.message = None
+        self._gone_back = self._batches = 0
+        self._carried = np.zeros(2)
+        self._first = self._lowest = None
+        self._good = None
+        if self.action == "go_back":
+            for optimizer in optimizers_of(self.model):
+                if not isinstance(getattr(unwrapped(optimizer), "_learning_rate", None), keras.Variable):
+                    raise ConfigError(
+                        "DivergenceGuard(action='go_back') lowers the learning rate, which must be a number. Received: "
+                        f"{type(optimizer).__name__} with a schedule. Compile with a number and give the schedule to "
+                        "keras_ddl.callbacks.LearningRateSchedule."
+                    )
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._in_epoch, self._must_reset, self._last_batch = True, False, -1
+        self._taken = np.zeros(2)  # of the tracker, which has just been reset
+        if self.action == "go_back" and self._good is None:  # not at train begin: another callback may restore there
+            if self.model.built:
+                build_optimizer(self.model)
+            self._good = CheckpointsOfGood(self.model, self.directory) if self.directory else MemoryOfGood(self.model)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._must_reset:  # a running mean that is NaN would stay so
+            self.model.reset_metrics()
+            self._must_reset, self._taken = False, np.zeros(2)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._batches += batch - self._last_batch
+        self._last_batch = batch
+        if self._tracker() is None:
+            if self.monitor not in (logs or {}):
+                raise ConfigError(
+                    f"monitor must be a key of the logs. Received: monitor={self.monitor!r}; the logs hold "
+                    f"{sorted(logs or {})}."
+                )
+            self._carried += (float(logs[self.monitor]), 1.0)
+        if self._batches >= self.window:
+            self._look()
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._end_epoch()  # before validation resets the metrics
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._end_epoch()
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _end_epoch(self) -> None:
+        if self._in_epoch:
+            self._in_epoch = False
+            self._look(at_end=True)
+
+    def _tracker(self) -> Any:
+        metrics = (m for m in self.model.metrics if m.name == self.monitor and isinstance(m, keras.metrics.Mean))
+        return next(metrics, None)
+
+    def _look(self, at_end: bool = False) -> None:
+        """Judges the window that ends here. COLLECTIVE."""
+        tracker = self._tracker()
+        if tracker is not None:
+            now = np.array([float(tracker.total.numpy()), float(tracker.count.numpy())])
+            self._carried, self._taken = self._carried + now - self._taken, now
+        total, count = self._carried
+        if communicator.is_initialized() and communicator.size() > 1:
+            total, count = communicator.all_reduce_array(self._carried, op="sum", name="DivergenceGuard/loss")
+        if count == 0:
+            return
+        loss = total / count
+        if at_end and 2 * self._batches < self.window and math.isfinite(loss):
+            return  # the next epoch's first steps complete it
+        self._carried, self._batches = np.zeros(2), 0
+        if self._is_bad(loss):
+            self._act(loss)
+            return
+        self._first = loss if self._first is None else self._first
+        self._lowest = loss if self._lowest is None else min(loss, self._lowest)
+        if self._good is not None:
+            self._good.note()
+
+    def _is_bad(self, loss: float) -> bool:
+        if not math.isfinite(loss):
+            return True
+        if self.rise is None or self._lowest is None:
+            return False
+        return loss - self._lowest > self.rise * max(abs(self._lowest), _LEAST * abs(self._first))
+
+    def _act(self, loss: float) -> None:
+        step = step_of(self.model)
+        lowest = "before any good window" if self._lowest is None else f"the lowest before was {self._lowest:g}"
+        found = f"DivergenceGuard: {self.monitor} is {loss:g} in the window that ends with step {step}; {lowest}."
+        back = self._go_back() if self._good is not None else None
+        self._must_reset = back is not None
+        if back is None or self._gone_back == self.retries:
+            why = "" if self._good is None else f" There is no {self._good.wanted()} to go back to."
+            if back is not None:
+                why = f" It has gone back {self.retries} times; the weights are those of step {back}."
+            self._say(f"{found} Training stops.{why} Lower the learning rate, clip gradients, or look at the data.")
+            stop_on_all_ranks(self.model)
+            return
+        self._gone_back += 1
+        rates = ", ".join(f"{rate:g}" for rate in self._lower_rates())
+        self._say(
+            f"{found} Training goes back to step {back} and on with learning rate {rates} "
+            f"({self._gone_back} of {self.retries})."
+        )
+
+    def _go_back(self) -> int | None:
+        """Restores the last good state, all but the learning rates, which others may have changed since."""
+        optimizers = [unwrapped(each) for each in optimizers_of(self.model)]
+        rates = [float(each.learning_rate.numpy()) for each in optimizers]
+        back = self._good.go_back()
+        for optimizer, rate in zip(optimizers, rates):
+            before = float(optimizer.learning_rate.numpy())
+            optimizer.learning_rate = rate
+            if back is not None and before > 0:
+                MomentumCorrection().scale(optimizer, rate / before)
+        return back
+
+    def _lower_rates(self) -> list[float]:
+        return [controller_of(unwrapped(each)).lower(self.factor) for each in optimizers_of(self.model)]
+
+    def _say(self, message: str) -> None:
+        self.message = message
+        warnings.warn(message, stacklevel=2)

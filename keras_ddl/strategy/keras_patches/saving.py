@@ -1,0 +1,139 @@
+"""Patches of Keras's saving: `model.save`, `save_weights`, `export` write once and whole, whoever calls them.
+
+Patched: keras/src/saving/saving_lib.py, legacy/saving/legacy_h5_format.py, models/model.py, utils/io_utils.py (3.15.1).
+The first two stand behind all of `model.save`, `keras.saving.save_model` and their other names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import io
+import os
+import threading
+import warnings
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.keras import keras
+from keras_ddl.strategy import agreement, layer_state
+from keras_ddl.strategy.checksum import checksum
+from keras_ddl.strategy.keras_patches.optimizer import accumulators
+from keras_ddl.strategy.saving import write_whole
+
+_thread = threading.local()
+
+
+def once(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function (model, filepath, ...) that writes: its file is whole, and written by one rank of each host."""
+
+    @functools.wraps(original)
+    def wrapper(model, filepath, *args, **kwargs):
+        strategy = keras_compat.strategy_of(model)
+        is_path = isinstance(filepath, (str, os.PathLike))
+        if strategy is None or strategy.size == 1 or not is_path or getattr(_thread, "saving", False):
+            return original(model, filepath, *args, **kwargs)
+        _warn_of_local_state(model, strategy)
+        path = os.fspath(filepath)
+        agrees, strategy.extended.agrees_on_variables = strategy.extended.agrees_on_variables, False
+        _thread.saving = True
+        try:
+            with strategy.saves.claim(path, _call_of(original.__name__, model)) as mine:
+                if not mine:
+                    return None
+                if "://" in path:  # such a file system writes whole files, or knows no rename
+                    return original(model, filepath, *args, **kwargs)
+                return write_whole(path, lambda staged: _write(original, path, model, staged, *args, **kwargs))
+        finally:
+            _thread.saving = False
+            strategy.extended.agrees_on_variables = agrees
+
+    return wrapper
+
+
+def _write(original: Callable[..., Any], path: str, model: Any, staged: str, *args: Any, **kwargs: Any) -> Any:
+    """Calls `original`; what it says of the hidden path is said of the real one."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            return original(model, staged, *args, **kwargs)
+    finally:
+        print(said.getvalue().replace(staged, path), end="")
+
+
+def ask_to_proceed_with_overwrite(original: Callable[..., Any]) -> Callable[..., Any]:
+    """With overwrite=False: nobody need be asked about a file that another rank has written in this very call."""
+
+    def wrapper(filepath):
+        if any(strategy.saves.is_written(str(filepath)) for strategy in keras_compat.strategies):
+            return True
+        return original(filepath)
+
+    return wrapper
+
+
+def _call_of(name: str, model: Any) -> str:
+    """What is equal on all ranks when they call the same and hold the same weights."""
+    seen = zlib.crc32(name.encode())
+    for variable in model.trainable_variables:
+        seen = zlib.crc32(checksum(variable.numpy()).to_bytes(4, "little"), seen)
+    optimizer = getattr(model, "optimizer", None)
+    steps = int(optimizer.iterations.numpy()) if optimizer is not None and optimizer.built else 0
+    return f"{name}-{steps}-{seen:08x}"
+
+
+def mark_state_local(model: Any) -> None:
+    """Notes that a step has changed what layers gather from the rank's own rows; agreement ends that."""
+    model.__dict__["_ddl_state_is_local"] = True
+
+
+def _warn_of_local_state(model: Any, strategy: Any) -> None:
+    if not model.__dict__.get("_ddl_state_is_local") or model.__dict__.get("_ddl_warned_of_state"):
+        return
+    local = [v for layer in model._flatten_layers() for v in _gathered_by(layer)]
+    if local:
+        model.__dict__["_ddl_warned_of_state"] = True
+        warnings.warn(
+            "A model saved within an epoch holds the statistics that this rank's layers have gathered from its own "
+            f"rows. Received: {local[0].path} of model {model.name!r} (rank {strategy.rank}). Save at the end of an "
+            "epoch, call model.evaluate() on all ranks before, or give BatchNormalization synchronized=True.",
+            stacklevel=6,
+        )
+
+
+def _gathered_by(layer: Any) -> list[Any]:
+    if getattr(layer, "synchronized", False):
+        return []
+    own = getattr(layer, "_non_trainable_variables", [])
+    return [v for v in own if keras.backend.is_float_dtype(v.dtype)]
+
+
+class SavesWithinEpochs:
+    """Makes moving statistics and accumulated gradients those of all ranks before a callback of rank 0 saves them in
+    the middle of an epoch (ModelCheckpoint and BackupAndRestore with a number as save_freq).
+    """
+
+    def __init__(self, callbacks: Any, strategy: Any) -> None:
+        self._callbacks, self._strategy = callbacks, strategy
+        name = agreement.name_of(callbacks.model, "saves_within_epochs")
+        self._is_on = agreement.any_rank(strategy.rank == 0 and bool(self._savers()), name)
+
+    def before_batch_end(self, batch: int) -> bool:
+        """Returns whether rank 0 is about to save. COLLECTIVE, where rank 0 has such a callback."""
+        if not self._is_on:
+            return False
+        model, strategy = self._callbacks.model, self._strategy
+        # A copy is asked, for the question counts batches.
+        due = strategy.rank == 0 and any(copy.copy(each)._should_save_on_batch(batch) for each in self._savers())
+        due = agreement.any_rank(due, agreement.name_of(model, "save_is_due"))
+        if due:
+            layer_state.agree(model, strategy.size)
+            agreement.collect_accumulated_gradients(accumulators(model.optimizer), strategy.rank)
+        return due
+
+    def _savers(self) -> list[Any]:
+        kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
+        return [each for each in self._callbacks.callbacks if isinstance(each, kinds) and each.save_freq != "epoch"]

@@ -1,0 +1,142 @@
+"""Files that all ranks write: each is written once, whole, and is there when the call returns, on every rank.
+
+Nothing here is collective, so a script may save on one rank (`if keras_ddl.rank() == 0:`), on all, or on each to a path
+of its own. The ranks of a host meet at a lock instead: the first to come writes, and one that comes with the same call
+later finds in the job's record that it has been carried out. Hosts that share a file system write once each; that is
+right, too, because what is written appears under its name by one rename, and is the same.
+
+A lock ends with the process that holds it, so no rank waits for one that is gone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from keras_ddl import config
+from keras_ddl.errors import DeadlineError
+
+_POLL_SECONDS = 0.01
+
+
+class SaveRecords:
+    """What the ranks of this job have written on this host, by path. `job` is a text that only they share."""
+
+    def __init__(self, job: str, rank: int) -> None:
+        self.rank = rank
+        self.folder = Path(tempfile.gettempdir(), f"keras_ddl-saves-{job}")
+        self._seen: dict[str, int] = {}  # by path: how many entries of the record this rank's calls have come to
+        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def claim(self, path: str, call: str) -> Iterator[bool]:
+        """Yields whether this rank is to carry out `call`, which writes `path`; waits while another rank does.
+
+        Args:
+            call: what is written, so that the ranks' calls find each other: equal on all ranks that write the same.
+        Raises: DeadlineError: another rank has been writing for KERAS_DDL_DEADLINE_SECONDS.
+        """
+        path = os.path.realpath(path)
+        with self._locked(path) as file:
+            record = file.read().split()
+            seen = self._seen.get(path, 0)
+            if call in record[seen:] and Path(path).exists():
+                self._seen[path] = record.index(call, seen) + 1
+                yield False
+                return
+            yield True  # where this raises, nothing is recorded: the next rank tries, and learns why itself
+            file.write(call + "\n")
+            self._seen[path] = len(record) + 1
+
+    def is_written(self, path: str) -> bool:
+        """Whether another rank has written `path` in a call to which this rank has not come yet."""
+        path = os.path.realpath(path)
+        if not self._file_of(path).exists():
+            return False
+        with self._locked(path) as file:
+            return len(file.read().split()) > self._seen.get(path, 0)
+
+    def _file_of(self, path: str) -> Path:
+        return self.folder / hashlib.sha256(path.encode()).hexdigest()[:32]
+
+    @contextlib.contextmanager
+    def _locked(self, path: str) -> Iterator[IO[str]]:
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        limit, begin = config.get("DEADLINE_SECONDS"), time.monotonic()
+        with self._file_of(path).open("a+") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    pass
+                if limit and time.monotonic() - begin > limit:
+                    raise DeadlineError(
+                        f"A file is written by one rank while the others of its host wait. Received: {path} has been "
+                        f"written for {limit:g} s by another rank (rank {self.rank} waits). Look at that process and "
+                        "the file system, or raise KERAS_DDL_DEADLINE_SECONDS."
+                    )
+                time.sleep(_POLL_SECONDS)
+            file.seek(0)
+            yield file
+
+
+def write_whole(path: str, write: Callable[[str], Any]) -> Any:
+    """Calls `write` with a hidden path beside `path`, of the same name, and moves what it makes there to `path`.
+
+    A file, or a directory that is new or only holds what the new one holds, appears at once; into other directories
+    that exist, files are moved one by one. Returns what `write` returns. Raises: what `write` raises; OSError. Then
+    what was at `path` is still there.
+    """
+    final = Path(os.path.realpath(path))
+    base = next(parent for parent in final.parents if parent.is_dir())  # `write` makes the rest, or says it is missing
+    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=base, ignore_cleanup_errors=True) as folder:
+        staged = Path(folder, "new")
+        staged.mkdir()
+        try:
+            result = write(str(staged / final.relative_to(base)))
+        except OSError as error:
+            if error.filename is not None:
+                error.filename = str(error.filename).replace(f"{staged}/", f"{base}/")
+            raise
+        for made in sorted(staged.iterdir(), key=_indexes_last):
+            _move(made, base / made.name, Path(folder))
+        _sync(base)
+    return result
+
+
+def _indexes_last(made: Path) -> tuple[bool, str]:
+    return made.suffix == ".json", made.name  # an index appears after what it lists
+
+
+def _move(made: Path, final: Path, folder: Path) -> None:
+    for file in [made, *made.rglob("*")]:
+        _sync(file)
+    if not made.is_dir() or not final.exists():
+        made.replace(final)
+    elif {each.name for each in final.iterdir()} <= {each.name for each in made.iterdir()}:
+        final.replace(folder / "replaced")
+        made.replace(final)
+    else:
+        for part in sorted(made.iterdir()):
+            _move(part, final / part.name, folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # some network file systems cannot sync a directory
+            raise
+    finally:
+        os.close(descriptor)
