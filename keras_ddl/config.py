@@ -75,6 +75,13 @@ def _bytes_or_auto(text: str) -> int | str:
         raise ValueError(f"{error}, or 'auto'") from None
 
 
+def _count(text: str) -> int:
+    value = _parse(int, text, "a whole number, 0 or more")
+    if value < 0:
+        raise ValueError("a whole number, 0 or more")
+    return value
+
+
 def _switch(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError("0 or 1")
@@ -95,6 +102,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "seconds, 1 or more": _silence,
     "bytes": _bytes,
     "bytes or auto": _bytes_or_auto,
+    "count": _count,
     "0 or 1": _switch,
     "isa": _isa,
     "kernels": _kernels,
@@ -144,6 +152,13 @@ _TABLE = (
         "'auto' measures when the first Strategy is made; a number is taken as it is.",
     ),
     Variable("FIRST_BUCKET_BYTES", "bytes", 1 << 20, "The first bucket is small, so that communication starts early."),
+    Variable(
+        "DATA_CHECK_BATCHES",
+        "count",
+        20,
+        "Beside the first batches every one that is a multiple of this is compared over ranks, as far as a digest "
+        "tells, because ranks cut their rows out of the same batch; 0: none is.",
+    ),
     Variable(
         "ISA",
         "isa",

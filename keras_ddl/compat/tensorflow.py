@@ -72,8 +72,10 @@ __all__ = [
     "constant_value",
     "constant_value_as_shape",
     "dataset_inputs",
+    "dataset_kind",
     "global_seed",
     "is_eager",
+    "is_nondeterministic",
     "load_ops",
     "not_recorded",
     "shuffle_seeds",
@@ -161,6 +163,16 @@ def traced_for_xla() -> bool:
 def dataset_inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns the datasets that `dataset` reads from."""
     return dataset._inputs()
+
+
+def is_nondeterministic(dataset: tf.data.Dataset) -> bool:
+    """Whether a step of a dataset was given deterministic=False."""
+    return getattr(dataset, "_deterministic", None) == "false"
+
+
+def dataset_kind(dataset: tf.data.Dataset) -> str:
+    """Returns the name of a dataset's last step: "ParallelMapDataset"."""
+    return type(dataset).__name__.lstrip("_")
 
 
 def shuffle_seeds(dataset: ShuffleDataset) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, bucket_size, keras_patches, threads
+from keras_ddl.strategy.data import order
 from keras_ddl.strategy.extended import DdlExtended
 
 
@@ -101,7 +102,7 @@ class Strategy(tf.distribute.Strategy):
         Returns: what `fn` returns, this rank's.
         Raises: errors of keras_ddl.errors when the ranks disagree or one is lost.
         """
-        with ops.translate_errors():
+        with order.translate_errors():
             return super().run(fn, args, kwargs, options)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:

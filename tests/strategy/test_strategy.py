@@ -17,8 +17,10 @@ def checks(*names: str) -> list[Path]:
 
 
 # One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
-test_of_two = rank_tests(checks("training", "callback", "error", "case"), [2], check_timeout=120, env=PATIENT)
-test_of_three = rank_tests(checks("exact", "loop", "state", "bucket", "random"), [3], check_timeout=120, env=PATIENT)
+test_of_two = rank_tests(checks("training", "callback", "error", "case", "data"), [2], check_timeout=120, env=PATIENT)
+test_of_three = rank_tests(
+    checks("exact", "loop", "state", "bucket", "random", "data"), [3], check_timeout=120, env=PATIENT
+)
 test_of_four = pytest.mark.long(rank_tests(checks("training"), [4], check_timeout=120, env=PATIENT))
 test_cases_of_more = pytest.mark.long(rank_tests(checks("case"), [3, 4], check_timeout=120, env=PATIENT))
 test_random_of_more = pytest.mark.long(rank_tests(checks("random"), [2, 4], check_timeout=120, env=PATIENT))

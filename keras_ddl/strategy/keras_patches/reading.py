@@ -12,7 +12,8 @@ from typing import Any
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import agreement, data
+from keras_ddl.strategy import data
+from keras_ddl.strategy.data import arrays
 
 _thread = threading.local()
 
@@ -62,7 +63,7 @@ def epoch_iterator_init(original: Callable[..., Any]) -> Callable[..., Any]:
             original(self, distribute_strategy, *args, **kwargs)
         finally:
             _thread.iterator = _thread.strategy = None
-        agreement.check_same_arrays(getattr(self.data_adapter, "_inputs", None), rank)
+        arrays.check_same_arrays(getattr(self.data_adapter, "_inputs", None), rank)
         first_batches = getattr(self.data_adapter, "_first_batches", None)  # of a generator, which Keras has looked at
         if first_batches:
             rows = next((len(leaf) for leaf in tf.nest.flatten(first_batches[0]) if getattr(leaf, "shape", ())), None)

@@ -13,11 +13,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, data, metric_state, step
+from keras_ddl.strategy.data import order
 from keras_ddl.strategy.keras_patches import metric_results
 from keras_ddl.strategy.keras_patches.optimizer import accumulators, outside_message
 
@@ -85,7 +85,7 @@ def fit(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = _bind(original, self, args, kwargs, strategy)
         if strategy.size == 1:
             return original(*bound.args, **bound.kwargs)
-        with ops.translate_errors(), _in_fit(self):
+        with order.translate_errors(), _in_fit(self):
             strategy.random_state.agree()
             return original(*bound.args, **bound.kwargs)
 
@@ -103,7 +103,7 @@ def _among_ranks(body: Callable[..., Any]) -> Callable[..., Any]:
             if strategy is None or strategy.size == 1:
                 return original(self, *args, **kwargs)
             bound = _bind(original, self, args, kwargs, strategy)
-            with ops.translate_errors():
+            with order.translate_errors():
                 return body(self, strategy, lambda: original(*bound.args, **bound.kwargs), kwargs)
 
         return wrapper
@@ -137,7 +137,7 @@ def on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = inspect.signature(original).bind(self, *args, **kwargs)
         as_dict = bound.arguments.get("return_dict", False)
         bound.arguments["return_dict"] = True
-        with ops.translate_errors():
+        with order.translate_errors():
             logs = original(*bound.args, **bound.kwargs)
             logs = keras_compat.pythonify_logs(_global_logs(self, logs, strategy))
         return logs if as_dict else self._flatten_metrics_in_order(logs)
@@ -155,7 +155,7 @@ def predict_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         shared = self.predict_function
         self.predict_function = self.__dict__.get("_ddl_local_predict")
         try:
-            with ops.translate_errors(), _without_row_counts(strategy), _flag("local"):
+            with order.translate_errors(), _without_row_counts(strategy), _flag("local"):
                 return original(self, x)
         finally:
             self.__dict__["_ddl_local_predict"] = self.predict_function
@@ -171,6 +171,7 @@ def get_metrics_result_or_logs(original: Callable[..., Any]) -> Callable[..., An
         strategy = keras_compat.strategy_of(self)
         if strategy is None or strategy.size == 1:
             return original(self, logs)
+        order.warn_of_unlike_values(strategy.rank)
         if not getattr(_thread, "evaluating", False):  # so this is the end of an epoch of fit
             agreement.average_moving_statistics(self, strategy.size)
             agreement.collect_accumulated_gradients(accumulators(self.optimizer), strategy.rank)
