@@ -1,5 +1,6 @@
 """Data that differs between ranks, and data of every kind against one process. Run by test_strategy.py."""
 
+import functools
 import re
 import time
 import warnings
@@ -9,7 +10,8 @@ import numpy as np
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, RankMismatchError
-from strategy.common import RANK, SIZE, STRATEGY, X, Y, keras, set_precision
+from strategy.common import RANK, SIZE, STRATEGY, WEIGHTS, X, Y, keras, set_precision
+from strategy.oracle import Trained, differences
 
 layers = keras.layers
 OTHER = np.random.default_rng(RANK)  # the mistake: another state on each rank
@@ -186,3 +188,52 @@ def check_ranks_that_stop_reading_early():
     if RANK == 0:
         next(iter(shared))  # one rank reads more than the others
     compiled().fit(rows_dataset().shuffle(40, seed=1).batch(10).repeat(), steps_per_epoch=3, epochs=2, verbose=0)
+
+
+# ---- what is read ----------------------------------------------------------------------------------------------------
+
+
+def check_arrays_are_read_by_the_rows_of_the_rank():
+    read = []
+
+    def gather(value, positions, **arguments):
+        read.append(positions)
+        return stock(value, positions, **arguments)
+
+    stock, tf.gather = tf.gather, gather
+    try:
+        compiled().fit(*FEW, batch_size=10, verbose=0)
+    finally:
+        tf.gather = stock
+    first, end = data.chunk(10, RANK, SIZE)
+    assert read and all(positions.shape.as_list() == [end - first] for positions in read)
+
+
+def check_arrays_of_every_kind():
+    set_precision("float64")
+    dense = {"a": X, "b": [X[:, :2], X[:, 2:] > 0]}
+    sparse = tf.sparse.from_dense(X * (X > 0.5))
+
+    def program(scope, x, shuffle, **arguments):
+        with scope:
+            if isinstance(x, dict):
+                inputs = {"a": keras.Input((6,)), "b": [keras.Input((2,)), keras.Input((4,))]}
+                joined = layers.Concatenate()(
+                    [inputs["a"], inputs["b"][0], layers.Lambda(lambda v: keras.ops.cast(v, "float64"))(inputs["b"][1])]
+                )
+                model = keras.Model(inputs, layers.Dense(2)(joined))
+            else:
+                inputs = keras.Input((6,), sparse=isinstance(x, tf.SparseTensor))
+                model = keras.Model(inputs, layers.Dense(2)(inputs))
+            model.compile(keras.optimizers.SGD(0.05), "mse", weighted_metrics=["mae"])
+        history = model.fit(x, Y, batch_size=10, epochs=2, shuffle=shuffle, verbose=0, **arguments).history
+        return Trained(model, {**history, "predicted": model.predict(x, batch_size=9, verbose=0)})
+
+    for x, shuffle, arguments in (
+        (dense, True, {"sample_weight": WEIGHTS, "validation_split": 0.3}),
+        (X, "batch", {"validation_data": (X, Y, WEIGHTS), "validation_batch_size": 7}),
+        (tf.constant(X), True, {"steps_per_epoch": 3}),
+        (sparse, True, {}),
+    ):
+        found, _ = differences(functools.partial(program, x=x, shuffle=shuffle, **arguments))
+        assert not found, f"{type(x).__name__} {shuffle}: " + "\n".join(found)

@@ -1,18 +1,22 @@
-"""Arrays given to fit, evaluate and predict: whether all ranks hold the same."""
+"""Arrays given to fit, evaluate and predict: batches of which only this rank's rows are read; whether all ranks hold
+the same.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.compat.keras import keras
+from keras_ddl.compat.keras import array_slicing, keras, tree
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
+from keras_ddl.strategy.data.share import share_dataset
 
 _RULE = "Every rank must be given the whole data, in one order: keras_ddl takes each rank's rows of every batch."
 _REMEDY = (
@@ -20,6 +24,63 @@ _REMEDY = (
     "split already, use strategy.distribute_datasets_from_function."
 )
 _ROWS, _VALUES = 1024, 32  # at most so many rows, and values of a row, are looked at
+
+
+def dataset_of_rows(
+    inputs: Any,
+    rank: int,
+    size: int,
+    number: int,
+    *,
+    batch_size: int,
+    shuffle: bool | str,
+    shuffle_rows: Callable[[tf.Tensor], tf.Tensor],
+) -> tf.data.Dataset:
+    """Returns the batches that Keras's ArrayDataAdapter makes of arrays, of which only the rows of `rank` are gathered.
+
+    The positions of the rows are made, shuffled and batched as Keras does it (the same operations in functions of their
+    own, so that TensorFlow draws the same numbers), and cut before they are looked up.
+
+    Args:
+        inputs: the adapter's arrays, with `batch_size` and `shuffle` (False, True or "batch") as given to fit.
+        number: the dataset's, as in `share_dataset`.
+        shuffle_rows: tf.random.shuffle or another in its place.
+    """
+    rows = next(array.shape[0] for array in tree.flatten(inputs) if array is not None)
+    whole = rows // batch_size * batch_size
+
+    @tf.autograph.experimental.do_not_convert
+    def permutation(_):
+        positions = tf.range(rows, dtype=tf.int64)
+        return shuffle_rows(positions) if shuffle and shuffle != "batch" else positions
+
+    @tf.autograph.experimental.do_not_convert
+    def batches(positions):
+        found = tf.data.Dataset.from_tensor_slices(tf.reshape(positions[:whole], [-1, batch_size]))
+        return found.concatenate(tf.data.Dataset.from_tensors(positions[whole:])) if whole < rows else found
+
+    @tf.autograph.experimental.do_not_convert
+    def look_up(positions, arrays):
+        def one(array):
+            if isinstance(array, array_slicing.TensorflowSparseWrapper):
+                return array_slicing.slice_tensorflow_sparse_wrapper(array, positions)
+            if isinstance(array, (list, tuple, dict)):
+                return None  # go on inside
+            return tf.gather(array, positions) if tf.is_tensor(array) else array
+
+        return tree.traverse(one, arrays)
+
+    positions = tf.data.Dataset.range(1).map(permutation).prefetch(1).flat_map(batches)
+    if shuffle == "batch":
+        positions = positions.map(shuffle_rows)
+    mine = share_dataset(positions, rank, size, number)
+    arrays = tree.lists_to_tuples(array_slicing.convert_to_sliceable(inputs, target_backend="tensorflow"))
+    dataset = tf.data.Dataset.zip((mine, tf.data.Dataset.from_tensors(arrays).repeat()))
+    dataset = dataset.map(look_up, num_parallel_calls=tf.data.AUTOTUNE)
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False  # they would copy the arrays
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
 
 
 def check_same_arrays(arrays: Any, rank: int) -> None:

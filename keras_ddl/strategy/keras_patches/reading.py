@@ -5,6 +5,7 @@ Patched: keras/src/backend/tensorflow/trainer.py, trainers/data_adapters/array_d
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -73,7 +74,8 @@ def epoch_iterator_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def array_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Shuffles arrays alike on all ranks and differently in each epoch, also when the script has set no seed.
+    """Reads this rank's rows of arrays only. Shuffles alike on all ranks and differently in each epoch, also when the
+    script has set no seed.
 
     A global seed alone would do the first but not the second: under one, the permutation that Keras draws inside the
     dataset is the same in every epoch. When the script itself has set a seed, Keras's order is left as it is.
@@ -81,24 +83,29 @@ def array_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def get_tf_dataset(self):
         strategy = getattr(_thread, "strategy", None)
-        if strategy is None or not self._shuffle or strategy.random_state.seeded_by_script:
+        if strategy is None:
             return original(self)
-        seed = tf.Variable([0, 0], dtype=tf.int64, trainable=False, name="keras_ddl_shuffle_seed")
-        _thread.iterator._ddl_shuffle = (strategy, seed)
-        counter = [0]
-
-        def shuffle(value, seed_unused=None, name=None):
-            counter[0] += 1  # "batch" shuffles inside each batch
-            return tf.random.experimental.stateless_shuffle(value, seed=seed + counter[0])
-
-        stock = tf.random.shuffle
-        tf.random.shuffle = shuffle
-        try:
-            return original(self)
-        finally:
-            tf.random.shuffle = stock
+        shuffle_rows = tf.random.shuffle
+        if self._shuffle and not strategy.random_state.seeded_by_script:
+            seed = tf.Variable([0, 0], dtype=tf.int64, trainable=False, name="keras_ddl_shuffle_seed")
+            _thread.iterator._ddl_shuffle = (strategy, seed)
+            shuffle_rows = functools.partial(_shuffle_from, seed, [0])
+        return arrays.dataset_of_rows(
+            self._inputs,
+            strategy.rank,
+            strategy.size,
+            data.agree_number(),
+            batch_size=self._batch_size,
+            shuffle=self._shuffle,
+            shuffle_rows=shuffle_rows,
+        )
 
     return get_tf_dataset
+
+
+def _shuffle_from(seed: tf.Variable, counter: list[int], value: tf.Tensor) -> tf.Tensor:
+    counter[0] += 1
+    return tf.random.experimental.stateless_shuffle(value, seed=seed + counter[0])
 
 
 def get_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
