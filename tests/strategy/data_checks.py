@@ -10,7 +10,8 @@ import numpy as np
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, RankMismatchError
-from strategy.common import RANK, SIZE, STRATEGY, WEIGHTS, X, Y, keras, set_precision
+from keras_ddl.strategy import data
+from strategy.common import RANK, SIZE, STRATEGY, WEIGHTS, X, Y, check_equal_on_all_ranks, keras, set_precision
 from strategy.oracle import Trained, differences
 
 layers = keras.layers
@@ -197,7 +198,7 @@ def check_arrays_are_read_by_the_rows_of_the_rank():
     read = []
 
     def gather(value, positions, **arguments):
-        read.append(positions)
+        read.extend([positions] if value.shape == FEW[0].shape else [])
         return stock(value, positions, **arguments)
 
     stock, tf.gather = tf.gather, gather
@@ -237,3 +238,126 @@ def check_arrays_of_every_kind():
     ):
         found, _ = differences(functools.partial(program, x=x, shuffle=shuffle, **arguments))
         assert not found, f"{type(x).__name__} {shuffle}: " + "\n".join(found)
+
+
+def rows_files(folder, lengths):
+    """Writes files whose rows are numbered through, (features, label), and returns their pattern."""
+    if RANK == 0:
+        for number, length in enumerate(lengths):
+            first = sum(lengths[:number])
+            np.save(f"{folder}/{number}.npy", np.arange(first, first + length, dtype="float64")[:, None])
+    keras_ddl.barrier()
+    return f"{folder}/*.npy"
+
+
+def read_rows(path):
+    opened.append(1)
+    rows = tf.ensure_shape(tf.numpy_function(lambda name: np.load(name.decode()), [path], tf.float64), [None, 1])
+    return rows, tf.cast(rows[:, 0], tf.int64) % 2
+
+
+opened = []
+
+
+def shared_folder():
+    import tempfile
+
+    return keras_ddl.broadcast_object(tempfile.mkdtemp(prefix="keras-ddl-rows-") if RANK == 0 else None)
+
+
+def check_rows_from_files_come_once_in_each_epoch():
+    lengths = [7, 1, 11, 0, 5, 16, 3][: 3 + 2 * SIZE - 2]
+    dataset = keras_ddl.data.from_files(
+        rows_files(shared_folder(), lengths), read_rows, batch_size=4, shuffle=True, shuffle_rows=5, parallel_files=2
+    )
+    orders = []
+    for _ in range(2):
+        mine = [x[:, 0].numpy().tolist() for x, _ in dataset]
+        everyone = keras_ddl.all_gather_object(mine)
+        assert len({len(steps) for steps in everyone}) == 1, "equal numbers of steps"
+        assert all(sum(len(steps[k]) for steps in everyone) <= 4 for k in range(len(mine)))
+        rows = [row for steps in everyone for step in steps for row in step]
+        assert sorted(rows) == list(range(sum(lengths)))
+        orders.append(rows)
+    assert orders[0] != orders[1]
+
+
+def check_fit_on_rows_from_files():
+    set_precision("float64")
+    lengths = [9, 2, 14, 8]
+    pattern = rows_files(shared_folder(), lengths)
+    dataset = keras_ddl.data.from_files(pattern, read_rows, batch_size=6)
+    all_rows = np.arange(33.0)[:, None]
+    for arguments in ({}, {"steps_per_execution": 3}):
+        with STRATEGY.scope():
+            model = keras.Sequential([keras.Input((1,)), layers.Rescaling(0.01), layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"], **arguments)
+        model.fit(dataset, epochs=2, verbose=0, class_weight={0: 1.0, 1: 3.0}, validation_data=dataset)
+        check_equal_on_all_ranks(model)
+        steps = int(model.optimizer.iterations)
+        assert steps % 2 == 0 and steps >= 2 * 33 / 6
+        of_files = model.evaluate(dataset, verbose=0)
+        np.testing.assert_allclose(of_files, model.evaluate(all_rows, all_rows % 2, verbose=0), rtol=1e-12)
+        assert sorted(model.predict(dataset, verbose=0)[:, 0]) == sorted(model.predict(all_rows, verbose=0)[:, 0])
+
+
+def check_files_that_are_not_alike():
+    folder = shared_folder()
+    read = functools.partial(keras_ddl.data.from_files, reader=read_rows, batch_size=4)
+    raises(ConfigError, "must match a file", lambda: read(f"{folder}/none*"))
+    pattern = rows_files(folder, [3, 4])
+    raises(ConfigError, "at least one row for each", lambda: read(pattern, batch_size=1))
+    raises(RankMismatchError, "1 files on rank 0 and 2 on rank 1", lambda: read(pattern if RANK else f"{folder}/0.npy"))
+
+
+def raises(error, message, function):
+    try:
+        function()
+    except error as caught:
+        assert re.search(message, str(caught)), str(caught)
+    else:
+        raise AssertionError(f"no {error.__name__}")
+
+
+def own_batches(known):
+    """One batch more on each rank, of ragged and sparse components, too; `known`: their number is."""
+    lengths = [3, 1, 2]
+
+    def make(context):
+        ragged = tf.ragged.constant([[i] * (i % 3) for i in range(6)], dtype="float64")
+        dataset = tf.data.Dataset.from_tensor_slices((X[:6], {"ragged": ragged, "sparse": tf.sparse.from_dense(Y[:6])}))
+        dataset = dataset.batch(2).take(lengths[context.input_pipeline_id])
+        return dataset if known else dataset.filter(lambda *batch: True)
+
+    return STRATEGY.distribute_datasets_from_function(make), lengths[:SIZE]
+
+
+def check_own_data_in_a_tf_function():
+    for known in (True, False):
+        dataset, lengths = own_batches(known)
+
+        @tf.function
+        def count(iterator, steps):
+            rows = tf.constant(0)
+            for _ in tf.range(steps):
+                x, _ = iterator.get_next()
+                rows += tf.shape(x)[0]
+            return rows
+
+        assert int(count(iter(dataset), 3)) == 2 * lengths[RANK]
+        raises(tf.errors.OutOfRangeError, "", lambda: count(iter(dataset), 4))  # noqa: B023
+
+        @tf.function
+        def total():
+            rows = tf.constant(0)
+            for x, parts in dataset:  # noqa: B023
+                rows += tf.shape(x)[0] + tf.cast(parts["ragged"].nrows(), tf.int32)
+            return rows
+
+        assert int(total()) == 4 * lengths[RANK]
+        assert len(list(dataset.repeat(2))) == 6
+        assert len(list(dataset.prefetch(2).map(lambda x, parts: (x, parts["sparse"])))) == 3
+        # All stop early, one earlier than it has rows.
+        for number, _ in enumerate(dataset):
+            if number == 1:
+                break

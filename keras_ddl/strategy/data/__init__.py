@@ -1,5 +1,6 @@
 """Each rank's share of the data: cut out of batches that all read, or read by one rank alone."""
 
+from keras_ddl.strategy.data.files import from_files
 from keras_ddl.strategy.data.per_rank import PerRankDataset, per_rank_dataset
 from keras_ddl.strategy.data.rows import check_batch_rows, chunk, gather_rows, row_count, static_rows, take_chunk
 from keras_ddl.strategy.data.share import agree_number, check_shuffle_seeds, is_shared, share_dataset
@@ -10,6 +11,7 @@ __all__ = [
     "check_batch_rows",
     "check_shuffle_seeds",
     "chunk",
+    "from_files",
     "gather_rows",
     "is_shared",
     "per_rank_dataset",

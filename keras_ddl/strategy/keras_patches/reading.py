@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
@@ -109,29 +109,12 @@ def _shuffle_from(seed: tf.Variable, counter: list[int], value: tf.Tensor) -> tf
 
 
 def get_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Sets the seed of the epoch that begins; and makes the end of per-rank data one that Keras understands."""
+    """Sets the seed of the epoch that begins."""
 
     def _get_iterator(self):
-        dataset = original(self)
         if getattr(self, "_ddl_shuffle", None) is not None:
             strategy, seed = self._ddl_shuffle
             seed.assign(strategy.random_state.next_shuffle_seed())
-        if isinstance(dataset, data.PerRankDataset):
-            return _EndsOutOfRange(dataset)
-        return dataset
+        return original(self)
 
     return _get_iterator
-
-
-class _EndsOutOfRange:
-    """Iterates like a tf.data iterator inside a function: its end is tf.errors.OutOfRangeError.
-
-    Keras reads Python iterators with zip(), which hides a StopIteration and then finds no step's output.
-    """
-
-    def __init__(self, dataset: data.PerRankDataset) -> None:
-        self._dataset = dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self._dataset
-        raise tf.errors.OutOfRangeError(None, None, "all ranks have read all their data")
