@@ -35,6 +35,7 @@ with tensorflow_packages.private_imports("keras", "3.15", "'keras>=3.15,<3.16'")
     from keras.src.trainers.compile_utils import CompileLoss
     from keras.src.trainers.data_adapters import array_slicing
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
     from keras.src.trainers.trainer import Trainer
     from keras.src.utils.python_utils import pythonify_logs
 
@@ -47,6 +48,7 @@ __all__ = [
     "CallbackList",
     "CompileLoss",
     "LossScaleOptimizer",
+    "PyDatasetAdapter",
     "TESTED",
     "TFOptimizer",
     "TFVariable",

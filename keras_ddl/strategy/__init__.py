@@ -37,6 +37,8 @@ class Strategy(tf.distribute.Strategy):
             process does with dense gradients.
         seed: sets all random seeds as keras.utils.set_random_seed does. Default: those the script has set, if all
             ranks have set the same ones, else rank 0's.
+        gather_predictions: what `model.predict` returns: "all": all rows, on every rank; "rank0": all rows on rank 0
+            and on every other rank its own rows only, for predictions that a host's memory does not hold several times.
     Raises:
         ConfigError: another tf.distribute scope is active. DependencyError: Keras does not run on TensorFlow.
     COLLECTIVE over all ranks.
@@ -51,6 +53,7 @@ class Strategy(tf.distribute.Strategy):
         bucket_bytes: int | str | None = None,
         sparse_as_dense: bool | str = "auto",
         seed: int | None = None,
+        gather_predictions: str = "all",
     ) -> None:
         topology = communicator.init(mode)
         self._check_no_other_scope(topology.rank)
@@ -64,6 +67,12 @@ class Strategy(tf.distribute.Strategy):
                 f"Strategy: sparse_as_dense must be True, False or 'auto'. Received: {sparse_as_dense!r} (rank "
                 f"{topology.rank}). Leave it out for 'auto'."
             )
+        if gather_predictions not in ("all", "rank0"):
+            raise ConfigError(
+                "Strategy: gather_predictions must be 'all' or 'rank0'. "
+                f"Received: gather_predictions={gather_predictions!r} (rank {topology.rank})."
+            )
+        self.gather_predictions = gather_predictions
         threads.share_cores(topology)
         keras_patches.install()
         self.rank, self.size = topology.rank, topology.size

@@ -1,6 +1,7 @@
 """Data that differs between ranks, and data of every kind against one process. Run by test_strategy.py."""
 
 import functools
+import multiprocessing
 import re
 import time
 import warnings
@@ -11,8 +12,9 @@ import keras_ddl
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import data
-from strategy.common import RANK, SIZE, STRATEGY, WEIGHTS, X, Y, check_equal_on_all_ranks, keras, set_precision
-from strategy.oracle import Trained, differences
+from keras_ddl.strategy.data import arrays
+from strategy.common import LABELS, RANK, SIZE, STRATEGY, WEIGHTS, X, Y, check_equal_on_all_ranks, keras, set_precision
+from strategy.oracle import Trained, case, differences
 
 layers = keras.layers
 OTHER = np.random.default_rng(RANK)  # the mistake: another state on each rank
@@ -361,3 +363,176 @@ def check_own_data_in_a_tf_function():
         for number, _ in enumerate(dataset):
             if number == 1:
                 break
+
+
+class OfRows(keras.utils.PyDataset):
+    """Batches of 9 rows and a last one of 7, which can be asked for by rows; remembers how many were read."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.counts = multiprocessing.Value("i", 0)
+
+    def __len__(self):
+        return 5
+
+    def batch_rows(self, index):
+        return len(X[9 * index : 9 * index + 9])
+
+    def rows(self, index, first, end):
+        with self.counts.get_lock():
+            self.counts.value += end - first
+        rows = slice(9 * index + first, 9 * index + end)
+        return X[rows], Y[rows], WEIGHTS[rows]
+
+    def __getitem__(self, index):
+        return self.rows(index, 0, self.batch_rows(index))
+
+
+def train_of_rows(scope, **arguments):
+    with scope:
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    batches = OfRows(**arguments)
+    history = model.fit(batches, epochs=2, shuffle=True, verbose=0).history
+    evaluated = model.evaluate(batches, verbose=0)
+    if model.distribute_strategy is STRATEGY:
+        # Two epochs and the evaluation, and some batches for their shapes; in one process 129 rows and these.
+        assert batches.counts.value <= 1.5 * 129 / SIZE + 20, batches.counts.value
+    return Trained(model, {**history, "evaluated": evaluated})
+
+
+@case()
+def check_py_dataset_that_is_asked_for_rows(scope):
+    return train_of_rows(scope)
+
+
+@case()
+def check_py_dataset_that_threads_ask_for_rows(scope):
+    return train_of_rows(scope, workers=2)
+
+
+@case()
+def check_py_dataset_that_processes_ask_for_rows(scope):
+    return train_of_rows(scope, workers=2, use_multiprocessing=True)
+
+
+# ---- models that are built by their steps ----------------------------------------------------------------------------
+
+
+@case()
+def check_model_whose_call_takes_what_its_steps_make(scope):
+    class Siamese(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.tower = keras.Sequential([layers.Dense(4, activation="tanh"), layers.Dense(2)])
+
+        def call(self, one, other):  # takes two, but data gives it one
+            return self.tower(one) - self.tower(other)
+
+        def train_step(self, batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, x[:, ::-1]))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"one": tf.constant(1.0)}
+
+        def test_step(self, batch):
+            x, y = batch
+            self.compute_loss(x, y, self(x, x[:, ::-1]))
+            return {"one": tf.constant(1.0)}
+
+        def predict_step(self, batch):
+            return self.tower(batch)
+
+    with scope:
+        model = Siamese()
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        model.tower.build((None, 6))
+    model.fit(X, Y, batch_size=10, verbose=0)
+    model.evaluate(X, Y, verbose=0)
+    return Trained(model, {"predicted": model.predict(X, batch_size=9, verbose=0)})
+
+
+class OfRagged(keras.Model):
+    """Not built, and given ragged numbers of words."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = layers.Embedding(12, 3), layers.Dense(1)
+
+    def call(self, words):
+        return self.head(tf.reduce_sum(self.table(words.to_tensor(shape=[None, 4])), axis=1))
+
+
+@case()
+def check_ragged_inputs_of_an_unbuilt_model(scope):
+    with scope:
+        model = OfRagged()
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    words = tf.ragged.constant([[(i * 7 + j) % 12 for j in range(1 + i % 4)] for i in range(43)])
+    dataset = tf.data.Dataset.from_tensor_slices((words, Y[:, :1], WEIGHTS)).batch(10)
+    history = model.fit(dataset, epochs=2, verbose=0, validation_data=dataset).history
+    return Trained(model, {**history, "predicted": model.predict(dataset, verbose=0)})
+
+
+@case()
+def check_sparse_inputs_of_tf_data(scope):
+    with scope:
+        inputs = keras.Input((6,), sparse=True)
+        model = keras.Model(inputs, layers.Dense(2)(inputs))
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    dataset = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(X * (X > 0.5)), Y)).batch(10)
+    return Trained(model, model.fit(dataset, epochs=2, verbose=0).history)
+
+
+@case()
+def check_infinite_generator_of_dicts_with_class_weights(scope):
+    def batches():
+        at = 0
+        while True:
+            rows = np.arange(at, at + 7) % 43
+            yield {"a": X[rows, :2], "b": X[rows, 2:]}, LABELS[rows]
+            at += 7
+
+    with scope:
+        inputs = {"a": keras.Input((2,)), "b": keras.Input((4,))}
+        joined = layers.Concatenate()([inputs["a"], inputs["b"]])
+        model = keras.Model(inputs, layers.Dense(3, activation="softmax")(joined))
+        model.compile(keras.optimizers.SGD(0.05), "sparse_categorical_crossentropy", steps_per_execution=2)
+    signature = (
+        {"a": tf.TensorSpec([None, 2], tf.float64), "b": tf.TensorSpec([None, 4], tf.float64)},
+        tf.TensorSpec([None], tf.int64),
+    )
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    weights = {0: 1.0, 1: 2.0, 2: 0.5}
+    first = model.fit(dataset, epochs=2, steps_per_epoch=4, class_weight=weights, verbose=0).history
+    second = model.fit(batches(), epochs=2, steps_per_epoch=4, verbose=0).history
+    return Trained(model, {**first, "second": second["loss"]})
+
+
+# ---- single batches, predictions -------------------------------------------------------------------------------------
+
+
+def check_train_on_batch_warns_of_equal_rows():
+    model = compiled()
+    arrays._batches_compared = False
+    for rows, expected in (((slice(RANK, RANK + 4)), 0), (slice(0, 4), 1), (slice(0, 4), 0)):
+        if expected:
+            arrays._batches_compared = False
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.train_on_batch(FEW[0][rows], FEW[1][rows])
+        assert len([w for w in caught if "take each rank's own rows" in str(w.message)]) == expected
+
+
+def check_predictions_gathered_on_rank_0_only():
+    strategy = keras_ddl.Strategy(gather_predictions="rank0")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    expected = FEW[0] @ model.get_weights()[0]
+    found = model.predict(FEW[0], batch_size=10, verbose=0)
+    if RANK:
+        rows = [np.arange(40)[b : b + 10][slice(*data.chunk(10, RANK, SIZE))] for b in range(0, 40, 10)]
+        expected = expected[np.concatenate(rows)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    raises(ConfigError, "'all' or 'rank0'", lambda: keras_ddl.Strategy(gather_predictions="some"))

@@ -24,6 +24,7 @@ _REMEDY = (
     "split already, use strategy.distribute_datasets_from_function."
 )
 _ROWS, _VALUES = 1024, 32  # at most so many rows, and values of a row, are looked at
+_batches_compared = False
 
 
 def dataset_of_rows(
@@ -107,6 +108,26 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
         raise RankMismatchError(f"{_RULE} {received} (rank {rank}). {_REMEDY}")
     if rank == 0:
         warnings.warn(f"{_RULE} {received}, which is right only if they were drawn at random. {_REMEDY}", stacklevel=6)
+
+
+def warn_of_equal_batches(batch: Any, rank: int) -> None:
+    """Warns, once per process, when all ranks pass the same rows to a method that takes each rank's own. COLLECTIVE at
+    the first call.
+    """
+    global _batches_compared
+    if _batches_compared:
+        return
+    _batches_compared = True
+    leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(batch, expand_composites=True) if hasattr(leaf, "shape")]
+    content = [pickle.dumps(leaf) if leaf.dtype.hasobject else leaf.tobytes() for leaf in leaves]
+    everyone = communicator.all_gather_object(hashlib.sha256(b"".join(content)).digest(), name="keras_ddl/batch")
+    if len(set(everyone)) == 1:
+        warnings.warn(
+            "train_on_batch and test_on_batch take each rank's own rows; the batch of all ranks together is what they "
+            f"train on. Received: the same rows on all {len(everyone)} ranks (rank {rank}), which are so counted "
+            f"{len(everyone)} times. Pass this rank's part of them (keras_ddl.data.chunk), or use fit, which takes it.",
+            stacklevel=4,
+        )
 
 
 def _look(array: Any) -> tuple[tuple[int, ...], bytes, bool]:

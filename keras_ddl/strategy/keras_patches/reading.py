@@ -7,33 +7,51 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import KerasDdlError
 from keras_ddl.strategy import data
-from keras_ddl.strategy.data import arrays
+from keras_ddl.strategy.data import arrays, py_dataset
 
 _thread = threading.local()
 
 
 def maybe_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Builds the model from the data's element_spec.
+    """Builds the model from the data's element_spec, if it can be built by calling it.
 
     Keras takes a batch from the iterator for its shapes, and a generator cannot give it back: its rows would be lost.
+    Without a strategy, Keras builds nothing here: the step does, when it is traced. So does it here when calling the
+    model fails, because its steps may never do that (a GAN, a siamese network); if they do, they fail alike. Ragged and
+    sparse inputs are left to the step, too, because Keras's symbols would stand for dense ones.
     """
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         strategy = keras_compat.strategy_of(self)
-        if strategy is None or iterator is None:
+        if strategy is None:
             return original(self, iterator=iterator, data_batch=data_batch)
-        leaves = [_symbolic(spec) for spec in tf.nest.flatten(iterator._distributed_dataset.element_spec)]
-        if any(leaf is _UNKNOWN for leaf in leaves):
-            return None  # built when the step is traced, as without a strategy
-        batch = tf.nest.pack_sequence_as(iterator._distributed_dataset.element_spec, leaves)
-        return original(self, data_batch=batch)
+        if iterator is not None:
+            spec = iterator._distributed_dataset.element_spec
+            leaves = [_symbolic(leaf) for leaf in tf.nest.flatten(spec)]
+            if any(leaf is _UNKNOWN for leaf in leaves):
+                return None
+            data_batch = tf.nest.pack_sequence_as(spec, leaves)
+        elif any(isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) for leaf in tf.nest.flatten(data_batch)):
+            return None
+        if type(self).call is keras.Model.call:
+            return None  # there is none to be called
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what this only tries
+            try:
+                return original(self, data_batch=data_batch)
+            except KerasDdlError:
+                raise
+            except Exception:
+                return None
 
     return _maybe_symbolic_build
 
@@ -44,7 +62,7 @@ _UNKNOWN = object()
 def _symbolic(spec: Any) -> Any:
     if isinstance(spec, tf.OptionalSpec):
         return None  # how Keras carries a None through tf.data
-    if not isinstance(spec, (tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec)) or spec.shape.rank is None:
+    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
         return _UNKNOWN
     return keras.KerasTensor(tuple(spec.shape), keras.backend.standardize_dtype(spec.dtype))
 
@@ -59,6 +77,9 @@ def epoch_iterator_init(original: Callable[..., Any]) -> Callable[..., Any]:
         rank, size = distribute_strategy.rank, distribute_strategy.size
         data.check_batch_rows(kwargs.get("batch_size"), size, rank, "batch_size")
         self._ddl_shuffle = None
+        if py_dataset.has_rows(kwargs.get("x")):
+            chosen = {key: kwargs[key] for key in ("shuffle", "class_weight") if key in kwargs}
+            kwargs["x"] = py_dataset.RowsAdapter(kwargs["x"], rank, size, **chosen)
         _thread.iterator, _thread.strategy = self, distribute_strategy
         try:
             original(self, distribute_strategy, *args, **kwargs)

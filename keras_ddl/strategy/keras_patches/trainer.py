@@ -17,7 +17,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, data, metric_state, step
-from keras_ddl.strategy.data import order
+from keras_ddl.strategy.data import arrays, order
 from keras_ddl.strategy.keras_patches import metric_results
 from keras_ddl.strategy.keras_patches.optimizer import accumulators, outside_message
 
@@ -122,19 +122,23 @@ def evaluate(model: Any, strategy: Any, call: Callable[[], Any], kwargs: dict[st
 
 @_among_ranks
 def predict(model: Any, strategy: Any, call: Callable[[], Any], kwargs: dict[str, Any]) -> Any:
-    """Returns the rows of all ranks, in order, on every rank."""
+    """Returns the rows of all ranks, in order, on every rank, or on rank 0 (`Strategy(gather_predictions=)`)."""
     agreement.average_moving_statistics(model, strategy.size)
     return call()
 
 
 def on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """train_on_batch, test_on_batch: each rank passes its own rows; all get the loss and metrics of all rows."""
+    """train_on_batch, test_on_batch: each rank passes its own rows; all get the loss and metrics of all rows.
+
+    A script for one process passes the same rows on every rank: the first call looks for that, and warns.
+    """
 
     def wrapper(self, *args, **kwargs):
         strategy = keras_compat.strategy_of(self)
         if strategy is None or strategy.size == 1:
             return original(self, *args, **kwargs)
         bound = inspect.signature(original).bind(self, *args, **kwargs)
+        arrays.warn_of_equal_batches((bound.arguments["x"], bound.arguments.get("y")), strategy.rank)
         as_dict = bound.arguments.get("return_dict", False)
         bound.arguments["return_dict"] = True
         with order.translate_errors():
@@ -199,6 +203,10 @@ def reduce_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:
             return values
         leaves = keras_compat.tree.flatten(values)
         name = "predict"
+        if strategy.gather_predictions == "rank0" and strategy.rank != 0:
+            for i, leaf in enumerate(leaves):
+                data.gather_rows(leaf, strategy.rank, name=f"{name}_{i}")  # rank 0 waits for these
+            return values
         gathered = [data.gather_rows(leaf, strategy.rank, name=f"{name}_{i}") for i, leaf in enumerate(leaves)]
         return keras_compat.tree.pack_sequence_as(values, gathered)
 
