@@ -269,9 +269,15 @@ def shared_folder():
 
 def check_rows_from_files_come_once_in_each_epoch():
     lengths = [7, 1, 11, 0, 5, 16, 3][: 3 + 2 * SIZE - 2]
-    dataset = keras_ddl.data.from_files(
-        rows_files(shared_folder(), lengths), read_rows, batch_size=4, shuffle=True, shuffle_rows=5, parallel_files=2
-    )
+    pattern = rows_files(shared_folder(), lengths)
+    options = {"batch_size": 4, "shuffle": True, "shuffle_rows": 5, "parallel_files": 2}
+    rows_once(keras_ddl.data.from_files(pattern, read_rows, **options), lengths)
+    dataset = keras_ddl.data.from_files(pattern, read_rows, **options, count_rows=lambda path: len(np.load(path)))
+    assert int(dataset.cardinality()) == len(list(dataset))
+    rows_once(dataset, lengths)
+
+
+def rows_once(dataset, lengths):
     orders = []
     for _ in range(2):
         mine = [x[:, 0].numpy().tolist() for x, _ in dataset]

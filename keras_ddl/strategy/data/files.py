@@ -21,6 +21,7 @@ def from_files(
     shuffle_rows: int = 0,
     seed: int | None = None,
     parallel_files: int = 1,
+    count_rows: Callable[[str], int] | None = None,
 ) -> tf.data.Dataset:
     """Returns batches of rows from files for `fit`, `evaluate` and `predict`: each rank reads files of its own.
 
@@ -38,11 +39,13 @@ def from_files(
         shuffle_rows: rows that are held to be shuffled among each other, anew in each epoch; 0: none.
         seed: of both shuffles; None: TensorFlow's global seed, which the Strategy sets.
         parallel_files: files that are read at a time, a row from each in turn.
+        count_rows: from a path to the number of rows in that file, called for the rank's files: the number of batches
+            is then agreed on ahead, and known to the progress bar.
     Raises:
         ConfigError: no file, or a batch_size smaller than the number of ranks. RankMismatchError: ranks see different
             files.
-    COLLECTIVE over all ranks, and so is reading: all ranks must read equally often.
-    Cost: 4 bytes between ranks per batch.
+    COLLECTIVE over all ranks, and so is reading without `count_rows`: all ranks must then read equally often.
+    Cost: without `count_rows` 4 bytes between ranks per batch.
     """
     several = communicator.is_initialized() and communicator.size() > 1
     rank, size = (communicator.rank(), communicator.size()) if several else (0, 1)
@@ -75,7 +78,11 @@ def from_files(
     if shuffle_rows:
         rows = rows.shuffle(shuffle_rows, seed=seed)
     first, end = chunk(batch_size, rank, size)
-    batches = rows.batch(end - first).prefetch(tf.data.AUTOTUNE)
+    batches = rows.batch(end - first)
+    if count_rows is not None:
+        number = -(-sum(int(count_rows(path)) for path in mine) // (end - first))
+        batches = batches.apply(tf.data.experimental.assert_cardinality(number))
+    batches = batches.prefetch(tf.data.AUTOTUNE)
     return PerRankDataset(batches) if several else batches
 
 

@@ -23,8 +23,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from keras_ddl import config, ops
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
@@ -34,7 +32,7 @@ _FIRST = 3  # batches of every pass that are compared, beside every KERAS_DDL_DA
 _NOTES = 4  # kept; a rank may read that many compared batches ahead of another
 _WORDS = 4  # of a digest: one for each of the first components, the last for all others
 _PASSES = 256  # datasets whose passes are counted at a time
-_MOST = np.array([1024, 32])  # rows of a component, and values of a row, that are looked at, evenly spread
+_ROWS, _COLUMNS = 1024, 32  # at most so many rows of a component, and values of a row, are looked at, evenly spread
 _LOST = "All ranks must read the same batches"
 _MANY = 2**32  # batches in a pass
 
@@ -126,31 +124,24 @@ def _has_digest(value: Any) -> bool:
 
 
 def _of_values(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns a checksum of values spread over a tensor (int64), and whether its rows differ."""
-    if value.shape.rank is None or value.shape.rank > 0:
-        shape = tf.shape(value, tf.int64)
-        value = tf.reshape(value, tf.stack([shape[0], tf.reduce_prod(shape[1:])]))
-        row_step, column_step = tf.unstack(tf.maximum((tf.shape(value, tf.int64) + _MOST - 1) // _MOST, 1))
-        value = value[::row_step, column_step // 2 :: column_step]
-    bits = _bits(value)
-    bits = tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, tf.constant(32, tf.int64))) * 0x1E3779B97F4A7C15
-    bits = tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, tf.constant(29, tf.int64)))
-    told = tf.reduce_any(bits[1:] != bits[:-1]) if value.shape.rank != 0 else tf.constant(False)
-    flat = tf.reshape(bits, [-1])
-    place = tf.range(1, tf.size(flat, out_type=tf.int64) + 1) * 0x3F58476D1CE4E5B9
-    place = tf.bitwise.bitwise_xor(place, tf.bitwise.right_shift(place, tf.constant(31, tf.int64)))
-    return tf.reduce_sum(flat * tf.bitwise.bitwise_or(place, tf.constant(1, tf.int64))), told
+    """Returns a checksum of values spread over a tensor (int64), and whether its rows differ.
+
+    Few operations: every iterator of a dataset prepares them anew, which costs more than running them.
+    """
+    told = tf.constant(False)
+    if value.shape.rank != 0:
+        size = value.shape[1:].num_elements() if value.shape.rank else None
+        rows = value.shape[0] if value.shape.rank and value.shape[0] is not None else tf.shape(value)[0]
+        value = tf.reshape(value, [-1, size] if size else tf.stack([rows, tf.size(value) // tf.maximum(1, rows)]))
+        columns = value.shape[1] if value.shape[1] is not None else tf.shape(value)[1]
+        row_step, step = (rows + _ROWS - 1) // _ROWS, (columns + _COLUMNS - 1) // _COLUMNS
+        value = value[:: _one(row_step), step // 2 :: _one(step)]
+        told = tf.reduce_any(value[1:] != value[:-1])
+    return tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(value), 2**62), told
 
 
-def _bits(value: tf.Tensor) -> tf.Tensor:
-    if value.dtype == tf.string:
-        return tf.strings.to_hash_bucket_fast(value, 2**62)
-    if value.dtype.is_complex:
-        return _bits(tf.math.real(value)) * 31 + _bits(tf.math.imag(value))
-    if value.dtype.is_floating:
-        same_size = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
-        value = tf.bitcast(value, same_size[value.dtype.size])
-    return tf.cast(value, tf.int64)
+def _one(step: Any) -> Any:
+    return max(1, step) if isinstance(step, int) else tf.maximum(1, step)
 
 
 # ---- at the start of a step ------------------------------------------------------------------------------------------
