@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_MODULES = ("callbacks", "errors", "export", "schedules", "timeline")
+_MODULES = ("callbacks", "data", "errors", "export", "schedules", "timeline")
 
 _HOMES = {
     "communicator": (
@@ -84,6 +84,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
+    "data",
     "errors",
     "export",
     "init",

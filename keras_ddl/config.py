@@ -82,6 +82,13 @@ def _bytes_or_auto(text: str) -> int | str:
         raise ValueError(f"{error}, or 'auto'") from None
 
 
+def _count(text: str) -> int:
+    value = _parse(int, text, "a whole number, 0 or more")
+    if value < 0:
+        raise ValueError("a whole number, 0 or more")
+    return value
+
+
 def _switch(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError("0 or 1")
@@ -103,6 +110,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "percent": _percent,
     "bytes": _bytes,
     "bytes or auto": _bytes_or_auto,
+    "count": _count,
     "0 or 1": _switch,
     "isa": _isa,
     "kernels": _kernels,
@@ -158,6 +166,13 @@ _TABLE = (
         1.0,
         "The part of the training time in which the ranks of a Strategy compare their weights, beside the ends of "
         "epochs; 0 for never. Weights that differ train on unnoticed.",
+    ),
+    Variable(
+        "DATA_CHECK_BATCHES",
+        "count",
+        20,
+        "Beside the first batches every one that is a multiple of this is compared over ranks, as far as a digest "
+        "tells, because ranks cut their rows out of the same batch; 0: none is.",
     ),
     Variable(
         "ISA",

@@ -3,6 +3,7 @@
 from keras_ddl.strategy.data import (
     PerRankDataset,
     chunk,
+    from_files,
     gather_rows,
     is_shared,
     per_rank_dataset,
@@ -14,6 +15,7 @@ from keras_ddl.strategy.data import (
 __all__ = [
     "PerRankDataset",
     "chunk",
+    "from_files",
     "gather_rows",
     "is_shared",
     "per_rank_dataset",

@@ -34,7 +34,9 @@ with tensorflow_packages.private_imports("keras", "3.15", "'keras>=3.15,<3.16'")
     from keras.src.optimizers.base_optimizer import BaseOptimizer
     from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
     from keras.src.saving import saving_lib
+    from keras.src.trainers.data_adapters import array_slicing
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
     from keras.src.trainers.trainer import Trainer
     from keras.src.utils import io_utils
     from keras.src.utils.python_utils import pythonify_logs
@@ -47,10 +49,12 @@ __all__ = [
     "BatchNormalization",
     "CallbackList",
     "LossScaleOptimizer",
+    "PyDatasetAdapter",
     "TESTED",
     "TFOptimizer",
     "TFVariable",
     "Trainer",
+    "array_slicing",
     "current_path",
     "forget_global_seed_generator",
     "global_seed_generator",

@@ -39,6 +39,7 @@ VERSION = tensorflow_packages.check_version(tf.__version__, OLDEST)
 
 _WORKS = f"{TESTED[0][0]}.{TESTED[0][1]} to {TESTED[-1][0]}.{TESTED[-1][1]}"
 with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]' or 'keras_ddl[gpu]'"):
+    from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDataset
     from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset as ShuffleDataset
     from tensorflow.python.distribute.distribute_lib import (
         InputContext,
@@ -47,7 +48,6 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]'
         UpdateContext,
         ValueContext,
     )
-    from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
     from tensorflow.python.eager import record
     from tensorflow.python.eager.context import global_seed
     from tensorflow.python.eager.polymorphic_function import polymorphic_function
@@ -57,11 +57,11 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]'
     from tensorflow.python.framework.tensor_util import constant_value_as_shape
 
 __all__ = [
-    "DistributedDatasetsFromFunction",
     "InputContext",
     "ReplicaContext",
     "ShuffleDataset",
     "StrategyExtendedV1",
+    "UnaryUnchangedStructureDataset",
     "UpdateContext",
     "ValueContext",
     "asynchronous",
@@ -72,13 +72,16 @@ __all__ = [
     "constant_value",
     "constant_value_as_shape",
     "dataset_inputs",
+    "dataset_kind",
     "global_seed",
     "is_eager",
+    "is_nondeterministic",
     "load_ops",
     "not_recorded",
     "shuffle_seeds",
     "tf",
     "traced_for_xla",
+    "variant_tensor",
 ]
 
 
@@ -161,6 +164,21 @@ def traced_for_xla() -> bool:
 def dataset_inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns the datasets that `dataset` reads from."""
     return dataset._inputs()
+
+
+def variant_tensor(dataset: tf.data.Dataset) -> tf.Tensor:
+    """Returns the handle of a dataset, for a subclass of UnaryUnchangedStructureDataset that stands for it."""
+    return dataset._variant_tensor
+
+
+def is_nondeterministic(dataset: tf.data.Dataset) -> bool:
+    """Whether a step of a dataset was given deterministic=False."""
+    return getattr(dataset, "_deterministic", None) == "false"
+
+
+def dataset_kind(dataset: tf.data.Dataset) -> str:
+    """Returns the name of a dataset's last step: "ParallelMapDataset"."""
+    return type(dataset).__name__.lstrip("_")
 
 
 def shuffle_seeds(dataset: ShuffleDataset) -> tuple[int, int]:

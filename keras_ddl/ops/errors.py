@@ -38,6 +38,8 @@ def from_tensorflow(error: tf.errors.OpError) -> errors.KerasDdlError | None:
     if ours is None:
         return jit_compile_error() if _XLA.search(text) else None
     message = ours[1]
+    if "assertion failed: [keras_ddl: " in text:  # what the ranks found out inside a graph, all of them
+        return errors.RankMismatchError(message.removesuffix("]"))
     if _NOT_INITIALIZED in message:
         return errors.NotInitializedError(message)
     return errors.from_code(error.error_code, message)

@@ -11,6 +11,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, bucket_size, keras_patches, threads
+from keras_ddl.strategy.data import order
 from keras_ddl.strategy.extended import DdlExtended
 from keras_ddl.strategy.keras_patches import trainer
 from keras_ddl.strategy.saving import SaveRecords
@@ -41,6 +42,8 @@ class Strategy(tf.distribute.Strategy):
             KERAS_DDL_DRIFT_CHECK_PERCENT by default, and 1 without it. Rank 0's counts.
         seed: sets all random seeds as keras.utils.set_random_seed does. Default: those the script has set, if all
             ranks have set the same ones, else rank 0's.
+        gather_predictions: what `model.predict` returns: "all": all rows, on every rank; "rank0": all rows on rank 0
+            and on every other rank its own rows only, for predictions that a host's memory does not hold several times.
     Raises:
         ConfigError: another tf.distribute scope is active. DependencyError: Keras does not run on TensorFlow.
     COLLECTIVE over all ranks.
@@ -56,6 +59,7 @@ class Strategy(tf.distribute.Strategy):
         sparse_as_dense: bool | str = "auto",
         drift_check_percent: float | None = None,
         seed: int | None = None,
+        gather_predictions: str = "all",
     ) -> None:
         topology = communicator.init(mode)
         self._check_no_other_scope(topology.rank)
@@ -76,6 +80,12 @@ class Strategy(tf.distribute.Strategy):
                 "Strategy: drift_check_percent must be a number from 0 (never) to 100. Received: "
                 f"drift_check_percent={drift_check_percent!r} (rank {topology.rank}). Leave it out for 1."
             )
+        if gather_predictions not in ("all", "rank0"):
+            raise ConfigError(
+                "Strategy: gather_predictions must be 'all' or 'rank0'. "
+                f"Received: gather_predictions={gather_predictions!r} (rank {topology.rank})."
+            )
+        self.gather_predictions = gather_predictions
         threads.share_cores(topology)
         keras_patches.install()
         self.rank, self.size = topology.rank, topology.size
@@ -121,7 +131,7 @@ class Strategy(tf.distribute.Strategy):
         """
         if self.size > 1:
             fn = trainer.as_step(fn)  # a model's train_step means the same whoever calls it
-        with ops.translate_errors():
+        with order.translate_errors():
             return super().run(fn, args, kwargs, options)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:

@@ -9,7 +9,6 @@ import hashlib
 import os
 import pickle
 import random
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -102,42 +101,6 @@ def check_same_model(model: keras.Model, rank: int) -> None:
             f"Received: variable {found.position} is {found.of_rank_0} on rank 0 and {found.of_rank} on rank "
             f"{found.rank} (rank {rank}). Build and compile the model alike on every rank."
         )
-
-
-def check_same_arrays(arrays: Any, rank: int) -> None:
-    """Checks that all ranks read the same arrays, as far as shapes and the first and last row tell.
-
-    Each rank keeps its rows of batches that it cuts out of its own arrays; given only its part of the data, it would
-    use only a part of that.
-
-    Raises: RankMismatchError: the numbers of rows differ. Warns when rows differ.
-    """
-    looks = [_look(array) for array in keras.tree.flatten(arrays) if hasattr(array, "shape") and array.shape]
-    everyone = communicator.all_gather_object(looks, name="keras_ddl/arrays")
-    other = next((r for r, theirs in enumerate(everyone) if theirs != everyone[0]), None)
-    if other is None:
-        return
-    rule = (
-        "Every rank must be given the whole data, not its part of it: keras_ddl takes each rank's rows of every batch."
-    )
-    remedy = "For data that is split already, use strategy.distribute_datasets_from_function."
-    shapes = [[shape for shape, _ in theirs] for theirs in (everyone[0], everyone[other])]
-    if shapes[0] != shapes[1]:
-        raise RankMismatchError(
-            f"{rule} Received: arrays of shapes {shapes[0]} on rank 0 and {shapes[1]} on rank {other} (rank {rank}). "
-            f"{remedy}"
-        )
-    if rank == 0:
-        warnings.warn(
-            f"{rule} Received: other first or last rows on rank {other} than on rank 0. {remedy}", stacklevel=6
-        )
-
-
-def _look(array: Any) -> tuple[tuple[int, ...], bytes]:
-    shape = tuple(array.shape)
-    if not shape[0] or not isinstance(array, (np.ndarray, tf.Tensor)):
-        return shape, b""
-    return shape, _digest([np.asarray(array[:1]).tobytes(), np.asarray(array[-1:]).tobytes()])
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:

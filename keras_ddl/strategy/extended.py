@@ -189,15 +189,11 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
 
                 self._functions[fn] = tf_compat.clone_function(fn, in_replica)
             return self._functions[fn](*args, **kwargs)
-        with (
-            tf.device(self.device),
-            self._rank_seed(),
-            ReplicaContext(self._container_strategy(), self.rank),
-            step.running((args, kwargs), self.share),
-        ):
+        with tf.device(self.device), self._rank_seed(), ReplicaContext(self._container_strategy(), self.rank):
             if self.size > 1 and self.counts_rows:
-                self.share.begin_step((args, kwargs))
-            return fn(*args, **kwargs)
+                args, kwargs = self.share.begin_step((args, kwargs))
+            with step.running((args, kwargs), self.share):
+                return fn(*args, **kwargs)
 
     @contextlib.contextmanager
     def _rank_seed(self):
@@ -257,7 +253,9 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
 
     # ---- data
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        return data.share_dataset(dataset, self.rank, self.size)
+        if self.size == 1 or data.is_shared(dataset):
+            return dataset
+        return data.share_dataset(dataset, self.rank, self.size, data.agree_number())
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         return data.per_rank_dataset(dataset_fn, self.rank, self.size)

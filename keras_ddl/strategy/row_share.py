@@ -19,6 +19,7 @@ from typing import Any
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import data
+from keras_ddl.strategy.data import order
 
 _NAME = "rows"
 
@@ -33,20 +34,26 @@ class RowShare:
         with tf.init_scope(), tf.device("CPU:0"):
             self._counts = tf.Variable(tf.ones([size], tf.int64), trainable=False, name="keras_ddl_rows")
 
-    def begin_step(self, batch: Any) -> None:
-        """Tells the other ranks the rows of `batch`. COLLECTIVE; asynchronous in a graph.
+    def begin_step(self, batch: Any) -> Any:
+        """Tells the other ranks the rows of `batch`, and of batches read lately (data/order.py). COLLECTIVE;
+        asynchronous in a graph.
 
         Where there are no rows, in a step without a batch, every rank counts as one row.
+        Returns: `batch`, for use in the step: when it is one whose order is compared, it waits for the others' word.
         """
         with tf.name_scope("keras_ddl_rows"):
             rows = data.row_count(batch)
-            counts = tf.ones([self.size], tf.int64) if rows is None else ops.all_gather(rows, name=_NAME)
+            if rows is None:
+                counts = tf.ones([self.size], tf.int64)
+            else:
+                counts, batch = order.begin_step(rows, batch, _NAME)
             self._counts.assign(counts)
         self._thread.batch = batch
         self._thread.static_rows = data.static_rows(batch)
         # In the step's own graph the tensor spares every reader a read of the variable.
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._thread.graph, self._thread.in_graph = graph, None if graph is None else self._rows_first_total(counts)
+        return batch
 
     def _rows_first_total(self, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         with tf.device("CPU:0"):

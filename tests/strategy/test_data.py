@@ -8,6 +8,7 @@ import pytest
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import data
+from keras_ddl.strategy.data import order
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -101,3 +102,32 @@ def test_row_count_takes_the_first_rows():
     assert int(data.row_count((tf.ragged.constant([[1], [2, 3]]),))) == 2
     assert int(data.row_count((tf.sparse.from_dense([[1], [0], [2]]),))) == 3
     assert data.row_count((tf.constant(1.0), tf.Variable([1.0, 2.0]), None)) is None
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int64", "bool", "complex64"]
+)
+def test_digest_tells_batches_apart(dtype):
+    values = np.arange(2400).reshape(80, 30) ** 2 % 97
+    batch = tf.cast(values % 2 if dtype == "bool" else values, dtype)
+    words = order.digest([batch]).numpy()
+    assert words[0] % 2 == 1 and not words[1:].any()
+    np.testing.assert_array_equal(order.digest([tf.identity(batch)]), words)
+    swapped = tf.gather(batch, [1, 0, *range(2, 80)])
+    assert order.digest([swapped])[0] != words[0]
+
+
+def test_digest_of_every_kind_of_component():
+    alike = order.digest([tf.ones([4, 3]), tf.zeros([0, 2]), tf.constant(3.0)]).numpy()
+    assert (alike % 2 == 0).all(), "they do not tell rows apart"
+    assert order.digest([tf.zeros([4, 3])])[0] != alike[0]
+    texts = tf.constant(["one", "two"])
+    assert order.digest([texts])[0] != order.digest([texts[::-1]])[0]
+    ragged = [tf.ragged.constant([[1], [2, 3]]), tf.ragged.constant([[1, 2], [3]])]
+    assert order.digest(ragged[:1])[0] != order.digest(ragged[1:])[0]
+    sparse = [tf.sparse.from_dense([[0, 1], [2, 0]]), tf.sparse.from_dense([[1, 0], [0, 2]])]
+    assert order.digest(sparse[:1])[0] != order.digest(sparse[1:])[0]
+    many = [tf.range(3) + i for i in range(7)]
+    assert order.digest(many)[3] != order.digest([*many[:6], many[0]])[3]
+    large = tf.random.stateless_normal([3000, 500], [1, 2])
+    assert order.digest([large])[0] != order.digest([large[::-1]])[0]

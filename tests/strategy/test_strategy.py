@@ -17,10 +17,10 @@ def checks(*names: str) -> list[Path]:
 
 
 # One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
-OF_THREE = ("exact", "loop", "state", "bucket", "random", "layer", "variable")
+OF_THREE = ("exact", "loop", "state", "bucket", "random", "layer", "variable", "data")
 test_of_three = rank_tests(checks(*OF_THREE), [3], check_timeout=120, env=PATIENT)
 test_of_two = rank_tests(
-    checks("training", "callback", "around", "error", "case", "program"), [2], check_timeout=120, env=PATIENT
+    checks("training", "callback", "around", "error", "case", "program", "data"), [2], check_timeout=120, env=PATIENT
 )
 test_of_four = pytest.mark.long(rank_tests(checks("training"), [4], check_timeout=120, env=PATIENT))
 test_programs = pytest.mark.long(rank_tests(checks("further_program"), [2], check_timeout=120, env=PATIENT))
@@ -118,3 +118,40 @@ def test_strategy_on_one_rank_trains_as_keras_does():
         return run(contextlib.nullcontext()) == run(keras_ddl.Strategy().scope())
 
     assert run_ranks(train, 1).check().ranks[0].result is True
+
+
+@pytest.mark.long
+@pytest.mark.parallel
+def test_strategy_reads_a_py_dataset_in_spawned_processes(tmp_path):
+    program = tmp_path / "spawned.py"
+    program.write_text(
+        """
+import multiprocessing
+
+import keras
+import numpy as np
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        x = np.arange(8.0 * index, 8.0 * index + 8)[:, None] / 32
+        assert multiprocessing.parent_process() is not None or index < 2  # Keras looks at some for their shapes
+        return x, 2 * x
+
+
+if __name__ == "__main__":  # the spawned processes import this file
+    import keras_ddl
+
+    multiprocessing.set_start_method("spawn")
+    with keras_ddl.Strategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(Batches(workers=2, use_multiprocessing=True), epochs=2, verbose=0)
+    weights = keras_ddl.all_gather_object([w.tolist() for w in model.get_weights()])
+    assert weights[0] == weights[1] and weights[0][0] != [[1.0]], weights
+"""
+    )
+    run_ranks(program, 2, timeout=180).check()

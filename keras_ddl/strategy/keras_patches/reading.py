@@ -5,33 +5,53 @@ Patched: keras/src/backend/tensorflow/trainer.py, trainers/data_adapters/array_d
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import agreement, data
+from keras_ddl.errors import KerasDdlError
+from keras_ddl.strategy import data
+from keras_ddl.strategy.data import arrays, py_dataset
 
 _thread = threading.local()
 
 
 def maybe_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Builds the model from the data's element_spec.
+    """Builds the model from the data's element_spec, if it can be built by calling it.
 
     Keras takes a batch from the iterator for its shapes, and a generator cannot give it back: its rows would be lost.
+    Without a strategy, Keras builds nothing here: the step does, when it is traced. So does it here when calling the
+    model fails, because its steps may never do that (a GAN, a siamese network); if they do, they fail alike. Ragged and
+    sparse inputs are left to the step, too, because Keras's symbols would stand for dense ones.
     """
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         strategy = keras_compat.strategy_of(self)
-        if strategy is None or iterator is None:
+        if strategy is None:
             return original(self, iterator=iterator, data_batch=data_batch)
-        leaves = [_symbolic(spec) for spec in tf.nest.flatten(iterator._distributed_dataset.element_spec)]
-        if any(leaf is _UNKNOWN for leaf in leaves):
-            return None  # built when the step is traced, as without a strategy
-        batch = tf.nest.pack_sequence_as(iterator._distributed_dataset.element_spec, leaves)
-        return original(self, data_batch=batch)
+        if iterator is not None:
+            spec = iterator._distributed_dataset.element_spec
+            leaves = [_symbolic(leaf) for leaf in tf.nest.flatten(spec)]
+            if any(leaf is _UNKNOWN for leaf in leaves):
+                return None
+            data_batch = tf.nest.pack_sequence_as(spec, leaves)
+        elif any(isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) for leaf in tf.nest.flatten(data_batch)):
+            return None
+        if type(self).call is keras.Model.call:
+            return None  # there is none to be called
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what this only tries
+            try:
+                return original(self, data_batch=data_batch)
+            except KerasDdlError:
+                raise
+            except Exception:
+                return None
 
     return _maybe_symbolic_build
 
@@ -42,7 +62,7 @@ _UNKNOWN = object()
 def _symbolic(spec: Any) -> Any:
     if isinstance(spec, tf.OptionalSpec):
         return None  # how Keras carries a None through tf.data
-    if not isinstance(spec, (tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec)) or spec.shape.rank is None:
+    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
         return _UNKNOWN
     return keras.KerasTensor(tuple(spec.shape), keras.backend.standardize_dtype(spec.dtype))
 
@@ -57,12 +77,15 @@ def epoch_iterator_init(original: Callable[..., Any]) -> Callable[..., Any]:
         rank, size = distribute_strategy.rank, distribute_strategy.size
         data.check_batch_rows(kwargs.get("batch_size"), size, rank, "batch_size")
         self._ddl_shuffle = None
+        if py_dataset.has_rows(kwargs.get("x")):
+            chosen = {key: kwargs[key] for key in ("shuffle", "class_weight") if key in kwargs}
+            kwargs["x"] = py_dataset.RowsAdapter(kwargs["x"], rank, size, **chosen)
         _thread.iterator, _thread.strategy = self, distribute_strategy
         try:
             original(self, distribute_strategy, *args, **kwargs)
         finally:
             _thread.iterator = _thread.strategy = None
-        agreement.check_same_arrays(getattr(self.data_adapter, "_inputs", None), rank)
+        arrays.check_same_arrays(getattr(self.data_adapter, "_inputs", None), rank)
         first_batches = getattr(self.data_adapter, "_first_batches", None)  # of a generator, which Keras has looked at
         if first_batches:
             rows = next((len(leaf) for leaf in tf.nest.flatten(first_batches[0]) if getattr(leaf, "shape", ())), None)
@@ -72,7 +95,8 @@ def epoch_iterator_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def array_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Shuffles arrays alike on all ranks and differently in each epoch, also when the script has set no seed.
+    """Reads this rank's rows of arrays only. Shuffles alike on all ranks and differently in each epoch, also when the
+    script has set no seed.
 
     A global seed alone would do the first but not the second: under one, the permutation that Keras draws inside the
     dataset is the same in every epoch. When the script itself has set a seed, Keras's order is left as it is.
@@ -80,50 +104,38 @@ def array_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def get_tf_dataset(self):
         strategy = getattr(_thread, "strategy", None)
-        if strategy is None or not self._shuffle or strategy.random_state.seeded_by_script:
+        if strategy is None:
             return original(self)
-        seed = tf.Variable([0, 0], dtype=tf.int64, trainable=False, name="keras_ddl_shuffle_seed")
-        _thread.iterator._ddl_shuffle = (strategy, seed)
-        counter = [0]
-
-        def shuffle(value, seed_unused=None, name=None):
-            counter[0] += 1  # "batch" shuffles inside each batch
-            return tf.random.experimental.stateless_shuffle(value, seed=seed + counter[0])
-
-        stock = tf.random.shuffle
-        tf.random.shuffle = shuffle
-        try:
-            return original(self)
-        finally:
-            tf.random.shuffle = stock
+        shuffle_rows = tf.random.shuffle
+        if self._shuffle and not strategy.random_state.seeded_by_script:
+            seed = tf.Variable([0, 0], dtype=tf.int64, trainable=False, name="keras_ddl_shuffle_seed")
+            _thread.iterator._ddl_shuffle = (strategy, seed)
+            shuffle_rows = functools.partial(_shuffle_from, seed, [0])
+        return arrays.dataset_of_rows(
+            self._inputs,
+            strategy.rank,
+            strategy.size,
+            data.agree_number(),
+            batch_size=self._batch_size,
+            shuffle=self._shuffle,
+            shuffle_rows=shuffle_rows,
+        )
 
     return get_tf_dataset
 
 
+def _shuffle_from(seed: tf.Variable, counter: list[int], value: tf.Tensor) -> tf.Tensor:
+    counter[0] += 1
+    return tf.random.experimental.stateless_shuffle(value, seed=seed + counter[0])
+
+
 def get_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Sets the seed of the epoch that begins; and makes the end of per-rank data one that Keras understands."""
+    """Sets the seed of the epoch that begins."""
 
     def _get_iterator(self):
-        dataset = original(self)
         if getattr(self, "_ddl_shuffle", None) is not None:
             strategy, seed = self._ddl_shuffle
             seed.assign(strategy.random_state.next_shuffle_seed())
-        if isinstance(dataset, data.PerRankDataset):
-            return _EndsOutOfRange(dataset)
-        return dataset
+        return original(self)
 
     return _get_iterator
-
-
-class _EndsOutOfRange:
-    """Iterates like a tf.data iterator inside a function: its end is tf.errors.OutOfRangeError.
-
-    Keras reads Python iterators with zip(), which hides a StopIteration and then finds no step's output.
-    """
-
-    def __init__(self, dataset: data.PerRankDataset) -> None:
-        self._dataset = dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self._dataset
-        raise tf.errors.OutOfRangeError(None, None, "all ranks have read all their data")

@@ -13,11 +13,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, data, layer_state, metric_state, step
+from keras_ddl.strategy.data import arrays, order
 from keras_ddl.strategy.keras_patches import metric_results
 from keras_ddl.strategy.keras_patches.optimizer import accumulators, outside_message
 from keras_ddl.strategy.keras_patches.saving import mark_state_local
@@ -87,7 +87,7 @@ def fit(original: Callable[..., Any]) -> Callable[..., Any]:
         if strategy.size == 1:
             return original(*bound.args, **bound.kwargs)
         layer_state.check(self, strategy.rank)
-        with ops.translate_errors(), _in_fit(self):
+        with order.translate_errors(), _in_fit(self):
             strategy.random_state.agree()
             return original(*bound.args, **bound.kwargs)
 
@@ -105,7 +105,7 @@ def _among_ranks(body: Callable[..., Any]) -> Callable[..., Any]:
             if strategy is None or strategy.size == 1:
                 return original(self, *args, **kwargs)
             bound = _bind(original, self, args, kwargs, strategy)
-            with ops.translate_errors():
+            with order.translate_errors():
                 return body(self, strategy, lambda: original(*bound.args, **bound.kwargs), kwargs)
 
         return wrapper
@@ -124,24 +124,28 @@ def evaluate(model: Any, strategy: Any, call: Callable[[], Any], kwargs: dict[st
 
 @_among_ranks
 def predict(model: Any, strategy: Any, call: Callable[[], Any], kwargs: dict[str, Any]) -> Any:
-    """Returns the rows of all ranks, in order, on every rank."""
+    """Returns the rows of all ranks, in order, on every rank, or on rank 0 (`Strategy(gather_predictions=)`)."""
     layer_state.agree(model, strategy.size)
     return call()
 
 
 def on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """train_on_batch, test_on_batch: each rank passes its own rows; all get the loss and metrics of all rows."""
+    """train_on_batch, test_on_batch: each rank passes its own rows; all get the loss and metrics of all rows.
+
+    A script for one process passes the same rows on every rank: the first call looks for that, and warns.
+    """
 
     def wrapper(self, *args, **kwargs):
         strategy = keras_compat.strategy_of(self)
         if strategy is None or strategy.size == 1:
             return original(self, *args, **kwargs)
         bound = inspect.signature(original).bind(self, *args, **kwargs)
+        arrays.warn_of_equal_batches((bound.arguments["x"], bound.arguments.get("y")), strategy.rank)
         as_dict = bound.arguments.get("return_dict", False)
         bound.arguments["return_dict"] = True
         if original.__name__ == "train_on_batch":
             mark_state_local(self)
-        with ops.translate_errors():
+        with order.translate_errors():
             logs = original(*bound.args, **bound.kwargs)
             logs = keras_compat.pythonify_logs(global_logs_of(self, logs, strategy))
         return logs if as_dict else self._flatten_metrics_in_order(logs)
@@ -159,7 +163,7 @@ def predict_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         shared = self.predict_function
         self.predict_function = self.__dict__.get("_ddl_local_predict")
         try:
-            with ops.translate_errors(), _without_row_counts(strategy), _flag("local"):
+            with order.translate_errors(), _without_row_counts(strategy), _flag("local"):
                 return original(self, x)
         finally:
             self.__dict__["_ddl_local_predict"] = self.predict_function
@@ -175,6 +179,7 @@ def get_metrics_result_or_logs(original: Callable[..., Any]) -> Callable[..., An
         strategy = keras_compat.strategy_of(self)
         if strategy is None or strategy.size == 1:
             return original(self, logs)
+        order.warn_of_unlike_values(strategy.rank)
         if not getattr(_thread, "evaluating", False):  # so this is the end of an epoch of fit
             layer_state.agree(self, strategy.size)
             agreement.collect_accumulated_gradients(accumulators(self.optimizer), strategy.rank)
@@ -203,6 +208,10 @@ def reduce_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:
             return values
         leaves = keras_compat.tree.flatten(values)
         name = "predict"
+        if strategy.gather_predictions == "rank0" and strategy.rank != 0:
+            for i, leaf in enumerate(leaves):
+                data.gather_rows(leaf, strategy.rank, name=f"{name}_{i}")  # rank 0 waits for these
+            return values
         gathered = [data.gather_rows(leaf, strategy.rank, name=f"{name}_{i}") for i, leaf in enumerate(leaves)]
         return keras_compat.tree.pack_sequence_as(values, gathered)
 

@@ -1,0 +1,22 @@
+"""Each rank's share of the data: cut out of batches that all read, or read by one rank alone."""
+
+from keras_ddl.strategy.data.files import from_files
+from keras_ddl.strategy.data.per_rank import PerRankDataset, per_rank_dataset
+from keras_ddl.strategy.data.rows import check_batch_rows, chunk, gather_rows, row_count, static_rows, take_chunk
+from keras_ddl.strategy.data.share import agree_number, check_shuffle_seeds, is_shared, share_dataset
+
+__all__ = [
+    "PerRankDataset",
+    "agree_number",
+    "check_batch_rows",
+    "check_shuffle_seeds",
+    "chunk",
+    "from_files",
+    "gather_rows",
+    "is_shared",
+    "per_rank_dataset",
+    "row_count",
+    "share_dataset",
+    "static_rows",
+    "take_chunk",
+]

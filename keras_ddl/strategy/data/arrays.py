@@ -1,0 +1,150 @@
+"""Arrays given to fit, evaluate and predict: batches of which only this rank's rows are read; whether all ranks hold
+the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from keras_ddl import communicator
+from keras_ddl.compat.keras import array_slicing, keras, tree
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import RankMismatchError
+from keras_ddl.strategy.data.share import share_dataset
+
+_RULE = "Every rank must be given the whole data, in one order: keras_ddl takes each rank's rows of every batch."
+_REMEDY = (
+    "Shuffle or draw alike on all ranks (keras.utils.set_random_seed, or after keras_ddl.Strategy()); for data that is "
+    "split already, use strategy.distribute_datasets_from_function."
+)
+_ROWS, _VALUES = 1024, 32  # at most so many rows, and values of a row, are looked at
+_batches_compared = False
+
+
+def dataset_of_rows(
+    inputs: Any,
+    rank: int,
+    size: int,
+    number: int,
+    *,
+    batch_size: int,
+    shuffle: bool | str,
+    shuffle_rows: Callable[[tf.Tensor], tf.Tensor],
+) -> tf.data.Dataset:
+    """Returns the batches that Keras's ArrayDataAdapter makes of arrays, of which only the rows of `rank` are gathered.
+
+    The positions of the rows are made, shuffled and batched as Keras does it (the same operations in functions of their
+    own, so that TensorFlow draws the same numbers), and cut before they are looked up.
+
+    Args:
+        inputs: the adapter's arrays, with `batch_size` and `shuffle` (False, True or "batch") as given to fit.
+        number: the dataset's, as in `share_dataset`.
+        shuffle_rows: tf.random.shuffle or another in its place.
+    """
+    rows = next(array.shape[0] for array in tree.flatten(inputs) if array is not None)
+    whole = rows // batch_size * batch_size
+
+    @tf.autograph.experimental.do_not_convert
+    def permutation(_):
+        positions = tf.range(rows, dtype=tf.int64)
+        return shuffle_rows(positions) if shuffle and shuffle != "batch" else positions
+
+    @tf.autograph.experimental.do_not_convert
+    def batches(positions):
+        found = tf.data.Dataset.from_tensor_slices(tf.reshape(positions[:whole], [-1, batch_size]))
+        return found.concatenate(tf.data.Dataset.from_tensors(positions[whole:])) if whole < rows else found
+
+    @tf.autograph.experimental.do_not_convert
+    def look_up(positions, arrays):
+        def one(array):
+            if isinstance(array, array_slicing.TensorflowSparseWrapper):
+                return array_slicing.slice_tensorflow_sparse_wrapper(array, positions)
+            if isinstance(array, (list, tuple, dict)):
+                return None  # go on inside
+            return tf.gather(array, positions) if tf.is_tensor(array) else array
+
+        return tree.traverse(one, arrays)
+
+    positions = tf.data.Dataset.range(1).map(permutation).prefetch(1).flat_map(batches)
+    if shuffle == "batch":
+        positions = positions.map(shuffle_rows)
+    mine = share_dataset(positions, rank, size, number)
+    arrays = tree.lists_to_tuples(array_slicing.convert_to_sliceable(inputs, target_backend="tensorflow"))
+    dataset = tf.data.Dataset.zip((mine, tf.data.Dataset.from_tensors(arrays).repeat()))
+    dataset = dataset.map(look_up, num_parallel_calls=tf.data.AUTOTUNE)
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False  # they would copy the arrays
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
+
+
+def check_same_arrays(arrays: Any, rank: int) -> None:
+    """Checks that all ranks read the same arrays, as far as shapes and rows spread over them tell. COLLECTIVE.
+
+    Raises: RankMismatchError: shapes differ; or values do in every array whose rows are not all alike, so that rows
+        stand in another order. Where other arrays are equal, there is a warning: values may have been drawn at random.
+    """
+    looks = [_look(array) for array in keras.tree.flatten(arrays) if hasattr(array, "shape") and array.shape]
+    everyone = communicator.all_gather_object(looks, name="keras_ddl/arrays")
+    other = next((r for r, theirs in enumerate(everyone) if theirs != everyone[0]), None)
+    if other is None:
+        return
+    shapes = [[shape for shape, _, _ in theirs] for theirs in (everyone[0], everyone[other])]
+    if shapes[0] != shapes[1]:
+        raise RankMismatchError(
+            f"{_RULE} Received: arrays of shapes {shapes[0]} on rank 0 and {shapes[1]} on rank {other} (rank {rank}). "
+            f"{_REMEDY}"
+        )
+    differing = [i for i, (one, theirs) in enumerate(zip(everyone[0], everyone[other])) if one != theirs]
+    agreeing = [i for i, (_, _, told) in enumerate(everyone[0]) if told and i not in differing]
+    received = f"Received: other values on rank {other} than on rank 0 in array(s) {differing} of {len(looks)}"
+    if not agreeing:
+        raise RankMismatchError(f"{_RULE} {received} (rank {rank}). {_REMEDY}")
+    if rank == 0:
+        warnings.warn(f"{_RULE} {received}, which is right only if they were drawn at random. {_REMEDY}", stacklevel=6)
+
+
+def warn_of_equal_batches(batch: Any, rank: int) -> None:
+    """Warns, once per process, when all ranks pass the same rows to a method that takes each rank's own. COLLECTIVE at
+    the first call.
+    """
+    global _batches_compared
+    if _batches_compared:
+        return
+    _batches_compared = True
+    leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(batch, expand_composites=True) if hasattr(leaf, "shape")]
+    content = [pickle.dumps(leaf) if leaf.dtype.hasobject else leaf.tobytes() for leaf in leaves]
+    everyone = communicator.all_gather_object(hashlib.sha256(b"".join(content)).digest(), name="keras_ddl/batch")
+    if len(set(everyone)) == 1:
+        warnings.warn(
+            "train_on_batch and test_on_batch take each rank's own rows; the batch of all ranks together is what they "
+            f"train on. Received: the same rows on all {len(everyone)} ranks (rank {rank}), which are so counted "
+            f"{len(everyone)} times. Pass this rank's part of them (keras_ddl.data.chunk), or use fit, which takes it.",
+            stacklevel=4,
+        )
+
+
+def _look(array: Any) -> tuple[tuple[int, ...], bytes, bool]:
+    """Returns the shape, a digest of rows spread over the array, and whether these differ from one another."""
+    shape = tuple(array.shape)
+    if hasattr(array, "iloc"):  # pandas
+        sample = array.iloc[:: _step(shape[0], _ROWS)].to_numpy()
+    elif isinstance(array, (np.ndarray, tf.Tensor)):
+        sample = np.asarray(array[:: _step(shape[0], _ROWS)])
+    else:
+        return shape, b"", False
+    sample = sample.reshape(len(sample), int(np.prod(sample.shape[1:])))
+    step = _step(sample.shape[1], _VALUES)
+    sample = np.ascontiguousarray(sample[:, step // 2 :: step])
+    rows = [pickle.dumps(row) if sample.dtype.hasobject else row.tobytes() for row in sample]
+    return shape, hashlib.sha256(b"".join(rows)).digest(), len(set(rows)) > 1
+
+
+def _step(length: int, most: int) -> int:
+    return max(1, -(-length // most))

@@ -1,0 +1,110 @@
+"""Rows from files, each file read by one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_ddl import communicator
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.strategy.data.per_rank import PerRankDataset
+from keras_ddl.strategy.data.rows import check_batch_rows, chunk
+
+
+def from_files(
+    pattern: str | Sequence[str],
+    reader: Callable[[tf.Tensor], Any],
+    *,
+    batch_size: int,
+    shuffle: bool = False,
+    shuffle_rows: int = 0,
+    seed: int | None = None,
+    parallel_files: int = 1,
+    count_rows: Callable[[str], int] | None = None,
+) -> tf.data.Dataset:
+    """Returns batches of rows from files for `fit`, `evaluate` and `predict`: each rank reads files of its own.
+
+    An epoch has every row of every file exactly once. Files are dealt to the ranks so that each gets about as many
+    bytes, always the same ones. Ranks whose files end earlier go on with batches of no rows until all are done, so that
+    every rank takes the same number of steps. Which rows meet in a batch depends on the number of ranks; where that
+    must not be, let every rank read everything.
+
+    Args:
+        pattern: a glob pattern, or paths and patterns; the same files on all ranks.
+        reader: from a path (string tensor) to the rows of that file, as a tf.data.Dataset whose elements are rows, or
+            as tensors whose first dimension counts rows. It is traced: read NumPy files with tf.numpy_function.
+        batch_size: rows of all ranks together.
+        shuffle: read the rank's files in another order in each epoch.
+        shuffle_rows: rows that are held to be shuffled among each other, anew in each epoch; 0: none.
+        seed: of both shuffles; None: TensorFlow's global seed, which the Strategy sets.
+        parallel_files: files that are read at a time, a row from each in turn.
+        count_rows: from a path to the number of rows in that file, called for the rank's files: the number of batches
+            is then agreed on ahead, and known to the progress bar.
+    Raises:
+        ConfigError: no file, or a batch_size smaller than the number of ranks. RankMismatchError: ranks see different
+            files.
+    COLLECTIVE over all ranks, and so is reading without `count_rows`: all ranks must then read equally often.
+    Cost: without `count_rows` 4 bytes between ranks per batch.
+    """
+    several = communicator.is_initialized() and communicator.size() > 1
+    rank, size = (communicator.rank(), communicator.size()) if several else (0, 1)
+    check_batch_rows(batch_size, size, rank, f"batch_size={batch_size}")
+    patterns = [pattern] if isinstance(pattern, str) else list(pattern)
+    files = sorted({path for each in patterns for path in tf.io.gfile.glob(each)})
+    lengths = [tf.io.gfile.stat(path).length for path in files]
+    if several:
+        _check_same_files(files, lengths, rank)
+    if not files:
+        raise ConfigError(
+            f"from_files: the pattern must match a file. Received: {pattern!r} (rank {rank}). Patterns are those of "
+            "tf.io.gfile.glob, relative to the working directory."
+        )
+    mine = _deal(files, lengths, size)[rank]
+    paths = tf.data.Dataset.from_tensor_slices(tf.constant(mine, tf.string))
+    if shuffle and mine:
+        paths = paths.shuffle(len(mine), seed=seed)
+
+    def rows_of(path):
+        rows = reader(path)
+        return rows if isinstance(rows, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(rows)
+
+    rows = paths.interleave(
+        rows_of,
+        cycle_length=parallel_files,
+        num_parallel_calls=tf.data.AUTOTUNE if parallel_files > 1 else None,
+        deterministic=True if parallel_files > 1 else None,
+    )
+    if shuffle_rows:
+        rows = rows.shuffle(shuffle_rows, seed=seed)
+    first, end = chunk(batch_size, rank, size)
+    batches = rows.batch(end - first)
+    if count_rows is not None:
+        number = -(-sum(int(count_rows(path)) for path in mine) // (end - first))
+        batches = batches.apply(tf.data.experimental.assert_cardinality(number))
+    batches = batches.prefetch(tf.data.AUTOTUNE)
+    return PerRankDataset(batches) if several else batches
+
+
+def _deal(files: Sequence[str], lengths: Sequence[int], size: int) -> list[list[str]]:
+    """Returns each rank's files: the largest first, to the rank that has fewest bytes (Graham, 1969)."""
+    dealt: list[list[str]] = [[] for _ in range(size)]
+    held = [(0, rank) for rank in range(size)]
+    for length, file in sorted(zip(lengths, files), key=lambda one: (-one[0], one[1])):
+        bytes_, rank = min(held)
+        held[rank] = (bytes_ + max(length, 1), rank)
+        dealt[rank].append(file)
+    return [sorted(some) for some in dealt]
+
+
+def _check_same_files(files: Sequence[str], lengths: Sequence[int], rank: int) -> None:
+    everyone = communicator.all_gather_object((files, lengths), name="keras_ddl/data/files")
+    for other, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            differing = sorted(set(zip(*everyone[0])) ^ set(zip(*theirs)))[:3]
+            raise RankMismatchError(
+                "from_files: all ranks must see the same files, because each reads its part of them. Received: "
+                f"{len(everyone[0][0])} files on rank 0 and {len(theirs[0])} on rank {other}, which differ in (path, "
+                f"bytes) {differing} (rank {rank}). Where every host has files of its own, use "
+                "strategy.distribute_datasets_from_function."
+            )

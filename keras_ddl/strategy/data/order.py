@@ -1,0 +1,300 @@
+"""Whether the ranks read the same batches, told from what arrives.
+
+Ranks that cut their rows out of one batch must all have read that batch. A pipeline may break this in ways that nobody
+sees in its code: an unseeded shuffle inside a function, interleave(deterministic=False), a generator that draws numbers
+of its own. So a digest of each dataset's first batches and of every k-th after them is compared over the ranks.
+
+While a batch is cut (in a thread of tf.data, perhaps ahead of time) its digest is only noted, in a short list of the
+process; no rank waits there, so a rank that stops reading early leaves nobody waiting. At the start of a step each rank
+sends its list along with its number of rows, in the same collective. Notes of the same batch of the same pass over the
+same dataset are compared; others are left for later steps. The step waits for the verdict only when it brings a batch
+that has just been noted.
+
+A digest has a word for each of the batch's first components, so that values drawn at random in one component
+(augmentation in threads) are told from other rows: the other components then agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from keras_ddl import config, ops
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import RankMismatchError
+
+_FIRST = 3  # batches of every pass that are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
+_NOTES = 4  # kept; a rank may read that many compared batches ahead of another
+_WORDS = 4  # of a digest: one for each of the first components, the last for all others
+_PASSES = 256  # datasets whose passes are counted at a time
+_ROWS, _COLUMNS = 1024, 32  # at most so many rows of a component, and values of a row, are looked at, evenly spread
+_LOST = "All ranks must read the same batches"
+_MANY = 2**32  # batches in a pass
+
+_components: dict[int, list[str]] = {}  # by dataset: what the error calls the components of its batches
+
+
+class _Notes:
+    """The variables of the process, made when the first dataset is shared."""
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device("CPU:0"):
+
+            def variable(shape, name):
+                return tf.Variable(tf.zeros(shape, tf.int64), trainable=False, name=f"keras_ddl_order_{name}")
+
+            self.list = variable([_NOTES, 1 + _WORDS], "notes")
+            self.noted = variable([], "noted")
+            self.compared = variable([], "compared")
+            self.passes = variable([_PASSES], "passes")
+            self.unlike = variable([2], "unlike")  # a batch of which only some components were equal; and which not
+
+
+@functools.cache
+def _notes() -> _Notes:
+    return _Notes()
+
+
+# ---- while a batch is read -------------------------------------------------------------------------------------------
+
+
+def numbered(dataset: tf.data.Dataset, number: int) -> tf.data.Dataset:
+    """Returns a dataset of (key, element) whose keys tell the dataset, the pass over it, and the batch."""
+    _components[number] = _names(dataset.element_spec)
+    notes = _notes()
+
+    def begin_pass(_):
+        place = tf.constant(number % _PASSES, tf.int64)
+        notes.passes.scatter_add(tf.IndexedSlices(tf.constant(1, tf.int64), place))
+        return tf.gather(notes.passes, place) + number * 2**16
+
+    keys = (
+        tf.data.Dataset.range(1)
+        .map(begin_pass)
+        .flat_map(lambda key: tf.data.Dataset.range(key * _MANY, key * _MANY + _MANY))
+    )
+    length = dataset.cardinality()
+    both = tf.data.Dataset.zip((keys, dataset))
+    return (
+        both if length == tf.data.UNKNOWN_CARDINALITY else both.apply(tf.data.experimental.assert_cardinality(length))
+    )
+
+
+def note(key: tf.Tensor, leaves: list[Any]) -> tf.Operation:
+    """Notes the digest of a batch if it is one of those that are compared; to run before the batch is handed on."""
+    notes, index, every = _notes(), key % _MANY, config.get("DATA_CHECK_BATCHES")
+
+    def write():
+        entry = tf.concat([[key], digest(leaves)], 0)
+        place = notes.noted.read_value() % _NOTES
+        with tf.control_dependencies([notes.list.scatter_update(tf.IndexedSlices(entry, place))]):
+            return tf.identity(notes.noted.assign_add(1))
+
+    return tf.cond((index < _FIRST) | (index % every == 0), write, lambda: tf.constant(0, tf.int64))
+
+
+def digest(leaves: list[Any]) -> tf.Tensor:
+    """Returns [_WORDS] int64. A word is odd when its component tells rows apart, rather than being alike in all."""
+    words = []
+    for leaf in leaves:
+        values = [_of_values(each) for each in tf.nest.flatten(leaf, expand_composites=True) if _has_digest(each)]
+        if values:
+            told = functools.reduce(tf.logical_or, [one for _, one in values])
+            mixed = functools.reduce(lambda total, value: total * 31 + value, [value for value, _ in values])
+            words.append((mixed, told))
+    if len(words) > _WORDS:
+        rest = words[_WORDS - 1 :]
+        words[_WORDS - 1 :] = [
+            (
+                functools.reduce(lambda total, value: total * 31 + value, [value for value, _ in rest]),
+                functools.reduce(tf.logical_or, [told for _, told in rest]),
+            )
+        ]
+    found = [value * 2 + tf.cast(told, tf.int64) for value, told in words]
+    return tf.stack([*found, *[tf.constant(0, tf.int64)] * (_WORDS - len(found))])
+
+
+def _has_digest(value: Any) -> bool:
+    return tf.is_tensor(value) and value.dtype not in (tf.variant, tf.resource)
+
+
+def _of_values(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns a checksum of values spread over a tensor (int64), and whether its rows differ.
+
+    Few operations: every iterator of a dataset prepares them anew, which costs more than running them.
+    """
+    told = tf.constant(False)
+    if value.shape.rank != 0:
+        size = value.shape[1:].num_elements() if value.shape.rank else None
+        rows = value.shape[0] if value.shape.rank and value.shape[0] is not None else tf.shape(value)[0]
+        value = tf.reshape(value, [-1, size] if size else tf.stack([rows, tf.size(value) // tf.maximum(1, rows)]))
+        columns = value.shape[1] if value.shape[1] is not None else tf.shape(value)[1]
+        row_step, step = (rows + _ROWS - 1) // _ROWS, (columns + _COLUMNS - 1) // _COLUMNS
+        value = value[:: _one(row_step), step // 2 :: _one(step)]
+        told = tf.reduce_any(value[1:] != value[:-1])
+    return tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(value), 2**62), told
+
+
+def _one(step: Any) -> Any:
+    return max(1, step) if isinstance(step, int) else tf.maximum(1, step)
+
+
+# ---- at the start of a step ------------------------------------------------------------------------------------------
+
+
+def begin_step(rows: tf.Tensor, batch: Any, name: str) -> tuple[tf.Tensor, Any]:
+    """Tells the other ranks this rank's rows and notes, and compares theirs. COLLECTIVE; asynchronous in a graph.
+
+    Returns: the rows of every rank ([ranks] int64), and `batch`, for use in the step.
+    """
+    if not check_is_on():
+        return ops.all_gather(rows, name=name), batch
+    notes = _notes()
+    with tf.control_dependencies(
+        [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if tf.is_symbolic_tensor(leaf)]
+    ):  # the notes of a batch are there when the batch is
+        noted = notes.noted.read_value()
+        own = tf.concat([tf.reshape(rows, [1]), tf.reshape(notes.list.read_value(), [-1])], 0)
+    everyone = ops.all_gather(own[tf.newaxis], name=name)
+    verdict = _compare(everyone[:, 1:], noted)
+    with tf.control_dependencies([verdict]):
+        counts = tf.identity(everyone[:, 0])
+    return counts, _after(verdict, noted != notes.compared.read_value(), batch)
+
+
+def check_is_on() -> bool:
+    """Whether batches are compared at all."""
+    return config.get("DATA_CHECK_BATCHES") > 0
+
+
+def _compare(reports: tf.Tensor, noted: tf.Tensor) -> tf.Tensor:
+    """Compares the ranks' notes ([ranks, ...]), which are the same on every rank.
+
+    Returns: True, after an op that fails on every rank, with an error that `translate_errors` knows, when batches
+    differ in all components that tell rows apart.
+    """
+    notes = _notes()
+    lists = tf.reshape(reports, [tf.shape(reports)[0], _NOTES, 1 + _WORDS])
+    mine, theirs = lists[:1, tf.newaxis], lists[:, :, tf.newaxis]  # rank 0's notes; each rank's
+    same = (mine[..., 0] == theirs[..., 0]) & (mine[..., 0] > 0)  # [ranks, notes, notes of rank 0]
+    unequal = same[..., tf.newaxis] & (mine[..., 1:] != theirs[..., 1:])  # and words
+    agree = tf.reduce_any((mine[..., 1:] == theirs[..., 1:]) & (mine[..., 1:] % 2 != 0), -1)
+    differ = tf.reduce_any(unequal, -1)
+    other_rows = differ & ~agree
+
+    def fail():
+        keys = lists[..., 0][:, :, tf.newaxis] + tf.zeros_like(mine[..., 0])
+        key = tf.reduce_min(tf.boolean_mask(keys, other_rows))  # the first of them
+        first = other_rows & (keys == key)
+        ranks = tf.where(tf.reduce_any(first, [1, 2]))[:, 0]
+        words = tf.where(tf.reduce_any(tf.boolean_mask(unequal, first), 0))[:, 0]
+        text = tf.strings.format(
+            f"keras_ddl: {_LOST}, because each rank keeps its rows of them. Received: batch {{}} of pass {{}} over "
+            "dataset {} is another one on rank(s) {} than on rank 0 (components {}). " + _CAUSES,
+            [key % _MANY, key // _MANY % 2**16, key // _MANY // 2**16, ranks, words],
+            summarize=-1,
+        )
+        with tf.control_dependencies([notes.list.assign(tf.zeros_like(notes.list))]):  # a later fit begins anew
+            return _raise(text)
+
+    def agreed():
+        unlike = tf.reduce_max(tf.where(differ, theirs[..., 0], 0))
+        words = tf.reduce_max(tf.cast(tf.reshape(unequal, [-1, _WORDS]), tf.int64), 0)
+        first = (unlike > 0) & (notes.unlike[0] == 0)
+        value = tf.stack([unlike, tf.reduce_sum(words * [2**i for i in range(_WORDS)])])
+        with tf.control_dependencies(
+            [notes.unlike.assign(tf.where(first, value, notes.unlike)), notes.compared.assign(noted)]
+        ):
+            return tf.constant(True)
+
+    return tf.cond(tf.reduce_any(other_rows), fail, agreed)
+
+
+def _raise(text: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=False, data=[text])]):
+        return tf.constant(True)
+
+
+def _after(verdict: tf.Tensor, is_new: tf.Tensor, values: Any) -> Any:
+    """Returns `values`, to be used only after the verdict if this rank's batch is one that it is about."""
+    if tf.executing_eagerly():
+        return values
+    # A conditional's branches take what they need when it is there: the other branch does not wait for the verdict.
+    gate = tf.cond(is_new, lambda: tf.identity(verdict), lambda: tf.constant(True))
+
+    def gated(leaf):
+        return tf.identity(leaf) if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) else leaf
+
+    with tf.control_dependencies([gate]):
+        return tf.nest.map_structure(gated, values)
+
+
+# ---- in words --------------------------------------------------------------------------------------------------------
+
+_CAUSES = (
+    "Causes: a shuffle without a seed (also inside interleave, flat_map or sample_from_datasets), "
+    "interleave(deterministic=False), a generator or PyDataset that draws from a random generator of its own, files "
+    "listed in another order. Seed these alike on all ranks, or give each rank its own data with "
+    "strategy.distribute_datasets_from_function. Random augmentation of data without labels looks the same: "
+    "KERAS_DDL_DATA_CHECK_BATCHES=0 stops the comparison."
+)
+
+
+@contextlib.contextmanager
+def translate_errors() -> Iterator[None]:
+    """As ops.translate_errors; names the components in the error about batches that differ."""
+    try:
+        with ops.translate_errors():
+            yield
+    except RankMismatchError as error:
+        text = str(error)
+        found = re.search(r"over dataset (\d+) .*\(components \[([\d ]*)\]\)", text)
+        if not text.startswith(_LOST) or found is None:
+            raise
+        names = _components.get(int(found[1]), [])
+        words = [int(word) for word in found[2].split()]
+        text = text.replace(f"(components [{found[2]}])", f"(in {_listed(names, words)})")
+        raise RankMismatchError(text) from error
+
+
+def warn_of_unlike_values(rank: int) -> None:
+    """Warns, once per process and on rank 0, of batches of the same rows whose values differ."""
+    if _notes.cache_info().currsize == 0 or rank != 0:
+        return
+    key, words = (int(value) for value in _notes().unlike.numpy())
+    if key <= 0:
+        return
+    _notes().unlike.assign([-1, 0])
+    names = _components.get(key // _MANY // 2**16, [])
+    which = _listed(names, [i for i in range(_WORDS) if words >> i & 1])
+    warnings.warn(
+        "Ranks read the same rows with other values. "
+        f"Received: batch {key % _MANY} differs between ranks in {which}, while another component is equal. "
+        "That is so when values are drawn at random by threads or by unseeded generators (augmentation), and then does "
+        "no harm, but is not what one process would have drawn; else look for the cause.",
+        stacklevel=2,
+    )
+
+
+def _listed(names: list[str], words: list[int]) -> str:
+    labels = [names[word] if word < len(names) else f"component {word}" for word in words if word < _WORDS - 1]
+    rest = names[_WORDS - 1 :] or [f"component {_WORDS - 1}"]
+    return ", ".join([*labels, *([" or ".join(rest)] if _WORDS - 1 in words else [])])
+
+
+def _names(spec: Any) -> list[str]:
+    usual = ("x", "y", "sample_weight")
+    found = []
+    for path, leaf in keras.tree.flatten_with_path(spec):
+        if isinstance(leaf, tf.OptionalSpec):
+            continue
+        parts = list(path)
+        if isinstance(spec, tuple) and len(spec) <= 3 and parts:
+            parts[0] = usual[parts[0]]
+        found.append("/".join(map(str, parts)) or "x")
+    return found

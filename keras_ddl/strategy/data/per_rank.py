@@ -1,0 +1,96 @@
+"""Batches that each rank makes from its own data, as many on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_ddl import communicator, ops
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.data.share import MARK, agree_number
+
+
+def per_rank_dataset(dataset_fn: Callable[[Any], tf.data.Dataset], rank: int, size: int) -> PerRankDataset:
+    """Returns the dataset that `dataset_fn(tf.distribute.InputContext)` makes for this rank, with agreed length.
+
+    COLLECTIVE over all ranks, and so is reading from it where a length is not known (`PerRankDataset`).
+    """
+    return PerRankDataset(dataset_fn(tf_compat.InputContext(size, rank, size)))
+
+
+class PerRankDataset(tf_compat.UnaryUnchangedStructureDataset):
+    """A dataset of per-rank batches that ends on all ranks at once.
+
+    A rank whose data ends earlier goes on with batches of zero rows, which weigh nothing, until all ranks are done.
+    Where all ranks know how many batches they have, the largest number is agreed on when the dataset is made, and
+    reading asks nobody. Else the ranks tell each other with every batch whether they have one (4 bytes), inside the
+    dataset: all ranks must then read equally often. They do that in the thread that asks for the batch, never ahead of
+    it, so that a rank that stops reading leaves no other waiting; `map` and `prefetch` therefore apply to the rank's
+    own batches, before that.
+    """
+
+    def __init__(self, own: tf.data.Dataset, agreed: tuple[int, int] | None = None) -> None:
+        self._own = own
+        self._agreed = agreed or _agree(own)
+        whole = _until_all_end(own, *self._agreed)
+        super().__init__(whole, tf_compat.variant_tensor(whole))
+        setattr(self, MARK, True)
+
+    def map(self, *args: Any, **kwargs: Any) -> PerRankDataset:
+        """As tf.data.Dataset.map, of the rank's own batches."""
+        return PerRankDataset(self._own.map(*args, **kwargs), self._agreed)
+
+    def prefetch(self, *args: Any, **kwargs: Any) -> PerRankDataset:
+        """As tf.data.Dataset.prefetch, of the rank's own batches."""
+        return PerRankDataset(self._own.prefetch(*args, **kwargs), self._agreed)
+
+
+def _agree(own: tf.data.Dataset) -> tuple[int, int]:
+    """Returns a number for the dataset, and of how many batches there are on the rank that has most of them."""
+    everyone = communicator.all_gather_object(int(own.cardinality()), name="keras_ddl/data/numbers_of_batches")
+    unknown, endless = int(tf.data.UNKNOWN_CARDINALITY), int(tf.data.INFINITE_CARDINALITY)
+    most = endless if endless in everyone else max(everyone)
+    return agree_number(), unknown if unknown in everyone else most
+
+
+def _until_all_end(own: tf.data.Dataset, number: int, batches: int) -> tf.data.Dataset:
+    empty = tf.data.Dataset.from_tensors(_zero_rows(own.element_spec)).repeat()
+    if batches != tf.data.UNKNOWN_CARDINALITY:
+        return own.concatenate(empty).take(batches)
+
+    @tf.autograph.experimental.do_not_convert
+    def ask(has_rows, batch):
+        return ops.all_reduce(has_rows, op="max", name=f"keras_ddl/data/{number}/more") > 0, batch
+
+    own = tf.data.Dataset.zip((tf.data.Dataset.from_tensors(1).repeat(), own))
+    empty = tf.data.Dataset.zip((tf.data.Dataset.from_tensors(0).repeat(), empty))
+    dataset = own.concatenate(empty).map(ask).take_while(lambda more, _: more).map(lambda _, batch: batch)
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False  # would ask ahead of need
+    return dataset.with_options(options)
+
+
+def _zero_rows(spec: Any) -> Any:
+    def shape_of(leaf):
+        return [0 if i == 0 else d or 0 for i, d in enumerate(leaf.shape)]
+
+    def one(leaf):
+        if getattr(leaf, "shape", None) is not None and leaf.shape.rank:
+            if isinstance(leaf, tf.TensorSpec):
+                return tf.zeros(shape_of(leaf), leaf.dtype)
+            if isinstance(leaf, tf.SparseTensorSpec):
+                shape = shape_of(leaf)
+                return tf.SparseTensor(tf.zeros([0, len(shape)], tf.int64), tf.zeros([0], leaf.dtype), shape)
+            if isinstance(leaf, tf.RaggedTensorSpec):
+                values = tf.zeros([0, *shape_of(leaf)[leaf.ragged_rank + 1 :]], leaf.dtype)
+                splits = [tf.zeros([1], leaf.row_splits_dtype)] * leaf.ragged_rank
+                return tf.RaggedTensor.from_nested_row_splits(values, splits)
+        raise ConfigError(
+            "Batches that each rank makes from its own data must be tensors with rows, because a rank whose data ends "
+            f"earlier goes on with batches of no rows. Received: {leaf}. Give every rank the same number of batches "
+            "(.repeat() and steps_per_epoch) and leave such components out."
+        )
+
+    return tf.nest.map_structure(one, spec)

@@ -1,0 +1,60 @@
+"""A keras.utils.PyDataset that can be asked for some rows of a batch: then each rank asks for its own only.
+
+By its class, a PyDataset gives whole batches, so every rank reads them whole. One that has these two methods is read by
+rows instead, with its threads and processes:
+
+    def batch_rows(self, index): ...        # how many rows self[index] has
+    def rows(self, index, first, end): ...  # what self[index] gives, of the rows first to end - 1 (there may be none)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_ddl.compat.keras import PyDatasetAdapter, keras
+from keras_ddl.strategy.data.rows import check_batch_rows, chunk
+from keras_ddl.strategy.data.share import MARK
+
+
+def has_rows(dataset: Any) -> bool:
+    """Whether a dataset can be asked for rows of its batches."""
+    return isinstance(dataset, keras.utils.PyDataset) and hasattr(dataset, "rows") and hasattr(dataset, "batch_rows")
+
+
+class RowsAdapter(PyDatasetAdapter):
+    """Keras's adapter of a PyDataset, of which it reads this rank's rows."""
+
+    def __init__(self, dataset: keras.utils.PyDataset, rank: int, size: int, **arguments: Any) -> None:
+        super().__init__(_RowsOfRank(dataset, rank, size), **arguments)
+
+    def get_tf_dataset(self) -> Any:
+        """Returns the batches, marked as cut."""
+        dataset = super().get_tf_dataset()
+        setattr(dataset, MARK, True)
+        return dataset
+
+
+class _RowsOfRank(keras.utils.PyDataset):
+    def __init__(self, dataset: Any, rank: int, size: int) -> None:
+        super().__init__(
+            workers=dataset.workers,
+            use_multiprocessing=dataset.use_multiprocessing,
+            max_queue_size=dataset.max_queue_size,
+        )
+        self._dataset, self._rank, self._size = dataset, rank, size
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._dataset.num_batches
+
+    def __getitem__(self, index: int) -> Any:
+        rows = self._dataset.batch_rows(index)
+        if index == 0:
+            check_batch_rows(rows, self._size, self._rank, "the PyDataset's first batch")
+        return self._dataset.rows(index, *chunk(rows, self._rank, self._size))
+
+    def on_epoch_begin(self) -> None:
+        self._dataset.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self._dataset.on_epoch_end()

@@ -1,0 +1,106 @@
+"""Rows of tensors: which are a rank's, how many there are, and how all ranks' are put together again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_ddl import ops
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+
+
+def chunk(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
+    """Returns (first, end): the rows of a global batch that belong to `rank`.
+
+    Chunks are contiguous and in rank order, differ by at most one row, and the first ranks get more. `rows` is an int
+    or an integer tensor; the result is of its kind.
+    """
+    base, extra = rows // size, rows % size
+    least = min if isinstance(rows, int) else tf.minimum
+    return base * rank + least(extra, rank), base * (rank + 1) + least(extra, rank + 1)
+
+
+def take_chunk(value: Any, rank: int, size: int) -> Any:
+    """Returns the rows of `rank` of a tensor, tf.SparseTensor or tf.RaggedTensor; what has no rows is returned whole.
+
+    Static row counts are kept: a known number of rows gives a known number of rows.
+    """
+    if isinstance(value, tf.SparseTensor):
+        first, end = chunk(value.dense_shape[0], rank, size)
+        start = tf.concat([[first], tf.zeros_like(value.dense_shape[1:])], 0)
+        extent = tf.concat([[end - first], value.dense_shape[1:]], 0)
+        return tf.sparse.slice(value, start, extent)
+    if isinstance(value, tf.RaggedTensor):
+        first, end = chunk(value.nrows(), rank, size)
+        return value[first:end]
+    if not tf.is_tensor(value) or value.shape.rank == 0:
+        return value
+    rows = value.shape[0] if value.shape.rank else None
+    if rows is None:
+        rows = tf.shape(value)[0]
+    first, end = chunk(rows, rank, size)
+    return value[first:end]
+
+
+def check_batch_rows(rows: int | None, size: int, rank: int, what: str) -> None:
+    """Raises ConfigError when a global batch has fewer rows than there are ranks (None: unknown, not checked)."""
+    if rows is not None and rows < size:
+        raise ConfigError(
+            f"A global batch must have at least one row for each of the {size} ranks. "
+            f"Received: {what}: {rows} row(s) (rank {rank}). batch_size counts the rows of all ranks together: use "
+            f"batch_size={size} or more, or fewer ranks."
+        )
+
+
+def row_count(batch: Any) -> tf.Tensor | None:
+    """Returns the rows of this rank's batch (int64 scalar): of its first tensor that has rows; None if none has."""
+    for value in tf.nest.flatten(batch):
+        if isinstance(value, tf.SparseTensor):
+            return tf.cast(value.dense_shape[0], tf.int64)
+        if isinstance(value, tf.RaggedTensor):
+            return tf.cast(value.nrows(), tf.int64)
+        if tf.is_tensor(value) and not isinstance(value, tf.Variable) and value.shape.rank != 0:
+            return tf.shape(value, out_type=tf.int64)[0]
+        if hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0:
+            return tf.constant(len(value), tf.int64)
+    return None
+
+
+def gather_rows(value: Any, rank: int, *, name: str) -> Any:
+    """Returns the rows of all ranks in rank order: a tensor, tf.SparseTensor or tf.RaggedTensor.
+
+    A scalar gives a vector with one element per rank; bool travels as uint8.
+    Raises: RankMismatchError: the ranks' rows differ in shape or dtype.
+    """
+    if isinstance(value, tf.RaggedTensor):
+        lengths = [
+            ops.all_gather(length, name=f"{name}/lengths_{level}")
+            for level, length in enumerate(value.nested_row_lengths())
+        ]
+        return tf.RaggedTensor.from_nested_row_lengths(
+            gather_rows(value.flat_values, rank, name=f"{name}/values"), lengths
+        )
+    if isinstance(value, tf.SparseTensor):
+        shapes = ops.all_gather(value.dense_shape[tf.newaxis], name=f"{name}/shapes")
+        before = tf.reduce_sum(shapes[:rank, 0])
+        offset = tf.one_hot(0, tf.size(value.dense_shape), on_value=before, off_value=tf.zeros_like(before))
+        shape = tf.concat([[tf.reduce_sum(shapes[:, 0])], tf.reduce_max(shapes[:, 1:], axis=0)], 0)
+        return tf.SparseTensor(
+            ops.all_gather(value.indices + offset, name=f"{name}/indices"),
+            gather_rows(value.values, rank, name=f"{name}/values"),
+            shape,
+        )
+    value = tf.convert_to_tensor(value)
+    if value.dtype == tf.bool:
+        return tf.cast(ops.all_gather(tf.cast(value, tf.uint8), name=name), tf.bool)
+    return ops.all_gather(value, name=name)
+
+
+def static_rows(batch: Any) -> int | None:
+    """Returns the number of rows of a batch, or of its spec, if it is known before the batch is there."""
+    for leaf in tf.nest.flatten(batch):
+        if hasattr(leaf, "shape") and not isinstance(leaf, tf.Variable):
+            shape = tf.TensorShape(leaf.shape)
+            if shape.rank != 0:
+                return shape[0] if shape.rank else None
+    return None

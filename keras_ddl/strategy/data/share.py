@@ -1,0 +1,127 @@
+"""Each rank's share of the data.
+
+Every rank reads the whole global batch and keeps a contiguous chunk of its rows. So all ranks take the same number of
+steps by construction, every row is used exactly once, and nothing has to be agreed per step; the price is that each
+rank reads everything. For input that must not be read N times there is `per_rank_dataset`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from keras_ddl import communicator
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.strategy.data import order
+from keras_ddl.strategy.data.rows import check_batch_rows, static_rows, take_chunk
+
+MARK = "_keras_ddl_rank_share"
+_last_number = 0
+
+
+def share_dataset(dataset: tf.data.Dataset, rank: int, size: int, number: int | None = None) -> tf.data.Dataset:
+    """Returns `dataset` with each batch cut to the rows of `rank`. COLLECTIVE when the dataset shuffles.
+
+    A dataset that was made from the result of this function is returned as it is.
+
+    Args:
+        number: the dataset's, from `agree_number`, for which the steps that use it compare the ranks' batches
+            (order.py); None: they are not compared.
+    Raises:
+        ConfigError: batches of fewer rows than ranks; or a shuffle that has no seed, or deterministic=False, so that
+            the ranks' chunks would be chunks of different batches.
+        RankMismatchError: the ranks shuffle with different seeds.
+    """
+    if size == 1 or is_shared(dataset):
+        return dataset
+    check_batch_rows(static_rows(dataset.element_spec), size, rank, "the dataset's batches")
+    check_shuffle_seeds(dataset, rank)
+    check_determinism(dataset, rank)
+
+    spec = dataset.element_spec
+
+    @tf.autograph.experimental.do_not_convert
+    def take(*batch):
+        leaves = [take_chunk(value, rank, size) for value in tf.nest.flatten(batch)]
+        return tf.nest.pack_sequence_as(spec, leaves)
+
+    @tf.autograph.experimental.do_not_convert
+    def note_and_take(key, batch):
+        with tf.control_dependencies([order.note(key, tf.nest.flatten(batch))]):
+            return tf.nest.map_structure(_identity, take(batch))
+
+    if number is not None and order.check_is_on():
+        dataset, take_rows = order.numbered(dataset, number), note_and_take
+    else:
+        take_rows = take
+
+    options = tf.data.Options()
+    options.deterministic = True  # else parallel maps give each rank another order of rows
+    # In the thread that asks for the batch: taking rows costs microseconds, handing them from thread to thread more.
+    shared = dataset.map(take_rows).with_options(options)
+    setattr(shared, MARK, True)
+    return shared
+
+
+def agree_number() -> int:
+    """Returns a number for a dataset, the same on all ranks and larger than any before. COLLECTIVE."""
+    global _last_number
+    _last_number = 1 + int(
+        communicator.all_reduce_array(np.array([_last_number]), op="max", name="keras_ddl/data/number")[0]
+    )
+    return _last_number
+
+
+def is_shared(dataset: Any) -> bool:
+    """Whether `dataset` is, or was made from, the result of `share_dataset`."""
+    return any(hasattr(ancestor, MARK) for ancestor in _ancestors(dataset))
+
+
+def check_shuffle_seeds(dataset: tf.data.Dataset, rank: int) -> None:
+    """Checks that every `.shuffle()` in the dataset gives all ranks one order. COLLECTIVE when there is one."""
+    seeds = [tf_compat.shuffle_seeds(d) for d in _ancestors(dataset) if isinstance(d, tf_compat.ShuffleDataset)]
+    if not seeds:
+        return
+    if (0, 0) in seeds:
+        raise ConfigError(
+            "A dataset that shuffles must shuffle alike on all ranks, because each rank keeps its rows of the same "
+            f"batch. Received: a .shuffle() without a seed, made before any seed was set (rank {rank}). Make the "
+            "dataset after keras_ddl.Strategy(), call keras.utils.set_random_seed(n) first, or use .shuffle(seed=n)."
+        )
+    all_seeds = communicator.all_gather_object(seeds, name="keras_ddl/shuffle_seeds")
+    for other, theirs in enumerate(all_seeds):
+        if theirs != all_seeds[0]:
+            raise RankMismatchError(
+                "A dataset must shuffle with the same seed on all ranks. "
+                f"Received: seeds {all_seeds[0]} on rank 0 and {theirs} on rank {other}. Make the same datasets in "
+                "the same order on every rank, or use .shuffle(seed=n)."
+            )
+
+
+def check_determinism(dataset: tf.data.Dataset, rank: int) -> None:
+    """Checks that no step of the dataset was told that order does not matter, which no option of the whole can undo."""
+    for one in _ancestors(dataset):
+        if tf_compat.is_nondeterministic(one):
+            raise ConfigError(
+                "A dataset must give all ranks the same batches, because each rank keeps its rows of them. Received: "
+                f"deterministic=False in {tf_compat.dataset_kind(one)} (rank {rank}). Leave it out (with "
+                "num_parallel_calls the work is done in parallel all the same), or give each rank its own data with "
+                "strategy.distribute_datasets_from_function."
+            )
+
+
+def _identity(value: Any) -> Any:
+    return tf.identity(value) if tf.is_tensor(value) else value
+
+
+def _ancestors(dataset: Any) -> list[Any]:
+    found, pending = [], [dataset]
+    while pending:
+        current = pending.pop()
+        found.append(current)
+        if isinstance(current, tf.data.Dataset):
+            pending.extend(tf_compat.dataset_inputs(current))
+    return found
