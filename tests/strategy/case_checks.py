@@ -122,7 +122,7 @@ def check_gan_with_trackers_of_its_losses(scope):
     return train_gan(scope, Tracked)
 
 
-@case(tolerance=1e-12)  # second derivatives round more
+@case(tolerance=1e-10)  # second derivatives round more, and Adam takes small for large
 def check_gan_with_a_gradient_penalty(scope):
     class Penalized(CallableGan):
         def discriminator_loss(self, both, labels):
