@@ -116,6 +116,8 @@ _CALLS = frozenset(
 _FLOW = frozenset(("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"))
 # Their own gradients and values concern this rank's rows by definition: keras.layers normalise, mask, and count.
 _LAYERS = ("keras/src/layers/", "tensorflow/python/ops/parallel_for/")
+_CALLS_LAYERS = "layers/layer.py"
+_LIBRARIES = ("/keras/src/", "/tensorflow/python/", "/keras_ddl/strategy/", "/keras_ddl/ops/")
 
 
 class RowKinds:
@@ -190,6 +192,8 @@ class RowKinds:
         if all(kind == INDEPENDENT for kind in kinds):
             return INDEPENDENT
         kind = _rule(operation.type)(self, operation, tensor, inputs, kinds)
+        if kind.name in ("mean", "max", "min") and not (_is_reduction(operation) and kinds[0].name == "rows"):
+            kind = replace(kind, name="function")  # of it: these are no longer what they were if negated, or added up
         if any(each.mixed for each in kinds) and kind.name in ("rows", *_AGGREGATES):
             kind = replace(kind, mixed=True, compared=kind.compared or any(each.compared for each in kinds))
         return kind
@@ -532,12 +536,23 @@ def _key(tensor: Any) -> tuple[int, str, int]:
     return id(tensor.graph), tensor.op.name, tensor.value_index
 
 
+def _is_reduction(operation: Any) -> bool:
+    return operation.type in _REDUCTIONS or operation.type.startswith("UnsortedSegment")
+
+
 def _comparing(kind: Kind, compares: bool) -> Kind:
     return replace(kind, mixed=True, compared=True) if compares else kind
 
 
 def _in_layer(operation: Any) -> bool:
-    return any(part in frame.filename for frame in operation.traceback or () for part in _LAYERS)
+    """Whether a layer of Keras has made the operation, rather than a layer of the program's, which Keras calls."""
+    for frame in reversed(list(operation.traceback or ())):
+        path = frame.filename.replace("\\", "/")
+        if any(each in path for each in _LAYERS) and not path.endswith(_CALLS_LAYERS):
+            return True
+        if not any(each in path for each in _LIBRARIES):
+            return False
+    return False
 
 
 def _is_zero(tensor: Any) -> bool:

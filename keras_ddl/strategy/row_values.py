@@ -78,6 +78,15 @@ class RowValues:
         """Returns the value that one process would have computed, on every rank. COLLECTIVE."""
         return value if self.kind(value) == INDEPENDENT else ops.all_reduce(self.part(value))
 
+    def of_rows(self, seed: tf.Tensor) -> tf.Tensor:
+        """Returns what a program begins backpropagation at rows with; divided by all rows if it divides by its own."""
+        kind = self.kinds.of(seed) if self.kinds is not None else ROWS
+        if kind.name == "rows" and kind.power == -1 and not kind.mixed:
+            return seed * tf.cast(self.share.share(), seed.dtype)
+        if kind.name == "rows" and (kind.power or kind.mixed):
+            self._warn(seed, kind)
+        return seed
+
     def seeds(self, target: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns (targets, gradients to begin with): backpropagated on each rank, their sum over ranks is the gradient
         of the target that one process would have computed.
@@ -210,12 +219,10 @@ class RowValues:
                 if not self._can_repeat(tensor, kind):
                     return None
                 operations[tensor.op.name] = tensor.op
-                pending.extend(tensor.op.inputs)
-            elif kind.is_sum or kind.is_mean or kind.name in ("count", "mean", "max", "min"):
-                if kind.name == "count" and kind.power != 1:
-                    return None
+                pending.extend(_values_among(tensor.op))
+            elif kind.is_sum or kind.is_mean or kind.name in ("mean", "max", "min"):
                 totals[_key(tensor)] = tensor
-            elif kind.name in ("total", "function") and tensor.op.type not in _NOT_AGAIN:
+            elif kind.name in ("total", "count", "function") and tensor.op.type not in _NOT_AGAIN:
                 operations[tensor.op.name] = tensor.op
                 pending.extend(tensor.op.inputs)
             else:
@@ -274,6 +281,14 @@ _ADDS_UP = frozenset(
     ("Sum", "Mean", "MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "L2Loss", "UnsortedSegmentSum")
 )
 _NOT_AGAIN = frozenset(("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "While", "StatelessWhile"))
+
+
+def _values_among(operation: Any) -> list[tf.Tensor]:
+    """The inputs of an operation that are values. Whole numbers may be shapes, which stay those of this rank's rows,
+    unless they are computed with.
+    """
+    computes = operation.type == "Cast" or not operation.outputs[0].dtype.is_floating
+    return [each for each in operation.inputs if computes or not each.dtype.is_integer]
 
 
 def _key(tensor: Any) -> Any:

@@ -174,16 +174,3 @@ def check_update_only_if_the_loss_is_small(scope):
         return {"loss": loss, "small": small}
 
     return train_step(scope, step)
-
-
-@case()
-def check_learning_rate_from_the_loss(scope):
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            loss = ops.mean(squares(y, model(x)))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        model.optimizer.learning_rate.assign(0.05 / (1 + loss))
-        model.optimizer.apply(gradients, model.trainable_variables)
-        return {"loss": loss}
-
-    return train_step(scope, step)

@@ -55,13 +55,14 @@ def train(scope, loss_of, **compiled):
     return fit(model)
 
 
-def train_step(scope, step):
+def train_step(scope, step, build=lambda model: None):
     """A model with `step(model, x, y)`, which returns the logs, as train_step."""
 
     class Stepping(keras.Model):
         def __init__(self):
             super().__init__()
             self.inner = small_model()
+            build(self)
 
         def call(self, x):
             return self.inner(x)
@@ -137,6 +138,25 @@ def check_rows_in_groups_of_their_class(scope):
     def loss(y, p):
         centres = tf.math.unsorted_segment_mean(p, tf.cast(y[:, 0] > 0, tf.int32), 2)
         return tf.reduce_mean(squares(y, p)) + tf.reduce_sum(centres**2)
+
+    return train(scope, loss)
+
+
+@case()
+def check_functions_of_a_mean_and_a_maximum_over_some_rows(scope):
+    def loss(y, p):
+        chosen = tf.boolean_mask(p, y[:, 0] > 0)
+        return ops.max(p) + ops.max(-p) - 0.5 * tf.reduce_mean(chosen) + tf.reduce_mean(chosen**2)
+
+    return train(scope, loss)
+
+
+@case()
+def check_q_values_of_the_actions_taken(scope):
+    def loss(y, p):
+        taken = tf.cast(y[:, 0] > 0, tf.int32)
+        values = tf.gather_nd(p, tf.stack([tf.range(tf.shape(p)[0]), taken], axis=1))
+        return ops.mean(squares(y[:, 1], values)) + ops.mean(tf.gather(p, taken, batch_dims=1) ** 2)
 
     return train(scope, loss)
 
@@ -217,6 +237,31 @@ def check_gradients_of_each_row_clipped(scope):
     return train_step(scope, step)
 
 
+@case()
+def check_gradient_of_a_sum_divided_by_the_rows(scope):
+    def step(model, x, y):
+        with tf.GradientTape() as tape:
+            loss = ops.sum(squares(y, model(x)))
+        rows = ops.cast(ops.shape(x)[0], loss.dtype)
+        gradients = [each / rows for each in tape.gradient(loss, model.trainable_variables)]
+        model.optimizer.apply(gradients, model.trainable_variables)
+        return {"loss": loss / rows}
+
+    return train_step(scope, step)
+
+
+@case()
+def check_gradient_of_a_loss_by_its_derivative(scope):
+    def step(model, x, y):
+        with tf.GradientTape() as tape:
+            predicted = model(x)
+        slope = 2 * (predicted - y) / ops.cast(ops.size(y), y.dtype)
+        model.optimizer.apply(tape.gradient(predicted, model.trainable_variables, slope), model.trainable_variables)
+        return {"loss": ops.mean(squares(y, predicted))}
+
+    return train_step(scope, step)
+
+
 # ---- logs ------------------------------------------------------------------------------------------------------------
 
 
@@ -235,3 +280,78 @@ def check_results_of_metrics_under_other_names(scope):
         model = Renamed(lambda y, p: ops.mean(squares(y, p)))
         model.compile(SGD(0.05))
     return fit(model)
+
+
+# ---- variables that a program assigns to -----------------------------------------------------------------------------
+
+
+@case(wrong_today="a rank assigns to an optimizer's variable what its own rows say", shows="raised DriftError")
+def check_learning_rate_from_the_loss(scope):
+    def step(model, x, y):
+        with tf.GradientTape() as tape:
+            loss = ops.mean(squares(y, model(x)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.learning_rate.assign(0.05 / (1 + loss))
+        model.optimizer.apply(gradients, model.trainable_variables)
+        return {"loss": loss}
+
+    return train_step(scope, step)
+
+
+@case()
+def check_loss_over_its_running_mean(scope):
+    def step(model, x, y):
+        with tf.GradientTape() as tape:
+            loss = ops.mean(squares(y, model(x)))
+            model.running.assign(0.9 * model.running + 0.1 * loss)
+            ratio = loss / model.running
+        apply(model, tape, ratio)
+        return {"loss": loss, "ratio": ratio}
+
+    def build(model):
+        model.running = model.add_weight(shape=(), initializer="ones", trainable=False)
+
+    return train_step(scope, step, build)
+
+
+class Codes(layers.Layer):
+    """A codebook of running means, as VQ-VAE has it."""
+
+    def build(self, shape):
+        random = {"initializer": "random_uniform", "trainable": False}
+        self.codes, self.sums = self.add_weight(shape=(5, 2), **random), self.add_weight(shape=(5, 2), **random)
+        self.counts = self.add_weight(shape=(5,), initializer="ones", trainable=False)
+
+    def call(self, x, training=False):
+        distances = ops.sum(ops.square(x[:, None] - self.codes[None]), axis=-1)
+        nearest = ops.one_hot(ops.argmin(distances, axis=1), 5, dtype=x.dtype)
+        found = ops.matmul(nearest, self.codes)
+        if training:
+            self.counts.assign(0.9 * self.counts + 0.1 * ops.sum(nearest, axis=0))
+            self.sums.assign(0.9 * self.sums + 0.1 * ops.matmul(ops.transpose(nearest), x))
+            self.codes.assign(self.sums / self.counts[:, None])
+        self.add_loss(0.25 * ops.mean(ops.square(x - ops.stop_gradient(found))))
+        return x + ops.stop_gradient(found - x)
+
+
+class Centred(layers.Layer):
+    def call(self, x):
+        return x - ops.mean(x, axis=0)
+
+
+def train_layer(scope, layer):
+    with scope:
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, layers.Dense(2)(layer()(layers.Dense(2)(inputs))))
+        model.compile(SGD(0.05), "mse")
+    return fit(model)
+
+
+@case(tolerance=1e-13)
+def check_codebook_of_running_means(scope):
+    return train_layer(scope, Codes)
+
+
+@case(tolerance=1e-13)
+def check_layer_that_subtracts_the_mean_of_the_batch(scope):
+    return train_layer(scope, Centred)

@@ -123,7 +123,7 @@ def _seeds(running: step.Step, target: Any, output_gradients: Any) -> tuple[list
     for each, factor in zip(targets, given):
         for part, seed in zip(*running.values.seeds(each)):
             parts.append(part)
-            seeds.append(seed if factor is None else seed * tf.cast(factor, seed.dtype))
+            seeds.append(seed if factor is None else seed * tf.cast(running.values.of_rows(factor), seed.dtype))
     return parts, seeds
 
 
