@@ -1,13 +1,16 @@
-"""The state that all ranks of a training must share: the model's and the optimizer's variables."""
+"""The state that all ranks of a training must share: the variables of the model and of its optimizers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import keras
 
 from keras_ddl import communicator
 from keras_ddl.checkpoint import model_state
 from keras_ddl.compat import keras as keras_compat
-from keras_ddl.strategy import agreement
+from keras_ddl.strategy import agreement, layer_state
 from keras_ddl.strategy.extended import seed_offset
 
 
@@ -37,3 +40,18 @@ def broadcast_training_state(model: Any, root: int = 0) -> None:
         for variable in filter(model_state.is_seed, variables):
             seed, *rest = variable.numpy().tolist()
             variable.assign([(seed + seed_offset(stream)) % 2**31, *rest])
+
+
+def steps_taken(optimizers: Iterable[Any]) -> int | None:
+    """Returns the steps that the busiest of these optimizers has taken; None without one."""
+    return max((int(keras.ops.convert_to_numpy(each.iterations)) for each in optimizers), default=None)
+
+
+def agree_on_local_state(model: Any) -> None:
+    """Makes one state of what the ranks gather from their own rows, for a checkpoint inside an epoch. COLLECTIVE.
+
+    Layers' state is agreed on; gradients that are accumulated for the next update are summed, on rank 0.
+    """
+    if communicator.is_initialized() and communicator.size() > 1:
+        layer_state.agree(model, communicator.size())
+        agreement.collect_accumulated_gradients(keras_compat.accumulators_of(model), communicator.rank())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import numbers
 import warnings
 from collections.abc import Mapping
@@ -12,41 +14,54 @@ import keras
 
 from keras_ddl import checkpoint as ckpt
 from keras_ddl import export
+from keras_ddl.callbacks._clock import Clock
+from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._first_rank import is_first_rank, on_first_rank
 from keras_ddl.callbacks._learning_rate_controller import controller_of
-from keras_ddl.callbacks._training_state import broadcast_training_state, build_optimizer
+from keras_ddl.callbacks._progress import ARRAYS, RECORD, Restoration, agreed_layer_state, capture, read_progress
+from keras_ddl.callbacks._training_state import broadcast_training_state, steps_taken
 from keras_ddl.checkpoint import model_state
+from keras_ddl.checkpoint.background import BackgroundWriter
 from keras_ddl.checkpoint.durable import make_directory
-from keras_ddl.compat.keras import unwrapped
+from keras_ddl.checkpoint.snapshot import Buffers
+from keras_ddl.compat.keras import optimizers_of, unwrapped
 from keras_ddl.errors import CheckpointError, ConfigError
+from keras_ddl.strategy import keras_patches, position
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Writes checkpoints of weights and optimizer state, and once the base graph that `keras-ddl export` needs.
+    """Writes checkpoints of everything a run is, and once the base graph that `keras-ddl export` needs.
 
-    Only rank 0 writes. A checkpoint appears under its name only when it is whole and on disk, so a job that is killed
-    at any moment leaves nothing half-written. A new run in a used directory moves the earlier run's checkpoints to
-    `previous-<n>/`; with `resume` it goes on from the latest instead: weights, optimizer, seeds, learning rate and
-    epoch, on all ranks. Data that fit shuffles itself is shuffled anew (docs/callbacks.md).
+    Only rank 0 writes, in a thread, while training goes on. A checkpoint appears under its name only when it is whole
+    and on disk, so a job that is killed at any moment leaves nothing half-written. A new run in a used directory moves
+    the earlier run's checkpoints to `previous-<n>/`; with `resume` it goes on from the latest instead, on all ranks,
+    and ends as if it had not stopped (docs/callbacks.md says what that takes).
 
     Args:
         dir: the checkpoint directory, on a file system that rank 0 reaches.
         monitor: the metric by which 'best' is chosen; a key of the epoch's logs.
-        mode: 'min', 'max', or 'auto': from the compiled metric, else from the name.
+        mode: 'min', 'max', or 'auto': as the compiled metric says of itself, else by Keras's names (accuracy, auc,
+            loss, `<any>_loss`, ...). A metric of your own needs it.
         save_best: keep the best checkpoint beside the newest ones.
         keep: how many of the newest checkpoints to keep.
-        save_freq: 'epoch', or a number of optimizer steps. Checkpoints made inside an epoch hold no metrics (they are
-            not final there), so they cannot be best; resumed from one, fit begins that epoch again.
+        save_freq: 'epoch', or a number of optimizer steps (of the busiest of several optimizers). Checkpoints made
+            inside an epoch hold no metrics of validation and no golden outputs, and cannot be best.
+        save_minutes: save also whenever so many minutes have passed since the last checkpoint, by rank 0's clock.
         export_base: write the base graph at train begin, which fails there if the model cannot be served. A
             subclassed model's is written after its first batch, when its inputs are known.
         sample: a few rows of real input, which every export replays to prove itself; default: made-up rows.
         resume: go on from the latest checkpoint, if there is one. The model must be built.
         input_signature, classify, regress: as `keras_ddl.export.write_base_graph`.
-    Raises: ConfigError: bad arguments (when made). On every rank: CheckpointError: the directory cannot be written,
-        the checkpoint is damaged or of another model; ExportError: the model cannot be served.
-    Cost: per checkpoint, rank 0 writes and reads back weights and optimizer state while the others wait.
+    Raises: ConfigError: bad arguments (when made); mode='auto' and a metric that does not say (when training begins).
+        On every rank: CheckpointError: the directory cannot be written, the checkpoint is damaged or of another model;
+        a write has failed (at the next step). ExportError: the model cannot be served.
+    Cost: at a checkpoint, a copy of weights and optimizer state on rank 0, while the others wait; at the end of an
+        epoch also two forward passes of the sample, if there is a base graph. One checkpoint is in flight at a time:
+        the next one waits for it. Rank 0 keeps memory for one copy of the state.
     """
 
+    runs_last = True  # so that it keeps what the other callbacks have made of a step or an epoch
+    others: Any = ()  # the callbacks of this fit, set by the Strategy's patches
     never_stops_within_epoch = True  # spares the ranks an agreement in every batch
 
     def __init__(
@@ -64,6 +79,7 @@ class Checkpoint(keras.callbacks.Callback):
         input_signature: Mapping[str, Any] | None = None,
         classify: Any = None,
         regress: Any = None,
+        save_minutes: float | None = None,
         verbose: int = 0,
     ) -> None:
         super().__init__()
@@ -75,9 +91,12 @@ class Checkpoint(keras.callbacks.Callback):
             raise ConfigError(
                 f"save_freq must be 'epoch' or a number of steps, 1 or more. Received: save_freq={save_freq!r}."
             )
+        if save_minutes is not None and not (isinstance(save_minutes, numbers.Real) and save_minutes > 0):
+            raise ConfigError(f"save_minutes must be a number above 0, or None. Received: {save_minutes!r}.")
+        keras_patches.install()  # a resume begins inside an epoch, also without a Strategy
         self.dir = Path(dir)
         self.monitor, self.mode = monitor, mode
-        self.save_best, self.keep, self.save_freq = save_best, keep, save_freq
+        self.save_best, self.keep, self.save_freq, self.save_minutes = save_best, keep, save_freq, save_minutes
         self.export_base, self.resume, self.verbose = export_base, resume, verbose
         self._export_options = {
             "sample": sample,
@@ -86,19 +105,28 @@ class Checkpoint(keras.callbacks.Callback):
             "regress": regress,
         }
         # Keras may run on_train_batch_end in a thread if nobody minds; that spares it a wait in every batch.
-        self.async_safe = save_freq == "epoch"
+        self.async_safe = save_freq == "epoch" and save_minutes is None
         self._base: Any = None  # on rank 0
         self._has_base = self._base_is_due = False  # on all ranks: they decide which collectives come
         self._saved: int | None = None  # the step of the last checkpoint that this object has written
-        self._epoch = self._marks = 0
-        self._trained = self._resumed = self._warned = False
+        self._epoch = self._marks = self._batches = 0
+        self._trained = self._warned = self._is_due = False
+        self._has_memory = False
+        self._restoration: Restoration | None = None
+        self._clock: Clock | None = None
+        self._buffers = Buffers()
+        self._writer = BackgroundWriter()
+        self._in_flight = False  # on all ranks: whether rank 0's writer may be busy, or have failed
 
     # ---- train begin -------------------------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._trained = False
-        self._resumed = on_first_rank(self._prepare, "Checkpoint/prepare") is not None
-        if self._resumed:
+        self._trained = self._is_due = False
+        self._optimizers = optimizers_of(self.model)
+        self._clock = Clock(60 * self.save_minutes) if self.save_minutes is not None else None
+        if self.save_best:
+            self._direction = resolve_direction(self.model, self.monitor, self.mode)
+        if on_first_rank(self._prepare, "Checkpoint/prepare") is not None:
             self._restore()
         self._base_is_due = self.export_base and not self._has_base
         if self._base_is_due and on_first_rank(self._inputs_are_ready, "Checkpoint/inputs"):
@@ -124,31 +152,60 @@ class Checkpoint(keras.callbacks.Callback):
                 "resume needs a model that is built. Received: a model without variables. Call model.build(shape), or "
                 "the model on a batch, before fit."
             )
-        build_optimizer(model)
+        model_state.build_optimizers(model, on_first_rank(self._plan_optimizers, "Checkpoint/optimizers"))
         told = on_first_rank(self._read_latest, "Checkpoint/restore")
         broadcast_training_state(model)
-        if told["rates"]:
+        if told["rates"] and model.optimizer is not None:
             controller_of(unwrapped(model.optimizer)).restore(told["rates"])
-        model._initial_epoch = self._epoch = told["epoch"]
-        self._saved = told["step"]
+        self._epoch = told["epoch"]
+        self._saved, self._batches = told["step"], told["batches"]
+        if told["progress"] is not None:
+            self._restoration = Restoration(model, *told["progress"])
+            self._restoration.at_train_begin()
+        ended = told["stopped_of"] is not None and told["stopped_of"] == self.params.get("epochs")
+        # A run that a callback has ended stays ended, unless it is given more epochs.
+        position.begin_at(model, told["stopped_of"] if ended else told["epoch"])
         if is_first_rank():
-            print(f"Checkpoint: going on from step {told['step']}, epoch {told['epoch'] + 1}")
+            inside = f", batch {told['in_epoch'] + 1}" if told["in_epoch"] else ""
+            print(f"Checkpoint: going on from step {told['step']}, epoch {told['epoch'] + 1}{inside}")
+
+    def _plan_optimizers(self) -> Any:
+        return model_state.optimizers_to_build(self.model, ckpt.latest(self.dir))
 
     def _read_latest(self) -> dict[str, Any]:
         read = model_state.restore_checkpoint(self.model, self.dir, "latest")
+        extra = read.extra or {}
         return {
             "step": read.step,
             "epoch": read.epoch or 0,
-            "rates": (read.extra or {}).get("learning_rate"),
+            "rates": extra.get("learning_rate"),
+            "batches": extra.get("batches", 0),
+            "in_epoch": extra.get("in_epoch", 0),
+            "stopped_of": extra.get("stopped_of"),
+            "progress": read_progress(read.path),
         }
 
     def _inputs_are_ready(self) -> bool:
-        if self.model.built and (
-            self._export_options["input_signature"] is not None or export.inputs_are_known(self.model)
-        ):
+        given = any(self._export_options[name] is not None for name in ("input_signature", "sample"))
+        if self.model.built and (given or export.inputs_are_known(self.model)):
             return True
         export.record_inputs(self.model)
         return False
+
+    def _write_base_if_possible(self) -> None:
+        """After a batch: writes the base graph, unless the training step has not called the model."""
+        if on_first_rank(self._inputs_are_ready, "Checkpoint/inputs"):
+            self._write_base()
+            return
+        self._base_is_due = False
+        if is_first_rank():
+            warnings.warn(
+                "Checkpoint writes the graph that `keras-ddl export` needs from the inputs that the model is called "
+                f"with in training. Received: {self.model.name!r}, whose training step has not called it. Checkpoints "
+                "are written without that graph. Pass sample= or input_signature= if the model itself is to be served, "
+                "or export_base=False.",
+                stacklevel=2,
+            )
 
     def _write_base(self) -> None:
         self._base_is_due = False
@@ -164,82 +221,137 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch, self._trained = epoch, True
+        if self._restoration is not None:
+            self._restoration.at_epoch_begin(self.others)
+            self._restoration = None
         if self.save_freq != "epoch":
             self._marks = self._step() // self.save_freq
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._base_is_due and batch > 0:  # the first batch has shown the inputs of a subclassed model
-            self._write_base()
+            self._write_base_if_possible()
+        if self._in_flight:
+            self._in_flight = on_first_rank(self._writer.is_busy, "Checkpoint/written")
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._batches += 1
+        self._reserve()
         if self.save_freq != "epoch":
             step = self._step()
-            if step // self.save_freq > self._marks:
-                self._marks = step // self.save_freq
-                self._save(step, self._epoch, {})
+            self._is_due |= step // self.save_freq > self._marks
+            self._marks = step // self.save_freq
+        if self._clock is not None:
+            self._is_due |= self._clock.is_due()
+        # After an epoch's last batch its end is awaited, which makes a better checkpoint.
+        steps = self.params.get("steps")
+        if self._is_due and (steps is None or batch + 1 < steps):
+            self._save(self._step(), self._epoch, {}, in_epoch=batch + 1, last_logs=logs)
+
+    def _reserve(self) -> None:
+        """Makes the memory for copies after the first step, when all variables are there, not in one that is timed."""
+        within_epochs = self.save_freq != "epoch" or self._clock is not None
+        if within_epochs and not self._has_memory and is_first_rank():
+            model_state.take(self.model, buffers=self._buffers)
+        self._has_memory = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch = epoch + 1
+        self.model.__dict__.pop("_ddl_logs_before", None)
         if self._base_is_due:
-            self._write_base()
+            self._write_base_if_possible()
         step = self._step()
-        # A checkpoint made after the epoch's last batch is written again, now that the epoch counts as finished.
-        if self.save_freq == "epoch" or step == self._saved:
+        # A checkpoint made after the last batch of an epoch of unknown length is written again, as that of its end.
+        if self.save_freq == "epoch" or self._is_due or step == self._saved:
             self._save(step, epoch + 1, logs or {})
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        # The end of training is always saved; Keras has just put averaged weights in place if the optimizer has them.
-        step = self._step()
-        if self._trained and (step != self._saved or getattr(unwrapped(self.model.optimizer), "use_ema", False)):
-            self._save(step, self._epoch, logs or {})
-        if self._resumed:
-            self.model._initial_epoch = None  # of this fit only
+        # The end of training is always saved; Keras has just put averaged weights in place if the optimizer has them,
+        # and EarlyStopping the best ones.
+        step, stopped = self._step(), bool(self.model.stop_training)
+        if self._trained and (step != self._saved or stopped or self._averages()):
+            self._save(step, self._epoch, logs or {}, stopped_of=self.params.get("epochs") if stopped else None)
+        self._wait()
+        self._restoration = None
 
     def _step(self) -> int:
-        return int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
+        """The optimizer steps taken; batches, for a model without an optimizer."""
+        step = steps_taken(self._optimizers)
+        return self._batches if step is None else step
 
-    def _save(self, step: int, epoch: int, logs: Mapping[str, Any]) -> None:
+    def _averages(self) -> bool:
+        return any(getattr(unwrapped(each), "use_ema", False) for each in self._optimizers)
+
+    def _wait(self) -> None:
+        if self._in_flight:
+            self._in_flight = False
+            on_first_rank(self._writer.wait, "Checkpoint/wait")
+
+    def _save(
+        self,
+        step: int,
+        epoch: int,
+        logs: Mapping[str, Any],
+        *,
+        in_epoch: int = 0,
+        last_logs: Mapping[str, Any] | None = None,
+        stopped_of: int | None = None,
+    ) -> None:
+        """Takes a checkpoint on all ranks and has rank 0 write it. COLLECTIVE."""
+        self._wait()  # one in flight: the memory for the copy is its
         if self._base_is_due:
-            self._write_base()
-        self._saved = step
-        if not is_first_rank():
-            return
+            self._write_base_if_possible()
+        self._saved, self._is_due, self._in_flight = step, False, True
+        if self._clock is not None:
+            self._clock.restart()
+        record, arrays = capture(self.model, self.others, epoch, in_epoch, last_logs)
+        with contextlib.ExitStack() as stack:
+            if in_epoch:
+                arrays.update(stack.enter_context(agreed_layer_state(self.model)))
+            if not is_first_rank():
+                return
+            snapshot = model_state.take(self.model, base=self._base, evidence=not in_epoch, buffers=self._buffers)
         metrics = {key: float(value) for key, value in logs.items() if isinstance(value, numbers.Real)}
-        mode = self._resolved_mode()
-        if logs and self.save_best and self.monitor not in metrics and not self._warned:
+        self._warn_without_monitor(metrics, bool(logs))
+        extra = {
+            "learning_rate": self._rates(),
+            "batches": self._batches,
+            "in_epoch": in_epoch,
+            "stopped_of": stopped_of,
+        }
+
+        def write() -> None:
+            snapshot.texts[RECORD] = json.dumps(record)
+            snapshot.archives[ARRAYS] = arrays
+            best = (self.monitor, self._direction) if self.save_best else None
+            saved = ckpt.write(
+                self.dir,
+                step,
+                snapshot.fill,
+                epoch=epoch,
+                metrics=metrics,
+                monitor=best and best[0],
+                mode=best[1] if best else "auto",
+                extra=extra,
+            )
+            ckpt.prune(self.dir, self.keep, best)
+            if self.verbose:
+                print(f"\nCheckpoint: saved {saved.path}")
+
+        self._writer.start(write)
+
+    def _warn_without_monitor(self, metrics: Mapping[str, float], has_logs: bool) -> None:
+        if has_logs and self.save_best and self.monitor not in metrics and not self._warned:
             self._warned = True
             warnings.warn(
                 f"Checkpoint cannot tell the best checkpoint: monitor={self.monitor!r} is not in the epoch's logs, "
                 f"which hold {sorted(metrics)}. Pass validation_data to fit, or another monitor. All are saved; the "
                 f"newest {self.keep} stay.",
-                stacklevel=2,
+                stacklevel=3,
             )
-        saved = model_state.save_checkpoint(
-            self.model,
-            self.dir,
-            step,
-            epoch,
-            metrics,
-            monitor=self.monitor,
-            mode=mode,
-            base=self._base,
-            extra={"learning_rate": controller_of(unwrapped(self.model.optimizer)).state()},
-        )
-        ckpt.prune(self.dir, self.keep, (self.monitor, mode) if self.save_best else None)
-        if self.verbose:
-            print(f"\nCheckpoint: saved {saved.path}")
 
-    def _resolved_mode(self) -> str:
-        """'min' or 'max', preferring what the compiled metric says of itself over its name."""
-        if self.mode != "auto":
-            return self.mode
-        wanted = self.monitor.removeprefix("val_")
-        for metric in self.model.metrics:
-            for each in getattr(metric, "metrics", [metric]):
-                direction = getattr(each, "_direction", None)
-                if each.name == wanted and direction is not None:
-                    return "max" if direction == "up" else "min"
-        return ckpt.resolve_mode(self.monitor)
+    def _rates(self) -> dict[str, float] | None:
+        optimizer = self.model.optimizer
+        return None if optimizer is None else controller_of(unwrapped(optimizer)).state()
 
 
 def _is_count(value: Any) -> bool:

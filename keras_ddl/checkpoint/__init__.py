@@ -4,6 +4,7 @@
         weights.index, .data-*   a TensorFlow bundle, keyed as the base graph's variables (model_state.py)
         optimizer.index, .data-* the optimizer's state, for an exact resume
         golden.npz               what the base graph answers to the stored sample with these weights
+        progress.json, .npz      what a run is besides its variables (callbacks/_progress.py)
         state.json               step, epoch, metrics, size and SHA-256 of every file, and of itself
     ckpt/base/                   the servable graph (keras_ddl.export)
     ckpt/previous-1/             an earlier run's base and checkpoints (`set_aside`)
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.checkpoint import durable
+from keras_ddl.checkpoint.direction import direction_of_name
 from keras_ddl.errors import CheckpointError
 
 FORMAT = 1
@@ -32,7 +34,6 @@ STATE = "state.json"
 BASE = "base"
 _WHAT = "A checkpoint"
 _NAME = re.compile(r"^ckpt-(\d{8,})(\.replaced)?$")
-_HIGHER_IS_BETTER = re.compile(r"acc|auc|precision|recall|f1|fbeta|f_beta|iou|r2|cosine|dice|bleu|map\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ def best(ckpt_dir: str | Path, metric: str | None = None, mode: str = "auto") ->
 
     Args:
         metric: a key of the saved metrics; by default the one the newest checkpoint was saved to monitor.
-        mode: 'min', 'max', or 'auto': as saved for this metric, else 'max' for names such as accuracy or AUC.
-    Raises: CheckpointError: no checkpoint, or none holds a finite value of `metric`.
+        mode: 'min', 'max', or 'auto': as saved for this metric, else by its exact name (`resolve_mode`).
+    Raises: CheckpointError: no checkpoint, none holds a finite value of `metric`, or 'auto' does not know the name.
     """
     everything = _some(ckpt_dir)
     whole = [each for each in everything if each.problem is None] or [_whole(everything[-1], ckpt_dir)]
@@ -100,18 +101,18 @@ def best(ckpt_dir: str | Path, metric: str | None = None, mode: str = "auto") ->
         metric = next((each.monitor for each in reversed(whole) if each.monitor), None) or "val_loss"
     if mode not in ("auto", "min", "max"):
         raise CheckpointError(f"mode is one of 'auto', 'min', 'max'. Received: {mode!r}.")
-    if mode == "auto":
-        saved = (each.mode for each in reversed(whole) if each.monitor == metric and each.mode)
-        mode = next(saved, None) or resolve_mode(metric)
-    sign = 1.0 if mode == "max" else -1.0
-    values = [(sign * each.metrics[metric], each.step, each) for each in whole if _finite(each, metric)]
-    if not values:
+    holding = [each for each in whole if _finite(each, metric)]
+    if not holding:
         known = sorted({name for each in whole for name in each.metrics or {}})
         raise CheckpointError(
             f"'best' compares a metric that the checkpoints hold. Received: metric={metric!r}; checkpoints in "
             f"{ckpt_dir} hold {known or 'no metrics'}. Choose one of these, 'latest' or a step."
         )
-    return max(values)[2]
+    if mode == "auto":
+        saved = (each.mode for each in reversed(whole) if each.monitor == metric and each.mode)
+        mode = next(saved, None) or resolve_mode(metric)
+    sign = 1.0 if mode == "max" else -1.0
+    return max(holding, key=lambda each: (sign * each.metrics[metric], each.step))
 
 
 def find(
@@ -139,10 +140,17 @@ def find(
 
 
 def resolve_mode(metric: str, mode: str = "auto") -> str:
-    """Returns 'min' or 'max'; 'auto' is 'max' for names that hold acc, auc, precision, recall, f1, iou, r2, ..."""
-    if mode != "auto":
-        return mode
-    return "max" if _HIGHER_IS_BETTER.search(metric) else "min"
+    """Returns 'min' or 'max'; 'auto' goes by the exact name (`accuracy`, `auc`, `loss`, `<any>_loss`, ...).
+
+    Raises: CheckpointError: 'auto' does not know the name.
+    """
+    known = direction_of_name(metric) if mode == "auto" else mode
+    if known is None:
+        raise CheckpointError(
+            f"The best checkpoint is that of the lowest or of the highest value of a metric, and the name must say "
+            f"which. Received: {metric!r}, not a name that Keras gives. Say mode='min' or mode='max' (--mode)."
+        )
+    return known
 
 
 def validate(checkpoint: Checkpoint) -> None:

@@ -13,11 +13,26 @@ from typing import Any, Protocol
 
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.checkpoint.snapshot import GOLDEN, OPTIMIZER, WEIGHTS, Buffers, Snapshot, tensor_of
 from keras_ddl.errors import CheckpointError
 
-WEIGHTS = "weights"
-OPTIMIZER = "optimizer"
-GOLDEN = "golden.npz"
+__all__ = [
+    "GOLDEN",
+    "WEIGHTS",
+    "build_optimizers",
+    "is_seed",
+    "match",
+    "named",
+    "optimizer_variables_of",
+    "optimizers_to_build",
+    "restore_checkpoint",
+    "save_checkpoint",
+    "table",
+    "take",
+    "tensor_of",
+    "weights_of",
+]
+
 _SEED = "seed_generator_state"
 _WHAT = "A checkpoint"
 
@@ -65,26 +80,56 @@ def save_checkpoint(
     Raises: CheckpointError: the model is not built; not writable; disk full. Nothing half-written is left.
     Cost: one write and one read (SHA-256) of the state; with `base`, two forward passes of the sample.
     """
+    snapshot = take(model, optimizer=optimizer, base=base)
+    return ckpt.write(
+        ckpt_dir, step, snapshot.fill, epoch=epoch, metrics=metrics, monitor=monitor, mode=mode, extra=extra
+    )
+
+
+def take(
+    model: Any,
+    *,
+    optimizer: bool = True,
+    base: Base | None = None,
+    evidence: bool = True,
+    buffers: Buffers | None = None,
+) -> Snapshot:
+    """Returns a model's state as of now, to be written by `ckpt.write(..., snapshot.fill)`.
+
+    Args:
+        optimizer, base: as in `save_checkpoint`; without `evidence`, `base` adds its variables and no golden outputs.
+        buffers: copy into these, so that the model may train on before the snapshot is written. Without, the snapshot
+            must be written before anything changes.
+    Raises: CheckpointError: the model is not built, or has no weights.
+    """
     variables = weights_of(model)
     if not variables:
         raise CheckpointError(f"A checkpoint keeps weights. Received: {model.name!r} with no weights. Nothing to keep.")
-    held = optimizer_variables_of(model) if optimizer else {}
-    golden, record = base.evidence() if base is not None else ({}, {})
+    built = _built_optimizers(model) if optimizer else {}
+    held = _keyed(OPTIMIZER, [variable for each in built.values() for variable in each.variables])
+    golden, record = base.evidence() if base is not None and evidence else ({}, {})
 
-    def fill(folder: Path) -> dict[str, Any]:
-        weights = {key: tensor_of(variable) for key, variable in variables.items()}
-        if base is not None:
-            weights.update({key: tensor_of(variable) for key, variable in base.extra_variables().items()})
-        bundle.write(str(folder / WEIGHTS), weights)
-        if held:
-            bundle.write(str(folder / OPTIMIZER), {key: tensor_of(variable) for key, variable in held.items()})
-        if golden:
-            import numpy as np
+    def value(key: str, variable: Any) -> Any:
+        return tensor_of(variable) if buffers is None else buffers.copy(key, variable)
 
-            np.savez(folder / GOLDEN, **golden)
-        return {"weights": table(variables), "optimizer": table(held) if held else None, "base": dict(record)}
-
-    return ckpt.write(ckpt_dir, step, fill, epoch=epoch, metrics=metrics, monitor=monitor, mode=mode, extra=extra)
+    weights = {key: value(key, variable) for key, variable in variables.items()}
+    if base is not None:
+        weights.update({key: value(key, variable) for key, variable in base.extra_variables().items()})
+    names = {id(variable): key for key, variable in variables.items()}
+    return Snapshot(
+        {WEIGHTS: weights, OPTIMIZER: {key: value(key, variable) for key, variable in held.items()}},
+        {GOLDEN: golden},
+        record={
+            "weights": table(variables),
+            "optimizer": table(held) if held else None,
+            # What each was built for: a resumed run has to build those that Keras does not.
+            "optimizers": [
+                [name, len(each.variables), [names.get(id(variable)) for variable in each._trainable_variables]]
+                for name, each in built.items()
+            ],
+            "base": dict(record),
+        },
+    )
 
 
 def restore_checkpoint(
@@ -115,14 +160,19 @@ def restore_checkpoint(
     state = found.state or {}
     variables = weights_of(model)
     pairs = [(found.weights, variables, match(table(variables), state["weights"], "weight", found.path))]
-    if optimizer and getattr(model, "optimizer", None) is not None:
+    if optimizer and _optimizers_of(model):
         if state["optimizer"] is None:
             raise CheckpointError(
                 f"An exact resume needs the optimizer's state. Received: {found.path}, which holds weights only. "
                 f"Pass optimizer=False to start the optimizer anew."
             )
-        held = optimizer_variables_of(model, build=True)
-        pairs.append((found.optimizer, held, match(table(held), state["optimizer"], "optimizer variable", found.path)))
+        build_optimizers(model, optimizers_to_build(model, found))
+        optimizers = _optimizers_of(model)
+        held = [v for name, _, _ in _stored_optimizers(state) for v in optimizers[name].variables]
+        targets = _keyed(OPTIMIZER, held)
+        pairs.append(
+            (found.optimizer, targets, match(table(targets), state["optimizer"], "optimizer variable", found.path))
+        )
     for prefix, targets, source in pairs:
         with bundle.translated(_WHAT, prefix, CheckpointError):
             values = bundle.read(prefix, {key: _dtype(targets[target]) for target, key in source.items()})
@@ -146,14 +196,64 @@ def weights_of(model: Any) -> dict[str, Any]:
 
 
 def optimizer_variables_of(model: Any, build: bool = False) -> dict[str, Any]:
-    """Returns key -> variable of a model's optimizer; nothing if it has none, or (without `build`) is not built."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or not (build or optimizer.built):
-        return {}
-    if not optimizer.built:
+    """Returns key -> variable of a model's optimizers that are built; `build` builds the compiled one if need be."""
+    compiled = getattr(model, "optimizer", None)
+    if build and compiled is not None and not compiled.built:
         with model.distribute_strategy.scope():
-            optimizer.build(model.trainable_variables)
-    return _keyed(OPTIMIZER, optimizer.variables)
+            compiled.build(model.trainable_variables)
+    return _keyed(OPTIMIZER, [variable for each in _built_optimizers(model).values() for variable in each.variables])
+
+
+def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[str, list[int] | None]]:
+    """Returns (name, positions in `weights_of(model)` of what it optimizes) of every optimizer in a checkpoint that is
+    not built here; None for positions stands for the model's trainable variables.
+
+    Raises: CheckpointError: the model does not have such an optimizer.
+    """
+    state = checkpoint.state or {}
+    variables, stored = weights_of(model), state["weights"]
+    place = {
+        key: number for number, key in enumerate(match(table(variables), stored, "weight", checkpoint.path).values())
+    }
+    optimizers = _optimizers_of(model)
+    found: list[tuple[str, list[int] | None]] = []
+    for name, _, keys in _stored_optimizers(state):
+        if name not in optimizers:
+            raise CheckpointError(
+                f"A checkpoint's optimizers go back into those of the model. Received: {checkpoint.path} with "
+                f"{name!r}; the model has {sorted(optimizers)}. Make it as it was before fit, as an attribute of the "
+                f"model, or pass optimizer=False to start them anew."
+            )
+        if not optimizers[name].built:
+            known = keys and all(key in place for key in keys)
+            found.append((name, [place[key] for key in keys] if known else None))
+    return found
+
+
+def build_optimizers(model: Any, plan: Sequence[tuple[str, Sequence[int] | None]]) -> None:
+    """Builds what `optimizers_to_build` named, here or on another rank."""
+    optimizers, variables = _optimizers_of(model), list(weights_of(model).values())
+    for name, positions in plan:
+        if not optimizers[name].built:
+            chosen = model.trainable_variables if positions is None else [variables[each] for each in positions]
+            with model.distribute_strategy.scope():
+                optimizers[name].build(chosen)
+
+
+def _optimizers_of(model: Any) -> dict[str, Any]:
+    from keras_ddl.compat.keras import named_optimizers_of  # an export reads checkpoints without Keras
+
+    return named_optimizers_of(model)
+
+
+def _built_optimizers(model: Any) -> dict[str, Any]:
+    return {name: each for name, each in _optimizers_of(model).items() if each.built}
+
+
+def _stored_optimizers(state: Mapping[str, Any]) -> list[list[Any]]:
+    if state["optimizer"] is None:
+        return []
+    return state.get("optimizers") or [["optimizer", len(state["optimizer"]), None]]
 
 
 def match(targets: Table, stored: Table, what: str, source: Path | str) -> dict[str, str]:
@@ -187,14 +287,6 @@ def match(targets: Table, stored: Table, what: str, source: Path | str) -> dict[
 def table(variables: Mapping[str, Any]) -> Table:
     """Returns [key, dtype name, shape] of each variable, in order: what `match` compares and state.json keeps."""
     return [[key, _dtype(variable), list(variable.shape)] for key, variable in variables.items()]
-
-
-def tensor_of(variable: Any) -> Any:
-    """Returns the value of a Keras or TensorFlow variable as a tensor."""
-    import tensorflow as tf
-
-    value = variable.value
-    return variable.read_value() if callable(value) else tf.convert_to_tensor(value)
 
 
 def is_seed(variable: Any) -> bool:

@@ -36,6 +36,7 @@ with tensorflow_packages.private_imports("keras", "3.15", "'keras>=3.15,<3.16'")
     from keras.src.saving import saving_lib
     from keras.src.trainers.data_adapters import array_slicing
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+    from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
     from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
     from keras.src.trainers.trainer import Trainer
     from keras.src.utils import io_utils
@@ -48,6 +49,7 @@ __all__ = [
     "BaseOptimizer",
     "BatchNormalization",
     "CallbackList",
+    "GeneratorDataAdapter",
     "LossScaleOptimizer",
     "PyDatasetAdapter",
     "TESTED",
@@ -62,8 +64,13 @@ __all__ = [
     "is_ours",
     "keras",
     "legacy_h5_format",
+    "accumulators_of",
+    "is_accumulating",
+    "layer_state",
     "loss_module",
     "make_global_seed_generator",
+    "metrics_in",
+    "named_optimizers_of",
     "optimizers_in",
     "optimizers_of",
     "plain_name",
@@ -127,16 +134,68 @@ def optimizers_in(optimizer: Any) -> list[Any]:
     return [optimizer, *(each for one in inner for each in optimizers_in(one))]
 
 
-def optimizers_of(model: Any) -> list[Any]:
-    """Returns the model's optimizer, and those that its own compile has kept as attributes (the two of a GAN)."""
-    found = [getattr(model, "optimizer", None), *vars(model).values()]
-    return list({id(each): each for each in found if isinstance(each, keras.optimizers.Optimizer)}.values())
-
-
 def weights_made_trainable(model: Any) -> dict[int, Any]:
     """Returns id -> variable of those that layers made to be trained, frozen or not; statistics are none of them."""
     own = [v for layer in model._flatten_layers() for v in getattr(layer, "_trainable_variables", ())]
     return {id(v): v for v in [*own, *model.trainable_variables]}
+
+
+def named_optimizers_of(model: Any) -> dict[str, Any]:
+    """Returns name -> optimizer of all optimizers of a model, each once: the compiled one first, and those that it or a
+    layer of it keeps as an attribute, also in a list or a dict, as models with a training step of their own do.
+    """
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+
+    def take(name: str, value: Any) -> None:
+        if isinstance(value, keras.optimizers.Optimizer):
+            if id(value) not in seen:
+                seen.update(id(each) for each in optimizers_in(value))
+                found[name] = value
+        elif isinstance(value, dict):
+            for key in value:
+                take(f"{name}/{key}", value[key])
+        elif isinstance(value, (list, tuple)):
+            for number, each in enumerate(value):
+                take(f"{name}/{number}", each)
+
+    take("optimizer", getattr(model, "optimizer", None))
+    for number, owner in enumerate([model, *model._flatten_layers(include_self=False)]):
+        for name, value in list(vars(owner).items()):
+            # Keras's own lists of layers and variables hold none, and are long.
+            if isinstance(value, keras.optimizers.Optimizer) or not name.startswith("_"):
+                take(name if number == 0 else f"layer {number}/{name}", value)
+    return found
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Returns all optimizers of a model (`named_optimizers_of`)."""
+    return list(named_optimizers_of(model).values())
+
+
+def accumulators_of(model: Any) -> list[Any]:
+    """Returns the variables in which a model's optimizers accumulate gradients between updates."""
+    parts = [each for one in optimizers_of(model) for each in optimizers_in(one)]
+    lists = [getattr(each, "_accumulated_gradients", None) or [] for each in parts]
+    return [variable for variables in lists for variable in variables if variable is not None]
+
+
+def is_accumulating(model: Any) -> bool:
+    """Whether an optimizer of the model is between two updates, with gradients accumulated for the second."""
+    for one in optimizers_of(model):
+        for each in optimizers_in(one):
+            steps = each.gradient_accumulation_steps
+            if steps and int(keras.ops.convert_to_numpy(each._iterations)) % steps:
+                return True
+    return False
+
+
+def metrics_in(model: Any) -> list[Any]:
+    """Returns a model's metric objects: those it tracks, and those given to compile, also when not built yet."""
+    compiled = getattr(model, "_compile_metrics", None)
+    given = [tree.flatten(getattr(compiled, name, None)) for name in ("_user_metrics", "_user_weighted_metrics")]
+    tracked = [each for metric in model.metrics for each in getattr(metric, "metrics", [metric])]
+    return [each for each in [*tracked, *(one for some in given for one in some)] if not isinstance(each, (str, type))]
 
 
 def plain_name(name: str) -> str:
@@ -163,3 +222,9 @@ def make_global_seed_generator() -> Any:
 def forget_global_seed_generator() -> None:
     """Lets Keras make that generator anew when it is used next."""
     global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)
+
+
+def layer_state(model: Any) -> list[Any]:
+    """Returns the variables in which layers keep what they gather in calls: made as not trainable, no seeds."""
+    found = [each for layer in model._flatten_layers() for each in layer._non_trainable_variables]
+    return list({id(each): each for each in found}.values())

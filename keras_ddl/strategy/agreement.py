@@ -18,7 +18,7 @@ from keras_ddl import communicator, ops
 from keras_ddl.communicator.comparison import first_difference
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat import tensorflow as tf_compat
-from keras_ddl.compat.keras import keras, plain_name
+from keras_ddl.compat.keras import keras, optimizers_of, plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy import metric_state
@@ -40,7 +40,9 @@ class RandomState:
         self.size = size
         if size > 1:
             seed, fresh = communicator.broadcast_object((seed, os.urandom(8)), name="keras_ddl/seed")
-            self._shuffles = random.Random(fresh)
+        else:
+            fresh = os.urandom(8)
+        self._shuffles = random.Random(fresh)
         if seed is not None:
             keras.utils.set_random_seed(seed)
         self.agree()
@@ -75,6 +77,15 @@ class RandomState:
         """Returns a fresh seed, the same on all ranks as long as all ask equally often."""
         return self._shuffles.randrange(2**31), self._shuffles.randrange(2**31)
 
+    def shuffles_state(self) -> list[Any]:
+        """Returns the state from which `next_shuffle_seed` goes on, as JSON."""
+        version, internal, gauss = self._shuffles.getstate()
+        return [version, list(internal), gauss]
+
+    def set_shuffles_state(self, state: list[Any]) -> None:
+        """Goes on from a state of `shuffles_state`, here or in another process."""
+        self._shuffles.setstate((state[0], tuple(state[1]), state[2]))
+
     def _follow_rank_0(self) -> None:
         state = (random.getstate(), np.random.get_state()) if self.rank == 0 else None
         python_state, numpy_state = communicator.broadcast_object(state, name="keras_ddl/random_state_of_rank_0")
@@ -104,10 +115,9 @@ def check_same_model(model: keras.Model, rank: int) -> None:
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
-    """Returns the model's and its optimizer's variables, each once. Not the metrics': they differ between ranks."""
-    optimizer = getattr(model, "optimizer", None)
-    found = {id(v): v for v in [*model.variables, *(optimizer.variables if optimizer is not None else [])]}
-    return list(found.values())
+    """Returns the variables of the model and of all its optimizers, each once. Not the metrics': ranks' differ."""
+    optimizers = [variable for each in optimizers_of(model) for variable in each.variables]
+    return list({id(v): v for v in [*model.variables, *optimizers]}.values())
 
 
 def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0) -> None:

@@ -1,14 +1,17 @@
-"""A training that is killed, resumed and compared. Run by test_callbacks.py, once for each argument.
+"""A training that is killed at random moments and started again until it ends. Run by test_callbacks.py.
 
-killed_training.py FOLDER sgd-in-epoch      trains with SGD; rank 1 is killed by SIGKILL in the third epoch
-killed_training.py FOLDER adam-in-writing   trains with Adam; rank 0 is killed when its third checkpoint is about to
-                                            take its name
-killed_training.py FOLDER resume            resumes both, trains both anew without a stop, and compares
+killed_training.py FOLDER OPTIONS KILL   OPTIONS (JSON): seed, epochs, exact (bitwise at one number of ranks) or not
+                                         KILL: which kill this is, from 0; -1: train to the end, then once more without
+                                         a stop in another folder, for comparison
 """
 
+import json
 import os
+import random
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,70 +19,106 @@ import numpy as np
 import keras_ddl
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import durable
-from strategy.common import RANK, STRATEGY, X, Y, check_equal_on_all_ranks, keras
+from strategy.common import RANK, SIZE, STRATEGY, X, Y, check_equal_on_all_ranks, keras
 
-OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.02, momentum=0.9),
-    "adam": lambda: keras.optimizers.Adam(0.01),
-}
+SAVE_FREQ = 3
 
 
-class KillInThirdEpoch(keras.callbacks.Callback):
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Kill(keras.callbacks.Callback):
+    """Kills one rank a random moment after a random step that comes soon."""
+
+    never_stops_within_epoch = True
+
+    def __init__(self, generator, done):
+        super().__init__()
+        self.at = done + generator.randint(1, 5)
+        self.seconds = generator.uniform(0.0, 0.03)
+        self.victim = generator.randrange(SIZE)
+
     def on_train_batch_end(self, batch, logs=None):
-        if RANK == 1 and self.model.optimizer.iterations == 2 * 5 + 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.model.optimizer.iterations == self.at and self.victim == RANK:
+            threading.Timer(self.seconds, die).start()
 
 
-def kill_in_third_publish():
+class Record(keras.callbacks.Callback):
+    """Writes down each epoch's logs, and lets a step take as long as a write."""
+
+    never_stops_within_epoch = True
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.01)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if RANK == 0:
+            path = self.folder / f"epoch-{epoch}.json"
+            path.with_suffix(".part").write_text(json.dumps(logs))
+            path.with_suffix(".part").rename(path)
+
+
+def kill_while_the_second_checkpoint_takes_its_name():
     publish, calls = durable.publish, []
 
     def publish_or_die(staged, final, *, replace):
         calls.append(final)
-        if len(calls) == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if len(calls) == 2:
+            die()
         publish(staged, final, replace=replace)
 
     durable.publish = publish_or_die
 
 
-def train(name, *parts):
+def make_model(exact):
     keras.utils.set_random_seed(3)
     with STRATEGY.scope():
-        layers = [keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dropout(0.2)]
-        model = keras.Sequential([*layers, keras.layers.Dense(2)], name=name)
-        model.compile(OPTIMIZERS[name](), "mse")
-    warmup = keras_ddl.callbacks.LearningRateWarmup(warmup_epochs=4)
-    history = model.fit(X, Y, batch_size=10, epochs=5, shuffle=False, verbose=0, callbacks=[warmup, *parts])
-    return model, history.history
+        layers = [keras.Input((6,)), keras.layers.Dense(8, activation="tanh")]
+        if exact:
+            layers += [keras.layers.BatchNormalization(), keras.layers.Dropout(0.2)]
+        model = keras.Sequential([*layers, keras.layers.Dense(2)])
+        model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
+    return model
 
 
-def checkpointing(folder, name, **options):
-    return keras_ddl.callbacks.Checkpoint(folder / name, monitor="loss", export_base=False, **options)
+def train(folder, options, *parts):
+    folder.mkdir(exist_ok=True)
+    keep = keras_ddl.callbacks.Checkpoint(
+        folder / "ckpt", monitor="loss", export_base=False, save_freq=SAVE_FREQ, resume=True
+    )
+    parts = [
+        keras_ddl.callbacks.LearningRateWarmup(warmup_epochs=2, scaling=2.0),
+        keras.callbacks.ReduceLROnPlateau(monitor="val_loss", patience=1, min_delta=0.05, factor=0.9),
+        Record(folder),
+        keep,
+        *parts,
+    ]
+    model = make_model(options["exact"])
+    history = model.fit(
+        X, Y, batch_size=8, epochs=options["epochs"], validation_split=0.25, verbose=0, callbacks=parts
+    ).history
+    check_equal_on_all_ranks(model, history)
+    if RANK == 0:
+        np.savez(folder / "end.npz", *[v.numpy() for v in [*model.variables, *model.optimizer.variables]])
 
 
 def main():
-    folder, what = Path(sys.argv[1]), sys.argv[2]
-    if what == "sgd-in-epoch":
-        train("sgd", checkpointing(folder, "sgd"), KillInThirdEpoch())
-    elif what == "adam-in-writing":
-        if RANK == 0:
-            kill_in_third_publish()
-        train("adam", checkpointing(folder, "adam"))
-    else:
-        for name in OPTIMIZERS:
-            if RANK == 0:
-                assert [each.step for each in ckpt.list_checkpoints(folder / name)] == [5, 10]
-                left = [entry.name for entry in (folder / name).iterdir() if entry.name.startswith(".tmp-")]
-                assert len(left) == (name == "adam"), left
-            resumed, history = train(name, checkpointing(folder, name, resume=True))
-            whole, expected = train(name)
-            assert history["loss"] == expected["loss"][2:], (history, expected)
-            for mine, one in zip(resumed.get_weights(), whole.get_weights()):
-                np.testing.assert_array_equal(mine, one)
-            check_equal_on_all_ranks(resumed, history)
-            if RANK == 0:
-                assert not [entry for entry in (folder / name).iterdir() if entry.name.startswith(".tmp-")]
-        print("compared")
+    folder, options, number = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+    if number < 0:
+        train(folder / "killed", options)
+        train(folder / "whole", options)
+        return
+    found = ckpt.list_checkpoints(folder / "killed" / "ckpt") if (folder / "killed" / "ckpt").exists() else []
+    done = keras_ddl.broadcast_object(found[-1].step if found else 0, name="test/done")
+    if number == 0 and RANK == 0:
+        kill_while_the_second_checkpoint_takes_its_name()
+    kills = [Kill(random.Random(f"{options['seed']} {number}"), done)] if number else []
+    train(folder / "killed", options, *kills)
 
 
 main()

@@ -5,9 +5,11 @@ import json
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_ddl import callbacks
 from keras_ddl import checkpoint as ckpt
+from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.errors import CheckpointError, ConfigError
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
@@ -74,6 +76,39 @@ def test_checkpoint_compares_in_the_direction_of_the_metric(tmp_path, monitor, m
     play = Play(mae=[0.1, 0.2, 0.3], score=[0.5, 0.9, 0.7])
     fit(make(), play, checkpointing(tmp_path, monitor=monitor, mode=mode))
     assert ckpt.best(tmp_path).step == best
+
+
+@pytest.mark.parametrize(
+    ("metric", "monitor", "direction"),
+    [
+        ("accel_loss", "val_accel_loss", "min"),
+        (keras.metrics.AUC(name="dice"), "val_dice", "max"),
+        (keras.metrics.MeanSquaredError(name="accuracy"), "accuracy", "min"),
+        (keras.metrics.CosineSimilarity(), "cosine_similarity", "max"),
+        (None, "val_loss", "min"),
+    ],
+)
+def test_direction_is_the_metrics_own_before_that_of_its_name(metric, monitor, direction):
+    model = make()
+    if metric is not None:
+        model.compile("sgd", "mse", metrics=[metric] if not isinstance(metric, str) else None)
+    assert resolve_direction(model, monitor, "auto") == direction
+
+
+def test_direction_of_an_output_is_that_of_its_metric():
+    inputs = keras.Input((3,))
+    outputs = [keras.layers.Dense(1, name="head")(inputs), keras.layers.Dense(1, name="tail")(inputs)]
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse", metrics=[["r2_score"], ["mae"]])
+    assert resolve_direction(model, "val_head_r2_score", "auto") == "max"
+    assert resolve_direction(model, "val_tail_loss", "auto") == "min"
+
+
+def test_checkpoint_asks_for_the_mode_of_a_metric_that_does_not_say(tmp_path):
+    with pytest.raises(ConfigError, match="monitor='score'.*Pass mode='min' or mode='max'"):
+        fit(make(), Play(score=[1, 2, 3]), checkpointing(tmp_path, monitor="score"))
+    fit(make(), Play(score=[1, 2, 3]), checkpointing(tmp_path, monitor="score", save_best=False))
+    assert steps(tmp_path) == [3, 6, 9]
 
 
 def test_checkpoint_says_when_the_monitored_metric_is_missing(tmp_path):
@@ -204,3 +239,62 @@ def test_export_base_is_optional(tmp_path):
 def test_checkpoint_refuses_bad_arguments_when_it_is_made(tmp_path, options):
     with pytest.raises(ConfigError, match=f"{next(iter(options))} must be .*Received: "):
         callbacks.Checkpoint(tmp_path, **options)
+
+
+class Gan(keras.Model):
+    """Two networks, an optimizer each, a training step that never calls the model; the compiled optimizer is idle."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+        self.critic = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        self.optimizers = {"g": keras.optimizers.Adam(0.01), "d": keras.optimizers.Adam(0.02, beta_1=0.5)}
+        self.seeds = keras.random.SeedGenerator(3)
+        self.built = True
+
+    def train_step(self, data):
+        x, _ = data
+        noise = keras.random.normal((4, 2), seed=self.seeds)
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean(self.critic(self.generator(noise)) - self.critic(x))
+            weights = self.critic.trainable_variables
+            self.optimizers["d"].apply(tape.gradient(loss, weights), weights)
+        with tf.GradientTape() as tape:
+            value = -keras.ops.mean(self.critic(self.generator(noise)))
+        weights = self.generator.trainable_variables
+        self.optimizers["g"].apply(tape.gradient(value, weights), weights)
+        return {"d_loss": loss, "g_loss": value}
+
+
+def make_gan(optimizer):
+    keras.utils.set_random_seed(5)
+    model = Gan()
+    model.compile(optimizer)
+    return model
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", None])
+def test_resume_of_a_gan_goes_on_with_both_optimizers(tmp_path, optimizer):
+    whole = make_gan(optimizer)
+    expected = fit(whole, epochs=4)
+    with pytest.warns(UserWarning, match="whose training step has not called it") as caught:
+        fit(make_gan(optimizer), callbacks.Checkpoint(tmp_path, monitor="d_loss"), epochs=2)
+    assert sum("whose training step" in str(each.message) for each in caught) == 1
+    assert steps(tmp_path) == [6, 12]  # of the critic, 2 in each of 3 batches
+    resumed = make_gan(optimizer)
+    history = fit(resumed, checkpointing(tmp_path, monitor="d_loss", resume=True), epochs=4)
+    assert history == {name: values[2:] for name, values in expected.items()}
+    for mine, one in zip(resumed.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, one)
+    for name, each in resumed.optimizers.items():
+        for mine, one in zip(each.variables, whole.optimizers[name].variables, strict=True):
+            np.testing.assert_array_equal(mine.numpy(), one.numpy())
+
+
+def test_resume_names_an_optimizer_that_the_model_does_not_have(tmp_path):
+    fit(make_gan(None), checkpointing(tmp_path, monitor="d_loss"), epochs=1)
+    other = make_gan(None)
+    other.optimizers = {"g": other.optimizers["g"]}
+    with pytest.raises(CheckpointError, match="with 'optimizers/d'; the model has .'optimizers/g'."):
+        fit(other, checkpointing(tmp_path, monitor="d_loss", resume=True))

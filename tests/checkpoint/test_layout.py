@@ -116,9 +116,23 @@ def test_prune_takes_a_checkpoint_off_the_list_before_it_is_removed(
     assert [each.step for each in checkpoint.list_checkpoints(tmp_path)] == [2]
 
 
-@pytest.mark.parametrize(("metric", "mode"), [("val_loss", "min"), ("val_acc", "max"), ("AUC", "max"), ("mae", "min")])
+@pytest.mark.parametrize(
+    ("metric", "mode"),
+    [("val_loss", "min"), ("val_acc", "max"), ("AUC", "max"), ("mae", "min"), ("val_auc_2", "max")]
+    + [(name, "min") for name in ("val_accel_loss", "val_dice_loss", "precision_loss")],
+)
 def test_resolve_mode_knows_common_names(metric: str, mode: str) -> None:
     assert checkpoint.resolve_mode(metric) == mode
+
+
+@pytest.mark.parametrize("metric", ["val_dice", "inaccuracy", "maps", "score"])
+def test_resolve_mode_asks_where_the_name_does_not_say(metric: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"Received: '{metric}'.*mode='min' or mode='max'"):
+        checkpoint.resolve_mode(metric)
+    write(tmp_path, 1, metrics={metric: 1.0})
+    with pytest.raises(CheckpointError, match="mode='min' or mode='max'"):
+        checkpoint.best(tmp_path, metric)
+    assert checkpoint.best(tmp_path, metric, "max").step == 1
 
 
 def test_set_aside_moves_an_earlier_run_and_goes_on_after_a_kill(tmp_path: Path) -> None:

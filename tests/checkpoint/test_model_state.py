@@ -13,6 +13,7 @@ from keras import layers
 
 from keras_ddl import checkpoint
 from keras_ddl.checkpoint import model_state
+from keras_ddl.checkpoint.snapshot import Buffers
 from keras_ddl.errors import CheckpointError
 
 X = np.random.default_rng(1).random((48, 6), dtype="float32")
@@ -114,13 +115,19 @@ def test_weights_of_every_dtype_come_back(tmp_path: Path) -> None:
             self.empty = self.add_weight(shape=(0, 4), name="empty")
             self.built = True
 
-    model = Mixed()
-    model_state.save_checkpoint(model, tmp_path, 1)
-    other = Mixed()
-    for each in other.variables:
-        each.assign(keras.ops.zeros(each.shape, each.dtype))
-    model_state.restore_checkpoint(other, tmp_path)
-    assert all(bool(np.all(each.numpy() == 1)) for each in other.variables)
+    model, other, buffers = Mixed(), Mixed(), Buffers()
+    for step, held in ((1, None), (2, buffers), (3, buffers)):
+        snapshot = model_state.take(model, buffers=held)
+        if held is not None:  # a copy: the model may go on
+            for each in model.variables:
+                each.assign(keras.ops.zeros(each.shape, each.dtype))
+        checkpoint.write(tmp_path, step, snapshot.fill)
+        for each in model.variables:
+            each.assign(keras.ops.ones(each.shape, each.dtype))
+        for each in other.variables:
+            each.assign(keras.ops.zeros(each.shape, each.dtype))
+        model_state.restore_checkpoint(other, tmp_path)
+        assert all(bool(np.all(each.numpy() == 1)) for each in other.variables)
 
 
 def test_disk_that_fills_while_tensorflow_writes_leaves_nothing(tmp_path: Path) -> None:

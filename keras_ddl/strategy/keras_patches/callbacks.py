@@ -17,7 +17,6 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.strategy import agreement, layer_state
 from keras_ddl.strategy.drift import DriftCheck
 from keras_ddl.strategy.extended import ONE_LEARNING_RATE
-from keras_ddl.strategy.keras_patches.optimizer import accumulators
 from keras_ddl.strategy.keras_patches.saving import SavesWithinEpochs, mark_state_local
 from keras_ddl.strategy.keras_patches.trainer import global_logs_of
 
@@ -64,14 +63,18 @@ def hook(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def set_model(original: Callable[..., Any]) -> Callable[..., Any]:
-    """On ranks other than 0, replaces callbacks that write."""
+    """On ranks other than 0, replaces callbacks that write; puts those last that keep the state of the others."""
 
     def wrapper(self, model):
         strategy = keras_compat.strategy_of(model)
         on_other_rank = strategy is not None and strategy.rank != 0
         if on_other_rank:
             self.callbacks = [_Silent() if isinstance(one, _writers()) else one for one in self.callbacks]
+        # What keeps the state of a run keeps that of the other callbacks, after they have had their turn.
+        self.callbacks.sort(key=lambda one: getattr(one, "runs_last", False))
         for callback in self.callbacks:
+            if getattr(callback, "runs_last", False):
+                callback.others = self.callbacks
             if isinstance(callback, keras.callbacks.ModelCheckpoint):
                 vars(callback).pop("_save_model", None)
                 if on_other_rank:
@@ -110,7 +113,7 @@ def on_train_begin(original: Callable[..., Any]) -> Callable[..., Any]:
         _agree_on_steps(self, strategy)
         start = communicator.broadcast_object(model._initial_epoch, name=agreement.name_of(model, "initial_epoch"))
         model._initial_epoch = start
-        partial = accumulators(model.optimizer)
+        partial = keras_compat.accumulators_of(model)
         skip = {id(variable) for variable in partial}
         agreement.broadcast_variables([v for v in agreement.all_variables(model) if id(v) not in skip])
         agreement.keep_accumulated_gradients_of_rank_0(partial, rank)

@@ -71,7 +71,7 @@ def epoch_iterator_init(original: Callable[..., Any]) -> Callable[..., Any]:
     """Checks the batch size and prepares shuffling."""
 
     def __init__(self, distribute_strategy=None, *args, **kwargs):
-        if not keras_compat.is_ours(distribute_strategy) or distribute_strategy.size == 1:
+        if not keras_compat.is_ours(distribute_strategy):
             original(self, distribute_strategy, *args, **kwargs)
             return
         rank, size = distribute_strategy.rank, distribute_strategy.size
@@ -85,6 +85,8 @@ def epoch_iterator_init(original: Callable[..., Any]) -> Callable[..., Any]:
             original(self, distribute_strategy, *args, **kwargs)
         finally:
             _thread.iterator = _thread.strategy = None
+        if size == 1:
+            return
         arrays.check_same_arrays(getattr(self.data_adapter, "_inputs", None), rank)
         first_batches = getattr(self.data_adapter, "_first_batches", None)  # of a generator, which Keras has looked at
         if first_batches:

@@ -19,7 +19,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, data, layer_state, metric_state, step
 from keras_ddl.strategy.data import arrays, order
 from keras_ddl.strategy.keras_patches import metric_results
-from keras_ddl.strategy.keras_patches.optimizer import accumulators, outside_message
+from keras_ddl.strategy.keras_patches.optimizer import outside_message
 from keras_ddl.strategy.keras_patches.saving import mark_state_local
 
 _thread = threading.local()
@@ -176,13 +176,14 @@ def get_metrics_result_or_logs(original: Callable[..., Any]) -> Callable[..., An
     """The end of an epoch or of an evaluation: logs over all ranks, and before validation one set of statistics."""
 
     def wrapper(self, logs):
+        logs = logs or self.__dict__.get("_ddl_logs_before", logs)  # an epoch that is resumed after its last batch
         strategy = keras_compat.strategy_of(self)
         if strategy is None or strategy.size == 1:
             return original(self, logs)
         order.warn_of_unlike_values(strategy.rank)
         if not getattr(_thread, "evaluating", False):  # so this is the end of an epoch of fit
             layer_state.agree(self, strategy.size)
-            agreement.collect_accumulated_gradients(accumulators(self.optimizer), strategy.rank)
+            agreement.collect_accumulated_gradients(keras_compat.accumulators_of(self), strategy.rank)
         return global_logs_of(self, logs, strategy, original)
 
     return wrapper
@@ -297,7 +298,8 @@ def _estimates(running: step.Step, logs: Any) -> Any:
 
 @contextlib.contextmanager
 def _in_fit(model: Any) -> Iterator[None]:
-    model.__dict__["_ddl_agreed_stop"] = False
+    # Both: Keras's own `self.stop_training = False` does nothing where reading it gives False already.
+    model.__dict__["_ddl_agreed_stop"] = model.__dict__["stop_training"] = False
     try:
         yield
     finally:

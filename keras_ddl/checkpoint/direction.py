@@ -1,0 +1,83 @@
+"""Whether a metric is better when it is lower or higher, told by exact names: a part of a name says nothing.
+
+`val_accel_loss` holds "acc" and `val_dice_loss` holds "dice", and both are losses.
+"""
+
+from __future__ import annotations
+
+import re
+
+# As Keras names its metrics and losses (and their short names); names that mean one thing here and another there
+# ("dice", "cosine_similarity") are left out.
+_HIGHER = frozenset(
+    (
+        "acc",
+        "accuracy",
+        "binary_accuracy",
+        "categorical_accuracy",
+        "sparse_categorical_accuracy",
+        "top_k_categorical_accuracy",
+        "sparse_top_k_categorical_accuracy",
+        "auc",
+        "precision",
+        "recall",
+        "precision_at_recall",
+        "recall_at_precision",
+        "sensitivity_at_specificity",
+        "specificity_at_sensitivity",
+        "f1_score",
+        "fbeta_score",
+        "io_u",
+        "binary_io_u",
+        "mean_io_u",
+        "one_hot_io_u",
+        "one_hot_mean_io_u",
+        "iou",
+        "mean_iou",
+        "r2_score",
+        "pearson_correlation",
+        "concordance_correlation",
+    )
+)
+_LOWER = frozenset(
+    (
+        "loss",
+        "mse",
+        "mae",
+        "mape",
+        "msle",
+        "mean_squared_error",
+        "mean_absolute_error",
+        "mean_absolute_percentage_error",
+        "mean_squared_logarithmic_error",
+        "root_mean_squared_error",
+        "rmse",
+        "logcosh",
+        "log_cosh",
+        "huber",
+        "poisson",
+        "kl_divergence",
+        "binary_crossentropy",
+        "categorical_crossentropy",
+        "sparse_categorical_crossentropy",
+        "binary_focal_crossentropy",
+        "categorical_focal_crossentropy",
+        "hinge",
+        "squared_hinge",
+        "categorical_hinge",
+        "perplexity",
+    )
+)
+
+
+def direction_of_name(metric: str) -> str | None:
+    """Returns 'min' or 'max' for a name that says so, else None.
+
+    Names count without capitals, `val_` and the number that Keras appends. `<any>_loss` is a loss.
+    """
+    name = re.sub(r"_\d+$", "", metric.lower().removeprefix("val_"))
+    if name in _HIGHER:
+        return "max"
+    if name in _LOWER or name.endswith("_loss"):
+        return "min"
+    return None

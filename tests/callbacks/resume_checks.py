@@ -1,0 +1,345 @@
+"""Runs that stop inside an epoch and go on from a checkpoint in it, on real ranks. Run by test_callbacks.py."""
+
+import contextlib
+import functools
+import time
+import warnings
+
+import numpy as np
+from callbacks.common import shared_folder
+
+import keras_ddl
+from keras_ddl import callbacks
+from keras_ddl import checkpoint as ckpt
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import CheckpointError
+from strategy.common import RANK, STRATEGY, X, Y, check_equal_on_all_ranks, keras, set_precision
+
+SEED = 5
+STEPS = 5  # batches of 10 in 43 rows
+
+
+class Stopped(Exception):
+    pass
+
+
+class StopAtStep(keras.callbacks.Callback):
+    """Ends the run as a kill does: no callback hears of it."""
+
+    never_stops_within_epoch = True
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations == self.step:
+            raise Stopped
+
+
+class StopAtEpochEnd(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise Stopped
+
+
+class Rows(keras.utils.PyDataset):
+    """Shuffles its rows itself, with NumPy's generator, from which others draw too."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = np.arange(len(X))
+
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, number):
+        chosen = self.order[10 * number : 10 * number + 10]
+        noise = np.random.normal(size=(len(chosen), 1))
+        return X[chosen] + 0.1 * noise, Y[chosen]
+
+    def on_epoch_end(self):
+        np.random.shuffle(self.order)
+
+
+def rows_of_generator():
+    rng = np.random.default_rng(3)
+    while True:
+        chosen = rng.integers(0, len(X), 10)
+        yield X[chosen], Y[chosen]
+
+
+def slices():
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+DATA = {
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": 10},
+    "shuffled": lambda: {"x": slices().shuffle(43, seed=5).batch(10)},
+    "shuffled, seeded by the script": lambda: {"x": slices().shuffle(43).map(lambda *row: row).batch(10).prefetch(2)},
+    "shuffle inside repeat": lambda: {"x": slices().shuffle(20, seed=5).take(25).repeat(2).batch(10)},
+    "on and on": lambda: {"x": slices().shuffle(43, seed=5).repeat().batch(10), "steps_per_epoch": STEPS},
+    "unknown length": lambda: {"x": slices().shuffle(43, seed=5).batch(10).filter(lambda *batch: True)},
+    "PyDataset": lambda: {"x": Rows(), "shuffle": True},
+    "generator": lambda: {"x": rows_of_generator(), "steps_per_epoch": STEPS},
+}
+
+
+@functools.cache
+def model_and_beginning():
+    """One model for all runs, which begin with its first state: tracing takes longer than training."""
+    keras.utils.set_random_seed(SEED)
+    set_precision("float32")
+    layers = [
+        keras.Input((6,)),
+        keras.layers.Dense(8, activation="tanh"),
+        keras.layers.BatchNormalization(momentum=0.7),
+        keras.layers.Dropout(0.3),
+        keras.layers.Dense(2),
+    ]
+    with STRATEGY.scope():
+        model = keras.Sequential(layers)
+        metrics = ["mae", keras.metrics.RootMeanSquaredError()]
+        model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse", metrics=metrics)
+        model.optimizer.build(model.trainable_variables)
+    return model, [v.numpy() for v in state_of(model)]
+
+
+def state_of(model):
+    return [*model.variables, *model.optimizer.variables]
+
+
+def train(data, *parts, epochs=3, **arguments):
+    """A run from the beginning; returns its end: name -> bits of the state of this rank, and its history."""
+    model, beginning = model_and_beginning()
+    for variable, value in zip(state_of(model), beginning, strict=True):
+        variable.assign(value)
+    keras.utils.set_random_seed(SEED)
+    history = model.fit(**data(), epochs=epochs, verbose=0, callbacks=list(parts), **arguments).history
+    check_equal_on_all_ranks(model, history)
+    return {v.path: v.numpy().tobytes() for v in state_of(model)}, history
+
+
+def stop(data, checkpoint, where, *parts, **arguments):
+    """A run that `where` ends, a step or a callback, with the last checkpoint on disk."""
+    try:
+        train(data, StopAtStep(where) if isinstance(where, int) else where, checkpoint, *parts, **arguments)
+    except Stopped:
+        checkpoint._writer.wait()
+        keras_ddl.barrier(name="test/stopped")
+    else:
+        raise AssertionError(f"the run did not stop: {where}")
+
+
+def assert_same_end(ours, expected):
+    (state, history), (whole, whole_history) = ours, expected
+    for name, values in history.items():
+        assert values == whole_history[name][-len(values) :], (name, values, whole_history[name])
+    assert state == whole, [path for path in whole if state[path] != whole[path]]
+
+
+def checkpointing(folder, **options):
+    options = {"monitor": "loss", "export_base": False, "save_freq": 7, "keep": 9, **options}
+    return callbacks.Checkpoint(folder, **options)
+
+
+def check_resume_inside_an_epoch_is_exact_for_every_kind_of_data():
+    for kind, data in DATA.items():
+        with shared_folder() as folder:
+            whole = train(data)
+            stop(data, checkpointing(folder), 9)
+            found = ckpt.latest(folder)
+            if kind != "unknown length":  # there Keras counts a step more, at the end of the first epoch
+                assert (found.step, found.extra["in_epoch"]) == (7, 7 % STEPS), (kind, found)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                ours = train(data, checkpointing(folder, resume=True))
+            assert not [str(each.message) for each in caught if "order" in str(each.message)], kind
+            assert len(ours[1]["loss"]) == 3 - 7 // STEPS, kind
+            try:
+                assert_same_end(ours, whole)
+            except AssertionError as error:
+                raise AssertionError(f"{kind}: {error}") from error
+
+
+def check_resume_with_other_seeds_or_shorter_data_is_told():
+    def seeded(seed, batches=STEPS):
+        return lambda: {"x": slices().shuffle(43, seed=seed).batch(10).take(batches)}
+
+    with shared_folder() as folder:
+        stop(seeded(5), checkpointing(folder), 9)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(seeded(6), checkpointing(folder, resume=True))
+        told = [str(each.message) for each in caught if "order in which the run before it began" in str(each.message)]
+        assert len(told) == 1, told
+    with shared_folder() as folder:
+        stop(seeded(5), checkpointing(folder), 9)
+        try:
+            train(seeded(5, batches=1), checkpointing(folder, resume=True))
+        except CheckpointError as error:
+            assert "ends before batch 2 of the epoch" in str(error), error
+        else:
+            raise AssertionError("no error")
+
+
+def check_resume_takes_the_shuffles_that_the_ranks_have_agreed_on():
+    """Without a seed of the script each run shuffles arrays anew; a resumed one as the run before."""
+    states, data = STRATEGY.random_state, DATA["arrays"]
+    states._own_seeds.add(SEED)
+    try:
+        with shared_folder() as folder:
+            before = states.shuffles_state()
+            whole = train(data)
+            assert train(data)[0] != whole[0], "the order is that of the run before"
+            states.set_shuffles_state(before)
+            stop(data, checkpointing(folder), 9)
+            states.next_shuffle_seed()  # as another process would
+            assert_same_end(train(data, checkpointing(folder, resume=True)), whole)
+    finally:
+        states._own_seeds.discard(SEED)
+
+
+def check_resume_at_the_last_batch_of_an_epoch_keeps_its_logs():
+    """Where the length of an epoch is not known, a checkpoint may be of its end and not know."""
+    data = DATA["unknown length"]
+    with shared_folder() as folder:
+        whole = train(data)
+        stop(data, checkpointing(folder, save_freq=5), StopAtEpochEnd())
+        assert ckpt.latest(folder).extra["in_epoch"] == 5
+        assert_same_end(train(data, checkpointing(folder, save_freq=5, resume=True)), whole)
+
+
+def check_resume_restores_what_other_callbacks_remember():
+    data = DATA["shuffled"]
+
+    class Play(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["val_loss"] = [3.0, 1.0, 2.0, 1.5, 2.5, 2.5, 0.1, 0.1][epoch]
+
+    class Count(keras.callbacks.Callback):
+        """A callback of one's own, with a state of one's own."""
+
+        def __init__(self):
+            super().__init__()
+            self.batches = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.batches += 1
+
+        def get_state(self):
+            return self.batches
+
+        def set_state(self, state):
+            self.batches = state
+
+    def parts():
+        return [
+            Play(),
+            keras.callbacks.ReduceLROnPlateau(patience=2, factor=0.5, min_delta=0),
+            keras.callbacks.EarlyStopping(patience=4, restore_best_weights=True),
+            Count(),
+        ]
+
+    with shared_folder() as folder:
+        expected = parts()
+        whole = train(data, *expected, epochs=8)
+        assert len(whole[1]["loss"]) == 6
+        stop(data, checkpointing(folder), 23, *parts(), epochs=8)  # the checkpoint is of step 21, in the fifth epoch
+        ours = parts()
+        # First in the list: what it keeps is what the others remember all the same.
+        assert_same_end(train(data, checkpointing(folder, resume=True), *ours, epochs=8), whole)
+        assert ours[3].batches == expected[3].batches == 30
+        assert ours[2].best_epoch == expected[2].best_epoch == 1
+        again = train(data, checkpointing(folder, resume=True), *parts(), epochs=8)
+        assert again[1] == {} and again[0] == whole[0], "a run that a callback has ended stays ended"
+
+
+def check_fit_after_one_that_a_callback_has_stopped_trains_on():
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    assert len(train(DATA["arrays"], Stop())[1]["loss"]) == 1
+    assert len(train(DATA["arrays"])[1]["loss"]) == 3
+    model, _ = model_and_beginning()
+    assert int(model.optimizer.iterations) == 3 * STEPS
+
+
+@contextlib.contextmanager
+def writing(write):
+    """Replaces what the thread of rank 0 does."""
+    before, ckpt.write = ckpt.write, write
+    try:
+        yield
+    finally:
+        ckpt.write = before
+
+
+def check_a_write_that_fails_is_an_error_at_the_next_step_on_all_ranks():
+    begun = []
+
+    class Count(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            begun.append(batch)
+
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(0.02)  # for the thread, which fails at once
+
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    with shared_folder() as folder, writing(full):
+        try:
+            train(DATA["arrays"], checkpointing(folder, save_freq=2), Count())
+        except CheckpointError as error:
+            assert "No space left" in str(error) and (RANK == 0 or "rank 0: " in str(error)), error
+        else:
+            raise AssertionError("no error")
+        assert begun[:3] == [0, 1, 2] and len(begun) <= 4, begun
+
+
+def check_a_write_that_fails_at_the_end_is_an_error_of_fit():
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    with shared_folder() as folder, writing(full):
+        try:
+            train(DATA["arrays"], checkpointing(folder, save_freq=100))
+        except CheckpointError as error:
+            assert "No space left" in str(error), error
+        else:
+            raise AssertionError("no error")
+
+
+def check_one_checkpoint_is_in_flight_and_fit_waits_for_the_last():
+    write, busy, most = ckpt.write, [], []
+
+    def slow(*args, **options):
+        busy.append(1)
+        most.append(len(busy))
+        time.sleep(0.05)
+        try:
+            return write(*args, **options)
+        finally:
+            busy.pop()
+
+    with shared_folder() as folder, writing(slow):
+        train(DATA["arrays"], checkpointing(folder, save_freq=2, keep=99))
+        if RANK == 0:
+            assert most == [1] * len(most)
+            assert [each.step for each in ckpt.list_checkpoints(folder)] == [2, 4, 6, 8, 10, 12, 14, 15]
+            assert [each.extra["in_epoch"] for each in ckpt.list_checkpoints(folder)] == [2, 4, 1, 3, 0, 2, 4, 0]
+
+
+def check_checkpoints_by_the_clock_are_taken_by_all_ranks():
+    class Wait(keras.callbacks.Callback):
+        never_stops_within_epoch = True
+
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(0.03 * (RANK == 0))
+
+    with shared_folder() as folder:
+        train(DATA["arrays"], Wait(), checkpointing(folder, save_freq="epoch", save_minutes=0.06 / 60, keep=99))
+        keras_ddl.barrier(name="test/trained")
+        inside = [each.step for each in ckpt.list_checkpoints(folder) if each.extra["in_epoch"]]
+        assert 3 <= len(inside) <= 9, inside
