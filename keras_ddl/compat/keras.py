@@ -66,6 +66,7 @@ __all__ = [
     "make_global_seed_generator",
     "optimizers_in",
     "optimizers_of",
+    "optimizers_with_rates",
     "plain_name",
     "pythonify_logs",
     "replica_strategy",
@@ -128,9 +129,16 @@ def optimizers_in(optimizer: Any) -> list[Any]:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Returns the model's optimizer, and those that its own compile has kept as attributes (the two of a GAN)."""
+    """Returns the model's optimizer, those that its own compile has kept as attributes (the two of a GAN), and those
+    inside of them.
+    """
     found = [getattr(model, "optimizer", None), *vars(model).values()]
-    return list({id(each): each for each in found if isinstance(each, keras.optimizers.Optimizer)}.values())
+    return list({id(each): each for one in found for each in optimizers_in(one)}.values())
+
+
+def optimizers_with_rates(model: Any) -> list[Any]:
+    """Returns those of `optimizers_of` that have a learning rate, and not others inside of them that have."""
+    return [each for each in optimizers_of(model) if len(optimizers_in(each)) == 1]
 
 
 def weights_made_trainable(model: Any) -> dict[int, Any]:
