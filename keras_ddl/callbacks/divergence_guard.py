@@ -16,7 +16,7 @@ from keras_ddl.callbacks._last_good import CheckpointsOfGood, MemoryOfGood, step
 from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._momentum import MomentumCorrection
 from keras_ddl.callbacks._training_state import build_optimizer
-from keras_ddl.compat.keras import optimizers_of, unwrapped
+from keras_ddl.compat.keras import optimizers_with_rates
 from keras_ddl.errors import ConfigError
 from keras_ddl.schedules import positive
 from keras_ddl.strategy.keras_patches.trainer import stop_on_all_ranks
@@ -88,8 +88,8 @@ class DivergenceGuard(keras.callbacks.Callback):
         self._first = self._lowest = None
         self._good = None
         if self.action == "go_back":
-            for optimizer in optimizers_of(self.model):
-                if not isinstance(getattr(unwrapped(optimizer), "_learning_rate", None), keras.Variable):
+            for optimizer in optimizers_with_rates(self.model):
+                if not isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable):
                     raise ConfigError(
                         "DivergenceGuard(action='go_back') lowers the learning rate, which must be a number. Received: "
                         f"{type(optimizer).__name__} with a schedule. Compile with a number and give the schedule to "
@@ -191,7 +191,7 @@ class DivergenceGuard(keras.callbacks.Callback):
 
     def _go_back(self) -> int | None:
         """Restores the last good state, all but the learning rates, which others may have changed since."""
-        optimizers = [unwrapped(each) for each in optimizers_of(self.model)]
+        optimizers = optimizers_with_rates(self.model)
         rates = [float(each.learning_rate.numpy()) for each in optimizers]
         back = self._good.go_back()
         for optimizer, rate in zip(optimizers, rates):
@@ -202,7 +202,7 @@ class DivergenceGuard(keras.callbacks.Callback):
         return back
 
     def _lower_rates(self) -> list[float]:
-        return [controller_of(unwrapped(each)).lower(self.factor) for each in optimizers_of(self.model)]
+        return [controller_of(each).lower(self.factor) for each in optimizers_with_rates(self.model)]
 
     def _say(self, message: str) -> None:
         self.message = message

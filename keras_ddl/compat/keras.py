@@ -73,6 +73,7 @@ __all__ = [
     "named_optimizers_of",
     "optimizers_in",
     "optimizers_of",
+    "optimizers_with_rates",
     "plain_name",
     "pythonify_logs",
     "replica_strategy",
@@ -132,6 +133,11 @@ def optimizers_in(optimizer: Any) -> list[Any]:
         return []
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())]
     return [optimizer, *(each for one in inner for each in optimizers_in(one))]
+
+
+def optimizers_with_rates(model: Any) -> list[Any]:
+    """Returns a model's optimizers that have a learning rate, and not others inside of them that have."""
+    return [part for each in optimizers_of(model) for part in optimizers_in(each) if len(optimizers_in(part)) == 1]
 
 
 def weights_made_trainable(model: Any) -> dict[int, Any]:

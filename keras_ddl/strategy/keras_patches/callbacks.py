@@ -141,7 +141,7 @@ def _agree_on_global_seed(model: keras.Model, rank: int) -> None:
 def _agree_on_steps(callbacks: Any, strategy: Any) -> None:
     mine = (callbacks.params.get("steps"), callbacks.params.get("epochs"))
     told = communicator.all_gather_object(
-        (mine, _rate_and_step(callbacks.model)), name=agreement.name_of(callbacks.model, "steps")
+        (mine, _rates_and_step(callbacks.model)), name=agreement.name_of(callbacks.model, "steps")
     )
     everyone = [theirs for theirs, _ in told]
     for other, theirs in enumerate(everyone):
@@ -152,22 +152,24 @@ def _agree_on_steps(callbacks: Any, strategy: Any) -> None:
                 f"rank {other} (rank {strategy.rank}). Give every rank the whole data, not its part of it: keras_ddl "
                 "takes each rank's rows out of every batch."
             )
-    _warn_of_rates([rate for _, rate in told], strategy.rank)
+    _warn_of_rates([rates for _, rates in told], strategy.rank)
 
 
-def _rate_and_step(model: Any) -> tuple[float, int] | None:
-    """The learning rate and the steps made with it; None where the rate is not a variable."""
-    optimizer = keras_compat.unwrapped(model.optimizer)
-    if not isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable):
-        return None
-    return float(optimizer.learning_rate.numpy()), int(optimizer.iterations.numpy())
+def _rates_and_step(model: Any) -> tuple[list[float], int]:
+    """The learning rates that are numbers, and the steps made with them."""
+    optimizers = keras_compat.optimizers_with_rates(model)
+    rates = [each._learning_rate for each in optimizers if isinstance(each._learning_rate, keras.Variable)]
+    return [float(rate.numpy()) for rate in rates], max(
+        (int(each.iterations.numpy()) for each in optimizers), default=0
+    )
 
 
-def _warn_of_rates(rates: list[tuple[float, int] | None], rank: int) -> None:
-    """Says that rank 0's learning rate will be everyone's, unless rank 0 alone has restored an earlier training."""
-    if rank == 0 and len(set(rates)) > 1 and len({rate and rate[1] for rate in rates}) == 1:
-        received = ", ".join(f"{rate[0]:g} on rank {other}" for other, rate in enumerate(rates) if rate)
-        warnings.warn(ONE_LEARNING_RATE.format(received), stacklevel=2)
+def _warn_of_rates(told: list[tuple[list[float], int]], rank: int) -> None:
+    """Says that rank 0's learning rates will be everyone's, unless rank 0 alone has restored an earlier training."""
+    rates, steps = zip(*told)
+    if rank == 0 and any(each != rates[0] for each in rates) and len(set(steps)) == 1:
+        received = (f"{', '.join(f'{rate:g}' for rate in each)} on rank {other}" for other, each in enumerate(rates))
+        warnings.warn(ONE_LEARNING_RATE.format(", ".join(received)), stacklevel=2)
 
 
 def on_epoch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
