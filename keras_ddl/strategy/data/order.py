@@ -159,12 +159,13 @@ def begin_step(rows: tf.Tensor, batch: Any, name: str) -> tuple[tf.Tensor, Any]:
         [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if tf.is_symbolic_tensor(leaf)]
     ):  # the notes of a batch are there when the batch is
         noted = notes.noted.read_value()
+        is_new = noted != notes.compared.read_value()  # read before the verdict, which sets it: else all would wait
         own = tf.concat([tf.reshape(rows, [1]), tf.reshape(notes.list.read_value(), [-1])], 0)
     everyone = ops.all_gather(own[tf.newaxis], name=name)
     verdict = _compare(everyone[:, 1:], noted)
     with tf.control_dependencies([verdict]):
         counts = tf.identity(everyone[:, 0])
-    return counts, _after(verdict, noted != notes.compared.read_value(), batch)
+    return counts, _after(verdict, is_new, batch)
 
 
 def check_is_on() -> bool:
