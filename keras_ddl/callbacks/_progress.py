@@ -78,7 +78,9 @@ def capture(
 @contextlib.contextmanager
 def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
     """Inside, layers hold one state of all ranks, as a checkpoint is to have it; after it, each rank's own again, so
-    that taking a checkpoint changes nothing (but sums that ranks gather each for itself, which stay agreed). Yields key -> array of what differed, of each rank. COLLECTIVE.
+    that taking a checkpoint changes nothing (but sums that ranks gather each for itself, which stay agreed). COLLECTIVE.
+
+    Yields: key -> array of what differed, of each rank.
     """
     if not communicator.is_initialized() or communicator.size() == 1:
         yield {}

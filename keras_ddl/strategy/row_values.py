@@ -257,6 +257,19 @@ class RowValues:
         share = self._share_of_elements(mean, mean.op.inputs[0])
         return ops.all_reduce(tf.math.multiply_no_nan(mean, tf.cast(share, mean.dtype))), share
 
+    def warn_unread(self, what: str) -> None:
+        """Warns, once for each model, that there is no graph to read."""
+        if self.kinds is not None or self.owner.__dict__.get("_ddl_warned_of_eager"):
+            return
+        self.owner.__dict__["_ddl_warned_of_eager"] = True
+        warnings.warn(
+            "With run_eagerly=True there is no graph that tells how a value depends on the rows of the batch: losses, "
+            "trackers and logs by hand count as means over the rank's rows, and what metrics of the program's own hold "
+            f"is added up. Received: {what} on {self.share.size} ranks (rank {self.share.rank}). Leave run_eagerly out "
+            "where a loss is a sum, a ratio over the batch, or the like.",
+            stacklevel=3,
+        )
+
     def _warn(self, value: tf.Tensor, kind: Kind) -> None:
         warned = self.owner.__dict__.setdefault("_ddl_warned_of_values", set())
         where = user_line(getattr(value.op, "traceback", None)) or value.op.name

@@ -267,16 +267,8 @@ def _warn_of_eager_steps(model: Any, running: step.Step) -> None:
     names = ("train_step", "test_step", "compute_loss")
     own = [f"{type(model).__name__}.{name}" for name in names if _is_own(getattr(type(model), name, None))]
     own += [f"metric {metric.name!r}" for metric in metric_state.flat(model.metrics) if metric_state.is_own(metric)]
-    if not own or model.__dict__.get("_ddl_warned_of_eager"):
-        return
-    model.__dict__["_ddl_warned_of_eager"] = True
-    warnings.warn(
-        "With run_eagerly=True there is no graph that tells how a value depends on the rows of the batch: losses, "
-        "trackers and logs by hand count as means over the rank's rows, and what metrics of the program's own hold is "
-        f"added up. Received: {', '.join(own)} on {running.share.size} ranks (rank {running.share.rank}). Leave "
-        "run_eagerly out where a loss is a sum, a ratio over the batch, or the like.",
-        stacklevel=3,
-    )
+    if own:
+        running.values.warn_unread(", ".join(own))
 
 
 def _is_own(method: Any) -> bool:
