@@ -78,7 +78,7 @@ def capture(
 @contextlib.contextmanager
 def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
     """Inside, layers hold one state of all ranks, as a checkpoint is to have it; after it, each rank's own again, so
-    that taking a checkpoint changes nothing (but sums that ranks gather each for itself, which stay agreed). COLLECTIVE.
+    that taking a checkpoint changes nothing (but sums that each rank gathers by itself, which stay agreed). COLLECTIVE.
 
     Yields: key -> array of what differed, of each rank.
     """

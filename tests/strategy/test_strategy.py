@@ -17,7 +17,7 @@ def checks(*names: str) -> list[Path]:
 
 
 # One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
-OF_THREE = ("exact", "loop", "state", "bucket", "random", "layer", "variable", "data")
+OF_THREE = ("exact", "loop", "state", "bucket", "random", "layer", "variable", "metric")
 test_of_three = rank_tests(checks(*OF_THREE), [3], check_timeout=120, env=PATIENT)
 test_of_two = rank_tests(
     checks("training", "callback", "around", "error", "case", "program", "data"), [2], check_timeout=120, env=PATIENT
