@@ -20,6 +20,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CheckpointError
+from keras_ddl.strategy.data.order import KEYS
 
 # Datasets whose order in an epoch depends on how often they were iterated, and on nothing else.
 _CHAIN = frozenset(
@@ -224,6 +225,8 @@ class _Dataset:
         found, pending = [], [self._dataset]
         while pending:
             current = pending.pop()
+            if hasattr(current, KEYS):
+                continue
             found.append(current)
             if isinstance(current, tf.data.Dataset):
                 pending.extend(tf_compat.dataset_inputs(current))

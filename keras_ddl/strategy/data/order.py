@@ -35,6 +35,7 @@ _PASSES = 256  # datasets whose passes are counted at a time
 _ROWS, _COLUMNS = 1024, 32  # at most so many rows of a component, and values of a row, are looked at, evenly spread
 _LOST = "All ranks must read the same batches"
 _MANY = 2**32  # batches in a pass
+KEYS = "_keras_ddl_keys"  # attribute of a dataset of keys, which is no part of the program's pipeline
 
 _components: dict[int, list[str]] = {}  # by dataset: what the error calls the components of its batches
 
@@ -78,6 +79,7 @@ def numbered(dataset: tf.data.Dataset, number: int) -> tf.data.Dataset:
         .map(begin_pass)
         .flat_map(lambda key: tf.data.Dataset.range(key * _MANY, key * _MANY + _MANY))
     )
+    setattr(keys, KEYS, True)
     length = dataset.cardinality()
     both = tf.data.Dataset.zip((keys, dataset))
     return (
