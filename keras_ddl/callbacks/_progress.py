@@ -77,17 +77,10 @@ def capture(
 
 @contextlib.contextmanager
 def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
-<<<<<<< ours
-    """Inside, layers hold one state of all ranks, as a checkpoint is to have it; after it, each rank's own again, so
-    that taking a checkpoint changes nothing (but sums that each rank gathers by itself, which stay agreed). COLLECTIVE.
-
-    Yields: key -> array of what differed, of each rank.
-=======
     """Inside, layers hold one state of all ranks, as a checkpoint is to have it; after it, each rank's own again.
 
     So taking a checkpoint changes nothing, but for sums that each rank gathers for itself: these stay agreed on.
     Yields key -> array of what differed, of each rank. COLLECTIVE.
->>>>>>> theirs
     """
     if not communicator.is_initialized() or communicator.size() == 1:
         yield {}
