@@ -97,15 +97,19 @@ class Reading:
         self._begin = self.random_states()
         # Python code that makes batches runs ahead in a thread: what it draws it has to draw again, from the beginning.
         makes_batches = (keras_compat.GeneratorDataAdapter, keras_compat.PyDatasetAdapter)
+        dropped = 0
         skipping = bool(target["batches"]) and not isinstance(self.iterator.data_adapter, makes_batches)
         for first, last, data in original(self.iterator):
             if first < target["batches"]:
                 _drop(data, first, last, target["batches"])
+                dropped = last + 1
                 continue
             if skipping:
                 skipping = False
                 self._restore(target["now"])
             yield first, last, data
+        if dropped < target["batches"]:
+            raise _shorter(target["batches"])
 
     def random_states(self) -> dict[str, Any]:
         """Returns the states of Python's and NumPy's generators and of the agreed shuffles, as JSON."""
@@ -284,7 +288,11 @@ def _drop(data: Any, first: int, last: int, end: int) -> None:
         try:
             next(data)
         except (StopIteration, tf.errors.OutOfRangeError):
-            raise CheckpointError(
-                "A run that goes on inside an epoch must be given the data of the run before. Received: data that ends "
-                f"before batch {end} of the epoch, after which the checkpoint was made. Give it the same data."
-            ) from None
+            raise _shorter(end) from None
+
+
+def _shorter(end: int) -> CheckpointError:
+    return CheckpointError(
+        "A run that goes on inside an epoch must be given the data of the run before. Received: data that ends before "
+        f"batch {end} of the epoch, after which the checkpoint was made. Give it the same data."
+    )
