@@ -29,7 +29,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
 
 _FIRST = 3  # batches of every pass that are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
-_NOTES = 4  # kept; a rank may read that many compared batches ahead of another
+_NOTES = 8  # kept; several iterators may read the first batches of a pass ahead of their steps
 _WORDS = 4  # of a digest: one for each of the first components, the last for all others
 _PASSES = 256  # datasets whose passes are counted at a time
 _ROWS, _COLUMNS = 1024, 32  # at most so many rows of a component, and values of a row, are looked at, evenly spread
