@@ -21,7 +21,6 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.strategy import agreement, layer_state
 from keras_ddl.strategy.checksum import checksum
-from keras_ddl.strategy.keras_patches.optimizer import accumulators
 from keras_ddl.strategy.saving import write_whole
 
 _thread = threading.local()
@@ -131,7 +130,7 @@ class SavesWithinEpochs:
         due = agreement.any_rank(due, agreement.name_of(model, "save_is_due"))
         if due:
             layer_state.agree(model, strategy.size)
-            agreement.collect_accumulated_gradients(accumulators(model.optimizer), strategy.rank)
+            agreement.collect_accumulated_gradients(keras_compat.accumulators_of(model), strategy.rank)
         return due
 
     def _savers(self) -> list[Any]:
