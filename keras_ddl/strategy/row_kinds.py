@@ -36,6 +36,7 @@ class Kind:
     whole: bool = True  # rows, shape: all of the batch, not some of them
     mixed: bool = False  # a row's value depends on other rows of this rank
     compared: bool = False  # and on them one by one, not on totals alone
+    splits: bool = False  # where the rows of a ragged tensor begin: one more than there are rows
 
     @property
     def is_mean(self) -> bool:
@@ -145,7 +146,8 @@ class RowKinds:
                 self.mark(leaf.dense_shape, Kind("shape", power=1))
                 parts = [leaf.indices, leaf.values]
             elif isinstance(leaf, tf.RaggedTensor):
-                parts = [leaf.flat_values, *leaf.nested_row_splits]
+                self.mark(leaf.row_splits, replace(ROWS, whole=False, splits=True))
+                parts = [leaf.flat_values, *leaf.nested_row_splits[1:]]
             elif tf.is_tensor(leaf) and leaf.shape.rank != 0:
                 self.mark(leaf, ROWS)
                 continue
@@ -307,6 +309,8 @@ class RowKinds:
         return OPAQUE
 
     def _sum_of_inputs(self, operation: Any, output: Any, inputs: Sequence[Any], kinds: Sequence[Kind]) -> Kind:
+        if operation.type == "Sub" and kinds[0].splits and tf_compat.constant_value(inputs[1]) == 1:
+            return COUNT
         counts = [i for i, kind in enumerate(kinds) if kind.name == "count"]
         others = [kind for kind in kinds if kind.name not in ("count", "independent")]
         if operation.type == "Pack" and output.dtype.is_integer and counts and not others:
@@ -478,6 +482,8 @@ class RowKinds:
         position += rank if position < 0 and rank else 0
         if position != shape.axis:
             return INDEPENDENT
+        if shape.splits:
+            return replace(COUNT, splits=True)
         return COUNT if shape.whole else SUM
 
     def _shape(self, operation: Any, output: Any, inputs: Sequence[Any], kinds: Sequence[Kind]) -> Kind:
@@ -486,7 +492,7 @@ class RowKinds:
             return INDEPENDENT
         if operation.type == "Size":
             return COUNT if kind.whole else SUM
-        return Kind("shape", axis=kind.axis, whole=kind.whole)
+        return Kind("shape", axis=kind.axis, whole=kind.whole, splits=kind.splits)
 
     def _maximum(self, operation: Any, output: Any, inputs: Sequence[Any], kinds: Sequence[Kind]) -> Kind:
         if sorted(kind.name for kind in kinds) == ["count", "independent"]:

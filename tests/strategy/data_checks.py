@@ -91,12 +91,13 @@ def check_steps_told_that_order_does_not_matter():
     refuses_to_fit(r"deterministic=False in ParallelMapDataset", dataset.batch(10), error=ConfigError)
 
     def read(i):
-        def wait(j):
-            time.sleep(0.5 * (j % SIZE == RANK))  # another file is slow on each rank
-            return j
+        def wait(x, y, j):
+            time.sleep(0.05 * (j % SIZE == RANK))  # every row of another file is slow on each rank
+            return x, y
 
-        number = tf.ensure_shape(tf.numpy_function(wait, [i], tf.int64), [])
-        return rows_dataset().skip(number * 10).take(10)
+        rows = rows_dataset().skip(i * 10).take(10)
+        rows = rows.map(lambda x, y: tf.numpy_function(wait, [x, y, i], [x.dtype, y.dtype]))
+        return rows.map(lambda x, y: (tf.ensure_shape(x, [6]), tf.ensure_shape(y, [2])))
 
     interleaved = tf.data.Dataset.range(4).interleave(read, cycle_length=4, num_parallel_calls=4, deterministic=False)
     options = tf.data.Options()

@@ -277,3 +277,10 @@ def check_accumulated_gradients_are_reduced_once_per_update():
                 keras_ddl.timeline.stop()
             names = [one.name for one in keras_ddl.timeline.collectives(path)]
         assert sum("/gradients/" in name for name in names) == 2, names
+
+
+def check_eager_steps_with_ranks_without_rows():
+    """The last batch has one row."""
+    check_equal_to_one_process(
+        sgd(), compiled={"run_eagerly": True}, fit={"x": X[:11], "y": Y[:11], "batch_size": 10, "epochs": 1}
+    )

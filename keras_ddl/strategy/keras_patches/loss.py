@@ -56,7 +56,7 @@ def reduce_weighted_values(original: Callable[..., Any]) -> Callable[..., Any]:
         if values.shape.rank == 0:
             return _as_part(share.scale(original(values, **arguments)))
         if values.shape == (0,):  # Keras would return it unreduced
-            return tf.zeros((), values.dtype)
+            return tf.reduce_sum(values)
         denominator = _denominator(values, sample_weight, mask, reduction)
         if denominator is None:
             return original(values, **arguments)
@@ -80,6 +80,8 @@ def _of_own_rows(running: step.Step, values: Any, arguments: dict[str, Any], ori
     if values.shape.rank == 0:
         running.values.warn_unread("a loss function that returns one number for the batch")
         return original(values, **arguments)
+    if values.shape == (0,):  # Keras would return it unreduced, and nothing would have a gradient
+        return tf.reduce_sum(values)
     denominator = _denominator(values, arguments["sample_weight"], arguments["mask"], arguments["reduction"])
     loss = original(values, **arguments)
     if denominator is None:
