@@ -72,8 +72,8 @@ _SUMS_OF_INPUTS = frozenset(
 # Linear in their first input where the others are independent of the rows.
 _LINEAR_IN_FIRST = frozenset(
     (
-        "Reshape", "Squeeze", "ExpandDims", "BroadcastTo", "Tile", "StridedSlice", "Slice", "GatherV2", "Split",
-        "SplitV", "Unpack", "Transpose", "Pad", "PadV2", "Reverse", "ReverseV2", "Cumsum",
+        "Reshape", "Squeeze", "ExpandDims", "BroadcastTo", "Tile", "StridedSlice", "Slice", "GatherV2",
+        "Unpack", "Transpose", "Pad", "PadV2", "Reverse", "ReverseV2", "Cumsum",
     )
 )  # fmt: skip
 _QUOTIENTS = frozenset(
@@ -446,6 +446,35 @@ class RowKinds:
             along = _along(inputs[:1] + inputs[-1:], first.axis)
         return _comparing(kind, along)
 
+    def _split(self, operation: Any, output: Any, inputs: Sequence[Any], kinds: Sequence[Kind]) -> Kind:
+        """Pieces of a tensor. Along the rows: the batches that were put one after another, or some rows by position."""
+        split_v = operation.type == "SplitV"
+        value, at = (0, 2) if split_v else (1, 0)
+        kind = kinds[value]
+        if kind.name in _AGGREGATES:
+            return kind
+        axis = tf.get_static_value(inputs[at])
+        if kind.name != "rows" or axis is None or inputs[value].shape.rank is None:
+            return self._default(operation, output, inputs, kinds)
+        if int(axis) % inputs[value].shape.rank != kind.axis:
+            return kind
+        return (
+            kind
+            if not split_v and operation.get_attr("num_split") == self._batches_in(inputs[value])
+            else (_comparing(replace(kind, whole=False), True))
+        )
+
+    def _batches_in(self, tensor: Any) -> int:
+        """How many batches of rows have been put one after another to make a tensor."""
+        while self.of(tensor).name == "rows":
+            parts = [each for each in tensor.op.inputs if self.of(each).name == "rows"]
+            if tensor.op.type == "ConcatV2" and tf.get_static_value(tensor.op.inputs[-1]) == self.of(tensor).axis:
+                return sum(self._batches_in(each) for each in parts)
+            if not parts:
+                return 1
+            tensor = parts[0]
+        return 1
+
     def _best(self, operation: Any, output: Any, inputs: Sequence[Any], kinds: Sequence[Kind]) -> Kind:
         """The position of the largest."""
         if kinds[0].name != "rows":
@@ -528,6 +557,7 @@ _RULES: list[tuple[frozenset[str], _Rule]] = [
     (_PRODUCTS, RowKinds._product),
     (_QUOTIENTS, RowKinds._quotient),
     (_LINEAR_IN_FIRST, RowKinds._first),
+    (frozenset(("Split", "SplitV")), RowKinds._split),
     (frozenset(("Shape", "ShapeN", "Size")), RowKinds._shape),
     (frozenset(("Maximum",)), RowKinds._maximum),
     (_ALONG_LAST | {"Cumprod", "CumulativeLogsumexp", "Roll"}, RowKinds._along_an_axis),

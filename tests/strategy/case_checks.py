@@ -8,6 +8,7 @@ import os
 import warnings
 
 import numpy as np
+import pytest
 
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
@@ -328,6 +329,19 @@ def check_rows_compared_on_each_rank_are_warned_about():
     assert any("compares rows of the batch with each other" in each for each in messages), messages
 
 
+@case()
+def check_gradients_of_the_graph_and_halves_of_two_batches(scope):
+    class Graph(ByHand):
+        def train_step(self, batch):
+            x, y = batch
+            one, other = ops.split(self.inner(ops.concatenate([x, 2 * x], axis=0)), 2, axis=0)
+            loss = 1e-2 * ops.sum(ops.square(one - y)) + ops.mean(ops.abs(other))
+            self.optimizer.apply(tf.gradients(loss, self.trainable_variables), self.trainable_variables)
+            return {"loss": loss}
+
+    return train_by_hand(scope, Graph, metrics=None)
+
+
 # ---- losses, layers, metrics -----------------------------------------------------------------------------------------
 
 
@@ -396,6 +410,31 @@ class TokensAndPositions(layers.Layer):
 @case()
 def check_table_used_in_three_ways_under_adam(scope):
     return train_table(scope, TokensAndPositions, lambda: keras.optimizers.Adam(0.01), TOKENS)
+
+
+def check_tables_as_dense_gradients():
+    """Adam then treats a token that occurs twice as one, as it does with dense gradients in one process."""
+
+    class OneHot(TokensAndPositions):
+        def call(self, tokens):
+            positions = ops.one_hot(ops.arange(ops.shape(tokens)[1]), 7, dtype="float64")
+            table = ops.convert_to_tensor(self.table.embeddings)
+            rows = ops.matmul(ops.one_hot(tokens, 7, dtype="float64"), table)
+            return rows + ops.matmul(positions, table) * rows
+
+    weights = []
+    for as_dense, layer in ((True, TokensAndPositions), (False, TokensAndPositions), ("auto", OneHot)):
+        keras.utils.set_random_seed(7)
+        STRATEGY.extended.sparse_as_dense = as_dense
+        try:
+            trained = train_table(STRATEGY.scope(), layer, lambda: keras.optimizers.Adam(0.01), TOKENS)
+        finally:
+            STRATEGY.extended.sparse_as_dense = "auto"
+        weights.append(trained.model.get_weights()[0])
+    np.testing.assert_allclose(weights[0], weights[2], rtol=0, atol=1e-13)
+    assert np.abs(weights[1] - weights[2]).max() > 1e-3
+    with pytest.raises(keras_ddl.errors.ConfigError, match="sparse_as_dense must be True, False or 'auto'"):
+        keras_ddl.Strategy(sparse_as_dense="always")
 
 
 @case()
@@ -509,6 +548,28 @@ def check_metric_whose_state_does_not_combine_is_refused():
     found, _ = differences(lambda scope: train_with_metric(scope, median))
     assert all("raised ConfigError: The state of a metric must combine over ranks" in each for each in found), found
     assert len(found) == SIZE, found
+
+
+def check_metric_whose_state_is_a_list_is_refused():
+    class Listed(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="listed")
+            self.values = []
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.values.append(float(ops.mean(y_true)))
+
+        def result(self):
+            return sum(self.values)
+
+        def reset_state(self):
+            self.values = []
+
+    with STRATEGY.scope():
+        model = small_model()
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[Listed()], run_eagerly=True)
+    with pytest.raises(keras_ddl.errors.ConfigError, match="must keep its state in variables.*'listed'"):
+        fit(model, X[:8], Y[:8])
 
 
 @case()

@@ -7,6 +7,7 @@ import time
 import warnings
 
 import numpy as np
+import pytest
 
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
@@ -542,3 +543,51 @@ def check_predictions_gathered_on_rank_0_only():
         expected = expected[np.concatenate(rows)]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     raises(ConfigError, "'all' or 'rank0'", lambda: keras_ddl.Strategy(gather_predictions="some"))
+
+
+class Source:
+    """Rows (x, y) that are read one by one; remembers how many were."""
+
+    def __init__(self):
+        self.reads = 0
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return {"x": X[index]}, Y[index]
+
+
+def train_from_source(scope, source, **arguments):
+    with scope:
+        inputs = keras.Input((6,), name="x")
+        model = keras.Model({"x": inputs}, layers.Dense(2)(inputs))
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    batches = keras_ddl.data.from_source(source, batch_size=10, shuffle=True, seed=3, **arguments)
+    trained = Trained(model, model.fit(batches, epochs=2, shuffle=False, verbose=0).history)
+    if isinstance(source, Source) and model.distribute_strategy is STRATEGY:
+        assert source.reads <= 2 * len(X) / SIZE + 30, source.reads  # and some batches for their shapes
+    return trained
+
+
+@case()
+def check_source_of_single_rows(scope):
+    return train_from_source(scope, Source())
+
+
+@case()
+def check_source_that_threads_read_without_a_remainder(scope):
+    return train_from_source(scope, Source(), workers=2, drop_remainder=True)
+
+
+@case()
+def check_source_that_is_a_dataset_with_an_index(scope):
+    return train_from_source(scope, tf.data.Dataset.from_tensor_slices(({"x": X}, Y)))
+
+
+def check_source_without_a_length_is_refused():
+    with pytest.raises(ConfigError, match="unknown cardinality"):
+        keras_ddl.data.from_source(tf.data.Dataset.range(9).filter(lambda i: i > 2), batch_size=2)
+    with pytest.raises(ConfigError, match="len\\(source\\) of 1 or more"):
+        keras_ddl.data.from_source([], batch_size=2)

@@ -4,6 +4,7 @@ from keras_ddl.strategy.data.files import from_files
 from keras_ddl.strategy.data.per_rank import PerRankDataset, per_rank_dataset
 from keras_ddl.strategy.data.rows import check_batch_rows, chunk, gather_rows, row_count, static_rows, take_chunk
 from keras_ddl.strategy.data.share import agree_number, check_shuffle_seeds, is_shared, share_dataset
+from keras_ddl.strategy.data.source import from_source
 
 __all__ = [
     "PerRankDataset",
@@ -12,6 +13,7 @@ __all__ = [
     "check_shuffle_seeds",
     "chunk",
     "from_files",
+    "from_source",
     "gather_rows",
     "is_shared",
     "per_rank_dataset",

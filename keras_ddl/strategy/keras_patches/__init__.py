@@ -124,6 +124,7 @@ def _table() -> list[tuple[Any, str, Any]]:
         (LossScaleOptimizer, "_tf_apply", optimizer.loss_scale_apply),
         (LossScaleOptimizer, "check_finite", optimizer.check_finite),
         (tf.GradientTape, "gradient", tape.gradient),
+        (tf, "gradients", tape.gradients),
         (tf.GradientTape, "jacobian", tape.jacobian),
         (tf.GradientTape, "batch_jacobian", tape.jacobian),
         (keras.metrics.Mean, "update_state", metrics.mean_update_state),

@@ -1,10 +1,11 @@
-"""The patch of tf.GradientTape: in a step of Keras, the gradient of a loss by variables is that of one process.
+"""The patches of tf.GradientTape and tf.gradients: in a step of Keras, the gradient of a loss by variables is that of
+one process.
 
 It is summed over ranks where it is taken, not where it is applied. So whatever a step does with it, clipping by hand,
 norms, several optimizers, a second backpropagation, sees equal values on all ranks, those one process would see. The
 ranks' shares of the rows weigh in as what backpropagation begins with, which costs nothing.
 
-Patched: tensorflow/python/eager/backprop.py (TensorFlow 2.21).
+Patched: tensorflow/python/eager/backprop.py, ops/gradients_impl.py (TensorFlow 2.21).
 """
 
 from __future__ import annotations
@@ -39,22 +40,69 @@ def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         inside = getattr(_thread, "backpropagating", False)  # a gradient by hand takes one of its own (recompute_grad)
         if strategy is None or running is None or inside or not (any(by_variable) or running.values.kinds is not None):
             return original(self, target, sources, output_gradients, unconnected_gradients)
-        targets, seeds = _seeds(running, target, output_gradients)
-        if not targets:
+
+        def take(targets, seeds):
+            return original(self, targets, flat, seeds, unconnected_gradients)
+
+        found = _of_all_ranks(running, strategy, target, flat, output_gradients, take)
+        if found is None:
             return original(self, target, sources, output_gradients, unconnected_gradients)
-        with _backpropagating():
-            local = original(self, targets, flat, seeds, unconnected_gradients)
-        found = [
-            i
-            for i, each in enumerate(flat)
-            if by_variable[i] and local[i] is not None and not getattr(each, "overwrite_with_gradient", False)
-        ]
-        for i, reduced in zip(found, _over_ranks(running, strategy, [local[i] for i in found])):
-            local[i] = reduced
-        _mark_rows(running, flat, local)
-        return tf.nest.pack_sequence_as(sources, local)
+        return tf.nest.pack_sequence_as(sources, found)
 
     return wrapper
+
+
+def gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for tf.gradients, by variables."""
+
+    def wrapper(ys, xs, grad_ys=None, *args, **kwargs):
+        strategy, running = keras_compat.replica_strategy(), step.current()
+        flat = tf.nest.flatten(xs)
+        by_variable = any(isinstance(each, (tf.Variable, keras.Variable)) for each in flat)
+        if strategy is None or running is None or getattr(_thread, "backpropagating", False) or not by_variable:
+            return original(ys, xs, grad_ys, *args, **kwargs)
+        flat = [each.value if isinstance(each, keras.Variable) else each for each in flat]
+        found = _of_all_ranks(
+            running,
+            strategy,
+            ys,
+            flat,
+            grad_ys,
+            lambda targets, seeds: original(targets, flat, seeds, *args, **kwargs),
+        )
+        return original(ys, xs, grad_ys, *args, **kwargs) if found is None else found
+
+    return wrapper
+
+
+def _of_all_ranks(
+    running: step.Step,
+    strategy: Any,
+    target: Any,
+    sources: Sequence[Any],
+    output_gradients: Any,
+    take: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]],
+) -> list[Any] | None:
+    """Returns the gradients of `target` that one process would have; None where there is nothing to take them of.
+
+    `take`: given targets and what backpropagation begins with at each, returns this rank's gradients by `sources`.
+    """
+    targets, seeds = _seeds(running, target, output_gradients)
+    if not targets:
+        return None
+    with _backpropagating():
+        local = list(take(targets, seeds))
+    found = [
+        i
+        for i, each in enumerate(sources)
+        if isinstance(each, (tf.Variable, keras.Variable))
+        and local[i] is not None
+        and not getattr(each, "overwrite_with_gradient", False)
+    ]
+    for i, reduced in zip(found, _over_ranks(running, strategy, [local[i] for i in found])):
+        local[i] = reduced
+    _mark_rows(running, sources, local)
+    return local
 
 
 def _warn_of_bare_means(strategy: Any, target: Any) -> None:
@@ -129,7 +177,8 @@ def _seeds(running: step.Step, target: Any, output_gradients: Any) -> tuple[list
 
 def _over_ranks(running: step.Step, strategy: Any, gradients: Sequence[Any]) -> list[Any]:
     """Sums over ranks; where an optimizer accumulates, that is left to it: once for each update."""
-    optimizers = _optimizers(running.model)
+    held = keras_compat.optimizers_of(running.model)
+    optimizers = [part for each in held for part in keras_compat.optimizers_in(each)]
     kinds = running.values.kinds
     if any(accumulates(optimizer) for optimizer in optimizers):
         running.gradients = "parts"
@@ -147,10 +196,3 @@ def _over_ranks(running: step.Step, strategy: Any, gradients: Sequence[Any]) -> 
     for each in reduced if kinds is not None else ():
         kinds.mark(each.values if isinstance(each, tf.IndexedSlices) else each, INDEPENDENT)
     return reduced
-
-
-def _optimizers(model: Any) -> list[Any]:
-    """The optimizers that a model's train_step may use: its own, and those it holds as attributes."""
-    held = [model.optimizer, *vars(model).values()] if getattr(model, "optimizer", None) else vars(model).values()
-    found = {id(part): part for each in held for part in keras_compat.optimizers_in(each)}
-    return list(found.values())

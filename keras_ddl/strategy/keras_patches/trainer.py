@@ -267,8 +267,7 @@ def _warn_of_eager_steps(model: Any, running: step.Step) -> None:
     names = ("train_step", "test_step", "compute_loss")
     own = [f"{type(model).__name__}.{name}" for name in names if _is_own(getattr(type(model), name, None))]
     own += [f"metric {metric.name!r}" for metric in metric_state.flat(model.metrics) if metric_state.is_own(metric)]
-    if own:
-        running.values.warn_unread(", ".join(own))
+    running.values.warn_unread(", ".join(own) or f"model {model.name!r}")
 
 
 def _is_own(method: Any) -> bool:
