@@ -107,14 +107,14 @@ import keras_ddl; keras_ddl.Strategy
     ("program", "environment", "words"),
     [
         (
-            WITHOUT.format(package="keras", module="keras.src.trainers.compile_utils"),
+            WITHOUT.format(package="keras", module="keras.src.callbacks"),
             {},
-            ["works with keras 3.15. Received: keras 3.", "keras.src.trainers.compile_utils", "'keras>=3.15,<3.16'"],
+            ["works with keras 3.15. Received: keras 3.", "keras.src.callbacks", "'keras>=3.15,<3.16'"],
         ),
         (
-            WITHOUT.format(package="tensorflow", module="tensorflow.python.distribute.input_lib"),
+            WITHOUT.format(package="tensorflow", module="tensorflow.python.distribute.distribute_lib"),
             {},
-            ["works with tensorflow 2.16 to 2.21. Received: tensorflow 2.", "input_lib", "'keras_ddl[cpu]'"],
+            ["works with tensorflow 2.16 to 2.21. Received: tensorflow 2.", "distribute_lib", "'keras_ddl[cpu]'"],
         ),
         (BLOCK + "keras_ddl.all_reduce", {}, ["no TensorFlow in", "pip install 'keras_ddl[cpu]'"]),
         (BREAK + "keras_ddl.all_reduce", {}, ["cannot be imported", "libxyz.so.1"]),

@@ -1,0 +1,112 @@
+"""The divergence guard goes back, gives up, and leaves alone what does not diverge. Run by test_strategy.py."""
+
+import numpy as np
+import pytest
+
+from keras_ddl import callbacks
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from strategy.around_checks import TARGETS, fit_guarded, regression, shared_folder
+from strategy.common import (
+    SIZE,
+    STRATEGY,
+    X,
+    keras,
+    set_precision,
+)
+
+LAST = SIZE - 1
+
+
+def check_divergence_goes_back_at_a_lower_rate_until_it_converges():
+    with shared_folder() as folder:
+        for directory in (None, folder / "ckpt"):
+            model = regression(2.5, momentum=0.5)
+            before = model.get_weights()
+            guard = callbacks.DivergenceGuard(action="go_back", window=2, factor=0.2, retries=3, directory=directory)
+            savers = [callbacks.Checkpoint(directory, save_freq=1, keep=20, export_base=False)] if directory else []
+            if directory:  # there has to be a checkpoint before it diverges
+                model.optimizer.learning_rate = 0.01
+                fit_guarded(model, callbacks.DivergenceGuard(window=2), *savers, epochs=2)
+                before = model.get_weights()
+                model.optimizer.learning_rate = 2.5
+            history, said = fit_guarded(model, guard, *savers, epochs=30)
+            assert 1 <= len(said) <= 3 and "Training goes back to step" in said[0], said
+            assert f"to step {8 if directory else 0} and on with learning rate 0.5 (1 of 3)" in said[0], said
+            assert len(history["loss"]) == 30 and history["loss"][-1] < 1e-2 * history["loss"][0], history["loss"]
+            assert abs(float(model.optimizer.learning_rate) - 2.5 * 0.2 ** len(said)) < 1e-6
+            assert np.isfinite(history["loss"][2:]).all() and not np.array_equal(before[0], model.get_weights()[0])
+
+
+def check_divergence_that_lower_rates_do_not_cure_stops_with_the_last_good_weights():
+    model = regression(2.5)
+    before = model.get_weights()
+    history, said = fit_guarded(model, callbacks.DivergenceGuard(action="go_back", window=2, factor=0.99, retries=2))
+    assert len(said) == 3 and "(2 of 2)" in said[1] and "It has gone back 2 times" in said[2], said
+    assert "Training stops." in said[2] and "the weights are those of step 0" in said[2], said
+    assert len(history["loss"]) < 12
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
+def check_the_guard_changes_nothing_where_nothing_diverges_and_composes_with_schedules():
+    def run(*guards):
+        model = regression(0.02, momentum=0.9)
+        schedule = callbacks.LearningRateSchedule(keras.optimizers.schedules.CosineDecay(0.05, 48))
+        losses = fit_guarded(model, guards[0], schedule, epochs=12)[0] if guards else None
+        if not guards:
+            losses = model.fit(
+                X[:40], TARGETS[:40], batch_size=10, epochs=12, shuffle=False, verbose=0, callbacks=[schedule]
+            ).history
+        return losses["loss"], model.get_weights()[0]
+
+    plain, weights = run()
+    losses, guarded = run(callbacks.DivergenceGuard(action="go_back", window=3))
+    assert losses == plain
+    np.testing.assert_array_equal(guarded, weights)
+    # The rate of a schedule stays lowered.
+    model = regression(0.02)
+    schedule = callbacks.LearningRateSchedule(lambda epoch: 100.0 if epoch < 5 else 1.0)
+    guard = callbacks.DivergenceGuard(action="go_back", window=2, factor=0.1)
+    history, said = fit_guarded(model, guard, schedule)
+    assert len(said) == 1 and "learning rate 0.2 (1 of 3)" in said[0], said
+    assert abs(history["learning_rate"][-1] - 0.002) < 1e-8, history["learning_rate"]
+
+
+class CountRows(keras.layers.Layer):
+    """Counts the rows it has seen. Run eagerly, each rank counts its own until the ranks agree."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, aggregation="sum")
+
+    def call(self, x, training=False):
+        if training:
+            self.seen.assign_add(tf.cast(tf.shape(x)[0], self.seen.dtype))
+        return x
+
+
+def check_the_guard_takes_the_state_of_layers_back_to_that_of_all_ranks():
+    set_precision("float64")
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((6,)), CountRows(), keras.layers.Dense(1, use_bias=False)])
+        model.compile(keras.optimizers.SGD(0.02), "mse", run_eagerly=True)
+    hasty = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 10.0 if epoch == 1 else rate)
+    guard = callbacks.DivergenceGuard(action="go_back", window=2, factor=0.002)
+    _, said = fit_guarded(model, guard, hasty, epochs=3)
+    assert len(said) == 1 and "goes back to step 2" in said[0], said  # in the middle of an epoch
+    steps = int(model.optimizer.iterations)
+    assert steps == 12 - 4
+    assert float(model.layers[0].seen) == 10 * steps, float(model.layers[0].seen)
+
+
+def check_the_guard_refuses_what_it_cannot_watch():
+    for bad in ({"action": "pray"}, {"window": 0}, {"factor": 1.5}, {"rise": -1.0}, {"retries": True}):
+        with pytest.raises(ConfigError, match="Received"):
+            callbacks.DivergenceGuard(**bad)
+    with pytest.raises(ConfigError, match="Received: monitor='perplexity'; the logs hold"):
+        regression(0.1).fit(X, TARGETS, verbose=0, callbacks=[callbacks.DivergenceGuard("perplexity")])
+    model = regression(keras.optimizers.schedules.CosineDecay(0.1, 10))
+    with pytest.raises(ConfigError, match="SGD with a schedule"):
+        model.fit(X, TARGETS, verbose=0, callbacks=[callbacks.DivergenceGuard(action="go_back")])
+
+
+# ---- the drift check -------------------------------------------------------------------------------------------------
