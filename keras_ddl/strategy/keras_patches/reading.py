@@ -50,7 +50,7 @@ def maybe_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
                 return original(self, data_batch=data_batch)
             except KerasDdlError:
                 raise
-            except Exception:
+            except Exception:  # a model's own code, which may fail in any way; what matters fails again in the step
                 return None
 
     return _maybe_symbolic_build
