@@ -46,6 +46,8 @@ _WAIT_SLICE_MS = 100
 # thread, which waits without using a core.
 _PATIENCE_US = 500
 
+_CLOSED_BY_HANDLER = "A signal handler closed the communicator in the middle of a collective."
+
 
 class Communicator:
     """A ddl_comm: this process's end of a group of ranks. Owns a communication thread until `close`."""
@@ -95,7 +97,8 @@ class Communicator:
         self._size = len(group)
         self._id = id
         self._note = note
-        self._closed = False
+        self._closed, self._closed_by = False, ""
+        self._waiting = False  # the main thread, for the communication thread: a signal handler may run meanwhile
         self._splitting = 0
         self._changed = threading.Condition()  # guards both
         self._process = os.getpid()
@@ -112,12 +115,12 @@ class Communicator:
         In a signal handler in the middle of a collective: the collective fails first, with NotInitializedError.
         """
         if self._interruption.is_handling():
-            text = "A signal handler closed the communicator in the middle of a collective."
-            self._interruption.give_up(errors.NotInitializedError(text), self.close)
+            self._interruption.give_up(errors.NotInitializedError(_CLOSED_BY_HANDLER), self.close)
             return
         with self._changed:
             if self._closed:
                 return
+            self._closed_by = _CLOSED_BY_HANDLER if self._is_in_handler_of_wait() else ""
             self._closed = True
             self._changed.wait_for(lambda: self._splitting == 0)
         core().ddl_publish(self._id, None)
@@ -217,6 +220,7 @@ class Communicator:
 
     def _run(self, kind, name, source, result, **fields):
         request = self._request(kind, name, source, result, **fields)
+        self._refuse_in_handler(request)
         ran = kind != ALL_GATHER and core().ddl_try_run(self._comm, byref(request), _PATIENCE_US)
         if ran != 1:
             self._interruption.reraise()
@@ -248,33 +252,42 @@ class Communicator:
 
     def _submit(self, request: Request, source: Any, result: Any) -> Any:
         """Leaves the request to the communication thread and waits for it."""
-        if self._interruption.is_handling():
-            raise errors.CollectiveError(
-                "A signal handler must not start a collective while the main thread is in the middle of one: neither "
-                f"could end. Received: '{request.name.decode()}' in a handler. Let the handler set a flag, and look at "
-                "it between two steps."
-            )
-        blocking = FLAG_BLOCKING if threading.current_thread() is threading.main_thread() else 0
+        self._refuse_in_handler(request)
+        main = threading.current_thread() is threading.main_thread()
+        blocking = FLAG_BLOCKING if main else 0
         request.flags = request.flags & ~FLAG_BLOCKING | blocking  # prepared requests come from any thread
         work = core().ddl_start(self._comm, byref(request))
         try:
-            self._wait(work, (source, result))
+            self._wait(work, (source, result), main)
             code = core().ddl_work_code(work)
             if code:
                 text = core().ddl_work_message(work).decode(errors="replace") + self._note
                 if self._closed and code == FAILED_PRECONDITION:
-                    raise errors.NotInitializedError(f"'{request.name.decode()}': {text}.")
+                    raise errors.NotInitializedError(f"'{request.name.decode()}': {text}. {self._closed_by}".rstrip())
                 raise errors.from_code(code, text)
             return self._gathered(work) if request.kind == ALL_GATHER else result
         finally:
             core().ddl_work_free(work)
 
-    def _wait(self, work: int, arrays: Any) -> None:
+    def _refuse_in_handler(self, request: Request) -> None:
+        if self._interruption.is_handling() or self._is_in_handler_of_wait():
+            raise errors.CollectiveError(
+                "A signal handler must not start a collective while the main thread is in the middle of one: neither "
+                f"could end. Received: '{request.name.decode()}' in a handler. Let the handler set a flag, and look at "
+                "it between two steps."
+            )
+
+    def _is_in_handler_of_wait(self) -> bool:
+        return self._waiting and threading.current_thread() is threading.main_thread()
+
+    def _wait(self, work: int, arrays: Any, main: bool) -> None:
         done = False
+        self._waiting = self._waiting or main
         try:
             while not (done := bool(core().ddl_work_wait(work, _WAIT_SLICE_MS))):
                 pass
         finally:
+            self._waiting = self._waiting and not main
             if not done:  # KeyboardInterrupt: the communication thread may still read and write the arrays
                 self._abandoned.append(arrays)
 

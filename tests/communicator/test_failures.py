@@ -154,6 +154,27 @@ def test_signal_handler_in_the_middle_of_a_collective_hangs_nobody(what):
     assert 2 <= seconds < 6
 
 
+@pytest.mark.parametrize("what", ["barrier", "shutdown"])
+def test_signal_handler_in_a_collective_to_which_the_others_have_not_come_hangs_nobody(what):
+    def work(what):
+        import keras_ddl
+        from keras_ddl import errors
+
+        keras_ddl.init()
+        error = errors.CollectiveError if what == "barrier" else errors.NotInitializedError
+        if keras_ddl.rank() == 0:
+            signal.signal(signal.SIGTERM, lambda *_: getattr(keras_ddl, what)())
+            threading.Timer(1, signal.raise_signal, [signal.SIGTERM]).start()
+            with pytest.raises(error, match="signal handler"):
+                keras_ddl.barrier("meet")
+        else:
+            time.sleep(2)
+            with pytest.raises(errors.RankLostError):  # rank 0 has given up and gone
+                keras_ddl.barrier("meet")
+
+    assert run_ranks(work, 2, args=(what,), timeout=60).check().seconds < 15
+
+
 @MODES
 def test_rank_that_does_not_come_is_named_in_a_warning_and_then_in_an_error(mode, tmp_path):
     def work(failed):
