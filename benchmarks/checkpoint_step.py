@@ -3,13 +3,13 @@
     keras-ddl run -np 2 python benchmarks/checkpoint_step.py [--optimizer adam] [--directory /a/disk]
 
 A network of some 25 million parameters trains under keras_ddl.Strategy with `callbacks.Checkpoint(save_freq=...)`. A
-step lasts from its first callback to the first callback of the next step, on rank 0, for whose copy the others wait.
+step lasts from its first callback to the first callback of the next step, on rank 0.
 
     memcpy     the bytes of weights and optimizer state, from one touched array to another, with one thread; measured
                between checkpoints of the same run
     step       a step that takes a checkpoint, less the median of the steps before it, over memcpy. The goal: 1.05
     hook       the time in the callback alone, over memcpy: the same without the noise of the steps
-    beside     a step while the thread writes, over a step while nobody does: what the thread takes from training
+    beside     a step while the thread copies and writes, over a step while nobody does: what it takes from training
 """
 
 from __future__ import annotations

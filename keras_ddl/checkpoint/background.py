@@ -19,13 +19,17 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def start(self, work: Callable[[], object]) -> None:
-        """Begins `work`, after waiting for the work before it. Raises: what that work raised (see `wait`)."""
+    def start(self, urgent: Callable[[], object], work: Callable[[], object]) -> None:
+        """Begins `urgent`, then `work`, after waiting for the work before. Raises: what that raised (see `wait`).
+
+        `urgent` begins at once, and should leave Python's lock alone.
+        """
         self.wait()
 
         def run() -> None:
-            time.sleep(_HEAD_START_SECONDS)
             try:
+                urgent()
+                time.sleep(_HEAD_START_SECONDS)
                 work()
             except BaseException as error:
                 self._error = error

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
-from keras_ddl.checkpoint.snapshot import GOLDEN, OPTIMIZER, WEIGHTS, Buffers, Snapshot, tensor_of
+from keras_ddl.checkpoint.snapshot import GOLDEN, OPTIMIZER, WEIGHTS, Snapshot, tensor_of
 from keras_ddl.errors import CheckpointError
 
 __all__ = [
@@ -92,14 +92,11 @@ def take(
     optimizer: bool = True,
     base: Base | None = None,
     evidence: bool = True,
-    buffers: Buffers | None = None,
 ) -> Snapshot:
-    """Returns a model's state as of now, to be written by `ckpt.write(..., snapshot.fill)`.
+    """Returns a model's state as of now, to be written by `ckpt.write(..., snapshot.fill)`; the model may train on.
 
     Args:
         optimizer, base: as in `save_checkpoint`; without `evidence`, `base` adds its variables and no golden outputs.
-        buffers: copy into these, so that the model may train on before the snapshot is written. Without, the snapshot
-            must be written before anything changes.
     Raises: CheckpointError: the model is not built, or has no weights.
     """
     variables = weights_of(model)
@@ -109,15 +106,12 @@ def take(
     held = _keyed(OPTIMIZER, [variable for each in built.values() for variable in each.variables])
     golden, record = base.evidence() if base is not None and evidence else ({}, {})
 
-    def value(key: str, variable: Any) -> Any:
-        return tensor_of(variable) if buffers is None else buffers.copy(key, variable)
-
-    weights = {key: value(key, variable) for key, variable in variables.items()}
+    weights = {key: tensor_of(variable) for key, variable in variables.items()}
     if base is not None:
-        weights.update({key: value(key, variable) for key, variable in base.extra_variables().items()})
+        weights.update({key: tensor_of(variable) for key, variable in base.extra_variables().items()})
     names = {id(variable): key for key, variable in variables.items()}
     return Snapshot(
-        {WEIGHTS: weights, OPTIMIZER: {key: value(key, variable) for key, variable in held.items()}},
+        {WEIGHTS: weights, OPTIMIZER: {key: tensor_of(variable) for key, variable in held.items()}},
         {GOLDEN: golden},
         record={
             "weights": table(variables),

@@ -1,7 +1,9 @@
-"""A model's state at one moment, ready to be written: tensors that share memory with the model, or copies.
+"""A model's state at one moment, ready to be written.
 
-Copies go into `Buffers`, memory that is kept from one checkpoint to the next: taking one then costs a memcpy, and the
-model may train on while another thread writes.
+A snapshot begins as tensors that share the variables' memory, which costs no copy. They stay what they were: while
+somebody holds a variable's tensor, TensorFlow's updates give the variable a new one instead (copy on write,
+PrepareToUpdateVariable in tensorflow/core/kernels/training_op_helpers.h). That copy would lie in the step, so another
+thread soon makes one of its own, in `Buffers`, memory that is kept from one checkpoint to the next, and lets go.
 """
 
 from __future__ import annotations
@@ -24,12 +26,11 @@ class Buffers:
     def __init__(self) -> None:
         self._held: dict[str, tuple[Any, Any]] = {}  # key -> (tensor, its bytes as an array that may be written)
 
-    def copy(self, key: str, variable: Any) -> Any:
-        """Returns a tensor with a copy of a variable's value; the next copy under this key overwrites it."""
+    def copy(self, key: str, tensor: Any) -> Any:
+        """Returns a copy of a tensor; the next copy under this key overwrites it."""
         import numpy as np
         import tensorflow as tf
 
-        tensor = tensor_of(variable)
         source = _bytes_of(tensor)
         if source is None:
             return tensor.numpy() if tensor.dtype != tf.string else tensor
@@ -75,6 +76,12 @@ class Snapshot:
     archives: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
+
+    def copy_into(self, buffers: Buffers) -> None:
+        """Puts copies in the place of the tensors that share memory with variables, one after the other."""
+        for values in self.bundles.values():
+            for key, tensor in values.items():
+                values[key] = buffers.copy(key, tensor)
 
     def fill(self, folder: Path) -> dict[str, Any]:
         """Writes the files into `folder`; returns the entries for state.json. Raises: OSError."""

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from keras_ddl import checkpoint
@@ -117,10 +118,11 @@ def test_weights_of_every_dtype_come_back(tmp_path: Path) -> None:
 
     model, other, buffers = Mixed(), Mixed(), Buffers()
     for step, held in ((1, None), (2, buffers), (3, buffers)):
-        snapshot = model_state.take(model, buffers=held)
-        if held is not None:  # a copy: the model may go on
-            for each in model.variables:
-                each.assign(keras.ops.zeros(each.shape, each.dtype))
+        snapshot = model_state.take(model)
+        if held is not None:
+            snapshot.copy_into(held)
+        for each in model.variables:  # the model may go on
+            each.assign(keras.ops.zeros(each.shape, each.dtype))
         checkpoint.write(tmp_path, step, snapshot.fill)
         for each in model.variables:
             each.assign(keras.ops.ones(each.shape, each.dtype))
@@ -128,6 +130,55 @@ def test_weights_of_every_dtype_come_back(tmp_path: Path) -> None:
             each.assign(keras.ops.zeros(each.shape, each.dtype))
         model_state.restore_checkpoint(other, tmp_path)
         assert all(bool(np.all(each.numpy() == 1)) for each in other.variables)
+
+
+def sgd_by_hand(model: Any) -> None:
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(y=Y[:16], y_pred=model(X[:16], training=True))
+        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        for variable, gradient in zip(model.trainable_variables, gradients):
+            variable.value.assign_sub(0.1 * gradient)
+
+
+def embedded(optimizer: str) -> Any:
+    model = keras.Sequential(
+        [keras.Input((6,), dtype="int32"), layers.Embedding(9, 4), layers.Flatten(), layers.Dense(3)]
+    )
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "adam",
+        keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+        keras.optimizers.AdamW(0.01, use_ema=True, global_clipnorm=0.5),
+        keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.RMSprop(0.1)),
+        "muon",
+    ],
+    ids=lambda each: getattr(each, "name", each),
+)
+@pytest.mark.parametrize("how", ["fit", "eagerly", "by hand", "sparse"])
+def test_snapshot_stays_what_it_was_while_the_model_trains_on(optimizer: Any, how: str) -> None:
+    if not isinstance(optimizer, str):
+        optimizer = optimizer.__class__.from_config(optimizer.get_config())
+    model = embedded(optimizer) if how == "sparse" else make_model(optimizer=optimizer)
+    model.run_eagerly = how == "eagerly"
+    features = (X * 9).astype(np.int32) if how == "sparse" else X
+    model.fit(features, Y, batch_size=16, verbose=0)
+    snapshot, before = model_state.take(model), state_of(model)
+    held = [each for bundle in snapshot.bundles.values() for each in bundle.values()]
+    expected = [np.array(each) for each in held]
+    if how == "by hand":
+        sgd_by_hand(model)
+    else:
+        model.fit(features, Y, batch_size=16, verbose=0)
+    assert any(not np.array_equal(old, new) for old, new in zip(before, state_of(model)))
+    for old, new in zip(expected, held):
+        np.testing.assert_array_equal(old, np.array(new))
 
 
 def test_disk_that_fills_while_tensorflow_writes_leaves_nothing(tmp_path: Path) -> None:
