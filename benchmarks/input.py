@@ -6,7 +6,8 @@ Rank 0 first reads alone what one process would have read, while the others wait
 same global batches, as fit does. No model is trained. CPU is that of all threads of all ranks. The bound is 1.0: each
 row of the data is then prepared once, wherever that is done. Sources:
 
-    arrays      rows gathered from arrays in memory, as fit does it
+    arrays      shuffled rows gathered from arrays in memory, as fit does it. Each rank pays some 0.1 ms a batch and
+                10 ms a pass whatever the rows are, so small rows (--width) are far from the bound
     files       keras_ddl.data.from_files: records read and decoded, each file by one rank; numbers of rows are known
     endless     the same without known numbers: ranks ask each other with every batch whether there is more
     tf.data     a pipeline that every rank reads whole and keeps its rows of: the cost that the others avoid
@@ -19,6 +20,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -31,8 +33,6 @@ from _rounds import machine
 import keras_ddl
 from keras_ddl.compat.keras import tf_trainer
 
-WIDTH = 4096  # float32 values of a row
-
 
 def decode(record: tf.Tensor) -> tf.Tensor:
     """Some work for each row, as decoding and augmentation would be."""
@@ -42,41 +42,45 @@ def decode(record: tf.Tensor) -> tf.Tensor:
     return row
 
 
-def records(path: tf.Tensor) -> tf.data.Dataset:
-    """The rows of a file."""
-    return tf.data.FixedLengthRecordDataset(path, 4 * WIDTH).map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-
-
-def rows_in(path: str) -> int:
-    """How many rows a file has."""
-    return Path(path).stat().st_size // (4 * WIDTH)
-
-
-def make_files(folder: Path, rows: int, files: int) -> None:
+def make_files(folder: Path, rows: int, width: int, files: int) -> None:
     """Writes `rows` rows into `files` files."""
-    values = np.random.default_rng(0).normal(size=(rows, WIDTH)).astype("float32")
+    values = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
     for number, part in enumerate(np.array_split(values, files)):
         part.tofile(folder / f"{number:03}.rows")
 
 
-def read(dataset: tf.data.Dataset, epochs: int) -> tuple[int, float]:
-    """Reads a dataset; returns its rows and the CPU seconds that it took."""
-    rows, start = 0, time.process_time()
-    for _ in range(epochs):
-        for batch in dataset:
-            rows += len(batch)
-    return rows, time.process_time() - start
+def reader(dataset: tf.data.Dataset) -> Callable[[int], tuple[int, float]]:
+    """Returns a function that reads a dataset so many times, within one traced function as fit does: its rows, and the
+    CPU seconds that it took.
+    """
+
+    @tf.function(autograph=False)
+    def one_pass(iterator) -> tf.Tensor:
+        def body(rows, _):
+            found = iterator.get_next_as_optional()
+            more = found.has_value()
+            return rows + tf.cond(more, lambda: tf.shape(tf.nest.flatten(found.get_value())[0])[0], lambda: 0), more
+
+        return tf.while_loop(lambda _, more: more, body, (0, True))[0]
+
+    def read(epochs: int) -> tuple[int, float]:
+        start = time.process_time()
+        rows = sum(int(one_pass(iter(dataset))) for _ in range(epochs))
+        return rows, time.process_time() - start
+
+    return read
 
 
 def of_arrays(values: np.ndarray, batch_size: int, strategy: tf.distribute.Strategy) -> tf.data.Dataset:
     """The dataset that fit makes of arrays."""
-    iterator = tf_trainer.TFEpochIterator(x=values, batch_size=batch_size, shuffle=False, distribute_strategy=strategy)
+    iterator = tf_trainer.TFEpochIterator(x=values, batch_size=batch_size, shuffle=True, distribute_strategy=strategy)
     return iterator._get_iterator()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=16384, help="rows of the data (default: 16384)")
+    parser.add_argument("--width", type=int, default=4096, help="float32 values of a row (default: 4096)")
     parser.add_argument("--batch", type=int, default=64, help="rows of a global batch (default: 64)")
     parser.add_argument("--epochs", type=int, default=3, help="epochs per turn (default: 3)")
     parser.add_argument("--rounds", type=int, default=3, help="turns, of which the median counts (default: 3)")
@@ -86,8 +90,8 @@ def main() -> None:
     rank, size = strategy.rank, strategy.size
     folder = Path(keras_ddl.broadcast_object(tempfile.mkdtemp(prefix="keras-ddl-input-") if rank == 0 else None))
     if rank == 0:
-        make_files(folder, options.rows, 8 * size)
-        print(f"{machine()}; {size} ranks, {options.rows} rows of {WIDTH} float32, batches of {options.batch}")
+        make_files(folder, options.rows, options.width, 8 * size)
+        print(f"{machine()}; {size} ranks, {options.rows} rows of {options.width} float32, batches of {options.batch}")
     keras_ddl.barrier()
     try:
         for name, one_process, all_ranks in sources(folder, options, strategy):
@@ -100,8 +104,15 @@ def main() -> None:
 
 def sources(folder: Path, options: argparse.Namespace, strategy: keras_ddl.Strategy):
     """Yields (name, dataset of one process (rank 0 only), dataset of this rank)."""
-    values = np.random.default_rng(1).normal(size=(options.rows, WIDTH)).astype("float32")
-    alone = strategy.rank == 0
+    values = np.random.default_rng(1).normal(size=(options.rows, options.width)).astype("float32")
+    alone, row_bytes = strategy.rank == 0, 4 * options.width
+
+    def records(path: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.FixedLengthRecordDataset(path, row_bytes).map(decode, num_parallel_calls=tf.data.AUTOTUNE)
+
+    def rows_in(path: str) -> int:
+        return Path(path).stat().st_size // row_bytes
+
     default = tf.distribute.get_strategy()
     pattern = str(folder / "*.rows")
     yield (
@@ -123,11 +134,13 @@ def sources(folder: Path, options: argparse.Namespace, strategy: keras_ddl.Strat
 def report(name: str, one_process, all_ranks, options: argparse.Namespace, rank: int) -> None:
     """Measures one source and prints a line on rank 0."""
     ratios, rows = [], []
+    read_alone = reader(one_process) if rank == 0 else None
+    read_share = reader(all_ranks)
     for _ in range(options.rounds + 1):
         keras_ddl.barrier()
-        single = read(one_process, options.epochs) if rank == 0 else None
+        single = read_alone(options.epochs) if rank == 0 else None
         single = keras_ddl.broadcast_object(single)
-        everyone = keras_ddl.all_gather_object(read(all_ranks, options.epochs))
+        everyone = keras_ddl.all_gather_object(read_share(options.epochs))
         seconds = sum(cpu for _, cpu in everyone)
         rows = [count // options.epochs for count, _ in everyone]
         ratios.append((seconds / (options.epochs * options.rows)) / (single[1] / single[0]))

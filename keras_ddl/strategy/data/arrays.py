@@ -16,7 +16,9 @@ from keras_ddl import communicator
 from keras_ddl.compat.keras import array_slicing, keras, tree
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
-from keras_ddl.strategy.data.share import share_dataset
+from keras_ddl.strategy.data import order
+from keras_ddl.strategy.data.rows import check_batch_rows, chunk
+from keras_ddl.strategy.data.share import MARK, share_dataset
 
 _RULE = "Every rank must be given the whole data, in one order: keras_ddl takes each rank's rows of every batch."
 _REMEDY = (
@@ -48,17 +50,10 @@ def dataset_of_rows(
         shuffle_rows: tf.random.shuffle or another in its place.
     """
     rows = next(array.shape[0] for array in tree.flatten(inputs) if array is not None)
-    whole = rows // batch_size * batch_size
-
-    @tf.autograph.experimental.do_not_convert
-    def permutation(_):
-        positions = tf.range(rows, dtype=tf.int64)
-        return shuffle_rows(positions) if shuffle and shuffle != "batch" else positions
-
-    @tf.autograph.experimental.do_not_convert
-    def batches(positions):
-        found = tf.data.Dataset.from_tensor_slices(tf.reshape(positions[:whole], [-1, batch_size]))
-        return found.concatenate(tf.data.Dataset.from_tensors(positions[whole:])) if whole < rows else found
+    check_batch_rows(batch_size if rows >= batch_size else None, size, rank, "the arrays' batches")
+    cut = _shuffled_within_batches if shuffle == "batch" else _shuffled_whole if shuffle else _in_order
+    mine = cut(rows, batch_size, rank, size, number, shuffle_rows)
+    arrays = tree.lists_to_tuples(array_slicing.convert_to_sliceable(inputs, target_backend="tensorflow"))
 
     @tf.autograph.experimental.do_not_convert
     def look_up(positions, arrays):
@@ -71,17 +66,54 @@ def dataset_of_rows(
 
         return tree.traverse(one, arrays)
 
-    positions = tf.data.Dataset.range(1).map(permutation).prefetch(1).flat_map(batches)
-    if shuffle == "batch":
-        positions = positions.map(shuffle_rows)
-    mine = share_dataset(positions, rank, size, number)
-    arrays = tree.lists_to_tuples(array_slicing.convert_to_sliceable(inputs, target_backend="tensorflow"))
-    dataset = tf.data.Dataset.zip((mine, tf.data.Dataset.from_tensors(arrays).repeat()))
-    dataset = dataset.map(look_up, num_parallel_calls=tf.data.AUTOTUNE)
+    # In one thread, ahead of the steps: handing rows to more threads costs more than gathering them.
+    dataset = tf.data.Dataset.zip((mine, tf.data.Dataset.from_tensors(arrays).repeat())).map(look_up)
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False  # they would copy the arrays
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
+
+
+def _in_order(rows, batch_size, rank, size, number, _):
+    return _marked(_cut(tf.range(rows, dtype=tf.int64), batch_size, rank, size))
+
+
+def _shuffled_whole(rows, batch_size, rank, size, number, shuffle_rows):
+    is_checked = size > 1 and order.check_is_on()
+    begin = order.pass_of(number, tf.TensorSpec([None], tf.int64)) if is_checked else None
+
+    @tf.autograph.experimental.do_not_convert
+    def batches(_):
+        positions = shuffle_rows(tf.range(rows, dtype=tf.int64))
+        if begin is not None:
+            with tf.control_dependencies([order.note_positions(begin(), positions)]):
+                positions = tf.identity(positions)
+        return _cut(positions, batch_size, rank, size)
+
+    length = -(-rows // batch_size)
+    return _marked(tf.data.Dataset.range(1).flat_map(batches).apply(tf.data.experimental.assert_cardinality(length)))
+
+
+def _shuffled_within_batches(rows, batch_size, rank, size, number, shuffle_rows):
+    found = tf.data.Dataset.range(rows).batch(batch_size, drop_remainder=rows % batch_size == 0).map(shuffle_rows)
+    return share_dataset(found, rank, size, number)
+
+
+def _cut(positions, batch_size, rank, size):
+    """Returns a dataset of a rank's positions in each batch, cut for the whole pass at once: few operations a batch."""
+    rows = positions.shape[0]
+    whole = rows // batch_size * batch_size
+    first, end = chunk(batch_size, rank, size)
+    found = tf.data.Dataset.from_tensor_slices(tf.reshape(positions[:whole], [-1, batch_size])[:, first:end])
+    if whole == rows:
+        return found
+    first, end = chunk(rows - whole, rank, size)
+    return found.concatenate(tf.data.Dataset.from_tensors(positions[whole + first : whole + end]))
+
+
+def _marked(dataset):
+    setattr(dataset, MARK, True)
+    return dataset
 
 
 def check_same_arrays(arrays: Any, rank: int) -> None:

@@ -20,7 +20,7 @@ import contextlib
 import functools
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from keras_ddl import config, ops
@@ -66,19 +66,8 @@ def _notes() -> _Notes:
 
 def numbered(dataset: tf.data.Dataset, number: int) -> tf.data.Dataset:
     """Returns a dataset of (key, element) whose keys tell the dataset, the pass over it, and the batch."""
-    _components[number] = _names(dataset.element_spec)
-    notes = _notes()
-
-    def begin_pass(_):
-        place = tf.constant(number % _PASSES, tf.int64)
-        notes.passes.scatter_add(tf.IndexedSlices(tf.constant(1, tf.int64), place))
-        return tf.gather(notes.passes, place) + number * 2**16
-
-    keys = (
-        tf.data.Dataset.range(1)
-        .map(begin_pass)
-        .flat_map(lambda key: tf.data.Dataset.range(key * _MANY, key * _MANY + _MANY))
-    )
+    begin = pass_of(number, dataset.element_spec)
+    keys = tf.data.Dataset.range(1).map(lambda _: begin()).flat_map(lambda key: tf.data.Dataset.range(key, key + _MANY))
     setattr(keys, KEYS, True)
     length = dataset.cardinality()
     both = tf.data.Dataset.zip((keys, dataset))
@@ -87,17 +76,43 @@ def numbered(dataset: tf.data.Dataset, number: int) -> tf.data.Dataset:
     )
 
 
+def pass_of(number: int, spec: Any) -> Callable[[], tf.Tensor]:
+    """Returns a function for use in a dataset: it begins a pass, and returns the key of its first batch.
+
+    Args:
+        number: the dataset's. spec: of its batches.
+    """
+    _components[number] = _names(spec)
+    notes = _notes()
+
+    def begin() -> tf.Tensor:
+        place = tf.constant(number % _PASSES, tf.int64)
+        notes.passes.scatter_add(tf.IndexedSlices(tf.constant(1, tf.int64), place))
+        return (tf.gather(notes.passes, place) + number * 2**16) * _MANY
+
+    return begin
+
+
 def note(key: tf.Tensor, leaves: list[Any]) -> tf.Operation:
     """Notes the digest of a batch if it is one of those that are compared; to run before the batch is handed on."""
-    notes, index, every = _notes(), key % _MANY, config.get("DATA_CHECK_BATCHES")
+    index, every = key % _MANY, config.get("DATA_CHECK_BATCHES")
+    is_looked_at = (index < _FIRST) | (index % every == 0)
+    return tf.cond(is_looked_at, lambda: _note(key, digest(leaves)), lambda: tf.constant(0, tf.int64))
 
-    def write():
-        entry = tf.concat([[key], digest(leaves)], 0)
-        place = notes.noted.read_value() % _NOTES
-        with tf.control_dependencies([notes.list.scatter_update(tf.IndexedSlices(entry, place))]):
-            return tf.identity(notes.noted.assign_add(1))
 
-    return tf.cond((index < _FIRST) | (index % every == 0), write, lambda: tf.constant(0, tf.int64))
+def note_positions(key: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+    """As `note`, for the order of a whole pass: the positions of all its rows ([rows] int64)."""
+    found = tf.raw_ops.Fingerprint(data=positions[tf.newaxis], method="farmhash64")
+    word = tf.bitwise.bitwise_or(tf.bitcast(found[0], tf.int64), 1)  # odd: positions tell rows apart
+    return _note(key, tf.concat([[word], tf.zeros([_WORDS - 1], tf.int64)], 0))
+
+
+def _note(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+    notes = _notes()
+    entry = tf.concat([[key], words], 0)
+    place = notes.noted.read_value() % _NOTES
+    with tf.control_dependencies([notes.list.scatter_update(tf.IndexedSlices(entry, place))]):
+        return tf.identity(notes.noted.assign_add(1))
 
 
 def digest(leaves: list[Any]) -> tf.Tensor:
