@@ -7,7 +7,6 @@ A step of Keras (train_step, test_step) is to mean what it means in one process.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +15,9 @@ from keras_ddl.strategy.data import static_rows
 from keras_ddl.strategy.row_kinds import RowKinds
 from keras_ddl.strategy.row_share import RowShare
 from keras_ddl.strategy.row_values import RowValues
+from keras_ddl.strategy.thread_value import ThreadValue
 
-_thread = threading.local()
+_innermost = ThreadValue()
 
 
 class Step:
@@ -45,7 +45,7 @@ class Step:
 
 def innermost() -> Step | None:
     """Returns the step on this thread, Keras's or the program's own."""
-    return getattr(_thread, "step", None)
+    return _innermost.get()
 
 
 def current() -> Step | None:
@@ -57,8 +57,6 @@ def current() -> Step | None:
 @contextlib.contextmanager
 def running(batch: Any, share: RowShare) -> Iterator[Step]:
     """Inside, `innermost` is a step on `batch`, this rank's rows."""
-    before, _thread.step = innermost(), Step(batch, share)
-    try:
-        yield _thread.step
-    finally:
-        _thread.step = before
+    step = Step(batch, share)
+    with _innermost.set_to(step):
+        yield step

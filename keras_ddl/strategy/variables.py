@@ -12,11 +12,8 @@ metric_state.py and the optimizers look after them.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 from keras_ddl import communicator, ops
@@ -25,6 +22,8 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import step
 from keras_ddl.strategy.row_kinds import INDEPENDENT
+from keras_ddl.strategy.thread_value import ThreadValue
+from keras_ddl.strategy.variable_origin import is_of_the_program
 
 _NONE, _SUM, _MEAN, _FIRST = (
     getattr(tf.VariableAggregation, name) for name in ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
@@ -35,32 +34,17 @@ _SCATTERS = (
     *(f"scatter_nd_{what}" for what in ("sub", "add", "update", "max", "min")),
     "batch_scatter_update",
 )
-_thread = threading.local()
-
-
-@contextlib.contextmanager
-def _flag(name: str) -> Iterator[None]:
-    before = getattr(_thread, name, False)
-    setattr(_thread, name, True)
-    try:
-        yield
-    finally:
-        setattr(_thread, name, before)
-
-
-def made_by_keras() -> Any:
-    """Returns a context in which variables are made for Keras, which aggregates them itself."""
-    return _flag("keras")
+_updating = ThreadValue(False)
 
 
 def updating() -> Any:
     """Returns a context in which all ranks assign equal values, as optimizers do."""
-    return _flag("plain")
+    return _updating.set_to(True)
 
 
 def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchronization: Any = None, **_: Any) -> None:
     """Raises ConfigError for a variable that cannot be what its arguments ask for."""
-    if getattr(_thread, "keras", False):
+    if not is_of_the_program():
         return
     if synchronization == tf.VariableSynchronization.NONE:
         _refuse("A variable under a Strategy must not have synchronization NONE.", name, rank, "Leave it out")
@@ -76,7 +60,7 @@ def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchron
 
 def adopt(variable: tf.Variable) -> tf.Variable:
     """Makes a new variable one of several ranks', unless it is one of Keras's."""
-    if not getattr(_thread, "keras", False):
+    if is_of_the_program():
         variable.__class__ = _class_for(type(variable))
     return variable
 
@@ -115,7 +99,7 @@ class _OfSeveralRanks:
     def _read_variable_op(self, *args, **kwargs):
         value = super()._read_variable_op(*args, **kwargs)
         outside = self.synchronization == _ON_READ and _in_replica() is None
-        return _aggregated(self, value) if outside and not getattr(_thread, "plain", False) else value
+        return _aggregated(self, value) if outside and not _updating.get() else value
 
     def __repr__(self):
         with updating():  # a look at it, on one rank perhaps
@@ -123,7 +107,7 @@ class _OfSeveralRanks:
 
 
 def _in_replica() -> Any:
-    return None if getattr(_thread, "plain", False) else keras_compat.replica_strategy()
+    return None if _updating.get() else keras_compat.replica_strategy()
 
 
 def _assigned(variable: Any, value: Any, how: str = "assign") -> Any:
@@ -131,7 +115,7 @@ def _assigned(variable: Any, value: Any, how: str = "assign") -> Any:
     strategy = _in_replica()
     on_read = variable.synchronization == _ON_READ
     if strategy is None:
-        if on_read and variable.aggregation == _SUM and not getattr(_thread, "plain", False):
+        if on_read and variable.aggregation == _SUM and not _updating.get():
             if how != "assign":
                 _refuse(
                     "A variable of ON_READ and SUM cannot be added to outside of strategy.run: it is a sum over ranks.",

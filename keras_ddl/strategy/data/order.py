@@ -27,6 +27,7 @@ from keras_ddl import config, ops
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
+from keras_ddl.strategy.variable_origin import not_of_the_program
 
 _FIRST = 3  # batches of every pass that are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
 _NOTES = 8  # kept; several iterators may read the first batches of a pass ahead of their steps
@@ -44,7 +45,8 @@ class _Notes:
     """The variables of the process, made when the first dataset is shared."""
 
     def __init__(self) -> None:
-        with tf.init_scope(), tf.device("CPU:0"):
+        # The first may be made in the middle of a program's step.
+        with tf.init_scope(), tf.device("CPU:0"), not_of_the_program():
 
             def variable(shape, name):
                 return tf.Variable(tf.zeros(shape, tf.int64), trainable=False, name=f"keras_ddl_order_{name}")

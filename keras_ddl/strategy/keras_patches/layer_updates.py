@@ -10,7 +10,8 @@ from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import layer_state, step, variables
+from keras_ddl.strategy import layer_state, step
+from keras_ddl.strategy.variable_origin import not_of_the_program
 
 
 def direct_assign(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,7 +35,7 @@ def initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     """Makes the tf.Variable of a keras.Variable, which is none of the program's own (strategy/variables.py)."""
 
     def _initialize(self, value):
-        with variables.made_by_keras():
+        with not_of_the_program():
             return original(self, value)
 
     return _initialize

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import metric_state, step
+from keras_ddl.strategy.thread_value import ThreadValue
 
-_thread = threading.local()
+_local = ThreadValue(False)
 _MARK = "_ddl_of_all_ranks"
 
 
@@ -38,21 +38,16 @@ def init(original: Callable[..., Any]) -> Callable[..., Any]:
     return __init__
 
 
-@contextlib.contextmanager
-def of_this_rank() -> Iterator[None]:
-    """Inside, results are made from the states that the metrics hold on this rank."""
-    before, _thread.local = getattr(_thread, "local", False), True
-    try:
-        yield
-    finally:
-        _thread.local = before
+def of_this_rank() -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which results are made from the states that the metrics hold on this rank."""
+    return _local.set_to(True)
 
 
 def _of_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def result(self):
         strategy = getattr(self, "_ddl_strategy", None)
-        if strategy is None or step.innermost() is not None or getattr(_thread, "local", False):
+        if strategy is None or step.innermost() is not None or _local.get():
             return original(self)
         with of_this_rank(), ops.translate_errors():
             states = [_everyone(self, variable, strategy) for variable in self.variables]

@@ -7,10 +7,8 @@ backend/tensorflow/optimizer.py (3.15.1).
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl import ops
@@ -21,8 +19,9 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import buckets, step
 from keras_ddl.strategy.row_kinds import INDEPENDENT
 from keras_ddl.strategy.sparse import Tables
+from keras_ddl.strategy.thread_value import ThreadValue
 
-_thread = threading.local()
+_accumulating, _summed = ThreadValue(), ThreadValue(False)
 
 
 def apply_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,20 +39,10 @@ def apply_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
             grads = _parts(grads)
         else:
             grads = _sum_over_ranks(self, grads, strategy)
-        with _reducing(self if accumulates(self) else None):
+        with _accumulating.set_to(self if accumulates(self) else None):
             return original(self, grads, trainable_variables)
 
     return _backend_apply_gradients
-
-
-@contextlib.contextmanager
-def _reducing(optimizer: Any) -> Iterator[None]:
-    """Inside, the gradients of `optimizer` are summed over ranks when it clips them; those of no other are."""
-    before, _thread.accumulating = getattr(_thread, "accumulating", None), optimizer
-    try:
-        yield
-    finally:
-        _thread.accumulating = before
 
 
 def clip_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +50,7 @@ def clip_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def _clip_gradients(self, grads):
         strategy = keras_compat.replica_strategy()
-        if strategy is not None and getattr(_thread, "accumulating", None) is self:
+        if strategy is not None and _accumulating.get() is self:
             grads = _reduce(self, grads, strategy)
         return original(self, grads)
 
@@ -93,7 +82,7 @@ def loss_scale_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         direct = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
         summed = _sum_over_ranks(self, [None if skip else g for g, skip in zip(grads, direct)], strategy)
         grads = [g if skip else total for g, total, skip in zip(grads, summed, direct)]
-        with _already_summed():
+        with _summed.set_to(True):
             return original(self, grads, trainable_variables)
 
     return _tf_apply
@@ -110,15 +99,6 @@ def check_finite(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.cast(ops.all_reduce(tf.cast(finite, tf.int32), op="min", name=name), tf.bool)
 
     return wrapper
-
-
-@contextlib.contextmanager
-def _already_summed() -> Iterator[None]:
-    before, _thread.summed = getattr(_thread, "summed", False), True
-    try:
-        yield
-    finally:
-        _thread.summed = before
 
 
 def overwrite_variables(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,7 +132,7 @@ def accumulates(optimizer: Any) -> bool:
 
 def _sum_over_ranks(optimizer: Any, grads: Sequence[Any], strategy: Any) -> list[Any]:
     """Sums gradients that are this rank's. In a step of Keras the tape has done it for those it has made."""
-    if getattr(_thread, "summed", False):
+    if _summed.get():
         return list(grads)
     running = step.current()
     if running is None:

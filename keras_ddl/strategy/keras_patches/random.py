@@ -6,17 +6,16 @@ Patched: keras/src/backend/tensorflow/random.py and image.py (3.15.1). They draw
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import random_rows
 from keras_ddl.strategy.row_share import RowShare
+from keras_ddl.strategy.thread_value import ThreadValue
 
-_thread = threading.local()
+_draws_rows = ThreadValue(True)  # whether draws may be of rows, or are certainly of none
 
 
 def tensorflow(original: Any) -> Any:
@@ -30,7 +29,7 @@ def shuffle(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(x, axis=0, seed=None):
         if _share() is None:
             return original(x, axis=axis, seed=seed)
-        with _draws_rows(axis == 0):
+        with _draws_rows.set_to(axis == 0):
             if axis == 0:
                 random_rows.warn_once(
                     "shuffle",
@@ -43,20 +42,10 @@ def shuffle(original: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-@contextlib.contextmanager
-def _draws_rows(do_they: bool) -> Iterator[None]:
-    """Inside, draws may be of rows, or are certainly of none."""
-    before, _thread.rows = getattr(_thread, "rows", True), do_they
-    try:
-        yield
-    finally:
-        _thread.rows = before
-
-
 def _share() -> RowShare | None:
     """The rows of the step that runs, if other ranks run it, too."""
     strategy = keras_compat.replica_strategy()
-    if strategy is None or not strategy.extended.counts_rows or not getattr(_thread, "rows", True):
+    if strategy is None or not strategy.extended.counts_rows or not _draws_rows.get():
         return None
     return strategy.extended.share
 

@@ -11,7 +11,6 @@ import copy
 import functools
 import io
 import os
-import threading
 import warnings
 import zlib
 from collections.abc import Callable
@@ -22,8 +21,9 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.strategy import agreement, layer_state
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.saving import write_whole
+from keras_ddl.strategy.thread_value import ThreadValue
 
-_thread = threading.local()
+_saving = ThreadValue(False)
 
 
 def once(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,21 +33,19 @@ def once(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(model, filepath, *args, **kwargs):
         strategy = keras_compat.strategy_of(model)
         is_path = isinstance(filepath, (str, os.PathLike))
-        if strategy is None or strategy.size == 1 or not is_path or getattr(_thread, "saving", False):
+        if strategy is None or strategy.size == 1 or not is_path or _saving.get():
             return original(model, filepath, *args, **kwargs)
         _warn_of_local_state(model, strategy)
         path = os.fspath(filepath)
         agrees, strategy.extended.agrees_on_variables = strategy.extended.agrees_on_variables, False
-        _thread.saving = True
         try:
-            with strategy.saves.claim(path, _call_of(original.__name__, model)) as mine:
+            with _saving.set_to(True), strategy.saves.claim(path, _call_of(original.__name__, model)) as mine:
                 if not mine:
                     return None
                 if "://" in path:  # such a file system writes whole files, or knows no rename
                     return original(model, filepath, *args, **kwargs)
                 return write_whole(path, lambda staged: _write(original, path, model, staged, *args, **kwargs))
         finally:
-            _thread.saving = False
             strategy.extended.agrees_on_variables = agrees
 
     return wrapper

@@ -10,10 +10,8 @@ Patched: tensorflow/python/eager/backprop.py, ops/gradients_impl.py (TensorFlow 
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl.communicator.stack_position import user_line
@@ -24,8 +22,9 @@ from keras_ddl.strategy import buckets, step
 from keras_ddl.strategy.keras_patches.optimizer import accumulates, tables_of
 from keras_ddl.strategy.row_kinds import INDEPENDENT, SUM
 from keras_ddl.strategy.row_values import flat_targets
+from keras_ddl.strategy.thread_value import ThreadValue
 
-_thread = threading.local()
+_backpropagating = ThreadValue(False)
 
 
 def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,7 +36,7 @@ def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         by_variable = [isinstance(each, (tf.Variable, keras.Variable)) for each in flat]
         if strategy is not None and running is None and any(by_variable):
             _warn_of_bare_means(strategy, target)
-        inside = getattr(_thread, "backpropagating", False)  # a gradient by hand takes one of its own (recompute_grad)
+        inside = _backpropagating.get()  # a gradient by hand takes one of its own (recompute_grad)
         if strategy is None or running is None or inside or not (any(by_variable) or running.values.kinds is not None):
             return original(self, target, sources, output_gradients, unconnected_gradients)
 
@@ -59,7 +58,7 @@ def gradients(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy, running = keras_compat.replica_strategy(), step.current()
         flat = tf.nest.flatten(xs)
         by_variable = any(isinstance(each, (tf.Variable, keras.Variable)) for each in flat)
-        if strategy is None or running is None or getattr(_thread, "backpropagating", False) or not by_variable:
+        if strategy is None or running is None or _backpropagating.get() or not by_variable:
             return original(ys, xs, grad_ys, *args, **kwargs)
         flat = [each.value if isinstance(each, keras.Variable) else each for each in flat]
         found = _of_all_ranks(
@@ -90,7 +89,7 @@ def _of_all_ranks(
     targets, seeds = _seeds(running, target, output_gradients)
     if not targets:
         return None
-    with _backpropagating():
+    with _backpropagating.set_to(True):
         local = list(take(targets, seeds))
     found = [
         i
@@ -125,15 +124,6 @@ def _warn_of_bare_means(strategy: Any, target: Any) -> None:
     )
 
 
-@contextlib.contextmanager
-def _backpropagating() -> Iterator[None]:
-    before, _thread.backpropagating = getattr(_thread, "backpropagating", False), True
-    try:
-        yield
-    finally:
-        _thread.backpropagating = before
-
-
 def jacobian(original: Callable[..., Any]) -> Callable[..., Any]:
     """Leaves the derivatives of each row alone: they are rows, and are reduced when something is made of them."""
 
@@ -141,7 +131,7 @@ def jacobian(original: Callable[..., Any]) -> Callable[..., Any]:
         running = step.current()
         if running is None or keras_compat.replica_strategy() is None:
             return original(self, target, sources, *args, **kwargs)
-        with _backpropagating():
+        with _backpropagating.set_to(True):
             found = original(self, target, sources, *args, **kwargs)
         kinds = running.values.kinds
         if kinds is not None and kinds.of(target).name == "rows":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,8 +20,9 @@ from keras_ddl.strategy.data import arrays, order
 from keras_ddl.strategy.keras_patches import metric_results
 from keras_ddl.strategy.keras_patches.optimizer import outside_message
 from keras_ddl.strategy.keras_patches.saving import mark_state_local
+from keras_ddl.strategy.thread_value import ThreadValue
 
-_thread = threading.local()
+_evaluating, _local = ThreadValue(False), ThreadValue(False)
 
 
 def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,7 +118,7 @@ def evaluate(model: Any, strategy: Any, call: Callable[[], Any], kwargs: dict[st
     """Agrees on the state of layers before (in fit that has just been done); the metrics are those of all rows."""
     if not kwargs.get("_use_cached_eval_dataset", False):
         layer_state.agree(model, strategy.size)
-    with _flag("evaluating"):
+    with _evaluating.set_to(True):
         return call()
 
 
@@ -163,7 +163,7 @@ def predict_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         shared = self.predict_function
         self.predict_function = self.__dict__.get("_ddl_local_predict")
         try:
-            with order.translate_errors(), _without_row_counts(strategy), _flag("local"):
+            with order.translate_errors(), _without_row_counts(strategy), _local.set_to(True):
                 return original(self, x)
         finally:
             self.__dict__["_ddl_local_predict"] = self.predict_function
@@ -181,7 +181,7 @@ def get_metrics_result_or_logs(original: Callable[..., Any]) -> Callable[..., An
         if strategy is None or strategy.size == 1:
             return original(self, logs)
         order.warn_of_unlike_values(strategy.rank)
-        if not getattr(_thread, "evaluating", False):  # so this is the end of an epoch of fit
+        if not _evaluating.get():  # so this is the end of an epoch of fit
             layer_state.agree(self, strategy.size)
             agreement.collect_accumulated_gradients(keras_compat.accumulators_of(self), strategy.rank)
         return global_logs_of(self, logs, strategy, original)
@@ -205,7 +205,7 @@ def reduce_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(values, strategy, reduction):
         if not keras_compat.is_ours(strategy) or strategy.size == 1:
             return original(values, strategy, reduction)
-        if reduction != "concat" or getattr(_thread, "local", False):
+        if reduction != "concat" or _local.get():
             return values
         leaves = keras_compat.tree.flatten(values)
         name = "predict"
@@ -304,16 +304,6 @@ def _without_row_counts(strategy: Any) -> Iterator[None]:
         yield
     finally:
         strategy.extended.counts_rows = before
-
-
-@contextlib.contextmanager
-def _flag(name: str) -> Iterator[None]:
-    before = getattr(_thread, name, False)
-    setattr(_thread, name, True)
-    try:
-        yield
-    finally:
-        setattr(_thread, name, before)
 
 
 def _get_stop_training(model: Any) -> bool:
