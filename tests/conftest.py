@@ -57,3 +57,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     with side_by_side.turn(side_by_side.kind_of(item)):
         return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """With --durations, also what single checks of a launch took: pytest counts a launch as its first check."""
+    most = config.getoption("durations")
+    if most is None:
+        return
+    reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "nodeid")]
+    took = {report.nodeid: dict(report.user_properties).get("seconds", 0.0) for report in reports}
+    terminalreporter.section("slowest checks on ranks")
+    for name, seconds in sorted(took.items(), key=lambda item: -item[1])[: most or None]:
+        if seconds > 0:
+            terminalreporter.write_line(f"{seconds:.2f}s {name}")

@@ -76,8 +76,9 @@ def run_checks(base: Path, programs: list[Path], names: list[str], timeout: floa
         functions.update(vars(module))
     for name in names:
         faulthandler.dump_traceback_later(timeout, exit=True)
+        start = time.monotonic()
         outcome, text = _run_check(functions[name])
-        _leave_outcome(base, name, outcome, text)
+        _leave_outcome(base, name, outcome, text, time.monotonic() - start)
         others = _all_outcomes(base, name, time.monotonic() + timeout)
         if "failed" in others:
             sys.stdout.flush()
@@ -96,9 +97,9 @@ def _run_check(function: Any) -> tuple[str, str]:
     return "passed", ""
 
 
-def _leave_outcome(base: Path, name: str, outcome: str, text: str) -> None:
+def _leave_outcome(base: Path, name: str, outcome: str, text: str, seconds: float) -> None:
     part = base / f"{name}.{rank()}.part"
-    part.write_text(json.dumps([outcome, text]))
+    part.write_text(json.dumps([outcome, text, seconds]))
     part.rename(base / f"{name}.{rank()}.json")
 
 

@@ -58,14 +58,18 @@ def rank_tests(
     pairs = [(item, None) if isinstance(item, int) else item for item in launches]
     ids = [f"np{np}" + (f"-{mode}" if mode else "") for np, mode in pairs]
     results: dict[tuple[int, str | None], dict[str, tuple[str, str]]] = {}
+    seconds: dict[tuple[int, str | None], dict[str, float]] = {}
 
     @pytest.mark.parallel
     @pytest.mark.parametrize("launch", pairs, ids=ids)
     @pytest.mark.parametrize("check", _check_names(programs))
     def test_on_ranks(request: pytest.FixtureRequest, check: str, launch: tuple[int, str | None]) -> None:
         if launch not in results:
-            results[launch] = _run_checks(programs, _selected(request, launch), *launch, check_timeout, env)
+            seconds[launch] = {}
+            chosen = _selected(request, launch)
+            results[launch] = _run_checks(programs, chosen, *launch, check_timeout, env, seconds[launch])
         outcome, text = results[launch][check]
+        request.node.user_properties.append(("seconds", seconds[launch].get(check, 0.0)))
         if outcome == "skipped":
             pytest.skip(text)
         assert outcome == "passed", text
@@ -90,7 +94,8 @@ def _check_names(programs: Sequence[Path]) -> list[str]:
     return names
 
 
-def _run_checks(programs, names, np, mode, check_timeout, env) -> dict[str, tuple[str, str]]:
+def _run_checks(programs, names, np, mode, check_timeout, env, seconds) -> dict[str, tuple[str, str]]:
+    """Returns the checks' outcomes; puts how long each took on its slowest rank into `seconds`."""
     results: dict[str, tuple[str, str]] = {}
     order = [name for name in _check_names(programs) if name in names]
     fresh_starts = 0
@@ -101,7 +106,7 @@ def _run_checks(programs, names, np, mode, check_timeout, env) -> dict[str, tupl
             timeout = 60 + check_timeout + 5 * len(pending)
             outcome = launch(command, Path(folder), np, mode, timeout, env, None)
             for name in pending:
-                results.update(_read_outcome(Path(folder), name, np, outcome))
+                results.update(_read_outcome(Path(folder), name, np, outcome, seconds))
             ended_well = outcome.returncode == 0
         if not any(name in results for name in pending):
             results[pending[0]] = ("failed", f"{pending[0]} did not end on any rank\n{outcome.text()}")
@@ -115,13 +120,17 @@ def _run_checks(programs, names, np, mode, check_timeout, env) -> dict[str, tupl
     return results
 
 
-def _read_outcome(folder: Path, name: str, np: int, outcome: Outcome) -> dict[str, tuple[str, str]]:
+def _read_outcome(
+    folder: Path, name: str, np: int, outcome: Outcome, seconds: dict[str, float]
+) -> dict[str, tuple[str, str]]:
     """One check's outcome over all ranks; {} when no rank got that far."""
     found: dict[int, tuple[str, str]] = {}
     for rank in range(np):
         path = folder / f"{name}.{rank}.json"
         if path.exists():
-            found[rank] = tuple(json.loads(path.read_text()))
+            *kind_and_text, took = json.loads(path.read_text())
+            found[rank] = tuple(kind_and_text)
+            seconds[name] = max(took, seconds.get(name, 0.0))
     if not found:
         return {}
     bad = [f"rank {rank}: {text}" for rank, (kind, text) in found.items() if kind == "failed"]

@@ -49,7 +49,7 @@ def test_tests_run_beside_those_of_their_kind(running, comes, enters, tmp_path, 
 
 def test_harness_reports_each_check_of_one_launch():
     names = harness._check_names([CHECKS])
-    results = harness._run_checks([CHECKS], names, 2, None, 3, None)
+    results = harness._run_checks([CHECKS], names, 2, None, 3, None, {})
     kinds = {name: outcome for name, (outcome, _) in results.items()}
     assert kinds == {
         "check_passes": "passed",
