@@ -28,8 +28,8 @@ def from_source(
 
     Args:
         source: has `len(source)` and `source[i]`, which returns row i: an array, a number, or a structure of them such
-            as (x, y) or a dict. Sequences, data sources of grain (by their protocol; not tested with that package) and
-            datasets for map-style loaders are such; so is a tf.data.Dataset of rows that tf.data.experimental.at can
+            as (x, y) or a dict. Sequences, data sources and MapDatasets of grain (tried with grain 0.2, which is not among
+            the tests), and datasets for map-style loaders are such; so is a tf.data.Dataset of rows that tf.data.experimental.at can
             index.
         batch_size: rows of all ranks together.
         shuffle: another order of all rows in each epoch, the same on all ranks.
