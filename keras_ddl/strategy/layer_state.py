@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator, ops
-from keras_ddl.compat.keras import keras, plain_name, weights_made_trainable
+from keras_ddl.compat.keras import keras, optimizers_with_rates, plain_name, weights_made_trainable
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import step
@@ -29,10 +29,16 @@ _SEEDS = "seed_generator_state"
 _AGREED = "_ddl_agreed"
 
 
-def owners(model: keras.Model) -> dict[int, keras.layers.Layer]:
-    """Returns {id of a variable: its layer} for the state of a model's layers that are not Keras's own."""
+def is_state(model: keras.Model, variable: keras.Variable) -> bool:
+    """Whether a program may update a variable in a step: state of a layer that is not Keras's own; a learning rate."""
     layers = [each for each in model._flatten_layers() if not type(each).__module__.startswith("keras.src.")]
-    return {id(variable): layer for layer in layers for variable in layer._non_trainable_variables}
+    return _is_rate(model, variable) or any(
+        variable is each for layer in layers for each in layer._non_trainable_variables
+    )
+
+
+def _is_rate(model: keras.Model, variable: keras.Variable) -> bool:
+    return any(variable is getattr(each, "_learning_rate", None) for each in optimizers_with_rates(model))
 
 
 def updated(running: step.Step, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
@@ -43,7 +49,8 @@ def updated(running: step.Step, variable: keras.Variable, value: tf.Tensor) -> t
     """
     values = running.values
     in_step = values.kinds is not None and value.graph is tf.compat.v1.get_default_graph()
-    if not in_step or variable.aggregation == "only_first_replica":
+    is_rank_0s = variable.aggregation == "only_first_replica" and not _is_rate(running.model, variable)  # said by Keras
+    if not in_step or is_rank_0s:
         return _of_this_rank(running, variable, value)
     kind = values.kind(value)
     if kind == INDEPENDENT:

@@ -28,9 +28,9 @@ def from_source(
 
     Args:
         source: has `len(source)` and `source[i]`, which returns row i: an array, a number, or a structure of them such
-            as (x, y) or a dict. Sequences, data sources and MapDatasets of grain (tried with grain 0.2, which is not among
-            the tests), and datasets for map-style loaders are such; so is a tf.data.Dataset of rows that tf.data.experimental.at can
-            index.
+            as (x, y) or a dict. Sequences, data sources and MapDatasets of grain (tried with 0.2, which is not among
+            the tests), and datasets for map-style loaders are such; so is a tf.data.Dataset of rows that
+            tf.data.experimental.at can index.
         batch_size: rows of all ranks together.
         shuffle: another order of all rows in each epoch, the same on all ranks.
         seed: of the orders; None: drawn from NumPy's generator, which is the same on all ranks once the Strategy is

@@ -15,12 +15,12 @@ from keras_ddl.strategy.variable_origin import not_of_the_program
 
 
 def direct_assign(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Assigns a value to a variable; to the state of a layer, what one process would have assigned."""
+    """Assigns a value to a variable; to the state of a layer and to a learning rate, what one process would have."""
 
     def _direct_assign(self, value):
         running = step.current()
         if running is not None and running.share.size > 1:
-            if not self.trainable and id(self) in layer_state.owners(running.model):
+            if not self.trainable and layer_state.is_state(running.model, self):
                 value = layer_state.updated(running, self, tf.convert_to_tensor(value))
             return original(self, value)
         result = original(self, value)
