@@ -1,6 +1,6 @@
 """The value that one process would have computed, and its gradient, from what each rank computes of its rows.
 
-See row_kinds.py for how a value is read. Means and sums over rows need no communication: their gradients, and what
+See row_kinds/ for how a value is read. Means and sums over rows need no communication: their gradients, and what
 trackers are told, are weighed and added up with everything else. A function of several totals (a ratio over the batch
 such as Dice's, the root of a mean) is computed again from the totals of all ranks, a few bytes: its gradient is
 then

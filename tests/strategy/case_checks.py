@@ -1,7 +1,4 @@
-"""The table of cases: programs as Keras's guides and examples write them. Run by test_strategy.py; see oracle.py.
-
-A case with `wrong_today` is a known difference from one process. Its check turns red when it is mended.
-"""
+"""The table of cases: programs as Keras's guides and examples write them. Run by test_strategy.py; see oracle.py."""
 
 import multiprocessing
 import os
