@@ -103,6 +103,9 @@ def settings() -> list[tuple[str, str]]:
             value, source = error, "environment, INVALID"
         rows.append((row.environment_name, f"{value if value is not None else '-'} ({source}): {row.why}"))
     rows += [(name, f"{os.environ[name]} (environment, UNKNOWN to keras_ddl)") for name in config.unknown()]
+    if os.environ.get("TF_CONFIG"):
+        told = "TensorFlow's; `keras-ddl run --tf-config` starts the cluster it names."
+        rows.append(("TF_CONFIG", f"{os.environ['TF_CONFIG']} (environment): {told}"))
     if "DDL_OPTIONS" in os.environ:
         rows.append(("DDL_OPTIONS", f"{os.environ['DDL_OPTIONS']} (environment): IBM's; only its -mode is read."))
     return rows

@@ -17,6 +17,10 @@ from keras_ddl.errors import ConfigError
 @click.command("run", context_settings={"allow_interspersed_args": False}, short_help="Run a program on several ranks.")
 @click.option("-np", "--np", "-n", "num_ranks", type=click.IntRange(min=1), help="Number of ranks.", metavar="N")
 @click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:2,h1:2.", metavar="HOSTS")
+@click.option("--tf-config", is_flag=True, help="Start the cluster that TF_CONFIG names: hosts and ranks.")
+@click.option(
+    "--tf-config-file", type=click.Path(exists=True, dir_okay=False), help="The same, of a file.", metavar="FILE"
+)
 @click.option("--mode", help="Topology: p, or dimensions such as x:2x2 (KERAS_DDL_MODE).", metavar="MODE")
 @click.option("--mpirun", help="The mpirun to use (KERAS_DDL_MPIRUN).", metavar="PATH")
 @click.option("--mpi-arg", "mpi_args", multiple=True, help="Argument(s) for mpirun; may be repeated.", metavar="ARG")
@@ -29,6 +33,8 @@ from keras_ddl.errors import ConfigError
 def command(
     num_ranks: int | None,
     hosts: str | None,
+    tf_config: bool,
+    tf_config_file: str | None,
     mode: str | None,
     mpirun: str | None,
     mpi_args: tuple[str, ...],
@@ -45,29 +51,65 @@ def command(
     keras-ddl run -np 2 python train.py --epochs 3
     keras-ddl run -np 4 --mode x:2x2 train.py
     keras-ddl run --hosts h0:2,h1:2 -- python -m my_package.train
+    keras-ddl run --tf-config python train.py
 
     The output of rank 0 is shown as it comes; whole lines of the others are shown with their rank in front. When a
     rank fails, all are ended, and the traceback of the first that failed is the last thing printed. The exit status is
     0 when every rank ended with 0, that of the first failed rank otherwise (128 + number for a signal).
     """
     from keras_ddl.launch import job as job_module
+    from keras_ddl.topology import tf_config as tf_config_module
 
+    variables = parse_env(env)
+    if tf_config or tf_config_file:
+        num_ranks, hosts = _cluster(tf_config_file, num_ranks, hosts, variables)
     job = job_module.make(
         resolve_program(program, local=hosts is None),
         num_ranks=num_ranks,
         hosts=hosts,
         mode=mode,
         mpirun=mpirun,
-        env=parse_env(env),
+        env=variables,
         timeout=timeout,
         mpi_args=tuple(word for text in mpi_args for word in shlex.split(text)),
         output_dir=Path(output_dir) if output_dir else None,
         verbose=verbose,
     )
+    if tf_config_module.of_rank(job.environment.get(tf_config_module.NAME, ""), 0, job.num_ranks) is None:
+        why = f"it does not name as many tasks that train as there are ranks ({job.num_ranks})"
+        click.echo(f"keras-ddl: the ranks do not get TF_CONFIG: {why}.", err=True)
     if dry_run:
         click.echo(shlex.join(job.command()))
         return 0
     return run_job(job)
+
+
+def _cluster(
+    file: str | None, num_ranks: int | None, hosts: str | None, variables: dict[str, str]
+) -> tuple[int, str | None]:
+    """Returns (number of ranks, hosts) of the cluster that TF_CONFIG or a file names, and tells the ranks of it.
+
+    Raises: ConfigError: it names no tasks that train, or -np or --hosts say otherwise.
+    """
+    from keras_ddl.topology import tf_config
+
+    text = Path(file).read_text(encoding="utf-8") if file else variables.get("TF_CONFIG", os.environ.get("TF_CONFIG"))
+    origin = file or "TF_CONFIG"
+    cluster = tf_config.parse(text, origin) if text else tf_config.Cluster()
+    if not cluster.tasks:
+        raise ConfigError(
+            f"--tf-config needs a cluster with a chief or workers. Received: {origin}={text!r}. Set TF_CONFIG, give a "
+            "file with --tf-config-file, or name the hosts with --hosts."
+        )
+    if hosts is not None or num_ranks not in (None, len(cluster.tasks)):
+        raise ConfigError(
+            f"--tf-config takes hosts and number of ranks from {origin} ({len(cluster.tasks)} tasks that train). "
+            f"Received: np={num_ranks}, hosts={hosts!r} besides. Leave --tf-config out to choose them yourself."
+        )
+    if left_out := cluster.left_out_text():
+        click.echo(f"keras-ddl: {left_out}", err=True)
+    variables["TF_CONFIG"] = text
+    return len(cluster.tasks), cluster.hosts_option()
 
 
 def run_job(job: object) -> int:

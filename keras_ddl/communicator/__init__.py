@@ -15,7 +15,7 @@ from keras_ddl import config
 from keras_ddl.communicator import binding, error_report, group, mpi, native_library, recording
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
-from keras_ddl.topology import Topology, make_topology
+from keras_ddl.topology import Topology, make_topology, tf_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,8 @@ def init(mode: str | None = None) -> Topology:
             KERAS_DDL_MODE, else the -mode of DDL_OPTIONS, else 'p'.
 
     Raises:
-        ConfigError: the mode or a KERAS_DDL_* variable is wrong, or this was called before with another mode.
+        ConfigError: the mode or a KERAS_DDL_* variable is wrong, this was called before with another mode, or
+            TF_CONFIG names a cluster of several tasks and no launcher started this process.
         DependencyError: MPI or the native library is missing, or does not fit the launcher.
         RankMismatchError: the ranks were given different modes or settings.
     """
@@ -67,7 +68,7 @@ def init(mode: str | None = None) -> Topology:
         if mpi.running() or (launcher is not None and launcher.size != 1):
             place, transport = _meet(mpi.start(launcher), mode)
         else:
-            _warn_if_alone_by_mistake()
+            _check_alone_on_purpose(launcher)
             error_report.install(0, abort=None)
             place, transport = make_topology(0, [config.host_key()], mode), None
         native = binding.Communicator(transport, place.group, place.dims[1:], **group.settings())
@@ -296,7 +297,10 @@ def _meet(world: Any, mode: str) -> tuple[Topology, Any]:
     return make_topology(world.rank, hosts, mode, racks), native_library.mpi_transport(world.py2f())
 
 
-def _warn_if_alone_by_mistake() -> None:
+def _check_alone_on_purpose(launcher: config.Launcher | None) -> None:
+    """Refuses to stand alone for a cluster that TF_CONFIG names; warns in an allocation of several tasks."""
+    if launcher is None:
+        tf_config.check_not_one_of_a_cluster()
     tasks = config.allocation_size()
     if tasks is not None and tasks > 1:
         warnings.warn(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from keras_ddl.config import launcher
 from keras_ddl.errors import LaunchError
+from keras_ddl.topology import tf_config
 
 # Set for each rank, or for each host, by the process manager: the launcher's own values would be wrong.
 _OF_MPI = re.compile(r"(OMPI_|OPAL_|PMIX_|PMI_|PRTE_|MPI_LOCAL|MPIR_|MPICH_|HYDI?_|HYDRA_|I_MPI_|SLURM_|UCX_|FI_)")
@@ -51,6 +52,15 @@ def merge(own: Mapping[str, str], wanted: Mapping[str, str], *, same_host: bool)
             value = os.pathsep.join(dict.fromkeys(own[name].split(os.pathsep) + value.split(os.pathsep)))
         result[name] = value
     return result
+
+
+def give_task(environment: dict[str, str], rank: int, size: int) -> None:
+    """Makes TF_CONFIG name this rank's task, for programs that look there who they are; without tasks for all ranks it
+    is taken away, because it would tell all of them that they are the same.
+    """
+    text = tf_config.of_rank(environment.pop(tf_config.NAME, ""), rank, size)
+    if text:
+        environment[tf_config.NAME] = text
 
 
 def python_path() -> str:

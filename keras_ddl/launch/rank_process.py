@@ -189,6 +189,7 @@ class RankProcess:
     def _start(self) -> None:
         welcome, host = self._welcome, socket.gethostname()
         environment = rank_environment.merge(os.environ, welcome["environment"], same_host=welcome["host"] == host)
+        rank_environment.give_task(environment, self.rank, self.size)
         environment["KERAS_DDL_RUN_DIR"] = str(self._run_dir)
         if self.rank != 0:
             # TensorFlow tells at every start which CPU it found. Once is enough; warnings and errors still come.

@@ -122,6 +122,7 @@ def test_cli_run_takes_the_number_of_ranks_by_any_name(flag: str, tmp_path: Path
 
 def test_cli_info_shows_the_installation(tmp_path: Path):
     env = {"KERAS_DDL_DEADLINE_SECONDS": "17", "KERAS_DDL_STAGING_BYTES": "none", "KERAS_DDL_DEDLINE": "1"}
+    env["TF_CONFIG"] = '{"cluster": {"worker": ["h0:1", "h1:1"]}}'
     ended = run(["info"], tmp_path, env=env)
     assert ended.status == 0, ended
     lines = {line.split()[0]: line for line in ended.out.splitlines() if line.strip()}
@@ -130,6 +131,7 @@ def test_cli_info_shows_the_installation(tmp_path: Path):
     assert "17.0 (environment)" in lines["KERAS_DDL_DEADLINE_SECONDS"]
     assert "INVALID" in lines["KERAS_DDL_STAGING_BYTES"]
     assert "UNKNOWN" in lines["KERAS_DDL_DEDLINE"]
+    assert "keras-ddl run --tf-config" in lines["TF_CONFIG"]
     assert "600.0" not in ended.out
 
 
