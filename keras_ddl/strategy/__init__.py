@@ -10,7 +10,7 @@ from keras_ddl import communicator, config, ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import agreement, bucket_size, keras_patches, threads
+from keras_ddl.strategy import agreement, bucket_size, cluster, keras_patches, threads, variables
 from keras_ddl.strategy.data import order
 from keras_ddl.strategy.extended import DdlExtended
 from keras_ddl.strategy.keras_patches import trainer
@@ -44,6 +44,10 @@ class Strategy(tf.distribute.Strategy):
             ranks have set the same ones, else rank 0's.
         gather_predictions: what `model.predict` returns: "all": all rows, on every rank; "rank0": all rows on rank 0
             and on every other rank its own rows only, for predictions that a host's memory does not hold several times.
+        communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
+            it. Its bytes_per_pack counts where bucket_bytes is not given; its implementation says nothing here.
+        of_tensorflow: names of arguments with which TensorFlow's strategies choose processes and devices; refused with
+            what takes their place.
     Raises:
         ConfigError: another tf.distribute scope is active. DependencyError: Keras does not run on TensorFlow.
     COLLECTIVE over all ranks.
@@ -60,9 +64,14 @@ class Strategy(tf.distribute.Strategy):
         drift_check_percent: float | None = None,
         seed: int | None = None,
         gather_predictions: str = "all",
+        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+        **of_tensorflow: Any,
     ) -> None:
+        cluster.check_arguments(mode, of_tensorflow)
         topology = communicator.init(mode)
         self._check_no_other_scope(topology.rank)
+        if bucket_bytes is None:
+            bucket_bytes = cluster.bucket_bytes_of(communication_options, topology.rank)
         if bucket_bytes not in (None, bucket_size.AUTO) and (not isinstance(bucket_bytes, int) or bucket_bytes < 1):
             raise ConfigError(
                 f"Strategy: bucket_bytes must be 1 or more, or 'auto'. Received: bucket_bytes={bucket_bytes!r} "
@@ -89,6 +98,7 @@ class Strategy(tf.distribute.Strategy):
         threads.share_cores(topology)
         keras_patches.install()
         self.rank, self.size = topology.rank, topology.size
+        self._topology = topology
         self.random_state = agreement.RandomState(self.rank, self.size, seed)
         if self.size > 1:
             job = (secrets.token_hex(8), drift_check_percent)
@@ -121,6 +131,13 @@ class Strategy(tf.distribute.Strategy):
         self._check_no_other_scope(self.rank)
         return super().scope()
 
+    @property
+    def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
+        """Who this rank is, for scripts that ask for task_type, task_id and cluster_spec(): a task of TF_CONFIG where
+        it names as many as there are ranks, else a worker. Rank 0 is the chief, or worker 0 where there is none.
+        """
+        return cluster.resolver(self._topology)
+
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Calls `fn` on this rank's values, in replica context: optimizers sum gradients over ranks, and Keras losses
         are scaled by this rank's share of the rows in `args`; losses by hand are to be divided by the global batch, as
@@ -145,7 +162,8 @@ class Strategy(tf.distribute.Strategy):
         """
         if isinstance(reduce_op, str):
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
-        flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value)]
+        with variables.updating():  # a variable that is aggregated when it is read gives this rank's value
+            flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value)]
         with ops.translate_errors():
             return tf.nest.pack_sequence_as(value, [self._reduce_one(reduce_op, leaf, axis) for leaf in flat])
 

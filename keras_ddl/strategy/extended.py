@@ -240,6 +240,11 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> tf.Tensor:
         value = tf.convert_to_tensor(value)
+        if value.shape.rank == 0:
+            raise ConfigError(
+                "gather concatenates the ranks' tensors along a dimension. Received: a scalar (rank "
+                f"{self.rank}). Give it one, as in gather(value[tf.newaxis], axis=0)."
+            )
         axis = axis % value.shape.rank
         order = [axis, *(i for i in range(value.shape.rank) if i != axis)]
         back = np.argsort(order).tolist()

@@ -218,10 +218,13 @@ def check_a_mean_by_hand_in_a_loop_of_ones_own_is_warned_about():
         STRATEGY.__dict__.pop("_ddl_warned_of_means", None)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            tf.function(lambda x, y: STRATEGY.run(step, args=(x, y))).get_concrete_function(X[:6], Y[:6])
+            specs = [tf.TensorSpec([None, each.shape[1]], each.dtype) for each in (X, Y)]
+            tf.function(lambda x, y: STRATEGY.run(step, args=(x, y))).get_concrete_function(*specs)
         return [str(each.message) for each in caught if "gradients are summed over ranks" in str(each.message)]
 
     assert len(messages_of(lambda y, p: tf.reduce_mean(tf.square(y - p)))) == 1
     assert not messages_of(lambda y, p: tf.reduce_mean(tf.square(y - p)) / SIZE)
+    assert len(messages_of(lambda y, p: tf.reduce_sum(tf.square(y - p)) / tf.cast(tf.shape(y)[0], p.dtype))) == 1
+    assert not messages_of(lambda y, p: tf.nn.compute_average_loss(tf.reduce_sum(tf.square(y - p), axis=1)))
     assert not messages_of(keras.losses.MeanSquaredError())
     assert not messages_of(lambda y, p: tf.nn.compute_average_loss(tf.square(y - p), global_batch_size=6 * SIZE))

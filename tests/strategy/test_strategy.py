@@ -20,8 +20,12 @@ def checks(*names: str) -> list[Path]:
 OF_THREE = ("exact", "loop", "state", "bucket", "random", "metric")
 test_of_three = rank_tests(checks(*OF_THREE), [3], check_timeout=120, env=PATIENT)
 test_of_two = rank_tests(
-    checks("training", "callback", "around", "error", "case", "data"), [2], check_timeout=120, env=PATIENT
+    checks("training", "callback", "around", "error", "case", "data", "tf_distribute"),
+    [2],
+    check_timeout=120,
+    env=PATIENT,
 )
+test_tf_distribute_of_three = pytest.mark.long(rank_tests(checks("tf_distribute"), [3], check_timeout=120, env=PATIENT))
 test_of_four = pytest.mark.long(rank_tests(checks("training"), [4], check_timeout=120, env=PATIENT))
 test_programs = pytest.mark.long(rank_tests(checks("program", "further_program"), [2], check_timeout=120, env=PATIENT))
 test_programs_of_more = pytest.mark.long(

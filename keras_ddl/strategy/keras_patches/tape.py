@@ -109,7 +109,7 @@ def _warn_of_bare_means(strategy: Any, target: Any) -> None:
     kinds = step.innermost().values.kinds
     if kinds is None or getattr(strategy, "_ddl_warned_of_means", False):
         return
-    found = next((each for each in flat_targets(target) if kinds.is_bare_mean(each)), None)
+    found = next((each for each in flat_targets(target) if kinds.is_bare_mean(each, strategy.size)), None)
     if found is None:
         return
     strategy._ddl_warned_of_means = True

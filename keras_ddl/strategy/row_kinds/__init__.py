@@ -33,7 +33,7 @@ from keras_ddl.strategy.row_kinds.kinds import (
     SUM,
     Kind,
 )
-from keras_ddl.strategy.row_kinds.operations import COLLECTIVES, QUOTIENTS, SAME, is_reduction, key_of
+from keras_ddl.strategy.row_kinds.operations import COLLECTIVES, QUOTIENTS, SAME, is_reduction, is_times, key_of
 from keras_ddl.strategy.row_kinds.rules import rule_of
 
 __all__ = ["COUNT", "FUNCTION", "INDEPENDENT", "IN_LIST", "MEAN", "OPAQUE", "ROWS", "SUM", "Kind", "RowKinds"]
@@ -135,8 +135,10 @@ class RowKinds:
         inside._known.update(self._known)
         return inside
 
-    def is_bare_mean(self, tensor: Any) -> bool:
-        """Whether a tensor is a mean over rows that nothing has multiplied or divided since."""
+    def is_bare_mean(self, tensor: Any, size: int) -> bool:
+        """Whether a tensor is a mean over rows that nothing has multiplied or divided since, nor their number by that
+        of the ranks, as tf.nn.compute_average_loss does.
+        """
         while True:
             kind, operation = self.of(tensor), tensor.op
             if not kind.is_mean:
@@ -144,7 +146,7 @@ class RowKinds:
             if operation.type == "Mean" and self.of(operation.inputs[0]).name == "rows":
                 return True
             if operation.type in QUOTIENTS and self.of(operation.inputs[1]).name == "count":
-                return True
+                return not is_times(operation.inputs[1], size)
             if operation.type not in (*SAME, "Add", "AddV2", "AddN", "Pack", "Sum", "Reshape", "Squeeze"):
                 return False
             tensor = next((each for each in operation.inputs if self.of(each).is_mean), None)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from keras_ddl.compat import tensorflow as tf_compat
+
 # Keep what they are given, whatever that is.
 SAME = frozenset(
     (
@@ -70,6 +74,14 @@ LIBRARIES = ("/keras/src/", "/tensorflow/python/", "/keras_ddl/strategy/", "/ker
 
 def is_reduction(operation: Any) -> bool:
     return operation.type in REDUCTIONS or operation.type.startswith("UnsortedSegment")
+
+
+def is_times(tensor: Any, factor: int) -> bool:
+    """Whether a tensor is another one times a constant `factor`."""
+    while tensor.op.type in SAME:
+        tensor = tensor.op.inputs[0]
+    constants = [tf_compat.constant_value(each) for each in tensor.op.inputs] if tensor.op.type == "Mul" else []
+    return any(each is not None and np.all(each == factor) for each in constants)
 
 
 def in_layer(operation: Any) -> bool:

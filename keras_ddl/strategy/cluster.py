@@ -1,0 +1,72 @@
+"""The words of TensorFlow's clusters: who a rank is there, and what their strategies' arguments mean here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.topology import Topology, tf_config
+
+# Arguments of MultiWorkerMirroredStrategy and MirroredStrategy.
+_NOT_CHOSEN_IN_THE_SCRIPT = ("cluster_resolver", "devices", "cross_device_ops", "communication")
+
+
+def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
+    """Returns the cluster of all ranks and this rank's task in it. Rank 0 is the chief, whichever way a script asks.
+
+    The tasks are those of TF_CONFIG where it names as many that train as there are ranks. Else every rank is a worker;
+    the cluster then has a name for each in place of an address, because ranks do not meet at addresses.
+    """
+    cluster = tf_config.read()
+    if topology.size == 1 and cluster.own is not None and cluster.own.type == "evaluator":
+        addresses, task = cluster.addresses, cluster.own
+    elif len(cluster.tasks) == topology.size:
+        addresses, task = cluster.addresses, cluster.tasks[topology.rank]
+    else:
+        addresses = {"worker": [f"host{host}-rank{rank}" for rank, host in enumerate(topology.hosts)]}
+        task = tf_config.Task("worker", topology.rank, None)
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(addresses), task_type=task.type, task_id=task.index, rpc_layer="grpc"
+    )
+
+
+def check_arguments(mode: Any, of_tensorflow: Mapping[str, Any]) -> None:
+    """Checks what was given to Strategy(), whose line may have been that of another strategy.
+
+    Raises: ConfigError: an argument with which TensorFlow's strategies choose processes or devices. TypeError: one that
+        no strategy takes.
+    """
+    given = {name: value for name, value in of_tensorflow.items() if value is not None}
+    if mode is not None and not isinstance(mode, str):
+        given = {"mode": mode, **given}
+    for name, value in given.items():
+        if name != "mode" and name not in _NOT_CHOSEN_IN_THE_SCRIPT:
+            raise TypeError(f"Strategy() got an unexpected keyword argument {name!r}")
+        raise ConfigError(
+            "Strategy: processes, devices and the way between them are not chosen in the script. Received: "
+            f"{name}={value!r}. Leave it out, and start the script with `keras-ddl run -np N`, "
+            "`--hosts h0:2,h1:2` or `--tf-config`: one rank for each GPU."
+        )
+
+
+def bucket_bytes_of(options: Any, rank: int) -> int | None:
+    """Returns the bound on a bucket that a tf.distribute.experimental.CommunicationOptions asks for; None for none.
+
+    Its `implementation` says nothing here: there is one. Raises: ConfigError: it is another thing, or has a timeout.
+    """
+    if options is None:
+        return None
+    if not hasattr(options, "bytes_per_pack"):
+        raise ConfigError(
+            "Strategy: communication_options must be a tf.distribute.experimental.CommunicationOptions. Received: "
+            f"{options!r} (rank {rank}). Leave it out."
+        )
+    if options.timeout_seconds is not None:
+        raise ConfigError(
+            "Strategy: how long a collective may wait is set where ranks are started. Received: communication_options "
+            f"with timeout_seconds={options.timeout_seconds:g} (rank {rank}). Leave it out, and set "
+            f"KERAS_DDL_DEADLINE_SECONDS={options.timeout_seconds:g} for `keras-ddl run`."
+        )
+    return options.bytes_per_pack or None

@@ -1,0 +1,283 @@
+"""Programs in the shape of TensorFlow's guides to its multi-worker strategies. Run by test_strategy.py."""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+import keras_ddl
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from strategy.common import RANK, SIZE, STRATEGY, X, Y, assert_same_weights, dense_model, keras, set_precision
+
+set_precision("float64")
+
+PER_WORKER = 4
+GLOBAL = PER_WORKER * SIZE
+STEPS = 5
+
+
+def is_chief(task_type, task_id, cluster_spec):
+    """Both ways in which the guides tell the chief."""
+    without_chief = "chief" not in cluster_spec.as_dict()
+    return task_type is None or task_type == "chief" or (task_type == "worker" and task_id == 0 and without_chief)
+
+
+def write_path(path):
+    """Where this task writes: the chief to `path`, the others to a directory of their own, which they remove."""
+    resolver = STRATEGY.cluster_resolver
+    if not is_chief(resolver.task_type, resolver.task_id, resolver.cluster_spec()):
+        path = path.parent / f"workertemp_{resolver.task_id}" / path.name
+        tf.io.gfile.makedirs(path.parent)
+    return str(path)
+
+
+def shared_folder():
+    return Path(keras_ddl.broadcast_object(tempfile.mkdtemp(prefix="guide-") if RANK == 0 else None))
+
+
+def rows():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(len(X), seed=5).repeat()
+
+
+def models():
+    alone = dense_model()
+    with STRATEGY.scope():
+        shared = dense_model()
+    shared.set_weights([keras_ddl.broadcast_object(w) for w in alone.get_weights()])
+    alone.set_weights(shared.get_weights())
+    return alone, shared
+
+
+def check_the_guide_to_custom_loops_with_several_workers():
+    """An iterator for the tf.function, a loss by compute_average_loss, InputContext, everyone's own checkpoint."""
+    alone, shared = models()
+    with STRATEGY.scope():
+        optimizer = keras.optimizers.RMSprop(0.01)
+        seen = keras.metrics.MeanAbsoluteError(name="seen")
+
+    contexts = []
+
+    def dataset_of(context):
+        contexts.append(context)
+        batch = context.get_per_replica_batch_size(GLOBAL)
+        return rows().shard(context.num_input_pipelines, context.input_pipeline_id).batch(batch)
+
+    data = STRATEGY.distribute_datasets_from_function(dataset_of)
+    (context,) = contexts
+    assert (context.num_input_pipelines, context.input_pipeline_id) == (SIZE, RANK)
+    assert context.num_replicas_in_sync == SIZE == STRATEGY.num_replicas_in_sync
+
+    def loss_of(model, x, y):
+        error = keras.losses.MeanSquaredError(reduction="none")(y, model(x, training=True))
+        return tf.nn.compute_average_loss(error) + tf.nn.scale_regularization_loss(tf.add_n(model.losses))
+
+    @tf.function
+    def train_step(iterator):
+        def step(inputs):
+            x, y = inputs
+            with tf.GradientTape() as tape:
+                loss = loss_of(shared, x, y)
+            gradients = tape.gradient(loss, shared.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, shared.trainable_variables))
+            seen.update_state(y, shared(x))
+            return loss
+
+        losses = STRATEGY.run(step, args=(next(iterator),))
+        return STRATEGY.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    one_optimizer, one_seen, expected = keras.optimizers.RMSprop(0.01), keras.metrics.MeanAbsoluteError(), []
+    for x, y in rows().batch(GLOBAL).take(2 * STEPS):
+        with tf.GradientTape() as tape:
+            loss = loss_of(alone, x, y)
+        one_optimizer.apply_gradients(zip(tape.gradient(loss, alone.trainable_variables), alone.trainable_variables))
+        one_seen.update_state(y, alone(x))
+        expected.append(float(loss))
+
+    folder = shared_folder()
+    epoch, step_in_epoch = (tf.Variable(tf.constant(0, tf.int64), name=name) for name in ("epoch", "step_in_epoch"))
+    checkpoint = tf.train.Checkpoint(model=shared, optimizer=optimizer, epoch=epoch, step_in_epoch=step_in_epoch)
+    here = write_path(folder / "ckpt")
+    manager = tf.train.CheckpointManager(checkpoint, directory=here, max_to_keep=1)
+    iterator, losses = iter(data), []
+    STRATEGY.__dict__.pop("_ddl_warned_of_means", None)
+    while epoch.numpy() < 2:
+        while step_in_epoch.numpy() < STEPS:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message="In strategy.run gradients are summed")
+                losses.append(float(train_step(iterator)))
+            step_in_epoch.assign_add(1)
+        manager.save()
+        epoch.assign_add(1)
+        step_in_epoch.assign(0)
+    np.testing.assert_allclose(losses, expected, rtol=1e-13)
+    assert_same_weights(alone, shared, 1e-13)
+    np.testing.assert_allclose(seen.result(), one_seen.result(), rtol=1e-13)
+
+    with STRATEGY.scope():
+        again = dense_model()
+    tf.train.Checkpoint(model=again).restore(tf.train.latest_checkpoint(here)).expect_partial()
+    assert_same_weights(shared, again, 0)
+    if RANK != 0:
+        tf.io.gfile.rmtree(str(Path(here).parent))
+    else:  # no other rank takes part
+        assert checkpoint.save(str(folder / "ckpt" / "alone")).endswith("alone-3")
+    keras_ddl.barrier()
+    assert [each.name for each in folder.iterdir()] == ["ckpt"]
+    keras_ddl.barrier()
+    if RANK == 0:
+        shutil.rmtree(folder)
+
+
+def check_the_guide_to_keras_with_several_workers():
+    """fit on an unsharded dataset with AutoShardPolicy.OFF, callbacks that write, save in each one's own folder."""
+    alone, shared = models()
+    folder = shared_folder()
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    callbacks = [
+        keras.callbacks.BackupAndRestore(str(folder / "backup")),
+        keras.callbacks.ModelCheckpoint(str(folder / "model-{epoch}.keras")),
+    ]
+    losses = []
+    for model, more, scope in ((alone, [], contextlib.nullcontext()), (shared, callbacks, STRATEGY.scope())):
+        with scope:
+            model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+        data = rows().batch(GLOBAL).with_options(options)
+        history = model.fit(data, epochs=2, steps_per_epoch=STEPS, callbacks=more, verbose=0).history
+        losses.append([*history["loss"], *history["mae"]])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-13)
+    assert_same_weights(alone, shared, 1e-14)
+
+    path = write_path(folder / "whole.keras")
+    shared.save(path)
+    for made in (path, folder / "model-2.keras"):
+        for mine, theirs in zip(shared.get_weights(), keras.saving.load_model(made).get_weights()):
+            np.testing.assert_array_equal(mine, theirs)
+    if RANK != 0:
+        tf.io.gfile.rmtree(str(Path(path).parent))
+    keras_ddl.barrier()
+    left = {each.name for each in folder.iterdir()} - {"backup"}
+    assert left == {"model-1.keras", "model-2.keras", "whole.keras"}, left
+    keras_ddl.barrier()
+    if RANK == 0:
+        shutil.rmtree(folder)
+
+
+def check_a_dataset_of_the_whole_batch_in_a_loop():
+    """experimental_distribute_dataset, read by an iterator and by a loop inside a tf.function."""
+    whole = tf.data.Dataset.from_tensor_slices(X).batch(2 * SIZE + 1)
+    input_options = tf.distribute.InputOptions(experimental_fetch_to_device=False)
+    data = STRATEGY.experimental_distribute_dataset(whole, input_options)
+    assert data.element_spec.shape.as_list() == [None, 6]
+    iterator = iter(data)
+    first = STRATEGY.run(tf.identity, args=(iterator.get_next(),), options=tf.distribute.RunOptions())
+    np.testing.assert_array_equal(STRATEGY.gather(first, axis=0), X[: 2 * SIZE + 1])
+    (local,) = STRATEGY.experimental_local_results(first)
+    assert local is first
+
+    @tf.function
+    def count(data):
+        total = tf.zeros([], tf.int64)
+        for x in data:
+            part = STRATEGY.run(lambda x: tf.shape(x, tf.int64)[0], args=(x,))
+            total += STRATEGY.reduce("SUM", part, axis=None)
+        return total
+
+    assert int(count(data)) == len(X)
+    mean = STRATEGY.reduce(tf.distribute.ReduceOp.MEAN, first, axis=0)
+    np.testing.assert_allclose(mean, X[: 2 * SIZE + 1].mean(0), rtol=1e-14)
+
+
+def check_who_and_where_in_tensorflows_words():
+    resolver = STRATEGY.cluster_resolver
+    assert (resolver.task_type, resolver.task_id) == ("worker", RANK)
+    assert len(resolver.cluster_spec().as_dict()["worker"]) == SIZE
+    assert len(STRATEGY.extended.worker_devices) == 1
+    assert tf.distribute.has_strategy() is False
+    with STRATEGY.scope():
+        assert tf.distribute.get_strategy() is STRATEGY and tf.distribute.in_cross_replica_context()
+    value = STRATEGY.experimental_distribute_values_from_function(
+        lambda context: tf.constant([context.replica_id_in_sync_group, context.num_replicas_in_sync])
+    )
+    assert value.numpy().tolist() == [RANK, SIZE]
+
+    def in_replica(value):
+        context = tf.distribute.get_replica_context()
+        options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=1 << 20)
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, value, options=options)
+        merged = context.merge_call(lambda strategy, value: strategy.extended.reduce_to("SUM", value, value), (value,))
+        return total, merged
+
+    total, merged = STRATEGY.run(in_replica, args=(value,))
+    assert total.numpy().tolist() == merged.numpy().tolist() == [sum(range(SIZE)), SIZE * SIZE]
+
+
+def check_values_that_are_no_plain_rows():
+    with STRATEGY.scope():
+        summed = tf.Variable(
+            1.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
+        )
+    STRATEGY.run(lambda: summed.assign(float(RANK + 1)))
+    total = SIZE * (SIZE + 1) / 2
+    assert float(summed) == total
+    assert float(STRATEGY.reduce("SUM", summed, axis=None)) == total  # and not once more for each rank
+    assert float(STRATEGY.reduce("SUM", 1.5, axis=None)) == 1.5 * SIZE
+    assert STRATEGY.gather(tf.ones([2, 1]), axis=-1).shape == (2, SIZE)
+    try:
+        STRATEGY.gather(tf.constant(1.0), axis=0)
+    except ConfigError as error:
+        assert "Received: a scalar" in str(error)
+    else:
+        raise AssertionError("a scalar was gathered")
+
+
+def check_the_chief_is_that_of_tf_config():
+    """As a rank finds it under keras-ddl run --tf-config."""
+    workers = [f"h{rank}:1" for rank in range(1, SIZE)]
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"chief": ["h0:1"], "worker": workers, "evaluator": ["h9:1"]}})
+    try:
+        resolver = STRATEGY.cluster_resolver
+        expected = ("chief", 0) if RANK == 0 else ("worker", RANK - 1)
+        assert (resolver.task_type, resolver.task_id) == expected
+        assert resolver.cluster_spec().as_dict() == {"chief": ["h0:1"], "worker": workers}
+        assert is_chief(*expected, resolver.cluster_spec()) == (RANK == 0)
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": ["h0:1"] * (SIZE + 1)}})
+        assert (STRATEGY.cluster_resolver.task_type, STRATEGY.cluster_resolver.task_id) == ("worker", RANK)
+    finally:
+        del os.environ["TF_CONFIG"]
+
+
+def check_arguments_of_tensorflows_strategies():
+    packs = tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=1 << 20, implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    strategy = keras_ddl.Strategy(communication_options=packs)
+    assert strategy.extended.bucket_size.bytes == 1 << 20
+    late = tf.distribute.experimental.CommunicationOptions(timeout_seconds=120.0)
+    simple = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    for arguments, keywords, message in (
+        ((), {"communication_options": late}, "KERAS_DDL_DEADLINE_SECONDS=120"),
+        ((), {"communication_options": "nccl"}, "must be a tf.distribute.experimental.CommunicationOptions"),
+        ((), {"cluster_resolver": simple}, "Received: cluster_resolver="),
+        ((["GPU:0", "GPU:1"],), {}, "Received: mode=['GPU:0', 'GPU:1']"),
+        ((), {"devices": ["GPU:0"]}, "keras-ddl run -np N"),
+    ):
+        try:
+            keras_ddl.Strategy(*arguments, **keywords)
+        except ConfigError as error:
+            assert message in str(error), error
+        else:
+            raise AssertionError(f"{keywords} was taken")
+    keras_ddl.Strategy(cluster_resolver=None)
+    try:
+        keras_ddl.Strategy(speed=2)
+    except TypeError as error:
+        assert "'speed'" in str(error)
+    else:
+        raise AssertionError("an unknown argument was taken")
