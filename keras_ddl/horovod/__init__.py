@@ -35,6 +35,8 @@ _HOME_OF = {
     **dict.fromkeys(("ProcessSet", "add_process_set", "remove_process_set", "global_process_set"), "process_sets"),
     "install": "installation",
 }
+# Modules of this folder that are also found as attributes: hvd.compression.
+_MODULES = ("compression",)
 
 # Names of Horovod that are not here -> what to use instead.
 _ABSENT = {
@@ -53,6 +55,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
         globals()[name] = value
         return value
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name in _ABSENT:
         raise AttributeError(f"keras_ddl.horovod has no {name}. {_ABSENT[name]}")
     raise AttributeError(
