@@ -34,6 +34,7 @@ _HOME_OF = {
     "Compression": "compression",
     **dict.fromkeys(("ProcessSet", "add_process_set", "remove_process_set", "global_process_set"), "process_sets"),
     "install": "installation",
+    "run": "running",
 }
 # Modules of this folder that are also found as attributes: hvd.compression.
 _MODULES = ("compression",)

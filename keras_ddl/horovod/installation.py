@@ -37,6 +37,8 @@ def install() -> None:
     check_no_other()
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+    if str(FOLDER) not in sys.path:  # processes that are given this path find it there: keras_ddl.run, multiprocessing
+        sys.path.append(str(FOLDER))
     importlib.import_module("horovod")
 
 
@@ -61,11 +63,9 @@ def python_path(rest: str) -> str:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds horovod and the modules below it."""
+    """Finds the modules below horovod."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name == "horovod":
-            return importlib.machinery.PathFinder.find_spec(name, [str(FOLDER)])
         if not name.startswith("horovod."):
             return None
         home = _MODULES.get(name)

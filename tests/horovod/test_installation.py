@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from keras_ddl.horovod import running
 from launch.launching import run
 
 SCRIPT = """
@@ -91,6 +92,39 @@ def test_run_as_horovod_takes_a_script_as_it_is(tmp_path: Path) -> None:
     ended = run(["run", "-np", "2", "--as-horovod", "python", "train.py"], tmp_path)
     assert ended.status == 0, ended
     assert "total [3.0, 6.0] 0.28.1+keras.ddl" in ended.out, ended
+
+
+def test_hostfile_is_read_as_horovod_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("h0 slots=2\n\n# a remark\nh1 slots=4 # more\nh2\n")
+    assert running._hosts_of(tmp_path / "hosts") == "h0:2,h1:4,h2:1"
+
+
+@pytest.mark.parallel
+def test_horovod_run_calls_a_function_whose_imports_find_keras_ddl(tmp_path: Path) -> None:
+    code = """
+import keras_ddl.horovod
+keras_ddl.horovod.install()
+import horovod
+import keras_ddl
+
+def work(a, b=0):
+    import horovod.tensorflow as hvd
+    import keras_ddl
+    keras_ddl.init()
+    return hvd.__name__, keras_ddl.rank(), a + b
+
+results = horovod.run(work, (3,), {"b": 4}, num_proc=2, use_mpi=True)
+assert results == [("keras_ddl.horovod", 0, 7), ("keras_ddl.horovod", 1, 7)], results
+for wrong in ({"use_gloo": True}, {"min_np": 1}, {"hosts": "a:1", "hostfile": "x"}):
+    try:
+        keras_ddl.horovod.run(work, (3,), **wrong)
+    except ValueError as error:
+        assert next(iter(wrong)) in str(error)
+    else:
+        raise AssertionError(wrong)
+print("done")
+"""
+    assert python(code, tmp_path).endswith("done\n")
 
 
 def test_run_as_horovod_refuses_beside_another_horovod(tmp_path: Path) -> None:
