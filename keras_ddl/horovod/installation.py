@@ -28,7 +28,7 @@ _MODULES = {
 
 
 def install() -> None:
-    """Makes `import horovod.tensorflow`, `horovod.tensorflow.keras` and `horovod.keras` find keras_ddl's, from now on.
+    """Makes `import horovod.tensorflow` and what else keras_ddl stands for find keras_ddl's, from now on.
 
     Only in this process; `keras-ddl run --as-horovod` does it for all ranks of a job. Again, it changes nothing.
 
