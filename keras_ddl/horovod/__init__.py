@@ -1,8 +1,8 @@
 """What a script of Horovod calls, as keras_ddl does it: `import keras_ddl.horovod as hvd`.
 
-Stands for `horovod.tensorflow`. `install()`, or `keras-ddl run --as-horovod`, lets unchanged imports of that find it. It
-works without a Strategy, as Horovod does. Names are translated here and nothing is decided: keras_ddl's own functions
-stand behind all of them. Where it differs from Horovod, docs/from-horovod.md says so.
+Stands for `horovod.tensorflow`. `install()`, or `keras-ddl run --as-horovod`, lets unchanged imports of that find it.
+It works without a Strategy, as Horovod does. Names are translated here and nothing is decided: keras_ddl's own
+functions stand behind all of them. Where it differs from Horovod, docs/from-horovod.md says so.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     *,
     sparse_as_dense: bool = False,
 ) -> Any:
@@ -155,6 +156,7 @@ def reducescatter(
     op: str = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
@@ -181,7 +183,7 @@ def grouped_reducescatter(
     name: str | None = None,
 ) -> list[tf.Tensor]:
     """As `reducescatter`, for each of several tensors."""
-    rest = (process_set, prescale_factor, postscale_factor)
+    rest = (process_set, False, prescale_factor, postscale_factor)
     return [
         reducescatter(each, device_dense, compression, op, key, *rest)
         for each, key in zip(tensors, _names(name, tensors))
