@@ -44,6 +44,7 @@ _ABSENT = {
     "ranks equally many batches (keras_ddl.data.from_files does), or train under keras_ddl.Strategy, which goes on "
     "with batches of no rows.",
     "broadcast_global_variables": "It is for graphs of TensorFlow 1. Use broadcast_variables(variables, root_rank=0).",
+    "BroadcastGlobalVariablesHook": "It is for sessions of TensorFlow 1. Use broadcast_variables(variables, 0).",
     "mlsl_built": "Horovod renamed it. Use ccl_built.",
 }
 
