@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         all_gather,
         all_reduce,
         all_reduce_n,
+        all_to_all,
         broadcast,
         broadcast_variables,
         reduce_scatter,
@@ -66,7 +67,15 @@ _HOMES = {
         "Communicator",
     ),
     "launch": ("run",),
-    "ops": ("all_reduce", "all_reduce_n", "reduce_scatter", "all_gather", "broadcast", "broadcast_variables"),
+    "ops": (
+        "all_reduce",
+        "all_reduce_n",
+        "reduce_scatter",
+        "all_gather",
+        "all_to_all",
+        "broadcast",
+        "broadcast_variables",
+    ),
     "strategy": ("Strategy",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -79,6 +88,7 @@ __all__ = [
     "all_gather_object",
     "all_reduce",
     "all_reduce_n",
+    "all_to_all",
     "barrier",
     "broadcast",
     "broadcast_object",

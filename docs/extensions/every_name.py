@@ -10,7 +10,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 
 MODULES = ("keras_ddl", "keras_ddl.callbacks", "keras_ddl.errors", "keras_ddl.export", "keras_ddl.ops")
-MODULES += ("keras_ddl.schedules", "keras_ddl.timeline", "keras_ddl.topology")
+MODULES += ("keras_ddl.horovod", "keras_ddl.schedules", "keras_ddl.timeline", "keras_ddl.topology")
 
 
 def public_names(module: ModuleType) -> list[str]:

@@ -25,6 +25,7 @@ from keras_ddl.errors import ConfigError
 @click.option("--mpirun", help="The mpirun to use (KERAS_DDL_MPIRUN).", metavar="PATH")
 @click.option("--mpi-arg", "mpi_args", multiple=True, help="Argument(s) for mpirun; may be repeated.", metavar="ARG")
 @click.option("-x", "--env", "env", multiple=True, help="Variable for the program; may be repeated.", metavar="K=V")
+@click.option("--as-horovod", is_flag=True, help="Let `import horovod.tensorflow` find keras_ddl.horovod.")
 @click.option("--timeout", type=float, help="End the job after so many seconds (status 124).", metavar="SECONDS")
 @click.option("--output-dir", type=click.Path(file_okay=False), help="Keep each rank's output in a file here.")
 @click.option("--verbose", "-v", is_flag=True, help="Show the mpirun command and what mpirun says.")
@@ -39,6 +40,7 @@ def command(
     mpirun: str | None,
     mpi_args: tuple[str, ...],
     env: tuple[str, ...],
+    as_horovod: bool,
     timeout: float | None,
     output_dir: str | None,
     verbose: bool,
@@ -69,7 +71,7 @@ def command(
         hosts=hosts,
         mode=mode,
         mpirun=mpirun,
-        env=variables,
+        env=horovod_environment(variables) if as_horovod else variables,
         timeout=timeout,
         mpi_args=tuple(word for text in mpi_args for word in shlex.split(text)),
         output_dir=Path(output_dir) if output_dir else None,
@@ -163,6 +165,18 @@ def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:
         if not script.is_file():
             raise ConfigError(f"The script must exist. Received: {str(script)!r}, which is not a file in {Path.cwd()}.")
     return [name, *arguments]
+
+
+def horovod_environment(env: dict[str, str]) -> dict[str, str]:
+    """Returns `env` with a PYTHONPATH in which keras_ddl is found as horovod.
+
+    Raises: ConfigError: a Horovod is installed on this host; on others the ranks will say so.
+    """
+    from keras_ddl.horovod import installation
+    from keras_ddl.launch.rank_environment import python_path
+
+    installation.check_no_other()
+    return {**env, "PYTHONPATH": installation.python_path(env.get("PYTHONPATH", python_path()))}
 
 
 def parse_env(settings: tuple[str, ...]) -> dict[str, str]:

@@ -23,13 +23,16 @@ from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.ops import gradients, raw  # noqa: F401  (registers the gradients)
+from keras_ddl.ops.adaptive_sum import adasum
 from keras_ddl.ops.arguments import by_dtype, check_root, dense_tensor, from_wire_dtype, reduction_of, to_wire_dtype
 from keras_ddl.ops.errors import translate_errors
+from keras_ddl.ops.exchange import all_to_all
 
 __all__ = [
     "all_gather",
     "all_reduce",
     "all_reduce_n",
+    "all_to_all",
     "broadcast",
     "broadcast_n",
     "broadcast_variables",
@@ -47,15 +50,20 @@ def all_reduce(tensor: Any, *, op: str = "sum", name: str | None = None, comm: C
 
     Args:
         tensor: shape [...], equal on all ranks, as is the dtype; or tf.IndexedSlices, whose rows may differ in number.
-        op: "sum", "mean" (or "avg"), "min", "max", "product". The mean of integers is rounded toward zero.
+        op: "sum", "mean" (or "avg"), "min", "max", "product". The mean of integers is rounded toward zero. Or "adasum",
+            the adaptive sum of floats (Maleki et al., arXiv 2006.02924): the sum of what points different ways, the
+            mean of what is equal; ranks are combined in pairs, a tree that any number of ranks has.
         name: match key, equal on all ranks; see the module's text for the default.
         comm: the ranks that take part; None for all.
     Returns: shape [...]; for IndexedSlices the rows of all ranks ("mean": divided by size), op "sum" or "mean" only.
     Raises:
         ConfigError: an op or dtype that does not exist. NotInitializedError: before `keras_ddl.init()`.
         RankMismatchError: shapes, dtypes or ops differ. RankLostError, DeadlineError: a rank did not come.
-    Cost: 2 * (size-1)/size * nbytes sent per rank (Patarasuk & Yuan, 2009); less inside shared memory.
+    Cost: 2 * (size-1)/size * nbytes sent per rank (Patarasuk & Yuan, 2009); less inside shared memory. "adasum": that
+        of an all_gather, size * nbytes received, held and combined by every rank.
     """
+    if op == "adasum":
+        return adasum(tensor, name, communicator_of(comm))
     reduction = reduction_of(op)
     comm = communicator_of(comm)
     if isinstance(tensor, tf.IndexedSlices):
@@ -81,14 +89,14 @@ def all_reduce_n(
     Args:
         tensors: any number of tensors of any shapes; their number, shapes and dtypes are equal on all ranks. Tensors
             of one dtype go together.
-        op, name, comm: as in `all_reduce`.
+        op, name, comm: as in `all_reduce`; "adasum" is of each tensor by itself, not in one shot.
         mpi: use plain MPI_Allreduce instead: the baseline to compare results and times with.
         check: reduce both ways and raise CheckFailedError where |a - b| > check * max(1, |b|), with b the baseline.
     Returns: list of tensors, shaped as given.
     Raises: as `all_reduce`, and CheckFailedError.
     Cost: as one all_reduce of all the bytes; `check` adds the baseline and its copy of the data.
     """
-    reduction = reduction_of(op)
+    reduction = "adasum" if op == "adasum" and not mpi and check is None else reduction_of(op)
     if check is not None and not (isinstance(check, (int, float)) and check >= 0):
         raise ConfigError(
             f"check must be a tolerance of 0 or more, or None for no comparison. Received: check={check!r}."
@@ -102,6 +110,8 @@ def all_reduce_n(
     comm = communicator_of(comm)
     if comm.size == 1:
         return [tf.identity(tensor) for tensor in tensors]
+    if reduction == "adasum":
+        return [adasum(each, name and f"{name}/{place}", comm) for place, each in enumerate(tensors)]
     tolerance = raw.NO_CHECK if check is None else float(check)
     return by_dtype(
         tensors, name, lambda some, key: raw.all_reduce_n(some, reduction, key, comm, mpi=mpi, check=tolerance)

@@ -99,6 +99,32 @@ def check_a_step_that_fails_gives_its_other_collectives_up():
         np.testing.assert_array_equal(ops.all_reduce(tf.ones([2]), name="late"), np.full(2, SIZE))
 
 
+def check_splits_that_do_not_fit_the_rows_of_one_rank_raise_on_every_rank():
+    splits = [1] * SIZE
+
+    @tf.function
+    def in_graph(x, splits):
+        return ops.all_to_all(x, splits)
+
+    def translated(rows, splits):
+        with ops.translate_errors():
+            in_graph(tf.ones([rows, 2]), tf.constant(splits))
+
+    too_many = SIZE + 1 if LAST else SIZE
+    negative = [SIZE + 1, -1, *[0] * (SIZE - 2)] if LAST else splits
+    for function in (lambda rows, splits: ops.all_to_all(tf.ones([rows, 2]), splits), translated):
+        expect(errors.RankMismatchError, lambda function=function: function(too_many, splits), "splits", f"{SIZE + 1}")
+        expect(errors.RankMismatchError, lambda function=function: function(SIZE, negative), "splits", "-1")
+    expect(errors.RankMismatchError, lambda: ops.all_to_all(tf.ones([too_many])), "multiple")
+    expect(errors.RankMismatchError, lambda: ops.all_to_all(tf.ones([SIZE, 3 if LAST else 2]), splits), "eager")
+    for wrong in ([1] * (SIZE + 1), [1.0] * SIZE):
+        expect(errors.ConfigError, lambda wrong=wrong: ops.all_to_all(tf.ones([SIZE]), wrong), "splits must be")
+    expect(errors.ConfigError, lambda: ops.all_to_all(tf.ones([])), "scalar")
+    expect(errors.ConfigError, lambda: ops.all_reduce(tf.ones([2], tf.int32), op="adasum"), "float64")
+    expect(errors.ConfigError, lambda: ops.all_reduce_n([tf.ones([2])], op="adasum", check=0.1), "adasum")
+    expect(errors.ConfigError, lambda: ops.reduce_scatter(tf.ones([2]), op="adasum"), "adasum")
+
+
 def check_two_equal_buckets_swapped_on_one_rank_are_caught_at_every_call():
     @tf.function
     def buckets(a, b):

@@ -155,6 +155,32 @@ def check_all_gather_gradient_equals_one_process_with_uneven_rows():
     compare(ops.all_gather, lambda xs: [tf.stack(xs)] * SIZE, tensors([()] * SIZE), "scalars")
 
 
+def check_all_to_all_gradient_equals_one_process():
+    table = [[(s + 2 * r) % 3 + 1 for r in range(SIZE)] for s in range(SIZE)]
+
+    def single(xs):
+        parts = [tf.split(x, table[s]) for s, x in enumerate(xs)]
+        return [tf.concat([parts[s][r] for s in range(SIZE)], 0) for r in range(SIZE)]
+
+    compare(
+        lambda x: ops.all_to_all(x, table[RANK])[0], single, tensors([(sum(row), 2) for row in table]), "all_to_all"
+    )
+
+
+def check_adasum_gradient_equals_one_process():
+    def single(xs):
+        while len(xs) > 1:
+            pairs = []
+            for a, b in zip(xs[::2], xs[1::2]):
+                dot = tf.reduce_sum(a * b)
+                shares = [1 - dot / (2 * tf.reduce_sum(x * x)) for x in (a, b)]
+                pairs.append(shares[0] * a + shares[1] * b)
+            xs = pairs + xs[2 * len(pairs) :]
+        return [xs[0]] * SIZE
+
+    compare(lambda x: ops.all_reduce(x, op="adasum"), single, tensors([(4, 3)] * SIZE), "adasum")
+
+
 def check_gradients_of_several_losses_in_one_graph_do_not_meet():
     @tf.function
     def two_losses(x):

@@ -263,3 +263,53 @@ def check_broadcast_variables_takes_the_roots_values():
     variables[0].assign(tf.zeros([3, 0]))
     tf.function(lambda: ops.broadcast_variables(variables[1:2]))()
     np.testing.assert_array_equal(variables[1], tf.fill([3, 1], tf.cast(root + 1, tf.float16)))
+
+
+def check_all_to_all_equals_numpy():
+    graph = tf.function(ops.all_to_all, reduce_retracing=True)
+    # Row s of the table: how many rows rank s sends to each rank.
+    table = np.array([[(2 * s + 3 * r) % 4 for r in range(SIZE)] for s in range(SIZE)])
+    for dtype in (*DTYPES, "bool", "int16", "uint16", "uint32", "uint64"):
+        for rest in ((), (3, 2), (0,), (2, 1, 2, 1)):
+            for sent in (table, np.full([SIZE, SIZE], 2), np.zeros([SIZE, SIZE], int)):
+                parts = [np.abs(values(dtype, (sent[s].sum(), *rest), s)) for s in range(SIZE)]
+                parts = [part != 0 for part in parts] if dtype == "bool" else parts
+                begins = np.cumsum(sent, 1) - sent
+                expected = [parts[s][begins[s, RANK] :][: sent[s, RANK]] for s in range(SIZE)]
+                x = tf.cast(tf.constant(parts[RANK]), dtype)
+                for function in (ops.all_to_all, graph) if (dtype, rest) == ("float32", (3, 2)) else (ops.all_to_all,):
+                    result, received = function(x, tf.constant(sent[RANK], tf.int32))
+                    assert result.dtype == dtype
+                    np.testing.assert_array_equal(received, sent[:, RANK])
+                    np.testing.assert_array_equal(tf.cast(result, tf.float64), np.concatenate(expected))
+    mine = tf.constant([[rank, RANK] for rank in range(SIZE) for _ in range(3)])
+    expected = [[RANK, rank] for rank in range(SIZE) for _ in range(3)]
+    np.testing.assert_array_equal(ops.all_to_all(mine, name="equal"), expected)
+
+
+def adaptive_sum(parts):
+    """The definition on NumPy arrays, in float64."""
+    while len(parts) > 1:
+        pairs = []
+        for a, b in zip(parts[::2], parts[1::2]):
+            dot, aa, bb = np.sum(a * b), np.sum(a * a), np.sum(b * b)
+            pairs.append((1 - (dot / (2 * aa) if aa else 0)) * a + (1 - (dot / (2 * bb) if bb else 0)) * b)
+        parts = pairs + parts[2 * len(pairs) :]
+    return parts[0]
+
+
+def check_adasum_equals_its_definition():
+    graph = tf.function(ops.all_reduce)
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        for shape in ((), 0, 7, (3, 5), (2, 1, 3, 1, 2)):
+            expected = adaptive_sum([values(dtype, shape, rank) for rank in range(SIZE)])
+            for function in (ops.all_reduce, graph) if shape == (3, 5) else (ops.all_reduce,):
+                result = function(tensor(dtype, shape), op="adasum")
+                assert result.dtype == dtype
+                precision = {"float16": 1e-2, "bfloat16": 1e-1, "float32": 1e-5, "float64": 1e-12}[dtype]
+                np.testing.assert_allclose(tf.cast(result, tf.float64), expected, atol=precision)
+    # Equal on all ranks: their mean. Orthogonal: their sum. Zero: no NaN.
+    np.testing.assert_allclose(ops.all_reduce(tf.constant([1.0, -2.0]), op="adasum"), [1.0, -2.0])
+    one_hot, zeros = ops.all_reduce_n([tf.one_hot(RANK, SIZE), tf.zeros([3])], op="adasum", name="several")
+    np.testing.assert_array_equal(one_hot, np.ones(SIZE))
+    np.testing.assert_array_equal(zeros, np.zeros(3))

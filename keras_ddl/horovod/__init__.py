@@ -1,0 +1,69 @@
+"""What a script of Horovod calls, as keras_ddl does it: `import keras_ddl.horovod as hvd`.
+
+Stands for `horovod.tensorflow`. `install()`, or `keras-ddl run --as-horovod`, lets unchanged imports of that find it.
+It works without a Strategy, as Horovod does. Names are translated here and nothing is decided: keras_ddl's own
+functions stand behind all of them. Where it differs from Horovod, docs/from-horovod.md says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# Public name -> the module of this folder that has it; imported when first used. New names are added here.
+_HOME_OF = {
+    **dict.fromkeys(
+        (
+            *("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size"),
+            *("cross_rank", "cross_size", "is_homogeneous", "mpi_threads_supported", "start_timeline", "stop_timeline"),
+            *("mpi_built", "mpi_enabled", "gloo_built", "gloo_enabled", "nccl_built", "cuda_built", "rocm_built"),
+            *("ddl_built", "ccl_built", "Average", "Sum", "Min", "Max", "Product", "Adasum"),
+        ),
+        "basics",
+    ),
+    **dict.fromkeys(("rank_op", "size_op", "local_rank_op", "local_size_op", "process_set_included_op"), "rank_ops"),
+    **dict.fromkeys(
+        (
+            *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "broadcast_"),
+            *("broadcast_variables", "reducescatter", "grouped_reducescatter", "alltoall"),
+        ),
+        "collectives",
+    ),
+    **dict.fromkeys(("broadcast_object", "broadcast_object_fn", "allgather_object"), "objects"),
+    "Compression": "compression",
+    **dict.fromkeys(("ProcessSet", "add_process_set", "remove_process_set", "global_process_set"), "process_sets"),
+    "install": "installation",
+    "run": "running",
+}
+# Modules of this folder that are also found as attributes: hvd.compression.
+_MODULES = ("compression",)
+
+# Names of Horovod that are not here -> what to use instead.
+_ABSENT = {
+    "join": "Ranks with fewer batches than others are not waited for by the others' collectives in keras_ddl. Give all "
+    "ranks equally many batches (keras_ddl.data.from_files does), or train under keras_ddl.Strategy, which goes on "
+    "with batches of no rows.",
+    "broadcast_global_variables": "It is for graphs of TensorFlow 1. Use broadcast_variables(variables, root_rank=0).",
+    "BroadcastGlobalVariablesHook": "It is for sessions of TensorFlow 1. Use broadcast_variables(variables, 0).",
+    "mlsl_built": "Horovod renamed it. Use ccl_built.",
+}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _ABSENT:
+        raise AttributeError(f"keras_ddl.horovod has no {name}. {_ABSENT[name]}")
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}. What there is: docs/from-horovod.md and dir({__name__})."
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

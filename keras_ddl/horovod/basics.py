@@ -1,0 +1,187 @@
+"""Start, end, who and how many, what this was built with: Horovod's names for what keras_ddl.communicator knows."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from keras_ddl import communicator, timeline
+from keras_ddl.communicator import is_initialized, local_rank, local_size, mpi, native_library, rank, size
+from keras_ddl.errors import ConfigError, DependencyError
+from keras_ddl.horovod import process_sets as sets
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "ReduceOp",
+    "Sum",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+
+class ReduceOp(enum.StrEnum):
+    """How values of several ranks become one, in the words of `keras_ddl.all_reduce`."""
+
+    Average = "mean"
+    Sum = "sum"
+    Adasum = "adasum"
+    Min = "min"
+    Max = "max"
+    Product = "product"
+
+
+Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
+Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
+
+
+def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
+    """Joins this process with the other ranks: `keras_ddl.init`. COLLECTIVE.
+
+    Args:
+        comm: all ranks, as a list of their numbers; None.
+        process_sets: ProcessSets to register, the same on all ranks, in the same order. "dynamic" means none yet;
+            `add_process_set` works in any case.
+
+    Raises:
+        ConfigError: `comm` is something else. Otherwise as `keras_ddl.init` and `add_process_set`.
+    """
+    communicator.init()
+    everybody = list(range(size()))
+    if comm is not None and not (isinstance(comm, Sequence) and sorted(comm) in ([], everybody)):
+        raise ConfigError(
+            f"init: all ranks of the job ({size()}) take part. Received: comm={comm!r}. Start fewer ranks, or use "
+            "process_sets."
+        )
+    if process_sets is None or process_sets == "dynamic":
+        return
+    if isinstance(process_sets, str):
+        raise ConfigError(f"init: process_sets must be a list or 'dynamic'. Received: {process_sets!r}.")
+    for process_set in process_sets:
+        sets.add_process_set(process_set)
+
+
+def shutdown() -> None:
+    """Leaves the other ranks and forgets all process sets: `keras_ddl.shutdown`. Not collective."""
+    sets.forget_all()
+    communicator.shutdown()
+
+
+def cross_rank() -> int:
+    """Returns the position of this host among the hosts that have a rank of this rank's local_rank."""
+    place = communicator.topology()
+    return _hosts_beside().index(place.hosts[place.rank])
+
+
+def cross_size() -> int:
+    """Returns the number of hosts that have a rank of this rank's local_rank."""
+    return len(_hosts_beside())
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have equally many ranks."""
+    hosts = communicator.topology().hosts
+    return len({hosts.count(host) for host in hosts}) == 1
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI runs and lets several threads call it. Raises: NotInitializedError: before `init`."""
+    communicator.topology()
+    if not mpi.running():
+        return False
+    from mpi4py import MPI
+
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """Whether keras_ddl's library for MPI is installed."""
+    try:
+        return native_library.library_path("libkeras_ddl_mpi.so").exists()
+    except DependencyError:
+        return False
+
+
+def mpi_enabled() -> bool:
+    """Whether the ranks of this job are joined by MPI; False for a rank that runs alone."""
+    return mpi.running()
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """False: keras_ddl has no Gloo. Neither it nor the libraries below are needed."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """False, as `gloo_built`."""
+    return False
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """0: tensors of a GPU pass through the host's memory."""
+    return 0
+
+
+def cuda_built(verbose: bool = False) -> bool:
+    """False: keras_ddl's own libraries use no CUDA. What TensorFlow computes with does not matter here."""
+    return False
+
+
+def rocm_built(verbose: bool = False) -> bool:
+    """False, as `cuda_built`."""
+    return False
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """False: it asks for IBM's library."""
+    return False
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """False: keras_ddl has no oneCCL."""
+    return False
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Begins a timeline, of every rank that calls it its own file: `keras_ddl.timeline.start`.
+
+    Raises: ConfigError: `mark_cycles`, or as `keras_ddl.timeline.start`.
+    """
+    if mark_cycles:
+        raise ConfigError("start_timeline: there are no cycles to mark. Received: mark_cycles=True. Leave it out.")
+    timeline.start(file_path)
+
+
+def stop_timeline() -> None:
+    """Ends this rank's timeline; `keras_ddl.timeline.merge` puts those of the ranks together."""
+    timeline.stop()
+
+
+def _hosts_beside() -> list[int]:
+    place = communicator.topology()
+    return [host for host in dict.fromkeys(place.hosts) if place.hosts.count(host) > place.local_rank]

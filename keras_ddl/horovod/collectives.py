@@ -1,0 +1,268 @@
+"""Horovod's collectives on tensors, by those of keras_ddl.ops.
+
+All are COLLECTIVE over the ranks of `process_set`, eager and in tf.function, and differentiable: gradients are those of
+the sum of all ranks' losses. Ranks match them by `name`; without one, in the order of the calls (in a tf.function by
+the place in its graph). Where ranks disagree about shape, dtype, op or root, all get
+tf.errors.FailedPreconditionError, and the next collective works.
+
+`device_dense`, `device_sparse` and `ignore_name_scope` are taken and not used: TensorFlow places the ops, and names are
+those given. `root_rank` counts among all ranks, also in a process set.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from keras_ddl import ops
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.horovod.basics import Average, ReduceOp, Sum
+from keras_ddl.horovod.compression import Compression
+from keras_ddl.horovod.failures import as_tensorflow_errors
+from keras_ddl.horovod.process_sets import ProcessSet, communicator_of, global_process_set, root_in
+
+
+@as_tensorflow_errors
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    *,
+    sparse_as_dense: bool = False,
+) -> Any:
+    """Reduces `tensor` over the ranks; see `keras_ddl.all_reduce`.
+
+    Args:
+        tensor: shape [...] and dtype equal on all ranks; or tf.IndexedSlices, by Average and Sum.
+        average: the old way to say Average (True) or Sum (False).
+        compression: how float32 and float64 travel; not those of IndexedSlices, which are gathered.
+        op: Average (default), Sum, Min, Max, Product, Adasum. Averages of integers are rounded toward zero.
+        prescale_factor, postscale_factor: what values are multiplied by before and after. Of integers in float64, and
+            rounded toward zero.
+        sparse_as_dense: IndexedSlices are made dense first.
+    Returns: shape [...]; for IndexedSlices the rows of all ranks.
+    Raises: ConfigError: an op that there is not, or not for IndexedSlices.
+    """
+    args = (compression, _op(op, average), prescale_factor, postscale_factor, process_set)
+    if sparse_as_dense and isinstance(tensor, tf.IndexedSlices):
+        tensor = tf.convert_to_tensor(tensor)
+    if isinstance(tensor, tf.IndexedSlices):
+        return _all_reduce_slices(tensor, *args[1:], name)
+    return _all_reduce([tensor], *args, name)[0]
+
+
+@as_tensorflow_errors
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+    *,
+    sparse_as_dense: bool = False,
+) -> list[Any]:
+    """Reduces several tensors in one shot; otherwise as `allreduce`. See `keras_ddl.all_reduce_n`."""
+    args = (compression, _op(op, average), prescale_factor, postscale_factor, process_set)
+    slices = [isinstance(each, tf.IndexedSlices) and not sparse_as_dense for each in tensors]
+    dense = iter(_all_reduce([each for each, sparse in zip(tensors, slices) if not sparse], *args, name))
+    return [
+        _all_reduce_slices(each, *args[1:], name and f"{name}/{place}") if sparse else next(dense)
+        for place, (each, sparse) in enumerate(zip(tensors, slices))
+    ]
+
+
+@as_tensorflow_errors
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Concatenates the rows of all ranks, which may differ in number; see `keras_ddl.all_gather`."""
+    return ops.all_gather(tensor, name=name, comm=communicator_of(process_set))
+
+
+@as_tensorflow_errors
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """As `allgather`, for each of several tensors."""
+    comm = communicator_of(process_set)
+    return [ops.all_gather(each, name=key, comm=comm) for each, key in zip(tensors, _names(name, tensors))]
+
+
+@as_tensorflow_errors
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Returns rank `root_rank`'s `tensor`; shape and dtype are equal on all ranks. See `keras_ddl.broadcast`."""
+    comm = communicator_of(process_set)
+    return ops.broadcast(tensor, root_in(process_set, root_rank), name=name, comm=comm)
+
+
+@as_tensorflow_errors
+def broadcast_(
+    variables: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[tf.Tensor]:
+    """Assigns rank `root_rank`'s values to `variables` (one, or a list), and returns what they hold then.
+
+    `name` is taken and not used: calls are matched by their order, and a list that differs is an error on every rank.
+    """
+    variables = list(variables) if isinstance(variables, (list, tuple)) else [variables]
+    comm = communicator_of(process_set)
+    ops.broadcast_variables(variables, root_in(process_set, root_rank), comm=comm)
+    return [tf.convert_to_tensor(variable) for variable in variables]
+
+
+@as_tensorflow_errors
+def broadcast_variables(
+    variables: Sequence[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> None:
+    """Assigns rank `root_rank`'s values to `variables`; see `keras_ddl.broadcast_variables`. Always in place."""
+    ops.broadcast_variables(list(variables), root_in(process_set, root_rank), comm=communicator_of(process_set))
+
+
+@as_tensorflow_errors
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: str = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """Reduces `tensor` and leaves each rank its rows; see `keras_ddl.reduce_scatter`.
+
+    Where the rows cannot be divided by the number of ranks, the first ranks have one more.
+
+    Raises: ConfigError: a scalar, or Adasum.
+    """
+    reduction, comm = _op(op, None), communicator_of(process_set)
+    wire, context = compression.compress(_scaled(tensor, prescale_factor))
+    result = ops.reduce_scatter(wire, op=reduction.value, name=name, comm=comm)
+    return _scaled(compression.decompress(result, context), postscale_factor)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: str = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """As `reducescatter`, for each of several tensors."""
+    rest = (process_set, False, prescale_factor, postscale_factor)
+    return [
+        reducescatter(each, device_dense, compression, op, key, *rest)
+        for each, key in zip(tensors, _names(name, tensors))
+    ]
+
+
+@as_tensorflow_errors
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends each rank some of the rows; see `keras_ddl.all_to_all`.
+
+    Returns: the rows received; with `splits` also how many came from each rank, int32 [size].
+    """
+    result = ops.all_to_all(tensor, splits, name=name, comm=communicator_of(process_set))
+    return result if splits is None else (result[0], tf.cast(result[1], tf.int32))
+
+
+def _op(op: Any, average: bool | None) -> ReduceOp:
+    if average is not None:
+        if op is not None:
+            raise ConfigError("average is the old form of op, so only one may be given. Received: both. Use op.")
+        warnings.warn("average= is deprecated: use op=hvd.Average or op=hvd.Sum.", DeprecationWarning, stacklevel=4)
+        return Average if average else Sum
+    try:
+        return Average if op is None else ReduceOp(op)
+    except ValueError:
+        raise ConfigError(f"op must be one of {', '.join(each.name for each in ReduceOp)}. Received: {op!r}.") from None
+
+
+def _all_reduce(
+    tensors: Sequence[Any],
+    compression: Any,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    name: str | None,
+) -> list[tf.Tensor]:
+    comm = communicator_of(process_set)
+    pairs = [compression.compress(_scaled(tensor, prescale)) for tensor in tensors]
+    wires = [wire for wire, _ in pairs]
+    if len(wires) == 1:
+        reduced = [ops.all_reduce(wires[0], op=op.value, name=name, comm=comm)]
+    else:
+        reduced = ops.all_reduce_n(wires, op=op.value, name=name, comm=comm)
+    results = [compression.decompress(wire, context) for wire, (_, context) in zip(reduced, pairs)]
+    return [_scaled(result, postscale) for result in results]
+
+
+def _all_reduce_slices(
+    slices: tf.IndexedSlices,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    name: str | None,
+) -> tf.IndexedSlices:
+    if op not in (Average, Sum):
+        raise ConfigError(
+            f"IndexedSlices are reduced by Average and Sum. Received: op={op.name}. Use sparse_as_dense=True."
+        )
+    slices = tf.IndexedSlices(_scaled(slices.values, prescale), slices.indices, slices.dense_shape)
+    total = ops.all_reduce(slices, op=op.value, name=name, comm=communicator_of(process_set))
+    return tf.IndexedSlices(_scaled(total.values, postscale), total.indices, total.dense_shape)
+
+
+def _scaled(tensor: Any, factor: Any) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(tensor)
+    if isinstance(factor, (int, float)) and factor == 1:
+        return tensor
+    # 16-bit floats cannot hold most factors, integers none between two of them.
+    inside = tf.float64 if tensor.dtype.is_integer else tf.float32 if tensor.dtype.size == 2 else tensor.dtype
+    return tf.cast(tf.cast(tensor, inside) * tf.cast(factor, inside), tensor.dtype)
+
+
+def _names(name: str | None, tensors: Sequence[Any]) -> list[str | None]:
+    return [name and f"{name}/{place}" for place in range(len(tensors))]

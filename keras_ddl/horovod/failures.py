@@ -1,0 +1,29 @@
+"""keras_ddl's errors where Horovod's scripts expect TensorFlow's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import RankMismatchError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def as_tensorflow_errors(function: _Function) -> _Function:
+    """Returns `function`, with RankMismatchError raised as tf.errors.FailedPreconditionError of the same text.
+
+    So it is in a tf.function anyway, where an op can fail with an error of TensorFlow only.
+    """
+
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except RankMismatchError as error:
+            raise tf.errors.FailedPreconditionError(None, None, str(error)) from error
+
+    return call  # type: ignore[return-value]

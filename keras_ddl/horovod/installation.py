@@ -1,0 +1,98 @@
+"""`import horovod.tensorflow` finds keras_ddl.horovod: in this process, or in every process of a job."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from keras_ddl.errors import ConfigError
+
+# A folder with a package `horovod` in it that calls `install`: what PYTHONPATH names where a script stays as it is.
+FOLDER = Path(__file__).with_name("shim")
+
+# Horovod's modules -> ours, where the names of both are the same.
+_MODULES = {
+    "horovod.tensorflow": "keras_ddl.horovod",
+    "horovod.tensorflow.compression": "keras_ddl.horovod.compression",
+    "horovod.tensorflow.keras": "keras_ddl.horovod.keras",
+    "horovod.tensorflow.keras.callbacks": "keras_ddl.horovod.callbacks",
+    "horovod.keras": "keras_ddl.horovod.keras",
+    "horovod.keras.callbacks": "keras_ddl.horovod.callbacks",
+}
+
+
+def install() -> None:
+    """Makes `import horovod.tensorflow` and what else keras_ddl stands for find keras_ddl's, from now on.
+
+    Only in this process; `keras-ddl run --as-horovod` does it for all ranks of a job. Again, it changes nothing.
+
+    Raises: ConfigError: a Horovod is installed, or has been imported.
+    """
+    check_no_other()
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+    if str(FOLDER) not in sys.path:  # processes that are given this path find it there: keras_ddl.run, multiprocessing
+        sys.path.append(str(FOLDER))
+    importlib.import_module("horovod")
+
+
+def check_no_other() -> None:
+    """Raises: ConfigError: a Horovod is installed here, or has been imported."""
+    found = sys.modules.get("horovod")
+    where = getattr(found, "__file__", None)
+    if found is None:
+        elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER.resolve()]
+        spec = importlib.machinery.PathFinder.find_spec("horovod", elsewhere)
+        where = spec.origin if spec is not None else None  # None: a folder that merely has the name
+    if where is not None and not Path(where).resolve().is_relative_to(FOLDER.resolve()):
+        raise ConfigError(
+            f"keras_ddl.horovod can stand for Horovod only where there is no other. Received: {where}. Uninstall it "
+            "(`pip uninstall horovod`), or change the script's import to `import keras_ddl.horovod as hvd`."
+        )
+
+
+def python_path(rest: str) -> str:
+    """Returns the PYTHONPATH `rest` with what makes processes `install` when they import horovod."""
+    return ":".join([str(FOLDER), *([rest] if rest else [])])
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules below horovod."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if not name.startswith("horovod."):
+            return None
+        home = _MODULES.get(name)
+        if home is None or importlib.util.find_spec(home) is None:
+            raise ModuleNotFoundError(
+                f"keras_ddl stands for {', '.join(_there())}. Received: an import of {name}. What to use instead: "
+                "docs/from-horovod.md.",
+                name=name,
+            )
+        return importlib.machinery.ModuleSpec(name, _Loader(home))
+
+
+class _Loader(importlib.abc.Loader):
+    """Gives an import the module that there is already, so that there is one of each."""
+
+    def __init__(self, home: str) -> None:
+        self._home = home
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        real = importlib.import_module(self._home)
+        sys.modules[name] = real
+        if not hasattr(real, "__path__"):  # what is below a module that is no package is asked of sys.modules only
+            for below in _there():
+                if below.startswith(f"{name}."):
+                    sys.modules[below] = importlib.import_module(_MODULES[below])
+
+
+def _there() -> list[str]:
+    return [name for name, home in _MODULES.items() if importlib.util.find_spec(home) is not None]

@@ -1,0 +1,167 @@
+"""Process sets: some of the ranks, by their numbers. A communicator of `keras_ddl.split` stands behind each."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from keras_ddl import communicator
+from keras_ddl.communicator.comparison import first_difference
+from keras_ddl.communicator.group import Communicator
+from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.horovod.failures import as_tensorflow_errors
+
+
+class ProcessSet:
+    """Some of the ranks. Give it to `init` or `add_process_set`, then to collectives as `process_set=`.
+
+    Attributes:
+        ranks: numbers among all ranks, ascending; None once it was removed.
+        process_set_id: 0 for all ranks, None while it is not registered.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        """Raises: ConfigError: `ranks` are not numbers of ranks, each once."""
+        try:
+            found = sorted(operator.index(rank) for rank in ranks)
+        except TypeError:
+            raise ConfigError(
+                f"ProcessSet takes the numbers of its ranks. Received: {ranks!r}. For a communicator of MPI, list the "
+                "ranks that it has."
+            ) from None
+        if len(set(found)) != len(found) or any(rank < 0 for rank in found):
+            raise ConfigError(f"ProcessSet: each rank is 0 or more and named once. Received: {found}.")
+        self._ranks: list[int] | None = found
+        self.process_set_id: int | None = None
+        self._comm: Communicator | None = None
+
+    @property
+    def ranks(self) -> list[int] | None:
+        if self.process_set_id == 0:
+            return list(range(communicator.size())) if communicator.is_initialized() else []
+        return self._ranks
+
+    @property
+    def comm(self) -> Communicator:
+        """What its collectives run on. Raises: ConfigError: not registered, or without this rank."""
+        return communicator_of(self)
+
+    def included(self) -> bool:
+        """Whether this rank is one of the set. Raises: ConfigError: the set is not registered."""
+        return communicator.rank() in self._registered()
+
+    def size(self) -> int:
+        """Returns the number of its ranks. Raises: ConfigError: the set is not registered."""
+        return len(self._registered())
+
+    def rank(self) -> int:
+        """Returns this rank's position in the set. Raises: ConfigError: it is not in it, or as `size`."""
+        return communicator_of(self).rank
+
+    def _registered(self) -> list[int]:
+        if self.process_set_id is None or self.ranks is None:
+            raise ConfigError(
+                f"A process set must be registered. Received: {self!r}. Call add_process_set(...) on every rank, or "
+                "name it in init(process_sets=[...])."
+            )
+        return self.ranks
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+global_process_set = ProcessSet([])
+global_process_set.process_set_id = 0
+
+_registered: dict[int, ProcessSet] = {0: global_process_set}
+_numbers = [0]  # the last id that was given
+
+
+@as_tensorflow_errors
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Registers a process set, made of ranks if need be, and returns it. COLLECTIVE over all ranks, members or not.
+
+    Raises:
+        ConfigError: a rank that there is not, no rank, or the ranks of a set that is registered already.
+        tf.errors.FailedPreconditionError: ranks gave different sets; on every rank.
+    """
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    ranks, world = process_set._ranks or [], communicator.communicator_of(None)
+    difference = first_difference(world, [str(ranks)], "add_process_set")
+    if difference is not None:
+        raise RankMismatchError(
+            f"add_process_set: all ranks must add the same set. Received: {difference.of_rank_0} on rank 0 and "
+            f"{difference.of_rank} on rank {difference.rank}."
+        )
+    if not ranks or ranks[-1] >= world.size:
+        raise ConfigError(f"add_process_set: the ranks must be of 0 to {world.size - 1}. Received: {ranks}.")
+    same = [other for other in _registered.values() if other.ranks == ranks]
+    if same:
+        raise ConfigError(f"add_process_set: a set is registered once. Received: {ranks}, which is {same[0]!r}.")
+    _numbers[0] += 1
+    number = _numbers[0]
+    process_set._comm = world.split(0 if world.rank in ranks else None, name=f"process_set_{number}")
+    process_set.process_set_id = number
+    _registered[number] = process_set
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Ends a process set. COLLECTIVE over all ranks. Returns whether it was one that can be: not that of all ranks."""
+    number = process_set.process_set_id
+    if number == 0 or number not in _registered:
+        return False
+    communicator.barrier(f"remove_process_set_{number}")  # its members have done what they used it for
+    del _registered[number]
+    if process_set._comm is not None:
+        process_set._comm.close()
+    _invalidate(process_set)
+    return True
+
+
+def process_set_by_id(process_set_id: int) -> ProcessSet:
+    """Returns a registered set. Raises: ConfigError: there is none of this number."""
+    if process_set_id not in _registered:
+        raise ConfigError(f"There is no process set {process_set_id!r}. Registered: {sorted(_registered)}.")
+    return _registered[process_set_id]
+
+
+def communicator_of(process_set: Any) -> Communicator:
+    """Returns what collectives of this set run on. Raises: ConfigError: not registered, or without this rank."""
+    if not isinstance(process_set, ProcessSet):
+        raise ConfigError(f"process_set must be a ProcessSet. Received: {process_set!r}. Leave it out for all ranks.")
+    ranks = process_set._registered()
+    if process_set.process_set_id == 0:
+        return communicator.communicator_of(None)
+    if process_set._comm is None:
+        raise ConfigError(
+            f"Collectives of a process set are for its ranks, {ranks}. Received: a call on rank {communicator.rank()}. "
+            "Put `if process_set.included():` around it."
+        )
+    return process_set._comm
+
+
+def root_in(process_set: ProcessSet, root_rank: int) -> int:
+    """Returns the position in the set of `root_rank`, a number among all ranks.
+
+    Raises: ConfigError: it is not in the set.
+    """
+    ranks = communicator_of(process_set).world_ranks
+    if isinstance(root_rank, bool) or not isinstance(root_rank, int) or root_rank not in ranks:
+        raise ConfigError(
+            f"root_rank must be one of the ranks {list(ranks)}. Received: {root_rank!r} on rank {communicator.rank()}."
+        )
+    return ranks.index(root_rank)
+
+
+def forget_all() -> None:
+    """Before `shutdown`, which closes their communicators."""
+    for number in [number for number in _registered if number != 0]:
+        _invalidate(_registered.pop(number))
+    _numbers[0] = 0
+
+
+def _invalidate(process_set: ProcessSet) -> None:
+    process_set.process_set_id = process_set._comm = process_set._ranks = None

@@ -1,0 +1,65 @@
+"""horovod.run: a function on several ranks, by `keras_ddl.run`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keras_ddl import launch
+from keras_ddl.errors import ConfigError
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    *,
+    np: int | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    verbose: Any = None,
+    use_mpi: bool | None = None,
+    start_timeout: float | None = None,
+    disable_cache: bool | None = None,
+    executable: str | None = None,
+    **others: Any,
+) -> list[Any]:
+    """Calls `func(*args, **kwargs)` on `num_proc` ranks and returns their results by rank; see `keras_ddl.run`.
+
+    Where this process has called `install`, imports of horovod find keras_ddl on the ranks, too.
+
+    Args:
+        np: the old name of num_proc.
+        hosts: "h0:2,h1:2".
+        hostfile: a file with lines `h0 slots=2` instead.
+        use_mpi, start_timeout, disable_cache: taken and not used; ranks are always started by MPI.
+    Raises: ConfigError: an argument that keras_ddl has nothing for, such as use_gloo, min_num_proc or ssh_port.
+        Otherwise as `keras_ddl.run`.
+    """
+    unknown = [name for name, value in others.items() if value not in (None, False)]
+    if executable not in (None, sys.executable):
+        unknown.append("executable")
+    if unknown:
+        raise ConfigError(
+            "run takes func, args, kwargs, num_proc, hosts or hostfile, and verbose. Received: "
+            f"{', '.join(f'{name}=' for name in unknown)}. Leave it out; for what keras_ddl has instead see "
+            "docs/launch.md."
+        )
+    if hosts is not None and hostfile is not None:
+        raise ConfigError("run: hosts and hostfile say the same, so only one may be given. Received: both.")
+    if hostfile is not None:
+        hosts = _hosts_of(Path(hostfile))
+    return launch.run(func, np or num_proc, args, kwargs, hosts=hosts, verbose=bool(verbose))
+
+
+def _hosts_of(file: Path) -> str:
+    hosts = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        words = line.partition("#")[0].split()
+        if words:
+            slots = [word.partition("=")[2] for word in words[1:] if word.startswith("slots=")]
+            hosts.append(f"{words[0]}:{slots[0] if slots else 1}")
+    return ",".join(hosts)

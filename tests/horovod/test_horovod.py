@@ -1,0 +1,13 @@
+"""keras_ddl.horovod on real ranks: what its collectives and process sets give, against NumPy."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.rank_tests import rank_tests
+
+HERE = Path(__file__).parent
+CHECKS = [HERE / "op_checks.py", HERE / "set_checks.py"]
+
+test_horovod_of_two = rank_tests(CHECKS, [2], check_timeout=120)
+test_horovod_of_one_and_three = pytest.mark.long(rank_tests(CHECKS, [1, 3], check_timeout=120))

@@ -1,0 +1,135 @@
+"""Unchanged imports of horovod find keras_ddl: after install(), and under `keras-ddl run --as-horovod`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from keras_ddl.horovod import running
+from launch.launching import run
+
+SCRIPT = """
+import horovod
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+hvd.init()
+total = hvd.allreduce(tf.constant([1.0, 2.0]) * (hvd.rank() + 1), op=hvd.Sum)
+if hvd.rank() == 0:
+    print("total", total.numpy().tolist(), horovod.__version__)
+"""
+
+
+def python(code: str, folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def other_horovod(folder: Path) -> None:
+    (folder / "horovod").mkdir()
+    (folder / "horovod" / "__init__.py").write_text("__version__ = '0.28.1'\n")
+
+
+def test_install_leads_imports_to_keras_ddl(tmp_path: Path) -> None:
+    code = """
+import sys
+import keras_ddl.horovod
+for _ in range(2):
+    keras_ddl.horovod.install()
+import horovod
+import horovod.tensorflow as hvd
+from horovod.tensorflow import rank
+assert hvd is keras_ddl.horovod is horovod.tensorflow
+assert hvd.__spec__.name == hvd.__name__ == "keras_ddl.horovod"
+for name in ("horovod.torch", "horovod.spark.common"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError as error:
+        assert "horovod.tensorflow" in str(error) and "docs/from-horovod.md" in str(error), error
+    else:
+        raise AssertionError(name)
+from horovod.tensorflow.compression import Compression
+assert Compression is hvd.Compression
+print("done")
+"""
+    assert python(code, tmp_path) == "done\n"
+
+
+def test_install_leaves_heavy_imports_to_their_first_use(tmp_path: Path) -> None:
+    code = "import sys, keras_ddl.horovod as hvd; hvd.install(); import horovod.tensorflow; dir(hvd)"
+    code += "; heavy = {'tensorflow', 'keras', 'mpi4py'} & set(sys.modules); assert not heavy, heavy"
+    python(code, tmp_path)
+
+
+def test_install_refuses_beside_another_horovod(tmp_path: Path) -> None:
+    other_horovod(tmp_path)
+    code = """
+import sys
+from keras_ddl.errors import ConfigError
+from keras_ddl.horovod.installation import FOLDER, install
+for before in ("", "import horovod", f"sys.path.insert(0, {str(FOLDER)!r})"):
+    exec(before)
+    try:
+        install()
+    except ConfigError as error:
+        assert "horovod/__init__.py" in str(error) and "pip uninstall" in str(error), error
+    else:
+        raise AssertionError(before)
+    sys.modules.pop("horovod", None)
+print("refused")
+"""
+    assert python(code, tmp_path) == "refused\n"
+
+
+@pytest.mark.parallel
+def test_run_as_horovod_takes_a_script_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "horovod").mkdir()  # a folder of that name beside the script is no Horovod
+    ended = run(["run", "-np", "2", "--as-horovod", "python", "train.py"], tmp_path)
+    assert ended.status == 0, ended
+    assert "total [3.0, 6.0] 0.28.1+keras.ddl" in ended.out, ended
+
+
+def test_hostfile_is_read_as_horovod_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("h0 slots=2\n\n# a remark\nh1 slots=4 # more\nh2\n")
+    assert running._hosts_of(tmp_path / "hosts") == "h0:2,h1:4,h2:1"
+
+
+@pytest.mark.parallel
+def test_horovod_run_calls_a_function_whose_imports_find_keras_ddl(tmp_path: Path) -> None:
+    code = """
+import keras_ddl.horovod
+keras_ddl.horovod.install()
+import horovod
+import keras_ddl
+
+def work(a, b=0):
+    import horovod.tensorflow as hvd
+    import keras_ddl
+    keras_ddl.init()
+    return hvd.__name__, keras_ddl.rank(), a + b
+
+results = horovod.run(work, (3,), {"b": 4}, num_proc=2, use_mpi=True)
+assert results == [("keras_ddl.horovod", 0, 7), ("keras_ddl.horovod", 1, 7)], results
+for wrong in ({"use_gloo": True}, {"min_np": 1}, {"hosts": "a:1", "hostfile": "x"}):
+    try:
+        keras_ddl.horovod.run(work, (3,), **wrong)
+    except ValueError as error:
+        assert next(iter(wrong)) in str(error)
+    else:
+        raise AssertionError(wrong)
+print("done")
+"""
+    assert python(code, tmp_path).endswith("done\n")
+
+
+def test_run_as_horovod_refuses_beside_another_horovod(tmp_path: Path) -> None:
+    other_horovod(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    ended = run(["run", "-np", "2", "--as-horovod", "python", "train.py"], tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert ended.status == 2, ended
+    assert "no other" in ended.err, ended
