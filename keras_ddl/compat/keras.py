@@ -74,9 +74,11 @@ __all__ = [
     "optimizers_in",
     "optimizers_of",
     "optimizers_with_rates",
+    "own_reduction",
     "plain_name",
     "pythonify_logs",
     "replica_strategy",
+    "rows_counted",
     "saving_lib",
     "scope_strategy",
     "strategies",
@@ -125,6 +127,11 @@ def replica_strategy() -> Any:
 def unwrapped(optimizer: Any) -> Any:
     """Returns the optimizer inside a LossScaleOptimizer; any other as it is."""
     return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def own_reduction(optimizer: Any) -> Any:
+    """Returns what an optimizer reduces its gradients with where there is no Strategy (`all_agree(bool)`), or None."""
+    return getattr(optimizer, "__dict__", {}).get("_ddl_reduction")
 
 
 def optimizers_in(optimizer: Any) -> list[Any]:
@@ -194,6 +201,12 @@ def is_accumulating(model: Any) -> bool:
             if steps and int(keras.ops.convert_to_numpy(each._iterations)) % steps:
                 return True
     return False
+
+
+def rows_counted(model: Any) -> float:
+    """Returns the rows that a model has seen since its metrics were reset; 0 when its steps do not count them."""
+    count = getattr(getattr(model, "_loss_tracker", None), "count", None)
+    return 0.0 if count is None else float(keras.ops.convert_to_numpy(count))
 
 
 def metrics_in(model: Any) -> list[Any]:

@@ -89,10 +89,16 @@ def loss_scale_apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_finite(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What each rank accumulates by itself may overflow on one of them: then all skip the step."""
+    """What each rank accumulates by itself may overflow on one of them: then all skip the step.
+
+    So may what an optimizer without a Strategy is going to reduce.
+    """
 
     def wrapper(self, grads):
         finite = original(self, grads)
+        reduction = keras_compat.own_reduction(self.inner_optimizer)
+        if reduction is not None:
+            return reduction.all_agree(finite)
         if keras_compat.replica_strategy() is None or not accumulates(self.inner_optimizer):
             return finite
         name = f"{keras_compat.plain_name(self.name)}/finite"

@@ -35,10 +35,17 @@ def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
             theirs = keras_compat.strategy_of(part)
             if strategy is None and theirs is not None:
                 raise ConfigError(outside_message("A model", self.name, theirs.rank))
+            if strategy is not None and keras_compat.own_reduction(part) is not None:
+                raise ConfigError(
+                    "Gradients are reduced once. Received: a model made under a keras_ddl.Strategy and optimizer "
+                    f"{part.name!r}, which reduces gradients itself (rank {strategy.rank}). Use the plain optimizer, "
+                    "made under the scope, or leave out the Strategy."
+                )
             if strategy is not None and theirs is not strategy:
                 raise ConfigError(outside_message("An optimizer", part.name, strategy.rank))
         if strategy is None:
-            return original(self, optimizer, *args, **kwargs)
+            bound = _without_jit(original, self, optimizer, *args, **kwargs)
+            return original(*bound.args, **bound.kwargs)
         bound = inspect.signature(original).bind(self, optimizer, *args, **kwargs)
         if bound.arguments.get("jit_compile") is True:
             raise ConfigError(
@@ -51,6 +58,20 @@ def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, optimizer, *args, **kwargs)
 
     return wrapper
+
+
+def _without_jit(original: Callable[..., Any], model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Binds the arguments; for an optimizer that reduces gradients itself "auto" means no."""
+    bound = inspect.signature(original).bind(model, optimizer, *args, **kwargs)
+    if all(keras_compat.own_reduction(part) is None for part in keras_compat.optimizers_in(optimizer)):
+        return bound
+    if bound.arguments.get("jit_compile") is True:
+        raise ConfigError(
+            "jit_compile=True cannot be used with an optimizer that reduces gradients: XLA has no kernel for "
+            f"collectives. Received: jit_compile=True for model {model.name!r}. Leave it out, or use jit_compile=False."
+        )
+    bound.arguments["jit_compile"] = False
+    return bound
 
 
 def _check_model(model: Any, strategy: Any) -> None:

@@ -1,0 +1,220 @@
+"""DistributedOptimizer: a Keras optimizer that averages gradients over the ranks before it looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from keras_ddl import ops
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.keras import keras
+from keras_ddl.errors import ConfigError
+from keras_ddl.horovod.reduction import GradientReduction, check_no_strategy, plain
+from keras_ddl.strategy import keras_patches
+
+
+def DistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    *,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: str = "mean",
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: Any = None,
+    scale_local_gradients: bool = True,
+) -> keras.optimizers.Optimizer:
+    """Makes a Keras optimizer average its gradients over the ranks, then clip and apply them.
+
+    The optimizer returned is the one given, with its class, its state and its configuration: what is saved of it loads
+    where keras_ddl is not. A LossScaleOptimizer is returned as such, around an optimizer that reduces; the ranks agree
+    whether a step is skipped. Models are compiled with jit_compile=False: XLA has no kernel for collectives.
+
+    Args:
+        optimizer: of Keras 3, made outside of a keras_ddl.Strategy. Variables must be the same on all ranks when
+            training begins: `callbacks.BroadcastGlobalVariablesCallback(0)` or `broadcast_variables`.
+        name: of the reductions in errors and timelines; default: "Distributed" and the optimizer's class.
+        use_locking, device_dense, device_sparse: do nothing here.
+        compression: what dense gradients travel as, see `GradientReduction`.
+        sparse_as_dense: gradients of embeddings as whole tables, instead of gathered rows.
+        gradient_predivide_factor: as in `GradientReduction`.
+        op: "mean" or "sum".
+        backward_passes_per_step: batches per update. Each rank adds up its own gradients, and they are reduced once
+            per update.
+        average_aggregated_gradients: divide that sum by the number of batches.
+        num_groups, groups: as in `GradientReduction`; num_groups is the old name.
+        process_set: the ranks that take part; default: all.
+        scale_local_gradients: see `PartialDistributedOptimizer`.
+    Raises: ConfigError: anything else than an optimizer of Keras 3, one that reduces already, one of a
+        keras_ddl.Strategy, or arguments that do not go together.
+    """
+    return _distribute(
+        optimizer,
+        name,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        groups=num_groups or None if groups is None else groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+
+
+def PartialDistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    *,
+    local_layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None = None,
+    **arguments: Any,
+) -> keras.optimizers.Optimizer:
+    """Does what `DistributedOptimizer` does, except for the weights of `local_layers`, which stay each rank's own.
+
+    Args:
+        local_layers: a layer or several; they may be built later.
+        arguments: those of `DistributedOptimizer`. With scale_local_gradients=True, the default, gradients of local
+            layers are divided by the number of ranks: a rank's loss is one of as many that are averaged.
+    """
+    local_variables = variables_of_layers(local_layers)
+    DistributedOptimizer(optimizer, name, **arguments)
+    keras_compat.own_reduction(keras_compat.unwrapped(optimizer)).local_variables = local_variables
+    return optimizer
+
+
+def variables_of_layers(layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None) -> Callable[[], list[Any]]:
+    """Returns a function that returns the trainable variables of layers as they are then."""
+    found = [layers] if isinstance(layers, keras.layers.Layer) else list(layers or ())
+    wrong = [each for each in found if not isinstance(each, keras.layers.Layer)]
+    if wrong:
+        raise ConfigError(f"local_layers must be layers of Keras. Received: {wrong[0]!r}.")
+    return lambda: [variable for layer in found for variable in layer.trainable_variables]
+
+
+def _distribute(
+    optimizer: Any,
+    name: str | None,
+    passes: int,
+    average_passes: bool,
+    **arguments: Any,
+) -> Any:
+    inner = keras_compat.unwrapped(optimizer)
+    _check(optimizer, inner, arguments["op"])
+    label = name or f"Distributed{type(inner).__name__}"
+    reduction = GradientReduction(label, **arguments)
+    factor = _accumulate(inner, passes, average_passes)
+    keras_patches.install()
+    # Set past Keras's tracking: neither is a part of the optimizer that is saved or restored. They stand in the
+    # object, not in a class of its own, so that Keras saves the class that it knows.
+    methods = _ReducingMethods(inner, reduction, factor).by_name()
+    for attribute, value in [("_ddl_reduction", reduction), *methods]:
+        object.__setattr__(inner, attribute, value)
+    return optimizer
+
+
+def _check(optimizer: Any, inner: Any, op: str) -> None:
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ConfigError(
+            "DistributedOptimizer takes an optimizer of Keras 3, not its name, nor one of tf.compat.v1 or of legacy "
+            f"Keras. Received: {optimizer!r}. Pass keras.optimizers.SGD(...) or another of keras.optimizers."
+        )
+    if hasattr(inner, "_inner_optimizers"):
+        raise ConfigError(
+            f"DistributedOptimizer takes optimizers that update variables. Received: {type(inner).__name__}, which "
+            "leaves that to others. Pass each of those through DistributedOptimizer."
+        )
+    if keras_compat.own_reduction(inner) is not None:
+        raise ConfigError(
+            f"Gradients are reduced once. Received: optimizer {inner.name!r}, which a DistributedOptimizer already is. "
+            "Make another optimizer for another reduction."
+        )
+    check_no_strategy("DistributedOptimizer for", keras_compat.scope_strategy() is not None)
+    if keras_compat.strategy_of(inner) is not None:
+        raise ConfigError(
+            f"Gradients are reduced once. Received: optimizer {inner.name!r}, which was made under a "
+            "keras_ddl.Strategy and reduces gradients there. Leave out DistributedOptimizer, or the Strategy."
+        )
+    if op not in ("mean", "sum"):
+        raise ConfigError(
+            f"op of DistributedOptimizer must be Average or Sum. Received: op={op!r}. DistributedGradientTape takes "
+            "the others."
+        )
+
+
+def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
+    """Turns on Keras's accumulation of gradients, which averages them; returns what their mean is multiplied by."""
+    if type(passes) is not int or passes < 1:
+        raise ConfigError(f"backward_passes_per_step must be a whole number, 1 or more. Received: {passes!r}.")
+    if passes == 1:
+        return 1.0
+    steps = optimizer.gradient_accumulation_steps
+    if steps not in (None, passes):
+        raise ConfigError(
+            "backward_passes_per_step and gradient_accumulation_steps of the optimizer are the same thing. "
+            f"Received: {passes} and {steps}. Leave out one of them."
+        )
+    if optimizer.built and not steps:
+        raise ConfigError(
+            "backward_passes_per_step needs an optimizer that has not made its variables yet. "
+            f"Received: {optimizer.name!r}, which is built. Call DistributedOptimizer before the first step."
+        )
+    optimizer.gradient_accumulation_steps = passes
+    return 1.0 if average else float(passes)
+
+
+class _ReducingMethods:
+    """What takes the place of three methods of one optimizer. Keras clips, decays and applies what they return.
+
+    With gradient accumulation Keras clips once per update, in the branch of the graph that updates: there the sum is
+    reduced. All ranks count their batches alike, so all take that branch in the same step.
+    """
+
+    def __init__(self, optimizer: Any, reduction: GradientReduction, factor: float) -> None:
+        self._optimizer = optimizer
+        self._reduction = reduction
+        self._factor = factor
+        self._variables: list[Any] | None = None  # of the accumulated gradients that are about to be clipped
+
+    def by_name(self) -> list[tuple[str, Callable[..., Any]]]:
+        return [
+            ("_backend_apply_gradients", self.apply),
+            ("_clip_gradients", self.clip),
+            ("_overwrite_variables_directly_with_gradients", self.overwrite),
+        ]
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> Any:
+        optimizer = self._optimizer
+        if not optimizer.gradient_accumulation_steps:
+            grads = self._reduction.reduce(grads, trainable_variables)
+            return type(optimizer)._backend_apply_gradients(optimizer, grads, trainable_variables)
+        self._variables = list(trainable_variables)
+        try:
+            return type(optimizer)._backend_apply_gradients(optimizer, grads, trainable_variables)
+        finally:
+            self._variables = None
+
+    def clip(self, grads: Sequence[Any]) -> Any:
+        if self._variables is not None:
+            grads = self._reduction.reduce(grads, self._variables)
+            if self._factor != 1.0:
+                grads = [grad if grad is None else grad * self._factor for grad in grads]
+        return type(self._optimizer)._clip_gradients(self._optimizer, grads)
+
+    def overwrite(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
+        """Variables whose "gradient" is their new value (float8 scales) take the maximum over ranks."""
+        local = {id(plain(each)) for each in self._reduction.local_variables()}
+        grads = [
+            ops.all_reduce(grad, op="max", name=f"{self._reduction.name}/overwrite_{i}", comm=self._reduction.comm)
+            if getattr(variable, "overwrite_with_gradient", False) and id(plain(variable)) not in local
+            else grad
+            for i, (grad, variable) in enumerate(zip(grads, variables))
+        ]
+        return type(self._optimizer)._overwrite_variables_directly_with_gradients(self._optimizer, grads, variables)

@@ -1,0 +1,203 @@
+"""How DistributedOptimizer and DistributedGradientTape reduce gradients: one object for Horovod's arguments.
+
+Gradients go in buckets, as under the Strategy, but each is that of a rank's own loss, and what comes back is their mean
+(or sum). Nothing here knows rows of a batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from keras_ddl import communicator, config, ops
+from keras_ddl.communicator.group import Communicator
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import bucket_size
+from keras_ddl.strategy.buckets import plan_buckets
+
+# Buckets of some of the ranks: a measurement would be a collective of all of them.
+_BYTES_IN_PROCESS_SETS = 8 << 20
+
+_lock = threading.Lock()
+_sizes: dict[int, tuple[Any, bucket_size.BucketSize]] = {}
+
+
+class GradientReduction:
+    """Reduces lists of gradients over the ranks of a process set; equal on all of them.
+
+    Args:
+        name: of the gradients; appears in error messages and timelines.
+        op: "mean" or "sum", or what else `keras_ddl.all_reduce` takes.
+        compression: an object with compress(tensor) -> (tensor, context) and decompress(tensor, context), used on dense
+            gradients; None: none.
+        sparse_as_dense: IndexedSlices become whole tables, instead of being gathered.
+        gradient_predivide_factor: gradients are divided by it before the sum, and the sum is multiplied by it and
+            divided by the number of ranks. With op "mean" only.
+        groups: None: buckets as the Strategy makes them. A number: so many buckets of as many gradients each. A list
+            of lists of variables: their gradients together; other gradients in buckets.
+        process_set: of `add_process_set`, or an object with `.comm`; None: all ranks.
+        local_variables: returns the variables whose gradients stay this rank's own.
+        scale_local_gradients: divide those by the number of ranks, as if other ranks' gradients of them were zero.
+    Raises: ConfigError: arguments that do not go together.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        op: str = "mean",
+        compression: Any = None,
+        sparse_as_dense: bool = False,
+        gradient_predivide_factor: float = 1.0,
+        groups: int | Sequence[Sequence[Any]] | None = None,
+        process_set: Any = None,
+        local_variables: Callable[[], Iterable[Any]] = tuple,
+        scale_local_gradients: bool = True,
+    ) -> None:
+        if gradient_predivide_factor != 1.0 and op != "mean":
+            raise ConfigError(
+                "gradient_predivide_factor splits the division of a mean, so it needs op=Average. "
+                f"Received: gradient_predivide_factor={gradient_predivide_factor!r}, op={op!r}."
+            )
+        if groups is not None and not isinstance(groups, (list, tuple)) and not (type(groups) is int and groups >= 0):
+            raise ConfigError(
+                f"groups must be a number, 0 or more, or a list of lists of variables. Received: groups={groups!r}."
+            )
+        self.name = name
+        self.op = op
+        self.compression = compression
+        self.sparse_as_dense = sparse_as_dense
+        self.predivide = float(gradient_predivide_factor)
+        self.groups = groups or None
+        self.process_set = process_set
+        self.local_variables = local_variables
+        self.scale_local_gradients = scale_local_gradients
+
+    @property
+    def comm(self) -> Communicator:
+        """The ranks that take part. Raises: NotInitializedError before init()."""
+        if self.process_set is None or hasattr(self.process_set, "comm"):
+            return communicator.communicator_of(getattr(self.process_set, "comm", None))
+        from keras_ddl.horovod import process_sets
+
+        return process_sets.communicator_of(self.process_set)
+
+    @tf.autograph.experimental.do_not_convert
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Returns the reduced gradients, in the same order. COLLECTIVE.
+
+        Args:
+            gradients: dense tensors, tf.IndexedSlices and None; alike on all ranks.
+            variables: what each is the gradient of.
+        Raises: RankMismatchError: the ranks' gradients differ in number, shape or dtype.
+        Cost: one all-reduce per bucket; for IndexedSlices two all-gathers.
+        """
+        check_no_strategy(f"{self.name} reduces", tf.distribute.has_strategy())
+        comm = self.comm
+        result = list(gradients)
+        local = {id(plain(each)) for each in self.local_variables()}
+        dense = []
+        for i, (gradient, variable) in enumerate(zip(gradients, variables)):
+            if gradient is None:
+                continue
+            if id(plain(variable)) in local:
+                result[i] = _scaled(gradient, 1 / comm.size) if self.scale_local_gradients else gradient
+            elif isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
+                result[i] = ops.all_reduce(gradient, op=self.op, name=f"{self.name}/sparse_{i}", comm=comm)
+            else:
+                result[i] = tf.convert_to_tensor(gradient)
+                dense.append(i)
+        packed = {i: self._before(result[i], comm.size) for i in dense}
+        for number, bucket in enumerate(self._buckets(packed, variables, comm)):
+            tensors = [packed[i][0] for i in bucket]
+            reduced = self._all_reduce(tensors, f"{self.name}/bucket_{number}", comm)
+            for i, tensor in zip(bucket, reduced):
+                result[i] = self._after(tensor, packed[i][1], comm.size)
+        return result
+
+    @tf.autograph.experimental.do_not_convert
+    def all_agree(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns whether a bool is True on all ranks. COLLECTIVE."""
+        told = ops.all_reduce(tf.cast(value, tf.int32), op="min", name=f"{self.name}/finite", comm=self.comm)
+        return tf.cast(told, tf.bool)
+
+    def _all_reduce(self, tensors: list[tf.Tensor], name: str, comm: Communicator) -> list[tf.Tensor]:
+        if self.op == "adasum":  # depends on the angle between whole tensors: not of a bucket
+            return [ops.all_reduce(each, op=self.op, name=f"{name}/{i}", comm=comm) for i, each in enumerate(tensors)]
+        op = "sum" if self.predivide != 1.0 else self.op
+        return ops.all_reduce_n(tensors, op=op, name=name, comm=comm)
+
+    def _before(self, tensor: tf.Tensor, size: int) -> tuple[tf.Tensor, Any]:
+        if size > 1 and self.predivide != 1.0:
+            tensor = tensor / self.predivide
+        return (tensor, None) if self.compression is None else self.compression.compress(tensor)
+
+    def _after(self, tensor: tf.Tensor, context: Any, size: int) -> tf.Tensor:
+        if self.compression is not None:
+            tensor = self.compression.decompress(tensor, context)
+        if size > 1 and self.predivide != 1.0:
+            tensor = tensor * (self.predivide / size)
+        return tensor
+
+    def _buckets(
+        self, packed: dict[int, tuple[tf.Tensor, Any]], variables: Sequence[Any], comm: Communicator
+    ) -> list[list[int]]:
+        """Returns the positions that are reduced together; the last layers first, as backward makes them."""
+        positions = list(packed)
+        if isinstance(self.groups, int):
+            count = min(self.groups, len(positions)) or 1
+            ends = [len(positions) * (number + 1) // count for number in range(count)]
+            return [positions[begin:end] for begin, end in zip([0, *ends], ends)][::-1]
+        buckets = []
+        if self.groups:
+            where = {id(plain(variables[i])): i for i in positions}
+            for group in self.groups:
+                members = [where.pop(id(plain(each))) for each in group if id(plain(each)) in where]
+                buckets += [members] if members else []
+            positions = [i for i in positions if i in where.values()]
+        tensors = [packed[i][0] for i in positions]
+        sizes = [each.dtype.size * (each.shape.num_elements() or 1) for each in tensors]
+        bound = _bucket_size(comm).bound(sum(sizes))
+        plan = plan_buckets(sizes, [each.dtype.name for each in tensors], bucket_bytes=bound)
+        return [*buckets, *([positions[i] for i in bucket] for bucket in plan)]
+
+
+def check_no_strategy(what: str, inside: bool, remedy: str = "") -> None:
+    """Raises ConfigError inside of a keras_ddl.Strategy, which reduces gradients itself."""
+    strategy = tf.distribute.get_strategy() if inside else None
+    if strategy is not None and keras_compat.is_ours(strategy):
+        raise ConfigError(
+            "Gradients are reduced once: by keras_ddl.Strategy, or by Horovod's DistributedOptimizer or "
+            f"DistributedGradientTape. Received: {what} gradients under a keras_ddl.Strategy (rank {strategy.rank}). "
+            + (remedy or "Remove the Strategy, or use the plain optimizer and tf.GradientTape.")
+        )
+
+
+def plain(variable: Any) -> Any:
+    """Returns the tf.Variable of a keras.Variable; anything else as it is."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _scaled(gradient: Any, factor: float) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def _bucket_size(comm: Communicator) -> bucket_size.BucketSize:
+    """Returns the size that the ranks agree on, once per job: when the first gradients come, as a rank may trace its
+    step anew at any time later.
+    """
+    wanted = config.get("BUCKET_BYTES")
+    if comm.id != communicator.communicator_of(None).id:
+        return bucket_size.BucketSize(
+            _BYTES_IN_PROCESS_SETS if wanted == bucket_size.AUTO else wanted, wanted == "auto"
+        )
+    with _lock:
+        if _sizes.get(comm.id, (None,))[0] is not comm.topology:
+            _sizes[comm.id] = (comm.topology, bucket_size.agree())
+        return _sizes[comm.id][1]

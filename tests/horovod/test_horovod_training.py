@@ -1,0 +1,13 @@
+"""Scripts in Horovod's manner on real ranks: optimizers, tapes, callbacks and layers without a Strategy."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.rank_tests import rank_tests
+
+HERE = Path(__file__).parent
+CHECKS = [HERE / "train_checks.py"]
+
+test_training = rank_tests(CHECKS, [2], check_timeout=120)
+test_training_of_three = pytest.mark.long(rank_tests(CHECKS, [3], check_timeout=120))
