@@ -22,8 +22,8 @@ def build_optimizer(model: Any) -> None:
             optimizer.build(model.trainable_variables)
 
 
-def broadcast_training_state(model: Any, root: int = 0) -> None:
-    """Gives all ranks root's variables. COLLECTIVE.
+def broadcast_training_state(model: Any, root: int = 0, exclude: Iterable[Any] = ()) -> None:
+    """Gives all ranks root's variables, except those of `exclude` and what optimizers keep for them. COLLECTIVE.
 
     Without a Strategy each rank's random layers then draw from a stream of their own; under one the ranks share a seed,
     of whose numbers each takes those of its rows.
@@ -33,13 +33,25 @@ def broadcast_training_state(model: Any, root: int = 0) -> None:
     if not communicator.is_initialized() or communicator.size() == 1:
         return
     build_optimizer(model)
-    variables = agreement.all_variables(model)
+    variables = _without(exclude, agreement.all_variables(model))
     agreement.broadcast_variables(variables, root=root)
     stream = (communicator.rank() - root) % communicator.size()
     if stream and keras_compat.strategy_of(model) is None:
         for variable in filter(model_state.is_seed, variables):
             seed, *rest = variable.numpy().tolist()
             variable.assign([(seed + seed_offset(stream)) % 2**31, *rest])
+
+
+def _without(exclude: Iterable[Any], variables: list[Any]) -> list[Any]:
+    left_out = list(exclude)
+    ids = {id(each) for each in left_out}
+    # The name that Keras gives what an optimizer keeps for a variable begins with the variable's path.
+    paths = tuple(f"{(getattr(each, 'path', None) or each.name).replace('/', '_')}_" for each in left_out)
+    return [
+        each
+        for each in variables
+        if id(each) not in ids and id(each.value) not in ids and not (paths and each.name.startswith(paths))
+    ]
 
 
 def steps_taken(optimizers: Iterable[Any]) -> int | None:

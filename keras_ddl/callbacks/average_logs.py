@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_ddl import communicator
+from keras_ddl.compat.keras import rows_counted
 
 
 class AverageLogs(keras.callbacks.Callback):
@@ -23,12 +24,30 @@ class AverageLogs(keras.callbacks.Callback):
     NaN passes: a key that is NaN on one rank is NaN on all, so all ranks decide alike on it. Keys that some rank does
     not have are left as they are, with a warning that names them.
 
+    Args:
+        by_rows: weigh each rank's values by the rows that it has trained on in the epoch, and those that begin with
+            "val_" by its rows of validation, as far as Keras has counted them (a `train_step` of one's own may not
+            have). For ranks with batches of their own, which need not be equally many.
+
     Cost: at each epoch end, one gather of 8 bytes per rank and one all-reduce of 8 bytes per key.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by_rows: bool = False) -> None:
         super().__init__()
+        self.by_rows = by_rows
         self._warned = False
+        self._rows: dict[bool, float] = {}  # whether of validation -> rows of this rank
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._rows = {}
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if self.by_rows:  # before Keras resets its count for the validation
+            self._rows.setdefault(False, rows_counted(self.model))
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        if self.by_rows:
+            self._rows[True] = rows_counted(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is None or not communicator.is_initialized() or communicator.size() == 1:
@@ -36,8 +55,21 @@ class AverageLogs(keras.callbacks.Callback):
         keys = self._agree([key for key, value in sorted(logs.items()) if _is_number(value)])
         if keys:
             mine = np.array([float(logs[key]) for key in keys], np.float64)
-            mean = communicator.all_reduce_array(mine, op="mean", name="AverageLogs/values")
+            op = "mean"
+            if self.by_rows:
+                shares, op = self._shares(keys), "sum"
+                # A rank without rows has no values: what stands in its logs then (0, NaN) is none.
+                mine = np.where(shares == 0, 0.0, mine) * shares
+            mean = communicator.all_reduce_array(mine, op=op, name="AverageLogs/values")
             logs.update(zip(keys, mean.tolist()))
+
+    def _shares(self, keys: list[str]) -> np.ndarray:
+        """Returns this rank's part of the rows behind each key. COLLECTIVE."""
+        self._rows.setdefault(False, rows_counted(self.model))
+        mine = np.array([self._rows[False], self._rows.get(True, 0.0)])
+        rows = communicator.all_reduce_array(mine, name="AverageLogs/rows")
+        share = np.divide(mine, rows, out=np.full(2, 1 / communicator.size()), where=rows > 0)
+        return np.array([share[int(key.startswith("val_"))] for key in keys])
 
     def _agree(self, keys: list[str]) -> list[str]:
         """Returns the keys that every rank has. The names travel only when they differ somewhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -22,6 +23,7 @@ class BroadcastVariables(keras.callbacks.Callback):
 
     Args:
         root: the rank whose variables all ranks get.
+        exclude: variables that stay each rank's own, as does what optimizers keep for them.
     Raises: (at train begin, on every rank) NotInitializedError: `keras_ddl.init()` was not called.
         RankMismatchError: the ranks have different variables.
     Cost: one broadcast of all variables.
@@ -29,9 +31,10 @@ class BroadcastVariables(keras.callbacks.Callback):
 
     never_stops_within_epoch = True  # spares the ranks an agreement in every batch
 
-    def __init__(self, root: int = 0) -> None:
+    def __init__(self, root: int = 0, exclude: Iterable[Any] = ()) -> None:
         super().__init__()
         self.root = root
+        self.exclude = list(exclude)
         self._done = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -61,4 +64,4 @@ class BroadcastVariables(keras.callbacks.Callback):
 
     def _broadcast(self) -> None:
         self._done = True
-        broadcast_training_state(self.model, self.root)
+        broadcast_training_state(self.model, self.root, self.exclude)

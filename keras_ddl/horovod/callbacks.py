@@ -1,0 +1,169 @@
+"""The callbacks of Horovod's Keras interface, by those of keras_ddl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_ddl.callbacks import AverageLogs, BroadcastVariables, LearningRateSchedule, LearningRateWarmup
+from keras_ddl.callbacks._first_rank import is_first_rank
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
+
+class BroadcastGlobalVariablesCallback(BroadcastVariables):
+    """Gives all ranks the model's and the optimizer's variables of `root_rank`, before the first batch.
+
+    Args:
+        root_rank: whose variables all get.
+        device: does nothing here.
+        local_variables: a variable or several that stay each rank's own.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+        one = isinstance(local_variables, (tf.Variable, keras.Variable))
+        super().__init__(root_rank, exclude=[local_variables] if one else local_variables or ())
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves one more variable to each rank."""
+        self.exclude.append(var)
+
+
+class MetricAverageCallback(AverageLogs):
+    """Makes the logs of an epoch means over the ranks, weighed by the rows that each rank has seen.
+
+    Put it before callbacks that read them. Where the steps do not count rows all ranks weigh the same.
+
+    Args:
+        device: does nothing here.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__(by_rows=True)
+
+
+class _LogsLr:
+    """Horovod's key for the rate, beside Keras's "learning_rate"."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if logs is not None:
+            logs["lr"] = logs["learning_rate"]
+
+
+class LearningRateScheduleCallback(_LogsLr, LearningRateSchedule):
+    """Sets the rate to `initial_lr` times `multiplier` in the epochs start_epoch <= epoch < end_epoch.
+
+    Args:
+        initial_lr: the rate when training begins; equal in all such callbacks of a fit.
+        multiplier: a number, or a function of the epoch.
+        start_epoch, end_epoch: 0-based; end_epoch None: never.
+        staircase: True: once per epoch. False: before every batch, with epoch + batch / steps_per_epoch.
+        momentum_correction: keep momentum right while the rate changes (docs/learning-rate.md).
+        steps_per_epoch: only needed with staircase=False when fit cannot know it.
+    Raises: ConfigError: as `keras_ddl.callbacks.LearningRateSchedule`.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__(
+            multiplier,
+            start_epoch,
+            end_epoch,
+            staircase,
+            initial_lr=_required(initial_lr),
+            steps_per_epoch=steps_per_epoch,
+            momentum_correction=momentum_correction,
+        )
+
+
+class LearningRateWarmupCallback(_LogsLr, LearningRateWarmup):
+    """Raises the rate from initial_lr / size to initial_lr, a little before every batch of `warmup_epochs`.
+
+    Args:
+        initial_lr: the rate for all ranks together, as the script has scaled it.
+        warmup_epochs, momentum_correction, steps_per_epoch: as `keras_ddl.callbacks.LearningRateWarmup`.
+        verbose: 1: rank 0 prints a line at the end.
+    Raises: ConfigError: as there.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(_required(initial_lr), warmup_epochs, None, steps_per_epoch, momentum_correction, verbose)
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Saves the model when the monitored value is the best so far. Rank 0 writes.
+
+    Args:
+        monitor, verbose, save_weights_only, mode, save_freq: as keras.callbacks.ModelCheckpoint.
+        filepath: may also be set later, as an attribute, before training.
+    Raises: ConfigError: (at train begin) there is no filepath.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        filepath: str | None = None,
+    ) -> None:
+        checked = filepath or ("best.weights.h5" if save_weights_only else "best.keras")
+        super().__init__(
+            checked,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath = None if filepath is None else checked
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if self.filepath is None:
+            raise ConfigError(
+                "BestModelCheckpoint must know where to save. Received: filepath=None. Pass "
+                "BestModelCheckpoint(filepath='best.keras'), or set callback.filepath before fit."
+            )
+        super().on_train_begin(logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if is_first_rank():
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if is_first_rank():
+            super().on_epoch_end(epoch, logs)
+
+
+def _required(initial_lr: Any) -> Any:
+    if initial_lr is None:
+        raise ConfigError("initial_lr must be given: the learning rate when training begins. Received: None.")
+    return initial_lr

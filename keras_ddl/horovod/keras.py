@@ -1,0 +1,29 @@
+"""Horovod's Keras interface (horovod.tensorflow.keras): `import keras_ddl.horovod.keras as hvd`.
+
+What is not here is that of keras_ddl.horovod.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_ddl import horovod
+from keras_ddl.horovod import callbacks
+from keras_ddl.horovod.model_loading import broadcast_global_variables, load_model
+from keras_ddl.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+
+__all__ = [
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "broadcast_global_variables",
+    "callbacks",
+    "load_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(horovod, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(horovod)})

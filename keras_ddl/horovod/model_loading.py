@@ -1,0 +1,48 @@
+"""load_model: a saved model with an optimizer that reduces gradients over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from keras_ddl.compat.keras import keras
+from keras_ddl.errors import ConfigError
+from keras_ddl.horovod.optimizer import DistributedOptimizer
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Iterable[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: Any = None,
+    legacy_opts: bool = False,
+) -> keras.Model:
+    """Returns a saved model, compiled with a `DistributedOptimizer` that has the saved optimizer's state.
+
+    It does not matter whether the model was saved with one. Every rank reads the file.
+
+    Args:
+        filepath: of a .keras or .h5 file.
+        custom_optimizers: classes that the file may name besides Keras's.
+        custom_objects: as keras.models.load_model.
+        compression: of the gradients.
+        legacy_opts: must be False: Keras 3 has no legacy optimizers.
+    Raises: ConfigError: legacy_opts=True. What keras.models.load_model raises.
+    """
+    if legacy_opts:
+        raise ConfigError("Keras 3 has no legacy optimizers. Received: legacy_opts=True. Leave it out.")
+    objects = {each.__name__: each for each in custom_optimizers or ()}
+    model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})})
+    if model.optimizer is not None:
+        DistributedOptimizer(model.optimizer, compression=compression)
+        model.jit_compile = False  # it was compiled with an optimizer that did not reduce yet
+    return model
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Raises ConfigError, as Horovod does where there are no sessions: TensorFlow 2 has no list of all variables."""
+    raise ConfigError(
+        "TensorFlow 2 keeps no list of global variables. Received: broadcast_global_variables"
+        f"({root_rank!r}). Use callbacks.BroadcastGlobalVariablesCallback({root_rank!r}) with fit, or "
+        "broadcast_variables(model.variables, root_rank) and broadcast_variables(optimizer.variables, root_rank)."
+    )

@@ -1,0 +1,241 @@
+"""Horovod's callbacks, SyncBatchNormalization and load_model. Run by test_horovod_training.py after train_checks.py."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_ddl
+from keras_ddl.errors import ConfigError
+from keras_ddl.horovod import callbacks
+from keras_ddl.horovod import keras as hvd
+from keras_ddl.horovod.optimizer import DistributedOptimizer
+from keras_ddl.horovod.sync_batch_normalization import SyncBatchNormalization
+
+keras_ddl.init()
+RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
+keras.backend.set_floatx("float64")
+keras.config.set_dtype_policy("float64")
+RNG = np.random.default_rng(3)
+X, Y = RNG.normal(size=(SIZE, 24, 6)), RNG.normal(size=(SIZE, 24, 2))
+
+
+def small_model(seed=7):
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+
+
+def everyone(value):
+    return keras_ddl.all_gather_object(value)
+
+
+def folder():
+    return Path(keras_ddl.broadcast_object(tempfile.mkdtemp()))
+
+
+class Rates(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.rates, self.first = [], None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.rates.append(float(self.model.optimizer.learning_rate))
+        if self.first is None:
+            self.first = [
+                w.copy() for w in [*self.model.get_weights(), *map(np.asarray, self.model.optimizer.variables)]
+            ]
+
+
+def check_variables_are_broadcast_before_the_first_batch():
+    model = small_model(seed=RANK)
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1 * (RANK + 1), momentum=0.9))
+    model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+    optimizer.momentums[0].assign(optimizer.momentums[0] + RANK)
+    watch, mine = Rates(), model.get_weights()
+    root = SIZE - 1
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(root)
+    model.fit(X[RANK], Y[RANK], batch_size=8, verbose=0, callbacks=[broadcast, watch])
+    for received, sent in zip(watch.first, everyone(mine)[root]):
+        np.testing.assert_array_equal(received, sent)
+    momentum = watch.first[len(mine) + 2]
+    assert watch.rates[0] == 0.1 * (root + 1) and (momentum == root).all(), (watch.rates, momentum)
+    weights = everyone([w.tobytes() for w in model.get_weights()])
+    assert all(each == weights[0] for each in weights)
+
+
+def check_local_variables_are_not_broadcast():
+    model = small_model()
+    last = model.layers[-1]
+    last.kernel.assign(last.kernel + RANK)
+    optimizer = keras.optimizers.Adam(0.01)
+    model.compile(optimizer, "mse", jit_compile=False)
+    optimizer.build(model.trainable_variables)
+    for variable in optimizer.variables[2:]:
+        variable.assign(variable + RANK)
+    before = last.kernel.numpy()
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=last.bias)
+    broadcast.register_local_var(last.kernel)
+    watch = Rates()
+    model.fit(X[RANK], Y[RANK], batch_size=24, verbose=0, callbacks=[broadcast, watch])
+    np.testing.assert_array_equal(watch.first[2], before)
+    slots = {v.name: value for v, value in zip(optimizer.variables, watch.first[4:])}
+    named = {
+        name: float(np.ravel(value)[0]) for name, value in slots.items() if "momentum" in name or "velocity" in name
+    }
+    own = last.path.replace("/", "_") + "_"
+    assert len(named) == 8 and all(value == (RANK if name.startswith(own) else 0) for name, value in named.items()), (
+        named
+    )
+
+
+def check_metrics_are_averaged_by_rows():
+    rows = 8 if RANK == 0 else 24
+    model = small_model()
+    model.compile(DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse", metrics=["mae"])
+    history = model.fit(
+        X[RANK][:rows],
+        Y[RANK][:rows],
+        batch_size=rows,
+        verbose=0,
+        epochs=2,
+        validation_data=(X[RANK][: 5 + RANK], Y[RANK][: 5 + RANK]),
+        callbacks=[hvd.callbacks.MetricAverageCallback()],
+    ).history
+    x = [(X[r][: 8 if r == 0 else 24], Y[r][: 8 if r == 0 else 24]) for r in range(SIZE)]
+    val = [(X[r][: 5 + r], Y[r][: 5 + r]) for r in range(SIZE)]
+    for prefix, parts in (("", x), ("val_", val)):
+        difference = np.concatenate([model.predict(a, verbose=0) - b for a, b in parts])
+        np.testing.assert_allclose(history[f"{prefix}loss"], [np.mean(difference**2)] * 2, rtol=1e-12)
+        np.testing.assert_allclose(history[f"{prefix}mae"], [np.mean(np.abs(difference))] * 2, rtol=1e-12)
+
+
+def check_steps_that_count_no_rows_weigh_the_same():
+    class Own(keras.Model):
+        def train_step(self, data):
+            return {"number": tf.constant(1.0 + RANK)}
+
+    inputs = keras.Input((6,))
+    model = Own(inputs, keras.layers.Dense(2)(inputs))
+    model.compile("sgd")
+    average = hvd.callbacks.MetricAverageCallback()
+    history = model.fit(X[RANK][: 8 + RANK], Y[RANK][: 8 + RANK], verbose=0, callbacks=[average]).history
+    np.testing.assert_allclose(history["number"], [(SIZE + 1) / 2])
+
+
+def rates_of(*parts, momentum=0.0, epochs=4):
+    model = small_model()
+    model.compile(DistributedOptimizer(keras.optimizers.SGD(0.4, momentum=momentum)), "mse")
+    watch = Rates()
+    history = model.fit(
+        X[RANK], Y[RANK], batch_size=6, epochs=epochs, verbose=0, shuffle=False, callbacks=[*parts, watch]
+    )
+    return watch.rates, history.history
+
+
+def check_warmup_and_schedule_follow_horovods_formula():
+    warmup = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.4, warmup_epochs=2)
+    later = hvd.callbacks.LearningRateScheduleCallback(0.4, lambda epoch: 0.5 ** (epoch - 1), start_epoch=3)
+    constant = hvd.callbacks.LearningRateScheduleCallback(initial_lr=0.4, multiplier=0.1, start_epoch=2, end_epoch=3)
+    rates, history = rates_of(warmup, constant, later)
+    ramp = [0.4 / SIZE * ((SIZE - 1) / 2 * step / 4 + 1) for step in range(8)]
+    np.testing.assert_allclose(rates, [*ramp, *[0.04] * 4, *[0.1] * 4], rtol=1e-6)
+    np.testing.assert_allclose(history["lr"], [rates[3] + (rates[1] - rates[0]), 0.4, 0.04, 0.1], rtol=1e-6)
+    smooth = hvd.callbacks.LearningRateScheduleCallback(0.4, lambda epoch: 1 / (1 + epoch), staircase=False)
+    rates, _ = rates_of(smooth, epochs=2)
+    np.testing.assert_allclose(rates, [0.4 / (1 + step / 4) for step in range(8)], rtol=1e-6)
+
+
+def check_callbacks_refuse_what_they_cannot_do():
+    for make in (
+        lambda: hvd.callbacks.LearningRateWarmupCallback(None),
+        lambda: hvd.callbacks.LearningRateScheduleCallback(None, 0.1),
+        lambda: rates_of(hvd.callbacks.BestModelCheckpoint()),
+        lambda: hvd.load_model("nowhere.keras", legacy_opts=True),
+        lambda: hvd.broadcast_global_variables(0),
+        lambda: SyncBatchNormalization(fused=True),
+    ):
+        try:
+            make()
+        except ConfigError:
+            continue
+        raise AssertionError("no error")
+
+
+def check_best_model_checkpoint_writes_on_rank_0():
+    path = folder() / f"best-{RANK}.keras"
+    best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
+    best.filepath = os.fspath(path)
+    rates_of(best, epochs=1)
+    assert path.exists() == (RANK == 0)
+    assert hvd.callbacks is callbacks
+
+
+def check_load_model_wraps_the_optimizer_with_its_state():
+    place = folder() / "model.keras"
+    for saved_with in (lambda x: x, DistributedOptimizer):
+        model = small_model()
+        model.compile(saved_with(keras.optimizers.Adam(0.01)), "mse")
+        model.fit(X.reshape(-1, 6), Y.reshape(-1, 2), batch_size=8, verbose=0, shuffle=False)
+        if RANK == 0:
+            model.save(place)
+        keras_ddl.barrier()
+        plain = keras.models.load_model(place)
+        assert type(plain.optimizer) is keras.optimizers.Adam and "_ddl_reduction" not in vars(plain.optimizer)
+        loaded = hvd.load_model(place)
+        assert int(loaded.optimizer.iterations) == 3 * SIZE
+        loaded.fit(X[RANK][:8], Y[RANK][:8], batch_size=8, verbose=0, shuffle=False)
+        plain.fit(X[:, :8].reshape(-1, 6), Y[:, :8].reshape(-1, 2), batch_size=8 * SIZE, verbose=0, shuffle=False)
+        for one, other in zip(loaded.get_weights(), plain.get_weights()):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+        keras_ddl.barrier()
+
+
+# ---- SyncBatchNormalization ------------------------------------------------------------------------------------------
+
+
+def normalised(layer):
+    keras.utils.set_random_seed(9)
+    inputs = keras.Input((5, 6))
+    x = keras.layers.Dense(4, use_bias=False)(inputs)  # BatchNormalization has one: this one's gradient is noise
+    outputs = keras.layers.Dense(2)(keras.layers.Flatten()(layer(x)))
+    return keras.Model(inputs, outputs)
+
+
+def check_synchronised_statistics_and_gradients_equal_one_process():
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(3, SIZE, 4, 5, 6)) * (1 + np.arange(SIZE)).reshape(1, -1, 1, 1, 1) + 30
+    y = rng.normal(size=(3, SIZE, 4, 2))
+    arguments = {"batch_size": 4, "shuffle": False, "verbose": 0, "epochs": 2}
+    shared = normalised(SyncBatchNormalization(momentum=0.7))
+    shared.compile(DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    shared.fit(x[:, RANK].reshape(-1, 5, 6), y[:, RANK].reshape(-1, 2), **arguments)
+    alone = normalised(keras.layers.BatchNormalization(momentum=0.7))
+    alone.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+    alone.fit(x.reshape(-1, 5, 6), y.reshape(-1, 2), **{**arguments, "batch_size": 4 * SIZE})
+    for one, other in zip(shared.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-11)
+    weights = everyone([w.tobytes() for w in shared.get_weights()])
+    assert all(each == weights[0] for each in weights)
+
+
+def check_masks_axes_and_uneven_rows_of_synchronised_statistics():
+    rng = np.random.default_rng(6)
+    rows = [2 + 3 * rank for rank in range(SIZE)]
+    ends = np.cumsum([0, *rows])
+    x = rng.normal(size=(ends[-1], 5, 3)) + 2
+    mask = rng.uniform(size=(ends[-1], 5)) > 0.3
+    own = slice(ends[RANK], ends[RANK + 1])
+    for masked, axis in ((True, -1), (False, -1), (False, 1)):
+        ours, plain = SyncBatchNormalization(axis=axis), keras.layers.BatchNormalization(axis=axis)
+        masks = (mask[own], mask) if masked else (None, None)
+        mine = ours(x[own], training=True, mask=masks[0])
+        whole = plain(x, training=True, mask=masks[1])
+        np.testing.assert_allclose(mine, whole[own], rtol=1e-10, atol=1e-12)
+        for one, other in zip(ours.get_weights(), plain.get_weights()):
+            np.testing.assert_allclose(one, other, rtol=1e-10)
+    again = keras.layers.deserialize(keras.layers.serialize(ours))
+    assert type(again) is SyncBatchNormalization and again.axis == 1
