@@ -33,6 +33,9 @@ _HOME_OF = {
     "Compression": "compression",
     **dict.fromkeys(("ProcessSet", "add_process_set", "remove_process_set", "global_process_set"), "process_sets"),
     "install": "installation",
+    **dict.fromkeys(("DistributedOptimizer", "PartialDistributedOptimizer"), "optimizer"),
+    **dict.fromkeys(("DistributedGradientTape", "PartialDistributedGradientTape"), "tape"),
+    "SyncBatchNormalization": "sync_batch_normalization",
     "run": "running",
 }
 # Modules of this folder that are also found as attributes: hvd.compression.
@@ -45,6 +48,8 @@ _ABSENT = {
     "with batches of no rows.",
     "broadcast_global_variables": "It is for graphs of TensorFlow 1. Use broadcast_variables(variables, root_rank=0).",
     "BroadcastGlobalVariablesHook": "It is for sessions of TensorFlow 1. Use broadcast_variables(variables, 0).",
+    "elastic": "A job that was stopped goes on from its last checkpoint, also with another number of ranks: "
+    "keras_ddl.callbacks.Checkpoint(directory, resume=True) and the same command again.",
     "mlsl_built": "Horovod renamed it. Use ccl_built.",
 }
 

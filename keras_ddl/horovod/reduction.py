@@ -16,6 +16,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
+from keras_ddl.horovod import process_sets
 from keras_ddl.strategy import bucket_size
 from keras_ddl.strategy.buckets import plan_buckets
 
@@ -39,7 +40,7 @@ class GradientReduction:
             divided by the number of ranks. With op "mean" only.
         groups: None: buckets as the Strategy makes them. A number: so many buckets of as many gradients each. A list
             of lists of variables: their gradients together; other gradients in buckets.
-        process_set: of `add_process_set`, or an object with `.comm`; None: all ranks.
+        process_set: of `add_process_set`; None: all ranks.
         local_variables: returns the variables whose gradients stay this rank's own.
         scale_local_gradients: divide those by the number of ranks, as if other ranks' gradients of them were zero.
     Raises: ConfigError: arguments that do not go together.
@@ -80,10 +81,8 @@ class GradientReduction:
     @property
     def comm(self) -> Communicator:
         """The ranks that take part. Raises: NotInitializedError before init()."""
-        if self.process_set is None or hasattr(self.process_set, "comm"):
-            return communicator.communicator_of(getattr(self.process_set, "comm", None))
-        from keras_ddl.horovod import process_sets
-
+        if self.process_set is None:
+            return communicator.communicator_of(None)
         return process_sets.communicator_of(self.process_set)
 
     @tf.autograph.experimental.do_not_convert

@@ -72,6 +72,14 @@ def test_own_collective_equals_numpy_on_two_ranks(tmp_path):
     assert "largest difference from NumPy on all rows" in output
 
 
+def test_horovod_scripts_learn_on_two_ranks(tmp_path):
+    output = on_two_ranks(tmp_path, "horovod/keras_digits.py", "--epochs", 4)
+    assert float(output.split("held-out accuracy ")[1].split()[0]) > 0.85
+    assert [path.name for path in (tmp_path / "horovod-keras-output").glob("*-4.keras")] == ["checkpoint-4.keras"]
+    output = on_two_ranks(tmp_path, "horovod/tape_digits.py", "--steps", 160)
+    assert float(output.split("held-out accuracy ")[1].split()[0]) > 0.9
+
+
 def test_contrastive_learns_alike_on_any_number_of_ranks(tmp_path):
     arguments = (EXAMPLES / "contrastive.py", "--epochs", 2)
     alone = run(tmp_path, sys.executable, *arguments)

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_ddl
+import keras_ddl.horovod as ddl_hvd
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod import callbacks
 from keras_ddl.horovod import keras as hvd
@@ -192,6 +193,25 @@ def check_load_model_wraps_the_optimizer_with_its_state():
         for one, other in zip(loaded.get_weights(), plain.get_weights()):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
         keras_ddl.barrier()
+
+
+def check_process_sets_and_compression_of_horovod():
+    x = tf.constant(1.0 + RANK, tf.float64)
+    alone = hvd.add_process_set([0])
+    others = hvd.add_process_set(list(range(1, SIZE)))
+    mine = alone if RANK == 0 else others
+    for op, value in ((hvd.Average, 1.0 if RANK == 0 else (SIZE + 2) / 2), (hvd.Max, 1.0 if RANK == 0 else SIZE)):
+        variable = tf.Variable(1.0, dtype=tf.float64)
+        with tf.GradientTape() as tape:
+            loss = variable * x
+        tape = ddl_hvd.DistributedGradientTape(tape, process_set=mine, op=op)
+        assert float(tape.gradient(loss, variable)) == value
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=mine, compression=hvd.Compression.bf16)
+    variable = keras.Variable(0.0)
+    optimizer.apply([x + 2.0**-20], [variable])
+    assert float(variable.numpy()) == (-1.0 if RANK == 0 else -(SIZE + 2) / 2)
+    hvd.remove_process_set(alone)
+    hvd.remove_process_set(others)
 
 
 # ---- SyncBatchNormalization ------------------------------------------------------------------------------------------
