@@ -1,0 +1,1 @@
+"""IBM's DDL: how its scripts and options are read."""
