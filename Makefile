@@ -18,7 +18,7 @@ KERAS ?= keras
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := pyproject.toml setup.cfg $(shell find native keras_ddl export -type f \
+SOURCES := pyproject.toml setup.cfg $(shell find native keras_ddl export ddl -type f \
              \( -name '*.cc' -o -name '*.h' -o -name '*.py' -o -name '*.txt' -o -name '*.cmake' \) 2>/dev/null)
 
 # Container images often set this. Then every rank compiles all of TensorFlow's modules anew: 8 s of a core instead of 3.

@@ -55,6 +55,7 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]'
     from tensorflow.python.framework.func_graph import FuncGraph
     from tensorflow.python.framework.ops import EagerTensor
     from tensorflow.python.framework.tensor_util import constant_value_as_shape
+    from tensorflow.python.ops import variable_v1, variables
 
 __all__ = [
     "InputContext",
@@ -64,6 +65,7 @@ __all__ = [
     "UnaryUnchangedStructureDataset",
     "UpdateContext",
     "ValueContext",
+    "after_each_variable",
     "asynchronous",
     "called_graph",
     "captured_from",
@@ -82,6 +84,7 @@ __all__ = [
     "tf",
     "traced_for_xla",
     "variant_tensor",
+    "with_initializers",
 ]
 
 
@@ -273,3 +276,35 @@ def compute_again(
             before = operation.outputs[output.value_index]
             made.setdefault((operation.name, output.value_index), change(before, output, inputs))
     return made[result.op.name, result.value_index]
+
+
+def after_each_variable(call: Callable[[Any], None]) -> None:
+    """From now on calls `call` with every tf.Variable and tf.compat.v1.Variable that is made, in whatever graph."""
+    for module, name in ((variable_v1, "default_variable_creator"), (variables, "default_variable_creator_v2")):
+        _set_creator(module, name, getattr(module, name), call)
+
+
+def _set_creator(module: ModuleType, name: str, original: Callable[..., Any], call: Callable[[Any], None]) -> None:
+    @functools.wraps(original)
+    def create(next_creator: Any = None, **kwargs: Any) -> Any:
+        variable = original(next_creator, **kwargs)
+        call(variable)
+        return variable
+
+    setattr(module, name, create)
+
+
+def with_initializers(change: Callable[[Any, Sequence[Any]], Any]) -> None:
+    """From now on `change(op, variables)` is what initialises `variables`, in place of op.
+
+    All of tf.compat.v1's initializers come through here, global_variables_initializer and that of a Scaffold included.
+    """
+    original = variables.variables_initializer
+
+    @functools.wraps(original)
+    def variables_initializer(var_list: Sequence[Any], name: str = "init") -> Any:
+        return change(original(var_list, name), list(var_list or ()))
+
+    variables.variables_initializer = variables_initializer
+    tf.compat.v1.variables_initializer = variables_initializer
+    tf.compat.v1.initializers.variables = variables_initializer

@@ -12,6 +12,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, bucket_size, cluster, keras_patches, threads, variables
 from keras_ddl.strategy.data import order
+from keras_ddl.strategy.device import choose_device
 from keras_ddl.strategy.extended import DdlExtended
 from keras_ddl.strategy.keras_patches import trainer
 from keras_ddl.strategy.saving import SaveRecords
@@ -105,7 +106,7 @@ class Strategy(tf.distribute.Strategy):
             token, drift_check_percent = communicator.broadcast_object(job, name="keras_ddl/job")
             self.saves = SaveRecords(token, self.rank)
         self.drift_check_share = drift_check_percent / 100
-        device = _choose_device(communicator.local_rank())
+        device = choose_device(communicator.local_rank())
         super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
         self.extended.sparse_as_dense = sparse_as_dense
         keras_compat.strategies.add(self)
@@ -190,18 +191,3 @@ class Strategy(tf.distribute.Strategy):
         """Concatenates the ranks' tensors along `axis`, in rank order; sizes along `axis` may differ. COLLECTIVE."""
         with ops.translate_errors():
             return super().gather(value, axis)
-
-
-def _choose_device(local_rank: int) -> str:
-    """Returns this rank's device: the GPU numbered local_rank when there are GPUs, else the CPU."""
-    gpus = tf.config.get_visible_devices("GPU")
-    if not gpus:
-        return "/device:CPU:0"
-    number = local_rank % len(gpus)
-    try:
-        # Else every rank would take memory on every GPU.
-        tf.config.set_visible_devices(gpus[number], "GPU")
-        number = 0
-    except RuntimeError:
-        pass  # TensorFlow has started already: all GPUs are visible
-    return f"/device:GPU:{number}"

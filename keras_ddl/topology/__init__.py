@@ -28,7 +28,7 @@ __all__ = [
     "shared_memory",
 ]
 
-_FORCED = re.compile(r"(?:[rbx]:)?([0-9]+(?:x[0-9]+)*)")
+_FORCED = re.compile(r"(?:[xprbnmc]:)?([0-9]+(?:x[0-9]+)*)")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def parse_mode(mode: str, hosts: Sequence[int]) -> tuple[tuple[int, ...], tuple[
 
     'p' follows the hosts: ranks of one host share memory. 'x:LxH' or 'x:LxHxR' forces a box, fastest dimension first:
     every L consecutive ranks share memory, and the other dimensions go over MPI even inside a host. The prefix may be
-    left out, and IBM's letters r and b are read as x.
+    left out, and IBM's letters (p, r, b, n, m and c) are read as x.
 
     Raises:
         ConfigError: not such a mode, the product of the dimensions is not the number of ranks, or ranks that would

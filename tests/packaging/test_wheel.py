@@ -42,11 +42,12 @@ def test_wheel_is_one_for_every_python_and_has_every_part(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(next(n for n in names if n.endswith(".dist-info/METADATA"))).decode()
-    for folder, package in (("keras_ddl", "keras_ddl"), ("export", "keras_ddl/export")):
+    for folder, package in (("keras_ddl", "keras_ddl"), ("export", "keras_ddl/export"), ("ddl", "ddl")):
         for path in (ROOT / folder).rglob("*.py"):
             assert f"{package}/{path.relative_to(ROOT / folder)}" in names
     assert {f"keras_ddl/{library}" for library in LIBRARIES} <= names
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"keras_ddl"}  # nothing beside the package
+    # The package, and the name that scripts of IBM's DDL import.
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"keras_ddl", "ddl"}
     version = re.search(r"(?m)^version = (\S+)$", (ROOT / "setup.cfg").read_text())[1]
     assert f"\nVersion: {version}\n" in metadata
     requires = re.findall(r"(?m)^Requires-Dist: ([\w-]+)(.*)$", metadata)

@@ -21,7 +21,7 @@ LINE = [
     ("strategy", "checkpoint"),
     ("export",),
     ("callbacks",),
-    ("horovod",),  # front ends: they translate names
+    ("ddl", "horovod"),  # front ends: they translate names
     ("cli",),
     ("data", "model_state", "cost_model"),  # public names of what lies in a folder: nothing here imports them
 ]

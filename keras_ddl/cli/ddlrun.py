@@ -1,0 +1,168 @@
+"""ddlrun: IBM's command, over keras-ddl run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from keras_ddl.cli.main import USAGE_STATUS
+from keras_ddl.cli.run import resolve_program, run_job
+from keras_ddl.errors import ConfigError, KerasDdlError
+
+# What MPI sends between hosts, over sockets; inside a host the ranks share memory.
+_TCP = ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp")
+_RANK = re.compile(r"rank\s+([0-9]+)\s*=\s*([A-Za-z0-9][A-Za-z0-9._-]*)(?:\s+slots?\s*=\s*\S+)?")
+
+
+def _option(*names: str, **settings: object) -> object:
+    """An option with one dash and with two, as ddlrun has them."""
+    spellings = [f"{dashes}{name}" for name in names for dashes in ("-", "--")]
+    return click.option(*spellings, names[-1].replace("-", "_").lower(), **settings)
+
+
+@click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help", "-help"]})
+@_option("m", "mode", help="DDL's mode; default: p, with the dimensions below where there are racks or aisles.")
+@_option("ddloption", "ddlarg", multiple=True, help="An option for DDL, as in '-dump_iter 50'; may be repeated.")
+@_option("no_ddloptions", is_flag=True, help="Leave DDL_OPTIONS to the script, which calls ddl.init(options).")
+@_option("rf", "rankfile", type=click.Path(exists=True, dir_okay=False), help="The host of each rank.")
+@_option("H", "host", help="Hosts, separated by commas; default: this one.")
+@_option("hostfile", type=click.Path(exists=True, dir_okay=False), help="Hosts, one on each line.")
+@_option("aisles", type=click.IntRange(min=1), default=1, help="Number of aisles.")
+@_option("racks", type=click.IntRange(min=1), default=1, help="Number of racks in each aisle.")
+@_option("accelerators", type=click.IntRange(min=1), help="Ranks of each host; default: the GPUs of this one.")
+@_option("tcp", is_flag=True, help="Between hosts: sockets, also where there is InfiniBand.")
+@_option("mpiarg", multiple=True, help="Argument(s) for mpirun; may be repeated.")
+@_option("v", "verbose", is_flag=True, help="Show the mpirun command and what mpirun says.")
+@click.option("--dry-run", is_flag=True, help="Print DDL_OPTIONS and the mpirun command, and do nothing.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]...")
+def command(
+    mode: str | None,
+    ddlarg: tuple[str, ...],
+    no_ddloptions: bool,
+    rankfile: str | None,
+    host: str | None,
+    hostfile: str | None,
+    aisles: int,
+    racks: int,
+    accelerators: int | None,
+    tcp: bool,
+    mpiarg: tuple[str, ...],
+    verbose: bool,
+    dry_run: bool,
+    program: tuple[str, ...],
+) -> int:
+    """Run PROGRAM on the GPUs of some hosts, one rank on each.
+
+    \b
+    ddlrun -H h0,h1 python train.py
+    ddlrun --accelerators 2 --ddlarg "-dump_iter 50" python train.py
+    """
+    from keras_ddl.launch import job as job_module
+
+    given = [name for name, value in (("-rf", rankfile), ("-H", host), ("-hostfile", hostfile)) if value]
+    if len(given) > 1:
+        raise ConfigError(f"The hosts must be given once. Received: {' and '.join(given)}. Leave out all but one.")
+    if rankfile is not None:
+        if accelerators is not None:
+            raise ConfigError("A rank file says how many ranks a host has. Received: -accelerators, too. Leave it out.")
+        hosts = parse_rankfile(Path(rankfile).read_text(encoding="utf-8"))
+    else:
+        names = host.split(",") if host else _lines(hostfile) if hostfile else []
+        ranks = accelerators or _gpus()
+        hosts = [(name.strip(), ranks) for name in names] or [("", ranks)]
+    if mode is None:
+        mode = mode_of(hosts, aisles, racks)
+    local = hosts[0][0] == ""
+    job = job_module.make(
+        resolve_program(program, local=local),
+        num_ranks=sum(ranks for _, ranks in hosts),
+        hosts=None if local else ",".join(f"{name}:{ranks}" for name, ranks in hosts),
+        env={} if no_ddloptions else {"DDL_OPTIONS": ddl_options(mode, ddlarg)},
+        mpi_args=(*(_TCP if tcp else ()), *(word for text in mpiarg for word in shlex.split(text))),
+        verbose=verbose,
+    )
+    if tcp and job.mpirun.family != "Open MPI":
+        raise ConfigError(
+            f"-tcp needs Open MPI's mpirun. Received: {job.mpirun.version}. Use -mpiarg and its own words."
+        )
+    if dry_run:
+        click.echo(shlex.join([f"DDL_OPTIONS={job.environment.get('DDL_OPTIONS', '')}", *job.command()]))
+        return 0
+    return run_job(job)
+
+
+def ddl_options(mode: str, arguments: Sequence[str]) -> str:
+    """Returns DDL_OPTIONS. Raises: ConfigError: not DDL's options; before anything is started."""
+    from keras_ddl.ddl.options import parse
+
+    text = " ".join(["-mode", mode, *arguments])
+    parse(text)
+    return text
+
+
+def mode_of(hosts: Sequence[tuple[str, int]], aisles: int, racks: int) -> str:
+    """Returns DDL's mode for (host, ranks) pairs, rack by rack and aisle by aisle: "p:4x8x2".
+
+    Raises: ConfigError: racks cannot hold equally many of them.
+    """
+    if aisles * racks == 1:
+        return "p"
+    if len(hosts) % (aisles * racks) or len({ranks for _, ranks in hosts}) > 1:
+        raise ConfigError(
+            f"{aisles} aisle(s) of {racks} rack(s) must hold equally many hosts, with equally many ranks. Received: "
+            f"{', '.join(f'{name}:{ranks}' for name, ranks in hosts)}."
+        )
+    dims = [hosts[0][1], len(hosts) // (aisles * racks), racks, aisles]
+    return "p:" + "x".join(map(str, dims[: 4 if aisles > 1 else 3]))
+
+
+def parse_rankfile(text: str) -> list[tuple[str, int]]:
+    """Returns (host, ranks) of an MPI rank file. Slots are left out: ranks are not bound to cores.
+
+    Raises: ConfigError: a line that is no rank, or ranks that are not numbered host by host.
+    """
+    hosts: list[str] = []
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+    for number, line in enumerate(lines):
+        match = _RANK.fullmatch(line)
+        if match is None or int(match[1]) != number:
+            raise ConfigError(f"A rank file must list rank 0, 1, ... as in 'rank 0=h0 slot=0:0-9'. Received: {line!r}.")
+        hosts.append(match[2])
+    runs = [name for number, name in enumerate(hosts) if number == 0 or hosts[number - 1] != name]
+    if not hosts or len(set(runs)) != len(runs):
+        raise ConfigError(f"A rank file must number the ranks host by host. Received: the order {', '.join(runs)}.")
+    return [(name, hosts.count(name)) for name in runs]
+
+
+def _lines(path: str) -> list[str]:
+    lines = [line.split("#")[0].strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if line]
+
+
+def _gpus() -> int:
+    found = [path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
+    if not found:
+        raise ConfigError(
+            "The number of ranks of a host is that of its GPUs. Received: none here. Give it with -accelerators."
+        )
+    return len(found)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs ddlrun and exits: as keras-ddl does."""
+    try:
+        status = command.main(args=argv, prog_name="ddlrun", standalone_mode=False)
+    except click.exceptions.Abort:
+        status = 130
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
+    except (KerasDdlError, OSError) as error:
+        click.echo(f"ddlrun: {type(error).__name__}: {error}", err=True)
+        status = USAGE_STATUS if isinstance(error, ConfigError) else 1
+    sys.exit(status if isinstance(status, int) else 0)

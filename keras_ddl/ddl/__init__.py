@@ -1,0 +1,82 @@
+"""IBM's DDL for TensorFlow scripts, as `import ddl`: names that a script of those days uses, over keras_ddl.
+
+Where DDL_OPTIONS is set, as by `ddlrun`, importing this joins the process with the other ranks; else
+`ddl.init(options)` does. From then on a session of tf.compat.v1 sees its rank's device, trainable variables start from
+rank 0's values, and every optimizer, those of tf.compat.v1.train and of Keras, averages gradients over all ranks. A
+process that was started alone is rank 0 of size 1 and trains as without DDL; the collectives raise. See
+docs/from-ddl.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keras_ddl.ddl.callbacks import DDLCallback, DDLGlobalVariablesCallback
+    from keras_ddl.ddl.job import local_rank, num_hosts, rank, size
+    from keras_ddl.ddl.reduction import allreduce_n, bcast, grads_reduce
+    from keras_ddl.ddl.start import disable_broadcast, enable_broadcast
+
+__all__ = [
+    "DDLCallback",
+    "DDLGlobalVariablesCallback",
+    "allreduce_n",
+    "bcast",
+    "disable_broadcast",
+    "enable_broadcast",
+    "grads_reduce",
+    "init",
+    "local_rank",
+    "num_hosts",
+    "rank",
+    "size",
+]
+
+# Imported on first use: ddlrun reads the options without TensorFlow.
+_HOMES = {
+    "callbacks": ("DDLCallback", "DDLGlobalVariablesCallback"),
+    "job": ("local_rank", "num_hosts", "rank", "size"),
+    "reduction": ("allreduce_n", "bcast", "grads_reduce"),
+    "start": ("disable_broadcast", "enable_broadcast"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_installed = False
+
+
+def init(options: str = "") -> None:
+    """Joins this process with the other ranks, as `import ddl` does where DDL_OPTIONS is set. COLLECTIVE.
+
+    Started alone, without `ddlrun`, `keras-ddl run` or mpirun, it checks the options and does nothing else.
+
+    Args:
+        options: as in "-mode p:4x2 -dbg_level 1 -dump_iter 100"; modes p, r, b, n, m and c.
+
+    Raises:
+        ConfigError: an option that is none, dimensions whose product is not the number of ranks, or another mode than
+            that of DDL_OPTIONS, which has counted already.
+    """
+    global _installed
+    from keras_ddl.ddl import job
+
+    job.init(options)
+    if _installed or job.size() == 1:
+        return
+    _installed = True
+    for name in ("start", "graph", "monitored", "keras_optimizers"):
+        importlib.import_module(f"keras_ddl.ddl.{name}").install()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'ddl' has no attribute {name!r}. It has: {', '.join(__all__)}.")
+    return getattr(importlib.import_module(f"keras_ddl.ddl.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if "DDL_OPTIONS" in os.environ:
+    init(os.environ["DDL_OPTIONS"])

@@ -1,0 +1,123 @@
+"""This process as one of DDL's learners: who it is, and what must be there before it reduces anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from keras_ddl import communicator, config
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.ddl.options import Options, group_elements, parse
+from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
+from keras_ddl.strategy.bucket_size import BucketSize, agree
+from keras_ddl.strategy.device import choose_device
+from keras_ddl.strategy.threads import share_cores
+
+# IBM counts a group in elements, which were of four bytes.
+_ELEMENT_BYTES = 4
+
+
+class _State:
+    options = Options()
+    bucket_size = BucketSize(0, measured=False)
+    device = ""
+
+
+def init(options: str = "") -> None:
+    """As `ddl.init`, but for what changes TensorFlow and Keras."""
+    found = parse(options)
+    group = group_elements(os.environ)
+    if is_alone():
+        return
+    if not communicator.is_initialized():
+        communicator.init(None if config.is_set("MODE") else found.mode)
+    elif not options.strip():
+        return
+    place = communicator.topology()
+    if found.mode is not None and not config.is_set("MODE") and _box(found.mode) != _box(place.mode):
+        raise ConfigError(
+            f"ddl.init: the mode of a running job cannot change. Received: {options!r} on rank {place.rank}, "
+            f"initialised with {place.mode!r}. Leave DDL_OPTIONS unset (ddlrun --no_ddloptions), or leave out the mode "
+            "here."
+        )
+    everybody = communicator.all_gather_object(found, name="ddl/options")
+    if len(set(everybody)) > 1:
+        raise RankMismatchError(
+            "ddl.init: the options must be equal on all ranks. Received: "
+            + "; ".join(f"{each} on rank {rank}" for rank, each in enumerate(everybody))
+            + ". Give all ranks the same."
+        )
+    _State.options = found
+    if place.size > 1:
+        _State.device = choose_device(place.local_rank)
+        share_cores(place)
+        _State.bucket_size = agree(None if group is None else group * _ELEMENT_BYTES)
+    if found.dbg_level and (place.rank == 0 or found.dbg_level > 1):
+        say(f"{communicator.describe()}; device {_State.device or 'the default'}")
+
+
+def options() -> Options:
+    """Returns what `init` was told."""
+    return _State.options
+
+
+def bucket_size() -> BucketSize:
+    """Returns the bound on one reduction, on which all ranks have agreed."""
+    return _State.bucket_size
+
+
+def is_alone() -> bool:
+    """Whether this process was started by no launcher and has joined nobody."""
+    return config.launcher() is None and not (communicator.is_initialized() and communicator.size() > 1)
+
+
+def is_training_together() -> bool:
+    """Whether gradients are to be reduced here: several ranks, and no tf.distribute strategy that does it."""
+    return communicator.is_initialized() and communicator.size() > 1 and not tf.distribute.has_strategy()
+
+
+def require_ranks(what: str) -> None:
+    """Raises: NotInitializedError: there is nobody to do `what` with."""
+    if is_alone():
+        raise NotInitializedError(
+            f"ddl.{what} needs a job of DDL. Received: a process that was started alone, as rank 0 of size 1. "
+            "Start the script with `ddlrun` or `keras-ddl run -np N`."
+        )
+    if not communicator.is_initialized():
+        raise NotInitializedError(f"ddl.{what} must come after ddl.init(options), or DDL_OPTIONS be set at import.")
+
+
+def rank() -> int:
+    """Returns the number of this process, 0 <= rank < size; 0 when it was started alone."""
+    return 0 if _alone("rank()") else communicator.rank()
+
+
+def size() -> int:
+    """Returns the number of ranks; 1 when this process was started alone."""
+    return 1 if _alone("size()") else communicator.size()
+
+
+def local_rank() -> int:
+    """Returns the position of this rank among those of its host, which is also the number of its GPU."""
+    return 0 if _alone("local_rank()") else communicator.local_rank()
+
+
+def num_hosts() -> int:
+    """Returns the number of hosts that run a rank."""
+    return 1 if _alone("num_hosts()") else communicator.num_hosts()
+
+
+def say(text: str) -> None:
+    """Prints a line of -dbg_level or -dump_iter on stderr."""
+    print(f"DDL {communicator.rank()}] {text}", file=sys.stderr, flush=True)
+
+
+def _box(mode: str) -> str:
+    return mode.rpartition(":")[2]
+
+
+def _alone(what: str) -> bool:
+    if is_alone():
+        return True
+    require_ranks(what)
+    return False

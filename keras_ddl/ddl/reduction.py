@@ -1,0 +1,133 @@
+"""Gradients reduced over all ranks, once: those that a script has reduced are not reduced again by its optimizer.
+
+In a graph the operations tell: a gradient that was computed from a reduced one (clipped, scaled) is reduced. In eager
+mode only the very tensors are known; a mean that is averaged again stays the same, and costs a reduction.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from keras_ddl import ops
+from keras_ddl.compat.tensorflow import is_eager, tf
+from keras_ddl.ddl import dump, job
+from keras_ddl.strategy.buckets import all_reduce_in_buckets
+
+# By graph: {name of a reduced tensor: the names of the tensors of the gradient before}. Names, because a tensor would
+# keep its graph for ever.
+_reduced: weakref.WeakKeyDictionary[Any, dict[str, list[str]]] = weakref.WeakKeyDictionary()
+_reduced_eagerly: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def bcast(init_val: Any) -> tf.Tensor:
+    """Returns rank 0's `init_val` on every rank: what a variable is to start with. COLLECTIVE.
+
+    Args:
+        init_val: a tensor or what tf.convert_to_tensor takes, of one shape and dtype on all ranks.
+    Raises: NotInitializedError: there is no job. RankMismatchError, in a Session tf.errors.FailedPreconditionError:
+        ranks differ in shape or dtype.
+    """
+    job.require_ranks("bcast()")
+    return ops.broadcast(init_val, name=None if tf.executing_eagerly() else "ddl/bcast")
+
+
+def allreduce_n(grads: Sequence[Any], average: bool = True) -> list[Any]:
+    """Returns the gradients, averaged (or summed) over all ranks, in as few reductions as DDL_GROUP_SIZE allows.
+
+    Args:
+        grads: tensors, tf.IndexedSlices and None, the same list on every rank. Those that an optimizer's
+            compute_gradients has averaged are taken as they were before that.
+    Returns: a list of the same length; None where None was given.
+    Raises: as `bcast`.
+    """
+    job.require_ranks("allreduce_n()")
+    return _all_reduce([_before(gradient) for gradient in grads], average)
+
+
+def grads_reduce(grads_and_vars: Iterable[tuple[Any, Any]], average: bool = True) -> list[tuple[Any, Any]]:
+    """Returns the (gradient, variable) pairs with `allreduce_n` of their gradients. The optimizer leaves them so."""
+    pairs = list(grads_and_vars)
+    job.require_ranks("grads_reduce()")
+    reduced = allreduce_n([gradient for gradient, _ in pairs], average)
+    return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs)]
+
+
+def averaged(grads: Sequence[Any]) -> list[Any]:
+    """Returns what an optimizer is to apply: each gradient averaged over ranks, if no part of it is reduced yet."""
+    clean: set[str] = set()
+    todo = [i for i, gradient in enumerate(grads) if gradient is not None and not _is_reduced(gradient, clean)]
+    result = list(grads)
+    for i, gradient in zip(todo, _all_reduce([grads[i] for i in todo], average=True)):
+        result[i] = gradient
+    return result
+
+
+def _all_reduce(grads: Sequence[Any], average: bool) -> list[Any]:
+    there = [i for i, gradient in enumerate(grads) if gradient is not None]
+    dense = [tf.convert_to_tensor(g) if not isinstance(g, tf.IndexedSlices) else g for g in (grads[i] for i in there)]
+    result: list[Any] = [None] * len(grads)
+    if not dense:
+        return result
+
+    def reduce(some: Sequence[Any]) -> list[Any]:
+        return all_reduce_in_buckets(
+            some, op="mean" if average else "sum", name="ddl/gradients", bucket_size=job.bucket_size()
+        )
+
+    if job.options().dbg_level > 1:
+        job.say(f"reduces {len(dense)} gradients")
+    reduced = dump.timed(reduce, dense) if job.options().dump_iter else reduce(dense)
+    for i, before, after in zip(there, dense, reduced):
+        _note(before, after)
+        result[i] = after
+    return result
+
+
+def _values(gradient: Any) -> Any:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _note(before: Any, after: Any) -> None:
+    values = _values(after)
+    if is_eager(values):
+        _reduced_eagerly[id(values)] = values
+    else:
+        names = [tensor.name for tensor in tf.nest.flatten(before, expand_composites=True)]
+        _reduced.setdefault(values.graph, {})[values.name] = names
+
+
+def _before(gradient: Any) -> Any:
+    """Returns the gradient that `gradient` is the mean of, where that is known; else `gradient`."""
+    values = _values(gradient)
+    if not isinstance(values, tf.Tensor) or is_eager(values):
+        return gradient
+    names = _reduced.get(values.graph, {}).get(values.name)
+    if names is None:
+        return gradient
+    tensors = [values.graph.get_tensor_by_name(name) for name in names]
+    return tf.IndexedSlices(*tensors) if isinstance(gradient, tf.IndexedSlices) else tensors[0]
+
+
+def _is_reduced(gradient: Any, clean: set[str]) -> bool:
+    """Whether a gradient was computed from a reduced one. `clean`: operations that were not; it grows."""
+    values = _values(gradient)
+    if not isinstance(values, tf.Tensor):
+        return False
+    if is_eager(values):
+        return _reduced_eagerly.get(id(values)) is values
+    known = {name.partition(":")[0] for name in _reduced.get(values.graph, {})}
+    if not known:
+        return False
+    seen: set[str] = set()
+    pending = [values.op]
+    while pending:
+        operation = pending.pop()
+        if operation.name in known:
+            return True
+        if operation.name not in seen and operation.name not in clean:
+            seen.add(operation.name)
+            pending.extend(tensor.op for tensor in operation.inputs)
+    clean |= seen
+    return False
