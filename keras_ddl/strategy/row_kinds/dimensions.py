@@ -62,7 +62,7 @@ def moved_axis(operation: Any, inputs: Sequence[Any], output: Any, axis: int) ->
     return axis
 
 
-def along(inputs: Sequence[Any], axis: int) -> bool:
+def goes_along(inputs: Sequence[Any], axis: int) -> bool:
     """Whether an operation on inputs[0] goes along `axis`, which its inputs[1] says."""
     axes, rank = tf.get_static_value(inputs[1]), inputs[0].shape.rank
     return axes is None or rank is None or any(int(each) % rank == axis for each in axes.ravel())

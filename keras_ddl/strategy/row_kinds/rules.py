@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.row_kinds.dimensions import along, is_zero, labels_of, moved_axis, takes_some
+from keras_ddl.strategy.row_kinds.dimensions import goes_along, is_zero, labels_of, moved_axis, takes_some
 from keras_ddl.strategy.row_kinds.kinds import (
     AGGREGATES,
     COUNT,
@@ -219,7 +219,7 @@ def _first(reader: RowKinds, operation: Any, output: Any, inputs: Sequence[Any],
     if axis is None or not reader.could_be_rows(output, axis):
         return _default(reader, operation, output, inputs, kinds)
     if operation.type in ("Cumsum", "Reverse", "ReverseV2"):
-        return comparing(first, along(inputs, first.axis))
+        return comparing(first, goes_along(inputs, first.axis))
     if operation.type not in ("Slice", "StridedSlice", "GatherV2") or not takes_some(operation, inputs, first.axis):
         return replace(first, axis=axis)
     by_position = _takes_by_position(reader, operation, inputs, kinds, first.axis)
@@ -262,7 +262,7 @@ def _along_an_axis(reader: RowKinds, operation: Any, output: Any, inputs: Sequen
     if operation.type in ALONG_LAST:
         along = rank is None or first.axis == rank - 1
     else:
-        along = along(inputs[:1] + inputs[-1:], first.axis)
+        along = goes_along(inputs[:1] + inputs[-1:], first.axis)
     return comparing(kind, along)
 
 
@@ -301,7 +301,7 @@ def _best(reader: RowKinds, operation: Any, output: Any, inputs: Sequence[Any], 
     """The position of the largest."""
     if kinds[0].name != "rows":
         return _default(reader, operation, output, inputs, kinds)
-    if along(inputs, kinds[0].axis):
+    if goes_along(inputs, kinds[0].axis):
         return OPAQUE
     at = int(tf.get_static_value(inputs[1])) % inputs[0].shape.rank
     return replace(kinds[0], axis=kinds[0].axis - (at < kinds[0].axis), power=0)
