@@ -85,6 +85,7 @@ def check_what_all_ranks_save_is_written_once_and_is_there_on_all():
             found = {k: (s.st_ino, s.st_mtime_ns) for k, s in files_of(folder).items()}
             of_all = everyone(found)
             later = {k: (s.st_ino, s.st_mtime_ns) for k, s in files_of(folder).items()}
+            keras_ddl.barrier()  # the next save is not to be among these files
             assert of_all == [later] * SIZE, f"{name}: whole when the call returns, and not written again"
         assert not any(path.name.startswith(".") for path in folder.iterdir()), "nothing is left beside them"
         assert {"sharded_00000.weights.h5", "new/exported/saved_model.pb", "folder/config.json"} <= set(later)
