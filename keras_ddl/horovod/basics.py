@@ -63,6 +63,8 @@ Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
     """Joins this process with the other ranks: `keras_ddl.init`. COLLECTIVE.
 
+    Gives TensorFlow this rank's share of the host's cores, unless the script has chosen or TensorFlow has started.
+
     Args:
         comm: all ranks, as a list of their numbers; None.
         process_sets: ProcessSets to register, the same on all ranks, in the same order. "dynamic" means none yet;
@@ -71,7 +73,12 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     Raises:
         ConfigError: `comm` is something else. Otherwise as `keras_ddl.init` and `add_process_set`.
     """
-    communicator.init()
+    is_first = not communicator.is_initialized()
+    topology = communicator.init()
+    if is_first:
+        from keras_ddl.strategy.threads import share_cores
+
+        share_cores(topology)
     everybody = list(range(size()))
     if comm is not None and not (isinstance(comm, Sequence) and sorted(comm) in ([], everybody)):
         raise ConfigError(

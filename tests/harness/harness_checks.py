@@ -2,7 +2,7 @@
 
 import time
 
-from harness.rank_program import rank, size, skip
+from harness.rank_program import long, rank, size, skip
 
 
 def check_passes():
@@ -17,6 +17,7 @@ def check_skips():
     skip("as planned")
 
 
+@long
 def check_runs_after_a_failure():
     pass
 

@@ -1,7 +1,7 @@
 """What runs inside each rank of a parallel test. Started by harness/launching.py; imports neither pytest nor keras_ddl.
 
-Check programs may use `skip("why")`, `rank()` and `size()` from here; both come from the launcher's variables, so they
-are also right when keras_ddl is what is broken.
+Check programs may use `skip("why")`, `@long`, `rank()` and `size()` from here; the last two come from the launcher's
+variables, so they are also right when keras_ddl is what is broken.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import runpy
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +29,11 @@ class SkipCheck(Exception):
 
 def skip(why: str) -> NoReturn:
     raise SkipCheck(why)
+
+
+def long(check: Callable[[], None]) -> Callable[[], None]:
+    """Marks a check that takes long: it runs in `make test-all` only."""
+    return check
 
 
 def rank() -> int:

@@ -18,8 +18,9 @@ A launch costs seconds, so put many checks into one. A *check program* is a file
     test_ops = rank_tests(Path(__file__).with_name("ops_checks.py"), [1, 2, (4, "x:2x2")])
 
 gives one pytest item per check and launch (`test_ops[check_sum_equals_numpy-np2]`), while each launch is started once
-and runs only the checks that were selected (-k). A check passes when it passes on every rank. Ranks wait for one
-another after every check (over files). After a failed check the ranks end and fresh ones run the remaining checks.
+and runs only the checks that were selected (-k; those with `@long` in `make test-all` only). A check passes
+when it passes on every rank. Ranks wait for one another after every check (over files). After a failed check the ranks
+end and fresh ones run the remaining checks.
 
 For programs that are meant to fail, `run_ranks` starts a script or a function once and returns what each rank wrote.
 Both kill everything they started at the timeout and assert that no process and no shared memory stays behind.
@@ -34,6 +35,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +64,7 @@ def rank_tests(
 
     @pytest.mark.parallel
     @pytest.mark.parametrize("launch", pairs, ids=ids)
-    @pytest.mark.parametrize("check", _check_names(programs))
+    @pytest.mark.parametrize("check", _check_parameters(programs))
     def test_on_ranks(request: pytest.FixtureRequest, check: str, launch: tuple[int, str | None]) -> None:
         if launch not in results:
             seconds[launch] = {}
@@ -88,10 +90,24 @@ def _selected(request: pytest.FixtureRequest, launch: tuple[int, str | None]) ->
 
 
 def _check_names(programs: Sequence[Path]) -> list[str]:
+    return [check.name for check in _checks(programs)]
+
+
+def _check_parameters(programs: Sequence[Path]) -> list[Any]:
+    marks = [[pytest.mark.long] if _is_long(check) else [] for check in _checks(programs)]
+    return [pytest.param(name, marks=each) for name, each in zip(_check_names(programs), marks)]
+
+
+def _is_long(check: ast.FunctionDef) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == "long" for each in check.decorator_list)
+
+
+def _checks(programs: Sequence[Path]) -> list[ast.FunctionDef]:
     body = [node for program in programs for node in ast.parse(program.read_text()).body]
-    names = [node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
+    checks = [node for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
+    names = [check.name for check in checks]
     assert len(set(names)) == len(names), f"checks that run together need different names: {sorted(names)}"
-    return names
+    return checks
 
 
 def _run_checks(programs, names, np, mode, check_timeout, env, seconds) -> dict[str, tuple[str, str]]:

@@ -47,6 +47,12 @@ def test_tests_run_beside_those_of_their_kind(running, comes, enters, tmp_path, 
     assert entered.is_set()
 
 
+def test_checks_that_take_long_are_marked_so():
+    marked = {each.values[0]: [mark.name for mark in each.marks] for each in harness._check_parameters([CHECKS])}
+    assert marked.pop("check_runs_after_a_failure") == ["long"]
+    assert set(map(tuple, marked.values())) == {()}
+
+
 def test_harness_reports_each_check_of_one_launch():
     names = harness._check_names([CHECKS])
     results = harness._run_checks([CHECKS], names, 2, None, 3, None, {})
