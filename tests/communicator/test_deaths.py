@@ -67,7 +67,9 @@ def loses_a_rank(victim, scene, folder):
     except errors.RankLostError as error:
         message = str(error)
     seconds = time.monotonic() - float(dead.read_text())
-    Path(folder, f"survivor-{rank}").write_text(f"{seconds:.3f} {message}")
+    part = Path(folder, f"part-{rank}")
+    part.write_text(f"{seconds:.3f} {message}")
+    part.rename(Path(folder, f"survivor-{rank}"))  # whole when the others see it: the last of them ends the job
     # All have told: the launcher may go on, and ends the job.
     while len(list(Path(folder).glob("survivor-*"))) < keras_ddl.size() - 1:
         time.sleep(0.01)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl import callbacks
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import DriftError
@@ -232,6 +233,7 @@ def assert_as_one_process(program):
     assert not found, "\n".join(found)
 
 
+@long
 def check_callbacks_that_decide_leave_what_one_process_leaves():
     def program(scope):
         with scope:
@@ -261,6 +263,7 @@ def check_callbacks_that_decide_leave_what_one_process_leaves():
     assert_as_one_process(program)
 
 
+@long
 def check_the_best_model_is_chosen_by_direction_and_by_batches_as_in_one_process():
     def program(scope):
         with scope:
@@ -297,6 +300,7 @@ def check_the_best_model_is_chosen_by_direction_and_by_batches_as_in_one_process
     assert_as_one_process(program)
 
 
+@long
 def check_backup_within_an_epoch_goes_on_as_in_one_process():
     class Interrupt(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -317,6 +321,7 @@ def check_backup_within_an_epoch_goes_on_as_in_one_process():
     assert_as_one_process(program)
 
 
+@long
 def check_tensorboard_and_csv_hold_the_history():
     set_precision("float64")
     with own_folder() as folder:
@@ -338,6 +343,7 @@ def check_tensorboard_and_csv_hold_the_history():
             assert not list(folder.iterdir())
 
 
+@long
 def check_swapped_averages_of_every_epoch_are_those_of_one_process():
     def program(scope):
         with scope:
@@ -480,6 +486,7 @@ def check_one_flipped_bit_on_one_rank_is_named_with_layer_rank_and_step():
     assert "layer 'second', two/second/bias" in text and " all were equal), " in text, text
 
 
+@long
 def check_drift_of_frozen_layers_rates_and_slots_is_named():
     model = two_layers()
     model.get_layer("first").trainable = False
@@ -501,6 +508,7 @@ def check_drift_of_frozen_layers_rates_and_slots_is_named():
     assert "adam/two_first_kernel_momentum on rank" in text and "after step 12" in text, text
 
 
+@long
 def check_drift_is_not_found_where_ranks_differ_by_design_or_the_check_is_off():
     with drift_check(1e6):
         # Dropout, local statistics and accumulators.
@@ -510,6 +518,7 @@ def check_drift_is_not_found_where_ranks_differ_by_design_or_the_check_is_off():
         assert drift_error(two_layers(), AtBatch(lambda m: flip_a_bit(m.get_layer("second").kernel))) == "nothing"
 
 
+@long
 def check_a_callback_that_sets_weights_on_one_rank_is_found_at_the_epochs_end():
     class Reset(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

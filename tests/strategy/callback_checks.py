@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import keras_ddl
+from harness.rank_program import long
 from strategy.common import (
     RANK,
     SIZE,
@@ -157,6 +158,7 @@ def check_one_rank_that_wants_to_stop_stops_all():
         check_equal_on_all_ranks(model, history)
 
 
+@long
 def check_stop_from_another_thread_waits_for_the_epochs_end():
     model = compiled()
 
@@ -202,6 +204,7 @@ def check_progress_bar_is_rank_0s():
     assert output.getvalue().count("loss") >= 2 if RANK == 0 else output.getvalue() == ""
 
 
+@long
 def check_swapped_ema_weights():
     def run(scope, weights=None):
         with scope:

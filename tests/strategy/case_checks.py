@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import SIZE, STRATEGY, X, Y, keras
 from strategy.oracle import Trained, case, differences
@@ -101,6 +102,7 @@ def check_gan_without_call(scope):
     return train_gan(scope, Gan)
 
 
+@long
 @case()
 def check_gan_with_trackers_of_its_losses(scope):
     class Tracked(CallableGan):
@@ -120,6 +122,7 @@ def check_gan_with_trackers_of_its_losses(scope):
     return train_gan(scope, Tracked)
 
 
+@long
 @case(tolerance=1e-10)  # second derivatives round more, and Adam takes small for large
 def check_gan_with_a_gradient_penalty(scope):
     class Penalized(CallableGan):
@@ -412,6 +415,7 @@ def check_table_used_in_three_ways_under_adam(scope):
     return train_table(scope, TokensAndPositions, lambda: keras.optimizers.Adam(0.01), TOKENS)
 
 
+@long
 def check_tables_as_dense_gradients():
     """Adam then treats a token that occurs twice as one, as it does with dense gradients in one process."""
 
@@ -502,11 +506,13 @@ def check_metric_that_adds_up_means(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign_add(ops.mean(ops.abs(y - p))))
 
 
+@long
 @case()
 def check_metric_that_adds_up_roots_of_means(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign_add(ops.sqrt(ops.mean(ops.square(y - p)))))
 
 
+@long
 @case()
 def check_metric_that_counts_batches(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign_add(1), "int32")
@@ -639,6 +645,7 @@ def train_on_workers(scope, **arguments):
     return trained
 
 
+@long
 @case()
 def check_py_dataset_of_threads(scope):
     return train_on_workers(scope)

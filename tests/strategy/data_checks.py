@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import data
@@ -149,6 +150,7 @@ def check_difference_that_begins_late():
         raise AssertionError("no RankMismatchError")
 
 
+@long
 def check_evaluate_predict_and_loops_compare_too():
     model = compiled()
     dataset = rows_dataset(OTHER.permutation(40)).batch(10)
@@ -213,6 +215,7 @@ def check_arrays_are_read_by_the_rows_of_the_rank():
     assert read and all(positions.shape.as_list() == [end - first] for positions in read)
 
 
+@long
 def check_arrays_of_every_kind():
     set_precision("float64")
     dense = {"a": X, "b": [X[:, :2], X[:, 2:] > 0]}
@@ -418,6 +421,7 @@ def check_py_dataset_that_threads_ask_for_rows(scope):
     return train_of_rows(scope, workers=2)
 
 
+@long
 @case()
 def check_py_dataset_that_processes_ask_for_rows(scope):
     return train_of_rows(scope, workers=2, use_multiprocessing=True)
@@ -426,6 +430,7 @@ def check_py_dataset_that_processes_ask_for_rows(scope):
 # ---- models that are built by their steps ----------------------------------------------------------------------------
 
 
+@long
 @case()
 def check_model_whose_call_takes_what_its_steps_make(scope):
     class Siamese(keras.Model):
@@ -492,6 +497,7 @@ def check_sparse_inputs_of_tf_data(scope):
     return Trained(model, model.fit(dataset, epochs=2, verbose=0).history)
 
 
+@long
 @case()
 def check_infinite_generator_of_dicts_with_class_weights(scope):
     def batches():

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RANK, SIZE, STRATEGY, X, Y, keras, set_precision
 from strategy.oracle import Trained, case
@@ -49,6 +50,7 @@ def check_layers_that_drop_and_add_noise(scope):
     return train(scope, with_one_mask_for_all)
 
 
+@long
 @case("float32")
 def check_layers_that_drop_and_add_noise_in_float32(scope):
     return train(scope, noisy_layers)
@@ -108,6 +110,7 @@ def check_augmentation_in_the_data(scope):
     return Trained(model, model.fit(data, epochs=2, verbose=0).history)
 
 
+@long
 @case()
 def check_recurrent_layers_that_drop(scope):
     def recurrent():
@@ -200,6 +203,7 @@ def check_gan_that_draws_noise(scope):
     return Trained(gan, {}, [gan.g_optimizer, gan.d_optimizer])
 
 
+@long
 @case()
 def check_predictions_of_a_network_that_drops_in_inference_too(scope):
     class Always(layers.Dropout):
