@@ -112,7 +112,7 @@ def interrupted(signum, expected):
     data = np.ones(8 << 20, np.float32)
     keras_ddl.barrier()
     if keras_ddl.rank() == 1:
-        stop = f"sleep 0.5; kill -STOP {os.getpid()}; sleep 12; kill -CONT {os.getpid()}"
+        stop = f"sleep 0.5; kill -STOP {os.getpid()}; sleep 7; kill -CONT {os.getpid()}"
         subprocess.Popen(["sh", "-c", stop])
         expected = pytest.raises(errors.RankLostError)
     else:

@@ -78,6 +78,7 @@ def check_permutation_by_numpy_of_arrays():
     assert any("only if they were drawn at random" in str(w.message) for w in caught) == (RANK == 0)
 
 
+@long
 def check_shuffles_inside_of_other_datasets():
     tf.random.set_seed(None)  # as a script that makes its data before the Strategy, in functions
     halves = [rows_dataset().take(20), rows_dataset().skip(20)]
@@ -294,6 +295,7 @@ def rows_once(dataset, lengths):
     assert orders[0] != orders[1]
 
 
+@long
 def check_fit_on_rows_from_files():
     set_precision("float64")
     lengths = [9, 2, 14, 8]
@@ -344,6 +346,7 @@ def own_batches(known):
     return STRATEGY.distribute_datasets_from_function(make), lengths[:SIZE]
 
 
+@long
 def check_own_data_in_a_tf_function():
     for known in (True, False):
         dataset, lengths = own_batches(known)
