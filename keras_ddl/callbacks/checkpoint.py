@@ -55,7 +55,7 @@ class Checkpoint(keras.callbacks.Callback):
     Raises: ConfigError: bad arguments (when made); mode='auto' and a metric that does not say (when training begins).
         On every rank: CheckpointError: the directory cannot be written, the checkpoint is damaged or of another model;
         a write has failed (at the next step). ExportError: the model cannot be served.
-    Cost: at a checkpoint, 1 to 2 ms and a copy of weights and optimizer state in a thread of rank 0, while training
+    Cost: at a checkpoint, a few ms and a copy of weights and optimizer state in a thread of rank 0, while training
         goes on; at the end of an epoch also two forward passes of the sample, if there is a base graph. One checkpoint
         is in flight at a time: the next one waits for it. Rank 0 keeps memory for one copy of the state.
     """

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from keras_ddl.cli.main import USAGE_STATUS
+from keras_ddl.cli.main import run_and_exit
 from keras_ddl.cli.run import resolve_program, run_job
-from keras_ddl.errors import ConfigError, KerasDdlError
+from keras_ddl.errors import ConfigError
 
 # What MPI sends between hosts, over sockets; inside a host the ranks share memory.
 _TCP = ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp")
@@ -155,14 +154,4 @@ def _gpus() -> int:
 
 def main(argv: list[str] | None = None) -> None:
     """Runs ddlrun and exits: as keras-ddl does."""
-    try:
-        status = command.main(args=argv, prog_name="ddlrun", standalone_mode=False)
-    except click.exceptions.Abort:
-        status = 130
-    except click.ClickException as error:
-        error.show()
-        status = error.exit_code
-    except (KerasDdlError, OSError) as error:
-        click.echo(f"ddlrun: {type(error).__name__}: {error}", err=True)
-        status = USAGE_STATUS if isinstance(error, ConfigError) else 1
-    sys.exit(status if isinstance(status, int) else 0)
+    run_and_exit(command, "ddlrun", argv)

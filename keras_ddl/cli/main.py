@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
+from typing import NoReturn
 
 import click
 
@@ -17,7 +18,7 @@ _COMMANDS = {
     "bench": ("keras_ddl.cli.bench", "Measure all_reduce beside MPI_Allreduce."),
     "info": ("keras_ddl.cli.info", "Show versions, MPI, the machine and the settings in effect."),
 }
-USAGE_STATUS = 2
+_USAGE_STATUS = 2
 
 
 class _Group(click.Group):
@@ -57,17 +58,23 @@ def group() -> None:
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and exits: 0, the status of a failed rank, 1 for an error, 2 for a mistake in usage."""
     arguments = sys.argv[1:] if argv is None else argv
+    # Only before the command: after it, it may be the program's.
+    debug = "--debug" in itertools.takewhile(lambda word: word.startswith("-"), arguments)
+    run_and_exit(group, "keras-ddl", arguments, debug=debug)
+
+
+def run_and_exit(command: click.Command, name: str, arguments: list[str] | None, *, debug: bool = False) -> NoReturn:
+    """Runs a command that is called `name`, and exits as `main` does. With `debug` errors of ours are raised."""
     try:
-        status = group.main(args=arguments, prog_name="keras-ddl", standalone_mode=False)
+        status = command.main(args=arguments, prog_name=name, standalone_mode=False)
     except click.exceptions.Abort:
         status = 130
     except click.ClickException as error:
         error.show()
         status = error.exit_code
     except (KerasDdlError, OSError) as error:
-        # Only before the command: after it, it may be the program's.
-        if "--debug" in itertools.takewhile(lambda word: word.startswith("-"), arguments):
+        if debug:
             raise
-        click.echo(f"keras-ddl: {type(error).__name__}: {error}", err=True)
-        status = USAGE_STATUS if isinstance(error, ConfigError) else 1
+        click.echo(f"{name}: {type(error).__name__}: {error}", err=True)
+        status = _USAGE_STATUS if isinstance(error, ConfigError) else 1
     sys.exit(status if isinstance(status, int) else 0)

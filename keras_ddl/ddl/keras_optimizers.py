@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Any
 
 import keras
 
 from keras_ddl.ddl import job, reduction
+from keras_ddl.strategy.thread_value import ThreadValue
 
-_applying = threading.local()
+_applying = ThreadValue(False)
 
 
 def install() -> None:
@@ -26,12 +26,9 @@ def _average(optimizer: type) -> None:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         # An optimizer within another gets what the outer one has made of reduced gradients. Whether they are finite,
         # for one, must be asked of gradients that are the same on all ranks.
-        if getattr(_applying, "inside", False) or not job.is_training_together():
+        if _applying.get() or not job.is_training_together():
             return original(self, grads, trainable_variables)
-        _applying.inside = True
-        try:
+        with _applying.set_to(True):
             return original(self, reduction.averaged(list(grads)), trainable_variables)
-        finally:
-            _applying.inside = False
 
     optimizer.apply = apply

@@ -8,29 +8,21 @@ from keras_ddl.compat.tensorflow import tf
 
 
 class Compressor:
-    """What `compression=` takes; derive from it for a compression of one's own."""
+    """What `compression=` takes; derive from it for a compression of one's own. By itself it leaves tensors alone."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """Returns what travels, equal in shape and dtype on all ranks, and what `decompress` needs to know."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
-        """Returns what has travelled, in the form it had before."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
         return tensor, None
 
     @staticmethod
     def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
+        """Returns what has travelled, in the form it had before."""
         return tensor
+
+
+class NoneCompressor(Compressor):
+    """Leaves tensors as they are."""
 
 
 class _CastCompressor(Compressor):

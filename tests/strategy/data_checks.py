@@ -315,6 +315,20 @@ def check_fit_on_rows_from_files():
         assert sorted(model.predict(dataset, verbose=0)[:, 0]) == sorted(model.predict(all_rows, verbose=0)[:, 0])
 
 
+def check_arrays_that_ranks_shuffle_in_orders_of_their_own():
+    original = arrays._shuffled_whole
+
+    def reversed_on_one_rank(*arguments):
+        *others, shuffle = arguments
+        return original(*others, (lambda positions: shuffle(positions)[::-1]) if RANK == 1 else shuffle)
+
+    arrays._shuffled_whole = reversed_on_one_rank
+    try:
+        raises(RankMismatchError, "must read the same batches", lambda: compiled().fit(*FEW, batch_size=8, verbose=0))
+    finally:
+        arrays._shuffled_whole = original
+
+
 def check_files_that_are_not_alike():
     folder = shared_folder()
     read = functools.partial(keras_ddl.data.from_files, reader=read_rows, batch_size=4)

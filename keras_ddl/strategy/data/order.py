@@ -2,7 +2,8 @@
 
 Ranks that cut their rows out of one batch must all have read that batch. A pipeline may break this in ways that nobody
 sees in its code: an unseeded shuffle inside a function, interleave(deterministic=False), a generator that draws numbers
-of its own. So a digest of each dataset's first batches and of every k-th after them is compared over the ranks.
+of its own. So a digest of each dataset's first batches and of every k-th after them is compared over the ranks; of
+arrays, one of the order of a whole pass.
 
 While a batch is cut (in a thread of tf.data, perhaps ahead of time) its digest is only noted, in a short list of the
 process; no rank waits there, so a rank that stops reading early leaves nobody waiting. At the start of a step each rank
