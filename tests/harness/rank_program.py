@@ -80,6 +80,8 @@ def run_checks(base: Path, programs: list[Path], names: list[str], timeout: floa
         sys.modules[program.stem] = module
         spec.loader.exec_module(module)
         functions.update(vars(module))
+    if "tensorflow" in sys.modules:
+        _leave_datasets_untuned()
     for name in names:
         faulthandler.dump_traceback_later(timeout, exit=True)
         start = time.monotonic()
@@ -91,6 +93,23 @@ def run_checks(base: Path, programs: list[Path], names: list[str], timeout: floa
             sys.stderr.flush()
             os._exit(1)  # ranks may be in different states now: the harness starts fresh ones for the other checks
     faulthandler.dump_traceback_later(timeout, exit=True)  # leaving can hang, too
+
+
+def _leave_datasets_untuned() -> None:
+    """Turns off the tuner of tf.data. Whoever deletes a tuned iterator may have to wait for it, up to a minute: it can
+    miss that it is to end when all cores are busy, as they are here.
+    """
+    from tensorflow.data import Options
+    from tensorflow.python.data.ops.dataset_ops import DatasetV2
+
+    original = DatasetV2._apply_debug_options  # called for every iterator that is made
+
+    def untuned(dataset):
+        options = Options()
+        options.autotune.enabled = False
+        return original(dataset.with_options(options))
+
+    DatasetV2._apply_debug_options = untuned
 
 
 def _run_check(function: Any) -> tuple[str, str]:

@@ -12,19 +12,19 @@ import numpy as np
 import keras_ddl
 from harness.rank_program import long
 from strategy.common import (
+    LAST,
     RANK,
-    SIZE,
     STRATEGY,
     X,
     Y,
     check_equal_on_all_ranks,
     dense_model,
     keras,
+    own_folder,
     set_precision,
 )
 
 set_precision("float32")
-LAST = SIZE - 1
 
 
 def compiled(scope=None, learning_rate=0.05):
@@ -39,19 +39,13 @@ def fit(model, callbacks, **arguments):
     return model.fit(X, Y, callbacks=callbacks, **{**defaults, **arguments}).history
 
 
-@contextlib.contextmanager
-def folder_of_each_rank():
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
 def files_by_rank(folder):
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return keras_ddl.all_gather_object(found, name="files")
 
 
 def check_writers_write_on_rank_0_only():
-    with folder_of_each_rank() as folder:
+    with own_folder() as folder:
         best = keras.callbacks.ModelCheckpoint(folder / "best.keras", save_best_only=True)
         callbacks = [
             best,
@@ -102,7 +96,7 @@ def check_early_stopping_and_plateau_decide_as_in_one_process():
 
 
 def check_backup_is_restored_on_all_ranks():
-    with folder_of_each_rank() as folder:  # another one on each rank: only rank 0 finds a backup
+    with own_folder() as folder:  # another one on each rank: only rank 0 finds a backup
 
         class Interrupt(keras.callbacks.Callback):
             def on_epoch_end(self, epoch, logs=None):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import shutil
+import tempfile
 import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -16,10 +22,12 @@ warnings.filterwarnings("ignore", message=".*was made outside the scope.*")
 keras.utils.set_random_seed(1)
 STRATEGY = keras_ddl.Strategy()
 RANK, SIZE = STRATEGY.rank, STRATEGY.size
+LAST = SIZE - 1
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(43, 6))
 Y = RNG.normal(size=(43, 2))
 WEIGHTS = RNG.uniform(0.1, 2.0, size=43)
+FEW = X[:40].astype("float32"), Y[:40].astype("float32")
 LABELS = RNG.integers(0, 3, size=43)
 
 
@@ -32,6 +40,39 @@ def dense_model() -> keras.Model:
     inputs = keras.Input((6,))
     hidden = keras.layers.Dense(8, activation="tanh", kernel_regularizer=keras.regularizers.L2(1e-2))(inputs)
     return keras.Model(inputs, keras.layers.Dense(2)(hidden), name="dense_model")
+
+
+def small_model(outputs: int = 2) -> keras.Model:
+    hidden = keras.layers.Dense(5, activation="tanh")
+    return keras.Sequential([keras.Input((6,)), hidden, keras.layers.Dense(outputs)])
+
+
+def linear_model(**compiled: Any) -> keras.Model:
+    set_precision("float32")
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse", **compiled)
+    return model
+
+
+def everyone(value: Any) -> list[Any]:
+    return keras_ddl.all_gather_object(value, name="test/everyone")
+
+
+@contextlib.contextmanager
+def shared_folder() -> Iterator[Path]:
+    """One folder for all ranks, which must not be left before all are done with it."""
+    folder = keras_ddl.broadcast_object(tempfile.mkdtemp() if RANK == 0 else None, name="test/folder")
+    yield Path(folder)
+    keras_ddl.barrier(name="test/folder_done")
+    if RANK == 0:
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def own_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def check_equal_on_all_ranks(model: keras.Model, history: dict[str, Any] | None = None) -> None:
@@ -73,3 +114,12 @@ def rows_of_ranks(count):
     """Row slices of an uneven split: rank 0 has more than half."""
     ends = [0, *np.linspace(count // 2 + 1, count, SIZE).astype(int)]
     return [slice(ends[r], ends[r + 1]) for r in range(SIZE)]
+
+
+def raises(error: type[Exception], message: str, function: Callable[[], Any]) -> None:
+    try:
+        function()
+    except error as caught:
+        assert re.search(message, str(caught)), str(caught)
+    else:
+        raise AssertionError(f"no {error.__name__}")

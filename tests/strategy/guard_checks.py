@@ -1,23 +1,69 @@
-"""The divergence guard goes back, gives up, and leaves alone what does not diverge. Run by test_strategy.py."""
+"""The divergence guard stops, goes back, gives up, and leaves alone what does not diverge. Run by test_strategy.py."""
+
+import warnings
 
 import numpy as np
 import pytest
 
+from harness.rank_program import long
 from keras_ddl import callbacks
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from strategy.around_checks import TARGETS, fit_guarded, regression, shared_folder
 from strategy.common import (
     SIZE,
     STRATEGY,
     X,
+    check_equal_on_all_ranks,
+    everyone,
     keras,
     set_precision,
+    shared_folder,
 )
 
-LAST = SIZE - 1
+
+def regression(learning_rate, momentum=0.0):
+    """A problem whose steps diverge from a rate of 2 / (largest eigenvalue) on: some 0.7."""
+    set_precision("float64")
+    keras.utils.set_random_seed(5)
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, use_bias=False)])
+        model.compile(keras.optimizers.SGD(learning_rate, momentum), "mse", metrics=["mae"])
+    return model
 
 
+TARGETS = X @ np.arange(1.0, 7.0)[:, None]
+
+
+def fit_guarded(model, guard, *parts, **arguments):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        defaults = {"batch_size": 10, "epochs": 12, "shuffle": False, "verbose": 0}
+        history = model.fit(X[:40], TARGETS[:40], callbacks=[*parts, guard], **{**defaults, **arguments}).history
+    said = [str(w.message) for w in caught if "DivergenceGuard" in str(w.message)]
+    messages = everyone((guard.message, said))
+    assert messages == [messages[0]] * SIZE, messages
+    check_equal_on_all_ranks(model, history)
+    return history, said
+
+
+def check_divergence_stops_all_ranks_with_a_message():
+    for validation in ({}, {"validation_data": (X, TARGETS)}):
+        model = regression(2.5)
+        history, said = fit_guarded(model, callbacks.DivergenceGuard(window=2), **validation)
+        assert len(history["loss"]) < 3 and model.optimizer.iterations < 12, history
+        assert len(said) == 1 and "loss is" in said[0] and "the lowest before was" in said[0], said
+        assert "Training stops. Lower the learning rate" in said[0], said
+    # What TerminateOnNaN of one rank sees: a row that only the last rank has.
+    x = X[:40].copy()
+    x[39] = np.nan
+    model = regression(0.01)
+    guard = callbacks.DivergenceGuard(window=3, rise=None)
+    with pytest.warns(UserWarning, match="DivergenceGuard: loss is nan in the window that ends with step 4"):
+        model.fit(x, TARGETS[:40], batch_size=10, epochs=9, shuffle=False, verbose=0, callbacks=[guard])
+    assert int(model.optimizer.iterations) == 4
+
+
+@long
 def check_divergence_goes_back_at_a_lower_rate_until_it_converges():
     with shared_folder() as folder:
         for directory in (None, folder / "ckpt"):
@@ -38,6 +84,7 @@ def check_divergence_goes_back_at_a_lower_rate_until_it_converges():
             assert np.isfinite(history["loss"][2:]).all() and not np.array_equal(before[0], model.get_weights()[0])
 
 
+@long
 def check_divergence_that_lower_rates_do_not_cure_stops_with_the_last_good_weights():
     model = regression(2.5)
     before = model.get_weights()
@@ -48,6 +95,7 @@ def check_divergence_that_lower_rates_do_not_cure_stops_with_the_last_good_weigh
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
 
 
+@long
 def check_the_guard_changes_nothing_where_nothing_diverges_and_composes_with_schedules():
     def run(*guards):
         model = regression(0.02, momentum=0.9)
@@ -84,6 +132,7 @@ class CountRows(keras.layers.Layer):
         return x
 
 
+@long
 def check_the_guard_takes_the_state_of_layers_back_to_that_of_all_ranks():
     set_precision("float64")
     with STRATEGY.scope():
@@ -98,6 +147,7 @@ def check_the_guard_takes_the_state_of_layers_back_to_that_of_all_ranks():
     assert float(model.layers[0].seen) == 10 * steps, float(model.layers[0].seen)
 
 
+@long
 def check_the_guard_refuses_what_it_cannot_watch():
     for bad in ({"action": "pray"}, {"window": 0}, {"factor": 1.5}, {"rise": -1.0}, {"retries": True}):
         with pytest.raises(ConfigError, match="Received"):

@@ -43,6 +43,14 @@ class Trained:
         return values
 
 
+def fit(model: keras.Model, x: Any = X, y: Any = Y, **arguments: Any) -> Trained:
+    """Trains for two epochs, in order, in batches of 10 rows of arrays, if the arguments of fit say nothing else."""
+    defaults = {"epochs": 2, "shuffle": False, "verbose": 0}
+    if isinstance(x, np.ndarray):
+        defaults["batch_size"] = 10
+    return Trained(model, model.fit(x, y, **{**defaults, **arguments}).history)
+
+
 Program = Callable[[Any], Trained]  # takes the scope to build in
 
 

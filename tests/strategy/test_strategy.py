@@ -18,9 +18,12 @@ def checks(*names: str) -> list[Path]:
 
 # One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
 OF_THREE = ("exact", "loop", "state", "bucket", "random", "metric")
+PROGRAMS = ("gan", "step", "metric_state", "table")  # as Keras's guides write them
+DATA = ("data", "order", "row")
+OF_TWO = ("training", "callback", "decision", "saving", "drift", "guard", "error", *PROGRAMS, *DATA, "tf_distribute")
 test_of_three = rank_tests(checks(*OF_THREE), [3], check_timeout=120, env=PATIENT)
 test_of_two = rank_tests(
-    checks("training", "callback", "around", "error", "case", "data", "tf_distribute"),
+    checks(*OF_TWO),
     [2],
     check_timeout=120,
     env=PATIENT,
@@ -31,13 +34,14 @@ test_programs = pytest.mark.long(rank_tests(checks("program", "further_program")
 test_programs_of_more = pytest.mark.long(
     rank_tests(checks("program", "further_program"), [3], check_timeout=120, env=PATIENT)
 )
-test_cases_of_more = pytest.mark.long(rank_tests(checks("case"), [3, 4], check_timeout=120, env=PATIENT))
+test_cases_of_more = pytest.mark.long(rank_tests(checks(*PROGRAMS), [3, 4], check_timeout=120, env=PATIENT))
 test_random_and_state_of_more = pytest.mark.long(
     rank_tests(checks("random", "layer", "variable"), [2, 4], check_timeout=120, env=PATIENT)
 )
 test_state_of_three = pytest.mark.long(rank_tests(checks("layer", "variable"), [3], check_timeout=120, env=PATIENT))
-test_around_of_three = pytest.mark.long(rank_tests(checks("around", "guard"), [3], check_timeout=120, env=PATIENT))
-test_guard = pytest.mark.long(rank_tests(checks("guard"), [2], check_timeout=120, env=PATIENT))
+test_around_of_three = pytest.mark.long(
+    rank_tests(checks("decision", "saving", "drift", "guard"), [3], check_timeout=120, env=PATIENT)
+)
 test_without_a_seed = rank_tests(checks("seed"), [3], check_timeout=120)
 
 

@@ -70,6 +70,9 @@ def dataset_of_rows(
     dataset = tf.data.Dataset.zip((mine, tf.data.Dataset.from_tensors(arrays).repeat())).map(look_up)
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False  # they would copy the arrays
+    # There is nothing to tune, and whoever deletes the iterator may have to wait for the tuner, up to a minute: it
+    # sleeps for as long as it has run, and when all cores are busy it can miss that it is to end.
+    options.autotune.enabled = False
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
 

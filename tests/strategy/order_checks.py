@@ -1,0 +1,196 @@
+"""Ranks that read different batches are told so before the weights change. Run by test_strategy.py."""
+
+import re
+import time
+import warnings
+
+import numpy as np
+
+import keras_ddl
+from harness.rank_program import long
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.strategy.data import arrays
+from strategy.common import FEW, RANK, SIZE, STRATEGY, keras, linear_model, raises
+
+layers = keras.layers
+OTHER = np.random.default_rng(RANK)  # the mistake: another state on each rank
+
+
+def refuses_to_fit(message, x, *, error=RankMismatchError, compile=None, **arguments):
+    """Checks that fit raises on every rank before the weights change, and that the ranks can go on."""
+    model = linear_model(**(compile or {}))
+    before = model.get_weights()
+    try:
+        model.fit(x, verbose=0, **arguments)
+    except error as caught:
+        assert re.search(message, str(caught), re.DOTALL), str(caught)
+    else:
+        raise AssertionError(f"no {error.__name__}")
+    assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights()))
+    assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
+    model.fit(*FEW, batch_size=10, verbose=0)
+
+
+OTHERS = re.escape(str([*range(1, SIZE)]).replace(",", ""))
+FIRST_BATCH = rf"All ranks must read the same batches.*batch 0 of pass 1 .* on rank\(s\) {OTHERS} than.*\(in x, y\)"
+
+
+def rows_dataset(order=None):
+    x, y = FEW if order is None else (FEW[0][order], FEW[1][order])
+    return tf.data.Dataset.from_tensor_slices((x, y))
+
+
+def check_permutation_by_numpy_in_tf_data():
+    dataset = rows_dataset(OTHER.permutation(40)).batch(10)
+    refuses_to_fit(FIRST_BATCH, dataset)
+    refuses_to_fit(FIRST_BATCH, dataset.repeat(), steps_per_epoch=3, compile={"steps_per_execution": 3})
+    refuses_to_fit(FIRST_BATCH, dataset, compile={"run_eagerly": True})
+
+
+def check_permutation_by_numpy_of_arrays():
+    order = OTHER.permutation(40)
+    refuses_to_fit(r"in one order.*array\(s\) \[0, 1\] of 2", FEW[0][order], y=FEW[1][order], batch_size=10)
+    # The first and the last row may be the same all the same.
+    order[[0, -1]] = 0, 1
+    refuses_to_fit(r"in one order", FEW[0][order], y=FEW[1][order], batch_size=10)
+    model = linear_model()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(FEW[0] + OTHER.normal(size=(40, 6)), FEW[1], batch_size=10, verbose=0)
+    assert any("only if they were drawn at random" in str(w.message) for w in caught) == (RANK == 0)
+
+
+@long
+def check_shuffles_inside_of_other_datasets():
+    tf.random.set_seed(None)  # as a script that makes its data before the Strategy, in functions
+    halves = [rows_dataset().take(20), rows_dataset().skip(20)]
+    nested = tf.data.Dataset.range(2).interleave(lambda _: rows_dataset().shuffle(40)).batch(10)
+    flat = tf.data.Dataset.range(2).flat_map(lambda _: rows_dataset().shuffle(40)).batch(10)
+    sampled = tf.data.Dataset.sample_from_datasets([half.repeat() for half in halves], [0.5, 0.5]).take(80).batch(10)
+    for dataset in (nested, flat, sampled):
+        refuses_to_fit("All ranks must read the same batches", dataset)
+
+
+def check_steps_told_that_order_does_not_matter():
+    dataset = rows_dataset().map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
+    refuses_to_fit(r"deterministic=False in ParallelMapDataset", dataset.batch(10), error=ConfigError)
+
+    def read(i):
+        def wait(x, y, j):
+            time.sleep(0.05 * (j % SIZE == RANK))  # every row of another file is slow on each rank
+            return x, y
+
+        rows = rows_dataset().skip(i * 10).take(10)
+        rows = rows.map(lambda x, y: tf.numpy_function(wait, [x, y, i], [x.dtype, y.dtype]))
+        return rows.map(lambda x, y: (tf.ensure_shape(x, [6]), tf.ensure_shape(y, [2])))
+
+    interleaved = tf.data.Dataset.range(4).interleave(read, cycle_length=4, num_parallel_calls=4, deterministic=False)
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 4  # a rank with few cores would read one file after the other
+    refuses_to_fit("All ranks must read the same batches", interleaved.batch(10).with_options(options))
+
+
+def check_generators_with_a_generator_of_their_own():
+    def batches():
+        while True:
+            rows = OTHER.permutation(40)[:10]
+            yield FEW[0][rows], FEW[1][rows]
+
+    refuses_to_fit(FIRST_BATCH, batches(), steps_per_epoch=3)
+    signature = (tf.TensorSpec([None, 6]), tf.TensorSpec([None, 2]))
+    refuses_to_fit(FIRST_BATCH, tf.data.Dataset.from_generator(batches, output_signature=signature), steps_per_epoch=3)
+
+
+def check_py_datasets_with_a_generator_of_their_own():
+    class Drawn(keras.utils.PyDataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            rows = OTHER.permutation(40)[:10]
+            return FEW[0][rows], FEW[1][rows]
+
+    refuses_to_fit(FIRST_BATCH, Drawn())
+    refuses_to_fit(FIRST_BATCH, Drawn(workers=2))
+
+
+def check_difference_that_begins_late():
+    def batches(rank):
+        for i in range(50):
+            rows = np.arange(10) + (20 if i == 41 and rank else i % 30)
+            yield FEW[0][rows], FEW[1][rows]
+
+    signature = (tf.TensorSpec([None, 6]), tf.TensorSpec([None, 2]))
+    late = tf.data.Dataset.from_generator(lambda: batches(RANK), output_signature=signature)
+    model = linear_model()
+    model.fit(late, verbose=0)  # batch 41 is not one that is compared
+    late = late.skip(1)
+    try:
+        model.fit(late, verbose=0)
+    except RankMismatchError as error:
+        assert "batch 40 of pass 1" in str(error)
+    else:
+        raise AssertionError("no RankMismatchError")
+
+
+@long
+def check_evaluate_predict_and_loops_compare_too():
+    model = linear_model()
+    dataset = rows_dataset(OTHER.permutation(40)).batch(10)
+    for function in (model.evaluate, model.predict):
+        try:
+            function(dataset, verbose=0)
+        except RankMismatchError as error:
+            assert re.search(FIRST_BATCH, str(error)), str(error)
+        else:
+            raise AssertionError("no RankMismatchError")
+    # Read ahead of the steps, in another thread.
+    shared = STRATEGY.experimental_distribute_dataset(dataset).prefetch(2)
+    try:
+        for x, y in shared:
+            STRATEGY.run(lambda x, y: tf.reduce_sum(x), args=(x, y))
+    except RankMismatchError as error:
+        assert re.search(FIRST_BATCH, str(error)), str(error)
+    else:
+        raise AssertionError("no RankMismatchError")
+
+
+def check_augmentation_of_equal_rows_is_a_warning():
+    def batches():
+        for i in range(4):
+            rows = slice(10 * i, 10 * i + 10)
+            yield FEW[0][rows] + OTHER.normal(size=(10, 6)).astype("float32"), FEW[1][rows]
+
+    model = linear_model()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(batches(), verbose=0)
+    assert any("differs between ranks in x, while" in str(w.message) for w in caught) == (RANK == 0)
+
+
+def check_ranks_that_stop_reading_early():
+    shared = STRATEGY.experimental_distribute_dataset(rows_dataset().repeat().batch(10)).prefetch(8)
+    for number, (x, _) in enumerate(shared):
+        if number == 2:
+            break
+        STRATEGY.run(lambda x: tf.reduce_sum(x), args=(x,))
+    if RANK == 0:
+        next(iter(shared))  # one rank reads more than the others
+    linear_model().fit(rows_dataset().shuffle(40, seed=1).batch(10).repeat(), steps_per_epoch=3, epochs=2, verbose=0)
+
+
+def check_arrays_that_ranks_shuffle_in_orders_of_their_own():
+    original = arrays._shuffled_whole
+
+    def reversed_on_one_rank(*arguments):
+        *others, shuffle = arguments
+        return original(*others, (lambda positions: shuffle(positions)[::-1]) if RANK == 1 else shuffle)
+
+    arrays._shuffled_whole = reversed_on_one_rank
+    try:
+        raises(
+            RankMismatchError, "must read the same batches", lambda: linear_model().fit(*FEW, batch_size=8, verbose=0)
+        )
+    finally:
+        arrays._shuffled_whole = original

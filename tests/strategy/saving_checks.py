@@ -1,0 +1,179 @@
+"""What ranks save: once, whole, and with the statistics of all. Run by test_strategy.py."""
+
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+import keras_ddl
+from keras_ddl.compat.tensorflow import tf
+from strategy.common import (
+    LAST,
+    RANK,
+    SIZE,
+    STRATEGY,
+    X,
+    Y,
+    dense_model,
+    everyone,
+    keras,
+    set_precision,
+    shared_folder,
+)
+
+
+def trained(build=dense_model, **arguments):
+    set_precision("float32")
+    with STRATEGY.scope():
+        model = build()
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.fit(X[:20], Y[:20], **{"batch_size": 10, "verbose": 0, **arguments})
+    return model
+
+
+SAVES = {
+    "model.keras": lambda model, path: model.save(path),
+    "function.keras": lambda model, path: keras.models.save_model(model, path, overwrite=False),
+    "legacy.h5": lambda model, path: model.save(path),
+    "model.weights.h5": lambda model, path: model.save_weights(path),
+    "function.weights.h5": lambda model, path: keras.saving.save_weights(model, path),
+    "sharded.weights.json": lambda model, path: model.save_weights(path, max_shard_size=3e-7),
+    "folder": lambda model, path: model.save(path, zipped=False),
+    "new/exported": lambda model, path: model.export(path, verbose=False),
+}
+
+
+def files_of(folder):
+    return {str(p.relative_to(folder)): p.stat() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def check_what_all_ranks_save_is_written_once_and_is_there_on_all():
+    model = trained()
+    with shared_folder() as folder:
+        for name, save in SAVES.items():
+            if RANK == 0:
+                time.sleep(0.1)  # whoever comes first writes
+            save(model, folder / name)
+            found = {k: (s.st_ino, s.st_mtime_ns) for k, s in files_of(folder).items()}
+            of_all = everyone(found)
+            later = {k: (s.st_ino, s.st_mtime_ns) for k, s in files_of(folder).items()}
+            keras_ddl.barrier()  # the next save is not to be among these files
+            assert of_all == [later] * SIZE, f"{name}: whole when the call returns, and not written again"
+        assert not any(path.name.startswith(".") for path in folder.iterdir()), "nothing is left beside them"
+        assert {"sharded_00000.weights.h5", "new/exported/saved_model.pb", "folder/config.json"} <= set(later)
+        expected = model.predict_on_batch(X[:4])
+        for name in ("model.keras", "function.keras", "legacy.h5", "folder"):
+            loaded = keras.models.load_model(folder / name, compile=False)  # Keras cannot read the "mse" of its .h5
+            np.testing.assert_allclose(loaded(X[:4]), expected, rtol=0, atol=1e-6)
+        for name in ("model.weights.h5", "function.weights.h5", "sharded.weights.json"):
+            other = dense_model()
+            other.load_weights(folder / name)
+            np.testing.assert_allclose(other(X[:4]), expected, rtol=0, atol=1e-6)
+        exported = tf.saved_model.load(str(folder / "new/exported"))
+        np.testing.assert_allclose(exported.serve(tf.constant(X[:4], tf.float32)), expected, rtol=0, atol=1e-6)
+
+
+def check_one_rank_may_save_alone_and_each_to_its_own_path():
+    model = trained()
+    with shared_folder() as folder:
+        for rank in range(SIZE):
+            if rank == RANK:
+                for _ in range(2):
+                    model.save(folder / f"of_{rank}.keras")
+                    (folder / f"of_{rank}.keras").unlink()
+                model.save(folder / f"of_{rank}.keras")
+        model.save_weights(folder / f"{RANK}.weights.h5")
+        keras_ddl.barrier(name="around/own")
+        assert set(files_of(folder)) == {n for r in range(SIZE) for n in (f"of_{r}.keras", f"{r}.weights.h5")}
+
+
+def check_saving_again_replaces_the_file_also_when_only_some_ranks_had_saved():
+    model = trained()
+    with shared_folder() as folder:
+        path = folder / "model.keras"
+        if RANK == LAST:
+            model.save(path)
+        keras_ddl.barrier(name="around/first")
+        for value in (1.0, 2.0, 1.0):
+            model.layers[-1].bias.assign([value, value])
+            model.save(path)
+            np.testing.assert_array_equal(keras.models.load_model(path).layers[-1].bias.numpy(), [value, value])
+            keras_ddl.barrier(name="around/again")
+        if RANK == 0:
+            model.layers[-1].bias.assign([3.0, 3.0])
+            model.save(path)
+        keras_ddl.barrier(name="around/alone")
+        np.testing.assert_array_equal(keras.models.load_model(path).layers[-1].bias.numpy(), [3.0, 3.0])
+
+
+def check_a_save_that_fails_leaves_the_earlier_file_and_is_an_error_on_all_ranks():
+    class Fails(keras.layers.Dense):
+        fails = False
+
+        def save_own_variables(self, store):
+            if self.fails:
+                raise OSError(28, "No space left on device")
+            super().save_own_variables(store)
+
+    model = trained(lambda: keras.Sequential([keras.Input((6,)), Fails(2)]))
+    with shared_folder() as folder:
+        path = folder / "model.weights.h5"
+        model.save_weights(path)
+        before = files_of(folder)["model.weights.h5"].st_mtime_ns
+        model.layers[0].fails = True
+        model.layers[0].bias.assign([5.0, 5.0])
+        with pytest.raises(OSError, match="No space left"):
+            model.save_weights(path)
+        keras_ddl.barrier(name="around/failed")
+        assert {k: s.st_mtime_ns for k, s in files_of(folder).items()} == {"model.weights.h5": before}
+        with pytest.raises(FileNotFoundError, match=r"missing/model.keras") as caught:
+            model.save(folder / "missing" / "model.keras")
+        assert ".tmp" not in str(caught.value)
+
+
+def with_statistics():
+    return keras.Sequential([keras.Input((6,)), keras.layers.BatchNormalization(), keras.layers.Dense(2)])
+
+
+def check_what_is_saved_within_an_epoch_holds_the_statistics_of_all_ranks():
+    with shared_folder() as folder:
+        path, seen = folder / "{batch}.weights.h5", []
+
+        class Look(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                seen.append([w.copy() for w in self.model.get_weights()])
+
+        saver = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=2)
+        parts = [saver, Look()] if RANK == 0 else [Look()]  # as scripts in Horovod's manner give it
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="A model saved within an epoch.*")
+            trained(with_statistics, batch_size=5, callbacks=parts)
+        names = sorted(files_of(folder))
+        assert names == ["2.weights.h5", "4.weights.h5"], names
+        saved = with_statistics()
+        saved.load_weights(folder / "2.weights.h5")
+        of_all = everyone(seen[1])
+        for mine, theirs in zip(saved.get_weights(), of_all[LAST]):
+            np.testing.assert_array_equal(mine, theirs)
+        assert not np.array_equal(*(weights[2] for weights in everyone(seen[0])[:2])), "they had differed before"
+
+
+def check_saving_local_statistics_by_hand_is_warned_of():
+    class Save(keras.callbacks.Callback):
+        def __init__(self, path):
+            super().__init__()
+            self.path = path
+
+        def on_train_batch_end(self, batch, logs=None):
+            if RANK == 0:
+                self.model.save_weights(self.path)
+
+    with shared_folder() as folder, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained(with_statistics, callbacks=[Save(folder / "a.weights.h5")])
+        trained(callbacks=[Save(folder / "b.weights.h5")])
+        trained(with_statistics).save_weights(folder / "c.weights.h5")
+    found = [str(w.message) for w in caught if "saved within an epoch" in str(w.message)]
+    assert len(found) == (RANK == 0), found
+    assert all("batch_normalization" in text and "(rank 0)" in text for text in found)
