@@ -194,6 +194,14 @@ _TABLE = (
         "Every rank writes a timeline of its collectives and steps, for chrome://tracing and Perfetto, to this path "
         "with .rankN before the suffix.",
     ),
+    Variable("RESTART", "count", 0, "Set by the launcher: how many times the job was started again."),
+    Variable(
+        "JOB_DIR",
+        "path",
+        None,
+        "Set by the launcher of a job with restarts: a directory on the host's disk, the same after a restart, removed "
+        "at the job's end.",
+    ),
     Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank leaves the report of an uncaught exception."),
     Variable("LAUNCHER", "text", None, "Set by the launcher for the wrapper of each rank: where it reports to."),
     Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one beside python, then PATH."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import shutil
@@ -26,6 +27,12 @@ from keras_ddl.errors import ConfigError
 @click.option("--mpi-arg", "mpi_args", multiple=True, help="Argument(s) for mpirun; may be repeated.", metavar="ARG")
 @click.option("-x", "--env", "env", multiple=True, help="Variable for the program; may be repeated.", metavar="K=V")
 @click.option("--as-horovod", is_flag=True, help="Let `import horovod.tensorflow` find keras_ddl.horovod.")
+@click.option("--restarts", type=click.IntRange(min=0), default=0, help="Start again so often on failure.", metavar="N")
+@click.option("--min-np", type=click.IntRange(min=1), help="Go on with so few ranks when hosts are lost.", metavar="N")
+@click.option("--max-np", type=click.IntRange(min=1), help="Take so many when there are more hosts.", metavar="N")
+@click.option("--host-discovery-script", help="Prints the hosts there are, as lines host:slots.", metavar="COMMAND")
+@click.option("--slots", type=click.IntRange(min=1), default=1, help="Of hosts without a number.", metavar="N")
+@click.option("--hosts-timeout", type=float, default=600.0, help="Wait so long for hosts (600).", metavar="SECONDS")
 @click.option("--timeout", type=float, help="End the job after so many seconds (status 124).", metavar="SECONDS")
 @click.option("--output-dir", type=click.Path(file_okay=False), help="Keep each rank's output in a file here.")
 @click.option("--verbose", "-v", is_flag=True, help="Show the mpirun command and what mpirun says.")
@@ -41,6 +48,12 @@ def command(
     mpi_args: tuple[str, ...],
     env: tuple[str, ...],
     as_horovod: bool,
+    restarts: int,
+    min_np: int | None,
+    max_np: int | None,
+    host_discovery_script: str | None,
+    slots: int,
+    hosts_timeout: float,
     timeout: float | None,
     output_dir: str | None,
     verbose: bool,
@@ -54,20 +67,29 @@ def command(
     keras-ddl run -np 4 --mode x:2x2 train.py
     keras-ddl run --hosts h0:2,h1:2 -- python -m my_package.train
     keras-ddl run --tf-config python train.py
+    keras-ddl run -np 4 --restarts 3 train.py
 
     The output of rank 0 is shown as it comes; whole lines of the others are shown with their rank in front. When a
     rank fails, all are ended, and the traceback of the first that failed is the last thing printed. The exit status is
-    0 when every rank ended with 0, that of the first failed rank otherwise (128 + number for a signal).
+    0 when every rank ended with 0, that of the first failed rank otherwise (128 + number for a signal). With --restarts
+    the job is then started again.
     """
     from keras_ddl.launch import job as job_module
+    from keras_ddl.launch.placement import Discovery, Placement
     from keras_ddl.topology import tf_config as tf_config_module
 
     variables = parse_env(env)
     if tf_config or tf_config_file:
         num_ranks, hosts = _cluster(tf_config_file, num_ranks, hosts, variables)
+    discovery = Discovery(host_discovery_script, slots) if host_discovery_script is not None else None
+    if mode not in (None, "p") and (discovery, min_np, max_np) != (None, None, None):
+        raise ConfigError(
+            f"A mode with dimensions is for one number of ranks. Received: mode={mode!r} for hosts that may change. "
+            "Leave out --mode."
+        )
     job = job_module.make(
-        resolve_program(program, local=hosts is None),
-        num_ranks=num_ranks,
+        resolve_program(program, local=hosts is None and discovery is None),
+        num_ranks=num_ranks if discovery is None else num_ranks or min_np or 1,
         hosts=hosts,
         mode=mode,
         mpirun=mpirun,
@@ -77,13 +99,18 @@ def command(
         output_dir=Path(output_dir) if output_dir else None,
         verbose=verbose,
     )
+    placement = Placement(num_ranks if discovery else job.num_ranks, job.hosts, discovery, min_np, max_np)
+    attempts = {"limit": restarts, "placement": placement, "hosts_seconds": hosts_timeout}
     if tf_config_module.of_rank(job.environment.get(tf_config_module.NAME, ""), 0, job.num_ranks) is None:
         why = f"it does not name as many tasks that train as there are ranks ({job.num_ranks})"
         click.echo(f"keras-ddl: the ranks do not get TF_CONFIG: {why}.", err=True)
     if dry_run:
+        if discovery is not None:
+            ranks, found = placement.first(discovery.hosts()) or (job.num_ranks, ())
+            job = dataclasses.replace(job, num_ranks=ranks, hosts=found)
         click.echo(shlex.join(job.command()))
         return 0
-    return run_job(job)
+    return run_job(job, **attempts)
 
 
 def _cluster(
@@ -114,29 +141,21 @@ def _cluster(
     return len(cluster.tasks), cluster.hosts_option()
 
 
-def run_job(job: object) -> int:
-    """Runs the job, showing what its ranks write. Returns its exit status."""
-    from keras_ddl.launch.outcome import explain
+def run_job(job: object, **attempts: object) -> int:
+    """Runs the job, showing what its ranks write; `attempts`: as for Attempts. Returns its exit status."""
+    from keras_ddl.launch.attempts import Attempts
     from keras_ddl.launch.output import FileDescriptorSink, Screen
     from keras_ddl.launch.stdin import stdin_fd
-    from keras_ddl.launch.supervisor import Supervisor
 
     sys.stdout.flush()
     sinks = {"stdout": FileDescriptorSink(1), "stderr": FileDescriptorSink(2)}
     terminals = {name: fd for (name, sink), fd in zip(sinks.items(), (1, 2)) if sink.terminal}
-    supervisor = Supervisor(job, Screen(*sinks.values()), stdin=stdin_fd(), terminals=terminals)
+    attempts_of_job = Attempts(job, Screen(*sinks.values()), stdin=stdin_fd(), terminals=terminals, **attempts)
     try:
-        result = supervisor.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        result = attempts_of_job.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        sinks["stderr"].write(result.failure_text.encode())
     except BrokenPipeError:  # the reader of our output has left (`| head`)
         return 128 + signal.SIGPIPE
-    first = result.first_failure
-    if result.signal is None and not result.ok:
-        text = f"keras-ddl: mpirun ended ({result.mpirun_end}) before the ranks had finished.\n{result.mpirun_text}"
-        if first is not None:
-            text = explain(result.outcomes, first, result.mpirun_text)
-        elif result.timed_out:
-            text = ""
-        sinks["stderr"].write(text.encode())
     return result.exit_status
 
 

@@ -9,6 +9,7 @@ Nothing is encrypted, as in MPI's own connections.
 from __future__ import annotations
 
 import enum
+import errno
 import fcntl
 import hmac
 import json
@@ -50,7 +51,7 @@ class Kind(enum.IntEnum):
     RESULT = 11  # R bytes of the file that the program of `run(fn)` leaves
     EXIT = 12  # R JSON: status, stopped_by, report, report_age_seconds
     STOP = 13  # L JSON: signal, grace_seconds
-    BYE = 14  # L empty: the wrapper may leave
+    BYE = 14  # L JSON: last (no other attempt follows): the wrapper may leave
 
 
 def proof(token: str, side: str, nonce: bytes) -> str:
@@ -70,6 +71,7 @@ class Channel:
         self.sock = sock
         self.proven = False
         self.closed = False
+        self.timed_out = False  # the network is down: the peer may live
         self._incoming = bytearray()
         self._outgoing = bytearray()
         sock.setblocking(False)
@@ -108,7 +110,8 @@ class Channel:
                 sent = self.sock.send(self._outgoing[:_READ_BYTES])
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError:
+            except OSError as error:
+                self.timed_out = error.errno == errno.ETIMEDOUT
                 self.close()
                 return
             del self._outgoing[:sent]
@@ -119,7 +122,8 @@ class Channel:
             data = self.sock.recv(_READ_BYTES)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:
+        except OSError as error:
+            self.timed_out = error.errno == errno.ETIMEDOUT
             data = b""
         if not data:
             self.close()

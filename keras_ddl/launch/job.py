@@ -13,11 +13,16 @@ from pathlib import Path
 from keras_ddl.errors import ConfigError
 from keras_ddl.launch import mpirun as mpirun_module
 from keras_ddl.launch.mpirun import Host, Mpirun
-from keras_ddl.launch.outcome import RankOutcome, first_failure, status_text
+from keras_ddl.launch.outcome import RankOutcome, explain, first_failure, status_text
 from keras_ddl.launch.rank_environment import python_path
 from keras_ddl.topology import parse_mode
 
 TIMEOUT_STATUS = 124  # that of timeout(1)
+
+
+def new_id() -> str:
+    """Returns a name for directories that nobody can guess."""
+    return secrets.token_hex(16)
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Job:
         timeout: seconds after which the job is ended, None for never.
         call: bytes that every rank finds as KERAS_DDL_RUN_DIR/call.pickle (keras_ddl.run), None for a program.
         output_dir: where each rank's output is kept, None for nowhere.
+        seconds_spent: of the timeout, by earlier attempts.
+        kept: name of the directory that the ranks find as KERAS_DDL_JOB_DIR, also after a restart; None for none.
         id: names the job's directory on every host; not to be guessed, because /tmp is everybody's.
     """
 
@@ -43,9 +50,11 @@ class Job:
     timeout: float | None = None
     call: bytes | None = field(default=None, repr=False)
     output_dir: Path | None = None
+    seconds_spent: float = 0.0
+    kept: str | None = None
     verbose: bool = False
     directory: str = field(default_factory=os.getcwd)
-    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    id: str = field(default_factory=new_id)
 
     @property
     def several_hosts(self) -> bool:
@@ -170,7 +179,7 @@ class JobResult:
     @property
     def ok(self) -> bool:
         """Whether every rank reported that its program ended by itself with status 0."""
-        return all(outcome.done for outcome in self.outcomes)
+        return bool(self.outcomes) and all(outcome.done for outcome in self.outcomes)
 
     @property
     def exit_status(self) -> int:
@@ -191,3 +200,15 @@ class JobResult:
     def mpirun_end(self) -> str:
         """How mpirun ended."""
         return status_text(self.mpirun_status or 0)
+
+    @property
+    def failure_text(self) -> str:
+        """What to show of a failure: it ends with the traceback of the rank that failed first. "" for none."""
+        first = self.first_failure
+        if self.signal is not None or self.ok:
+            return ""
+        if first is not None:
+            return explain(self.outcomes, first, self.mpirun_text)
+        if self.timed_out:
+            return ""
+        return f"keras-ddl: mpirun ended ({self.mpirun_end}) before the ranks had finished.\n{self.mpirun_text}"

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from keras_ddl import config
 from keras_ddl.errors import ConfigError, DeadlineError, LaunchError, RankError
 from keras_ddl.launch import job as job_module
-from keras_ddl.launch import supervisor
+from keras_ddl.launch.attempts import Attempts
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.outcome import RankOutcome, explain
 from keras_ddl.launch.output import FileDescriptorSink, Screen, Sink, TextSink
@@ -31,6 +31,7 @@ def run(
     env: Mapping[str, str] | None = None,
     *,
     hosts: str | None = None,
+    restarts: int = 0,
     verbose: bool = False,
 ) -> list[Any]:
     """Calls `fn(*args, **kwargs)` on `np` ranks, each a fresh process, and returns their results by rank.
@@ -45,6 +46,7 @@ def run(
         timeout: seconds; then the ranks are ended.
         env: variables to set for the ranks.
         hosts: "h0:2,h1:2"; None for this machine, or what the resource manager says.
+        restarts: how many times all ranks are started again, with the same call, when one fails (docs/launch.md).
         verbose: show the mpirun command and what mpirun says.
 
     Returns: list of `np` results; result r is what rank r returned.
@@ -78,7 +80,7 @@ def run(
     sys.stderr.flush()
     screen, terminals = _screen()
     # SIGTERM and SIGHUP keep their meaning for the caller; the ranks notice when it is gone.
-    result = supervisor.Supervisor(job, screen, terminals=terminals).run((signal.SIGINT,))
+    result = Attempts(job, screen, limit=restarts, terminals=terminals).run((signal.SIGINT,))
     return _values(result, timeout)
 
 

@@ -58,6 +58,8 @@ class RankProcess:
         self._channel = Channel(connect(address))
         self._welcome: dict[str, Any] = {}
         self._run_dir = Path()
+        self._job_dir: Path | None = None
+        self._keeps_job_dir = False
         self._mark = ""
         self._call_file: Any = None
         self._program: RankProgram | None = None
@@ -90,6 +92,9 @@ class RankProcess:
                 shutil.rmtree(self._run_dir, ignore_errors=True)
                 with contextlib.suppress(OSError):
                     self._run_dir.parent.rmdir()  # the last rank of this host removes it
+                # A launcher that is gone starts nothing again; one that cannot be reached may.
+                if self._job_dir is not None and not (self._keeps_job_dir or self._channel.timed_out):
+                    shutil.rmtree(self._job_dir, ignore_errors=True)
         return status if status >= 0 else 128 - status
 
     def _watch(self, program: RankProgram) -> int:
@@ -172,6 +177,7 @@ class RankProcess:
             self._stop(order["signal"], order["grace_seconds"], "the launcher")
         elif kind is Kind.BYE:
             self._told_to_leave = True
+            self._keeps_job_dir = not json.loads(payload)["last"]
 
     def _prepare(self, welcome: dict[str, Any]) -> None:
         if not same_proof(str(welcome.get("proof")), proof(self._token, "launcher", self._nonce)):
@@ -183,6 +189,9 @@ class RankProcess:
         self._run_dir = job_dir / f"rank-{self.rank}"
         self._run_dir.mkdir(mode=0o700)
         self._mark = f"KERAS_DDL_RUN_DIR={self._run_dir}\0"  # with the end of the variable: rank-1 is not rank-10
+        if welcome["kept"]:
+            self._job_dir = Path(tempfile.gettempdir()) / welcome["kept"]
+            self._job_dir.mkdir(mode=0o700, exist_ok=True)
         if welcome["sends_file"]:
             self._call_file = (self._run_dir / CALL_FILE).open("wb")
 
@@ -191,6 +200,8 @@ class RankProcess:
         environment = rank_environment.merge(os.environ, welcome["environment"], same_host=welcome["host"] == host)
         rank_environment.give_task(environment, self.rank, self.size)
         environment["KERAS_DDL_RUN_DIR"] = str(self._run_dir)
+        if self._job_dir is not None:
+            environment["KERAS_DDL_JOB_DIR"] = str(self._job_dir)
         if self.rank != 0:
             # TensorFlow tells at every start which CPU it found. Once is enough; warnings and errors still come.
             environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")

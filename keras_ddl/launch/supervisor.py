@@ -18,6 +18,7 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Callable
 
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch import control, processes, terminal
@@ -41,9 +42,20 @@ _MPIRUN_SECONDS = 3.0
 class Supervisor:
     """The loop of one job. `run` may be called once."""
 
-    def __init__(self, job: Job, screen: Screen, *, stdin: int | None = None, terminals: dict[str, int] | None = None):
-        """`terminals`: file descriptors of the terminals behind the screen's "stdout" and "stderr", where they are."""
-        self._job, self._screen = job, screen
+    def __init__(
+        self,
+        job: Job,
+        screen: Screen,
+        *,
+        stdin: int | None = None,
+        terminals: dict[str, int] | None = None,
+        goes_on: Callable[[JobResult], bool] = lambda result: False,
+    ) -> None:
+        """`terminals`: file descriptors of the terminals behind the screen's "stdout" and "stderr", where they are.
+
+        `goes_on`: called once at the end: whether another attempt follows, so that `job.kept` stays on the hosts.
+        """
+        self._job, self._screen, self._goes_on = job, screen, goes_on
         self._terminals = terminals or {}
         self._stdin = StdinForwarder(stdin)
         self._links = [RankLink(rank, RankOutput(rank, screen, self._log_file(rank))) for rank in range(job.num_ranks)]
@@ -108,12 +120,13 @@ class Supervisor:
             "terminal": screens,
             "stdin": self._stdin.wanted,
             "sends_file": self._job.call is not None,
+            "kept": self._job.kept,
         }
 
     # ---- the loop ------------------------------------------------------------------------------------------------
 
     def _loop(self, began: float) -> None:
-        deadline = None if self._job.timeout is None else began + self._job.timeout
+        deadline = None if self._job.timeout is None else began + self._job.timeout - self._job.seconds_spent
         while not all(link.over for link in self._links):
             now = time.monotonic()
             if self._hard_stop:
@@ -266,9 +279,10 @@ class Supervisor:
 
     def _end_mpirun(self) -> None:
         """Says goodbye to the wrappers and waits for mpirun, which may ignore SIGTERM."""
+        last = not self._goes_on(self._result)
         for link in self._links:
             if link.connected:
-                link.channel.send(control.Kind.BYE)
+                link.channel.send(control.Kind.BYE, {"last": last})
         first_wait = _MPIRUN_SECONDS
         if self._terminate_mpirun_at is not None and time.monotonic() >= self._terminate_mpirun_at:
             first_wait = 0.0

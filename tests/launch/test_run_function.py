@@ -123,6 +123,19 @@ def test_run_function_that_exits_or_is_killed_raises_rank_error():
         keras_ddl.run(be_killed, np=2)
 
 
+def test_run_function_is_called_again_after_a_failure():
+    def work(base):
+        attempt = int(os.environ["KERAS_DDL_RESTART"])
+        if number() == 1 and attempt == 0:
+            os.kill(os.getpid(), 9)
+        return base + attempt
+
+    err = io.StringIO()
+    with redirect_stderr(err):
+        assert keras_ddl.run(work, np=2, args=(5,), restarts=1) == [6, 6]
+    assert "restart 1 of 1, with 2 ranks (rank 1: killed by SIGKILL)" in err.getvalue()
+
+
 def test_run_function_that_cannot_travel_is_a_clear_error():
     lock = threading.Lock()
     with pytest.raises(ConfigError, match="must be picklable, to be sent to the ranks. Received: .*closure.*lock"):

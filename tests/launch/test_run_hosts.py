@@ -76,6 +76,25 @@ def test_run_hosts_death_of_a_host_is_no_success(on_hosts: list[str], tmp_path: 
     assert "on host h1 failed first" in ended.err and "lost" in ended.err, ended
 
 
+@pytest.mark.long
+def test_run_hosts_restarts_without_a_lost_host(on_hosts: list[str], tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        """
+here("up"); print(RANK, "of", os.environ["OMPI_COMM_WORLD_SIZE"], flush=True)
+if os.environ["KERAS_DDL_RESTART"] == "0": time.sleep(600)
+""",
+    )
+    started = Started([*on_hosts, "--restarts", "2", "--min-np", "2", "python", program], tmp_path)
+    started.wait_for(*(tmp_path / f"up-{rank}" for rank in range(4)))
+    started.may_leave = ("prted.",)
+    kill_host(started.mark, tmp_path, "h1")
+    ended = started.finish()
+    assert ended.status == 0, ended
+    assert "keras-ddl: restart 1 of 2, with 2 ranks on h0:2 (rank" in ended.err, ended
+    assert {"0 of 2", "[1] 1 of 2"} <= set(ended.out.splitlines()), ended
+
+
 def kill_host(mark: str, folder: Path, name: str) -> None:
     """Kills everything on the host at once, as a power cut would."""
     victims = []

@@ -1,0 +1,248 @@
+"""A job that is started again when it fails: each attempt is a job of its own, with processes of its own.
+
+An attempt that fails is ended and cleaned up as any job is; then the next one begins. What stays between attempts is a
+directory on each host (`Job.kept`), which the ranks find as KERAS_DDL_JOB_DIR. docs/launch.md says what a user sees.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import select
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from keras_ddl.errors import LaunchError
+from keras_ddl.launch.interrupts import Interrupts
+from keras_ddl.launch.job import Job, JobResult, new_id
+from keras_ddl.launch.mpirun import Host
+from keras_ddl.launch.output import Screen
+from keras_ddl.launch.placement import Placement, host_of_rank
+from keras_ddl.launch.supervisor import Supervisor
+
+# Two failures in a row that are alike, both this soon after the start, are the program's and not the machine's.
+_EARLY_SECONDS = 60.0
+# Signals that come from outside: another process, the kernel that is out of memory, a resource manager.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Wrong arguments (argparse, click, python itself); a program that cannot be executed or is not there.
+_MISTAKES = (2, 126, 127)
+_PAUSE_AFTER_NO_START_SECONDS = 5.0
+_ASK_AGAIN_SECONDS = 1.0
+
+
+class Attempts:
+    """The attempts of one job. `run` may be called once."""
+
+    def __init__(
+        self,
+        job: Job,
+        screen: Screen,
+        *,
+        limit: int = 0,
+        placement: Placement | None = None,
+        hosts_seconds: float = 600.0,
+        stdin: int | None = None,
+        terminals: dict[str, int] | None = None,
+    ) -> None:
+        """
+        Args:
+            job: the first attempt, but for hosts and number of ranks where a script names the hosts.
+            limit: how many times it may be started again.
+            hosts_seconds: how long to wait for hosts that take enough ranks.
+            stdin, terminals: as for Supervisor.
+        """
+        self._job, self._screen, self._limit = job, screen, limit
+        self._placement = placement or Placement(job.num_ranks, job.hosts)
+        self._hosts_seconds, self._stdin, self._terminals = hosts_seconds, stdin, terminals
+        self._number = 0
+        self._began = self._attempt_began = time.monotonic()
+        self._hosts: tuple[Host, ...] = ()  # of this attempt
+        self._why = ""  # the failure because of which the next attempt begins
+        self._early_failure: tuple[int, str] | None = None
+        self._goes_on = False
+
+    def run(self, signals: tuple[signal.Signals, ...]) -> JobResult:
+        """Runs the job until an attempt succeeds or none is left. `signals`: those that end it.
+
+        Returns the result of the last attempt; what is to be said of earlier ones has been shown.
+        Raises: LaunchError: the first attempt could not be started.
+        """
+        if self._limit == 0 and self._placement.discovery is None:
+            return self._attempt(self._job, signals)
+        kept = f"keras_ddl-job-{new_id()}" if self._limit else None
+        self._job = dataclasses.replace(self._job, kept=kept)
+        try:
+            with Interrupts(signals, lambda: None) as self._interrupts:
+                return self._run(signals)
+        finally:
+            if kept is not None:
+                shutil.rmtree(Path(tempfile.gettempdir()) / kept, ignore_errors=True)
+
+    def _run(self, signals: tuple[signal.Signals, ...]) -> JobResult:
+        result = JobResult([])
+        while True:
+            where = self._wait_for_hosts()
+            if where is None:
+                return self._stopped_between(result)
+            job = self._next(*where)
+            if self._number:
+                hosts = f" on {_hosts_text(job.hosts)}" if job.hosts else ""
+                ranks = "1 rank" if job.num_ranks == 1 else f"{job.num_ranks} ranks"
+                self._say(f"restart {self._number} of {self._limit}, with {ranks}{hosts} ({self._why})")
+            try:
+                result = self._attempt(job, signals)
+            except LaunchError as error:
+                if not self._goes_on:
+                    raise
+                self._show(f"keras-ddl: LaunchError: {error}\n")
+                self._why = "it could not be started"
+                self._wait(_PAUSE_AFTER_NO_START_SECONDS)
+            else:
+                if not self._goes_on:
+                    return result
+                self._show(result.failure_text)
+            self._number += 1
+
+    def _attempt(self, job: Job, signals: tuple[signal.Signals, ...]) -> JobResult:
+        self._attempt_began, self._goes_on = time.monotonic(), False
+        supervisor = Supervisor(
+            job, self._screen, stdin=self._stdin, terminals=self._terminals, goes_on=self._decide_whether_to_go_on
+        )
+        return supervisor.run(signals)
+
+    def _next(self, num_ranks: int, hosts: tuple[Host, ...]) -> Job:
+        """Returns the next attempt, a job of its own."""
+        job, number = self._job, self._number
+        output_dir = job.output_dir
+        if output_dir is not None and number:
+            output_dir /= f"restart-{number}"
+        return dataclasses.replace(
+            job,
+            id=new_id(),
+            num_ranks=num_ranks,
+            hosts=hosts,
+            environment={**job.environment, "KERAS_DDL_RESTART": str(number)},
+            output_dir=output_dir,
+            seconds_spent=time.monotonic() - self._began,
+        )
+
+    # ---- after an attempt ----------------------------------------------------------------------------------------
+
+    def _decide_whether_to_go_on(self, result: JobResult) -> bool:
+        reason = self._reason_to_end(result)
+        if reason:
+            self._say(reason)
+        self._goes_on = reason is None
+        return self._goes_on
+
+    def _reason_to_end(self, result: JobResult) -> str | None:
+        """Returns None when another attempt follows, else why not; "" where that is plain."""
+        if result.ok or result.signal is not None or result.timed_out or self._limit == 0:
+            return ""
+        first = result.first_failure
+        if first is not None and first.stopped_by is None and first.status in _MISTAKES:
+            return f"not started again: exit status {first.status} says that the command cannot work."
+        if self._number == self._limit:
+            return f"not started again: this was restart {self._number} of {self._limit}."
+        if not all(outcome.host for outcome in result.outcomes):
+            return "" if self._number == 0 else None
+        early = self._early_failure
+        self._early_failure = None
+        if first is not None and first.status is not None and not first.is_consequence:
+            is_own = first.status > 0 or -first.status not in _FROM_OUTSIDE
+            if is_own and time.monotonic() - self._attempt_began < _EARLY_SECONDS:
+                self._early_failure = first.rank, first.describe()
+        if early is not None and early == self._early_failure:
+            return (
+                f"not started again: rank {early[0]} has failed in the same way twice, each time within "
+                f"{_EARLY_SECONDS:g} s of the start."
+            )
+        self._why = "mpirun ended" if first is None else f"rank {first.rank}: {first.describe()}"
+        self._placement.lost |= _lost_hosts(self._hosts, result)
+        return None
+
+    # ---- between attempts ----------------------------------------------------------------------------------------
+
+    def _wait_for_hosts(self) -> tuple[int, tuple[Host, ...]] | None:
+        """Returns (ranks, hosts) of the next attempt; None: there are not enough, or the job is to end.
+
+        Raises: LaunchError: the first attempt has no hosts.
+        """
+        deadline = time.monotonic() + self._hosts_seconds
+        placement, told = self._placement, False
+        while True:
+            problem = "there are no hosts"
+            hosts: Sequence[Host] = placement.fixed
+            if placement.discovery is not None:
+                try:
+                    hosts = placement.discovery.hosts(self._is_to_end)
+                    problem = f"the hosts are {_hosts_text(hosts) or 'none'}"
+                except LaunchError as error:
+                    if self._number == 0 and not told:
+                        raise
+                    problem = str(error)
+            if self._is_to_end():
+                return None
+            if placement.discovery is None and not placement.fixed:
+                return self._job.num_ranks, ()
+            found = placement.again(hosts) if self._number else placement.first(hosts)
+            if found is not None:
+                self._hosts = found[1]
+                return found
+            needed = placement.least if self._number else placement.wanted or placement.least or 1
+            if time.monotonic() >= deadline:
+                text = f"for {self._hosts_seconds:g} s the hosts did not take {needed} rank(s) together: {problem}"
+                if self._number == 0:
+                    raise LaunchError(f"A job needs hosts. Received: {text}. Wait longer with --hosts-timeout.")
+                self._say(f"not started again: {text}.")
+                return None
+            if not told:
+                told = True
+                self._say(f"waiting for hosts that take {needed} rank(s) together: {problem}.")
+            self._wait(_ASK_AGAIN_SECONDS)
+
+    def _is_to_end(self) -> bool:
+        return bool(self._interrupts.received) or self._is_out_of_time()
+
+    def _is_out_of_time(self) -> bool:
+        timeout = self._job.timeout
+        return timeout is not None and time.monotonic() - self._began >= timeout
+
+    def _wait(self, seconds: float) -> None:
+        if not self._is_to_end():
+            poll = select.poll()
+            poll.register(self._interrupts, select.POLLIN)
+            poll.poll(seconds * 1000)
+
+    def _stopped_between(self, result: JobResult) -> JobResult:
+        """Returns the result of a job that ended while no rank ran."""
+        if received := self._interrupts.take():
+            result.signal = received[0]
+            self._say(f"{signal.Signals(received[0]).name}: not started again.")
+        elif self._is_out_of_time():
+            result.timed_out = True
+            self._say(f"the job did not end within {self._job.timeout:g} s and is not started again.")
+        return result
+
+    def _say(self, text: str) -> None:
+        self._show(f"keras-ddl: {text}\n")
+
+    def _show(self, text: str) -> None:
+        self._screen.write_lines("err", text.encode())
+
+
+def _lost_hosts(hosts: Sequence[Host], result: JobResult) -> set[str]:
+    """Returns the hosts of which no rank has reported its end, while ranks of others have."""
+    heard: dict[str, bool] = {}
+    for outcome in result.outcomes:
+        host = host_of_rank(hosts, outcome.rank)
+        if host is not None:
+            heard[host] = heard.get(host, False) or outcome.status is not None
+    return {host for host, heard_of in heard.items() if not heard_of} if any(heard.values()) else set()
+
+
+def _hosts_text(hosts: Sequence[Host]) -> str:
+    return ",".join(f"{host.name}:{host.slots}" for host in hosts)

@@ -1,0 +1,134 @@
+"""How many ranks an attempt has, and on which hosts: those of the command line, or those that a script names."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from keras_ddl.errors import ConfigError, LaunchError
+from keras_ddl.launch.mpirun import Host, parse_hosts
+
+_SCRIPT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """A command that prints the hosts there are, one on each line, as host:slots; `slots` for lines without them."""
+
+    command: str
+    slots: int = 1
+
+    def hosts(self, stopped: Callable[[], bool] = lambda: False) -> tuple[Host, ...]:
+        """Asks it. Ends without an answer, as one of no hosts, when `stopped()` is true.
+
+        Raises: LaunchError: it cannot be run, fails, takes longer than a minute, or prints something else.
+        """
+        try:
+            process = subprocess.Popen(
+                shlex.split(self.command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        except (OSError, ValueError) as error:
+            raise self._failure(f"it cannot be run: {error}") from None
+        deadline = time.monotonic() + _SCRIPT_SECONDS
+        with process:
+            while True:
+                try:
+                    out, err = process.communicate(timeout=0.2)
+                    break
+                except subprocess.TimeoutExpired:
+                    if stopped() or time.monotonic() > deadline:
+                        process.kill()
+                        if stopped():
+                            return ()
+                        raise self._failure(f"it has not ended after {_SCRIPT_SECONDS:g} s") from None
+        if process.returncode != 0:
+            said = err.decode(errors="replace").strip()[-500:]
+            raise self._failure(f"it ended with status {process.returncode}, after saying {said!r}")
+        lines = [line.strip() for line in out.decode(errors="replace").splitlines() if line.strip()]
+        try:
+            return parse_hosts(",".join(x if ":" in x else f"{x}:{self.slots}" for x in lines)) if lines else ()
+        except ConfigError as error:
+            raise self._failure(str(error)) from None
+
+    def _failure(self, what: str) -> LaunchError:
+        return LaunchError(
+            "The host discovery script must be executable, end with status 0 and print a line host:slots for each "
+            f"host. Received: {self.command!r}: {what}. Call it by hand."
+        )
+
+
+@dataclass
+class Placement:
+    """Chooses number of ranks and hosts for each attempt.
+
+    Attributes:
+        wanted: ranks of the first attempt; None: all that the hosts take.
+        least, most: bounds for later ones; None: `wanted`, or what the first attempt had.
+        fixed: the hosts of the command line; empty: this host, or what the resource manager says.
+        discovery: a script that names the hosts instead.
+        lost: names of hosts that vanished. They are left out as long as enough ranks remain without them.
+    """
+
+    wanted: int | None
+    fixed: tuple[Host, ...] = ()
+    discovery: Discovery | None = None
+    least: int | None = None
+    most: int | None = None
+    lost: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError: bounds that contradict each other, or that nothing could make use of."""
+        if self.fixed and self.discovery is not None:
+            raise ConfigError(
+                f"The hosts are either given or discovered. Received: hosts {[host.name for host in self.fixed]} and "
+                f"the script {self.discovery.command!r}. Leave out one of them."
+            )
+        if not self.fixed and self.discovery is None and (self.least, self.most) != (None, None):
+            raise ConfigError(
+                "--min-np and --max-np say how many ranks a job has when its hosts change. Received: neither --hosts "
+                "nor --host-discovery-script. Name the hosts, or leave them out."
+            )
+        bounds = [each for each in (self.least, self.wanted, self.most) if each is not None]
+        if bounds != sorted(bounds):
+            raise ConfigError(
+                "min-np must not be above np, nor np above max-np. Received: "
+                f"min-np={self.least}, np={self.wanted}, max-np={self.most}."
+            )
+
+    def first(self, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]] | None:
+        """Returns (ranks, hosts) of the first attempt among `hosts`; None: there are not enough yet."""
+        slots = _slots(hosts)
+        if slots < max(self.wanted or self.least or 1, 1):
+            return None
+        # np is what the job waits for at its start; more are taken where max-np says so.
+        ranks = min(slots, self.most or self.wanted or slots)
+        self.least = self.least or self.wanted or ranks
+        self.most = self.most or self.wanted
+        return ranks, tuple(hosts)
+
+    def again(self, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]] | None:
+        """Returns (ranks, hosts) of a later attempt; None: there are fewer than must be."""
+        assert self.least is not None
+        names = {host.name for host in hosts}
+        self.lost &= names  # one that was taken away and is named again has come back
+        for some in ([host for host in hosts if host.name not in self.lost], hosts):
+            slots = _slots(some)
+            if slots >= self.least:
+                return min(slots, self.most or slots), tuple(some)
+        return None
+
+
+def _slots(hosts: Sequence[Host]) -> int:
+    return sum(host.slots for host in hosts)
+
+
+def host_of_rank(hosts: Sequence[Host], rank: int) -> str | None:
+    """Returns the name of the host that a rank was started on: ranks fill one after the other. None: not known."""
+    for host in hosts:
+        if rank < host.slots:
+            return host.name
+        rank -= host.slots
+    return None
