@@ -272,13 +272,17 @@ def check_environment() -> None:
         get(row.name)
 
 
+# IBM's algorithms for an all-reduce: in a mode their letter stands before the dimensions, or alone.
+IBM_MODES = "prbnmc"
+
+
 def mode_from_environment() -> str:
     """Returns KERAS_DDL_MODE, else the -mode of IBM's DDL_OPTIONS, else 'p'."""
     if not is_set("MODE"):
         words = os.environ.get("DDL_OPTIONS", "").split()
         for flag, value in zip(words, words[1:]):
             if flag in ("-mode", "--mode"):
-                return value
+                return "p" if value in IBM_MODES else value  # a letter alone leaves the dimensions open
     return get("MODE")
 
 

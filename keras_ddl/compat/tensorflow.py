@@ -55,7 +55,7 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]'
     from tensorflow.python.framework.func_graph import FuncGraph
     from tensorflow.python.framework.ops import EagerTensor
     from tensorflow.python.framework.tensor_util import constant_value_as_shape
-    from tensorflow.python.ops import variable_v1, variables
+    from tensorflow.python.ops import ref_variable, resource_variable_ops, variable_v1, variables
 
 __all__ = [
     "InputContext",
@@ -84,6 +84,7 @@ __all__ = [
     "tf",
     "traced_for_xla",
     "variant_tensor",
+    "with_initializer",
     "with_initializers",
 ]
 
@@ -294,12 +295,50 @@ def _set_creator(module: ModuleType, name: str, original: Callable[..., Any], ca
     setattr(module, name, create)
 
 
+_plain_initializers = threading.local()
+
+
+def with_initializer(change: Callable[[tf.Operation, Any], tf.Operation]) -> None:
+    """From now on `change(op, variable)` is what `variable.initializer` gives of a variable of a graph, in place of op.
+
+    Lists of variables (with_initializers) and what is written of a graph take the variable's own as before.
+    """
+    for kind in (resource_variable_ops.BaseResourceVariable, ref_variable.RefVariable):
+        kind.initializer = property(_changed_initializer(kind.initializer.fget, change))
+        kind.to_proto = _plainly(kind.to_proto)
+
+
+def _changed_initializer(original: Callable[[Any], Any], change: Callable[..., Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def initializer(self: Any) -> Any:
+        own = original(self)
+        plain = own is None or getattr(_plain_initializers, "on", False)
+        return own if plain else change(own, self)
+
+    return initializer
+
+
+def _plainly(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `original`, within which `variable.initializer` is the variable's own."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = getattr(_plain_initializers, "on", False)
+        _plain_initializers.on = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _plain_initializers.on = before
+
+    return call
+
+
 def with_initializers(change: Callable[[Any, Sequence[Any]], Any]) -> None:
     """From now on `change(op, variables)` is what initialises `variables`, in place of op.
 
     All of tf.compat.v1's initializers come through here, global_variables_initializer and that of a Scaffold included.
     """
-    original = variables.variables_initializer
+    original = _plainly(variables.variables_initializer)
 
     @functools.wraps(original)
     def variables_initializer(var_list: Sequence[Any], name: str = "init") -> Any:

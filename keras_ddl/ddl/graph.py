@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.ddl import job, reduction
+from keras_ddl.ddl import job, reduction, start
 
 
 def install() -> None:
@@ -52,7 +52,10 @@ def _average(optimizer: type) -> None:
 
     @functools.wraps(apply)
     def apply_gradients(self: Any, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
-        return apply(self, _averaged(grads_and_vars), *args, **kwargs)
+        pairs = list(grads_and_vars)
+        if job.is_training_together():
+            start.settle(variable for _, variable in pairs)
+        return apply(self, _averaged(pairs), *args, **kwargs)
 
     optimizer.compute_gradients, optimizer.apply_gradients = compute_gradients, apply_gradients
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_ddl.ddl import job, reduction
+from keras_ddl.ddl import job, reduction, start
 from keras_ddl.strategy.thread_value import ThreadValue
 
 _applying = ThreadValue(False)
@@ -28,6 +28,10 @@ def _average(optimizer: type) -> None:
         # for one, must be asked of gradients that are the same on all ranks.
         if _applying.get() or not job.is_training_together():
             return original(self, grads, trainable_variables)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        trained = trainable_variables or getattr(self, "_trainable_variables", [])
+        start.settle([*trained, *(self.variables if self.built else [])])
         with _applying.set_to(True):
             return original(self, reduction.averaged(list(grads)), trainable_variables)
 

@@ -13,6 +13,7 @@ from typing import Any
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import is_eager, tf
 from keras_ddl.ddl import dump, job
+from keras_ddl.ddl.origin import comes_from
 from keras_ddl.strategy.buckets import all_reduce_in_buckets
 
 # By graph: {name of a reduced tensor: the names of the tensors of the gradient before}. Names, because a tensor would
@@ -118,16 +119,4 @@ def _is_reduced(gradient: Any, clean: set[str]) -> bool:
     if is_eager(values):
         return _reduced_eagerly.get(id(values)) is values
     known = {name.partition(":")[0] for name in _reduced.get(values.graph, {})}
-    if not known:
-        return False
-    seen: set[str] = set()
-    pending = [values.op]
-    while pending:
-        operation = pending.pop()
-        if operation.name in known:
-            return True
-        if operation.name not in seen and operation.name not in clean:
-            seen.add(operation.name)
-            pending.extend(tensor.op for tensor in operation.inputs)
-    clean |= seen
-    return False
+    return bool(known) and comes_from(values, known, clean)

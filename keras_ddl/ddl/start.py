@@ -1,34 +1,45 @@
-"""Trainable variables start from rank 0's values: their initializer ends in a broadcast.
+"""Trainable variables start from rank 0's values.
 
-The broadcast stands behind the initializers, not in the initial values. So a graph that is exported before its
-initializer is made has none of DDL's operations in it, variables that were made before `import ddl` start alike too,
-and a graph whose initializer is run by one rank only (evaluation, inference) says so with `disable_broadcast`.
+In a graph their initializer ends in a broadcast. It stands behind the initializers, not in the initial values. So a
+graph that is exported before its initializer is made has none of DDL's operations in it, variables that were made
+before `import ddl` start alike too, and a graph whose initializer is run by one rank only (evaluation, inference) says
+so with `disable_broadcast`. In eager mode, where a variable has its value at once, ranks compare what an optimizer
+trains for the first time: that they do together, and a model that one rank alone makes stays its own.
 """
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keras_ddl import ops
-from keras_ddl.compat.tensorflow import after_each_variable, tf, with_initializers
+from keras_ddl import communicator, ops
+from keras_ddl.compat.tensorflow import after_each_variable, tf, with_initializer, with_initializers
 from keras_ddl.ddl import job
+from keras_ddl.ddl.origin import comes_from
 from keras_ddl.ops import variables as variable_lists
+from keras_ddl.strategy.checksum import checksum
 
 _REQUEST_BYTES = 256 << 20
+_ASSIGNMENTS = ("Assign", "AssignVariableOp")
 
 
 class _State:
     enabled = True
     # By graph: the names of the variables that were made while it was off.
     left_out: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+    # By graph: the operations that initialise one variable, by the name of its own initializer.
+    initializers: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+    # Of eager mode, by id: variables that start from rank 0's values already, or are not to.
+    settled: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def install() -> None:
     """Changes the initializers of tf.compat.v1. Once per process."""
     after_each_variable(_note)
     with_initializers(_then_broadcast)
+    with_initializer(_broadcast_first)
 
 
 def enable_broadcast() -> None:
@@ -53,17 +64,83 @@ def broadcast_op(variables: Sequence[Any], name: str) -> tf.Operation:
     return tf.group(*assigned)
 
 
+def settle(variables: Iterable[Any]) -> None:
+    """Assigns rank 0's values to those of `variables` that ranks train for the first time, where they differ.
+
+    In eager mode and in a tf.function that is being traced; elsewhere initializers have done it. COLLECTIVE where some
+    are new, which is so on all ranks or on none.
+    """
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            return
+        new = [each for each in variable_lists.unwrap(variables) if _State.settled.get(id(each)) is not each]
+        new = [each for each in new if bool(each.is_initialized())]  # one made by the tf.function itself is not yet
+        if not new:
+            return
+        _State.settled.update((id(each), each) for each in new)
+        everybody = communicator.all_gather_object([checksum(each.numpy()) for each in new], name="ddl/first_values")
+        if all(sums == everybody[0] for sums in everybody):
+            return
+        ops.broadcast_variables(new)
+    if tf.executing_eagerly() and communicator.rank() == 0:  # a tf.function computes its gradients only afterwards
+        warnings.warn(
+            "ddl: variables must be equal on all ranks before gradients are computed. Received: other values on some "
+            f"ranks when {variable_lists.describe(new)} were first trained; rank 0's are taken, and the gradients of "
+            "this one step are of each rank's own. Call keras_ddl.broadcast_variables(model.variables) before, or give "
+            "fit DDLGlobalVariablesCallback().",
+            stacklevel=3,
+        )
+
+
 def _note(variable: Any) -> None:
-    if not _State.enabled and not tf.executing_eagerly():
-        _State.left_out.setdefault(variable.graph, set()).add(variable.name)
+    if not _State.enabled:
+        if tf.executing_eagerly():
+            _State.settled[id(variable)] = variable
+        else:
+            _State.left_out.setdefault(variable.graph, set()).add(variable.name)
 
 
 def _then_broadcast(initializer: Any, variables: Sequence[Any]) -> Any:
     if tf.executing_eagerly() or not job.is_training_together():
         return initializer
-    left_out = _State.left_out.get(tf.compat.v1.get_default_graph(), set())
-    chosen = [variable for variable in variables if variable.trainable and variable.name not in left_out]
+    sources = _trained(tf.compat.v1.get_default_graph())
+    chosen = [variable for variable in variables if _starts_as_on_rank_0(variable, sources)]
     if not chosen:
         return initializer
     with tf.control_dependencies([initializer]):
         return broadcast_op(chosen, "ddl/initial_values")
+
+
+def _broadcast_first(initializer: tf.Operation, variable: Any) -> tf.Operation:
+    """Returns what assigns rank 0's initial value to one variable: for `session.run(variable.initializer)`."""
+    if tf.executing_eagerly() or initializer.type not in _ASSIGNMENTS or not job.is_training_together():
+        return initializer
+    graph = initializer.graph
+    made = _State.initializers.setdefault(graph, {})
+    if initializer.name not in made:
+        if not _starts_as_on_rank_0(variable, _trained(graph)):
+            return initializer
+        with graph.as_default(), tf.control_dependencies(None):
+            # As in the variable's own: the value is the second input, in whose place `variable.load` feeds another.
+            value = ops.broadcast(initializer.inputs[1], name=f"ddl/initial_value/{variable.name}")
+            made[initializer.name] = variable.assign(value, read_value=False).name
+    return graph.get_operation_by_name(made[initializer.name])
+
+
+def _trained(graph: Any) -> set[str]:
+    """Returns the names of the operations that stand for the variables that start from rank 0's values."""
+    left_out = _State.left_out.get(graph, set())
+    with graph.as_default():
+        trained = [each for each in tf.compat.v1.trainable_variables() if each.name not in left_out]
+    names = {each.op.name for each in trained}
+    return names | {each.initial_value.op.name for each in trained if each.initial_value is not None}
+
+
+def _starts_as_on_rank_0(variable: Any, sources: set[str]) -> bool:
+    """Whether a variable is trained, or starts from the value of one that is (a moving average of weights)."""
+    graph = variable.graph
+    if variable.dtype.base_dtype == tf.string or variable.name in _State.left_out.get(graph, set()):
+        return False
+    return bool(variable.trainable) or (
+        variable.initial_value is not None and comes_from(variable.initial_value, sources)
+    )

@@ -12,44 +12,11 @@ import tensorflow.compat.v1 as tf
 
 import ddl
 import keras_ddl
+from harness.linear_graph import RANK, SIZE, everywhere, gradient, graph, linear, start
 from keras_ddl.compat.tensorflow import tf as tf2
 from keras_ddl.ddl.graph import session_config
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.ops import translate_errors
-
-RANK, SIZE = ddl.rank(), ddl.size()
-X = np.random.default_rng(3).normal(size=(12, 3)).astype(np.float32)
-Y = X @ np.float32([[1.0], [-2.0], [0.5]])
-ROWS = slice(RANK * 12 // SIZE, (RANK + 1) * 12 // SIZE)  # equally many on 2 and on 3 ranks
-
-
-def start(rank: int) -> np.ndarray:
-    return np.random.default_rng(rank).normal(size=(3, 1)).astype(np.float32)
-
-
-@contextlib.contextmanager
-def graph():
-    with tf.Graph().as_default(), tf.Session() as session:
-        yield session
-
-
-def linear(**kwargs):
-    """A linear model of this rank's rows, from a start of this rank's own: (weights, loss)."""
-    w = tf.Variable(start(RANK), name="w", **kwargs)
-    return w, tf.reduce_mean(tf.square(tf.matmul(tf.constant(X[ROWS]), w) - Y[ROWS]))
-
-
-def gradient(w: np.ndarray) -> np.ndarray:
-    """Of all rows, by NumPy."""
-    return 2 * X.T @ (X @ w - Y) / len(X)
-
-
-def everywhere(value):
-    """The value of this rank, after it was compared with those of the others, bit by bit."""
-    values = keras_ddl.all_gather_object(np.asarray(value))
-    for other in values[1:]:
-        np.testing.assert_array_equal(other, values[0])
-    return values[0]
 
 
 def count_reductions() -> int:
@@ -60,26 +27,6 @@ def check_ranks_are_those_of_the_job():
     assert (keras_ddl.rank(), keras_ddl.size()) == (RANK, SIZE)
     assert ddl.local_rank() == RANK and ddl.num_hosts() == 1
     assert keras_ddl.topology().mode == f"x:{SIZE}x1"
-
-
-def check_variables_start_from_rank_0():
-    for resource in (True, False):
-        with graph() as session:
-            w, _ = linear(use_resource=resource)
-            own = tf.Variable(float(RANK), trainable=False, use_resource=resource)
-            session.run(tf.global_variables_initializer())
-            np.testing.assert_array_equal(session.run(w), start(0))
-            assert session.run(own) == RANK  # statistics and counters stay a rank's own
-
-
-def check_get_variable_and_a_list_of_variables_start_from_rank_0():
-    with graph() as session:
-        v = tf.get_variable("v", [4], initializer=tf.random_normal_initializer(seed=RANK))
-        u = tf.get_variable("u", [4], initializer=tf.random_normal_initializer(seed=RANK))
-        session.run(tf.variables_initializer([v]))
-        session.run(tf.initializers.variables([u]))
-        assert np.ptp(everywhere(session.run(v))) > 0
-        everywhere(session.run(u))
 
 
 def check_gradient_descent_is_that_of_all_rows():
@@ -178,31 +125,6 @@ def check_gradients_of_tables_are_reduced():
         expected[:SIZE] -= 1 / SIZE
         expected[4] -= 1
         np.testing.assert_allclose(everywhere(session.run(table)), expected, rtol=1e-6, atol=1e-6)
-
-
-def check_a_graph_of_one_rank_initialises_alone():
-    ddl.disable_broadcast()
-    try:
-        with tf.Graph().as_default() as evaluation:
-            w, loss = linear()
-    finally:
-        ddl.enable_broadcast()
-    with evaluation.as_default():
-        if RANK == SIZE - 1:
-            with tf.Session() as session:
-                session.run(tf.global_variables_initializer())
-                np.testing.assert_array_equal(session.run(w), start(RANK))
-    keras_ddl.barrier()
-
-
-def check_an_exported_base_graph_has_no_operation_of_ours():
-    with tf.Graph().as_default():
-        _, loss = linear()
-        meta = tf.train.export_meta_graph()
-        train = tf.train.GradientDescentOptimizer(1.0).minimize(loss)
-        tf.global_variables_initializer()
-        assert not [node.op for node in meta.graph_def.node if node.op.startswith("Ddl")]
-        assert [op for op in train.graph.get_operations() if op.type.startswith("Ddl")]
 
 
 def check_saver_restores_an_old_checkpoint_on_all_ranks():

@@ -13,7 +13,7 @@ from keras_ddl import ddl
 from keras_ddl.ddl.dump import summary
 
 HERE = Path(__file__).parent
-CHECKS = [HERE / "graph_checks.py", HERE / "keras_checks.py"]
+CHECKS = [HERE / f"{name}_checks.py" for name in ("graph", "start", "keras")]
 
 test_ddl = rank_tests(CHECKS, [2], check_timeout=60, env={"DDL_OPTIONS": "-mode p:2x1"})
 test_ddl_of_three = pytest.mark.long(

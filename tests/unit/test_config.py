@@ -59,6 +59,8 @@ def test_mode_comes_from_ddl_options_unless_overridden(monkeypatch):
     assert config.mode_from_environment() == "p"
     monkeypatch.setenv("DDL_OPTIONS", "-foo 1 -mode x:2x2")
     assert config.mode_from_environment() == "x:2x2"
+    monkeypatch.setenv("DDL_OPTIONS", "-mode r -dump_iter 5")  # as `ddl.init` reads it
+    assert config.mode_from_environment() == "p"
     monkeypatch.setenv("KERAS_DDL_MODE", "x:4x1")
     assert config.mode_from_environment() == "x:4x1"
 
