@@ -180,6 +180,26 @@ def barrier(name: str | None = None, *, comm: Communicator | None = None) -> Non
     communicator_of(comm).barrier(name)
 
 
+def join(*, comm: Communicator | None = None) -> int:
+    """Says that this rank has no more data, and returns when every rank of `comm` has called it. COLLECTIVE.
+
+    Until then the others' collectives go on without waiting for this rank. It takes part in them with data that changes
+    nothing: zeros; ones in a product; infinity, or the largest or smallest integer, in a min or max; no rows in an
+    all_gather. What it would receive is thrown away. A mean divides by the number of all ranks all the same. Afterwards
+    everything works as before, and ranks may join again.
+
+    There is no deadline: who has joined waits for as long as the others have data.
+
+    Returns: the rank of `comm` that joined last, on every rank.
+    Raises:
+        RankLostError: a rank died, or left without joining.
+        RankMismatchError: on the others, from what needs a rank that has joined: a broadcast from it, all_to_all,
+            op "adasum", collectives on objects, split. Here, from what other threads submit after it has joined.
+    Cost: memory, as much as the largest of the others' collectives takes on each of them.
+    """
+    return communicator_of(comm).join()
+
+
 def broadcast_object(obj: Any, root: int = 0, name: str | None = None, *, comm: Communicator | None = None) -> Any:
     """Returns the object of rank `root`, pickled; the argument of other ranks is ignored. COLLECTIVE.
 

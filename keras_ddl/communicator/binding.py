@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 # Numbers of ddl.h; the spellings are those of the public functions.
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "avg": 1}
-ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER = range(5)
+ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER, JOIN = range(6)
 WORLD = 0  # the id of the communicator of all ranks
-FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING = 1, 2, 4
+FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING, FLAG_ALL_RANKS = 1, 2, 4, 8
 
 # Long enough to cost nothing, short enough for Ctrl-C to feel immediate: signals are handled between two slices.
 _WAIT_SLICE_MS = 100
@@ -198,11 +198,20 @@ class Communicator:
         import numpy as np
 
         source = np.frombuffer(data, np.uint8)
-        return self._run(ALL_GATHER, name, source, None, detail=detail, row_count=1, rows=len(data))
+        fields = {"detail": detail, "row_count": 1, "rows": len(data)}
+        return self._run(ALL_GATHER, name, source, None, flags=FLAG_ALL_RANKS, **fields)
 
     def barrier(self, name: str) -> None:
         """Returns when every rank has come."""
         self._run(BARRIER, name, None, None)
+
+    def join(self) -> int:
+        """Returns, when every rank has joined, the one that did last."""
+        import numpy as np
+
+        last = np.zeros(1, np.int32)
+        self._run(JOIN, "join", last, last)
+        return int(last[0])
 
     def all_reduce_init(self, array: np.ndarray, op: str, name: str, out: np.ndarray) -> Callable[[], Any]:
         """Returns a function that reduces what `array`, which is C-contiguous, holds at the time into `out`."""

@@ -146,6 +146,14 @@ class Communicator:
         native = self.native()
         native.barrier(self._name("barrier", name))
 
+    def join(self) -> int:
+        """See `keras_ddl.join`."""
+        last = self.native().join()
+        # Those who joined early have called less than the others; all count from here on.
+        with self._lock:
+            self._calls.clear()
+        return last
+
     def broadcast_object(self, obj: Any, root: int = 0, name: str | None = None) -> Any:
         """See `keras_ddl.broadcast_object`."""
         native = self.native()

@@ -25,7 +25,7 @@ _HOME_OF = {
     **dict.fromkeys(
         (
             *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "broadcast_"),
-            *("broadcast_variables", "reducescatter", "grouped_reducescatter", "alltoall"),
+            *("broadcast_variables", "reducescatter", "grouped_reducescatter", "alltoall", "join"),
         ),
         "collectives",
     ),
@@ -43,9 +43,6 @@ _MODULES = ("compression",)
 
 # Names of Horovod that are not here -> what to use instead.
 _ABSENT = {
-    "join": "Ranks with fewer batches than others are not waited for by the others' collectives in keras_ddl. Give all "
-    "ranks equally many batches (keras_ddl.data.from_files does), or train under keras_ddl.Strategy, which goes on "
-    "with batches of no rows.",
     "broadcast_global_variables": "It is for graphs of TensorFlow 1. Use broadcast_variables(variables, root_rank=0).",
     "BroadcastGlobalVariablesHook": "It is for sessions of TensorFlow 1. Use broadcast_variables(variables, 0).",
     "elastic": "A job that was stopped goes on from its last checkpoint, also with another number of ranks: "

@@ -206,6 +206,12 @@ def alltoall(
     return result if splits is None else (result[0], tf.cast(result[1], tf.int32))
 
 
+@as_tensorflow_errors
+def join() -> int:
+    """Says that this rank has no more data; returns the rank that joined last when all have. See `keras_ddl.join`."""
+    return communicator_of(global_process_set).join()
+
+
 def _op(op: Any, average: bool | None) -> ReduceOp:
     if average is not None:
         if op is not None:

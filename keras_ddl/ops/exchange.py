@@ -42,8 +42,8 @@ def all_to_all(tensor: Any, splits: Any = None, *, name: str | None = None, comm
     to_each = tf.repeat(rows // comm.size, comm.size) if splits is None else _splits(splits, comm)
     plan = tf.concat([to_each, rows], 0)[tf.newaxis]
     if comm.size > 1:
-        plan, _ = raw.all_gather(plan, name and f"{name}/splits", comm)
-        gathered, _ = raw.all_gather(tensor, name, comm)
+        plan, _ = raw.all_gather(plan, name and f"{name}/splits", comm, all_ranks=True)
+        gathered, _ = raw.all_gather(tensor, name, comm, all_ranks=True)
     sent, held = plan[:, :-1], plan[:, -1]
     check = _check(sent, held, comm)
     with tf.control_dependencies([check] if check is not None else []):  # None: in eager mode it has been made

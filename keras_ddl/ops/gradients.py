@@ -65,7 +65,7 @@ def _product_of_others(tensor: tf.Tensor, name: str, comm: Communicator) -> tf.T
     Dividing the whole product by the own factor would be cheaper, but wrong at zeros and where the product overflows
     or vanishes.
     """
-    factors, _ = raw.all_gather(tensor[tf.newaxis], names.derived(name, "factors"), comm)
+    factors, _ = raw.all_gather(tensor[tf.newaxis], names.derived(name, "factors"), comm, all_ranks=True)
     return tf.reduce_prod(tf.concat([factors[: comm.rank], factors[comm.rank + 1 :]], 0), 0)
 
 
@@ -82,7 +82,7 @@ def _broadcast(op: Any, *gradients: Any) -> list[tf.Tensor]:
 def _reduce_scatter(op: Any, gradient: Any) -> tf.Tensor:
     (x,), (y,) = op.inputs, op.outputs
     reduction, name, comm = _text(op, "reduction"), _name(op), _comm(op)
-    total, _ = raw.all_gather(tf.convert_to_tensor(gradient), name, comm)
+    total, _ = raw.all_gather(tf.convert_to_tensor(gradient), name, comm, all_ranks=True)
     total.set_shape(x.shape)
     if reduction == "sum":
         return total
@@ -90,7 +90,7 @@ def _reduce_scatter(op: Any, gradient: Any) -> tf.Tensor:
         return total / tf.cast(comm.size, total.dtype)
     if reduction == "product":
         return total * _product_of_others(x, name, comm)
-    extremes, _ = raw.all_gather(y, names.derived(name, "extremes"), comm)
+    extremes, _ = raw.all_gather(y, names.derived(name, "extremes"), comm, all_ranks=True)
     hits = tf.cast(tf.equal(x, extremes), x.dtype)
     return total * hits / raw.all_reduce(hits, "sum", names.derived(name, "hits"), comm)
 

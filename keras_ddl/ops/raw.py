@@ -67,6 +67,11 @@ def reduce_scatter(tensor: tf.Tensor, reduction: str, name: str | None, comm: Co
     return _call("reduce_scatter", "ddl_reduce_scatter", name, comm, tensor, reduction=reduction)
 
 
-def all_gather(tensor: tf.Tensor, name: str | None, comm: Communicator) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the rows of all ranks, [n, ...], and how many each rank had, int64 [size]."""
-    return _call("all_gather", "ddl_all_gather", name, comm, tensor)
+def all_gather(
+    tensor: tf.Tensor, name: str | None, comm: Communicator, *, all_ranks: bool = False
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the rows of all ranks, [n, ...], and how many each rank had, int64 [size].
+
+    `all_ranks`: the rows of every rank are needed, so it fails while some have joined; else these have no rows.
+    """
+    return _call("all_gather", "ddl_all_gather", name, comm, tensor, all_ranks=all_ranks)

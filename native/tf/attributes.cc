@@ -71,6 +71,12 @@ void ReadBaseline(TF_OpKernelConstruction* construction, Attributes* attributes,
   }
 }
 
+void ReadAllRanks(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
+  TF_Bool all_ranks = 0;
+  TF_OpKernelConstruction_GetAttrBool(construction, "all_ranks", &all_ranks, status->get());
+  if (all_ranks) attributes->flags |= DDL_FLAG_ALL_RANKS;
+}
+
 void ReadCommon(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
   attributes->name = ReadString(construction, "tensor_name", status->get());
   if (!status->ok()) return;
@@ -102,6 +108,7 @@ bool ReadAttributes(TF_OpKernelConstruction* construction, ddl_kind kind, Attrib
     ReadReduction(construction, attributes, &status);
   }
   if (status.ok() && kind == DDL_ALL_REDUCE) ReadBaseline(construction, attributes, &status);
+  if (status.ok() && kind == DDL_ALL_GATHER) ReadAllRanks(construction, attributes, &status);
   if (status.ok() && kind == DDL_BROADCAST) {
     int64_t root = 0;
     TF_OpKernelConstruction_GetAttrInt64(construction, "root", &root, status.get());

@@ -32,6 +32,8 @@ struct OpSpec {
 #define DDL_REDUCTION_ATTR "reduction: string = 'sum'"
 // `mpi`: by MPI_Allreduce, as a baseline. `check`: >= 0 compares with MPI_Allreduce within that tolerance.
 #define DDL_BASELINE_ATTRS "mpi: bool = false", "check: float = -1.0"
+// Fails while some rank has joined: the rows of every rank are needed.
+#define DDL_ALL_RANKS_ATTR "all_ranks: bool = false"
 
 std::vector<OpSpec> Ops() {
   return {
@@ -62,7 +64,7 @@ std::vector<OpSpec> Ops() {
       {"DdlAllGather",
        {"input: T"},
        {"output: T", "rows: int64"},
-       {DDL_COMMON_ATTRS},
+       {DDL_COMMON_ATTRS, DDL_ALL_RANKS_ATTR},
        &AllGatherShape,
        AllGatherKernel()},
   };

@@ -267,6 +267,59 @@ def check_an_interrupt_ends_a_wait_and_the_collective_can_still_complete():
     keras_ddl.barrier()
 
 
+def check_join_lets_ranks_call_unequally_often():
+    for turn in range(2):
+        for step in range(2 * RANK + turn):
+            present = [rank for rank in range(SIZE) if 2 * rank + turn > step]
+            keras_ddl.barrier()
+            total = communicator.all_reduce_array(np.full(1000, RANK + 1.0))
+            np.testing.assert_array_equal(total, np.full(1000, sum(present) + len(present)))
+            assert communicator.all_reduce_array([RANK + 1.0], "mean")[0] == total[0] / SIZE
+            assert communicator.all_reduce_array([RANK + 1], "min") == [present[0] + 1]
+            assert communicator.broadcast_array([RANK], SIZE - 1) == [SIZE - 1]
+        assert keras_ddl.join() == SIZE - 1
+        # The calls without a name are counted alike again.
+        keras_ddl.barrier()
+        assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
+
+
+def check_what_needs_a_rank_that_joined_is_an_error_on_the_others():
+    if SIZE == 1:
+        skip("needs two ranks")
+    if RANK != 0:
+        for wrong in (
+            lambda: keras_ddl.all_gather_object(RANK),
+            lambda: keras_ddl.broadcast_object(RANK, root=SIZE - 1),
+            lambda: communicator.broadcast_array(np.ones(3), root=0),
+            lambda: keras_ddl.split(0),
+        ):
+            with pytest.raises(errors.RankMismatchError, match=r"rank\(s\) 0 have joined"):
+                wrong()
+            assert communicator.all_reduce_array([1]) == [SIZE - 1]
+    assert 0 < keras_ddl.join() < SIZE
+    keras_ddl.barrier()
+
+
+def check_an_interrupt_ends_the_wait_in_a_join_but_not_the_join():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with keras_ddl.split(0) as beside:
+        if RANK != 0:
+            previous = signal.signal(signal.SIGALRM, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+                keras_ddl.join()
+            signal.signal(signal.SIGALRM, previous)
+            with pytest.raises(errors.RankMismatchError, match=f"rank {RANK}, which has joined"):
+                keras_ddl.barrier()
+        beside.barrier()
+        if RANK == 0:
+            assert communicator.all_reduce_array([5]) == [5]
+        assert keras_ddl.join() == 0
+        keras_ddl.barrier()
+
+
 def check_shutdown_can_be_followed_by_init():
     mode = keras_ddl.topology().mode
     keras_ddl.barrier()

@@ -69,7 +69,11 @@ def check_horovod_basics():
 def check_horovod_names_are_there_or_say_what_to_use():
     for name in hvd.__all__:
         assert getattr(hvd, name) is not None
-    for name, word in (("join", "from_files"), ("broadcast_global_variables", "broadcast_variables"), ("nope", "nope")):
+    for name, word in (
+        ("elastic", "Checkpoint"),
+        ("broadcast_global_variables", "broadcast_variables"),
+        ("nope", "nope"),
+    ):
         try:
             getattr(hvd, name)
         except AttributeError as error:
@@ -287,6 +291,51 @@ def check_horovod_gradients():
     for what, (function, expected) in cases.items():
         for run in (gradient, tf.function(gradient)):
             np.testing.assert_allclose(run(function, x), expected, rtol=1e-6, err_msg=what)
+
+
+def check_horovod_join_in_a_loop_with_unequal_numbers_of_batches():
+    def step(weights, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weights * x)
+        weights.assign_sub(hvd.DistributedGradientTape(tape).gradient(loss, weights))
+
+    for function in both_ways(step):
+        weights = tf.Variable(tf.ones([3]))
+        for batch in range(2 + 3 * RANK):
+            function(weights, tf.fill([3], 10.0 * batch + RANK))
+        last = hvd.join()
+        assert last == SIZE - 1
+        hvd.broadcast_variables([weights], root_rank=last)
+        seen = sum(10 * batch + rank for rank in range(SIZE) for batch in range(2 + 3 * rank))
+        np.testing.assert_allclose(weights, np.full(3, 1 - seen / SIZE), rtol=1e-6)
+
+
+def check_horovod_collectives_while_a_rank_has_joined():
+    present = np.arange(1, SIZE)
+    x = tf.fill([SIZE, 2], RANK + 1.0)
+    if RANK != 0:
+        expected = {hvd.Min: 2, hvd.Max: SIZE, hvd.Sum: sum(present + 1), hvd.Product: np.prod(present + 1)}
+        for op, value in expected.items():
+            for result in (hvd.allreduce(x, op=op), hvd.reducescatter(x, op=op)):
+                np.testing.assert_array_equal(result, np.full(result.shape, value))
+        np.testing.assert_array_equal(hvd.allgather(x[:1, 0]), present + 1)
+        np.testing.assert_array_equal(hvd.broadcast(x, 1), np.full(x.shape, 2))
+        slices = tf.IndexedSlices(x[:1], tf.constant([RANK]), tf.constant([SIZE, 2]))
+        np.testing.assert_allclose(hvd.allreduce(slices).values[:, 0], (present + 1) / SIZE, rtol=1e-6)
+        for wrong in (
+            lambda: hvd.broadcast(x, 0),
+            lambda: hvd.alltoall(x),
+            lambda: hvd.allreduce(x, op=hvd.Adasum),
+            lambda: hvd.allgather_object(RANK),
+        ):
+            try:
+                wrong()
+            except tf.errors.FailedPreconditionError as error:
+                assert "rank(s) 0 have joined" in str(error)
+            else:
+                raise AssertionError("no error")
+    hvd.join()
+    np.testing.assert_array_equal(hvd.allgather(x[:1, 0]), np.arange(SIZE) + 1)
 
 
 def check_horovod_objects():

@@ -10,6 +10,13 @@
 // DDL_FAILED_PRECONDITION on EVERY rank with one message that names the ranks and both values, and the communicator
 // stays usable. Results are bitwise equal on all ranks and from run to run for one topology.
 //
+// A rank that has nothing more to give joins (DDL_JOIN). From then on no collective waits for it: it takes part in what
+// the others submit with data that changes nothing - zeros; ones in a product, the largest or smallest number in a min
+// or max; no rows in an all_gather - and throws the results away. A mean still divides by the number of all ranks. What
+// needs a rank that has joined (the root of a broadcast, every rank with DDL_FLAG_ALL_RANKS) fails with
+// DDL_FAILED_PRECONDITION on those that submitted it. So does what a rank submits after it has joined. When all ranks
+// have joined, all of them go on as before.
+//
 // Callbacks (`done`, `allocate`, `warn`) run on the communication thread. It keeps to some of the process's cores and
 // may run at a higher priority, and a thread inherits both from the one that starts it: start none in a callback.
 //
@@ -31,7 +38,7 @@ extern "C" {
 
 // Raised whenever a struct or function below changes, or what ranks write to each other; bindings and ranks refuse
 // another number.
-#define DDL_ABI_VERSION 7
+#define DDL_ABI_VERSION 8
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
@@ -72,13 +79,15 @@ typedef enum ddl_kind {
   DDL_REDUCE_SCATTER = 2,
   DDL_ALL_GATHER = 3,
   DDL_BARRIER = 4,
-  DDL_NUM_KINDS = 5,
+  DDL_JOIN = 5,  // done when all ranks have joined; see above. Has no deadline, and joining twice is joining once
+  DDL_NUM_KINDS = 6,
 } ddl_kind;
 
 // Flags of a request.
 #define DDL_FLAG_PLAIN_MPI 1u  // DDL_ALL_REDUCE by the transport's own MPI_Allreduce, as a baseline
 #define DDL_FLAG_CHECK 2u      // DDL_ALL_REDUCE, then compare with the baseline within `tolerance`
 #define DDL_FLAG_BLOCKING 4u   // the submitting rank's main thread does nothing else until this is done
+#define DDL_FLAG_ALL_RANKS 8u  // the result means nothing without the data of every rank: fail while some have joined
 
 // `count` elements read from `in`, result to `out`; `out` equals `in` or does not overlap it. Need not be aligned.
 typedef struct ddl_buffer {
@@ -96,10 +105,12 @@ typedef struct ddl_request {
   uint32_t op;     // ddl_op; read by DDL_ALL_REDUCE and DDL_REDUCE_SCATTER only
   int32_t root;    // read by DDL_BROADCAST only
   uint32_t flags;
-  uint32_t num_buffers;       // DDL_ALL_REDUCE, DDL_BROADCAST: any; DDL_REDUCE_SCATTER, DDL_ALL_GATHER: 1; barrier: 0
+  uint32_t num_buffers;       // DDL_ALL_REDUCE, DDL_BROADCAST: any; DDL_REDUCE_SCATTER, DDL_ALL_GATHER, DDL_JOIN: 1;
+                              // barrier: 0
   const ddl_buffer* buffers;  // reduced as if concatenated. Copied by ddl_submit; the memory they point to must stay
                               // valid until `done`. DDL_ALL_GATHER: in, count; out is NULL.
                               // DDL_REDUCE_SCATTER: in, count of the whole input; out has this rank's chunk.
+                              // DDL_JOIN: count 1; out receives an int32_t, the rank that joined last.
   uint64_t row_count;         // DDL_REDUCE_SCATTER, DDL_ALL_GATHER: elements of a row (product of dims 1..); count is
                               // a multiple of it. A row of 0 elements: set rows in `rows`.
   uint64_t rows;              // DDL_REDUCE_SCATTER, DDL_ALL_GATHER: rows (dim 0) of this rank's input
@@ -108,7 +119,7 @@ typedef struct ddl_request {
                        // one of them fails, those that still wait for other ranks fail with it, and those that
                        // come later. 0: this request stands alone. Need not be equal on the ranks.
   double tolerance;    // with DDL_FLAG_CHECK: max |a - b| <= tolerance * max(1, |b|)
-  const char* name;    // match key, UTF-8, 1..1023 bytes
+  const char* name;    // match key, UTF-8, 1..1023 bytes; not read by DDL_JOIN
   const char* detail;  // shown in error messages (shapes, tensor names); may be NULL; cut after 1023 bytes
   // DDL_ALL_GATHER: called once on the communication thread (start no thread here, see above) when the sizes are known;
   // returns the output of sum(rows_by_rank) * row_count elements, or NULL to fail the request. NULL: the library

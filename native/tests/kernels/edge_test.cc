@@ -283,6 +283,24 @@ TEST(MaxRelativeDifferenceTest, FindsTheLargestOfEveryDtype) {
   EXPECT_EQ(ddl::MaxRelativeDifference(DDL_FLOAT32, float_a, float_b, 2), 0.25);
 }
 
+TEST(NeutralTest, ChangesNoReduction) {
+  constexpr size_t kCount = 1000;
+  for (int d = 0; d < DDL_NUM_DTYPES; ++d) {
+    const auto dtype = static_cast<ddl_dtype>(d);
+    for (int o = 0; o < DDL_NUM_OPS; ++o) {
+      const auto op = static_cast<ddl_op>(o);
+      if (op == DDL_MEAN && !ddl::IsFloating(dtype)) continue;  // made of a sum
+      const std::vector<uint8_t> values = RandomElements(dtype, kCount, static_cast<uint64_t>(d * DDL_NUM_OPS + o));
+      std::vector<uint8_t> neutral(values.size());
+      std::vector<uint8_t> result(values.size());
+      ddl::FillNeutral(dtype, op, neutral.data(), kCount);
+      const void* const sources[] = {values.data(), neutral.data()};
+      ddl::Reduce(dtype, op, sources, 2, result.data(), kCount, 1.0, ddl::Store::kCached);
+      EXPECT_EQ(ddl::MaxRelativeDifference(dtype, result.data(), values.data(), kCount), 0) << d << " " << o;
+    }
+  }
+}
+
 TEST(NamesTest, AreThoseOfThePythonLayer) {
   EXPECT_STREQ(ddl::DtypeName(DDL_BFLOAT16), "bfloat16");
   EXPECT_STREQ(ddl::OpName(DDL_MEAN), "mean");

@@ -15,7 +15,7 @@ constexpr double kFailedStepSeconds = 10.0;
 }  // namespace
 
 std::string Label(const Announcement& a) {
-  return std::string(KindName(static_cast<ddl_kind>(a.kind))) + " '" + a.name + "'" +
+  return std::string(KindName(static_cast<ddl_kind>(a.kind))) + (a.name.empty() ? "" : " '" + a.name + "'") +
          (a.detail.empty() ? "" : " (" + a.detail + ")");
 }
 
@@ -25,9 +25,14 @@ Coordinator::Coordinator(const Places& places, double warn_after_s, double deadl
       warn_after_s_(warn_after_s),
       deadline_s_(deadline_s),
       left_(static_cast<size_t>(size_), false),
+      joined_(static_cast<size_t>(size_), false),
       sightings_(static_cast<size_t>(size_)) {}
 
 void Coordinator::Announce(int rank, Announcement announcement, double now) {
+  if (announcement.kind == DDL_JOIN) {
+    Join(rank);
+    return;
+  }
   const std::string name = announcement.name;
   if (FailByTombstone(rank, announcement, now) || IsOfFailedStep(rank, announcement)) {
     FailSteps();
@@ -54,27 +59,41 @@ void Coordinator::Match(Entries::iterator at) {
     return;
   }
   if (!missing.empty()) return;
-  std::vector<Announcement> all;
-  for (auto& queue : entry.by_rank) {
-    all.push_back(std::move(queue.front().announcement));
+  std::vector<Submission> all;
+  std::vector<int> joined;
+  for (int rank = 0; rank < size_; ++rank) {
+    auto& queue = entry.by_rank[static_cast<size_t>(rank)];
+    if (queue.empty()) {
+      joined.push_back(rank);
+      continue;
+    }
+    all.push_back({rank, std::move(queue.front().announcement)});
     queue.pop_front();
   }
   Verdict verdict;
-  verdict.decision.name = at->first;
-  verdict.decision.message = DescribeMismatch(all);
-  if (!verdict.decision.message.empty()) {
-    verdict.decision.code = DDL_FAILED_PRECONDITION;
-  } else if (all[0].kind == DDL_ALL_GATHER) {
-    for (const Announcement& a : all) verdict.decision.rows.push_back(a.rows);
+  Decision& decision = verdict.decision;
+  for (const Submission& submission : all) verdict.ranks.push_back(submission.rank);
+  decision.name = at->first;
+  decision.message = DescribeMismatch(all);
+  if (decision.message.empty()) decision.message = WhyNotWithout(joined, all);
+  if (!decision.message.empty()) {
+    decision.code = DDL_FAILED_PRECONDITION;
+  } else {
+    if (all[0].announcement.kind == DDL_ALL_GATHER) {
+      decision.rows.resize(static_cast<size_t>(size_), 0);
+      for (const auto& [rank, announcement] : all) decision.rows[static_cast<size_t>(rank)] = announcement.rows;
+    }
+    if (!joined.empty()) {
+      verdict.ranks.insert(verdict.ranks.end(), joined.begin(), joined.end());
+      decision.joined.assign(joined.begin(), joined.end());
+      decision.submitted = all[0].announcement;
+    }
   }
-  for (int rank = 0; rank < size_; ++rank) verdict.ranks.push_back(rank);
   verdicts_.push_back(verdict);
   entry.warn_age = 0;
   if (Present(entry).empty()) waiting_.erase(at);
-  if (verdict.decision.code == DDL_OK) return;
-  for (int rank = 0; rank < size_; ++rank) {
-    failing_.push_back({rank, all[static_cast<size_t>(rank)].step, verdict.decision});
-  }
+  if (decision.code == DDL_OK) return;
+  for (const auto& [rank, announcement] : all) failing_.push_back({rank, announcement.step, decision});
 }
 
 void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& message) {
@@ -144,7 +163,13 @@ bool Coordinator::HasTombstones(double now) {
 
 void Coordinator::Leave(int rank) {
   left_[static_cast<size_t>(rank)] = true;
-  // Match fails one request per call and may erase the entry: start over until nothing changes.
+  joined_[static_cast<size_t>(rank)] = false;
+  MatchAll();
+  EndJoins();
+}
+
+void Coordinator::MatchAll() {
+  // Match decides one request per call and may erase the entry: start over until nothing changes.
   for (auto at = waiting_.begin(); at != waiting_.end();) {
     const auto here = at++;
     const std::string name = here->first;
@@ -161,7 +186,8 @@ void Coordinator::Leave(int rank) {
 std::vector<int> Coordinator::Missing(const Entry& entry) const {
   std::vector<int> ranks;
   for (int r = 0; r < size_; ++r) {
-    if (entry.by_rank[static_cast<size_t>(r)].empty()) ranks.push_back(r);
+    const auto rank = static_cast<size_t>(r);
+    if (entry.by_rank[rank].empty() && !joined_[rank]) ranks.push_back(r);
   }
   return ranks;
 }

@@ -1,5 +1,6 @@
-// The coordinator: rank 0's bookkeeping of which rank is ready for which collective. Pure logic: no threads, no I/O,
-// no clock of its own (tests drive it directly).
+// The coordinator: rank 0's bookkeeping of which rank is ready for which collective, and which has joined, that is,
+// waits for the end of all collectives and counts as ready for each until then. Pure logic: no threads, no I/O, no
+// clock of its own (tests drive it directly).
 #ifndef KERAS_DDL_CORE_CONTROL_COORDINATOR_H_
 #define KERAS_DDL_CORE_CONTROL_COORDINATOR_H_
 
@@ -14,6 +15,12 @@
 
 namespace ddl {
 
+// What a rank has announced.
+struct Submission {
+  int rank;
+  Announcement announcement;
+};
+
 // One decision and the ranks it is for. A failed collective may be for some ranks only: those that submitted it.
 struct Verdict {
   Decision decision;
@@ -25,7 +32,8 @@ class Coordinator {
   // `warn_after_s`, `deadline_s`: 0 for never. `places` must outlive this.
   Coordinator(const Places& places, double warn_after_s, double deadline_s);
 
-  // Rank `rank` is ready. `now`: seconds of a monotonic clock, never decreasing between calls.
+  // Rank `rank` is ready, or joins. REQUIRES: it has not joined. `now`: seconds of a monotonic clock, never decreasing
+  // between calls.
   void Announce(int rank, Announcement announcement, double now);
   // Rank `rank` leaves: whatever waits for it, now or later, fails with DDL_UNAVAILABLE.
   void Leave(int rank);
@@ -40,6 +48,8 @@ class Coordinator {
   // True while some rank may still come to a collective that failed without it, or submit more of a failed step.
   bool HasTombstones(double now);
   bool HasLeft(int rank) const { return left_[static_cast<size_t>(rank)]; }
+  // While this is true, what is submitted must come here: some rank takes part without submitting anything itself.
+  bool AnyJoined() const { return !Joined().empty(); }
 
   // What was decided, in order, since the last call.
   std::vector<Verdict> TakeVerdicts();
@@ -81,6 +91,15 @@ class Coordinator {
   using Entries = std::map<std::string, Entry>;
 
   void Match(Entries::iterator at);
+  // Matches whatever has become complete or impossible. Entries may go.
+  void MatchAll();
+  // coordinator_join.cc.
+  void Join(int rank);
+  // When all ranks have joined, or one has left without: tells those that have.
+  void EndJoins();
+  std::vector<int> Joined() const;
+  // Why a collective that ranks agree on can not run without `joined`; empty when it can.
+  std::string WhyNotWithout(const std::vector<int>& joined, const std::vector<Submission>& submissions) const;
   void Fail(Entries::iterator at, ddl_code code, const std::string& message);
   // Each of `late` gets `decision` when it submits after all.
   void AddTombstones(const std::vector<int>& late, const Decision& decision, double now, const std::string& other_name);
@@ -95,6 +114,7 @@ class Coordinator {
   bool Sought(const std::vector<int>& ranks, double since, double now);
   // Where each of `ranks` is, in one sentence per rank.
   std::string Sightings(const std::vector<int>& ranks) const;
+  // Ranks that are waited for: they have neither come nor joined.
   std::vector<int> Missing(const Entry& entry) const;
   std::vector<int> Present(const Entry& entry) const;
 
@@ -104,6 +124,8 @@ class Coordinator {
   const double deadline_s_;
   Entries waiting_;
   std::vector<bool> left_;
+  std::vector<bool> joined_;
+  int last_joined_ = -1;
   std::map<std::string, std::vector<Tombstone>> tombstones_;
   std::vector<FailedStep> failing_;      // to be looked at by FailSteps
   std::deque<FailedStep> failed_steps_;  // the last few
@@ -119,9 +141,9 @@ class Coordinator {
 // "all_reduce 'loss' (float32[2])".
 std::string Label(const Announcement& announcement);
 
-// Compares the announcements of one collective (index: rank). Empty when they agree; else a message that names every
-// field that differs, the ranks on each side and both values.
-std::string DescribeMismatch(const std::vector<Announcement>& announcements);
+// Compares the submissions of one collective, in the order of the ranks, at least one. Empty when they agree; else a
+// message that names every field that differs, the ranks on each side and both values.
+std::string DescribeMismatch(const std::vector<Submission>& submissions);
 
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_CONTROL_COORDINATOR_H_

@@ -27,6 +27,10 @@ std::string Seconds(double seconds) {
   return text;
 }
 
+std::string NotWaitedFor(const std::vector<int>& joined) {
+  return joined.empty() ? "" : " Rank(s) " + JoinRanks(joined) + " have joined and are not waited for.";
+}
+
 std::vector<int> Asked(std::vector<int> ranks) {
   ranks.resize(std::min(ranks.size(), kMostAsked));
   return ranks;
@@ -60,7 +64,7 @@ void Coordinator::Tick(double now) {
     if (fails) {
       Fail(here, DDL_DEADLINE_EXCEEDED,
            label + " waited " + Seconds(age) + " for rank(s) " + JoinRanks(missing) + "; rank(s) " +
-               JoinRanks(present) + " had come." + Sightings(missing) +
+               JoinRanks(present) + " had come." + NotWaitedFor(Joined()) + Sightings(missing) +
                " Every rank must run the same collectives. If the missing ranks are only slow, raise "
                "KERAS_DDL_DEADLINE_SECONDS.");
       AddTombstones(missing, verdicts_.back().decision, now, "");
@@ -78,7 +82,7 @@ void Coordinator::Tick(double now) {
   for (const auto& [missing, it] : late) {
     warnings_.push_back(it.label + (it.others > 0 ? " (and " + std::to_string(it.others) + " more)" : "") +
                         " has waited " + Seconds(it.age) + " for rank(s) " + JoinRanks(missing) + "; rank(s) " +
-                        JoinRanks(it.present) + " have come." + Sightings(missing) +
+                        JoinRanks(it.present) + " have come." + NotWaitedFor(Joined()) + Sightings(missing) +
                         (deadline_s_ > 0 ? " It fails after " + Seconds(deadline_s_) + "." : ""));
   }
 }

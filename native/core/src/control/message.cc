@@ -53,11 +53,8 @@ class Reader {
   const char* end_;
 };
 
-}  // namespace
-
-std::string EncodeAnnouncement(const Announcement& a) {
-  return Writer(MessageType::kAnnounce)
-      .Put(a.kind)
+void Put(Writer& out, const Announcement& a) {
+  out.Put(a.kind)
       .Put(a.dtype)
       .Put(a.op)
       .Put(a.root)
@@ -69,12 +66,10 @@ std::string EncodeAnnouncement(const Announcement& a) {
       .Put(a.step)
       .Put(a.tolerance)
       .Put(a.name)
-      .Put(a.detail)
-      .Take();
+      .Put(a.detail);
 }
 
-Announcement DecodeAnnouncement(const std::string& bytes) {
-  Reader in(bytes);
+Announcement GetAnnouncement(Reader& in) {
   Announcement a;
   a.kind = in.Get<uint32_t>();
   a.dtype = in.Get<uint32_t>();
@@ -92,11 +87,27 @@ Announcement DecodeAnnouncement(const std::string& bytes) {
   return a;
 }
 
+}  // namespace
+
+std::string EncodeAnnouncement(const Announcement& announcement) {
+  Writer out(MessageType::kAnnounce);
+  Put(out, announcement);
+  return out.Take();
+}
+
+Announcement DecodeAnnouncement(const std::string& bytes) {
+  Reader in(bytes);
+  return GetAnnouncement(in);
+}
+
 std::string EncodeDecision(const Decision& d) {
   Writer out(MessageType::kDecide);
   out.Put(static_cast<int32_t>(d.code)).Put(d.name).Put(Cut(d.message, kMaxError));
   out.Put(static_cast<uint32_t>(d.rows.size()));
   for (uint64_t rows : d.rows) out.Put(rows);
+  out.Put(d.last_joined).Put(static_cast<uint32_t>(d.joined.size()));
+  for (int32_t rank : d.joined) out.Put(rank);
+  if (!d.joined.empty()) Put(out, *d.submitted);
   return out.Take();
 }
 
@@ -108,6 +119,10 @@ Decision DecodeDecision(const std::string& bytes) {
   d.message = in.GetText();
   d.rows.resize(in.Get<uint32_t>());
   for (uint64_t& rows : d.rows) rows = in.Get<uint64_t>();
+  d.last_joined = in.Get<int32_t>();
+  d.joined.resize(in.Get<uint32_t>());
+  for (int32_t& rank : d.joined) rank = in.Get<int32_t>();
+  if (!d.joined.empty()) d.submitted = GetAnnouncement(in);
   return d;
 }
 

@@ -35,18 +35,22 @@ struct Announcement {
   uint64_t fingerprint = 0;
   uint64_t step = 0;  // differs between ranks
   double tolerance = 0;
-  std::string name;
+  std::string name;  // of a join: none
   std::string detail;
 };
 
-// What every rank does next with the oldest request of `name`.
+// What every rank does next with the oldest request of `name`; without a name, with its join.
 struct Decision {
   ddl_code code = DDL_OK;  // DDL_OK: run it; else: fail it with `message`
   std::string name;
   std::string message;
-  std::vector<uint64_t> rows;    // DDL_ALL_GATHER: rows of each rank
-  std::optional<Scheme> scheme;  // DDL_ALL_REDUCE at an inline rendezvous: see ShmAllReduce; not sent
-  double agreed = 0;             // when it became known here, if a trace is being written; not sent
+  std::vector<uint64_t> rows;  // DDL_ALL_GATHER: rows of each rank
+  int32_t last_joined = -1;    // DDL_JOIN: the rank that joined last
+  // Ranks that take part without a request of their own, because they have joined, and what the others have submitted.
+  std::vector<int32_t> joined;
+  std::optional<Announcement> submitted;  // if any rank has joined
+  std::optional<Scheme> scheme;           // DDL_ALL_REDUCE at an inline rendezvous: see ShmAllReduce; not sent
+  double agreed = 0;                      // when it became known here, if a trace is being written; not sent
 };
 
 enum class MessageType : uint8_t {

@@ -75,41 +75,43 @@ bool Agree(const Announcement& a, const Announcement& b) {
 
 }  // namespace
 
-std::string DescribeMismatch(const std::vector<Announcement>& announcements) {
+std::string DescribeMismatch(const std::vector<Submission>& submissions) {
+  const Announcement& first = submissions[0].announcement;
   bool agree = true;
-  for (const Announcement& a : announcements) agree = agree && Agree(announcements[0], a);
+  for (const Submission& submission : submissions) agree = agree && Agree(first, submission.announcement);
   if (agree) return {};
   std::string differences;
   for (const Field& field : Fields()) {
-    if (!field.applies(announcements[0])) continue;
-    // Ranks by value, in the order of their lowest rank.
+    if (!field.applies(first)) continue;
+    // Ranks and text by value, in the order of their lowest rank.
     std::vector<std::string> values;
+    std::vector<std::string> texts;
     std::vector<std::vector<int>> ranks;
-    for (size_t rank = 0; rank < announcements.size(); ++rank) {
-      const std::string value = Compared(field, announcements[rank]);
+    for (const auto& [rank, announcement] : submissions) {
+      const std::string value = Compared(field, announcement);
       size_t i = 0;
       while (i < values.size() && values[i] != value) ++i;
       if (i == values.size()) {
         values.push_back(value);
+        texts.push_back(field.text(announcement));
         ranks.emplace_back();
       }
-      ranks[i].push_back(static_cast<int>(rank));
+      ranks[i].push_back(rank);
     }
     if (values.size() == 1) continue;
     if (!differences.empty()) differences += "; ";
     differences += std::string(field.name) + ": ";
-    std::set<std::string> texts;
-    for (const auto& same : ranks) texts.insert(field.text(announcements[static_cast<size_t>(same[0])]));
+    const bool texts_differ = std::set<std::string>(texts.begin(), texts.end()).size() == values.size();
     for (size_t i = 0; i < values.size(); ++i) {
-      differences += (i > 0 ? ", " : "") + field.text(announcements[static_cast<size_t>(ranks[i][0])]);
-      if (texts.size() < values.size()) differences += " (" + values[i] + ")";  // equal texts would say nothing
+      differences += (i > 0 ? ", " : "") + texts[i];
+      if (!texts_differ) differences += " (" + values[i] + ")";
       differences += " on rank(s) " + JoinRanks(ranks[i]);
     }
     // Another collective under the same name: its other fields differ for that reason alone.
     if (field.name == std::string("collective")) break;
   }
   if (differences.empty()) return {};
-  return "ranks disagree on '" + announcements[0].name + "': " + differences +
+  return "ranks disagree on '" + first.name + "': " + differences +
          ". All ranks must submit the same collective, of equal shape, dtype and op, under one name.";
 }
 

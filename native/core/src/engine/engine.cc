@@ -224,6 +224,14 @@ bool Engine::RunDecisions() {
 }
 
 void Engine::Decide(const Decision& decision) {
+  if (decision.name == kJoin) {
+    EndJoin(decision);
+    return;
+  }
+  if (std::find(decision.joined.begin(), decision.joined.end(), transport_.rank) != decision.joined.end()) {
+    TakePartJoined(decision);
+    return;
+  }
   const auto at = pending_.find(decision.name);
   // Everything pending may have been failed by an abort that overtook the decision.
   if (at == pending_.end()) return;
@@ -235,16 +243,26 @@ void Engine::Decide(const Decision& decision) {
   Status status(decision.code, decision.message);
   bool broken = false;
   if (status.ok()) {
-    running_ = &request->announcement;
-    heartbeat_.SetBusy((running_->flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0);
+    BeginRun(request->announcement);
     status = executor_.Run(*request, decision, &broken);
-    running_ = nullptr;
-    heartbeat_.SetBusy(false);
+    status = EndRun(status, broken);
   }
-  if (broken) status = WithSuspects(status);
   if (started > 0) request->TraceRun(decision.agreed, started, status.code());
-  if (broken) Break(status);
   Finish(*request, status);
+}
+
+void Engine::BeginRun(const Announcement& announcement) {
+  running_ = &announcement;
+  heartbeat_.SetBusy((announcement.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0);
+}
+
+Status Engine::EndRun(const Status& status, bool broken) {
+  running_ = nullptr;
+  heartbeat_.SetBusy(false);
+  if (!broken) return status;
+  const Status told = WithSuspects(status);
+  Break(told);
+  return told;
 }
 
 void Engine::Finish(const Request& request, const Status& status) {

@@ -76,9 +76,17 @@ class Engine {
   bool TakeSubmissions();
   bool RunDecisions();
   void Decide(const Decision& decision);
+  // Around what the executor does. After EndRun the communicator may be broken; returns what the request is told.
+  void BeginRun(const Announcement& announcement);
+  Status EndRun(const Status& status, bool broken);
   void Finish(const Request& request, const Status& status);
   void Idle(uint32_t seen);
   void Warn(const std::string& message) const;
+
+  // join.cc. Whether this rank waits in a join: it takes part in the collectives of others, and submits none.
+  bool HasJoined() const { return pending_.count(kJoin) != 0; }
+  void TakePartJoined(const Decision& decision);
+  void EndJoin(const Decision& decision);
 
   // messages.cc.
   void Announce(std::unique_ptr<Request> request);
@@ -133,6 +141,8 @@ class Engine {
   std::atomic<bool> stop_{false};
   std::atomic<double> stop_since_{0};
 
+  // A join has no name, other requests have one.
+  static constexpr const char* kJoin = "";
   std::unordered_map<std::string, std::deque<std::unique_ptr<Request>>> pending_;
   size_t num_pending_ = 0;
   std::deque<Verdict> outbox_;  // rank 0: decided, but not yet known to every rank concerned

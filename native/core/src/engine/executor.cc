@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "base/text.h"
-#include "base/trace.h"
 #include "base/waiter.h"
 #include "control/coordinator.h"
 #include "net/wire.h"
@@ -20,21 +19,27 @@ std::vector<Range> RowRanges(uint64_t rows, uint64_t row_count, int size) {
   return ranges;
 }
 
-}  // namespace
-
-void Request::TraceRun(double agreed, double started, int code) const {
-  const Announcement& a = announcement;
-  const uint64_t bytes = a.kind == DDL_BARRIER ? 0 : a.count * DtypeSize(static_cast<ddl_dtype>(a.dtype));
-  Trace::Add({KindName(static_cast<ddl_kind>(a.kind)), a.name, bytes, code, submitted, agreed, started, Now()});
+// After an exception: std::bad_alloc, or std::length_error for what no machine has.
+Status NoMemory(const Announcement& announcement, bool* broken) {
+  *broken = true;  // the others are in the middle of it, and hear why
+  return {DDL_INTERNAL, "no memory for what " + Label(announcement) + " keeps on its way"};
 }
+
+}  // namespace
 
 Status Executor::Run(const Request& request, const Decision& decision, bool* broken) {
   try {
     return RunWithMemory(request, decision, broken);
-  } catch (const std::exception&) {  // std::bad_alloc, or std::length_error for what no machine has
-    // The others are in the middle of it, and hear why.
-    *broken = true;
-    return {DDL_INTERNAL, "no memory for what " + Label(request.announcement) + " keeps on its way"};
+  } catch (const std::exception&) {
+    return NoMemory(request.announcement, broken);
+  }
+}
+
+Status Executor::RunJoined(const Decision& decision, bool* broken) {
+  try {
+    return RunWithMemory(stand_in_.RequestFor(*decision.submitted, transport_.size), decision, broken);
+  } catch (const std::exception&) {
+    return NoMemory(*decision.submitted, broken);
   }
 }
 
@@ -179,57 +184,6 @@ Status Executor::AllGather(const Request& request, const View& in, const std::ve
   const Status status = collectives_.AllGather(in, static_cast<char*>(out), ranges, in.element_bytes());
   *broken = !status.ok();
   return status;
-}
-
-void Request::Describe(const ddl_request& from) {
-  announcement.kind = from.kind;
-  announcement.dtype = from.dtype;
-  announcement.op = from.op;
-  announcement.root = from.root;
-  announcement.flags = from.flags;
-  announcement.row_count = from.row_count;
-  announcement.rows = from.rows;
-  announcement.fingerprint = from.fingerprint;
-  announcement.step = from.step;
-  announcement.tolerance = from.tolerance;
-  announcement.name = from.name;
-  if (from.detail != nullptr) announcement.detail = Cut(from.detail, kMaxDetail);
-  if (from.num_buffers > 0) buffers.assign(from.buffers, from.buffers + from.num_buffers);
-  for (const ddl_buffer& buffer : buffers) announcement.count += buffer.count;
-  allocate = from.allocate;
-  done = from.done;
-  user = from.user;
-}
-
-Status Validate(const ddl_request& request, int size) {
-  const auto refuse = [&](const std::string& rule, const std::string& received) {
-    return Status(DDL_INVALID_ARGUMENT, rule + " Received: " + received + ".");
-  };
-  if (request.name == nullptr || request.name[0] == '\0') return refuse("name: must not be empty.", "an empty name");
-  if (std::char_traits<char>::length(request.name) > kMaxName) {
-    return refuse("name: at most " + std::to_string(kMaxName) + " bytes.", Cut(request.name, 80));
-  }
-  if (request.kind >= DDL_NUM_KINDS) return refuse("kind: unknown.", std::to_string(request.kind));
-  if (request.kind == DDL_BARRIER) return {};
-  if (request.dtype >= DDL_NUM_DTYPES) return refuse("dtype: unknown.", std::to_string(request.dtype));
-  if (request.op >= DDL_NUM_OPS) return refuse("op: unknown.", std::to_string(request.op));
-  if (request.kind == DDL_BROADCAST && (request.root < 0 || request.root >= size)) {
-    return refuse("root: must be a rank, 0 to " + std::to_string(size - 1) + ".", std::to_string(request.root));
-  }
-  const bool rows = request.kind == DDL_REDUCE_SCATTER || request.kind == DDL_ALL_GATHER;
-  if (rows && (request.num_buffers != 1 || request.buffers[0].count != request.rows * request.row_count)) {
-    return refuse("rows: one buffer of rows * row_count elements.",
-                  std::to_string(request.num_buffers) + " buffer(s), " + std::to_string(request.rows) + " rows of " +
-                      std::to_string(request.row_count));
-  }
-  const bool baseline = (request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0;
-  if (baseline && request.kind != DDL_ALL_REDUCE) {
-    return refuse("mpi, check: for all_reduce only.", KindName(static_cast<ddl_kind>(request.kind)));
-  }
-  if ((request.flags & DDL_FLAG_CHECK) != 0 && !(request.tolerance >= 0)) {
-    return refuse("check: the tolerance must be a number >= 0.", std::to_string(request.tolerance));
-  }
-  return {};
 }
 
 }  // namespace ddl

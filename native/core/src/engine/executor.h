@@ -6,24 +6,11 @@
 #include <vector>
 
 #include "control/message.h"
+#include "engine/request.h"
+#include "engine/stand_in.h"
 #include "hierarchy/hierarchical_collectives.h"
 
 namespace ddl {
-
-// A request as the engine keeps it: what was announced, the buffers, and where the answer goes.
-struct Request {
-  Announcement announcement;
-  std::vector<ddl_buffer> buffers;
-  void* (*allocate)(void* user, const uint64_t* rows_by_rank, int size) = nullptr;
-  void (*done)(void* user, int code, const char* message) = nullptr;
-  void* user = nullptr;
-  double submitted = 0;  // seconds, monotonic clock
-
-  // Enters into the trace what began at `started` and ends now; see Trace::Collective.
-  void TraceRun(double agreed, double started, int code) const;
-  // Takes over what `from` says, but for `submitted`.
-  void Describe(const ddl_request& from);
-};
 
 class Executor {
  public:
@@ -33,6 +20,10 @@ class Executor {
   // COLLECTIVE. A status other than OK with `*broken` false concerns this request alone, on every rank equally; with
   // `*broken` true the ranks are out of step and the communicator must be given up.
   Status Run(const Request& request, const Decision& decision, bool* broken);
+  // The same on a rank that has joined: its part in what the others have submitted.
+  Status RunJoined(const Decision& decision, bool* broken);
+  // The rank's join has ended: frees what RunJoined kept.
+  void EndJoin() { stand_in_.Forget(); }
 
  private:
   Status RunWithMemory(const Request& request, const Decision& decision, bool* broken);
@@ -46,10 +37,8 @@ class Executor {
 
   const ddl_transport& transport_;
   HierarchicalCollectives& collectives_;
+  StandIn stand_in_;
 };
-
-// Refuses what no rank could run. `size`: ranks of the communicator.
-Status Validate(const ddl_request& request, int size);
 
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_ENGINE_EXECUTOR_H_

@@ -51,7 +51,7 @@ void Engine::WatchOver() {
   // The coordinator answers before its deadline; silence well beyond it means that rank 0 is gone or unreachable.
   const double limit = deadline_s_ * 1.25 + 5;
   for (const auto& [name, queue] : pending_) {
-    if (Now() - queue.front()->submitted < limit) continue;
+    if (name == kJoin || Now() - queue.front()->submitted < limit) continue;
     Break({DDL_DEADLINE_EXCEEDED, "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) + " s and " +
                                       places_.Of(0) +
                                       ", which coordinates, does not answer: its process is stopped or its host "
@@ -215,6 +215,7 @@ void Engine::FailPending(const Status& status) {
   auto pending = std::exchange(pending_, {});
   usable_ = false;
   num_pending_ = 0;
+  executor_.EndJoin();
   decisions_.clear();
   for (auto& [name, queue] : pending) {
     for (auto& request : queue) {
@@ -244,12 +245,12 @@ void Engine::Leave() {
   if (!failure.ok()) Break(failure);
   const Status closed(DDL_FAILED_PRECONDITION, "the communicator has been shut down");
   for (auto& request : late) Finish(*request, closed);
-  const std::string abandoned = pending_.empty() ? "" : pending_.begin()->first;
+  const std::string abandoned = pending_.empty() ? "" : Label(pending_.begin()->second.front()->announcement);
   FailPending(closed);
   // What this rank has announced the others may already run, and would wait in the middle of it.
   if (!abandoned.empty()) {
-    Break({DDL_UNAVAILABLE, "rank " + std::to_string(transport_.rank) + " has left while '" + abandoned +
-                                "' was pending there (its process ended or called shutdown)"});
+    Break({DDL_UNAVAILABLE, "rank " + std::to_string(transport_.rank) + " has left while " + abandoned +
+                                " was pending there (its process ended or called shutdown)"});
   }
   if (broken_.ok()) {
     if (coordinator_ != nullptr) {

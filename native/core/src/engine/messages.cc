@@ -16,7 +16,17 @@ void Engine::Announce(std::unique_ptr<Request> request) {
     Finish(*request, Pending(broken_, request->announcement));
     return;
   }
-  if (coordinator_ != nullptr) {
+  const bool joins = request->announcement.kind == DDL_JOIN;
+  if (HasJoined() && !joins) {
+    Finish(*request, {DDL_FAILED_PRECONDITION,
+                      Label(request->announcement) + " was submitted by rank " + std::to_string(transport_.rank) +
+                          ", which has joined: it takes part in the collectives of the others, and submits none until "
+                          "all ranks have joined."});
+    return;
+  }
+  if (HasJoined()) {
+    // Waits with the join that the others know of, as after a Ctrl-C in it.
+  } else if (coordinator_ != nullptr) {
     coordinator_->Announce(0, request->announcement, Now());
   } else {
     channel_.Send(0, EncodeAnnouncement(request->announcement));
@@ -75,7 +85,8 @@ bool Engine::DeliverVerdicts() {
   if (coordinator_ == nullptr) return false;
   for (Verdict& verdict : coordinator_->TakeVerdicts()) outbox_.push_back(std::move(verdict));
   // Before the verdicts are sent: who has been told of a failure must not meet a rank that has not come to it yet.
-  memory_->own().no_rendezvous.store(coordinator_->HasTombstones(Now()) ? 1 : 0, std::memory_order_relaxed);
+  const bool all_come_here = coordinator_->HasTombstones(Now()) || coordinator_->AnyJoined();
+  memory_->own().no_rendezvous.store(all_come_here ? 1 : 0, std::memory_order_relaxed);
   bool any = false;
   while (!outbox_.empty()) {
     const Verdict& verdict = outbox_.front();

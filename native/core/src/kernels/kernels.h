@@ -41,6 +41,10 @@ bool HasRepMovsb();
 // memcpy with a choice of stores. No overlap.
 void Copy(void* out, const void* in, size_t bytes, Store store);
 
+// Fills `out` with what changes no reduction by `op`: 0 for sum and mean, 1 for product, for min the largest number
+// (infinity where there is one), for max the smallest. `out` is aligned.
+void FillNeutral(ddl_dtype dtype, ddl_op op, void* out, size_t count);
+
 // Integer means: widened sums. out[i] = int64(in[i]); dtype is int32, int8 or uint8.
 void WidenToInt64(ddl_dtype dtype, const void* in, int64_t* out, size_t count);
 // out[i] = dtype(in[i] / divisor), rounded toward zero; dtype is an integer type, int64 included (in may equal out).

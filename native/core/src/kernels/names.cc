@@ -32,6 +32,8 @@ const char* KindName(ddl_kind kind) {
       return "all_gather";
     case DDL_BARRIER:
       return "barrier";
+    case DDL_JOIN:
+      return "join";
     case DDL_NUM_KINDS:
       break;
   }

@@ -75,7 +75,8 @@ struct RankBlock {
   std::atomic<int64_t> warned_ms;
   // Requests of this rank that the coordinator knows or will know: while there are any, it comes to no rendezvous.
   std::atomic<uint32_t> outstanding;
-  // In rank 0's block: set while the coordinator remembers collectives that failed without some rank.
+  // In rank 0's block: set while the coordinator remembers collectives that failed without some rank, and while some
+  // rank has joined: a rendezvous would wait for it in vain.
   std::atomic<uint32_t> no_rendezvous;
   // See peer_memory.h: a word of this rank's own memory for the others to find, and what tells that it is the right
   // one.

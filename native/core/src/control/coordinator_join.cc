@@ -1,0 +1,62 @@
+// Ranks that have joined: they submit nothing more until all have joined, and nothing waits for them.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "control/coordinator.h"
+
+namespace ddl {
+
+void Coordinator::Join(int rank) {
+  joined_[static_cast<size_t>(rank)] = true;
+  last_joined_ = rank;
+  MatchAll();  // what waited for this rank alone
+  EndJoins();
+}
+
+void Coordinator::EndJoins() {
+  Verdict verdict;
+  verdict.ranks = Joined();
+  if (verdict.ranks.empty()) return;
+  const auto gone = std::find(left_.begin(), left_.end(), true);
+  if (gone != left_.end()) {
+    const auto rank = static_cast<int>(gone - left_.begin());
+    verdict.decision.code = DDL_UNAVAILABLE;
+    verdict.decision.message = "join can not complete: rank " + std::to_string(rank) +
+                               " has left without it (its process on host " + places_.at(rank).host +
+                               " ended or called shutdown). Every rank must join; look at the output of that rank.";
+  } else if (verdict.ranks.size() == joined_.size()) {
+    verdict.decision.last_joined = last_joined_;
+    tombstones_.clear();  // nobody can still come to what failed before
+  } else {
+    return;
+  }
+  joined_.assign(joined_.size(), false);
+  verdicts_.push_back(std::move(verdict));
+}
+
+std::vector<int> Coordinator::Joined() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (joined_[static_cast<size_t>(rank)]) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::string Coordinator::WhyNotWithout(const std::vector<int>& joined,
+                                       const std::vector<Submission>& submissions) const {
+  if (joined.empty()) return {};
+  const Announcement& a = submissions[0].announcement;
+  const bool rootless = a.kind == DDL_BROADCAST && std::find(joined.begin(), joined.end(), a.root) != joined.end();
+  const bool needs_all = std::any_of(submissions.begin(), submissions.end(), [](const Submission& submission) {
+    return (submission.announcement.flags & DDL_FLAG_ALL_RANKS) != 0;
+  });
+  if (!rootless && !needs_all) return {};
+  return Label(a) + " can not run, because it needs the data of " +
+         (needs_all ? "every rank" : "its root, rank " + std::to_string(a.root)) + ", and rank(s) " +
+         JoinRanks(joined) + " have joined: they have no more data. Call it before any rank joins, or after all have.";
+}
+
+}  // namespace ddl

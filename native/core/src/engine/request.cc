@@ -1,0 +1,75 @@
+#include "engine/request.h"
+
+#include <string>
+
+#include "base/text.h"
+#include "base/trace.h"
+#include "base/waiter.h"
+#include "kernels/kernels.h"
+
+namespace ddl {
+
+void Request::TraceRun(double agreed, double started, int code) const {
+  const Announcement& a = announcement;
+  const uint64_t bytes =
+      a.kind == DDL_BARRIER || a.kind == DDL_JOIN ? 0 : a.count * DtypeSize(static_cast<ddl_dtype>(a.dtype));
+  const char* const kind = KindName(static_cast<ddl_kind>(a.kind));
+  Trace::Add({kind, a.name.empty() ? kind : a.name, bytes, code, submitted, agreed, started, Now()});
+}
+
+void Request::Describe(const ddl_request& from) {
+  announcement.kind = from.kind;
+  announcement.dtype = from.dtype;
+  announcement.op = from.op;
+  announcement.root = from.root;
+  announcement.flags = from.flags;
+  announcement.row_count = from.row_count;
+  announcement.rows = from.rows;
+  announcement.fingerprint = from.fingerprint;
+  announcement.step = from.step;
+  announcement.tolerance = from.tolerance;
+  if (from.kind != DDL_JOIN) announcement.name = from.name;
+  if (from.detail != nullptr) announcement.detail = Cut(from.detail, kMaxDetail);
+  if (from.num_buffers > 0) buffers.assign(from.buffers, from.buffers + from.num_buffers);
+  for (const ddl_buffer& buffer : buffers) announcement.count += buffer.count;
+  allocate = from.allocate;
+  done = from.done;
+  user = from.user;
+}
+
+Status Validate(const ddl_request& request, int size) {
+  const auto refuse = [&](const std::string& rule, const std::string& received) {
+    return Status(DDL_INVALID_ARGUMENT, rule + " Received: " + received + ".");
+  };
+  if (request.kind == DDL_JOIN) {
+    if (request.num_buffers == 1 && request.buffers[0].count == 1 && request.buffers[0].out != nullptr) return {};
+    return refuse("join: one buffer, for the rank that joined last.", std::to_string(request.num_buffers));
+  }
+  if (request.name == nullptr || request.name[0] == '\0') return refuse("name: must not be empty.", "an empty name");
+  if (std::char_traits<char>::length(request.name) > kMaxName) {
+    return refuse("name: at most " + std::to_string(kMaxName) + " bytes.", Cut(request.name, 80));
+  }
+  if (request.kind >= DDL_NUM_KINDS) return refuse("kind: unknown.", std::to_string(request.kind));
+  if (request.kind == DDL_BARRIER) return {};
+  if (request.dtype >= DDL_NUM_DTYPES) return refuse("dtype: unknown.", std::to_string(request.dtype));
+  if (request.op >= DDL_NUM_OPS) return refuse("op: unknown.", std::to_string(request.op));
+  if (request.kind == DDL_BROADCAST && (request.root < 0 || request.root >= size)) {
+    return refuse("root: must be a rank, 0 to " + std::to_string(size - 1) + ".", std::to_string(request.root));
+  }
+  const bool rows = request.kind == DDL_REDUCE_SCATTER || request.kind == DDL_ALL_GATHER;
+  if (rows && (request.num_buffers != 1 || request.buffers[0].count != request.rows * request.row_count)) {
+    return refuse("rows: one buffer of rows * row_count elements.",
+                  std::to_string(request.num_buffers) + " buffer(s), " + std::to_string(request.rows) + " rows of " +
+                      std::to_string(request.row_count));
+  }
+  const bool baseline = (request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0;
+  if (baseline && request.kind != DDL_ALL_REDUCE) {
+    return refuse("mpi, check: for all_reduce only.", KindName(static_cast<ddl_kind>(request.kind)));
+  }
+  if ((request.flags & DDL_FLAG_CHECK) != 0 && !(request.tolerance >= 0)) {
+    return refuse("check: the tolerance must be a number >= 0.", std::to_string(request.tolerance));
+  }
+  return {};
+}
+
+}  // namespace ddl

@@ -1,0 +1,33 @@
+// Request: a ddl_request as the engine keeps it.
+#ifndef KERAS_DDL_CORE_ENGINE_REQUEST_H_
+#define KERAS_DDL_CORE_ENGINE_REQUEST_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "control/message.h"
+#include "ddl.h"
+
+namespace ddl {
+
+// What was announced, the buffers, and where the answer goes.
+struct Request {
+  Announcement announcement;
+  std::vector<ddl_buffer> buffers;
+  void* (*allocate)(void* user, const uint64_t* rows_by_rank, int size) = nullptr;
+  void (*done)(void* user, int code, const char* message) = nullptr;
+  void* user = nullptr;
+  double submitted = 0;  // seconds, monotonic clock
+
+  // Enters into the trace what began at `started` and ends now; see Trace::Collective.
+  void TraceRun(double agreed, double started, int code) const;
+  // Takes over what `from` says, but for `submitted`.
+  void Describe(const ddl_request& from);
+};
+
+// Refuses what no rank could run. `size`: ranks of the communicator.
+Status Validate(const ddl_request& request, int size);
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_ENGINE_REQUEST_H_

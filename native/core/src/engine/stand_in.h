@@ -1,0 +1,31 @@
+// StandIn: the request of a rank that has joined and therefore has none: data that changes nothing, and memory for
+// results that nobody reads.
+#ifndef KERAS_DDL_CORE_ENGINE_STAND_IN_H_
+#define KERAS_DDL_CORE_ENGINE_STAND_IN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/request.h"
+
+namespace ddl {
+
+class StandIn {
+ public:
+  // What this rank does in a collective for which other ranks have `submitted` that. Its buffers are this object's, and
+  // valid until the next call. `size`: ranks of the communicator.
+  // Cost: the bytes of one submitted input are written, and kept until Forget; as many as any other rank holds for it.
+  // Throws std::bad_alloc.
+  Request RequestFor(const Announcement& submitted, int size);
+  // Frees the memory.
+  void Forget() { memory_ = {}; }
+
+ private:
+  char* Reserve(uint64_t bytes);
+
+  std::vector<char> memory_;
+  uint64_t row_bytes_ = 0;  // of the all_gather under way
+};
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_ENGINE_STAND_IN_H_
