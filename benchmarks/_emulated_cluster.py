@@ -168,6 +168,8 @@ class EmulatedCluster:
         # A process that lives in the switch shows its counters to every host, through /proc.
         self._anchor = subprocess.Popen(["ip", "netns", "exec", switch, "sleep", "infinity"])
         self.counters = Path(f"/proc/{self._anchor.pid}/net/dev")
+        while not Cables(self.counters).sent() and self._anchor.poll() is None:  # `ip` is not in the switch at once
+            time.sleep(0.01)
 
     @staticmethod
     def _set_congestion_control(space: str) -> None:

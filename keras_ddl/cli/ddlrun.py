@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import click
 from keras_ddl.cli.main import run_and_exit
 from keras_ddl.cli.run import resolve_program, run_job
 from keras_ddl.errors import ConfigError
+from keras_ddl.topology import parse_mode
 
 # What MPI sends between hosts, over sockets; inside a host the ranks share memory.
 _TCP = ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp")
@@ -24,6 +26,14 @@ def _option(*names: str, **settings: object) -> object:
     return click.option(*spellings, names[-1].replace("-", "_").lower(), **settings)
 
 
+def _no_number_of_ranks(_: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise ConfigError(
+            f"ddlrun starts one rank for each GPU of its hosts. Received: {option.opts[0]} {value}. Say how many a "
+            f"host has with -accelerators, or use `keras-ddl run -np {value}`."
+        )
+
+
 @click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help", "-help"]})
 @_option("m", "mode", help="DDL's mode; default: p, with the dimensions below where there are racks or aisles.")
 @_option("ddloption", "ddlarg", multiple=True, help="An option for DDL, as in '-dump_iter 50'; may be repeated.")
@@ -31,12 +41,14 @@ def _option(*names: str, **settings: object) -> object:
 @_option("rf", "rankfile", type=click.Path(exists=True, dir_okay=False), help="The host of each rank.")
 @_option("H", "host", help="Hosts, separated by commas; default: this one.")
 @_option("hostfile", type=click.Path(exists=True, dir_okay=False), help="Hosts, one on each line.")
+@_option("nodes", type=click.IntRange(min=1), help="Number of hosts in each rack; default: all, in equal parts.")
 @_option("aisles", type=click.IntRange(min=1), default=1, help="Number of aisles.")
 @_option("racks", type=click.IntRange(min=1), default=1, help="Number of racks in each aisle.")
 @_option("accelerators", type=click.IntRange(min=1), help="Ranks of each host; default: the GPUs of this one.")
 @_option("tcp", is_flag=True, help="Between hosts: sockets, also where there is InfiniBand.")
 @_option("mpiarg", multiple=True, help="Argument(s) for mpirun; may be repeated.")
 @_option("v", "verbose", is_flag=True, help="Show the mpirun command and what mpirun says.")
+@click.option("-np", "--np", "-n", hidden=True, expose_value=False, callback=_no_number_of_ranks)
 @click.option("--dry-run", is_flag=True, help="Print DDL_OPTIONS and the mpirun command, and do nothing.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]...")
 def command(
@@ -46,6 +58,7 @@ def command(
     rankfile: str | None,
     host: str | None,
     hostfile: str | None,
+    nodes: int | None,
     aisles: int,
     racks: int,
     accelerators: int | None,
@@ -74,14 +87,19 @@ def command(
         names = host.split(",") if host else _lines(hostfile) if hostfile else []
         ranks = accelerators or _gpus()
         hosts = [(name.strip(), ranks) for name in names] or [("", ranks)]
+    local = hosts[0][0] == ""
+    if nodes not in (None, len(hosts) / (racks * aisles)):
+        raise ConfigError(
+            f"{aisles} aisle(s) of {racks} rack(s) of {nodes} host(s) must be all hosts. Received: "
+            f"{'none, so this one' if local else f'{len(hosts)} host(s)'}. Name them with -H or -hostfile."
+        )
     if mode is None:
         mode = mode_of(hosts, aisles, racks)
-    local = hosts[0][0] == ""
     job = job_module.make(
         resolve_program(program, local=local),
         num_ranks=sum(ranks for _, ranks in hosts),
         hosts=None if local else ",".join(f"{name}:{ranks}" for name, ranks in hosts),
-        env={} if no_ddloptions else {"DDL_OPTIONS": ddl_options(mode, ddlarg)},
+        env={} if no_ddloptions else {"DDL_OPTIONS": ddl_options(mode, ddlarg, hosts)},
         mpi_args=(*(_TCP if tcp else ()), *(word for text in mpiarg for word in shlex.split(text))),
         verbose=verbose,
     )
@@ -95,12 +113,17 @@ def command(
     return run_job(job)
 
 
-def ddl_options(mode: str, arguments: Sequence[str]) -> str:
-    """Returns DDL_OPTIONS. Raises: ConfigError: not DDL's options; before anything is started."""
+def ddl_options(mode: str, arguments: Sequence[str], hosts: Sequence[tuple[str, int]]) -> str:
+    """Returns DDL_OPTIONS for (host, ranks) pairs.
+
+    Raises: ConfigError: not DDL's options, or a mode that does not fit the hosts; before anything is started.
+    """
     from keras_ddl.ddl.options import parse
+    from keras_ddl.launch.mpirun import in_allocation
 
     text = " ".join(["-mode", mode, *arguments])
-    parse(text)
+    if hosts[0][0] or not in_allocation(os.environ):  # else mpirun learns the hosts from the resource manager
+        parse_mode(parse(text).mode, [number for number, (_, ranks) in enumerate(hosts) for _ in range(ranks)])
     return text
 
 
@@ -114,7 +137,7 @@ def mode_of(hosts: Sequence[tuple[str, int]], aisles: int, racks: int) -> str:
     if len(hosts) % (aisles * racks) or len({ranks for _, ranks in hosts}) > 1:
         raise ConfigError(
             f"{aisles} aisle(s) of {racks} rack(s) must hold equally many hosts, with equally many ranks. Received: "
-            f"{', '.join(f'{name}:{ranks}' for name, ranks in hosts)}."
+            f"{', '.join(f'{name}:{ranks}' for name, ranks in hosts if name) or 'none'}. Name them with -H."
         )
     dims = [hosts[0][1], len(hosts) // (aisles * racks), racks, aisles]
     return "p:" + "x".join(map(str, dims[: 4 if aisles > 1 else 3]))

@@ -167,7 +167,7 @@ def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:
     Raises: ConfigError: there is no program.
     """
     if not program:
-        raise ConfigError("A program must be given. Received: none. Example: keras-ddl run -np 2 python train.py")
+        raise ConfigError("A program must be given, after the options. Received: none. Example: python train.py")
     name, *arguments = program
     if name.endswith(".py"):
         name, arguments = sys.executable, list(program)

@@ -98,6 +98,7 @@ class Strategy(tf.distribute.Strategy):
         self.gather_predictions = gather_predictions
         threads.share_cores(topology)
         keras_patches.install()
+        cluster.refuse_preemption_handlers()
         self.rank, self.size = topology.rank, topology.size
         self._topology = topology
         self.random_state = agreement.RandomState(self.rank, self.size, seed)

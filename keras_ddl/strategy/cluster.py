@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
+from keras_ddl import communicator
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.topology import Topology, tf_config
@@ -70,3 +72,27 @@ def bucket_bytes_of(options: Any, rank: int) -> int | None:
             f"KERAS_DDL_DEADLINE_SECONDS={options.timeout_seconds:g} for `keras-ddl run`."
         )
     return options.bytes_per_pack or None
+
+
+@functools.cache
+def refuse_preemption_handlers() -> None:
+    """From now on making a PreemptionCheckpointHandler is an error that says what takes its place.
+
+    Left to itself it fails in a thread of its own, at some time, without a word of what it lacks.
+    """
+    handler = tf.distribute.experimental.PreemptionCheckpointHandler
+    original = handler.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not communicator.is_initialized() or communicator.size() == 1:
+            original(self, *args, **kwargs)
+            return
+        raise ConfigError(
+            "A PreemptionCheckpointHandler needs the coordination service that TensorFlow's own clusters have. "
+            f"Received: one on rank {communicator.rank()} of {communicator.size()}. In fit use "
+            "keras_ddl.callbacks.Checkpoint(folder, resume=True), in a loop of your own a tf.train.CheckpointManager "
+            "on rank 0, and start the job again after it has been stopped."
+        )
+
+    handler.__init__ = __init__

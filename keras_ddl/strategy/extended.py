@@ -129,7 +129,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
             with tf.device(self.device):
                 return next_creator(**kwargs)
         variables.check(self.rank, **kwargs)
-        if self.agrees_on_variables:
+        if self.agrees_on_variables and kwargs.get("initial_value") is not None:  # None: to be read from a SavedModel
             agreed = self._agreed_initial_value if tf.executing_eagerly() else self._agreed_in_graph
             kwargs["initial_value"] = agreed(**kwargs)
         with tf.device(self.device):

@@ -4,8 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from harness.emulated_hosts import emulated_hosts
 from keras_ddl.cli import ddlrun
 from keras_ddl.errors import ConfigError
 
@@ -49,6 +51,21 @@ def test_ddlrun_command_line(tmp_path):
     assert "DDL_OPTIONS= " in shown and "--host h0:1,h1:1" in shown and "--mca a b" in shown
     assert "given once" in run("-H", "h0", "-rf", tmp_path / "ranks", "python", "t.py", status=2)
     assert "'-dump'" in run("-accelerators", 2, "--ddlarg", "-dump 5", "python", __file__, status=2)
+    shown = run("-H", "h0,h1", "--nodes", 1, "--racks", 2, "-accelerators", 4, "--dry-run", "python", "t.py")
+    assert "p:4x1x2" in shown
+
+
+def test_ddlrun_mistakes_are_named_before_anything_starts():
+    this_host = ("-accelerators", 2)
+    for words, message in (
+        (("-np", 2), "Say how many a host has with -accelerators"),
+        ((*this_host, "-nodes", 2), "Received: none, so this one. Name them with -H"),
+        (("-H", "h0,h1", *this_host, "-nodes", 2, "-racks", 2), "Received: 2 host(s)"),
+        ((*this_host, "-racks", 2), "Received: none. Name them with -H"),
+        ((*this_host, "-m", "b:4"), "must equal the number of ranks (2)"),
+        (("-H", "h0,h1", *this_host, "-ddlarg", "-mode b:4x1"), "every 4 consecutive ranks must run on one host"),
+    ):
+        assert message in run(*words, "python", __file__, status=2), words
 
 
 @pytest.mark.parallel
@@ -56,3 +73,50 @@ def test_ddlrun_starts_ranks_with_its_options():
     program = "import os; print(os.environ['OMPI_COMM_WORLD_RANK'], os.environ['DDL_OPTIONS'])"
     shown = run("--accelerators", 2, "--mode", "b:2x1", "--ddlarg", "-dbg_level 1", "python", "-c", program)
     assert "0 -mode b:2x1 -dbg_level 1" in shown and "[1] 1 -mode b:2x1 -dbg_level 1" in shown
+
+
+# Two steps in graph mode: where each rank is, in which box, and what it has learned.
+PROGRAM = """
+import socket
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import ddl
+import keras_ddl
+
+w = np.random.default_rng(ddl.rank()).normal(size=100_000)
+with tf.Graph().as_default(), tf.Session() as session:
+    w = tf.Variable(w)
+    train = tf.train.GradientDescentOptimizer(1.0).minimize(tf.reduce_sum(w * ddl.rank()))
+    session.run(tf.global_variables_initializer())
+    session.run(train)
+    learned = float(session.run(tf.reduce_sum(w)))
+place = keras_ddl.topology()
+print(socket.gethostname(), ddl.local_rank(), ddl.num_hosts(), "x".join(map(str, place.dims)), repr(learned))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_ddlrun_on_several_hosts(tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "hosts").write_text("h0\nh2\n")
+    (tmp_path / "ranks").write_text("rank 0=h0 slot=0:0\nrank 1=h1 slot=0:0\nrank 2=h1 slot=0:1\n")
+    cases = {
+        ("-H", "h0,h1", "-accelerators", 1, "-tcp"): ["h0 0 2 1x2", "h1 0 2 1x2"],
+        ("-hostfile", "hosts", "-accelerators", 2, "-m", "r:2x2"): [f"h{h} {i} 2 2x2" for h in (0, 2) for i in (0, 1)],
+        ("-rf", "ranks"): ["h0 0 2 ", "h1 0 2 ", "h1 1 2 "],
+        ("-H", "h0,h1,h2,h3", "-accelerators", 1, "-racks", 2): [f"h{h} 0 4 1x2x2" for h in range(4)],
+    }
+    with emulated_hosts(tmp_path, 4, num_racks=2) as hosts:
+        for options, places in cases.items():
+            before = hosts.sent()
+            shown = hosts.run("ddlrun", *options, "-mpiarg", hosts.agent, "python", "train.py")
+            lines = sorted(line.partition("] ")[2] or line for line in shown.splitlines())
+            assert [line.rpartition(" ")[0] for line in lines] == places, shown
+            start = np.random.default_rng(0).normal(size=100_000).sum()
+            mean_rank = (len(places) - 1) / 2
+            for line in lines:
+                np.testing.assert_allclose(float(line.rpartition(" ")[2]), start - 100_000 * mean_rank, rtol=1e-9)
+            assert hosts.sent()["h0"] - before["h0"] > 8 * 100_000  # the weights, at least

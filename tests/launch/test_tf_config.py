@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from harness.emulated_hosts import emulated_hosts
 from launch.launching import environment, run, write_program
 
 pytestmark = pytest.mark.parallel
@@ -96,3 +98,39 @@ def test_run_tf_config_mistake_is_one_clear_message(tmp_path: Path, arguments: l
     ended = run(["run", *arguments, "true"], tmp_path, env={"TF_CONFIG": text})
     assert ended.status == 2 and ended.out == "" and "Traceback" not in ended.err, ended
     assert message in ended.err, ended
+
+
+TRAINING = """
+import json
+import os
+import socket
+
+import keras
+import numpy as np
+
+import keras_ddl
+
+strategy = keras_ddl.Strategy()
+resolver = strategy.cluster_resolver
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+assert (task["type"], task["index"]) == (resolver.task_type, resolver.task_id)
+with strategy.scope():
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+x = np.arange(8.0).reshape(4, 2) / 8
+loss = model.fit(x, x[:, :1], batch_size=4, verbose=0).history["loss"][0]
+print(socket.gethostname(), resolver.task_type, resolver.task_id, keras_ddl.num_hosts(), round(loss, 6))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_run_tf_config_trains_on_its_hosts(tmp_path: Path):
+    write_program(tmp_path, TRAINING)
+    cluster = {"chief": ["h1:2222"], "worker": ["h0:2222"], "evaluator": ["h1:2223"]}
+    text = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+    with emulated_hosts(tmp_path, 2) as hosts:
+        words = ("run", "--tf-config", "--mpi-arg", hosts.agent, "python", "program.py")
+        shown = hosts.run("keras-ddl", *words, env={"TF_CONFIG": text})
+    loss = ((np.arange(8.0).reshape(4, 2)[:, 1] / 8) ** 2).mean()
+    assert sorted(shown.splitlines()) == [f"[1] h0 worker 0 2 {loss:.6f}", f"h1 chief 0 2 {loss:.6f}"], shown

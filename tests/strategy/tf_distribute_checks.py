@@ -281,3 +281,63 @@ def check_arguments_of_tensorflows_strategies():
         assert "'speed'" in str(error)
     else:
         raise AssertionError("an unknown argument was taken")
+
+
+class Scaled(tf.Module):
+    def __init__(self):
+        self.scale = tf.Variable(np.full([6, 1], 2.0))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64)])
+    def __call__(self, x):
+        return x @ self.scale
+
+
+def check_a_saved_model_is_loaded_served_and_trained():
+    """As in TensorFlow's guide to saving and loading with strategies."""
+    folder = shared_folder()
+    if RANK == 0:
+        tf.saved_model.save(Scaled(), str(folder / "model"))
+    keras_ddl.barrier()
+    with STRATEGY.scope():
+        loaded = tf.saved_model.load(str(folder / "model"))
+        optimizer = keras.optimizers.SGD(0.1)
+    (batch,) = STRATEGY.experimental_distribute_dataset(tf.data.Dataset.from_tensors((X[:8], Y[:8, :1])))
+    served = STRATEGY.run(loaded, args=(batch[0],))
+    np.testing.assert_allclose(STRATEGY.gather(served, axis=0), 2 * X[:8].sum(1, keepdims=True), rtol=1e-13)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.nn.compute_average_loss((loaded(x) - y)[:, 0] ** 2, global_batch_size=8)
+        optimizer.apply_gradients(zip(tape.gradient(loss, [loaded.scale]), [loaded.scale]))
+
+    STRATEGY.run(step, args=batch)
+    gradient = 2 * X[:8].T @ (2 * X[:8].sum(1, keepdims=True) - Y[:8, :1]) / 8
+    np.testing.assert_allclose(loaded.scale, 2 - 0.1 * gradient, rtol=1e-12)
+    keras_ddl.barrier()
+    if RANK == 0:
+        shutil.rmtree(folder)
+
+
+def check_a_preemption_handler_is_refused_at_once():
+    checkpoint = tf.train.Checkpoint(step=tf.Variable(0))
+    try:
+        tf.distribute.experimental.PreemptionCheckpointHandler(STRATEGY.cluster_resolver, checkpoint, "never-made")
+    except ConfigError as error:
+        assert f"Received: one on rank {RANK} of {SIZE}" in str(error) and "resume=True" in str(error), error
+    else:
+        raise AssertionError("no error")
+
+
+def check_a_strategy_may_be_set_for_the_whole_program():
+    alone = dense_model()
+    tf.distribute.experimental_set_strategy(STRATEGY)
+    try:
+        shared = dense_model()
+        alone.set_weights(shared.get_weights())
+        shared.compile(keras.optimizers.SGD(0.05), "mse")
+        shared.fit(X, Y, batch_size=GLOBAL, shuffle=False, verbose=0)
+    finally:
+        tf.distribute.experimental_set_strategy(None)
+    alone.compile(keras.optimizers.SGD(0.05), "mse")
+    alone.fit(X, Y, batch_size=GLOBAL, shuffle=False, verbose=0)
+    assert_same_weights(alone, shared, 1e-13)

@@ -1,0 +1,55 @@
+"""Hosts of their own network, names and shared memory on this machine, for tests that start ranks on several."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+_HOME = Path(__file__).resolve().parents[2] / "benchmarks" / "_emulated_cluster.py"
+_SPEC = importlib.util.spec_from_file_location(_HOME.stem, _HOME)
+_emulated = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(_emulated)
+
+
+class Hosts:
+    """h0, h1, ...: `run` starts commands of keras_ddl on h0, from where mpirun reaches the others."""
+
+    def __init__(self, cluster: object, folder: Path) -> None:
+        self._cluster, self._folder = cluster, folder
+        self.agent = f"--prtemca plm_ssh_agent {cluster.agent}"
+
+    def run(self, command: str, *words: object, env: Mapping[str, str] | None = None) -> str:
+        """Returns what `command` (of this environment) wrote; fails the test unless it ended with status 0."""
+        quoted = [f"'{word}'" for word in map(str, words)]  # the agent gives its words to a shell, as ssh does
+        done = subprocess.run(
+            self._cluster.command("h0", [str(Path(sys.executable).with_name(command)), *quoted]),
+            cwd=self._folder,
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def sent(self) -> dict[str, int]:
+        """Bytes that each host has sent so far."""
+        return _emulated.Cables(self._cluster.counters).sent()
+
+
+@contextlib.contextmanager
+def emulated_hosts(folder: Path, number: int, *, num_racks: int = 1) -> Iterator[Hosts]:
+    """Gives `number` hosts; skips the test where this machine cannot emulate them."""
+    try:
+        with _emulated.EmulatedCluster(number, "1gbit", num_racks=num_racks) as cluster:
+            yield Hosts(cluster, folder)
+    except _emulated.ClusterUnavailable as why:
+        pytest.skip(str(why))
