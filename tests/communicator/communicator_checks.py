@@ -308,7 +308,7 @@ def check_an_interrupt_ends_the_wait_in_a_join_but_not_the_join():
         if RANK != 0:
             previous = signal.signal(signal.SIGALRM, interrupt)
             with pytest.raises(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, 0.2)
+                signal.setitimer(signal.ITIMER_REAL, 0.5)
                 keras_ddl.join()
             signal.signal(signal.SIGALRM, previous)
             with pytest.raises(errors.RankMismatchError, match=f"rank {RANK}, which has joined"):
