@@ -24,7 +24,15 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.ops import gradients, raw  # noqa: F401  (registers the gradients)
 from keras_ddl.ops.adaptive_sum import adasum
-from keras_ddl.ops.arguments import by_dtype, check_root, dense_tensor, from_wire_dtype, reduction_of, to_wire_dtype
+from keras_ddl.ops.arguments import (
+    by_dtype,
+    check_root,
+    dense_tensor,
+    from_wire_dtype,
+    movable,
+    reduction_of,
+    to_wire_dtype,
+)
 from keras_ddl.ops.errors import translate_errors
 from keras_ddl.ops.exchange import all_to_all
 
@@ -157,10 +165,11 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
     Raises: as `all_reduce`.
     Cost: the result's bytes less the own ones received per rank. Its gradient costs one all_reduce of the result.
     """
-    tensor, dtype = to_wire_dtype(tensor, "all_gather")
+    tensor = movable(tensor, "all_gather")
+    tensor, dtype = to_wire_dtype(tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor)
     comm = communicator_of(comm)
     if comm.size == 1:
-        gathered = tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tf.identity(tensor)
+        gathered = tf.identity(tensor)
     else:
         gathered, _ = raw.all_gather(tensor, name, comm)
     return from_wire_dtype(gathered, dtype)
@@ -221,7 +230,7 @@ def _broadcast(
     tensors: Sequence[Any], root: int, name: str | None, comm: Communicator, **attrs: Any
 ) -> list[tf.Tensor]:
     check_root(root, comm)
-    pairs = [to_wire_dtype(tensor, "broadcast") for tensor in tensors]
+    pairs = [to_wire_dtype(movable(tensor, "broadcast")) for tensor in tensors]
     moved = [tensor for tensor, _ in pairs]
     if comm.size == 1:
         sent = [tf.identity(tensor) for tensor in moved]
@@ -241,5 +250,5 @@ def _all_reduce_slices(
     values = all_gather(dense_tensor(slices.values, "all_reduce"), name=name and f"{name}/values", comm=comm)
     indices = all_gather(slices.indices, name=name and f"{name}/indices", comm=comm)
     if reduction == "mean":
-        values = values / tf.cast(comm.size, values.dtype)
+        values = tf.cast(values / tf.cast(comm.size, values.dtype), values.dtype)  # of integers it is a float
     return tf.IndexedSlices(values, indices, slices.dense_shape)

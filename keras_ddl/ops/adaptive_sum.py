@@ -28,7 +28,8 @@ def adasum(tensor: Any, name: str | None, comm: Communicator) -> tf.Tensor:
     tensor = dense_tensor(tensor, "all_reduce by 'adasum'", _DTYPES)
     if comm.size == 1:
         return tf.identity(tensor)
-    gathered, _ = raw.all_gather(tensor[tf.newaxis], name, comm, all_ranks=True)
+    # Called what other all-reduces are called: ranks that reduce by another op meet it, and learn of it.
+    gathered, _ = raw.all_gather(tensor[tf.newaxis], name, comm, kind="all_reduce", all_ranks=True)
     inside = tf.float64 if tensor.dtype == tf.float64 else tf.float32
     parts = [tf.cast(gathered[rank], inside) for rank in range(comm.size)]
     while len(parts) > 1:

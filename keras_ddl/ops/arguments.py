@@ -12,8 +12,15 @@ from keras_ddl.errors import ConfigError
 
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "avg": "mean", "min": "min", "max": "max", "product": "product"}
 _DTYPES = tuple(tf.as_dtype(name) for name in DTYPES)
-# Collectives that only move values take more dtypes: these travel as another dtype of the same bytes.
-_WIRE_DTYPES = {tf.int16: tf.float16, tf.uint16: tf.float16, tf.uint32: tf.int32, tf.uint64: tf.int64}
+# Collectives that only move values take more dtypes. These travel as another dtype of the same bytes, with so many more
+# dimensions of 1: ranks whose dtypes differ have other shapes then, and learn of it.
+_WIRE_DTYPES = {
+    tf.bool: (tf.uint8, 1),
+    tf.int16: (tf.float16, 1),
+    tf.uint16: (tf.float16, 2),
+    tf.uint32: (tf.int32, 1),
+    tf.uint64: (tf.int64, 1),
+}
 
 
 def reduction_of(op: Any) -> str:
@@ -45,28 +52,44 @@ def dense_tensor(value: Any, function: str, dtypes: Sequence[tf.DType] = _DTYPES
     return tensor
 
 
-def to_wire_dtype(value: Any, function: str) -> tuple[tf.Tensor, tf.DType]:
-    """Returns `value` in a dtype in which it can be moved, and its own dtype."""
-    tensor = dense_tensor(value, function, (*_DTYPES, *_WIRE_DTYPES, tf.bool))
-    if tensor.dtype == tf.bool:
-        return tf.cast(tensor, tf.uint8), tf.bool
-    return (tf.bitcast(tensor, _WIRE_DTYPES[tensor.dtype]) if tensor.dtype in _WIRE_DTYPES else tensor), tensor.dtype
+def movable(value: Any, function: str) -> tf.Tensor:
+    """Returns `value` as a tensor. Raises: ConfigError: it is sparse, or of a dtype that cannot be moved."""
+    return dense_tensor(value, function, (*_DTYPES, *_WIRE_DTYPES))
+
+
+def to_wire_dtype(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
+    """Returns what is `movable` in the form in which it travels, and its own dtype."""
+    dtype = tensor.dtype
+    if dtype in _WIRE_DTYPES:
+        moved, marks = _WIRE_DTYPES[dtype]
+        tensor = tf.cast(tensor, moved) if dtype == tf.bool else tf.bitcast(tensor, moved)
+        for _ in range(marks):
+            tensor = tf.expand_dims(tensor, -1)
+    return tensor, dtype
 
 
 def from_wire_dtype(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns what `to_wire_dtype` made of a tensor of `dtype` as that dtype again."""
     if tensor.dtype == dtype:
         return tensor
+    _, marks = _WIRE_DTYPES[dtype]
+    for _ in range(marks):
+        tensor = tf.squeeze(tensor, -1)
     return tf.cast(tensor, tf.bool) if dtype == tf.bool else tf.bitcast(tensor, dtype)
 
 
 def by_dtype(tensors: list[tf.Tensor], name: str | None, collective: Any) -> list[tf.Tensor]:
-    """Calls `collective(tensors of one dtype, name)` for each dtype, and returns the results in the given order."""
+    """Calls `collective(tensors of one dtype, name)` for each dtype, and returns the results in the given order.
+
+    Names do not tell dtypes and the calls follow each other, so that ranks whose dtypes differ meet, and learn of it.
+    """
     results: list[Any] = [None] * len(tensors)
-    dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors))
-    for dtype in dtypes:
+    before: list[tf.Tensor] = []
+    for number, dtype in enumerate(dict.fromkeys(tensor.dtype for tensor in tensors)):
         places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        key = f"{name}/{dtype.name}" if name is not None and len(dtypes) > 1 else name
-        for place, result in zip(places, collective([tensors[place] for place in places], key)):
+        key = f"{name}/{number}" if name is not None and number else name
+        with tf.control_dependencies(before):
+            before = collective([tensors[place] for place in places], key)
+        for place, result in zip(places, before):
             results[place] = result
     return results

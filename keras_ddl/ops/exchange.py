@@ -9,7 +9,7 @@ from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.ops import raw
-from keras_ddl.ops.arguments import from_wire_dtype, to_wire_dtype
+from keras_ddl.ops.arguments import from_wire_dtype, movable, to_wire_dtype
 from keras_ddl.ops.errors import translate_errors
 
 
@@ -31,13 +31,14 @@ def all_to_all(tensor: Any, splits: Any = None, *, name: str | None = None, comm
     Cost: that of an all_gather: every rank receives the rows of all ranks, size times what it keeps. The gradient costs
         one all_reduce of all ranks' rows.
     """
-    tensor, dtype = to_wire_dtype(tensor, "all_to_all")
+    tensor = movable(tensor, "all_to_all")
     comm = communicator_of(comm)
     if tensor.shape.rank == 0:
         raise ConfigError(
             "all_to_all splits a tensor by rows, so it must have at least one dimension. "
             "Received: a scalar. Use all_gather."
         )
+    tensor, dtype = to_wire_dtype(tensor)
     rows = tf.shape(tensor, tf.int64)[:1]
     to_each = tf.repeat(rows // comm.size, comm.size) if splits is None else _splits(splits, comm)
     plan = tf.concat([to_each, rows], 0)[tf.newaxis]

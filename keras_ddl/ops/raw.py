@@ -68,10 +68,11 @@ def reduce_scatter(tensor: tf.Tensor, reduction: str, name: str | None, comm: Co
 
 
 def all_gather(
-    tensor: tf.Tensor, name: str | None, comm: Communicator, *, all_ranks: bool = False
+    tensor: tf.Tensor, name: str | None, comm: Communicator, *, kind: str = "all_gather", all_ranks: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the rows of all ranks, [n, ...], and how many each rank had, int64 [size].
 
+    `kind`: what the collective is to the caller, for the name that a graph gives it.
     `all_ranks`: the rows of every rank are needed, so it fails while some have joined; else these have no rows.
     """
-    return _call("all_gather", "ddl_all_gather", name, comm, tensor, all_ranks=all_ranks)
+    return _call(kind, "ddl_all_gather", name, comm, tensor, all_ranks=all_ranks)

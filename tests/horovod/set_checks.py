@@ -37,6 +37,13 @@ def check_horovod_disagreement_is_failed_precondition_on_every_rank():
         "rows": lambda: hvd.allgather(tf.ones([2, 3 if LAST else 2]), name="loss"),
         "scatter": lambda: hvd.reducescatter(tf.ones([2, 3 if LAST else 2]), name="loss"),
         "alltoall": lambda: hvd.alltoall(tf.ones([SIZE, 3 if LAST else 2]), name="loss"),
+        "16 bits": lambda: hvd.allgather(tf.ones([2], tf.int16 if LAST else tf.float16), name="loss"),
+        "8 bits": lambda: hvd.broadcast(tf.cast(tf.ones([2]), tf.bool if LAST else tf.uint8), 0, name="loss"),
+        "rows of 16 bits": lambda: hvd.alltoall(tf.ones([SIZE], tf.uint16 if LAST else tf.int16), name="loss"),
+        "adasum": lambda: hvd.allreduce(tf.ones([2]), op=hvd.Adasum if LAST else hvd.Sum, name="loss"),
+        "dtype in a group": lambda: hvd.grouped_allreduce(
+            [tf.ones([2]), tf.ones([2], tf.int32 if LAST else tf.float32)], name="loss"
+        ),
         "group": lambda: hvd.grouped_allreduce([tf.ones([2])] * (3 if LAST else 2), name="loss"),
     }
     for what, function in wrong.items():
@@ -44,6 +51,8 @@ def check_horovod_disagreement_is_failed_precondition_on_every_rank():
         expect(tf.errors.FailedPreconditionError, function, "loss", f"{SIZE - 1}")
         if what != "kind":
             expect(tf.errors.FailedPreconditionError, tf.function(function), "loss", f"{SIZE - 1}")
+    unnamed = tf.function(lambda: hvd.allreduce(tf.ones([2]), op=hvd.Adasum if LAST else hvd.Sum))
+    expect(tf.errors.FailedPreconditionError, unnamed, "all_reduce")
     expect(
         tf.errors.FailedPreconditionError,
         lambda: hvd.broadcast_variables([tf.Variable(tf.ones([3 if LAST else 2]))], 0),
