@@ -77,6 +77,7 @@ __all__ = [
     "own_reduction",
     "plain_name",
     "pythonify_logs",
+    "reductions",
     "replica_strategy",
     "rows_counted",
     "saving_lib",
@@ -95,6 +96,8 @@ TESTED = ("3.15.",)
 
 # Strategies of more than one rank, for the warning about models made outside of them.
 strategies: weakref.WeakSet[Any] = weakref.WeakSet()
+# What optimizers reduce their gradients with where there is no Strategy, for the warning about optimizers that do not.
+reductions: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def is_ours(strategy: Any) -> bool:
@@ -130,7 +133,9 @@ def unwrapped(optimizer: Any) -> Any:
 
 
 def own_reduction(optimizer: Any) -> Any:
-    """Returns what an optimizer reduces its gradients with where there is no Strategy (`all_agree(bool)`), or None."""
+    """Returns what an optimizer reduces its gradients with where there is no Strategy, or None: an object that has
+    `all_agree(bool)` and `is_active`.
+    """
     return getattr(optimizer, "__dict__", {}).get("_ddl_reduction")
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "ReduceOp",
     "Sum",
     "ccl_built",
+    "check_sparse",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -37,6 +38,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "rank",
+    "reduce_op",
     "rocm_built",
     "shutdown",
     "size",
@@ -54,6 +56,22 @@ class ReduceOp(enum.StrEnum):
     Min = "min"
     Max = "max"
     Product = "product"
+
+
+def reduce_op(op: Any) -> ReduceOp:
+    """Returns the op that a caller named; None is Average. Raises: ConfigError: there is none of this name."""
+    try:
+        return ReduceOp.Average if op is None else ReduceOp(op)
+    except ValueError:
+        raise ConfigError(f"op must be one of {', '.join(each.name for each in ReduceOp)}. Received: {op!r}.") from None
+
+
+def check_sparse(op: ReduceOp) -> None:
+    """Raises: ConfigError: an op that tf.IndexedSlices cannot be reduced by."""
+    if op not in (ReduceOp.Average, ReduceOp.Sum):
+        raise ConfigError(
+            f"IndexedSlices are reduced by Average and Sum. Received: op={op.name}. Use sparse_as_dense=True."
+        )
 
 
 Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum

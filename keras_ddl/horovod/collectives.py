@@ -18,7 +18,7 @@ from typing import Any
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.horovod.basics import Average, ReduceOp, Sum
+from keras_ddl.horovod.basics import Average, ReduceOp, Sum, check_sparse, reduce_op
 from keras_ddl.horovod.compression import Compression
 from keras_ddl.horovod.failures import as_tensorflow_errors
 from keras_ddl.horovod.process_sets import ProcessSet, communicator_of, global_process_set, root_in
@@ -218,10 +218,7 @@ def _op(op: Any, average: bool | None) -> ReduceOp:
             raise ConfigError("average is the old form of op, so only one may be given. Received: both. Use op.")
         warnings.warn("average= is deprecated: use op=hvd.Average or op=hvd.Sum.", DeprecationWarning, stacklevel=4)
         return Average if average else Sum
-    try:
-        return Average if op is None else ReduceOp(op)
-    except ValueError:
-        raise ConfigError(f"op must be one of {', '.join(each.name for each in ReduceOp)}. Received: {op!r}.") from None
+    return reduce_op(op)
 
 
 def _all_reduce(
@@ -252,10 +249,7 @@ def _all_reduce_slices(
     process_set: ProcessSet,
     name: str | None,
 ) -> tf.IndexedSlices:
-    if op not in (Average, Sum):
-        raise ConfigError(
-            f"IndexedSlices are reduced by Average and Sum. Received: op={op.name}. Use sparse_as_dense=True."
-        )
+    check_sparse(op)
     slices = tf.IndexedSlices(_scaled(slices.values, prescale), slices.indices, slices.dense_shape)
     total = ops.all_reduce(slices, op=op.value, name=name, comm=communicator_of(process_set))
     return tf.IndexedSlices(_scaled(total.values, postscale), total.indices, total.dense_shape)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.optimizer import DistributedOptimizer
@@ -16,6 +18,9 @@ def load_model(
     custom_objects: Mapping[str, Any] | None = None,
     compression: Any = None,
     legacy_opts: bool = False,
+    *,
+    backward_passes_per_step: int | None = None,
+    average_aggregated_gradients: bool = False,
 ) -> keras.Model:
     """Returns a saved model, compiled with a `DistributedOptimizer` that has the saved optimizer's state.
 
@@ -26,6 +31,8 @@ def load_model(
         custom_optimizers: classes that the file may name besides Keras's.
         custom_objects: as keras.models.load_model.
         compression: of the gradients.
+        backward_passes_per_step, average_aggregated_gradients: as the optimizer had them when it was saved. What is
+            saved has gradient_accumulation_steps, with which Keras averages; without these the mean it stays.
         legacy_opts: must be False: Keras 3 has no legacy optimizers.
     Raises: ConfigError: legacy_opts=True. What keras.models.load_model raises.
     """
@@ -34,9 +41,26 @@ def load_model(
     objects = {each.__name__: each for each in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})})
     if model.optimizer is not None:
-        DistributedOptimizer(model.optimizer, compression=compression)
+        DistributedOptimizer(
+            model.optimizer,
+            compression=compression,
+            backward_passes_per_step=backward_passes_per_step or 1,
+            average_aggregated_gradients=average_aggregated_gradients,
+        )
+        _warn_of_means(model.optimizer, backward_passes_per_step)
         model.jit_compile = False  # it was compiled with an optimizer that did not reduce yet
     return model
+
+
+def _warn_of_means(optimizer: keras.optimizers.Optimizer, passes: int | None) -> None:
+    steps = getattr(keras_compat.unwrapped(optimizer), "gradient_accumulation_steps", None)
+    if steps and passes is None:
+        warnings.warn(
+            f"load_model: the saved optimizer accumulates the gradients of {steps} batches, and averages them. Pass "
+            f"backward_passes_per_step={steps} if it was a DistributedOptimizer with that, which adds them up; or "
+            "average_aggregated_gradients=True as well if it had that.",
+            stacklevel=3,
+        )
 
 
 def broadcast_global_variables(root_rank: int) -> None:

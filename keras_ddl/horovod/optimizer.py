@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,7 +10,8 @@ from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
-from keras_ddl.horovod.reduction import GradientReduction, check_no_strategy, plain
+from keras_ddl.horovod.basics import ReduceOp
+from keras_ddl.horovod.reduction import GradientReduction, check_no_strategy
 from keras_ddl.strategy import keras_patches
 
 
@@ -23,7 +25,7 @@ def DistributedOptimizer(
     compression: Any = None,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
-    op: str = "mean",
+    op: str = ReduceOp.Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
@@ -35,7 +37,9 @@ def DistributedOptimizer(
 
     The optimizer returned is the one given, with its class, its state and its configuration: what is saved of it loads
     where keras_ddl is not. A LossScaleOptimizer is returned as such, around an optimizer that reduces; the ranks agree
-    whether a step is skipped. Models are compiled with jit_compile=False: XLA has no kernel for collectives.
+    whether a step is skipped. Models are compiled with jit_compile=False: XLA has no kernel for collectives. It has one
+    more method, register_local_var(variable): its gradients stay each rank's own. copy.deepcopy of it reduces as well;
+    what is pickled or saved, or made from its configuration, is plain Keras and does not.
 
     Args:
         optimizer: of Keras 3, made outside of a keras_ddl.Strategy. Variables must be the same on all ranks when
@@ -45,7 +49,7 @@ def DistributedOptimizer(
         compression: what dense gradients travel as, see `GradientReduction`.
         sparse_as_dense: gradients of embeddings as whole tables, instead of gathered rows.
         gradient_predivide_factor: as in `GradientReduction`.
-        op: "mean" or "sum".
+        op: Average or Sum.
         backward_passes_per_step: batches per update. Each rank adds up its own gradients, and they are reduced once
             per update.
         average_aggregated_gradients: divide that sum by the number of batches.
@@ -84,19 +88,19 @@ def PartialDistributedOptimizer(
         arguments: those of `DistributedOptimizer`. With scale_local_gradients=True, the default, gradients of local
             layers are divided by the number of ranks: a rank's loss is one of as many that are averaged.
     """
-    local_variables = variables_of_layers(local_layers)
+    local = layers_of(local_layers)
     DistributedOptimizer(optimizer, name, **arguments)
-    keras_compat.own_reduction(keras_compat.unwrapped(optimizer)).local_variables = local_variables
+    keras_compat.own_reduction(keras_compat.unwrapped(optimizer)).local_layers += local
     return optimizer
 
 
-def variables_of_layers(layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None) -> Callable[[], list[Any]]:
-    """Returns a function that returns the trainable variables of layers as they are then."""
+def layers_of(layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None) -> list[keras.layers.Layer]:
+    """Returns `local_layers` as a list. Raises: ConfigError: something else than layers."""
     found = [layers] if isinstance(layers, keras.layers.Layer) else list(layers or ())
     wrong = [each for each in found if not isinstance(each, keras.layers.Layer)]
     if wrong:
         raise ConfigError(f"local_layers must be layers of Keras. Received: {wrong[0]!r}.")
-    return lambda: [variable for layer in found for variable in layer.trainable_variables]
+    return found
 
 
 def _distribute(
@@ -114,10 +118,26 @@ def _distribute(
     keras_patches.install()
     # Set past Keras's tracking: neither is a part of the optimizer that is saved or restored. They stand in the
     # object, not in a class of its own, so that Keras saves the class that it knows.
-    methods = _ReducingMethods(inner, reduction, factor).by_name()
-    for attribute, value in [("_ddl_reduction", reduction), *methods]:
+    object.__setattr__(inner, "_ddl_reduction", reduction)
+    for attribute, value in _ReducingMethods(inner, reduction, factor).by_name():
         object.__setattr__(inner, attribute, value)
+    keras_compat.reductions.add(reduction)
+    distribute = functools.partial(_distribute, name=name, passes=passes, average_passes=average_passes, **arguments)
+    for part in {id(each): each for each in (optimizer, inner)}.values():
+        object.__setattr__(part, "register_local_var", reduction.local_variables.append)
+        object.__setattr__(part, "__deepcopy__", functools.partial(_copy, part, reduction, distribute))
     return optimizer
+
+
+def _copy(optimizer: Any, reduction: GradientReduction, distribute: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
+    """What copy.deepcopy calls: Keras's copy is made of what it would save, and so does not reduce yet."""
+    make, arguments = type(optimizer).__reduce__(optimizer)
+    copied = distribute(make(*arguments))
+    of_copy = keras_compat.own_reduction(keras_compat.unwrapped(copied))
+    of_copy.local_variables += reduction.local_variables
+    of_copy.local_layers += reduction.local_layers
+    memo[id(optimizer)] = copied
+    return copied
 
 
 def _check(optimizer: Any, inner: Any, op: str) -> None:
@@ -142,7 +162,7 @@ def _check(optimizer: Any, inner: Any, op: str) -> None:
             f"Gradients are reduced once. Received: optimizer {inner.name!r}, which was made under a "
             "keras_ddl.Strategy and reduces gradients there. Leave out DistributedOptimizer, or the Strategy."
         )
-    if op not in ("mean", "sum"):
+    if op not in (ReduceOp.Average, ReduceOp.Sum):
         raise ConfigError(
             f"op of DistributedOptimizer must be Average or Sum. Received: op={op!r}. DistributedGradientTape takes "
             "the others."
@@ -210,10 +230,12 @@ class _ReducingMethods:
 
     def overwrite(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
         """Variables whose "gradient" is their new value (float8 scales) take the maximum over ranks."""
-        local = {id(plain(each)) for each in self._reduction.local_variables()}
+        reduction = self._reduction
         grads = [
-            ops.all_reduce(grad, op="max", name=f"{self._reduction.name}/overwrite_{i}", comm=self._reduction.comm)
-            if getattr(variable, "overwrite_with_gradient", False) and id(plain(variable)) not in local
+            ops.all_reduce(grad, op="max", name=f"{reduction.name}/overwrite_{i}", comm=reduction.comm)
+            if getattr(variable, "overwrite_with_gradient", False)
+            and reduction.takes_part
+            and not reduction.is_local(variable)
             else grad
             for i, (grad, variable) in enumerate(zip(grads, variables))
         ]

@@ -128,11 +128,17 @@ def process_set_by_id(process_set_id: int) -> ProcessSet:
     return _registered[process_set_id]
 
 
-def communicator_of(process_set: Any) -> Communicator:
-    """Returns what collectives of this set run on. Raises: ConfigError: not registered, or without this rank."""
+def registered(process_set: Any) -> ProcessSet:
+    """Returns the set itself. Raises: ConfigError: not a process set, or not registered."""
     if not isinstance(process_set, ProcessSet):
         raise ConfigError(f"process_set must be a ProcessSet. Received: {process_set!r}. Leave it out for all ranks.")
-    ranks = process_set._registered()
+    process_set.size()
+    return process_set
+
+
+def communicator_of(process_set: Any) -> Communicator:
+    """Returns what collectives of this set run on. Raises: ConfigError: not registered, or without this rank."""
+    ranks = registered(process_set)._registered()
     if process_set.process_set_id == 0:
         return communicator.communicator_of(None)
     if process_set._comm is None:

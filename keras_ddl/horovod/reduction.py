@@ -7,7 +7,7 @@ Gradients go in buckets, as under the Strategy, but each is that of a rank's own
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from keras_ddl import communicator, config, ops
@@ -15,8 +15,10 @@ from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError
+from keras_ddl.errors import ConfigError, KerasDdlError
 from keras_ddl.horovod import process_sets
+from keras_ddl.horovod.basics import ReduceOp, check_sparse, reduce_op
+from keras_ddl.horovod.failures import as_tensorflow_errors
 from keras_ddl.strategy import bucket_size
 from keras_ddl.strategy.buckets import plan_buckets
 
@@ -32,17 +34,20 @@ class GradientReduction:
 
     Args:
         name: of the gradients; appears in error messages and timelines.
-        op: "mean" or "sum", or what else `keras_ddl.all_reduce` takes.
+        op: Average or Sum, or another ReduceOp.
         compression: an object with compress(tensor) -> (tensor, context) and decompress(tensor, context), used on dense
             gradients; None: none.
         sparse_as_dense: IndexedSlices become whole tables, instead of being gathered.
         gradient_predivide_factor: gradients are divided by it before the sum, and the sum is multiplied by it and
-            divided by the number of ranks. With op "mean" only.
+            divided by the number of ranks. With Average only.
         groups: None: buckets as the Strategy makes them. A number: so many buckets of as many gradients each. A list
             of lists of variables: their gradients together; other gradients in buckets.
-        process_set: of `add_process_set`; None: all ranks.
-        local_variables: returns the variables whose gradients stay this rank's own.
-        scale_local_gradients: divide those by the number of ranks, as if other ranks' gradients of them were zero.
+        process_set: of `add_process_set`; None: all ranks. A rank that is not in it keeps its own gradients.
+        scale_local_gradients: divide the gradients of local variables by the number of ranks, as if other ranks'
+            gradients of them were zero.
+
+    Attributes:
+        local_variables, local_layers: whose gradients stay this rank's own; to be added to. Layers may be built later.
     Raises: ConfigError: arguments that do not go together.
     """
 
@@ -50,32 +55,32 @@ class GradientReduction:
         self,
         name: str,
         *,
-        op: str = "mean",
+        op: str = ReduceOp.Average,
         compression: Any = None,
         sparse_as_dense: bool = False,
         gradient_predivide_factor: float = 1.0,
         groups: int | Sequence[Sequence[Any]] | None = None,
         process_set: Any = None,
-        local_variables: Callable[[], Iterable[Any]] = tuple,
         scale_local_gradients: bool = True,
     ) -> None:
-        if gradient_predivide_factor != 1.0 and op != "mean":
+        self.op = reduce_op(op)
+        if gradient_predivide_factor != 1.0 and self.op != ReduceOp.Average:
             raise ConfigError(
                 "gradient_predivide_factor splits the division of a mean, so it needs op=Average. "
-                f"Received: gradient_predivide_factor={gradient_predivide_factor!r}, op={op!r}."
+                f"Received: gradient_predivide_factor={gradient_predivide_factor!r}, op={self.op.name}."
             )
         if groups is not None and not isinstance(groups, (list, tuple)) and not (type(groups) is int and groups >= 0):
             raise ConfigError(
                 f"groups must be a number, 0 or more, or a list of lists of variables. Received: groups={groups!r}."
             )
         self.name = name
-        self.op = op
         self.compression = compression
         self.sparse_as_dense = sparse_as_dense
         self.predivide = float(gradient_predivide_factor)
         self.groups = groups or None
         self.process_set = process_set
-        self.local_variables = local_variables
+        self.local_variables: list[Any] = []
+        self.local_layers: list[keras.layers.Layer] = []
         self.scale_local_gradients = scale_local_gradients
 
     @property
@@ -85,47 +90,80 @@ class GradientReduction:
             return communicator.communicator_of(None)
         return process_sets.communicator_of(self.process_set)
 
-    @tf.autograph.experimental.do_not_convert
+    @property
+    def size(self) -> int:
+        """The number of ranks that take part. Raises: as `comm`."""
+        return self.comm.size if self.process_set is None else process_sets.registered(self.process_set).size()
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank does. Raises: as `comm`."""
+        return self.process_set is None or process_sets.registered(self.process_set).included()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this rank's gradients are reduced with those of others, as things are now."""
+        try:
+            return self.takes_part and self.size > 1
+        except KerasDdlError:  # its process set has been removed, or keras_ddl shut down
+            return False
+
+    def is_local(self, variable: Any) -> bool:
+        """Whether the gradient of a variable stays this rank's own."""
+        return id(plain(variable)) in self._local_ids()
+
+    @as_tensorflow_errors
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns the reduced gradients, in the same order. COLLECTIVE.
 
         Args:
             gradients: dense tensors, tf.IndexedSlices and None; alike on all ranks.
             variables: what each is the gradient of.
-        Raises: RankMismatchError: the ranks' gradients differ in number, shape or dtype.
+        Raises: tf.errors.FailedPreconditionError: the ranks' gradients differ in number, shape or dtype. ConfigError:
+            IndexedSlices, and an op that is not for them.
         Cost: one all-reduce per bucket; for IndexedSlices two all-gathers.
         """
         check_no_strategy(f"{self.name} reduces", tf.distribute.has_strategy())
-        comm = self.comm
-        result = list(gradients)
-        local = {id(plain(each)) for each in self.local_variables()}
+        result, local, size = list(gradients), self._local_ids(), self.size
+        comm = self.comm if self.takes_part else None
         dense = []
         for i, (gradient, variable) in enumerate(zip(gradients, variables)):
             if gradient is None:
                 continue
             if id(plain(variable)) in local:
-                result[i] = _scaled(gradient, 1 / comm.size) if self.scale_local_gradients else gradient
+                result[i] = _scaled(gradient, 1 / size) if self.scale_local_gradients else gradient
+            elif comm is None:
+                continue
             elif isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
+                check_sparse(self.op)
                 result[i] = ops.all_reduce(gradient, op=self.op, name=f"{self.name}/sparse_{i}", comm=comm)
             else:
                 result[i] = tf.convert_to_tensor(gradient)
                 dense.append(i)
-        packed = {i: self._before(result[i], comm.size) for i in dense}
+        if comm is None:
+            return result
+        packed = {i: self._before(result[i], size) for i in dense}
         for number, bucket in enumerate(self._buckets(packed, variables, comm)):
             tensors = [packed[i][0] for i in bucket]
             reduced = self._all_reduce(tensors, f"{self.name}/bucket_{number}", comm)
             for i, tensor in zip(bucket, reduced):
-                result[i] = self._after(tensor, packed[i][1], comm.size)
+                result[i] = self._after(tensor, packed[i][1], size)
         return result
 
-    @tf.autograph.experimental.do_not_convert
+    @as_tensorflow_errors
     def all_agree(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns whether a bool is True on all ranks. COLLECTIVE."""
+        """Returns whether a bool is True on all ranks that take part. COLLECTIVE."""
+        if not self.takes_part:
+            return value
         told = ops.all_reduce(tf.cast(value, tf.int32), op="min", name=f"{self.name}/finite", comm=self.comm)
         return tf.cast(told, tf.bool)
 
+    def _local_ids(self) -> set[int]:
+        of_layers = (variable for layer in self.local_layers for variable in layer.trainable_variables)
+        return {id(plain(variable)) for variable in (*self.local_variables, *of_layers)}
+
     def _all_reduce(self, tensors: list[tf.Tensor], name: str, comm: Communicator) -> list[tf.Tensor]:
-        if self.op == "adasum":  # depends on the angle between whole tensors: not of a bucket
+        if self.op == ReduceOp.Adasum:  # depends on the angle between whole tensors: not of a bucket
             return [ops.all_reduce(each, op=self.op, name=f"{name}/{i}", comm=comm) for i, each in enumerate(tensors)]
         op = "sum" if self.predivide != 1.0 else self.op
         return ops.all_reduce_n(tensors, op=op, name=name, comm=comm)

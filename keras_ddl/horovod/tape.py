@@ -8,15 +8,16 @@ from typing import Any
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.horovod.optimizer import variables_of_layers
-from keras_ddl.horovod.reduction import GradientReduction, plain
+from keras_ddl.horovod.basics import ReduceOp
+from keras_ddl.horovod.optimizer import layers_of
+from keras_ddl.horovod.reduction import GradientReduction
 
 
 class _DistributedGradientTape(tf.GradientTape):
     """Stands in for a tape with which it shares all state, so that it may be made before or after recording."""
 
     # Not in that state: a persistent tape may stand behind several.
-    __slots__ = ("_ddl_local_sources", "_ddl_reduction")
+    __slots__ = ("_ddl_reduction",)
 
     @tf.autograph.experimental.do_not_convert
     def gradient(
@@ -32,7 +33,7 @@ class _DistributedGradientTape(tf.GradientTape):
         Args:
             target, sources, output_gradients, unconnected_gradients: as for tf.GradientTape.
             use_generic_names: does nothing here.
-        Raises: RankMismatchError: the ranks' gradients differ in number, shape or dtype.
+        Raises: tf.errors.FailedPreconditionError: the ranks' gradients differ in number, shape or dtype.
         """
         found = super().gradient(target, sources, output_gradients, unconnected_gradients)
         # IndexedSlices count as one leaf each, as sources do.
@@ -41,8 +42,21 @@ class _DistributedGradientTape(tf.GradientTape):
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def register_local_source(self, source: Any) -> None:
-        """Leaves the gradients by a variable to each rank: they are not reduced."""
-        self._ddl_local_sources.append(plain(source))
+        """Leaves the gradients by a variable to each rank: they are not reduced. See `scale_local_gradients`."""
+        self._ddl_reduction.local_variables.append(source)
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Returns what `gradient` does, apart: norms, for instance, are equal on all ranks of the second part only.
+
+        Returns: pairs (source, gradient) of the sources that are this rank's own, and of those that are reduced.
+        """
+        pairs = list(zip(sources, self.gradient(target, sources, output_gradients)))
+        apart: tuple[list[Any], list[Any]] = ([], [])
+        for source, gradient in pairs:
+            apart[0 if self._ddl_reduction.is_local(source) else 1].append((source, gradient))
+        return apart
 
 
 @tf.autograph.experimental.do_not_convert
@@ -52,7 +66,7 @@ def DistributedGradientTape(
     device_sparse: str = "",
     compression: Any = None,
     sparse_as_dense: bool = False,
-    op: str = "mean",
+    op: str = ReduceOp.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[Any]] | None = None,
@@ -66,7 +80,7 @@ def DistributedGradientTape(
     Args:
         gradtape: recording, or done, or not begun.
         device_dense, device_sparse: do nothing here.
-        op: "mean", "sum", or what else `keras_ddl.all_reduce` takes.
+        op: Average, Sum, Min, Max, Product or Adasum.
         compression, sparse_as_dense, gradient_predivide_factor, num_groups, groups, process_set,
             scale_local_gradients: as for `DistributedOptimizer`.
     Raises: ConfigError: something that is no tape, one that reduces already, or arguments that do not go together.
@@ -85,8 +99,6 @@ def DistributedGradientTape(
     )
     tape = made.__new__(made)
     tape.__dict__ = gradtape.__dict__
-    local: list[Any] = []
-    tape._ddl_local_sources = local
     tape._ddl_reduction = GradientReduction(
         "DistributedGradientTape",
         op=op,
@@ -95,7 +107,6 @@ def DistributedGradientTape(
         gradient_predivide_factor=gradient_predivide_factor,
         groups=num_groups or None if groups is None else groups,
         process_set=process_set,
-        local_variables=lambda: local,
         scale_local_gradients=scale_local_gradients,
     )
     return tape
@@ -104,14 +115,32 @@ def DistributedGradientTape(
 @tf.autograph.experimental.do_not_convert
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
-    *arguments: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    op: str = ReduceOp.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: Any = None,
     local_layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None = None,
-    **keywords: Any,
+    scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
     """Does what `DistributedGradientTape` does, except for the weights of `local_layers`: see
     `PartialDistributedOptimizer`.
     """
-    tape = DistributedGradientTape(gradtape, *arguments, **keywords)
-    for variable in variables_of_layers(local_layers)():
-        tape.register_local_source(variable)
+    local = layers_of(local_layers)
+    tape = DistributedGradientTape(
+        gradtape,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    tape._ddl_reduction.local_layers += local
     return tape

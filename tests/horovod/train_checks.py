@@ -1,85 +1,32 @@
-"""Training in Horovod's manner: each rank its own batches and loss. Run by test_horovod_training.py.
-
-The oracle is one process: a plain model, trained on the ranks' batches put together.
-"""
+"""Training in Horovod's manner: each rank its own batches and loss. Run by test_horovod_training.py."""
 
 import warnings
 
 import keras
 import numpy as np
 import tensorflow as tf
+from horovod.training import (
+    BATCH,
+    RANK,
+    SIZE,
+    STEPS,
+    TOKENS,
+    X,
+    Y,
+    assert_close,
+    compare,
+    dense_model,
+    embedding_model,
+    fit,
+    mine,
+    raises,
+)
 
 import keras_ddl
 from keras_ddl import ops
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from keras_ddl.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
-
-keras_ddl.init()
-RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
-keras.backend.set_floatx("float64")
-keras.config.set_dtype_policy("float64")
-
-BATCH, STEPS = 4, 6
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(STEPS, SIZE, BATCH, 6))
-Y = RNG.normal(size=(STEPS, SIZE, BATCH, 2))
-TOKENS = RNG.integers(0, 20, size=(STEPS, SIZE, BATCH, 3))
-
-
-def mine(data):
-    return data[:, RANK].reshape(-1, *data.shape[3:])
-
-
-def everyones(data):
-    return data.reshape(-1, *data.shape[3:])
-
-
-def dense_model():
-    keras.utils.set_random_seed(4)
-    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(2)])
-
-
-def embedding_model():
-    keras.utils.set_random_seed(4)
-    layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(20, 4)]
-    return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(2)])
-
-
-def fit(model, optimizer, x, y, batch, **arguments):
-    model.compile(optimizer, "mse", **arguments)
-    model.fit(x, y, batch_size=batch, epochs=2, shuffle=False, verbose=0)
-
-
-def assert_close(shared, alone, tolerance=1e-13):
-    for one, other in zip(shared.get_weights(), alone.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
-    variables = [*shared.weights, *(shared.optimizer.variables if hasattr(shared, "optimizer") else [])]
-    state = [v.numpy().tobytes() for v in variables if "gradient_accumulator" not in v.name]
-    everyone = keras_ddl.all_gather_object(state)
-    assert all(other == state for other in everyone), "ranks differ"
-
-
-def compare(make, build=dense_model, x=X, tolerance=1e-13, oracle=None, distribute=DistributedOptimizer, **arguments):
-    """Trains with the optimizer of `make` on all ranks, and alone with that of `oracle` or `make`."""
-    compiled = arguments.pop("compiled", {})
-    shared = build()
-    fit(shared, distribute(make(), **arguments), mine(x), mine(Y), BATCH, **compiled)
-    alone = build()
-    fit(alone, (oracle or make)(), everyones(x), everyones(Y), BATCH * SIZE, **compiled)
-    assert_close(shared, alone, tolerance)
-    start = build().get_weights()
-    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(start, alone.get_weights())), "nothing was learnt"
-    return shared
-
-
-def raises(kind, text, call):
-    try:
-        call()
-    except kind as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError(f"no {kind.__name__}")
+from keras_ddl.horovod.tape import DistributedGradientTape
 
 
 def check_fit_equals_one_process():
@@ -205,23 +152,6 @@ def check_sum_predivide_groups_and_compression():
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
 
 
-def check_local_layers_stay_each_ranks_own():
-    def weights(scale, divide):
-        model = dense_model()
-        arguments = {"local_layers": model.layers[-1], "scale_local_gradients": scale}
-        fit(model, PartialDistributedOptimizer(keras.optimizers.SGD(0.1 * divide), **arguments), *first)
-        return model.get_weights()
-
-    first = (mine(X)[:BATCH], mine(Y)[:BATCH], BATCH)
-    scaled, unscaled = weights(True, 1.0), weights(False, 1.0)
-    both = keras_ddl.all_gather_object([w.tobytes() for w in scaled])
-    assert all(each[:2] == both[0][:2] for each in both)
-    assert SIZE == 1 or both[0][2] != both[1][2]
-    start = dense_model().get_weights()
-    if SIZE > 1:
-        assert np.abs(unscaled[3] - start[3]).max() > 1.2 * np.abs(scaled[3] - start[3]).max()
-
-
 def check_what_is_saved_is_plain_keras(tmp=None):
     optimizer = DistributedOptimizer(keras.optimizers.Adam(0.01, clipnorm=1.0), backward_passes_per_step=2)
     plain = keras.optimizers.Adam(0.01, clipnorm=1.0, gradient_accumulation_steps=2)
@@ -328,17 +258,6 @@ def check_tape_of_structures_slices_and_persistent_tapes():
     single = DistributedGradientTape(tape, sparse_as_dense=True, op="max").gradient(loss, table)
     assert isinstance(single, tf.Tensor) and single[4, 0] == 2 * SIZE
     np.testing.assert_allclose(shared.gradient(loss, weight), [2 * mean] * 2)
-
-
-def check_tape_with_local_sources():
-    local, shared = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
-    x = tf.ones([1, 1], tf.float64) * (RANK + 1)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(local(x) + shared(x))
-    variables = [*local.trainable_variables, *shared.trainable_variables]
-    tape = PartialDistributedGradientTape(tape, local_layers=[local])
-    grads = tape.gradient(loss, variables)
-    np.testing.assert_allclose([float(g[0, 0]) for g in grads], [(RANK + 1) / SIZE, (SIZE + 1) / 2])
 
 
 # ---- last: a Strategy, whose scope no other check may meet -----------------------------------------------------------

@@ -44,8 +44,10 @@ def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
             if strategy is not None and theirs is not strategy:
                 raise ConfigError(outside_message("An optimizer", part.name, strategy.rank))
         if strategy is None:
-            bound = _without_jit(original, self, optimizer, *args, **kwargs)
-            return original(*bound.args, **bound.kwargs)
+            if any(keras_compat.own_reduction(part) is not None for part in keras_compat.optimizers_in(optimizer)):
+                bound = _without_jit(original, self, optimizer, args, kwargs)
+                return original(*bound.args, **bound.kwargs)
+            return original(self, optimizer, *args, **kwargs)
         bound = inspect.signature(original).bind(self, optimizer, *args, **kwargs)
         if bound.arguments.get("jit_compile") is True:
             raise ConfigError(
@@ -60,11 +62,17 @@ def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _without_jit(original: Callable[..., Any], model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Binds the arguments; for an optimizer that reduces gradients itself "auto" means no."""
-    bound = inspect.signature(original).bind(model, optimizer, *args, **kwargs)
-    if all(keras_compat.own_reduction(part) is None for part in keras_compat.optimizers_in(optimizer)):
-        return bound
+def _without_jit(original: Callable[..., Any], model: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
+    """Binds the arguments, for an optimizer that reduces gradients itself: jit_compile="auto" means no.
+
+    Scripts with such an optimizer say experimental_run_tf_function=False, which Keras does not know any more: Horovod
+    asked for it.
+    """
+    kwargs = {name: value for name, value in kwargs.items() if name != "experimental_run_tf_function"}
+    try:
+        bound = inspect.signature(original).bind(model, optimizer, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{type(model).__name__}.compile() {error}") from None
     if bound.arguments.get("jit_compile") is True:
         raise ConfigError(
             "jit_compile=True cannot be used with an optimizer that reduces gradients: XLA has no kernel for "
@@ -93,6 +101,24 @@ def _warn_if_alone(model: Any) -> None:
             "it on all ranks.",
             stacklevel=4,
         )
+    elif _trains_unreduced(model) and not model.__dict__.get("_ddl_warned"):
+        model.__dict__["_ddl_warned"] = True
+        warnings.warn(
+            f"Optimizer {model.optimizer.name!r} of model {model.name!r} does not reduce gradients, and others of this "
+            "process do: each rank trains this model alone. What is loaded, cloned, unpickled or made from a "
+            "configuration has a plain optimizer: compile the model with a DistributedOptimizer.",
+            stacklevel=4,
+        )
+
+
+def _trains_unreduced(model: Any) -> bool:
+    """Whether Keras's own step would apply this rank's gradients, where the program has them reduced elsewhere."""
+    parts = keras_compat.optimizers_in(getattr(model, "optimizer", None))
+    if not parts or _is_own(type(model).train_step):
+        return False
+    if any(keras_compat.own_reduction(part) is not None for part in parts):
+        return False
+    return any(reduction.is_active for reduction in keras_compat.reductions)
 
 
 def fit(original: Callable[..., Any]) -> Callable[..., Any]:
