@@ -165,11 +165,10 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
     Raises: as `all_reduce`.
     Cost: the result's bytes less the own ones received per rank. Its gradient costs one all_reduce of the result.
     """
-    tensor = movable(tensor, "all_gather")
-    tensor, dtype = to_wire_dtype(tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor)
+    tensor, dtype = to_wire_dtype(movable(tensor, "all_gather"), rows=True)
     comm = communicator_of(comm)
     if comm.size == 1:
-        gathered = tf.identity(tensor)
+        gathered = tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tf.identity(tensor)
     else:
         gathered, _ = raw.all_gather(tensor, name, comm)
     return from_wire_dtype(gathered, dtype)

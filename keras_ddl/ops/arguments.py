@@ -57,11 +57,12 @@ def movable(value: Any, function: str) -> tf.Tensor:
     return dense_tensor(value, function, (*_DTYPES, *_WIRE_DTYPES))
 
 
-def to_wire_dtype(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
-    """Returns what is `movable` in the form in which it travels, and its own dtype."""
+def to_wire_dtype(tensor: tf.Tensor, *, rows: bool = False) -> tuple[tf.Tensor, tf.DType]:
+    """Returns what is `movable` as it travels, and its own dtype; `rows`: a scalar may become a row."""
     dtype = tensor.dtype
     if dtype in _WIRE_DTYPES:
         moved, marks = _WIRE_DTYPES[dtype]
+        tensor = tf.reshape(tensor, [1]) if rows and tensor.shape.rank == 0 else tensor
         tensor = tf.cast(tensor, moved) if dtype == tf.bool else tf.bitcast(tensor, moved)
         for _ in range(marks):
             tensor = tf.expand_dims(tensor, -1)

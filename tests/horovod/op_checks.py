@@ -136,6 +136,9 @@ def check_horovod_allgather_with_uneven_rows():
             parts = [tf.cast(tensor(dtype, shape, rank), tf.float64) for rank, shape in enumerate(shapes)]
             for function in both_ways(hvd.allgather) if (dtype, rest) == ("float32", (2,)) else (hvd.allgather,):
                 assert_equal(function(tensor(dtype, shapes[RANK])), np.concatenate(parts), dtype, shapes)
+    for dtype in MOVED:
+        scalars = hvd.allgather(tf.cast(RANK, dtype))
+        assert_equal(scalars, np.array([tf.cast(tf.cast(rank, dtype), tf.float64) for rank in range(SIZE)]), dtype)
     one, two = hvd.grouped_allgather([tf.constant([RANK]), tf.ones([2, 3])], name="group")
     np.testing.assert_array_equal(one, np.arange(SIZE))
     np.testing.assert_array_equal(two, np.ones([2 * SIZE, 3]))
