@@ -7,7 +7,7 @@ Gradients go in buckets, as under the Strategy, but each is that of a rank's own
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keras_ddl import communicator, config, ops
@@ -24,6 +24,9 @@ from keras_ddl.strategy.buckets import plan_buckets
 
 # Buckets of some of the ranks: a measurement would be a collective of all of them.
 _BYTES_IN_PROCESS_SETS = 8 << 20
+
+# Attribute of what a tape has reduced: Horovod's optimizers leave gradients alone that a loop hands to them.
+_REDUCED = "_ddl_reduced"
 
 _lock = threading.Lock()
 _sizes: dict[int, tuple[Any, bucket_size.BucketSize]] = {}
@@ -117,7 +120,8 @@ class GradientReduction:
         """Returns the reduced gradients, in the same order. COLLECTIVE.
 
         Args:
-            gradients: dense tensors, tf.IndexedSlices and None; alike on all ranks.
+            gradients: dense tensors, tf.IndexedSlices and None; alike on all ranks. Those that are marked as reduced
+                stay as they are.
             variables: what each is the gradient of.
         Raises: tf.errors.FailedPreconditionError: the ranks' gradients differ in number, shape or dtype. ConfigError:
             IndexedSlices, and an op that is not for them.
@@ -128,7 +132,7 @@ class GradientReduction:
         comm = self.comm if self.takes_part else None
         dense = []
         for i, (gradient, variable) in enumerate(zip(gradients, variables)):
-            if gradient is None:
+            if gradient is None or hasattr(gradient, _REDUCED):
                 continue
             if id(plain(variable)) in local:
                 result[i] = _scaled(gradient, 1 / size) if self.scale_local_gradients else gradient
@@ -212,6 +216,13 @@ def check_no_strategy(what: str, inside: bool, remedy: str = "") -> None:
             f"DistributedGradientTape. Received: {what} gradients under a keras_ddl.Strategy (rank {strategy.rank}). "
             + (remedy or "Remove the Strategy, or use the plain optimizer and tf.GradientTape.")
         )
+
+
+def mark_reduced(gradients: Iterable[Any]) -> None:
+    """Has every GradientReduction leave these objects as they are; what is computed from them is not marked."""
+    for gradient in gradients:
+        if gradient is not None:
+            setattr(gradient, _REDUCED, True)
 
 
 def plain(variable: Any) -> Any:

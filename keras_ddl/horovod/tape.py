@@ -10,7 +10,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.basics import ReduceOp
 from keras_ddl.horovod.optimizer import layers_of
-from keras_ddl.horovod.reduction import GradientReduction
+from keras_ddl.horovod.reduction import GradientReduction, mark_reduced
 
 
 class _DistributedGradientTape(tf.GradientTape):
@@ -39,6 +39,7 @@ class _DistributedGradientTape(tf.GradientTape):
         # IndexedSlices count as one leaf each, as sources do.
         flat = tf.nest.flatten(found)
         reduced = self._ddl_reduction.reduce(flat, tf.nest.flatten(sources))
+        mark_reduced(reduced)
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def register_local_source(self, source: Any) -> None:
@@ -75,7 +76,8 @@ def DistributedGradientTape(
 ) -> tf.GradientTape:
     """Returns a tape that goes on where `gradtape` is, and whose `gradient` reduces over the ranks.
 
-    Apply what it returns with a plain optimizer. Other methods (`jacobian`, `batch_jacobian`) stay this rank's own.
+    Apply what it returns with a plain optimizer, or a DistributedOptimizer, which leaves it as it is. Other methods
+    (`jacobian`, `batch_jacobian`) stay this rank's own.
 
     Args:
         gradtape: recording, or done, or not begun.

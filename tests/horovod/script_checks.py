@@ -80,6 +80,24 @@ def check_gradients_that_disagree_are_failed_preconditions():
     np.testing.assert_allclose(hvd.allreduce(1.0, op=hvd.Sum), SIZE)
 
 
+def check_what_a_tape_has_reduced_an_optimizer_leaves():
+    table, value = tf.Variable(tf.zeros([2, 1])), keras.Variable(0.0)
+    optimizer = DistributedOptimizer(SGD(1.0), op=hvd.Sum)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = (tf.reduce_sum(tf.gather(table, [1])) + tf.cast(value, "float32")) * (RANK + 1.0)
+        tape = DistributedGradientTape(tape, op=hvd.Sum)
+        gradients = tape.gradient(loss, [table, value])
+        optimizer.apply(gradients, [keras_table, value])
+
+    keras_table = keras.Variable(tf.zeros([2, 1]))
+    for run in (step, tf.function(step)):
+        run()
+    total = 2.0 * sum(range(1, SIZE + 1))
+    np.testing.assert_allclose([keras_table.numpy()[1, 0], value.numpy()], [-total, -total])
+
+
 def check_adaptive_sums_of_the_tape():
     value = tf.Variable(tf.zeros([SIZE, 2], tf.float64))
     with tf.GradientTape() as tape:

@@ -152,7 +152,7 @@ def check_sum_predivide_groups_and_compression():
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
 
 
-def check_what_is_saved_is_plain_keras(tmp=None):
+def check_what_is_saved_is_plain_keras():
     optimizer = DistributedOptimizer(keras.optimizers.Adam(0.01, clipnorm=1.0), backward_passes_per_step=2)
     plain = keras.optimizers.Adam(0.01, clipnorm=1.0, gradient_accumulation_steps=2)
     config = {**optimizer.get_config(), "name": plain.name}
