@@ -32,9 +32,12 @@ class _DistributedGradientTape(tf.GradientTape):
 
         Args:
             target, sources, output_gradients, unconnected_gradients: as for tf.GradientTape.
-            use_generic_names: does nothing here.
+            use_generic_names: does nothing here. A bool in the place of unconnected_gradients is taken for it, as it
+                comes fourth in Horovod.
         Raises: tf.errors.FailedPreconditionError: the ranks' gradients differ in number, shape or dtype.
         """
+        if isinstance(unconnected_gradients, bool):
+            unconnected_gradients = tf.UnconnectedGradients.NONE
         found = super().gradient(target, sources, output_gradients, unconnected_gradients)
         # IndexedSlices count as one leaf each, as sources do.
         flat = tf.nest.flatten(found)
