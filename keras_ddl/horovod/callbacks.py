@@ -11,6 +11,7 @@ from keras_ddl.callbacks import AverageLogs, BroadcastVariables, LearningRateSch
 from keras_ddl.callbacks._first_rank import is_first_rank
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
+from keras_ddl.horovod.failures import as_tensorflow_errors
 
 __all__ = [
     "BestModelCheckpoint",
@@ -28,7 +29,11 @@ class BroadcastGlobalVariablesCallback(BroadcastVariables):
         root_rank: whose variables all get.
         device: does nothing here.
         local_variables: a variable or several that stay each rank's own.
+    Raises: tf.errors.FailedPreconditionError: (when training begins) the ranks' variables differ.
     """
+
+    on_train_begin = as_tensorflow_errors(BroadcastVariables.on_train_begin)
+    on_train_batch_begin = as_tensorflow_errors(BroadcastVariables.on_train_batch_begin)
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         one = isinstance(local_variables, (tf.Variable, keras.Variable))

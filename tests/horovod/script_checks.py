@@ -76,6 +76,10 @@ def check_gradients_that_disagree_are_failed_preconditions():
     wrong = tf.errors.FailedPreconditionError
     raises(wrong, "DistributedGradientTape", gradient)
     raises(wrong, "DistributedGradientTape", tf.function(gradient))
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1 + RANK)])
+    model.compile(DistributedOptimizer(SGD(0.1)), "mse")
+    broadcast = {"callbacks": [hvd.callbacks.BroadcastGlobalVariablesCallback(0)], "verbose": 0}
+    raises(wrong, "dense", lambda: model.fit(mine(X), mine(Y)[:, : 1 + RANK], **broadcast))
     raises(wrong, "DistributedSGD", lambda: optimizer.apply([tf.ones([2 + RANK])], [keras.Variable(value)]))
     np.testing.assert_allclose(hvd.allreduce(1.0, op=hvd.Sum), SIZE)
 
