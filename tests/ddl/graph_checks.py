@@ -14,6 +14,7 @@ import ddl
 import keras_ddl
 from harness.linear_graph import RANK, SIZE, everywhere, gradient, graph, linear, start
 from keras_ddl.compat.tensorflow import tf as tf2
+from keras_ddl.ddl import job
 from keras_ddl.ddl.graph import session_config
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.ops import translate_errors
@@ -172,8 +173,15 @@ def check_a_second_init_with_another_mode_is_refused():
         ddl.init(os.environ["DDL_OPTIONS"])
 
 
+def check_init_after_that_of_keras_ddl_is_whole():
+    with mock.patch.object(job._State, "ready", False), mock.patch.object(job._State, "bucket_size", None):
+        ddl.init()
+        assert job.bucket_size() is not None
+
+
 def check_init_again_keeps_or_compares_options():
     ddl.init()
+    ddl.init("-mode p")  # the same box
     ddl.init("-mode p:" + keras_ddl.topology().mode.partition(":")[2])
     try:
         ddl.init(f"-dump_iter {RANK}")
