@@ -12,6 +12,7 @@ from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
 from keras_ddl.strategy.bucket_size import BucketSize, agree
 from keras_ddl.strategy.device import choose_device
 from keras_ddl.strategy.threads import share_cores
+from keras_ddl.topology import Topology, parse_mode
 
 # IBM counts a group in elements, which were of four bytes.
 _ELEMENT_BYTES = 4
@@ -21,6 +22,7 @@ class _State:
     options = Options()
     bucket_size = BucketSize(0, measured=False)
     device = ""
+    ready = False
 
 
 def init(options: str = "") -> None:
@@ -31,13 +33,13 @@ def init(options: str = "") -> None:
         return
     if not communicator.is_initialized():
         communicator.init(None if config.is_set("MODE") else found.mode)
-    elif not options.strip():
+    elif _State.ready and not options.strip():
         return
     place = communicator.topology()
-    if found.mode is not None and not config.is_set("MODE") and _box(found.mode) != _box(place.mode):
+    if not config.is_set("MODE") and not _is_box_of(found.mode, place):
         raise ConfigError(
             f"ddl.init: the mode of a running job cannot change. Received: {options!r} on rank {place.rank}, "
-            f"initialised with {place.mode!r}. Leave DDL_OPTIONS unset (ddlrun --no_ddloptions), or leave out the mode "
+            f"initialised with {place.mode!r}. Leave DDL_OPTIONS unset (ddlrun -no_ddloptions), or leave out the mode "
             "here."
         )
     everybody = communicator.all_gather_object(found, name="ddl/options")
@@ -47,7 +49,7 @@ def init(options: str = "") -> None:
             + "; ".join(f"{each} on rank {rank}" for rank, each in enumerate(everybody))
             + ". Give all ranks the same."
         )
-    _State.options = found
+    _State.options, _State.ready = found, True
     if place.size > 1:
         _State.device = choose_device(place.local_rank)
         share_cores(place)
@@ -112,8 +114,9 @@ def say(text: str) -> None:
     print(f"DDL {communicator.rank()}] {text}", file=sys.stderr, flush=True)
 
 
-def _box(mode: str) -> str:
-    return mode.rpartition(":")[2]
+def _is_box_of(mode: str | None, place: Topology) -> bool:
+    """Whether a running job may be asked for `mode`: for none, for its own, or for the box that it has."""
+    return mode in (None, place.mode) or parse_mode(mode, place.hosts) == (place.dims, place.group)
 
 
 def _alone(what: str) -> bool:

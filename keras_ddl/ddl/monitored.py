@@ -1,13 +1,15 @@
-"""MonitoredTrainingSession where rank 0 alone has the checkpoint: given the directory, or with it on its own disk.
+"""Sessions of tf.compat.v1.train where rank 0 is not as the others: the only chief, or the one with a checkpoint.
 
-A rank that restores does not initialise, and the others would wait for it in the broadcast behind their initializers.
-So all ranks initialise, then rank 0 restores, and all get everything that rank 0 has: weights, the global step, the
-optimizer's slots, statistics.
+A rank that restores does not initialise, nor does one that waits for a chief, and the others would wait for it in the
+broadcast behind their initializers. So all ranks initialise, then rank 0 restores, and all get everything that rank 0
+has: weights, the global step, the optimizer's slots, statistics.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import communicator
@@ -18,21 +20,16 @@ from keras_ddl.errors import ConfigError
 # In a graph's collections, where a Scaffold's own operations are, too.
 _KEY = "ddl/as_rank_0"
 _MOVABLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8, tf.bool)
+# By graph: the name of the operation that initialises it.
+_init_ops: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
-    """Changes tf.compat.v1.train.Scaffold and SessionManager. Once per process."""
-    scaffold, manager = tf.compat.v1.train.Scaffold, tf.compat.v1.train.SessionManager
-    finalize, prepare = scaffold.finalize, manager.prepare_session
-
-    @functools.wraps(finalize)
-    def _finalize(self: Any) -> Any:
-        graph = tf.compat.v1.get_default_graph()
-        if job.is_training_together() and not graph.finalized and not graph.get_collection(_KEY):
-            # While a graph can still be added to.
-            movable = [each for each in tf.compat.v1.global_variables() if each.dtype.base_dtype in _MOVABLE]
-            graph.add_to_collection(_KEY, start.broadcast_op(movable, _KEY))
-        return finalize(self)
+    """Changes tf.compat.v1.train.Scaffold, Supervisor and SessionManager. Once per process."""
+    train = tf.compat.v1.train
+    train.Scaffold.finalize = _finalizing(train.Scaffold.finalize)
+    train.Supervisor.__init__ = _finalizing(train.Supervisor.__init__)
+    prepare, wait = train.SessionManager.prepare_session, train.SessionManager.wait_for_session
 
     @functools.wraps(prepare)
     def prepare_session(
@@ -48,21 +45,66 @@ def install() -> None:
         if not job.is_training_together() or not as_rank_0:
             return prepare(self, master, init_op, saver, checkpoint_dir, checkpoint_filename_with_path, **kwargs)
         path = saver and (checkpoint_filename_with_path or _latest(checkpoint_dir))
-        found = communicator.all_gather_object(bool(path), name="ddl/checkpoint_found")
-        if found[0] == all(found) and any(found) == found[0]:
+        found, waits = _agree(bool(path), waits=False)
+        if not any(waits) and len(set(found)) == 1:
             return prepare(self, master, init_op, saver, checkpoint_dir, checkpoint_filename_with_path, **kwargs)
-        if not found[0]:
-            raise ConfigError(
-                "A checkpoint must be found by all ranks, by rank 0 alone, or by none. Received: found by rank(s) "
-                f"{[rank for rank, has in enumerate(found) if has]}. Give rank 0 the checkpoint_dir, too."
-            )
         session = prepare(self, master, init_op, saver, **kwargs)
-        if communicator.rank() == 0:
+        if path and communicator.rank() == 0:
             saver.restore(session, path)
         session.run(as_rank_0[0])
         return session
 
-    scaffold.finalize, manager.prepare_session = _finalize, prepare_session
+    @functools.wraps(wait)
+    def wait_for_session(self: Any, master: str, config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        as_rank_0 = tf.compat.v1.get_collection(_KEY)
+        graph = tf.compat.v1.get_default_graph()
+        if not job.is_training_together() or not as_rank_0 or graph not in _init_ops:
+            return wait(self, master, config, *args, **kwargs)
+        _agree(False, waits=True)
+        session = prepare(self, master, graph.get_operation_by_name(_init_ops[graph]), config=config)
+        session.run(as_rank_0[0])
+        return session
+
+    train.SessionManager.prepare_session = prepare_session
+    train.SessionManager.wait_for_session = wait_for_session
+
+
+def _finalizing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `original`, which finalizes a graph, so that it adds the broadcast of everything before."""
+
+    @functools.wraps(original)
+    def finalize(self: Any, *args: Any, **kwargs: Any) -> Any:
+        graph = kwargs.get("graph") or tf.compat.v1.get_default_graph()
+        with graph.as_default():
+            if job.is_training_together() and not graph.finalized and not graph.get_collection(_KEY):
+                movable = [each for each in tf.compat.v1.global_variables() if each.dtype.base_dtype in _MOVABLE]
+                graph.add_to_collection(_KEY, start.broadcast_op(movable, _KEY))
+        result = original(self, *args, **kwargs)
+        if self.init_op is not None:
+            _init_ops[graph] = self.init_op.name
+        return result
+
+    return finalize
+
+
+def _agree(found: bool, *, waits: bool) -> tuple[list[bool], list[bool]]:
+    """Returns, by rank, who has found a checkpoint and who waits for a chief.
+
+    Raises: ConfigError: rank 0 has not what others have.
+    """
+    of_ranks = communicator.all_gather_object((found, waits), name="ddl/checkpoint_found")
+    found_by, waiting = ([pair[i] for pair in of_ranks] for i in (0, 1))
+    if waiting[0]:
+        raise ConfigError(
+            "Rank 0 must be a chief. Received: is_chief=False on rank(s) "
+            f"{[rank for rank, waits in enumerate(waiting) if waits]}. Leave is_chief out, on every rank."
+        )
+    if any(found_by) and not found_by[0]:
+        raise ConfigError(
+            "A checkpoint must be found by all ranks, by rank 0 alone, or by none. Received: found by rank(s) "
+            f"{[rank for rank, has in enumerate(found_by) if has]}. Give rank 0 the checkpoint_dir, too."
+        )
+    return found_by, waiting
 
 
 def _latest(checkpoint_dir: str | None) -> str | None:

@@ -14,6 +14,7 @@ import ddl
 import keras_ddl
 from harness.linear_graph import RANK, SIZE, everywhere, gradient, graph, linear, start
 from keras_ddl.compat.tensorflow import tf as tf2
+from keras_ddl.ddl import job
 from keras_ddl.ddl.graph import session_config
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.ops import translate_errors
@@ -147,57 +148,6 @@ def check_saver_restores_an_old_checkpoint_on_all_ranks():
         shutil.rmtree(folder)
 
 
-def monitored(folder, steps):
-    """Trains to `steps` steps in all, with checkpoints of rank 0. Returns (first step, weights)."""
-    with tf.Graph().as_default():
-        w, loss = linear()
-        step = tf.train.get_or_create_global_step()
-        train = tf.train.AdamOptimizer(0.05).minimize(loss, global_step=step)
-        hooks = [tf.train.StopAtStepHook(last_step=steps)]
-        directory = folder if RANK == 0 else None
-        with tf.train.MonitoredTrainingSession(
-            checkpoint_dir=directory,
-            hooks=hooks,
-            save_checkpoint_steps=2,
-            save_summaries_steps=None,
-            log_step_count_steps=None,
-        ) as session:
-            first = session.run(step)
-            while not session.should_stop():
-                _, weights = session.run([train, w])
-        return int(first), weights
-
-
-def check_monitored_session_goes_on_from_rank_0s_checkpoint():
-    folder = keras_ddl.broadcast_object(tempfile.mkdtemp())
-    first, _ = monitored(folder, 4)
-    assert first == 0
-    first, resumed = monitored(folder, 8)
-    assert everywhere(first) == 4
-    first, at_once = monitored(None, 8)
-    np.testing.assert_allclose(everywhere(resumed), at_once, rtol=1e-6)
-    keras_ddl.barrier()
-    if RANK == 0:
-        shutil.rmtree(folder)
-
-
-def check_monitored_session_refuses_a_checkpoint_of_another_rank():
-    if SIZE == 1:
-        return
-    with tempfile.TemporaryDirectory() as folder, tf.Graph().as_default():
-        linear()
-        tf.train.get_or_create_global_step()
-        with tf.Session() as session:
-            session.run(tf.global_variables_initializer())
-            tf.train.Saver().save(session, f"{folder}/model")
-        try:
-            tf.train.MonitoredTrainingSession(checkpoint_dir=folder if RANK else None, save_summaries_steps=None)
-        except ConfigError as error:
-            assert "found by rank(s)" in str(error), error
-        else:
-            raise AssertionError("no error")
-
-
 def check_ranks_that_differ_are_told_in_a_session():
     with graph() as session:
         value = ddl.bcast(np.zeros([RANK + 1]))
@@ -223,8 +173,15 @@ def check_a_second_init_with_another_mode_is_refused():
         ddl.init(os.environ["DDL_OPTIONS"])
 
 
+def check_init_after_that_of_keras_ddl_is_whole():
+    with mock.patch.object(job._State, "ready", False), mock.patch.object(job._State, "bucket_size", None):
+        ddl.init()
+        assert job.bucket_size() is not None
+
+
 def check_init_again_keeps_or_compares_options():
     ddl.init()
+    ddl.init("-mode p")  # the same box
     ddl.init("-mode p:" + keras_ddl.topology().mode.partition(":")[2])
     try:
         ddl.init(f"-dump_iter {RANK}")

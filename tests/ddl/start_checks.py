@@ -1,5 +1,8 @@
 """What variables start from, on several ranks. Run by test_ddl.py, which sets DDL_OPTIONS."""
 
+import contextlib
+import shutil
+import tempfile
 import warnings
 
 import keras
@@ -10,6 +13,7 @@ import tensorflow.compat.v1 as tf
 import ddl
 import keras_ddl
 from harness.linear_graph import RANK, ROWS, SIZE, X, Y, everywhere, graph, linear, start
+from keras_ddl.errors import ConfigError
 
 
 def check_variables_start_from_rank_0():
@@ -130,3 +134,106 @@ def check_variables_made_while_the_broadcast_is_off_stay_apart():
         ddl.enable_broadcast()
     tf.train.GradientDescentOptimizer(1.0).apply_gradients([(tf2.ones([3, 1]), own)])
     np.testing.assert_array_equal(own, start(RANK) - 1)
+
+
+def monitored(folder, steps, **kwargs):
+    """Trains to `steps` steps in all, with checkpoints of rank 0. Returns (first step, weights)."""
+    with tf.Graph().as_default():
+        w, loss = linear()
+        step = tf.train.get_or_create_global_step()
+        train = tf.train.AdamOptimizer(0.05).minimize(loss, global_step=step)
+        hooks = [tf.train.StopAtStepHook(last_step=steps)]
+        directory = folder if RANK == 0 else None
+        with tf.train.MonitoredTrainingSession(
+            checkpoint_dir=directory,
+            hooks=hooks,
+            save_checkpoint_steps=2,
+            save_summaries_steps=None,
+            log_step_count_steps=None,
+            **kwargs,
+        ) as session:
+            first = session.run(step)
+            while not session.should_stop():
+                _, weights = session.run([train, w])
+        return int(first), weights
+
+
+@contextlib.contextmanager
+def folder_of_all():
+    folder = keras_ddl.broadcast_object(tempfile.mkdtemp())
+    yield folder
+    keras_ddl.barrier()
+    if RANK == 0:
+        shutil.rmtree(folder)
+
+
+def check_monitored_session_goes_on_from_rank_0s_checkpoint():
+    for of_one_chief in ({}, {"is_chief": RANK == 0}):
+        with folder_of_all() as folder:
+            first, _ = monitored(folder, 4, **of_one_chief)
+            assert everywhere(first) == 0
+            first, resumed = monitored(folder, 8, **of_one_chief)
+            assert everywhere(first) == 4
+            first, at_once = monitored(None, 8, **of_one_chief)
+            np.testing.assert_allclose(everywhere(resumed), at_once, rtol=1e-6)
+
+
+def check_what_one_chief_loads_reaches_all():
+    with tf.Graph().as_default():
+        w, _ = linear()
+        given = tf.placeholder(tf.float32, [3, 1])
+        load = w.assign(given)
+        scaffold = tf.train.Scaffold(init_fn=lambda _, session: session.run(load, {given: start(9)}))
+        with tf.train.MonitoredTrainingSession(is_chief=RANK == 0, scaffold=scaffold) as session:
+            np.testing.assert_array_equal(session.run(w), start(9))
+
+
+def check_sessions_without_a_chief_on_rank_0_are_refused():
+    if SIZE == 1:
+        return
+    with tf.Graph().as_default():
+        linear()
+        try:
+            tf.train.MonitoredTrainingSession(is_chief=RANK != 0)
+        except ConfigError as error:
+            assert "is_chief=False on rank(s) [0]" in str(error), error
+        else:
+            raise AssertionError("no error")
+
+
+def check_supervisor_goes_on_from_rank_0s_checkpoint():
+    with folder_of_all() as folder:
+        for expected in (0, 2):
+            # A Supervisor's session cannot read the global step where it is a variable of today.
+            with tf.Graph().as_default():
+                _, loss = linear(use_resource=False)
+                step = tf.Variable(0, trainable=False, use_resource=False)
+                train = tf.train.AdamOptimizer(0.05).minimize(loss, global_step=step)
+                logdir = folder if RANK == 0 else None
+                seconds = {"save_summaries_secs": 0, "save_model_secs": 0}
+                supervisor = tf.train.Supervisor(logdir=logdir, global_step=step, **seconds)
+                with supervisor.managed_session() as session:
+                    assert everywhere(session.run(step)) == expected
+                    for _ in range(2):
+                        session.run(train)
+                    everywhere(session.run(tf.trainable_variables()[0]))
+                    if RANK == 0:
+                        supervisor.saver.save(session, f"{folder}/model.ckpt", global_step=step)
+            keras_ddl.barrier()
+
+
+def check_monitored_session_refuses_a_checkpoint_of_another_rank():
+    if SIZE == 1:
+        return
+    with tempfile.TemporaryDirectory() as folder, tf.Graph().as_default():
+        linear()
+        tf.train.get_or_create_global_step()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            tf.train.Saver().save(session, f"{folder}/model")
+        try:
+            tf.train.MonitoredTrainingSession(checkpoint_dir=folder if RANK else None, save_summaries_steps=None)
+        except ConfigError as error:
+            assert "found by rank(s)" in str(error), error
+        else:
+            raise AssertionError("no error")

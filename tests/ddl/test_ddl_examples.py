@@ -1,52 +1,41 @@
 """The four kinds of scripts that DDL had, on 2 ranks."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "ddl"
+from harness.examples import EXAMPLES, held_out_accuracy, run
+
+SCRIPTS = EXAMPLES / "ddl"
 DDLRUN = (Path(sys.executable).with_name("ddlrun"), "--accelerators", 2, "--mode", "p:2x1", "python")
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
 
-def run(folder, *words, environment=None):
-    done = subprocess.run(
-        [str(word) for word in words],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    return done.stdout
+def on_two_ranks(folder, script, *arguments):
+    return run(folder, *DDLRUN, SCRIPTS / script, *arguments)
 
 
-def accuracy(output):
-    return float(re.search(r"2 rank\(s\), held-out accuracy ([\d.]+)", output)[1])
+def accuracy_of_two(output):
+    assert "2 rank(s), held-out" in output, output
+    return held_out_accuracy(output)
 
 
 def test_ddl_graph_mode_learns_saves_and_goes_on(tmp_path):
-    script = EXAMPLES / "graph_mode.py"
-    assert accuracy(run(tmp_path, *DDLRUN, script, "--steps", 200)) > 0.9
-    alone = run(tmp_path, sys.executable, script, "--steps", 10, "--resume")
+    assert accuracy_of_two(on_two_ranks(tmp_path, "graph_mode.py", "--steps", 200)) > 0.9
+    alone = run(tmp_path, sys.executable, SCRIPTS / "graph_mode.py", "--steps", 10, "--resume")
     assert "rank 0 goes on from step 200" in alone and "step 210, 1 rank(s)" in alone
 
 
 def test_ddl_keras_learns(tmp_path):
-    assert accuracy(run(tmp_path, *DDLRUN, EXAMPLES / "keras_callbacks.py", "--epochs", 6)) > 0.9
+    assert accuracy_of_two(on_two_ranks(tmp_path, "keras_callbacks.py", "--epochs", 6)) > 0.9
 
 
 def test_ddl_three_graphs_learn(tmp_path):
-    output = run(tmp_path, *DDLRUN, EXAMPLES / "sequences.py", "--steps", 300, "--evaluate-every", 150)
+    output = on_two_ranks(tmp_path, "sequences.py", "--steps", 300, "--evaluate-every", 150)
     evaluated = re.findall(r"^step (\d+): loss ([\d.]+), ([\d.]+) of", output, re.MULTILINE)
     assert [int(step) for step, _, _ in evaluated] == [150, 300], output[-2000:]
     assert float(evaluated[1][1]) < min(0.5, float(evaluated[0][1]))
@@ -54,11 +43,11 @@ def test_ddl_three_graphs_learn(tmp_path):
 
 
 def test_ddl_recipe_ends_in_a_saved_model_that_needs_nothing_of_ours(tmp_path):
-    assert accuracy(run(tmp_path, *DDLRUN, EXAMPLES / "export_train.py")) > 0.9
+    assert accuracy_of_two(on_two_ranks(tmp_path, "export_train.py")) > 0.9
     # Neither keras_ddl nor what it installs can be imported there.
     (tmp_path / "keras_ddl.py").write_text("raise ImportError('not here')")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    run(tmp_path, sys.executable, EXAMPLES / "export_saved_model.py", environment=environment)
+    clean = {"PYTHONPATH": str(tmp_path)}
+    run(tmp_path, sys.executable, SCRIPTS / "export_saved_model.py", env=clean)
     serve = (
         "import numpy as np, tensorflow as tf\n"
         "held_out = np.load('export-output/digits_held_out.npz')\n"
@@ -66,7 +55,7 @@ def test_ddl_recipe_ends_in_a_saved_model_that_needs_nothing_of_ours(tmp_path):
         "answer = model.signatures['serving_default'](images=tf.constant(held_out['images']))\n"
         "np.savez('served.npz', **{name: value.numpy() for name, value in answer.items()})\n"
     )
-    run(tmp_path, sys.executable, "-c", serve, environment=environment)
+    run(tmp_path, sys.executable, "-c", serve, env=clean)
     served, trained = np.load(tmp_path / "served.npz"), np.load(tmp_path / "export-output" / "digits_held_out.npz")
     np.testing.assert_allclose(served["logits"], trained["logits"], rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(served["digit"], trained["logits"].argmax(1))

@@ -2,31 +2,17 @@
 
 import csv
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+from harness.examples import EXAMPLES, held_out_accuracy, run
+
 COMMAND = Path(sys.executable).with_name("keras-ddl")
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
-
-
-def run(folder: Path, *words: object, status: int = 0) -> str:
-    done = subprocess.run(
-        [str(word) for word in words],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == status, done.stdout[-6000:]
-    return done.stdout
 
 
 def on_two_ranks(folder: Path, script: str, *arguments: object) -> str:
@@ -68,7 +54,7 @@ def test_digits_alone_and_resumed(tmp_path, monkeypatch):
 def test_custom_loop_learns_on_two_ranks(tmp_path):
     output = on_two_ranks(tmp_path, "custom_loop.py", "--epochs", 5)
     assert "weights bitwise equal" in output
-    assert float(output.split("held-out accuracy ")[1].split()[0]) > 0.9
+    assert held_out_accuracy(output) > 0.9
 
 
 def test_own_collective_equals_numpy_on_two_ranks(tmp_path):
@@ -78,10 +64,10 @@ def test_own_collective_equals_numpy_on_two_ranks(tmp_path):
 
 def test_horovod_scripts_learn_on_two_ranks(tmp_path):
     output = on_two_ranks(tmp_path, "horovod/keras_digits.py", "--epochs", 4)
-    assert float(output.split("held-out accuracy ")[1].split()[0]) > 0.85
+    assert held_out_accuracy(output) > 0.85
     assert [path.name for path in (tmp_path / "horovod-keras-output").glob("*-4.keras")] == ["checkpoint-4.keras"]
     output = on_two_ranks(tmp_path, "horovod/tape_digits.py", "--steps", 160)
-    assert float(output.split("held-out accuracy ")[1].split()[0]) > 0.9
+    assert held_out_accuracy(output) > 0.9
 
 
 def test_contrastive_learns_alike_on_any_number_of_ranks(tmp_path):
