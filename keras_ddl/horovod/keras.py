@@ -9,15 +9,20 @@ from typing import Any
 
 from keras_ddl import horovod
 from keras_ddl.horovod import callbacks
+from keras_ddl.horovod.keras_collectives import allgather, allreduce, broadcast, reducescatter
 from keras_ddl.horovod.model_loading import broadcast_global_variables, load_model
 from keras_ddl.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 
 __all__ = [
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
+    "allgather",
+    "allreduce",
+    "broadcast",
     "broadcast_global_variables",
     "callbacks",
     "load_model",
+    "reducescatter",
 ]
 
 
