@@ -152,11 +152,11 @@ def root_in(process_set: ProcessSet, root_rank: int) -> int:
     Raises: ConfigError: it is not in the set.
     """
     ranks = communicator_of(process_set).world_ranks
-    if isinstance(root_rank, bool) or not isinstance(root_rank, int) or root_rank not in ranks:
+    if isinstance(root_rank, bool) or not hasattr(root_rank, "__index__") or root_rank not in ranks:
         raise ConfigError(
             f"root_rank must be one of the ranks {list(ranks)}. Received: {root_rank!r} on rank {communicator.rank()}."
         )
-    return ranks.index(root_rank)
+    return ranks.index(operator.index(root_rank))
 
 
 def forget_all() -> None:

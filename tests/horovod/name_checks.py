@@ -299,7 +299,9 @@ def check_name_allgather():
 @row("broadcast_variables", WORKS, "always in place")
 def check_name_broadcast():
     more = {"name": "sent", "process_set": hvd.global_process_set}
-    assert_same(hvd.broadcast(tf.fill([2], RANK), root_rank=SIZE - 1, ignore_name_scope=True, **more), [SIZE - 1] * 2)
+    for root in (SIZE - 1, np.int64(SIZE - 1)):
+        sent = hvd.broadcast(tf.fill([2], RANK), root_rank=root, ignore_name_scope=True, **more)
+        assert_same(sent, [SIZE - 1] * 2)
     variables = [tf.Variable([1.0 * RANK]), tf.Variable(RANK)]
     held = hvd.broadcast_(variables, root_rank=SIZE - 1, **more)
     assert [float(each[0]) if each.shape.rank else int(each) for each in held] == [SIZE - 1] * 2
