@@ -48,6 +48,16 @@ _ABSENT = {
     "elastic": "A job that was stopped goes on from its last checkpoint, also with another number of ranks: "
     "keras_ddl.callbacks.Checkpoint(directory, resume=True) and the same command again.",
     "mlsl_built": "Horovod renamed it. Use ccl_built.",
+    "check_num_rank_power_of_2": "Adasum takes any number of ranks here.",
+    "handle_average_backwards_compatibility": "The functions that take average= see to it.",
+    "gpu_available": "TensorFlow says so: tf.config.list_physical_devices('GPU').",
+    **dict.fromkeys(
+        (
+            *("LocalGradientAggregationHelper", "check_extension", "is_version_greater_equal_than", "refs_to_vars"),
+            *("split_list", "vars_to_refs"),
+        ),
+        "Horovod has it for its own code.",
+    ),
 }
 
 __all__ = sorted(_HOME_OF)

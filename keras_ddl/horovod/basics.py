@@ -84,7 +84,7 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     Gives TensorFlow this rank's share of the host's cores, unless the script has chosen or TensorFlow has started.
 
     Args:
-        comm: all ranks, as a list of their numbers; None.
+        comm: all ranks: None, a list of their numbers, or a communicator of MPI.
         process_sets: ProcessSets to register, the same on all ranks, in the same order. "dynamic" means none yet;
             `add_process_set` works in any case.
 
@@ -98,7 +98,8 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
 
         share_cores(topology)
     everybody = list(range(size()))
-    if comm is not None and not (isinstance(comm, Sequence) and sorted(comm) in ([], everybody)):
+    named = list(range(comm.Get_size())) if hasattr(comm, "Get_size") else comm
+    if named is not None and not (isinstance(named, Sequence) and sorted(named) in ([], everybody)):
         raise ConfigError(
             f"init: all ranks of the job ({size()}) take part. Received: comm={comm!r}. Start fewer ranks, or use "
             "process_sets."

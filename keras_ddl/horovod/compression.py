@@ -16,7 +16,7 @@ class Compressor:
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
         """Returns what has travelled, in the form it had before."""
         return tensor
 
@@ -36,8 +36,8 @@ class _CastCompressor(Compressor):
         return tf.cast(tensor, cls.dtype), tensor.dtype
 
     @staticmethod
-    def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
-        return tensor if context is None else tf.cast(tensor, context)
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        return tensor if ctx is None else tf.cast(tensor, ctx)
 
 
 class FP16Compressor(_CastCompressor):

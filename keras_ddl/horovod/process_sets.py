@@ -19,16 +19,19 @@ class ProcessSet:
     Attributes:
         ranks: numbers among all ranks, ascending; None once it was removed.
         process_set_id: 0 for all ranks, None while it is not registered.
+        mpi_comm: None; sets are made of ranks.
     """
 
-    def __init__(self, ranks: Iterable[int]) -> None:
-        """Raises: ConfigError: `ranks` are not numbers of ranks, each once."""
+    mpi_comm = None
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        """Raises: ConfigError: `ranks_or_comm` are not numbers of ranks, each once."""
         try:
-            found = sorted(operator.index(rank) for rank in ranks)
+            found = sorted(operator.index(rank) for rank in ranks_or_comm)
         except TypeError:
             raise ConfigError(
-                f"ProcessSet takes the numbers of its ranks. Received: {ranks!r}. For a communicator of MPI, list the "
-                "ranks that it has."
+                f"ProcessSet takes the numbers of its ranks. Received: {ranks_or_comm!r}. For a communicator of MPI, "
+                "list the ranks that it has."
             ) from None
         if len(set(found)) != len(found) or any(rank < 0 for rank in found):
             raise ConfigError(f"ProcessSet: each rank is 0 or more and named once. Received: {found}.")
@@ -155,11 +158,11 @@ def root_in(process_set: ProcessSet, root_rank: int) -> int:
     Raises: ConfigError: it is not in the set.
     """
     ranks = communicator_of(process_set).world_ranks
-    if isinstance(root_rank, bool) or not isinstance(root_rank, int) or root_rank not in ranks:
+    if isinstance(root_rank, bool) or not hasattr(root_rank, "__index__") or root_rank not in ranks:
         raise ConfigError(
             f"root_rank must be one of the ranks {list(ranks)}. Received: {root_rank!r} on rank {communicator.rank()}."
         )
-    return ranks.index(root_rank)
+    return ranks.index(operator.index(root_rank))
 
 
 def forget_all() -> None:

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from harness.rank_tests import rank_tests
-from keras_ddl import ddl
 from keras_ddl.ddl.dump import summary
 
 HERE = Path(__file__).parent
 CHECKS = [HERE / f"{name}_checks.py" for name in ("graph", "start", "keras")]
 
-test_ddl = rank_tests(CHECKS, [2], check_timeout=60, env={"DDL_OPTIONS": "-mode p:2x1"})
+# Every name once is enough: on two ranks.
+NAMES = HERE / "name_checks.py"
+
+test_ddl = rank_tests([*CHECKS, NAMES], [2], check_timeout=60, env={"DDL_OPTIONS": "-mode p:2x1"})
 test_ddl_of_three = pytest.mark.long(
     rank_tests(CHECKS, [3], check_timeout=60, env={"DDL_OPTIONS": "-mode b:3x1 -dump_iter 4", "DDL_GROUP_SIZE": "100"})
 )
@@ -72,10 +74,3 @@ def test_dump_names_the_rank_that_comes_last():
     line = summary(np.array([[0.004, 0.001], [0.003, 0.002]]), first=11)
     assert line.startswith("reductions 11 to 12: 1.500 ms on average, 1.000 to 2.000;")
     assert "rank 1, ready 2.000 ms after the first rank on average, 3.000 at most" in line
-
-
-def test_ddl_names_are_all_in_the_guide():
-    guide = (HERE.parents[1] / "docs" / "from-ddl.md").read_text(encoding="utf-8")
-    table = guide.partition("## Every name")[2]
-    assert [name for name in ddl.__all__ if f"`{name}(" not in table] == []
-    assert [name for name in ddl.__all__ if not callable(getattr(ddl, name))] == []

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from harness.emulated_hosts import emulated_hosts
+from harness.name_tables import REFUSED, WORKS, row
 from keras_ddl.cli import ddlrun
 from keras_ddl.errors import ConfigError
 
@@ -38,6 +39,29 @@ def test_ddlrun_rankfile_gives_hosts_and_ranks():
             ddlrun.parse_rankfile(wrong)
 
 
+@row(
+    "ddlrun -H",
+    WORKS,
+    "the hosts; this one by default. IBM's checks of them beforehand are left out: mpirun says what is wrong",
+)
+@row("ddlrun -host", WORKS, "as `-H`")
+@row("ddlrun -hostfile", WORKS)
+@row(
+    "ddlrun -accelerators",
+    WORKS,
+    "ranks of each host; by default the GPUs of this one. Without any, the number must be given",
+)
+@row("ddlrun -m", WORKS, "goes into DDL_OPTIONS; `p` by default")
+@row("ddlrun -racks", WORKS, "the default mode then has their dimensions, `p:4x8x2`, for hosts listed rack by rack")
+@row("ddlrun -aisles", WORKS, "number of aisles, as `-racks`")
+@row("ddlrun -ddlarg", WORKS, "goes into DDL_OPTIONS; checked before anything is started")
+@row("ddlrun -ddloption", WORKS, "as `-ddlarg`")
+@row("ddlrun -no_ddloptions", WORKS, "leaves DDL_OPTIONS to the script")
+@row("ddlrun -rf", WORKS, "hosts and the number of their ranks; slots are not used, as ranks are not bound to cores")
+@row("ddlrun -rankfile", WORKS, "as `-rf`")
+@row("ddlrun -tcp", WORKS, "sockets between hosts; Open MPI only")
+@row("ddlrun -nodes", WORKS, "hosts of each rack; all, in equal parts")
+@row("ddlrun -mpiarg", WORKS, "for mpirun; arguments of Spectrum MPI (`-pami_noib`) are not Open MPI's")
 def test_ddlrun_command_line(tmp_path):
     (tmp_path / "hosts").write_text("h0\n# h9\nh1\n")
     (tmp_path / "ranks").write_text("rank 0=h0 slot=0:0-3\nrank 1=h1 slot=0:0-3\n")
@@ -49,12 +73,17 @@ def test_ddlrun_command_line(tmp_path):
     assert "p:1x1x2" in shown and "--host h0:1,h1:1" in shown
     shown = run("-rf", tmp_path / "ranks", "--no_ddloptions", "-mpiarg", "--mca a b", "--dry-run", "python", "t.py")
     assert "DDL_OPTIONS= " in shown and "--host h0:1,h1:1" in shown and "--mca a b" in shown
+    hosts = ("-host", "h0,h1", "-accelerators", 1)
+    shown = run(*hosts, "-aisles", 2, "-ddloption", "-dbg_level 1", "-tcp", "--dry-run", "python", "t.py")
+    assert "'DDL_OPTIONS=-mode p:1x1x1x2 -dbg_level 1'" in shown and "btl self,tcp" in shown
+    assert "h0:1,h1:1" in run("-rankfile", tmp_path / "ranks", "--dry-run", "python", "t.py")
     assert "given once" in run("-H", "h0", "-rf", tmp_path / "ranks", "python", "t.py", status=2)
     assert "'-dump'" in run("-accelerators", 2, "--ddlarg", "-dump 5", "python", __file__, status=2)
-    shown = run("-H", "h0,h1", "--nodes", 1, "--racks", 2, "-accelerators", 4, "--dry-run", "python", "t.py")
+    shown = run("-H", "h0,h1", "-nodes", 1, "--racks", 2, "-accelerators", 4, "--dry-run", "python", "t.py")
     assert "p:4x1x2" in shown
 
 
+@row("ddlrun -np", REFUSED, "the number of ranks follows from `-accelerators` and the hosts")
 def test_ddlrun_mistakes_are_named_before_anything_starts():
     this_host = ("-accelerators", 2)
     for words, message in (
@@ -68,11 +97,18 @@ def test_ddlrun_mistakes_are_named_before_anything_starts():
         assert message in run(*words, "python", __file__, status=2), words
 
 
+@row("ddlrun -mode", WORKS, "as `-m`")
+@row("ddlrun -v", WORKS, "shows the mpirun command; `--dry-run` does that and nothing else")
+@row("ddlrun -verbose", WORKS, "as `-v`")
+@row("ddlrun -help", WORKS)
 @pytest.mark.parallel
 def test_ddlrun_starts_ranks_with_its_options():
     program = "import os; print(os.environ['OMPI_COMM_WORLD_RANK'], os.environ['DDL_OPTIONS'])"
-    shown = run("--accelerators", 2, "--mode", "b:2x1", "--ddlarg", "-dbg_level 1", "python", "-c", program)
+    given = ("--accelerators", 2, "--mode", "b:2x1", "--ddlarg", "-dbg_level 1")
+    shown = run(*given, "-v", "python", "-c", program)
     assert "0 -mode b:2x1 -dbg_level 1" in shown and "[1] 1 -mode b:2x1 -dbg_level 1" in shown
+    assert "mpirun -np 2" in shown and "mpirun -np 2" in run(*given, "-verbose", "--dry-run", "python", "-c", program)
+    assert "-accelerators" in run("-help")
 
 
 # Two steps in graph mode: where each rank is, in which box, and what it has learned.

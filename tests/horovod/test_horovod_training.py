@@ -11,5 +11,6 @@ HERE = Path(__file__).parent
 NAMES = ["train_callback_checks.py", "train_local_checks.py", "script_checks.py", "train_checks.py"]
 CHECKS = [HERE / name for name in NAMES]
 
-test_training = rank_tests(CHECKS, [2], check_timeout=120)
+# Every name once is enough: on two ranks.
+test_training = rank_tests([HERE / "train_name_checks.py", *CHECKS], [2], check_timeout=120)
 test_training_of_three = pytest.mark.long(rank_tests(CHECKS, [3], check_timeout=120))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.name_tables import WORKS, row
 from keras_ddl.horovod import running
 from launch.launching import run
 
@@ -99,6 +100,16 @@ def test_hostfile_is_read_as_horovod_writes_it(tmp_path: Path) -> None:
     assert running._hosts_of(tmp_path / "hosts") == "h0:2,h1:4,h2:1"
 
 
+@row(
+    "horovod.run",
+    WORKS,
+    "ranks are always started by MPI: `use_mpi`, `start_timeout` and `disable_cache` do nothing. An error names what "
+    "there is nothing for (`use_gloo`, `ssh_port`, `min_num_proc`, ...), where it is given",
+    by_keyword="min_num_proc max_num_proc slots reset_limit cooldown_range hosts hostfile host_discovery_script "
+    "start_timeout ssh_port ssh_identity_file disable_cache output_filename verbose use_gloo use_mpi mpi_args "
+    "network_interface network_interfaces executable np min_np max_np",
+)
+@row("horovod.__version__", WORKS, "`0.28.1+keras.ddl`")
 @pytest.mark.parallel
 def test_horovod_run_calls_a_function_whose_imports_find_keras_ddl(tmp_path: Path) -> None:
     code = """
@@ -115,7 +126,10 @@ def work(a, b=0):
 
 results = horovod.run(work, (3,), {"b": 4}, num_proc=2, use_mpi=True)
 assert results == [("keras_ddl.horovod", 0, 7), ("keras_ddl.horovod", 1, 7)], results
-for wrong in ({"use_gloo": True}, {"min_np": 1}, {"hosts": "a:1", "hostfile": "x"}):
+assert horovod.__version__ == "0.28.1+keras.ddl"
+absent = "min_num_proc max_num_proc slots reset_limit cooldown_range host_discovery_script ssh_port ssh_identity_file"
+absent += " output_filename use_gloo mpi_args network_interface network_interfaces min_np max_np executable"
+for wrong in (*({name: "x"} for name in absent.split()), {"hosts": "a:1", "hostfile": "x"}):
     try:
         keras_ddl.horovod.run(work, (3,), **wrong)
     except ValueError as error:
