@@ -8,7 +8,7 @@ from harness.rank_tests import rank_tests
 
 HERE = Path(__file__).parent
 # The last check of train_checks.py makes a Strategy: it comes at the end.
-CHECKS = [HERE / "train_callback_checks.py", HERE / "train_checks.py"]
+CHECKS = [HERE / "elastic_checks.py", HERE / "train_callback_checks.py", HERE / "train_checks.py"]
 
 test_training = rank_tests(CHECKS, [2], check_timeout=120)
 test_training_of_three = pytest.mark.long(rank_tests(CHECKS, [3], check_timeout=120))
