@@ -2,7 +2,7 @@
 
 Horovod keeps the processes that are left and starts the function again in them. keras_ddl ends all processes of a job
 and starts it again (`keras-ddl run --restarts`), so a commit is kept on the disk of each host
-(`keras_ddl.checkpoint.commits`), and `run` takes up the newest of the job.
+(checkpoint/commits.py), and `run` takes up the newest of the job.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from keras_ddl.callbacks._training_state import broadcast_with_streams
 from keras_ddl.checkpoint import commits
 from keras_ddl.checkpoint.model_state import tensor_of
 from keras_ddl.errors import CheckpointError, ConfigError
+from keras_ddl.launch import host_watch
 
 __all__ = [
     "HorovodInternalError",
@@ -41,7 +42,7 @@ class HorovodInternalError(RuntimeError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Raised on all ranks: `run` goes on with the state as it is.
+    """Raised on all ranks: `run` goes on with the state as it is, after a restart when the launcher has other hosts.
 
     Args:
         skip_sync: taken and not used; states are always synchronized.
@@ -71,7 +72,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             except HorovodInternalError:
                 state.restore()
             except HostsUpdatedInterrupt:
-                pass
+                state.leave_for_other_hosts()
             state.on_reset()
 
     return wrapper
@@ -87,7 +88,7 @@ class State:
     def __init__(self, bcast_object: Any = None, get_rank: Any = None) -> None:
         self._commits = commits.of_job(f"state-{next(_states)}")
         self._number = 0  # of the last commit, on all ranks alike
-        self._hosts_updated = False
+        self._hosts_updated = self._is_to_leave = False
         self._reset_callbacks: list[Callable[[], Any]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
@@ -119,9 +120,19 @@ class State:
 
     def check_host_updates(self) -> None:
         """Raises: HostsUpdatedInterrupt: on all ranks, when one was told that the hosts have changed. COLLECTIVE."""
-        told = communicator.all_gather_object(self._hosts_updated, name="keras_ddl/elastic/hosts")
-        if any(told):
+        told = self._hosts_updated, host_watch.told()
+        everyone = communicator.all_gather_object(told, name="keras_ddl/elastic/hosts")
+        self._is_to_leave = any(by_launcher for _, by_launcher in everyone)
+        if any(map(any, everyone)):
             raise HostsUpdatedInterrupt()
+
+    def leave_for_other_hosts(self) -> None:
+        """Ends this process, if its launcher has said so; the state as it is has been committed on all ranks then."""
+        if self._is_to_leave:
+            self.save()
+            self.write_commit()
+            communicator.barrier(name="keras_ddl/elastic/leave")
+            host_watch.leave()
 
     def write_commit(self) -> None:
         """Writes what `save` has saved to the disk of this host, if the job can be started again."""

@@ -42,6 +42,7 @@ class Note(keras.callbacks.Callback):
             if SIZE == 1:  # what a power cut would leave
                 newest = max(Path(config.get("JOB_DIR")).glob("**/commit-*"), key=lambda path: int(path.name[7:]))
                 newest.write_bytes(newest.read_bytes()[:-1])
+            Path("dead").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
