@@ -13,7 +13,7 @@ import tensorflow as tf
 import keras_ddl
 import keras_ddl.horovod as hvd
 from keras_ddl.errors import CheckpointError, ConfigError
-from keras_ddl.horovod import elastic
+from keras_ddl.horovod import elastic, elastic_state
 from keras_ddl.horovod import keras as hvd_keras
 
 hvd.init()
@@ -87,7 +87,7 @@ def failing(state):
 def check_elastic_state_goes_on_in_another_process_from_the_newest_commit():
     folder = keras_ddl.broadcast_object(tempfile.mkdtemp() if RANK == 0 else "")
     os.environ["KERAS_DDL_COMMIT_DIR"] = folder
-    first_of_next_process = next(elastic._states) + 1
+    first_of_next_process = next(elastic_state._states) + 1
     try:
         state = hvd.elastic.TensorFlowKerasState(elastic_model(), epoch=0)
         state.sync()
@@ -99,7 +99,7 @@ def check_elastic_state_goes_on_in_another_process_from_the_newest_commit():
         assert [p.name for p in sorted(Path(folder).glob("commits/*/*/*"))] == ["commit-1", "commit-2"]
 
         def in_another_process(build):
-            elastic._states = itertools.count(first_of_next_process)
+            elastic_state._states = itertools.count(first_of_next_process)
             later, resets = build(), []
             later.register_reset_callbacks([lambda: resets.append(later.epoch)])
             assert hvd.elastic.run(lambda state: state.epoch)(later) == 2 and resets == [2]
