@@ -1,4 +1,4 @@
-"""States of an elastic job: what is saved, committed, put back after a restart and synchronized. `elastic` has `run`."""
+"""States of an elastic job: what is saved, committed, put back after a restart and synchronized."""
 
 from __future__ import annotations
 
