@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from keras_ddl.errors import LaunchError
+from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch.host_watch import RESTART_STATUS, HostWatch
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult, new_id
@@ -54,7 +54,11 @@ class Attempts:
             limit: how many times it may be started again.
             hosts_seconds: how long to wait for hosts that take enough ranks.
             stdin, terminals: as for Supervisor.
+
+        Raises: ConfigError: `limit` is no number of restarts.
         """
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+            raise ConfigError(f"restarts must be a whole number, 0 or more. Received: restarts={limit!r}.")
         self._job, self._screen, self._limit = job, screen, limit
         self._placement = placement or Placement(job.num_ranks, job.hosts)
         self._hosts_seconds, self._stdin, self._terminals = hosts_seconds, stdin, terminals
