@@ -202,6 +202,12 @@ _TABLE = (
         "Set by the launcher of a job with restarts: a directory on the host's disk, the same after a restart, removed "
         "at the job's end.",
     ),
+    Variable(
+        "COMMIT_DIR",
+        "path",
+        None,
+        "Where commits of hvd.elastic are kept, such as shared storage; default: in KERAS_DDL_JOB_DIR.",
+    ),
     Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank leaves the report of an uncaught exception."),
     Variable("LAUNCHER", "text", None, "Set by the launcher for the wrapper of each rank: where it reports to."),
     Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one beside python, then PATH."),

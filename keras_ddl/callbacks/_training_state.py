@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -34,9 +34,14 @@ def broadcast_training_state(model: Any, root: int = 0, exclude: Iterable[Any] =
         return
     build_optimizer(model)
     variables = _without(exclude, agreement.all_variables(model))
+    broadcast_with_streams(variables, root, own_streams=keras_compat.strategy_of(model) is None)
+
+
+def broadcast_with_streams(variables: Sequence[Any], root: int = 0, *, own_streams: bool = True) -> None:
+    """Gives all ranks root's variables; with `own_streams`, random layers a stream of each rank's own. COLLECTIVE."""
     agreement.broadcast_variables(variables, root=root)
     stream = (communicator.rank() - root) % communicator.size()
-    if stream and keras_compat.strategy_of(model) is None:
+    if stream and own_streams:
         for variable in filter(model_state.is_seed, variables):
             seed, *rest = variable.numpy().tolist()
             variable.assign([(seed + seed_offset(stream)) % 2**31, *rest])

@@ -14,9 +14,11 @@ import click
 
 from keras_ddl.errors import ConfigError
 
+_COUNT = click.IntRange(min=1)
+
 
 @click.command("run", context_settings={"allow_interspersed_args": False}, short_help="Run a program on several ranks.")
-@click.option("-np", "--np", "-n", "num_ranks", type=click.IntRange(min=1), help="Number of ranks.", metavar="N")
+@click.option("-np", "--np", "-n", "num_ranks", type=_COUNT, help="Number of ranks.", metavar="N")
 @click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:2,h1:2.", metavar="HOSTS")
 @click.option("--tf-config", is_flag=True, help="Start the cluster that TF_CONFIG names: hosts and ranks.")
 @click.option(
@@ -28,10 +30,10 @@ from keras_ddl.errors import ConfigError
 @click.option("-x", "--env", "env", multiple=True, help="Variable for the program; may be repeated.", metavar="K=V")
 @click.option("--as-horovod", is_flag=True, help="Let `import horovod.tensorflow` find keras_ddl.horovod.")
 @click.option("--restarts", type=click.IntRange(min=0), default=0, help="Start again so often on failure.", metavar="N")
-@click.option("--min-np", type=click.IntRange(min=1), help="Go on with so few ranks when hosts are lost.", metavar="N")
-@click.option("--max-np", type=click.IntRange(min=1), help="Take so many when there are more hosts.", metavar="N")
+@click.option("--min-np", "--min-num-proc", type=_COUNT, help="Go on with so few when hosts are lost.", metavar="N")
+@click.option("--max-np", "--max-num-proc", type=_COUNT, help="Take so many when there are more hosts.", metavar="N")
 @click.option("--host-discovery-script", help="Prints the hosts there are, as lines host:slots.", metavar="COMMAND")
-@click.option("--slots", type=click.IntRange(min=1), default=1, help="Of hosts without a number.", metavar="N")
+@click.option("--slots", "--slots-per-host", type=_COUNT, default=1, help="Of hosts without a number.", metavar="N")
 @click.option("--hosts-timeout", type=float, default=600.0, help="Wait so long for hosts (600).", metavar="SECONDS")
 @click.option("--timeout", type=float, help="End the job after so many seconds (status 124).", metavar="SECONDS")
 @click.option("--output-dir", type=click.Path(file_okay=False), help="Keep each rank's output in a file here.")

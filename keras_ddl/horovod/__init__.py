@@ -39,14 +39,12 @@ _HOME_OF = {
     "run": "running",
 }
 # Modules of this folder that are also found as attributes: hvd.compression.
-_MODULES = ("compression",)
+_MODULES = ("compression", "elastic")
 
 # Names of Horovod that are not here -> what to use instead.
 _ABSENT = {
     "broadcast_global_variables": "It is for graphs of TensorFlow 1. Use broadcast_variables(variables, root_rank=0).",
     "BroadcastGlobalVariablesHook": "It is for sessions of TensorFlow 1. Use broadcast_variables(variables, 0).",
-    "elastic": "A job that was stopped goes on from its last checkpoint, also with another number of ranks: "
-    "keras_ddl.callbacks.Checkpoint(directory, resume=True) and the same command again.",
     "mlsl_built": "Horovod renamed it. Use ccl_built.",
     "check_num_rank_power_of_2": "Adasum takes any number of ranks here.",
     "handle_average_backwards_compatibility": "The functions that take average= see to it.",

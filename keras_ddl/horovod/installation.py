@@ -18,12 +18,18 @@ FOLDER = Path(__file__).with_name("shim")
 
 # Horovod's modules -> ours, where the names of both are the same.
 _MODULES = {
+    "horovod.common": "keras_ddl.horovod",
+    "horovod.common.elastic": "keras_ddl.horovod.elastic",
+    "horovod.common.exceptions": "keras_ddl.horovod.elastic",
     "horovod.tensorflow": "keras_ddl.horovod",
     "horovod.tensorflow.compression": "keras_ddl.horovod.compression",
+    "horovod.tensorflow.elastic": "keras_ddl.horovod.elastic",
     "horovod.tensorflow.keras": "keras_ddl.horovod.keras",
     "horovod.tensorflow.keras.callbacks": "keras_ddl.horovod.callbacks",
+    "horovod.tensorflow.keras.elastic": "keras_ddl.horovod.keras_elastic",
     "horovod.keras": "keras_ddl.horovod.keras",
     "horovod.keras.callbacks": "keras_ddl.horovod.callbacks",
+    "horovod.keras.elastic": "keras_ddl.horovod.keras_elastic",
 }
 
 

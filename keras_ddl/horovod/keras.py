@@ -9,6 +9,7 @@ from typing import Any
 
 from keras_ddl import horovod
 from keras_ddl.horovod import callbacks
+from keras_ddl.horovod import keras_elastic as elastic
 from keras_ddl.horovod.keras_collectives import allgather, allreduce, broadcast, reducescatter
 from keras_ddl.horovod.model_loading import broadcast_global_variables, load_model
 from keras_ddl.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
@@ -21,6 +22,7 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
+    "elastic",
     "load_model",
     "reducescatter",
 ]

@@ -15,7 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from keras_ddl.errors import LaunchError
+from keras_ddl.errors import ConfigError, LaunchError
+from keras_ddl.launch.host_watch import RESTART_STATUS, HostWatch
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult, new_id
 from keras_ddl.launch.mpirun import Host
@@ -53,11 +54,17 @@ class Attempts:
             limit: how many times it may be started again.
             hosts_seconds: how long to wait for hosts that take enough ranks.
             stdin, terminals: as for Supervisor.
+
+        Raises: ConfigError: `limit` is no number of restarts.
         """
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+            raise ConfigError(f"restarts must be a whole number, 0 or more. Received: restarts={limit!r}.")
         self._job, self._screen, self._limit = job, screen, limit
         self._placement = placement or Placement(job.num_ranks, job.hosts)
         self._hosts_seconds, self._stdin, self._terminals = hosts_seconds, stdin, terminals
-        self._number = 0
+        self._number = 0  # attempts before this one
+        self._failures = 0  # of them, those that failed
+        self._is_told = self._is_asked = False  # other hosts: the ranks know it; they have left because of it
         self._began = self._attempt_began = time.monotonic()
         self._hosts: tuple[Host, ...] = ()  # of this attempt
         self._why = ""  # the failure because of which the next attempt begins
@@ -72,14 +79,13 @@ class Attempts:
         """
         if self._limit == 0 and self._placement.discovery is None:
             return self._attempt(self._job, signals)
-        kept = f"keras_ddl-job-{new_id()}" if self._limit else None
+        kept = f"keras_ddl-job-{new_id()}"
         self._job = dataclasses.replace(self._job, kept=kept)
         try:
             with Interrupts(signals, lambda: None) as self._interrupts:
                 return self._run(signals)
         finally:
-            if kept is not None:
-                shutil.rmtree(Path(tempfile.gettempdir()) / kept, ignore_errors=True)
+            shutil.rmtree(Path(tempfile.gettempdir()) / kept, ignore_errors=True)
 
     def _run(self, signals: tuple[signal.Signals, ...]) -> JobResult:
         result = JobResult([])
@@ -91,7 +97,8 @@ class Attempts:
             if self._number:
                 hosts = f" on {_hosts_text(job.hosts)}" if job.hosts else ""
                 ranks = "1 rank" if job.num_ranks == 1 else f"{job.num_ranks} ranks"
-                self._say(f"restart {self._number} of {self._limit}, with {ranks}{hosts} ({self._why})")
+                which = "started again" if self._is_asked else f"restart {self._failures} of {self._limit}"
+                self._say(f"{which}, with {ranks}{hosts} ({self._why})")
             try:
                 result = self._attempt(job, signals)
             except LaunchError as error:
@@ -103,15 +110,30 @@ class Attempts:
             else:
                 if not self._goes_on:
                     return result
-                self._show(result.failure_text)
+                if not self._is_asked:
+                    self._show(result.failure_text)
             self._number += 1
+            self._failures += not self._is_asked
 
     def _attempt(self, job: Job, signals: tuple[signal.Signals, ...]) -> JobResult:
         self._attempt_began, self._goes_on = time.monotonic(), False
         supervisor = Supervisor(
             job, self._screen, stdin=self._stdin, terminals=self._terminals, goes_on=self._decide_whether_to_go_on
         )
-        return supervisor.run(signals)
+        self._is_told = self._is_asked = False
+        discovery = self._placement.discovery
+        if discovery is None:
+            return supervisor.run(signals)
+
+        def differs(hosts: tuple[Host, ...]) -> bool:
+            return self._placement.would_change(job.num_ranks, job.hosts, hosts)
+
+        def tell() -> None:
+            self._is_told = True
+            supervisor.tell_of_other_hosts()
+
+        with HostWatch(discovery, differs, tell):
+            return supervisor.run(signals)
 
     def _next(self, num_ranks: int, hosts: tuple[Host, ...]) -> Job:
         """Returns the next attempt, a job of its own."""
@@ -140,13 +162,18 @@ class Attempts:
 
     def _reason_to_end(self, result: JobResult) -> str | None:
         """Returns None when another attempt follows, else why not; "" where that is plain."""
-        if result.ok or result.signal is not None or result.timed_out or self._limit == 0:
+        if result.ok or result.signal is not None or result.timed_out:
             return ""
         first = result.first_failure
+        if first is not None and first.status == RESTART_STATUS and self._is_told:
+            self._is_asked, self._why = True, "the hosts have changed"
+            return None
+        if self._limit == 0:
+            return ""
         if first is not None and first.stopped_by is None and first.status in _MISTAKES:
             return f"not started again: exit status {first.status} says that the command cannot work."
-        if self._number == self._limit:
-            return f"not started again: this was restart {self._number} of {self._limit}."
+        if self._failures == self._limit:
+            return f"not started again: this was restart {self._failures} of {self._limit}."
         if not all(outcome.host for outcome in result.outcomes):
             return "" if self._number == 0 else None
         early = self._early_failure

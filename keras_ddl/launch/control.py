@@ -33,6 +33,8 @@ FILE_CHUNK_BYTES = 1 << 20
 # In KERAS_DDL_RUN_DIR, for the program of `keras_ddl.run`: what it reads and what it leaves.
 CALL_FILE = "call.pickle"
 RESULT_FILE = "result.pickle"
+# In KERAS_DDL_RUN_DIR, when the job would be started on other hosts now (host_watch.py).
+HOSTS_FILE = "hosts-changed"
 
 
 class Kind(enum.IntEnum):
@@ -52,6 +54,7 @@ class Kind(enum.IntEnum):
     EXIT = 12  # R JSON: status, stopped_by, report, report_age_seconds
     STOP = 13  # L JSON: signal, grace_seconds
     BYE = 14  # L JSON: last (no other attempt follows): the wrapper may leave
+    HOSTS = 15  # L empty: leave HOSTS_FILE for the program
 
 
 def proof(token: str, side: str, nonce: bytes) -> str:

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch.mpirun import Host, parse_hosts
@@ -70,6 +70,7 @@ class Placement:
         fixed: the hosts of the command line; empty: this host, or what the resource manager says.
         discovery: a script that names the hosts instead.
         lost: names of hosts that vanished. They are left out as long as enough ranks remain without them.
+        order: names of the hosts so far, which keep their places when a script names them in another order.
     """
 
     wanted: int | None
@@ -78,6 +79,7 @@ class Placement:
     least: int | None = None
     most: int | None = None
     lost: set[str] = field(default_factory=set)
+    order: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Raises: ConfigError: bounds that contradict each other, or that nothing could make use of."""
@@ -107,22 +109,39 @@ class Placement:
         ranks = min(slots, self.most or self.wanted or slots)
         self.least = self.least or self.wanted or ranks
         self.most = self.most or self.wanted
-        return ranks, tuple(hosts)
+        return self._chosen(ranks, hosts)
 
     def again(self, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]] | None:
         """Returns (ranks, hosts) of a later attempt; None: there are fewer than must be."""
         assert self.least is not None
         names = {host.name for host in hosts}
         self.lost &= names  # one that was taken away and is named again has come back
+        places = {name: place for place, name in enumerate(self.order)}
+        hosts = sorted(hosts, key=lambda host: places.get(host.name, len(places)))
         for some in ([host for host in hosts if host.name not in self.lost], hosts):
             slots = _slots(some)
             if slots >= self.least:
-                return min(slots, self.most or slots), tuple(some)
+                return self._chosen(min(slots, self.most or slots), some)
         return None
+
+    def would_change(self, ranks: int, hosts: Sequence[Host], now: Sequence[Host]) -> bool:
+        """Whether `again(now)` would place ranks otherwise than `ranks` on `hosts`, or could not place them."""
+        found = replace(self, lost=set(self.lost), order=list(self.order)).again(now)
+        return found is None or ranks_by_host(*found) != ranks_by_host(ranks, hosts)
+
+    def _chosen(self, ranks: int, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]]:
+        self.order += [host.name for host in hosts if host.name not in self.order]
+        return ranks, tuple(hosts)
 
 
 def _slots(hosts: Sequence[Host]) -> int:
     return sum(host.slots for host in hosts)
+
+
+def ranks_by_host(ranks: int, hosts: Sequence[Host]) -> dict[str, int]:
+    """Returns how many ranks run on each host that has any."""
+    names = [host_of_rank(hosts, rank) for rank in range(ranks)]
+    return {name: names.count(name) for name in names if name is not None}
 
 
 def host_of_rank(hosts: Sequence[Host], rank: int) -> str | None:

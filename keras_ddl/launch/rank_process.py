@@ -29,6 +29,7 @@ from keras_ddl.launch import rank_environment
 from keras_ddl.launch.control import (
     CALL_FILE,
     FILE_CHUNK_BYTES,
+    HOSTS_FILE,
     RESULT_FILE,
     Address,
     Channel,
@@ -175,6 +176,8 @@ class RankProcess:
         elif kind is Kind.STOP:
             order = json.loads(payload)
             self._stop(order["signal"], order["grace_seconds"], "the launcher")
+        elif kind is Kind.HOSTS:
+            (self._run_dir / HOSTS_FILE).touch()
         elif kind is Kind.BYE:
             self._told_to_leave = True
             self._keeps_job_dir = not json.loads(payload)["last"]

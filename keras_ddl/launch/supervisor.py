@@ -67,6 +67,11 @@ class Supervisor:
         self._stopping = False
         self._terminate_mpirun_at: float | None = None
         self._hard_stop = False
+        self._hosts_changed = False
+
+    def tell_of_other_hosts(self) -> None:
+        """Makes the loop tell all ranks that a restart would get other hosts. May be called by another thread."""
+        self._hosts_changed = True
 
     def run(self, signals: tuple[signal.Signals, ...]) -> JobResult:
         """Runs the job to its end. `signals`: those that end it.
@@ -138,6 +143,11 @@ class Supervisor:
                 self._order_stop(signal.SIGTERM, _GRACE_SECONDS)
             if not self._stopping and now - began > START_SECONDS and any(not x.connected for x in self._links):
                 self._order_stop(signal.SIGTERM, _GRACE_SECONDS)
+            if self._hosts_changed and all(link.started for link in self._links):
+                self._hosts_changed = False
+                for link in self._links:
+                    if link.connected:
+                        link.channel.send(control.Kind.HOSTS)
             if self._stop_at is not None and now >= self._stop_at:
                 self._order_stop(signal.SIGTERM, _GRACE_SECONDS)
             if self._terminate_mpirun_at is not None and now >= self._terminate_mpirun_at:

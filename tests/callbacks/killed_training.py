@@ -2,7 +2,8 @@
 
 killed_training.py FOLDER OPTIONS KILL   OPTIONS (JSON): seed, epochs, exact (bitwise at one number of ranks) or not
                                          KILL: which kill this is, from 0; -1: train to the end, then once more without
-                                         a stop in another folder, for comparison
+                                         a stop in another folder, for comparison; of:N: the first N attempts of
+                                         `keras-ddl run --restarts` are killed
 """
 
 import json
@@ -18,6 +19,7 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl import checkpoint as ckpt
+from keras_ddl import config
 from keras_ddl.checkpoint import durable
 from strategy.common import RANK, SIZE, STRATEGY, X, Y, check_equal_on_all_ranks, keras
 
@@ -107,13 +109,21 @@ def train(folder, options, *parts):
         np.savez(folder / "end.npz", *[v.numpy() for v in [*model.variables, *model.optimizer.variables]])
 
 
+def attempt_of(kills):
+    attempt = config.get("RESTART")
+    return attempt if attempt < kills else -1
+
+
 def main():
-    folder, options, number = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+    folder, options, kill = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+    number = attempt_of(int(kill.removeprefix("of:"))) if kill.startswith("of:") else int(kill)
     if number < 0:
         train(folder / "killed", options)
         train(folder / "whole", options)
         return
     found = ckpt.list_checkpoints(folder / "killed" / "ckpt") if (folder / "killed" / "ckpt").exists() else []
+    if options["exact"] and number == 1:  # before the first kill there was one whole checkpoint, of step 3
+        assert [each.step for each in found] == [SAVE_FREQ], found
     done = keras_ddl.broadcast_object(found[-1].step if found else 0, name="test/done")
     if number == 0 and RANK == 0:
         kill_while_the_second_checkpoint_takes_its_name()

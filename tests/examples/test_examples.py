@@ -1,7 +1,9 @@
 """Every example runs as its docstring says, small: on 2 ranks and, where that is quick, alone."""
 
 import csv
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from harness.examples import EXAMPLES, held_out_accuracy, run
+from launch.launching import Started, eventually, processes
 
 COMMAND = Path(sys.executable).with_name("keras-ddl")
 
@@ -68,6 +71,24 @@ def test_horovod_scripts_learn_on_two_ranks(tmp_path):
     assert [path.name for path in (tmp_path / "horovod-keras-output").glob("*-4.keras")] == ["checkpoint-4.keras"]
     output = on_two_ranks(tmp_path, "horovod/tape_digits.py", "--steps", 160)
     assert held_out_accuracy(output) > 0.9
+
+
+def test_elastic_horovod_script_goes_on_after_a_kill(tmp_path):
+    script = str(EXAMPLES / "horovod" / "elastic_digits.py")
+    options = ["-np", "2", "--restarts", "1", "--output-dir", "out"]
+    job = Started(["run", *options, "python", script, "--epochs", "20"], tmp_path)
+    job.wait_for(tmp_path / "out" / "rank-0.log")
+    assert eventually(lambda: "Epoch 5/20" in (tmp_path / "out" / "rank-0.log").read_text(), 60)
+    programs = [pid for pid, command in processes(job.mark).items() if script in command and "launch" not in command]
+    (victim,) = [pid for pid in programs if b"OMPI_COMM_WORLD_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
+    os.kill(victim, signal.SIGKILL)
+    ended = job.finish()
+    assert ended.status == 0, ended
+    assert "restart 1 of 1, with 2 ranks (rank 1: killed by SIGKILL)" in ended.err, ended
+    begun = re.findall(r"training from epoch (\d+), batch \d+ on 2 rank", ended.out)
+    assert begun[0] == "0" and 4 <= int(begun[1]) < 20, ended
+    assert f"Epoch {20 - int(begun[1])}/{20 - int(begun[1])}" in ended.out, ended
+    assert held_out_accuracy(ended.out) > 0.9
 
 
 def test_contrastive_learns_alike_on_any_number_of_ranks(tmp_path):

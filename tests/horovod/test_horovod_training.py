@@ -8,8 +8,8 @@ from harness.rank_tests import rank_tests
 
 HERE = Path(__file__).parent
 # The last check of train_checks.py makes a Strategy: it comes at the end.
-NAMES = ["train_callback_checks.py", "train_local_checks.py", "script_checks.py", "train_checks.py"]
-CHECKS = [HERE / name for name in NAMES]
+NAMES = ["elastic", "train_callback", "train_local", "script", "train"]
+CHECKS = [HERE / f"{name}_checks.py" for name in NAMES]
 
 # Every name once is enough: on two ranks.
 test_training = rank_tests([HERE / "train_name_checks.py", *CHECKS], [2], check_timeout=120)

@@ -55,6 +55,12 @@ for name in ("horovod.torch", "horovod.spark.common"):
         raise AssertionError(name)
 from horovod.tensorflow.compression import Compression
 assert Compression is hvd.Compression
+from horovod.tensorflow import elastic
+from horovod.common.exceptions import HorovodInternalError
+import horovod.tensorflow.keras.elastic, horovod.common.elastic
+assert hvd.elastic is elastic is horovod.tensorflow.elastic and HorovodInternalError is elastic.HorovodInternalError
+assert horovod.common.elastic.ObjectState is elastic.ObjectState
+assert horovod.tensorflow.keras.elastic.run is elastic.run and horovod.tensorflow.keras.elastic.KerasState
 print("done")
 """
     assert python(code, tmp_path) == "done\n"

@@ -34,7 +34,15 @@ class Ended:
 class Started:
     """A keras-ddl that runs. `finish` waits for it and checks what it left."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, env: Mapping[str, str] | None = None, **popen: object):
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str] | None = None,
+        limit_seconds: float = LIMIT_SECONDS,
+        **popen: object,
+    ):
+        self.limit_seconds = limit_seconds
         self.mark = uuid.uuid4().hex
         self.may_leave: tuple[str, ...] = ()  # beginnings of names of files
         self.folder = folder
@@ -73,7 +81,7 @@ class Started:
 
     def finish(self, stdin: bytes | None = None) -> Ended:
         try:
-            out, err = self.process.communicate(stdin, timeout=LIMIT_SECONDS)
+            out, err = self.process.communicate(stdin, timeout=self.limit_seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             out, err = self.process.communicate()

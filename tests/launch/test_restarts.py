@@ -198,6 +198,24 @@ def test_host_of_rank_counts_slots():
     assert [host_of_rank(hosts, rank) for rank in range(4)] == ["h0", "h0", "h1", None]
 
 
+def test_placement_knows_which_hosts_would_make_a_difference():
+    placement = Placement(2, (), Discovery("hosts"), least=1, most=3)
+    ranks, hosts = placement.first(parse_hosts("h0:1,h1:1"))
+    placement.lost.add("h3")
+    for text, changes in (
+        ("h0:1,h1:1", False),
+        ("h1:1,h0:1", False),
+        ("h1:1,h0:1,h3:1", False),  # it is lost
+        ("h0:1,h1:2", True),
+        ("h0:1", True),
+        ("h0:1,h1:1,h2:1", True),
+    ):
+        assert placement.would_change(ranks, hosts, parse_hosts(text)) is changes, text
+    assert placement.would_change(ranks, hosts, ())
+    assert placement.lost == {"h3"} and placement.order == ["h0", "h1"]
+    assert placement.again(parse_hosts("h1:1,h0:1")) == (2, hosts)
+
+
 def test_discovery_reads_what_a_script_prints(tmp_path: Path):
     def script(text: str) -> Discovery:
         path = tmp_path / "hosts"

@@ -134,6 +134,8 @@ def test_run_function_is_called_again_after_a_failure():
     with redirect_stderr(err):
         assert keras_ddl.run(work, np=2, args=(5,), restarts=1) == [6, 6]
     assert "restart 1 of 1, with 2 ranks (rank 1: killed by SIGKILL)" in err.getvalue()
+    with pytest.raises(ConfigError, match="restarts must be .*Received: restarts=-1"):
+        keras_ddl.run(work, np=1, args=(5,), restarts=-1)
 
 
 def test_run_function_that_cannot_travel_is_a_clear_error():

@@ -1,0 +1,143 @@
+"""Commits: what a program wants back when its job is started again after the loss of processes, hosts or power.
+
+    <directory>/rank-0/commit-12    one commit: a pickled object, its length and its checksum
+    <directory>/rank-4/commit-12    the same, of the first rank of another host
+
+One rank of each host writes to the host's own disk, so that what one host has lost another one has. A commit is filled
+under a hidden name and renamed: a writer killed at any moment leaves the last commit or the new one. Commits count from
+1, on all ranks alike, and the newest that is whole is the state of the job, whichever rank finds it. docs/launch.md
+says where the directory is.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from keras_ddl import communicator, config
+from keras_ddl.checkpoint import durable
+from keras_ddl.errors import CheckpointError
+
+_WHAT = "A commit"
+_NAME = re.compile(r"^commit-(\d+)$")
+_END = struct.Struct("!8sIQ")  # mark, CRC-32 and length of what is before
+_MARK = b"kddl-com"
+_KEPT = 2  # after a power cut the newest may be torn on disk
+
+
+class TornCommit(Exception):
+    """A commit whose end is missing, or whose bytes have changed."""
+
+
+@dataclass
+class Commits:
+    """The commits of one state in a directory.
+
+    Attributes:
+        directory: the same path on all hosts, shared by them or not.
+        synced: wait until each commit is on disk. Without, it outlives the processes, but not the host.
+    """
+
+    directory: Path
+    synced: bool = False
+
+    def write(self, number: int, content: Any) -> None:
+        """Writes a commit of this rank, and removes old ones. Raises: CheckpointError: not writable; disk full."""
+        folder = self.directory / f"rank-{communicator.rank()}"
+        try:
+            if not folder.is_dir():
+                folder.mkdir(parents=True)
+            with durable.staging_directory(folder) as staging:
+                part = staging / "part"
+                with part.open("wb") as file:
+                    end = _Checked(file)
+                    pickle.dump(content, end, protocol=5)
+                    file.write(_END.pack(_MARK, end.crc, end.length))
+                if self.synced:
+                    durable.sync_file(part)
+                part.replace(folder / f"commit-{number}")
+            if self.synced:
+                durable.sync_file(folder)
+            for old, path in _in_folder(folder)[_KEPT:]:
+                if old < number:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(durable.explain(error, _WHAT, folder)) from error
+
+    def found(self) -> list[tuple[int, Path]]:
+        """Returns (number, file) of all commits that this process sees, the newest first; torn ones, too."""
+        folders = [path for path in self.directory.glob("rank-*") if path.is_dir()]
+        return sorted((pair for folder in folders for pair in _in_folder(folder)), reverse=True)
+
+    def sweep(self) -> None:
+        """Removes what killed writers have left."""
+        for folder in self.directory.glob("rank-*"):
+            durable.sweep_temporaries(folder)
+
+
+class _Checked:
+    """A file that knows length and checksum of what was written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.crc, self.length = file, 0, 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self.crc, self.length = zlib.crc32(data, self.crc), self.length + size
+        self._file.write(data)
+        return size
+
+
+def of_job(name: str) -> Commits | None:
+    """Returns where the commits of the state `name` lie: in KERAS_DDL_COMMIT_DIR, else in the job's own directory.
+
+    None: nothing starts this job again, and no directory was given.
+    """
+    given, own = config.get("COMMIT_DIR"), config.get("JOB_DIR")
+    if given is None and own is None:
+        return None
+    return Commits(Path(given or own) / "commits" / name, synced=given is not None)
+
+
+def read(path: Path) -> Any:
+    """Returns the content of a commit. Raises: TornCommit: it is not whole; what unpickling raises."""
+    data = memoryview(path.read_bytes())
+    if len(data) < _END.size:
+        raise TornCommit(f"{path} ends early")
+    content, end = data[: -_END.size], data[-_END.size :]
+    mark, crc, length = _END.unpack(end)
+    if mark != _MARK or length != len(content) or crc != zlib.crc32(content):
+        raise TornCommit(f"{path} is not what was written")
+    return pickle.loads(content)
+
+
+def newest(commits: Commits) -> tuple[int, int, Any] | None:
+    """Returns (number, rank that has read it, content on that rank) of the newest whole commit; None: none. COLLECTIVE.
+
+    Raises: what unpickling raises, on the rank that reads.
+    """
+    left = commits.found()
+    while True:
+        numbers = communicator.all_gather_object(left[0][0] if left else 0, name="keras_ddl/commits/found")
+        number = max(numbers)
+        if number == 0:
+            return None
+        root = numbers.index(number)
+        content, problem = None, ""
+        if communicator.rank() == root:
+            try:
+                content = read(left.pop(0)[1])
+            except (TornCommit, OSError) as error:
+                problem = str(error)
+        if not communicator.broadcast_object(problem, root, name="keras_ddl/commits/read"):
+            return number, root, content
+
+
+def _in_folder(folder: Path) -> list[tuple[int, Path]]:
+    pairs = [(_NAME.match(entry.name), entry) for entry in folder.iterdir()]
+    return sorted(((int(match[1]), entry) for match, entry in pairs if match), reverse=True)

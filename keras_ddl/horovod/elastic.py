@@ -1,0 +1,164 @@
+"""horovod.tensorflow.elastic: a state that is committed, and a function that goes on from the last commit.
+
+Horovod keeps the processes that are left and starts the function again in them. keras_ddl ends all processes of a job
+and starts it again (`keras-ddl run --restarts`), so a commit is kept on the disk of each host
+(checkpoint/commits.py), and `run` takes up the newest of the job.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_ddl import communicator, config, ops
+from keras_ddl.callbacks._training_state import broadcast_with_streams
+from keras_ddl.checkpoint.model_state import tensor_of
+from keras_ddl.errors import CheckpointError, ConfigError
+from keras_ddl.horovod.elastic_state import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State
+
+__all__ = [
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "run",
+]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes `func(state, ...)` begin with the state of the newest commit of the job, the same on all ranks.
+
+    In the first attempt that is the state as rank 0 has made it. After a restart by `keras-ddl run --restarts` the
+    newest commit is put back first, then the reset callbacks are called. No collective may run between a restart and
+    this that is not reached by all ranks.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        if state.take_up_commit() or config.get("RESTART"):
+            state.on_reset()
+        while True:
+            state.sync()
+            try:
+                return func(state, *args, **kwargs)
+            except HorovodInternalError:
+                state.restore()
+            except HostsUpdatedInterrupt:
+                state.leave_for_other_hosts()
+            state.on_reset()
+
+    return wrapper
+
+
+class _VariablesState(ObjectState):
+    """An ObjectState with variables."""
+
+    def variables_of_state(self) -> list[Any]:
+        """Returns the variables, each once, in the same order on all ranks and after a restart."""
+        raise NotImplementedError
+
+    def broadcast_variables(self, root: int) -> None:
+        """Gives all ranks the variables of `root`. COLLECTIVE."""
+        ops.broadcast_variables(self.variables_of_state(), root=root)
+
+    def save(self) -> None:
+        # Noted, not copied: an update gives a variable another tensor.
+        self._values = [tensor_of(variable) for variable in self.variables_of_state()]
+        super().save()
+
+    def restore(self) -> None:
+        for variable, value in zip(self.variables_of_state(), self._values, strict=True):
+            variable.assign(value)
+        super().restore()
+
+    def sync_from(self, root: int) -> None:
+        if communicator.size() > 1:
+            self.broadcast_variables(root)
+        super().sync_from(root)
+        self.save()
+
+    def content(self) -> Any:
+        return {**super().content(), "variables": [np.asarray(value) for value in self._values]}
+
+    def put(self, content: Any) -> None:
+        values, variables = content["variables"], self.variables_of_state()
+        here = [(tuple(each.shape), getattr(each.dtype, "name", each.dtype)) for each in variables]
+        there = [(value.shape, value.dtype.name) for value in values]
+        if here != there:
+            pairs = itertools.zip_longest(here, there)
+            place, (mine, theirs) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+            raise CheckpointError(
+                f"A commit goes back into the state that it is of. Received: {len(there)} variables in the commit, "
+                f"{len(here)} here; number {place} is {theirs} there and {mine} here. Build the model as it was, or "
+                "empty KERAS_DDL_COMMIT_DIR."
+            )
+        for variable, value in zip(variables, values):
+            variable.assign(value)
+        super().put(content)
+
+
+class TensorFlowKerasState(_VariablesState):
+    """The variables of a Keras model and its optimizer, with objects as attributes (batch=0, epoch=0).
+
+    Args:
+        model: built.
+        optimizer: default: that of the model; it is built if need be.
+        backend: taken and not used.
+        kwargs: as for ObjectState.
+    Raises: ConfigError: the model is not built, or there is no optimizer.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        if not getattr(model, "built", True):
+            raise ConfigError(
+                f"The model of an elastic state must be built. Received: {model.name!r}, which has no variables yet. "
+                "Run model.build(input_shape), or the model on a batch."
+            )
+        self.model, self.optimizer, self.backend = model, optimizer or getattr(model, "optimizer", None), backend
+        if self.optimizer is None:
+            raise ConfigError(
+                f"An elastic state holds an optimizer. Received: none, and {model.name!r} is not compiled. Compile it, "
+                "or pass optimizer=."
+            )
+        if not self.optimizer.built:
+            self.optimizer.build(model.trainable_variables)
+        super().__init__(**kwargs)
+
+    def variables_of_state(self) -> list[Any]:
+        """The model's, then the optimizer's."""
+        return list({id(each): each for each in [*self.model.variables, *self.optimizer.variables]}.values())
+
+    def broadcast_variables(self, root: int) -> None:
+        """Random layers then draw from a stream of each rank's own."""
+        broadcast_with_streams(self.variables_of_state(), root)
+
+
+class TensorFlowState(_VariablesState):
+    """A list of variables, with objects as attributes.
+
+    Args:
+        variables: of TensorFlow or Keras.
+        session: must be None.
+        kwargs: as for ObjectState.
+    Raises: ConfigError: no variables, or a session.
+    """
+
+    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+        if session is not None or not variables:
+            what = "a session of TensorFlow 1" if session is not None else "no variables"
+            raise ConfigError(
+                f"TensorFlowState takes a list of variables; TensorFlow 2 keeps none. Received: {what}. Pass "
+                "variables=[...], such as model.variables."
+            )
+        self.variables = list(variables)
+        super().__init__(**kwargs)
+
+    def variables_of_state(self) -> list[Any]:
+        """Those that were given."""
+        return self.variables

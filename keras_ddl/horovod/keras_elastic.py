@@ -1,0 +1,132 @@
+"""horovod.tensorflow.keras.elastic: a state for `fit`, and callbacks that keep it up to date and commit it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_ddl.horovod.elastic import (
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    ObjectState,
+    State,
+    TensorFlowKerasState,
+    TensorFlowState,
+    run,
+)
+from keras_ddl.strategy import keras_patches, position
+
+__all__ = [
+    "CommitStateCallback",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "KerasState",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+
+
+class KerasState(TensorFlowKerasState):
+    """The state of a compiled model in `fit`: `KerasState(model, batch=0, epoch=0)`.
+
+    Args:
+        model, optimizer, kwargs: as for TensorFlowKerasState.
+    """
+
+    def __init__(self, model: keras.Model, optimizer: Any = None, **kwargs: Any) -> None:
+        super().__init__(model, optimizer=optimizer, backend=keras.backend, **kwargs)
+
+
+class CommitStateCallback(keras.callbacks.Callback):
+    """Commits `state` after every `batches_per_commit` batches, after each epoch and at the end.
+
+    A commit is made when all callbacks have seen the batch or the epoch, so that their order does not matter: just
+    before the next one begins.
+
+    Args:
+        state: to be committed.
+        batches_per_commit: a whole number.
+    """
+
+    never_stops_within_epoch = True
+
+    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self.state, self.batches_per_commit = state, batches_per_commit
+        self._remaining, self._is_due = batches_per_commit, False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._remaining, self._is_due = self.batches_per_commit, False
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._remaining -= 1
+        if self._remaining <= 0:
+            self._remaining, self._is_due = self.batches_per_commit, True
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._commit_if_due()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._is_due = True
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._commit_if_due()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self.state.save()
+        self.state.write_commit()  # other hosts do not matter any more
+
+    def _commit_if_due(self) -> None:
+        if self._is_due:
+            self._is_due = False
+            self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):
+    """Keeps in `state.batch` how many batches of the epoch are done, and begins a fit after as many.
+
+    The first epoch of a fit is then shorter by those batches, which are read and left out; the order of the data is
+    that of the script. Between epochs `state.batch` is 0.
+
+    Args:
+        state: has an attribute `batch`.
+    """
+
+    never_stops_within_epoch = True
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self.state = state
+        keras_patches.install()
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        reading = position.of(self.model)
+        if self.state.batch and reading is not None:
+            reading.go_to(reading.position(0, self.state.batch))
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self.state.batch = batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.state.batch = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):
+    """Keeps in `state.epoch` how many epochs are done, over all fits of this state.
+
+    Args:
+        state: has an attribute `epoch`.
+    """
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self.state = state
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.state.epoch += 1

@@ -1,0 +1,86 @@
+"""Commits on disk: whole or not there, whatever happens to the writer."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import keras_ddl
+from keras_ddl.checkpoint import commits
+from keras_ddl.errors import CheckpointError
+
+
+@pytest.fixture(autouse=True)
+def alone():
+    keras_ddl.init()
+
+
+def test_newest_of_all_ranks_is_found(tmp_path: Path) -> None:
+    mine = commits.Commits(tmp_path)
+    assert commits.newest(mine) is None
+    for number in (9, 10, 11):
+        mine.write(number, {"number": number, "array": np.arange(number)})
+    assert [number for number, _ in mine.found()] == [11, 10]  # the one before stays
+    (tmp_path / "rank-0").rename(tmp_path / "rank-4")
+    mine.write(10, "older")
+    number, root, content = commits.newest(mine)
+    assert (number, root, content["number"], content["array"].size) == (11, 0, 11, 11)
+
+
+@pytest.mark.parametrize("tear", [lambda data: data[:-1], lambda data: b"", lambda data: b"\0" + data[1:]])
+def test_torn_commit_is_passed_over(tmp_path: Path, tear) -> None:
+    mine = commits.Commits(tmp_path, synced=True)
+    mine.write(1, "one")
+    mine.write(2, "two")
+    newest = mine.found()[0][1]
+    newest.write_bytes(tear(newest.read_bytes()))
+    with pytest.raises(commits.TornCommit):
+        commits.read(newest)
+    assert commits.newest(mine) == (1, 0, "one")
+    mine.write(2, "two again")
+    assert commits.newest(mine) == (2, 0, "two again")
+
+
+def test_directory_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "rank-0").write_text("a file")
+    with pytest.raises(CheckpointError, match="A commit needs a directory. Received: .*a file is in the way"):
+        commits.Commits(tmp_path).write(1, "one")
+
+
+WRITER = """
+import sys, numpy as np, keras_ddl
+from pathlib import Path
+from keras_ddl.checkpoint import commits
+keras_ddl.init()
+mine = commits.Commits(Path(sys.argv[1]))
+mine.sweep()
+number = (commits.newest(mine) or (0,))[0]
+while True:
+    number += 1
+    mine.write(number, [number, np.full(300_000, number)])
+    print(number, flush=True)
+"""
+
+
+def test_killed_writer_leaves_the_last_commit_or_the_next(tmp_path: Path) -> None:
+    generator, before = random.Random(3), 0
+    for _ in range(4):
+        command = [sys.executable, "-c", WRITER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert int(writer.stdout.readline()) == before + 1
+            time.sleep(generator.uniform(0.02, 0.1))
+            writer.kill()
+            said = writer.stdout.read().splitlines()  # the last line may be cut off as well
+        last = int(said[-2]) if len(said) > 1 else before + 1
+        number, _, (content, array) = commits.newest(commits.Commits(tmp_path))
+        assert last <= number <= last + 2 and content == number and (array == number).all(), (last, number)
+        before = number
+    commits.Commits(tmp_path).sweep()
+    names = sorted(path.name for path in (tmp_path / "rank-0").iterdir())
+    assert names == sorted(f"commit-{n}" for n in (before - 1, before)), names
