@@ -124,7 +124,7 @@ def _distribute(
     keras_compat.reductions.add(reduction)
     distribute = functools.partial(_distribute, name=name, passes=passes, average_passes=average_passes, **arguments)
     for part in {id(each): each for each in (optimizer, inner)}.values():
-        object.__setattr__(part, "register_local_var", reduction.local_variables.append)
+        object.__setattr__(part, "register_local_var", reduction.register_local_var)
         object.__setattr__(part, "__deepcopy__", functools.partial(_copy, part, reduction, distribute))
     return optimizer
 

@@ -111,6 +111,10 @@ class GradientReduction:
         except KerasDdlError:  # its process set has been removed, or keras_ddl shut down
             return False
 
+    def register_local_var(self, var: Any) -> None:
+        """Leaves the gradients by one more variable to each rank."""
+        self.local_variables.append(var)
+
     def is_local(self, variable: Any) -> bool:
         """Whether the gradient of a variable stays this rank's own."""
         return id(plain(variable)) in self._local_ids()

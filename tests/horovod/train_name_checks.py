@@ -21,8 +21,6 @@ RANK, SIZE = hvd.rank(), hvd.size()
 MEAN = np.array([1.0, 2.0]) * (SIZE + 1) / 2
 TOTAL = MEAN * SIZE
 
-NOT_YET = ["keras.DistributedOptimizer.register_local_var", "DistributedGradientTape.get_local_and_global_gradients"]
-
 
 def assert_same(actual, expected, rtol=1e-6):
     np.testing.assert_allclose(np.asarray(actual), expected, rtol=rtol, atol=1e-7)
@@ -112,6 +110,7 @@ def check_name_backward_passes_per_step():
 
 @row("keras.DistributedOptimizer.apply_gradients", WORKS)
 @row("keras.DistributedOptimizer.variables", WORKS, "a property, as of all optimizers of Keras 3: no `()` after it")
+@row("keras.DistributedOptimizer.register_local_var", WORKS)
 @row("keras.DistributedOptimizer.compute_gradients", REFUSED, "by Keras 3, which has none: `tape.gradient`")
 @row("keras.DistributedOptimizer.get_gradients", REFUSED, "by Keras 3, which has none: `tape.gradient`")
 def check_name_apply_gradients():
@@ -121,6 +120,11 @@ def check_name_apply_gradients():
     assert_same(-np.asarray(variable), MEAN)
     hvd.broadcast_variables(optimizer.variables, root_rank=0)
     assert_same(optimizer.variables[-1], -MEAN)
+    own = keras.Variable([0.0, 0.0], dtype="float32")
+    optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.register_local_var(var=own)
+    optimizer.apply_gradients([(mine(), own)])
+    assert_same(-np.asarray(own), mine() / SIZE)
     refuses(lambda: optimizer.compute_gradients, error=AttributeError)
     refuses(lambda: optimizer.get_gradients, error=AttributeError)
 
@@ -153,6 +157,7 @@ def check_name_PartialDistributedOptimizer():
 @row("DistributedGradientTape", BETTER, "around a tape that is done, or in the `with`; all operations")
 @row("DistributedGradientTape.gradient", BETTER, "sources of any structure, one alone, or None among the gradients")
 @row("DistributedGradientTape.register_local_source", WORKS)
+@row("DistributedGradientTape.get_local_and_global_gradients", WORKS)
 def check_name_DistributedGradientTape():
     a, b = tf.Variable([0.0, 0.0]), tf.Variable([0.0, 0.0])
     everything = {
@@ -168,12 +173,18 @@ def check_name_DistributedGradientTape():
     found = tape.gradient(loss, {"a": a, "b": b}, output_gradients=None, use_generic_names=True)
     assert_same(found["a"], MEAN)
     assert_same(found["b"], mine() / SIZE)
+    own, shared = tape.get_local_and_global_gradients(
+        target=loss, sources=[a, b], output_gradients=None, use_generic_names=True
+    )
+    assert own[0][0] is b and shared[0][0] is a and len(own) == len(shared) == 1
+    assert_same(own[0][1], mine() / SIZE)
+    assert_same(shared[0][1], MEAN)
     with hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Max) as tape:
         loss = tf.reduce_sum(a * mine())
     assert_same(tape.gradient(loss, a), [SIZE, 2 * SIZE])
 
 
-@row("PartialDistributedGradientTape", WORKS, by_keyword="local_layers scale_local_gradients")
+@row("PartialDistributedGradientTape", WORKS, "the layers may be built later")
 def check_name_PartialDistributedGradientTape():
     layer = keras.layers.Dense(2, use_bias=False, dtype="float32")
     layer.build([None, 1])
