@@ -82,10 +82,14 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state.save()
         self.state.write_commit()  # other hosts do not matter any more
 
+    def commit(self) -> None:
+        """Commits now: `state.commit()`. COLLECTIVE."""
+        self.state.commit()
+
     def _commit_if_due(self) -> None:
         if self._is_due:
             self._is_due = False
-            self.state.commit()
+            self.commit()
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):

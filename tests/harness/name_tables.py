@@ -179,6 +179,7 @@ HOROVOD = Table(
     programs=(
         ROOT / "tests" / "horovod" / "name_checks.py",
         ROOT / "tests" / "horovod" / "train_name_checks.py",
+        ROOT / "tests" / "horovod" / "elastic_name_checks.py",
         ROOT / "tests" / "horovod" / "test_installation.py",
     ),
     intro="""

@@ -11,6 +11,8 @@ HERE = Path(__file__).parent
 NAMES = ["elastic", "train_callback", "train_local", "script", "train"]
 CHECKS = [HERE / f"{name}_checks.py" for name in NAMES]
 
-# Every name once is enough: on two ranks.
-test_training = rank_tests([HERE / "train_name_checks.py", *CHECKS], [2], check_timeout=120)
+# Once is enough: on two ranks.
+EVERY_NAME = [HERE / "train_name_checks.py", HERE / "elastic_name_checks.py"]
+
+test_training = rank_tests([*EVERY_NAME, *CHECKS], [2], check_timeout=120)
 test_training_of_three = pytest.mark.long(rank_tests(CHECKS, [3], check_timeout=120))
