@@ -24,6 +24,8 @@ _MODULES = {
     "horovod.tensorflow": "keras_ddl.horovod",
     "horovod.tensorflow.compression": "keras_ddl.horovod.compression",
     "horovod.tensorflow.elastic": "keras_ddl.horovod.elastic",
+    **dict.fromkeys(("horovod.tensorflow.functions", "horovod.tensorflow.mpi_ops"), "keras_ddl.horovod"),
+    "horovod.tensorflow.sync_batch_norm": "keras_ddl.horovod",
     "horovod.tensorflow.keras": "keras_ddl.horovod.keras",
     "horovod.tensorflow.keras.callbacks": "keras_ddl.horovod.callbacks",
     "horovod.tensorflow.keras.elastic": "keras_ddl.horovod.keras_elastic",

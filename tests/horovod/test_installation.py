@@ -53,6 +53,9 @@ for name in ("horovod.torch", "horovod.spark.common"):
         assert "horovod.tensorflow" in str(error) and "docs/from-horovod.md" in str(error), error
     else:
         raise AssertionError(name)
+from horovod.tensorflow.mpi_ops import Average, size
+from horovod.tensorflow.functions import broadcast_variables
+assert hvd.size is size and hvd.broadcast_variables is broadcast_variables
 from horovod.tensorflow.compression import Compression
 assert Compression is hvd.Compression
 from horovod.tensorflow import elastic
