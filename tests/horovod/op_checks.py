@@ -70,7 +70,6 @@ def check_horovod_names_are_there_or_say_what_to_use():
     for name in hvd.__all__:
         assert getattr(hvd, name) is not None
     for name, word in (
-        ("elastic", "Checkpoint"),
         ("broadcast_global_variables", "broadcast_variables"),
         ("nope", "nope"),
     ):
