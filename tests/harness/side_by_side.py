@@ -24,8 +24,8 @@ from xdist.scheduler import LoadScopeScheduling
 _KINDS = ("any", "quiet", "alone")
 # Longest first: what is left for the end should be short.
 _ORDER = (
-    *("strategy", "communicator", "ops", "callbacks", "benchmarks", "packaging", "notebooks", "examples", "docs"),
-    *("export", "launch", "cli", "timeline", "harness"),
+    *("strategy", "horovod", "communicator", "ops", "callbacks", "benchmarks", "packaging", "notebooks", "examples"),
+    *("docs", "ddl", "serving", "export", "launch", "cli", "timeline", "harness"),
 )
 
 

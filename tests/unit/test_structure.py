@@ -19,7 +19,7 @@ LINE = [
     ("timeline", "launch", "schedules", "compat"),
     ("ops",),
     ("strategy", "checkpoint"),
-    ("export",),
+    ("export", "serving"),
     ("callbacks",),
     ("ddl", "horovod"),  # front ends: they translate names
     ("cli",),

@@ -1,0 +1,140 @@
+"""One version of a model in memory: its signatures, and a session that answers them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.serving.status import Code, RequestError, invalid
+
+DEFAULT_SIGNATURE = "serving_default"
+PREDICT = "tensorflow/serving/predict"
+CLASSIFY = "tensorflow/serving/classify"
+REGRESS = "tensorflow/serving/regress"
+_SERVE = "serve"  # the tag of the graph that is served
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A function of the model, by the names (aliases) that clients use.
+
+    Attributes:
+        inputs, outputs: alias -> TensorInfo.
+        defaults: values for inputs that a request may leave out.
+    """
+
+    name: str
+    method: str
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    defaults: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+class Servable:
+    """A loaded SavedModel. Answers from any number of threads at once."""
+
+    def __init__(self, path: Path, name: str, version: int, *, threads: int = 0) -> None:
+        """Loads the graph that is tagged "serve", with its weights.
+
+        Args:
+            threads: of TensorFlow, within and between operations; 0: one for each core.
+        Raises: tf.errors.OpError, OSError, ValueError: it cannot be loaded.
+        """
+        self.path, self.name, self.version = path, name, version
+        graph = tf.Graph()
+        options = tf.compat.v1.ConfigProto(
+            intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads, allow_soft_placement=True
+        )
+        self._session = tf.compat.v1.Session(graph=graph, config=options)
+        try:
+            with graph.as_default():
+                meta_graph = tf.compat.v1.saved_model.load(self._session, [_SERVE], str(path))
+        except BaseException:
+            self._session.close()
+            raise
+        # As they are in the file: what a client asks for as metadata.
+        self.signature_defs = dict(meta_graph.signature_def)
+        self.signatures = {name: _signature(name, each) for name, each in self.signature_defs.items()}
+        self._callables: dict[tuple[str, tuple[str, ...]], Any] = {}
+        self._lock = threading.Lock()
+        self._idle = threading.Condition()
+        self._running = 0
+
+    def signature(self, name: str) -> Signature:
+        """Returns the signature of that name, "" being the default one.
+
+        Raises: RequestError: FAILED_PRECONDITION: there is none.
+        """
+        name = name or DEFAULT_SIGNATURE
+        found = self.signatures.get(name)
+        if found is None:
+            raise RequestError(
+                Code.FAILED_PRECONDITION,
+                f'Serving signature key "{name}" not found. The model has {sorted(self.signatures)}.',
+            )
+        return found
+
+    def run(self, signature: Signature, feeds: Mapping[str, np.ndarray], fetches: Sequence[str]) -> list[np.ndarray]:
+        """Returns the outputs `fetches` for the inputs `feeds`, by alias.
+
+        Args:
+            feeds: one array for each input of the signature, of its dtype.
+        Raises: RequestError: what TensorFlow raised, with its code.
+        """
+        call = self._callable(signature, tuple(fetches))
+        with self._idle:
+            self._running += 1
+        try:
+            return call(*(feeds[alias] for alias in signature.inputs))
+        except tf.errors.OpError as error:
+            raise RequestError(Code(error.error_code), error.message) from None
+        except (TypeError, ValueError) as error:  # of a feed's shape, before anything runs
+            raise invalid(str(error)) from None
+        finally:
+            with self._idle:
+                self._running -= 1
+                self._idle.notify_all()
+
+    def close(self, seconds: float = 0.0) -> bool:
+        """Frees the weights when nothing runs any more, for which it waits so long. Returns whether it did.
+
+        What a client no longer waits for still runs: TensorFlow does not stop in the middle.
+        """
+        with self._idle:
+            idle = self._idle.wait_for(lambda: not self._running, seconds)
+        if idle:
+            self._session.close()
+        return idle
+
+    def _callable(self, signature: Signature, fetches: tuple[str, ...]) -> Any:
+        key = (signature.name, fetches)
+        found = self._callables.get(key)
+        if found is None:
+            graph = self._session.graph
+            with self._lock:
+                outputs = [graph.get_tensor_by_name(_tensor_name(signature, "output", a)) for a in fetches]
+                inputs = [graph.get_tensor_by_name(_tensor_name(signature, "input", a)) for a in signature.inputs]
+                found = self._callables[key] = self._session.make_callable(outputs, feed_list=inputs)
+        return found
+
+
+def _signature(name: str, definition: Any) -> Signature:
+    defaults = {alias: tf.make_ndarray(value) for alias, value in definition.defaults.items()}
+    return Signature(name, definition.method_name, dict(definition.inputs), dict(definition.outputs), defaults)
+
+
+def _tensor_name(signature: Signature, kind: str, alias: str) -> str:
+    info = (signature.inputs if kind == "input" else signature.outputs)[alias]
+    if info.WhichOneof("encoding") != "name":
+        raise RequestError(
+            Code.UNIMPLEMENTED,
+            f"Signatures are served over dense tensors. Received: {kind} {alias!r} of signature {signature.name!r}, "
+            f"which is {info.WhichOneof('encoding')}. Export a signature over its dense components.",
+        )
+    return info.name

@@ -1,0 +1,65 @@
+"""Loading a version so that its first request is answered as soon as all others: warm-up requests are replayed.
+
+They lie in assets.extra/tf_serving_warmup_requests, a TFRecord of PredictionLog, at most 1,000 (TensorFlow Serving's
+format). An error in one is an error of the version, which is then not served.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensorflow_serving.apis import prediction_log_pb2
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.serving import examples, tensors
+from keras_ddl.serving.servable import CLASSIFY, REGRESS, Servable
+
+LOG = logging.getLogger("keras_ddl.serving")
+FILE = Path("assets.extra") / "tf_serving_warmup_requests"
+MOST = 1000
+
+
+def warm_up(servable: Servable, limit_bytes: int) -> int:
+    """Replays the requests that lie beside the model. Returns how many there were.
+
+    Raises: RequestError, ValueError: one of them fails.
+    """
+    path = servable.path / FILE
+    if not path.exists():
+        return 0
+    count = 0
+    for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+        if count == MOST:
+            raise ValueError(f"{path} has more than {MOST} requests")
+        _replay(servable, prediction_log_pb2.PredictionLog.FromString(record), limit_bytes)
+        count += 1
+    return count
+
+
+def _replay(servable: Servable, log: Any, limit_bytes: int) -> None:
+    kind = log.WhichOneof("log_type")
+    if kind == "predict_log":
+        request = log.predict_log.request
+        signature = servable.signature(request.model_spec.signature_name)
+        arrays = {alias: tensors.array_of(alias, proto, limit_bytes) for alias, proto in request.inputs.items()}
+        feeds = tensors.check(signature, arrays)
+        servable.run(signature, feeds, tensors.outputs_of(signature, request.output_filter))
+    elif kind in ("classify_log", "regress_log"):
+        request = getattr(log, kind).request
+        _replay_examples(servable, request.model_spec, CLASSIFY if kind == "classify_log" else REGRESS, request.input)
+    elif kind == "multi_inference_log":
+        request = log.multi_inference_log.request
+        for task in request.tasks:
+            _replay_examples(servable, task.model_spec, task.method_name, request.input)
+    else:
+        raise ValueError(f"a warm-up request of kind {kind}")
+
+
+def _replay_examples(servable: Servable, spec: Any, method: str, input_proto: Any) -> None:
+    signature = servable.signature(spec.signature_name)
+    examples.check_method(signature, method)
+    serialized: np.ndarray = examples.serialized(input_proto)
+    servable.run(signature, {examples.INPUT: serialized}, examples.fetches(signature))

@@ -1,0 +1,21 @@
+from pathlib import Path
+
+import pytest
+from serving.serving import serving, write_model
+
+
+@pytest.fixture(scope="session")
+def versions(tmp_path_factory) -> Path:
+    """SavedModels to copy: version n multiplies by n."""
+    folder = tmp_path_factory.mktemp("versions")
+    for version in (1, 2, 3):
+        write_model(folder / str(version), float(version))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(versions):
+    """A server of version 3."""
+    with serving(versions) as running:
+        running.wait_for(3)
+        yield running

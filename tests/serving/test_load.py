@@ -1,0 +1,138 @@
+"""More requests than a server takes, rows that are answered together, and requests that are none."""
+
+import http.client
+import random
+import threading
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from serving.serving import predict_request, serving
+from tensorflow_serving.apis import classification_pb2
+
+X = [[1.0, 2.0, 3.0]]
+
+
+def at_once(count, call):
+    """Calls call(i) in threads; returns what each returned or raised."""
+    found = [None] * count
+
+    def run(number):
+        try:
+            found[number] = call(number)
+        except grpc.RpcError as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return found
+
+
+def test_a_full_queue_refuses_and_goes_on(versions):
+    with serving(versions, "--threads", 1, "--queue", 2) as server:
+        server.wait_for(3)
+        request = predict_request({"rounds": np.int32([20_000])}, signature="work")
+        found = at_once(12, lambda number: server.predictions.Predict(request))
+        refused = [each for each in found if isinstance(each, grpc.RpcError)]
+        assert {each.code() for each in refused} == {grpc.StatusCode.UNAVAILABLE}, refused
+        assert 3 <= len(found) - len(refused) < 12
+        assert "The queue is full: 3 requests" in refused[0].details()
+        assert server.predict(X).shape == (1, 3)
+
+
+def test_rows_that_come_together_are_answered_together(versions):
+    with serving(versions, "--max-batch-size", 8, "--batch-timeout-ms", 50) as server:
+        server.wait_for(3)
+        rows = np.arange(60, dtype=np.float32).reshape(20, 1, 3)
+        found = at_once(20, lambda number: server.predict(rows[number]))
+        np.testing.assert_array_equal(np.stack(found), 3 * rows)
+        # As many as a batch has, or more, go alone; an error is that of its own request or of all in the batch.
+        large = np.ones([9, 3], np.float32)
+        np.testing.assert_array_equal(server.predict(large), 3 * large)
+        with pytest.raises(grpc.RpcError, match="of shape"):
+            server.predict([1.0])
+
+
+def mutated(data, generator):
+    """Some bytes changed, taken out, doubled, or put in."""
+    found = bytearray(data)
+    for _ in range(generator.randint(0, 5)):
+        place = generator.randrange(len(found) + 1)
+        kind = generator.randrange(4)
+        if kind == 0 and place < len(found):
+            found[place] = generator.randrange(256)
+        elif kind == 1:
+            del found[place : place + generator.randint(1, 16)]
+        elif kind == 2:
+            found[place:place] = found[place : place + generator.randint(1, 16)]
+        else:
+            found[place:place] = generator.randbytes(generator.randint(1, 4))
+    return bytes(found)
+
+
+def resident_bytes(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+def check_mutated_requests(server, count):
+    generator = random.Random(7)
+    example = classification_pb2.ClassificationRequest()
+    example.model_spec.name, example.model_spec.signature_name = "model", "classify"
+    example.input.example_list.examples.add().features.feature["x"].float_list.value.extend([1, 2, 3])
+    seeds = [
+        ("Predict", predict_request({"x": X}).SerializeToString()),
+        (
+            "Predict",
+            predict_request(
+                {"number": np.array([1]), "text": np.array([b"a"], object)}, signature="pair"
+            ).SerializeToString(),
+        ),
+        ("Classify", example.SerializeToString()),
+    ]
+    bodies = [
+        ("predict", b'{"instances": [[1.0, 2.0, 3.0]]}'),
+        ("predict", b'{"signature_name": "pair", "inputs": {"number": [1], "text": [{"b64": "YWJj"}]}}'),
+        ("regress", b'{"signature_name": "regress", "examples": [{"x": [1.0, 2.0, 3.0], "bias": 0.5}]}'),
+    ]
+    calls = {
+        name: server.channel.unary_unary(f"/tensorflow.serving.PredictionService/{name}")
+        for name in ("Predict", "Classify")
+    }
+    codes, statuses, before = set(), set(), 0
+    connection = http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=60)
+    for number in range(count):
+        if number == count // 5:
+            before = resident_bytes(server.process.pid)
+        name, seed = generator.choice(seeds)
+        try:
+            calls[name](mutated(seed, generator), timeout=30)
+            codes.add("OK")
+        except grpc.RpcError as error:
+            codes.add(error.code().name)
+        method, body = generator.choice(bodies)
+        connection.request("POST", f"/v1/models/model:{method}", mutated(body, generator))
+        answer = connection.getresponse()
+        answer.read()
+        statuses.add(answer.status)
+    connection.close()
+    assert codes <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION"}, codes
+    assert statuses <= {200, 400, 404, 412}, statuses
+    assert {"OK", "INVALID_ARGUMENT"} <= codes and {200, 400} <= statuses
+    np.testing.assert_array_equal(server.predict(X), 3 * np.float32(X))
+    assert not any("Traceback" in line for line in server.lines), server.lines[-30:]
+    return resident_bytes(server.process.pid) - before
+
+
+def test_requests_that_are_none_do_not_harm(server):
+    check_mutated_requests(server, 300)
+
+
+@pytest.mark.long
+def test_ten_thousand_requests_that_are_none_do_not_harm(versions):
+    with serving(versions) as server:
+        server.wait_for(3)
+        assert check_mutated_requests(server, 10_000) < 50e6

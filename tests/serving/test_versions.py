@@ -1,0 +1,179 @@
+"""Versions appear, are switched to and let go while clients ask."""
+
+import json
+import shutil
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from serving.serving import predict_request, serving
+from tensorflow_serving.apis import model_management_pb2, prediction_log_pb2
+from tensorflow_serving.config import model_server_config_pb2
+
+from keras_ddl.compat.tensorflow import tf
+
+X = [[1.0, 2.0, 3.0]]
+
+
+def publish(source, base, version):
+    """As keras_ddl's exports do: whole, or not at all."""
+    staged = base / f".tmp-{version}"
+    shutil.copytree(source, staged)
+    staged.rename(base / str(version))
+
+
+def switch_while_clients_ask(versions, base, requests, published):
+    """Publishes version after version; returns which factors clients saw, in order, and how many failed."""
+    publish(versions / "1", base, 1)
+    with serving(base, "--poll-seconds", 0.1) as server:
+        server.wait_for(1)
+        seen, failed, done = [], [], threading.Event()
+
+        def ask():
+            while not done.is_set():
+                try:
+                    found = server.predictions.Predict(predict_request({"x": X}), timeout=30)
+                    seen.append((found.model_spec.version.value, found))
+                except grpc.RpcError as error:
+                    failed.append(error)
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for each in threads:
+            each.start()
+        for number in range(2, published + 2):
+            wanted = len(seen) + requests // published
+            while len(seen) < wanted:
+                time.sleep(0.01)
+            publish(versions / str((number - 1) % 3 + 1), base, number)
+            server.wait_for(number)
+        done.set()
+        for each in threads:
+            each.join()
+        return server.predict(X), seen, failed
+
+
+def check_switches(last, seen, failed, published):
+    assert not failed, failed[:3]
+    for version, answer in seen:
+        # The factor of a version is that of its weights: nothing was answered by a version that was loaded in part.
+        expected = np.float32(X) * ((version - 1) % 3 + 1)
+        np.testing.assert_array_equal(tf.make_ndarray(answer.outputs["y"]), expected)
+    assert {version for version, _ in seen} >= set(range(1, published + 1))
+    np.testing.assert_array_equal(last, np.float32(X) * (published % 3 + 1))
+
+
+def test_versions_are_switched_to_while_clients_ask(versions, tmp_path):
+    check_switches(*switch_while_clients_ask(versions, tmp_path, 300, 2), 2)
+
+
+@pytest.mark.long
+def test_ten_thousand_requests_over_five_publications(versions, tmp_path):
+    last, seen, failed = switch_while_clients_ask(versions, tmp_path, 10_000, 5)
+    assert len(seen) >= 10_000
+    check_switches(last, seen, failed, 5)
+
+
+def test_a_version_that_cannot_be_loaded_leaves_the_last_one(versions, tmp_path):
+    publish(versions / "1", tmp_path, 1)
+    with serving(tmp_path, "--poll-seconds", 0.1) as server:
+        server.wait_for(1)
+        (tmp_path / "2").mkdir()  # not whole yet: no graph
+        (tmp_path / "notes").mkdir()
+        shutil.copytree(versions / "2", tmp_path / ".tmp-4")
+        (tmp_path / ".tmp-4" / "variables" / "variables.index").unlink()
+        (tmp_path / ".tmp-4").rename(tmp_path / "4")
+        state = None
+        for _ in range(300):
+            _, answer = server.rest("GET", "/v1/models/model")
+            state = {each["version"]: each["state"] for each in answer["model_version_status"]}
+            if state.get("4") == "END":
+                break
+            time.sleep(0.1)
+        assert state == {"4": "END", "1": "AVAILABLE"}, answer
+        assert "not a valid checkpoint" in answer["model_version_status"][0]["status"]["error_message"]
+        np.testing.assert_array_equal(server.predict(X), np.float32(X))
+        shutil.copytree(versions / "3", tmp_path / ".tmp-5")
+        requests = tmp_path / ".tmp-5" / "assets.extra" / "tf_serving_warmup_requests"
+        requests.parent.mkdir()
+        write_warm_up(requests, predict_request({"x": X}, signature="nothing"))
+        (tmp_path / ".tmp-5").rename(tmp_path / "5")
+        for _ in range(300):
+            _, answer = server.rest("GET", "/v1/models/model/versions/5")
+            if answer.get("model_version_status", [{}])[0].get("state") == "END":
+                break
+            time.sleep(0.1)
+        assert "Serving signature key" in answer["model_version_status"][0]["status"]["error_message"], answer
+        write_warm_up(tmp_path / "5" / "assets.extra" / requests.name, predict_request({"x": X}))
+        (tmp_path / "5").rename(tmp_path / "6")
+        server.wait_for(6)
+        np.testing.assert_array_equal(server.predict(X), 3 * np.float32(X))
+        assert any("1 warm-up requests answered" in line for line in server.lines)
+
+
+def write_warm_up(path, request):
+    log = prediction_log_pb2.PredictionLog()
+    log.predict_log.request.CopyFrom(request)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        writer.write(log.SerializeToString())
+
+
+CONFIG = """
+model_config_list {
+  config {
+    name: "first" base_path: "%s" model_platform: "tensorflow"
+    model_version_policy { specific { versions: 1 versions: 2 } }
+    version_labels { key: "stable" value: 1 } version_labels { key: "canary" value: 2 }
+  }
+  config { name: "all" base_path: "%s" model_version_policy { all {} } }
+}
+"""
+
+
+def test_models_versions_and_labels_of_a_config_file(versions, tmp_path):
+    file = tmp_path / "models.config"
+    file.write_text(CONFIG % (versions, versions))
+    with serving("--model-config-file", file) as server:
+        for version in (1, 2):
+            server.wait_for(version, "first")
+        for version in (1, 2, 3):
+            server.wait_for(version, "all")
+            np.testing.assert_array_equal(server.predict(X, "all", version=version), version * np.float32(X))
+        np.testing.assert_array_equal(server.predict(X, "first"), 2 * np.float32(X))
+        np.testing.assert_array_equal(server.predict(X, "first", label="stable"), np.float32(X))
+        assert server.rest("POST", "/v1/models/first/labels/canary:predict", {"inputs": X})[0] == 200
+        with pytest.raises(grpc.RpcError, match="Servable not found"):
+            server.predict(X, "first", version=3)
+
+        request = model_management_pb2.ReloadConfigRequest()
+        config = text_format.Parse(CONFIG % (versions, versions), model_server_config_pb2.ModelServerConfig())
+        first = config.model_config_list.config[0]
+        first.version_labels["stable"] = 3  # a version that does not answer
+        request.config.CopyFrom(config)
+        with pytest.raises(grpc.RpcError, match="cannot move to version 3"):
+            server.models.HandleReloadConfigRequest(request)
+        first.version_labels["stable"] = 2
+        request.config.CopyFrom(config)
+        del request.config.model_config_list.config[1]
+        server.models.HandleReloadConfigRequest(request)
+        np.testing.assert_array_equal(server.predict(X, "first", label="stable"), 2 * np.float32(X))
+        with pytest.raises(grpc.RpcError, match="Servable not found"):
+            server.predict(X, "all")
+
+
+def test_what_is_under_way_at_the_end_is_answered(versions, tmp_path):
+    log = tmp_path / "access.log"
+    with serving(versions, "--access-log", log) as server:
+        server.wait_for(3)
+        request = predict_request({"rounds": np.int32([100_000])}, signature="work")
+        answer = server.predictions.Predict.future(request)
+        time.sleep(0.5)  # it computes for seconds
+        assert not answer.done()
+        assert server.end() == 0
+        assert answer.result(60).model_spec.signature_name == "work"
+        assert "stopping: 1 requests are under way" in "".join(server.lines)
+    (line,) = [json.loads(line) for line in log.read_text().splitlines() if '"work"' in line]
+    assert (line["protocol"], line["method"], line["model"], line["version"]) == ("grpc", "Predict", "model", 3)
+    assert line["status"] == "OK" and line["milliseconds"] > 500, line
