@@ -21,6 +21,7 @@ __all__ = [
     "RankError",
     "RankLostError",
     "RankMismatchError",
+    "ServingError",
 ]
 
 
@@ -77,6 +78,10 @@ class CheckpointError(KerasDdlError, RuntimeError):
 
 class ExportError(KerasDdlError, RuntimeError):
     """A SavedModel that cannot be made, or that did not reproduce its stored sample."""
+
+
+class ServingError(KerasDdlError, RuntimeError):
+    """A model server that does not answer, or that refuses a request."""
 
 
 class LaunchError(KerasDdlError, RuntimeError):

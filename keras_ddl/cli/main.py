@@ -16,6 +16,7 @@ _COMMANDS = {
     "run": ("keras_ddl.cli.run", "Run a program on several ranks."),
     "export": ("keras_ddl.cli.export", "Turn a checkpoint into a SavedModel for serving."),
     "serve": ("keras_ddl.cli.serve", "Serve a SavedModel over gRPC and REST, to try it."),
+    "predict": ("keras_ddl.cli.predict", "Ask a model server."),
     "bench": ("keras_ddl.cli.bench", "Measure all_reduce beside MPI_Allreduce."),
     "info": ("keras_ddl.cli.info", "Show versions, MPI, the machine and the settings in effect."),
 }

@@ -1,0 +1,141 @@
+"""keras-ddl predict: asks a model server, for a quick look."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import click
+
+from keras_ddl.errors import ConfigError, ServingError
+
+
+@click.command("predict", short_help="Ask a model server.")
+@click.argument("url")
+@click.argument("rows", metavar="ROWS", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.option("--model", default="model", show_default=True, help="Its name on the server.", metavar="NAME")
+@click.option("--version", type=click.IntRange(min=1), help="Default: the newest.", metavar="N")
+@click.option("--signature", default="serving_default", show_default=True, metavar="NAME")
+@click.option("--timeout", default=30.0, show_default=True, help="Seconds.")
+@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the outputs here, as .npz or .json.")
+def command(
+    url: str, rows: str, model: str, version: int | None, signature: str, timeout: float, output: str | None
+) -> None:
+    """Ask the server at URL for what a model makes of ROWS.
+
+    \b
+    keras-ddl predict http://localhost:8501 rows.npz
+    keras-ddl predict grpc://localhost:8500 rows.json --model digits --version 3 -o answers.npz
+    echo '{"x": [[1, 2, 3]]}' | keras-ddl predict http://localhost:8501 -
+
+    ROWS is an .npz file with an array for each input, under its name, or JSON: an object of them. It works with
+    `keras-ddl serve` and with TensorFlow Serving.
+    """
+    import numpy as np
+
+    scheme, separator, address = url.rstrip("/").partition("://")
+    ask = {"http": _by_rest, "https": _by_rest, "grpc": _by_grpc}.get(scheme if separator else "")
+    if ask is None:
+        raise ConfigError(f"URL begins with http://, https:// or grpc://. Received: {url!r}.")
+    inputs = _read(rows)
+    outputs = ask(f"{scheme}://{address}" if ask is _by_rest else address, model, version, signature, inputs, timeout)
+    if output is not None and Path(output).suffix == ".npz":
+        np.savez(output, **outputs)
+    elif output is not None:
+        Path(output).write_text(json.dumps({name: _plain(array) for name, array in outputs.items()}))
+    for name, array in outputs.items():
+        click.echo(f"{name} {array.dtype} {list(array.shape)}")
+        if output is None:
+            click.echo(np.array2string(array, threshold=200, precision=6))
+
+
+def _read(rows: str) -> dict[str, Any]:
+    import numpy as np
+
+    if rows.endswith(".npz"):
+        with np.load(rows) as file:
+            return dict(file)
+    with click.open_file(rows) as file:
+        try:
+            found = json.load(file)
+        except ValueError as error:
+            raise ConfigError(f"ROWS is an .npz file, or JSON. Received: {rows!r}: {error}.") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"ROWS as JSON is an object of inputs by name. Received: {type(found).__name__}.")
+    return found
+
+
+def _by_rest(
+    url: str, model: str, version: int | None, signature: str, inputs: dict[str, Any], timeout: float
+) -> dict[str, Any]:
+    import numpy as np
+
+    path = f"{url}/v1/models/{model}" + (f"/versions/{version}" if version else "") + ":predict"
+    values = {name: _plain(value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
+    body = json.dumps({"signature_name": signature, "inputs": values}).encode()
+    request = urllib.request.Request(path, body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            outputs = json.load(answer)["outputs"]
+    except urllib.error.HTTPError as error:
+        raise _refused(url, f"{error.code}: {error.read().decode(errors='replace')}") from None
+    except (urllib.error.URLError, TimeoutError) as error:
+        raise _refused(url, str(getattr(error, "reason", error))) from None
+    if not isinstance(outputs, dict):
+        outputs = {"output": outputs}  # JSON does not say the name of an only one
+    return {name: np.asarray(value) for name, value in outputs.items()}
+
+
+def _by_grpc(
+    address: str, model: str, version: int | None, signature: str, inputs: dict[str, Any], timeout: float
+) -> dict[str, Any]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import grpc
+    from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2, prediction_service_pb2_grpc
+
+    from keras_ddl.compat.tensorflow import tf
+
+    with grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)]) as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        try:
+            # JSON and NumPy have dtypes of their own: the model says which it takes.
+            asked = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
+            request = predict_pb2.PredictRequest()
+            for each in (asked, request):
+                each.model_spec.name = model
+                if version:
+                    each.model_spec.version.value = version
+            signatures = get_model_metadata_pb2.SignatureDefMap()
+            stub.GetModelMetadata(asked, timeout=timeout).metadata["signature_def"].Unpack(signatures)
+            known = signatures.signature_def[signature].inputs
+            request.model_spec.signature_name = signature
+            for name, value in inputs.items():
+                dtype = tf.as_dtype(known[name].dtype) if name in known else None
+                request.inputs[name].CopyFrom(tf.make_tensor_proto(value, dtype))
+            answer = stub.Predict(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise _refused(address, f"{error.code().name}: {error.details()}") from None
+    return {name: tf.make_ndarray(proto) for name, proto in answer.outputs.items()}
+
+
+def _plain(array: Any) -> Any:
+    """Returns lists, as JSON has them."""
+    if array.dtype.kind not in "OSU":
+        return array.tolist()
+
+    def text(value: Any) -> Any:
+        return [text(each) for each in value] if isinstance(value, list) else _text(value)
+
+    return text(array.tolist())
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _refused(where: str, why: str) -> ServingError:
+    return ServingError(f"A server answers with outputs. Received from {where}: {why}")

@@ -1,0 +1,89 @@
+"""`keras-ddl predict` and the client to copy, over both interfaces; and what `keras-ddl serve` refuses to start with."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from serving.serving import COMMAND, serving
+
+CLIENT = Path(__file__).resolve().parents[2] / "examples" / "predict_client.py"
+X = np.float32([[1, 2, 3], [4, 5, 6]])
+
+
+def run(*command, status=0, stdin=None):
+    found = subprocess.run(list(map(str, command)), capture_output=True, text=True, input=stdin, timeout=120)
+    assert found.returncode == status, found.stdout + found.stderr
+    return found.stdout + found.stderr
+
+
+def urls(server):
+    return f"http://127.0.0.1:{server.rest_port}", f"grpc://127.0.0.1:{server.grpc_port}"
+
+
+def test_predict_answers_over_both_interfaces(server, tmp_path):
+    np.savez(tmp_path / "rows.npz", x=X)
+    for number, url in enumerate(urls(server)):
+        run(COMMAND, "predict", url, tmp_path / "rows.npz", "-o", tmp_path / f"{number}.npz")
+        with np.load(tmp_path / f"{number}.npz") as outputs:
+            np.testing.assert_array_equal(outputs["y"], 3 * X)
+            np.testing.assert_array_equal(outputs["total"], X.sum(1))
+        # Whole numbers in JSON are what the model takes; text stays text.
+        shown = run(COMMAND, "predict", url, "-", "--version", 3, stdin='{"x": [[1, 2, 3]]}')
+        assert "y float" in shown and "[1, 3]\n[[3. 6. 9.]]" in shown, shown
+        text = {"number": [7], "text": ["a"]}
+        (tmp_path / "text.json").write_text(json.dumps(text))
+        run(COMMAND, "predict", url, tmp_path / "text.json", "--signature", "pair", "-o", tmp_path / "text-out.json")
+        assert json.loads((tmp_path / "text-out.json").read_text())["text"] == ["a7"]
+
+
+def test_predict_says_what_the_server_said(server, tmp_path):
+    np.savez(tmp_path / "rows.npz", z=X)
+    for url in urls(server):
+        refused = run(COMMAND, "predict", url, tmp_path / "rows.npz", status=1)
+        assert "ServingError" in refused and "takes ['x']" in refused, refused
+        refused = run(COMMAND, "predict", url, tmp_path / "rows.npz", "--model", "other", status=1)
+        assert "Servable not found" in refused
+    assert "begins with http://" in run(COMMAND, "predict", "localhost:8500", tmp_path / "rows.npz", status=2)
+    assert "refused" in run(COMMAND, "predict", "http://127.0.0.1:1", tmp_path / "rows.npz", status=1)
+    assert "or JSON" in run(COMMAND, "predict", urls(server)[0], "-", stdin="[", status=2)
+
+
+def test_the_client_to_copy_answers_over_both_interfaces(server, tmp_path):
+    np.savez(tmp_path / "rows.npz", x=X)
+    rest, grpc = urls(server)
+    shown = run(sys.executable, CLIENT, tmp_path / "rows.npz", "--rest", rest)
+    assert "[12. 15. 18.]" in shown, shown
+    shown = run(sys.executable, CLIENT, tmp_path / "rows.npz", "--grpc", grpc.removeprefix("grpc://"), "--version", 3)
+    assert "y float32 [2, 3]" in shown and "[12. 15. 18.]" in shown, shown
+    failed = run(sys.executable, CLIENT, tmp_path / "rows.npz", "--rest", rest, "--model", "other", status=1)
+    assert "404: Servable not found" in failed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Give directories of models or --model-config-file"),
+        (["nowhere"], "holds versions"),
+        (["a=.", "a=.."], "a name of its own"),
+        (["a=.", "b=..", "--model-name", "c"], "for one DIRECTORY"),
+        (["--model-config-file", "broken.config"], "ModelServerConfig as text"),
+        (["--model-config-file", "twice.config"], "more than once"),
+    ],
+)
+def test_serve_refuses_what_it_cannot_serve(tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.config").write_text("model {")
+    one = 'config { name: "a" base_path: "/a" } '
+    (tmp_path / "twice.config").write_text("model_config_list { " + 2 * one + "}")
+    assert said in run(COMMAND, "serve", *arguments, status=2)
+
+
+def test_serve_says_that_a_port_is_taken(versions):
+    with serving(versions) as server:
+        for option, port in (("--port", server.grpc_port), ("--rest-port", server.rest_port)):
+            other = {"--port": "--rest-port", "--rest-port": "--port"}[option]
+            taken = run(COMMAND, "serve", "--host", "127.0.0.1", versions, option, port, other, 0, status=1)
+            assert str(port) in taken and "Traceback" not in taken, taken
