@@ -1,4 +1,4 @@
-"""`keras-ddl predict` and the client to copy, over both interfaces; and what `keras-ddl serve` refuses to start with."""
+"""`keras-ddl predict` and the client to copy, over both interfaces; what `keras-ddl serve` refuses to start with."""
 
 import json
 import subprocess
