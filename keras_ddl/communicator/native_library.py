@@ -15,7 +15,7 @@ from typing import Any
 from keras_ddl import errors
 from keras_ddl.communicator.native_signals import INTERRUPTED
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 FAILED_PRECONDITION = 9  # of ddl_code
 ERROR_BYTES = 4096  # of the buffers for messages
 
@@ -37,6 +37,7 @@ class Request(Structure):
         ("buffers", POINTER(Buffer)),
         ("row_count", c_uint64),
         ("rows", c_uint64),
+        ("splits", c_void_p),
         ("fingerprint", c_uint64),
         ("step", c_uint64),
         ("tolerance", c_double),

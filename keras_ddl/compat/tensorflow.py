@@ -26,7 +26,7 @@ from keras_ddl.errors import DependencyError
 OLDEST = (2, 16)
 # Where the asynchronous kernels were tested: they rely on how TensorFlow passes `done` (native/tf/kernels.cc).
 TESTED = ((2, 16), (2, 17), (2, 18), (2, 19), (2, 20), (2, 21))
-OPS = ("DdlBroadcast", "DdlAllReduce", "DdlAllReduceN", "DdlReduceScatter", "DdlAllGather")
+OPS = ("DdlBroadcast", "DdlAllReduce", "DdlAllReduceN", "DdlReduceScatter", "DdlAllGather", "DdlAllToAll")
 
 tensorflow_packages.check_keras_backend()
 tensorflow_packages.check_one_tensorflow()

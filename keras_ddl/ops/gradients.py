@@ -103,3 +103,11 @@ def _all_gather(op: Any, gradient: Any, _rows_gradient: Any) -> tf.Tensor:
     total = raw.all_reduce(tf.convert_to_tensor(gradient), "sum", _name(op), comm)
     start = tf.reduce_sum(rows[: comm.rank])
     return tf.reshape(total[start : start + rows[comm.rank]], tf.shape(x))
+
+
+@tf.RegisterGradient("DdlAllToAll")
+def _all_to_all(op: Any, gradient: Any, _received_gradient: Any) -> tuple[tf.Tensor, None]:
+    # The gradient of each row goes back to the rank that sent it.
+    (x, _), (_, received) = op.inputs, op.outputs
+    returned, _ = raw.all_to_all(tf.convert_to_tensor(gradient), received, _name(op), _comm(op))
+    return tf.ensure_shape(returned, x.shape), None

@@ -76,3 +76,10 @@ def all_gather(
     `all_ranks`: the rows of every rank are needed, so it fails while some have joined; else these have no rows.
     """
     return _call(kind, "ddl_all_gather", name, comm, tensor, all_ranks=all_ranks)
+
+
+def all_to_all(
+    tensor: tf.Tensor, splits: tf.Tensor, name: str | None, comm: Communicator
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the rows that all ranks sent to this one, [m_r, ...], and how many each has sent, int64 [size]."""
+    return _call("all_to_all", "ddl_all_to_all", name, comm, tensor, splits)

@@ -118,6 +118,12 @@ Call& Call::Rows(uint64_t rows, uint64_t row_count) {
   return *this;
 }
 
+Call& Call::Splits(std::vector<int64_t> splits) {
+  splits_ = std::move(splits);
+  request.splits = splits_.data();
+  return *this;
+}
+
 void Call::Complete() {
   request.name = name_.c_str();
   request.buffers = buffers_.data();

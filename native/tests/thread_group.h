@@ -55,6 +55,7 @@ class Call {
   Call& Detail(const char* detail);
   Call& Buffer(const void* in, void* out, uint64_t count);
   Call& Rows(uint64_t rows, uint64_t row_count);
+  Call& Splits(std::vector<int64_t> splits);
 
   ddl_request request{};  // `name` and `buffers` are filled in by Start and TryRun
 
@@ -71,6 +72,7 @@ class Call {
 
   std::string name_;
   std::vector<ddl_buffer> buffers_;
+  std::vector<int64_t> splits_;
 };
 
 }  // namespace ddl_test

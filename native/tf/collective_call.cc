@@ -65,7 +65,7 @@ class Call {
     finish_();
   }
 
-  // all_gather: makes the output of the gathered rows, and the output that holds the rows of each rank.
+  // all_gather, all_to_all: makes the output of the rows, and the one that says how many are from each rank.
   void* Allocate(const uint64_t* rows_by_rank, int size);
 
  private:
@@ -76,8 +76,11 @@ class Call {
     inputs_[static_cast<size_t>(index)].reset(input);
     return true;
   }
+  // Of a tensor whose ranks may have different numbers of rows.
+  bool HasFreeRows() const { return attributes_.kind == DDL_ALL_GATHER || attributes_.kind == DDL_ALL_TO_ALL; }
   bool AllocateLikeInput(int index, const Shape& shape, Status* status);
   bool AllocateChunk(ddl_comm* comm, const Shape& shape, Status* status);
+  bool TakeSplits(ddl_comm* comm, ddl_request* request, Status* status);
   void Describe(int index, const Shape& shape);
 
   const Attributes& attributes_;
@@ -132,10 +135,8 @@ bool Call::AllocateChunk(ddl_comm* comm, const Shape& shape, Status* status) {
 }
 
 void Call::Describe(int index, const Shape& shape) {
-  // Rows may differ between ranks in an all_gather, and nowhere else.
-  const bool rows_are_free = attributes_.kind == DDL_ALL_GATHER;
   fingerprint_ = ddl::HashNumber(static_cast<uint64_t>(shape.rank()), fingerprint_);
-  for (size_t d = rows_are_free ? 1 : 0; d < shape.dims.size(); ++d) {
+  for (size_t d = HasFreeRows() ? 1 : 0; d < shape.dims.size(); ++d) {
     fingerprint_ = ddl::HashNumber(static_cast<uint64_t>(shape.dims[d]), fingerprint_);
   }
   if (detail_.size() >= kDetailBytes) return;
@@ -147,6 +148,21 @@ void Call::Describe(int index, const Shape& shape) {
     detail_ += std::to_string(shape.dims[d]);
   }
   detail_ += ']';
+}
+
+// Input 1 of an all_to_all.
+bool Call::TakeSplits(ddl_comm* comm, ddl_request* request, Status* status) {
+  if (!TakeInput(1, status)) return false;
+  const Shape shape(inputs_[1].get());
+  if (shape.rank() != 1 || shape.rows() != ddl_size(comm)) {
+    status->Set(DDL_INVALID_ARGUMENT, "all_to_all '" + name_ + "': splits must be one number for each of " +
+                                          std::to_string(ddl_size(comm)) + " ranks. Received: a tensor of " +
+                                          std::to_string(shape.rank()) + " dimension(s), the first of " +
+                                          std::to_string(shape.rows()) + ".");
+    return false;
+  }
+  request->splits = static_cast<const int64_t*>(Data(inputs_[1].get()));
+  return true;
 }
 
 bool Call::Prepare(ddl_comm* comm, ddl_request* request, Status* status) {
@@ -166,7 +182,9 @@ bool Call::Prepare(ddl_comm* comm, ddl_request* request, Status* status) {
   request->root = attributes_.root;
   request->flags = attributes_.flags;
   request->tolerance = attributes_.tolerance;
-  for (int i = 0; i < num_inputs; ++i) {
+  const bool has_splits = attributes_.kind == DDL_ALL_TO_ALL;
+  if (has_splits && !TakeSplits(comm, request, status)) return false;
+  for (int i = 0; i < (has_splits ? 1 : num_inputs); ++i) {
     if (!TakeInput(i, status)) return false;
     const Shape shape(inputs_[static_cast<size_t>(i)].get());
     Describe(i, shape);
@@ -264,7 +282,7 @@ void StartCollective(const Attributes& attributes, TF_OpKernelContext* context, 
     finish();
     return;
   }
-  request.allocate = attributes.kind == DDL_ALL_GATHER ? &AllocateCallback : nullptr;
+  request.allocate = &AllocateCallback;  // read where rows are free
   request.done = &DoneCallback;
   // From here on the call belongs to DoneCallback, which may have run before ddl_submit returns.
   request.user = call.release();

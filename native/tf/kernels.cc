@@ -57,5 +57,6 @@ KernelFunctions AllReduceKernel() { return Collective<DDL_ALL_REDUCE>(); }
 KernelFunctions BroadcastKernel() { return Collective<DDL_BROADCAST>(); }
 KernelFunctions ReduceScatterKernel() { return Collective<DDL_REDUCE_SCATTER>(); }
 KernelFunctions AllGatherKernel() { return Collective<DDL_ALL_GATHER>(); }
+KernelFunctions AllToAllKernel() { return Collective<DDL_ALL_TO_ALL>(); }
 
 }  // namespace keras_ddl::tf

@@ -19,6 +19,7 @@ KernelFunctions AllReduceKernel();
 KernelFunctions BroadcastKernel();
 KernelFunctions ReduceScatterKernel();
 KernelFunctions AllGatherKernel();
+KernelFunctions AllToAllKernel();
 
 }  // namespace keras_ddl::tf
 

@@ -67,6 +67,12 @@ std::vector<OpSpec> Ops() {
        {DDL_COMMON_ATTRS, DDL_ALL_RANKS_ATTR},
        &AllGatherShape,
        AllGatherKernel()},
+      {"DdlAllToAll",
+       {"input: T", "splits: int64"},
+       {"output: T", "received: int64"},
+       {DDL_COMMON_ATTRS},
+       &AllToAllShape,
+       AllToAllKernel()},
   };
 }
 

@@ -22,6 +22,22 @@ void SetUnknownRows(TF_ShapeInferenceContext* context, TF_ShapeHandle* input, TF
   TF_ShapeInferenceContextSetOutput(context, 0, output.get(), status);
 }
 
+// Sets output 0 to the shape of input 0, which has rows, with an unknown number of them.
+void SetLikeInputRows(TF_ShapeInferenceContext* context, TF_Status* status) {
+  ShapePtr input(TF_NewShapeHandle());
+  TF_ShapeInferenceContextGetInput(context, 0, input.get(), status);
+  if (!Ok(status)) return;
+  if (!TF_ShapeInferenceContextRankKnown(context, input.get())) {
+    // The input's unknown shape is the output's.
+    TF_ShapeInferenceContextSetOutput(context, 0, input.get(), status);
+    return;
+  }
+  ShapePtr checked(TF_NewShapeHandle());
+  TF_ShapeInferenceContextWithRankAtLeast(context, input.get(), 1, checked.get(), status);
+  if (!Ok(status)) return;
+  SetUnknownRows(context, checked.get(), status);
+}
+
 }  // namespace
 
 void SameShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
@@ -35,19 +51,15 @@ void SameShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   }
 }
 
-void ReduceScatterShape(TF_ShapeInferenceContext* context, TF_Status* status) {
-  ShapePtr input(TF_NewShapeHandle());
-  TF_ShapeInferenceContextGetInput(context, 0, input.get(), status);
+void ReduceScatterShape(TF_ShapeInferenceContext* context, TF_Status* status) { SetLikeInputRows(context, status); }
+
+void AllToAllShape(TF_ShapeInferenceContext* context, TF_Status* status) {
+  ShapePtr splits(TF_NewShapeHandle());
+  TF_ShapeInferenceContextGetInput(context, 1, splits.get(), status);
   if (!Ok(status)) return;
-  if (!TF_ShapeInferenceContextRankKnown(context, input.get())) {
-    // The input's unknown shape is the output's.
-    TF_ShapeInferenceContextSetOutput(context, 0, input.get(), status);
-    return;
-  }
-  ShapePtr checked(TF_NewShapeHandle());
-  TF_ShapeInferenceContextWithRankAtLeast(context, input.get(), 1, checked.get(), status);
+  TF_ShapeInferenceContextSetOutput(context, 1, splits.get(), status);
   if (!Ok(status)) return;
-  SetUnknownRows(context, checked.get(), status);
+  SetLikeInputRows(context, status);
 }
 
 void AllGatherShape(TF_ShapeInferenceContext* context, TF_Status* status) {

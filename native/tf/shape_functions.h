@@ -15,6 +15,9 @@ void ReduceScatterShape(TF_ShapeInferenceContext* context, TF_Status* status);
 // [n, ...] -> [?, ...], and [?] rows of each rank; a scalar gives [?].
 void AllGatherShape(TF_ShapeInferenceContext* context, TF_Status* status);
 
+// [n, ...] and [size] splits -> [?, ...] and [size] rows of each rank.
+void AllToAllShape(TF_ShapeInferenceContext* context, TF_Status* status);
+
 }  // namespace keras_ddl::tf
 
 #endif  // KERAS_DDL_TF_SHAPE_FUNCTIONS_H_

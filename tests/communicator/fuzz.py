@@ -37,7 +37,7 @@ ARRAY_KINDS = (
     "all_gather_object",
     "barrier",
 )
-TENSOR_KINDS = ("all_reduce", "all_reduce_n", "reduce_scatter", "all_gather", "broadcast")
+TENSOR_KINDS = ("all_reduce", "all_reduce_n", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 DEVIATIONS = ("count", "dtype", "op", "root", "kind")
 
 
@@ -105,7 +105,7 @@ def _can_deviate(kind: str, deviation: str) -> bool:
         return False
     reduces = kind.startswith(("all_reduce", "reduce_scatter"))
     return {
-        "count": kind != "all_gather",
+        "count": kind not in ("all_gather", "all_to_all"),
         "op": reduces,
         "root": kind.startswith("broadcast"),
         # The names of calls on arrays begin with the kind: another kind is another name, not a disagreement.
@@ -166,6 +166,12 @@ class Runner:
             return [inputs[call.root]]
         if call.kind == "all_gather":
             return [np.concatenate([array[: self._rows(call, rank)] for rank, array in enumerate(inputs)])]
+        if call.kind == "all_to_all":
+            parts = []
+            for rank, array in enumerate(inputs):
+                splits = self._splits(call, rank)
+                parts.append(array[splits[: self.rank].sum() :][: splits[self.rank]])
+            return [np.concatenate(parts)]
         if call.kind == "reduce_scatter":
             first = self.rank * (call.count // self.size) + min(self.rank, call.count % self.size)
             return [reduced[first : first + call.count // self.size + (self.rank < call.count % self.size)]]
@@ -174,6 +180,9 @@ class Runner:
     @staticmethod
     def _rows(call: Call, rank: int) -> int:
         return call.count - min(call.count, rank * 3)
+
+    def _splits(self, call: Call, rank: int) -> np.ndarray:
+        return np.random.default_rng([call.seed, rank]).multinomial(call.count, [1 / self.size] * self.size)
 
     def _run(self, call: Call) -> Any:
         array = call.inputs(self.size)[self.rank]
@@ -213,6 +222,8 @@ class Runner:
             results = [ops.reduce_scatter(tensor, op=call.op, **common)]
         elif call.kind == "broadcast":
             results = [ops.broadcast(tensor, call.root, **common)]
+        elif call.kind == "all_to_all":
+            results = [ops.all_to_all(tensor, self._splits(call, self.rank), **common)[0]]
         else:
             results = [ops.all_gather(tensor[: self._rows(call, self.rank)], **common)]
         return [result.numpy() for result in results]

@@ -38,6 +38,7 @@ def check_eager_mismatches_raise_on_every_rank():
         "number of tensors": lambda: ops.all_reduce_n([tf.ones([2])] * (3 if LAST else 2), name="loss"),
         "row shape": lambda: ops.all_gather(tf.ones([2, 3] if LAST else [3, 2]), name="loss"),
         "rank of the tensor": lambda: ops.all_gather(tf.ones([1]) if LAST else tf.ones([]), name="loss"),
+        "row shape in all_to_all": lambda: ops.all_to_all(tf.ones([SIZE, 3 if LAST else 2]), name="loss"),
         "tolerance or baseline": lambda: ops.all_reduce_n([tf.ones([2])], mpi=LAST, name="loss"),
     }
     for what, function in wrong.items():
@@ -113,7 +114,13 @@ def check_splits_that_do_not_fit_the_rows_of_one_rank_raise_on_every_rank():
     too_many = SIZE + 1 if LAST else SIZE
     negative = [SIZE + 1, -1, *[0] * (SIZE - 2)] if LAST else splits
     for function in (lambda rows, splits: ops.all_to_all(tf.ones([rows, 2]), splits), translated):
-        expect(errors.RankMismatchError, lambda function=function: function(too_many, splits), "splits", f"{SIZE + 1}")
+        expect(
+            errors.RankMismatchError,
+            lambda function=function: function(too_many, splits),
+            "splits",
+            f"{SIZE + 1} rows",
+            f"rank {SIZE - 1}",
+        )
         expect(errors.RankMismatchError, lambda function=function: function(SIZE, negative), "splits", "-1")
     expect(errors.RankMismatchError, lambda: ops.all_to_all(tf.ones([too_many])), "multiple")
     expect(errors.RankMismatchError, lambda: ops.all_to_all(tf.ones([SIZE, 3 if LAST else 2]), splits), "eager")

@@ -71,6 +71,7 @@ def check_eager_collectives_take_tensorflows_fast_path():
         ops.all_reduce_n([one])
         ops.reduce_scatter(one)
         ops.all_gather(one)
+        ops.all_to_all(tf.ones([SIZE]))
         ops.broadcast(one, 0)
     finally:
         vars(module).update(slow)

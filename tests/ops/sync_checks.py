@@ -27,9 +27,17 @@ def check_every_collective_works():
             ops.reduce_scatter(x),
             ops.all_gather(x[:1]),
             ops.broadcast(x, root=SIZE - 1),
+            ops.all_to_all(x),
         )
 
-    expected = ([total] * 2 * SIZE, [total], [total] * 2, np.arange(1.0, SIZE + 1), [SIZE] * 2 * SIZE)
+    expected = (
+        [total] * 2 * SIZE,
+        [total],
+        [total] * 2,
+        np.arange(1.0, SIZE + 1),
+        [SIZE] * 2 * SIZE,
+        np.repeat(np.arange(1.0, SIZE + 1), 2),
+    )
     for function in (everything, tf.function(everything)):
         for result, wanted in zip(function(x), expected):
             np.testing.assert_array_equal(result, wanted)

@@ -57,11 +57,16 @@ def test_shape_functions_know_what_can_be_known(shape):
         gathered, counts = library.ddl_all_gather(x)
         assert same(gathered, rows)
         assert same(counts, [None])
+        splits = tf.constant([1, 2, 0], tf.int64)
         if shape == []:
-            with pytest.raises(ValueError, match="at least rank 1"):
-                library.ddl_reduce_scatter(x)
+            for op in (library.ddl_reduce_scatter, lambda x: library.ddl_all_to_all(x, splits)):
+                with pytest.raises(ValueError, match="at least rank 1"):
+                    op(x)
         else:
             assert same(library.ddl_reduce_scatter(x), rows)
+            result, received = library.ddl_all_to_all(x, splits)
+            assert same(result, rows)
+            assert same(received, [3])
 
 
 def test_ops_before_init_say_what_to_call(not_started):
@@ -70,6 +75,7 @@ def test_ops_before_init_say_what_to_call(not_started):
         lambda: ops.all_reduce_n([tf.ones([2])]),
         lambda: ops.reduce_scatter(tf.ones([2])),
         lambda: ops.all_gather(tf.ones([2])),
+        lambda: ops.all_to_all(tf.ones([2])),
         lambda: ops.broadcast(tf.ones([2])),
         lambda: ops.broadcast_variables([tf.Variable(1.0)]),
         lambda: tf.function(lambda x: ops.all_reduce(x))(tf.ones([2])),
@@ -99,6 +105,8 @@ def test_one_rank_gets_back_what_it_gave(alone):
             *ops.all_reduce_n([x], check=0.0),
             ops.reduce_scatter(x),
             ops.all_gather(x),
+            ops.all_to_all(x),
+            ops.all_to_all(x, [2])[0],
             ops.broadcast(x),
         ]
 
@@ -108,6 +116,8 @@ def test_one_rank_gets_back_what_it_gave(alone):
             np.testing.assert_array_equal(result, x)
     assert ops.all_gather(tf.constant(5.0)).shape == (1,)
     assert ops.all_gather(tf.constant([True])).dtype == tf.bool
+    with pytest.raises(errors.RankMismatchError, match="2 rows in splits of 3 on rank 0"):
+        ops.all_to_all(x, [3])
     slices = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([4, 4]), tf.constant([9, 3]))
     np.testing.assert_array_equal(tf.convert_to_tensor(ops.all_reduce(slices)), tf.convert_to_tensor(slices))
     variable = tf.Variable([1.0, 2.0])

@@ -57,7 +57,7 @@ ALONG_LAST = frozenset(
 )  # fmt: skip
 COLLECTIVES = frozenset(
     (
-        "DdlAllReduce", "DdlAllReduceN", "DdlBroadcast", "DdlAllGather",
+        "DdlAllReduce", "DdlAllReduceN", "DdlBroadcast", "DdlAllGather", "DdlAllToAll",
     )
 )  # fmt: skip
 CALLS = frozenset(

@@ -6,16 +6,17 @@
 //
 // Contract of every collective: all ranks submit a request of the same `name`; the order of submission may differ
 // between ranks and threads. Requests are matched by name (several under one name: first in, first matched). Kind,
-// dtype, op, root, flags, element count and fingerprint must be equal on all ranks; if not, the request fails with
+// dtype, op, root, flags, element count (where rows are not free: DDL_ALL_GATHER, DDL_ALL_TO_ALL) and fingerprint must
+// be equal on all ranks, and the splits of an all_to_all add up on each; if not, the request fails with
 // DDL_FAILED_PRECONDITION on EVERY rank with one message that names the ranks and both values, and the communicator
 // stays usable. Results are bitwise equal on all ranks and from run to run for one topology.
 //
 // A rank that has nothing more to give joins (DDL_JOIN). From then on no collective waits for it: it takes part in what
 // the others submit with data that changes nothing - zeros; ones in a product, the largest or smallest number in a min
 // or max; no rows in an all_gather - and throws the results away. A mean still divides by the number of all ranks. What
-// needs a rank that has joined (the root of a broadcast, every rank with DDL_FLAG_ALL_RANKS) fails with
-// DDL_FAILED_PRECONDITION on those that submitted it. So does what a rank submits after it has joined. When all ranks
-// have joined, all of them go on as before.
+// needs a rank that has joined (the root of a broadcast; every rank in an all_to_all or with DDL_FLAG_ALL_RANKS) fails
+// with DDL_FAILED_PRECONDITION on those that submitted it. So does what a rank submits after it has joined. When all
+// ranks have joined, all of them go on as before.
 //
 // Callbacks (`done`, `allocate`, `warn`) run on the communication thread. It keeps to some of the process's cores and
 // may run at a higher priority, and a thread inherits both from the one that starts it: start none in a callback.
@@ -38,7 +39,7 @@ extern "C" {
 
 // Raised whenever a struct or function below changes, or what ranks write to each other; bindings and ranks refuse
 // another number.
-#define DDL_ABI_VERSION 8
+#define DDL_ABI_VERSION 9
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
@@ -79,8 +80,9 @@ typedef enum ddl_kind {
   DDL_REDUCE_SCATTER = 2,
   DDL_ALL_GATHER = 3,
   DDL_BARRIER = 4,
-  DDL_JOIN = 5,  // done when all ranks have joined; see above. Has no deadline, and joining twice is joining once
-  DDL_NUM_KINDS = 6,
+  DDL_JOIN = 5,        // done when all ranks have joined; see above. Has no deadline, and joining twice is joining once
+  DDL_ALL_TO_ALL = 6,  // every rank sends each rank some of its rows; the result has them in the order of the senders
+  DDL_NUM_KINDS = 7,
 } ddl_kind;
 
 // Flags of a request.
@@ -105,25 +107,27 @@ typedef struct ddl_request {
   uint32_t op;     // ddl_op; read by DDL_ALL_REDUCE and DDL_REDUCE_SCATTER only
   int32_t root;    // read by DDL_BROADCAST only
   uint32_t flags;
-  uint32_t num_buffers;       // DDL_ALL_REDUCE, DDL_BROADCAST: any; DDL_REDUCE_SCATTER, DDL_ALL_GATHER, DDL_JOIN: 1;
-                              // barrier: 0
+  uint32_t num_buffers;       // DDL_ALL_REDUCE, DDL_BROADCAST: any; DDL_BARRIER: 0; others: 1
   const ddl_buffer* buffers;  // reduced as if concatenated. Copied by ddl_submit; the memory they point to must stay
-                              // valid until `done`. DDL_ALL_GATHER: in, count; out is NULL.
+                              // valid until `done`. DDL_ALL_GATHER, DDL_ALL_TO_ALL: in, count; out
+                              // is NULL.
                               // DDL_REDUCE_SCATTER: in, count of the whole input; out has this rank's chunk.
                               // DDL_JOIN: count 1; out receives an int32_t, the rank that joined last.
-  uint64_t row_count;         // DDL_REDUCE_SCATTER, DDL_ALL_GATHER: elements of a row (product of dims 1..); count is
-                              // a multiple of it. A row of 0 elements: set rows in `rows`.
-  uint64_t rows;              // DDL_REDUCE_SCATTER, DDL_ALL_GATHER: rows (dim 0) of this rank's input
-  uint64_t fingerprint;       // any hash both sides must agree on (shapes, plan); 0 for none
-  uint64_t step;       // equal for requests that one run of a graph makes on this rank, else unlike any other; when
-                       // one of them fails, those that still wait for other ranks fail with it, and those that
-                       // come later. 0: this request stands alone. Need not be equal on the ranks.
-  double tolerance;    // with DDL_FLAG_CHECK: max |a - b| <= tolerance * max(1, |b|)
-  const char* name;    // match key, UTF-8, 1..1023 bytes; not read by DDL_JOIN
-  const char* detail;  // shown in error messages (shapes, tensor names); may be NULL; cut after 1023 bytes
-  // DDL_ALL_GATHER: called once on the communication thread (start no thread here, see above) when the sizes are known;
-  // returns the output of sum(rows_by_rank) * row_count elements, or NULL to fail the request. NULL: the library
-  // allocates (ddl_work_data).
+  // DDL_REDUCE_SCATTER, DDL_ALL_GATHER, DDL_ALL_TO_ALL:
+  uint64_t row_count;     // elements of a row (product of dims 1..), equal on all ranks; may be 0
+  uint64_t rows;          // rows (dim 0) of this rank's input; count is rows * row_count
+  const int64_t* splits;  // DDL_ALL_TO_ALL: rows that go to each rank (`size` entries), the first ones to rank 0 and
+                          // so on. Copied by ddl_submit. 0 or more, adding up to `rows`.
+  uint64_t fingerprint;   // any hash both sides must agree on (shapes, plan); 0 for none
+  uint64_t step;          // equal for requests that one run of a graph makes on this rank, else unlike any other; when
+                          // one of them fails, those that still wait for other ranks fail with it, and those that
+                          // come later. 0: this request stands alone. Need not be equal on the ranks.
+  double tolerance;       // with DDL_FLAG_CHECK: max |a - b| <= tolerance * max(1, |b|)
+  const char* name;       // match key, UTF-8, 1..1023 bytes; not read by DDL_JOIN
+  const char* detail;     // shown in error messages (shapes, tensor names); may be NULL; cut after 1023 bytes
+  // DDL_ALL_GATHER, DDL_ALL_TO_ALL: called once on the communication thread (start no thread here, see above) when the
+  // sizes are known: the rows that this rank gets from each. Returns the output of sum(rows_by_rank) * row_count
+  // elements, or NULL to fail the request. NULL: the library allocates (ddl_work_data).
   void* (*allocate)(void* user, const uint64_t* rows_by_rank, int size);
   // Called exactly once, on the communication thread (or in ddl_submit when the request is refused). `message` is
   // valid during the call. Must not block, must not start a thread (see above), and must not call back into the
@@ -227,7 +231,8 @@ DDL_EXPORT ddl_work* ddl_start(ddl_comm* comm, const ddl_request* request);
 DDL_EXPORT int ddl_work_wait(ddl_work* work, int timeout_ms);
 DDL_EXPORT int ddl_work_code(const ddl_work* work);
 DDL_EXPORT const char* ddl_work_message(const ddl_work* work);
-// DDL_ALL_GATHER without `allocate`: the gathered elements and the rows of each rank (`size` entries).
+// DDL_ALL_GATHER, DDL_ALL_TO_ALL without `allocate`: the elements of the result, and how many of its rows are from each
+// rank (`size` entries).
 DDL_EXPORT const void* ddl_work_data(const ddl_work* work);
 DDL_EXPORT const uint64_t* ddl_work_rows(const ddl_work* work);
 DDL_EXPORT void ddl_work_free(ddl_work* work);

@@ -83,6 +83,19 @@ const Mismatch kMismatches[] = {
        call.Rows(2, odd ? 7 : 6).Buffer(memory, nullptr, odd ? 14 : 12).request.kind = DDL_ALL_GATHER;
      },
      "6", "7"},
+    {"row_count_of_all_to_all",
+     [](Call& call, bool odd, double* memory) {
+       // The splits are wrong, too, on all ranks: told is what differs.
+       call.Rows(2, odd ? 7 : 6).Splits(std::vector<int64_t>(8)).Buffer(memory, nullptr, odd ? 14 : 12);
+       call.request.kind = DDL_ALL_TO_ALL;
+     },
+     "elements per row: ", "7"},
+    {"all_to_all_for_all_gather",
+     [](Call& call, bool odd, double* memory) {
+       call.Rows(2, 6).Splits(std::vector<int64_t>(8)).Buffer(memory, nullptr, 12);
+       call.request.kind = odd ? DDL_ALL_TO_ALL : DDL_ALL_GATHER;
+     },
+     "all_gather", "all_to_all"},
 };
 
 class MismatchTest : public testing::TestWithParam<Mismatch> {};
@@ -150,6 +163,8 @@ TEST(InvalidTest, IsRefusedAtOnceAndAlone) {
       refused(root.Root(2).Buffer(memory, memory, 1), "root");
       Call rows(DDL_REDUCE_SCATTER, "x");
       refused(rows.Rows(2, 3).Buffer(memory, memory, 4), "rows");
+      Call splits(DDL_ALL_TO_ALL, "x");
+      refused(splits.Rows(4, 1).Buffer(memory, nullptr, 4), "splits");
       Call kind(DDL_ALL_REDUCE, "x");
       kind.request.kind = DDL_NUM_KINDS;
       refused(kind, "kind");

@@ -153,11 +153,17 @@ TEST(JoinErrorTest, WhatNeedsAJoinedRankFailsOnTheOthersAndTheNextOneWorks) {
         float value = 1;
         Call rootless(DDL_BROADCAST, "weights");
         Call needs_all(DDL_ALL_REDUCE, "sums");
-        for (Call* const call : {&rootless.Root(0), &needs_all.Flags(DDL_FLAG_ALL_RANKS)}) {
+        Call exchange(DDL_ALL_TO_ALL, "rows");
+        std::vector<int64_t> to_rank_0(static_cast<size_t>(size));
+        to_rank_0[0] = 1;
+        exchange.Rows(1, 1).Splits(to_rank_0);
+        for (Call* const call : {&rootless.Root(0), &needs_all.Flags(DDL_FLAG_ALL_RANKS), &exchange}) {
           const Outcome outcome = call->Buffer(&value, &value, 1).Run(comm);
           EXPECT_EQ(outcome.code, DDL_FAILED_PRECONDITION) << outcome.message;
           EXPECT_TRUE(Contains(outcome.message, "rank(s) 0 have joined"));
-          EXPECT_TRUE(Contains(outcome.message, call == &rootless ? "broadcast 'weights'" : "all_reduce 'sums'"));
+          EXPECT_TRUE(Contains(outcome.message, call == &rootless    ? "broadcast 'weights'"
+                                                : call == &needs_all ? "all_reduce 'sums'"
+                                                                     : "all_to_all 'rows'"));
           ExpectReduced<float>(comm, DDL_FLOAT32, DDL_SUM, 5, 1, size - 1);
         }
         // Ranks that disagree are told apart from those that joined.

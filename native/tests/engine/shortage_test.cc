@@ -38,6 +38,22 @@ TEST(ShortageTest, OfMemoryForTheRowsOfAnAllGather) {
   }
 }
 
+TEST(ShortageTest, OfMemoryForTheRowsOfAnAllToAll) {
+  SKIP_UNDER_SANITIZERS();
+  for (const std::vector<int>& group : Groups()) {
+    RunRanks(group, [](ddl_comm* comm, int rank) {
+      float value = 1;
+      // To every rank: one with memory would begin to send what there is not.
+      const std::vector<int64_t> splits(static_cast<size_t>(ddl_size(comm)), rank == 0 ? kTooMany / 8 : 0);
+      const uint64_t rows = rank == 0 ? kTooMany / 8 * splits.size() : 0;
+      Call call(DDL_ALL_TO_ALL, "rows");
+      const Outcome outcome = call.Rows(rows, 1).Splits(splits).Buffer(&value, nullptr, rows).Run(comm);
+      EXPECT_TRUE(outcome.code == DDL_INTERNAL || outcome.code == DDL_ABORTED) << outcome.message;
+      EXPECT_TRUE(Contains(outcome.message, "no memory for"));
+    });
+  }
+}
+
 TEST(ShortageTest, OfMemoryForWhatACollectiveKeepsOnItsWay) {
   SKIP_UNDER_SANITIZERS();
   for (const std::vector<int>& group : Groups()) {

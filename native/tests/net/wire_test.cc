@@ -32,6 +32,13 @@ TEST(WireTest, NoMemoryOfACallerIsGivenToTheTransport) {
           ASSERT_EQ(ddl_work_wait(work, 60'000), 1);
           EXPECT_FALSE(spy.Lent(ddl_work_data(work), count * group.size() * sizeof(float)));
           ddl_work_free(work);
+          Call exchange(DDL_ALL_TO_ALL, "e");
+          std::vector<int64_t> splits(group.size(), static_cast<int64_t>(count / group.size()));
+          ddl_work* const parts = exchange.Rows(count, 1).Splits(splits).Buffer(in.data(), nullptr, count).Start(comm);
+          ASSERT_EQ(ddl_work_wait(parts, 60'000), 1);
+          ASSERT_EQ(ddl_work_code(parts), DDL_OK) << ddl_work_message(parts);
+          EXPECT_FALSE(spy.Lent(ddl_work_data(parts), count * sizeof(float)));
+          ddl_work_free(parts);
           EXPECT_FALSE(spy.Lent(in.data(), count * sizeof(float)));
           EXPECT_FALSE(spy.Lent(out.data(), count * sizeof(float)));
           EXPECT_TRUE(rank != 0 || !spy.lent.empty());

@@ -75,11 +75,13 @@ void Coordinator::Match(Entries::iterator at) {
   for (const Submission& submission : all) verdict.ranks.push_back(submission.rank);
   decision.name = at->first;
   decision.message = DescribeMismatch(all);
+  const uint32_t kind = all[0].announcement.kind;
   if (decision.message.empty()) decision.message = WhyNotWithout(joined, all);
+  if (decision.message.empty() && kind == DDL_ALL_TO_ALL) decision.message = DescribeWrongSplits(all);
   if (!decision.message.empty()) {
     decision.code = DDL_FAILED_PRECONDITION;
   } else {
-    if (all[0].announcement.kind == DDL_ALL_GATHER) {
+    if (kind == DDL_ALL_GATHER) {
       decision.rows.resize(static_cast<size_t>(size_), 0);
       for (const auto& [rank, announcement] : all) decision.rows[static_cast<size_t>(rank)] = announcement.rows;
     }
@@ -89,7 +91,11 @@ void Coordinator::Match(Entries::iterator at) {
       decision.submitted = all[0].announcement;
     }
   }
-  verdicts_.push_back(verdict);
+  if (decision.code == DDL_OK && kind == DDL_ALL_TO_ALL) {
+    for (Verdict& each : VerdictsOfAllToAll(decision, all)) verdicts_.push_back(std::move(each));
+  } else {
+    verdicts_.push_back(verdict);
+  }
   entry.warn_age = 0;
   if (Present(entry).empty()) waiting_.erase(at);
   if (decision.code == DDL_OK) return;

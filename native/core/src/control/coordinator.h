@@ -145,5 +145,15 @@ std::string Label(const Announcement& announcement);
 // message that names every field that differs, the ranks on each side and both values.
 std::string DescribeMismatch(const std::vector<Submission>& submissions);
 
+// splits.cc: of an all_to_all. Whether `splits` are 0 or more and add up to `rows`.
+bool SplitsFit(const int64_t* splits, size_t num_splits, uint64_t rows);
+// Of one that ranks agree on otherwise. Empty when every rank's splits fit; else a message that names the ranks where
+// they do not, and the values.
+std::string DescribeWrongSplits(const std::vector<Submission>& submissions);
+// `decision` as each rank is to hear it, with the rows that it gets from each: P numbers for each of P ranks, where one
+// message for all would carry P * P to each. Rank 0, which delivers them, comes last: it starts the collective at once.
+// REQUIRES: submissions of all ranks, in their order, whose splits are right.
+std::vector<Verdict> VerdictsOfAllToAll(const Decision& decision, const std::vector<Submission>& submissions);
+
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_CONTROL_COORDINATOR_H_

@@ -51,7 +51,7 @@ std::string Coordinator::WhyNotWithout(const std::vector<int>& joined,
   const Announcement& a = submissions[0].announcement;
   const bool rootless = a.kind == DDL_BROADCAST && std::find(joined.begin(), joined.end(), a.root) != joined.end();
   const bool needs_all = std::any_of(submissions.begin(), submissions.end(), [](const Submission& submission) {
-    return (submission.announcement.flags & DDL_FLAG_ALL_RANKS) != 0;
+    return submission.announcement.kind == DDL_ALL_TO_ALL || (submission.announcement.flags & DDL_FLAG_ALL_RANKS) != 0;
   });
   if (!rootless && !needs_all) return {};
   return Label(a) + " can not run, because it needs the data of " +

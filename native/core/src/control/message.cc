@@ -23,6 +23,12 @@ class Writer {
     bytes_.append(text);
     return *this;
   }
+  template <typename T>
+  Writer& Put(const std::vector<T>& values) {
+    Put(static_cast<uint32_t>(values.size()));
+    for (const T& value : values) Put(value);
+    return *this;
+  }
   std::string Take() { return std::move(bytes_); }
 
  private:
@@ -47,6 +53,12 @@ class Reader {
     at_ += size;
     return text;
   }
+  template <typename T>
+  std::vector<T> GetList() {
+    std::vector<T> values(Get<uint32_t>());
+    for (T& value : values) value = Get<T>();
+    return values;
+  }
 
  private:
   const char* at_;
@@ -65,6 +77,7 @@ void Put(Writer& out, const Announcement& a) {
       .Put(a.fingerprint)
       .Put(a.step)
       .Put(a.tolerance)
+      .Put(a.splits)
       .Put(a.name)
       .Put(a.detail);
 }
@@ -82,6 +95,7 @@ Announcement GetAnnouncement(Reader& in) {
   a.fingerprint = in.Get<uint64_t>();
   a.step = in.Get<uint64_t>();
   a.tolerance = in.Get<double>();
+  a.splits = in.GetList<int64_t>();
   a.name = in.GetText();
   a.detail = in.GetText();
   return a;
@@ -103,10 +117,7 @@ Announcement DecodeAnnouncement(const std::string& bytes) {
 std::string EncodeDecision(const Decision& d) {
   Writer out(MessageType::kDecide);
   out.Put(static_cast<int32_t>(d.code)).Put(d.name).Put(Cut(d.message, kMaxError));
-  out.Put(static_cast<uint32_t>(d.rows.size()));
-  for (uint64_t rows : d.rows) out.Put(rows);
-  out.Put(d.last_joined).Put(static_cast<uint32_t>(d.joined.size()));
-  for (int32_t rank : d.joined) out.Put(rank);
+  out.Put(d.rows).Put(d.last_joined).Put(d.joined);
   if (!d.joined.empty()) Put(out, *d.submitted);
   return out.Take();
 }
@@ -117,11 +128,9 @@ Decision DecodeDecision(const std::string& bytes) {
   d.code = static_cast<ddl_code>(in.Get<int32_t>());
   d.name = in.GetText();
   d.message = in.GetText();
-  d.rows.resize(in.Get<uint32_t>());
-  for (uint64_t& rows : d.rows) rows = in.Get<uint64_t>();
+  d.rows = in.GetList<uint64_t>();
   d.last_joined = in.Get<int32_t>();
-  d.joined.resize(in.Get<uint32_t>());
-  for (int32_t& rank : d.joined) rank = in.Get<int32_t>();
+  d.joined = in.GetList<int32_t>();
   if (!d.joined.empty()) d.submitted = GetAnnouncement(in);
   return d;
 }

@@ -22,6 +22,9 @@ constexpr size_t kMaxName = 1023;
 constexpr size_t kMaxDetail = 1023;
 constexpr size_t kMaxError = 6000;
 
+// Whether ranks may have different numbers of rows, and outputs are made when all are known.
+inline bool HasFreeRows(uint32_t kind) { return kind == DDL_ALL_GATHER || kind == DDL_ALL_TO_ALL; }
+
 // "I have this collective ready": all that ranks must agree on, and what an error should say about it.
 struct Announcement {
   uint32_t kind = 0;
@@ -35,7 +38,8 @@ struct Announcement {
   uint64_t fingerprint = 0;
   uint64_t step = 0;  // differs between ranks
   double tolerance = 0;
-  std::string name;  // of a join: none
+  std::vector<int64_t> splits;  // DDL_ALL_TO_ALL: rows for each rank; differ between ranks
+  std::string name;             // of a join: none
   std::string detail;
 };
 
@@ -44,7 +48,7 @@ struct Decision {
   ddl_code code = DDL_OK;  // DDL_OK: run it; else: fail it with `message`
   std::string name;
   std::string message;
-  std::vector<uint64_t> rows;  // DDL_ALL_GATHER: rows of each rank
+  std::vector<uint64_t> rows;  // DDL_ALL_GATHER: rows of each rank; DDL_ALL_TO_ALL: those it sends to this rank
   int32_t last_joined = -1;    // DDL_JOIN: the rank that joined last
   // Ranks that take part without a request of their own, because they have joined, and what the others have submitted.
   std::vector<int32_t> joined;

@@ -24,9 +24,9 @@ bool Always(const Announcement&) { return true; }
 bool Reduces(const Announcement& a) { return a.kind == DDL_ALL_REDUCE || a.kind == DDL_REDUCE_SCATTER; }
 bool HasData(const Announcement& a) { return a.kind != DDL_BARRIER; }
 bool HasRoot(const Announcement& a) { return a.kind == DDL_BROADCAST; }
-bool HasEqualCount(const Announcement& a) { return a.kind != DDL_BARRIER && a.kind != DDL_ALL_GATHER; }
-bool HasRows(const Announcement& a) { return a.kind == DDL_REDUCE_SCATTER || a.kind == DDL_ALL_GATHER; }
+bool HasEqualCount(const Announcement& a) { return HasData(a) && !HasFreeRows(a.kind); }
 bool IsReduceScatter(const Announcement& a) { return a.kind == DDL_REDUCE_SCATTER; }
+bool HasRows(const Announcement& a) { return IsReduceScatter(a) || HasFreeRows(a.kind); }
 
 std::string Digits(double value, int digits) {
   char text[40];

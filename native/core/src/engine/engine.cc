@@ -148,7 +148,7 @@ void Engine::Submit(const ddl_request& from) {
     return;
   }
   auto request = std::make_unique<Request>();
-  request->Describe(from);
+  request->Describe(from, transport_.size);
   request->submitted = Now();
   {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -63,6 +63,8 @@ class Engine {
   void LeaveInline(const Status& status);
   bool Rendezvous(uint32_t patience_us);
   Status RunInline(const ddl_request& request, bool eager);
+  // See Decision::rows.
+  std::vector<uint64_t> RowsAtRendezvous(const ddl_request& request) const;
   Status HealthInline();
   // DDL_ABORTED when the caller has wanted to return for a while, and can not.
   Status Interruption();

@@ -19,6 +19,28 @@ std::vector<Range> RowRanges(uint64_t rows, uint64_t row_count, int size) {
   return ranges;
 }
 
+// Consecutive ranges of so many rows each.
+template <typename T>
+std::vector<Range> RangesOf(const std::vector<T>& rows, uint64_t row_count) {
+  std::vector<Range> ranges;
+  uint64_t begin = 0;
+  for (const T n : rows) {
+    ranges.push_back({begin, begin + static_cast<uint64_t>(n) * row_count});
+    begin = ranges.back().end;
+  }
+  return ranges;
+}
+
+// The request's output, for so many rows of each rank. A rank without memory still has to take its part, or the others
+// would hang: on failure the communicator is given up.
+Status AllocateRows(const Request& request, const std::vector<uint64_t>& rows, char** out) {
+  *out = static_cast<char*>(request.allocate(request.user, rows.data(), static_cast<int>(rows.size())));
+  const uint64_t count = RangesOf(rows, request.announcement.row_count).back().end;
+  if (*out != nullptr || count == 0) return {};
+  return {DDL_INTERNAL,
+          "no memory for the " + std::to_string(count) + " elements that " + Label(request.announcement) + " brings"};
+}
+
 // After an exception: std::bad_alloc, or std::length_error for what no machine has.
 Status NoMemory(const Announcement& announcement, bool* broken) {
   *broken = true;  // the others are in the middle of it, and hear why
@@ -63,6 +85,8 @@ Status Executor::RunWithMemory(const Request& request, const Decision& decision,
       break;
     case DDL_REDUCE_SCATTER:
       return ReduceScatter(request, in, broken);
+    case DDL_ALL_TO_ALL:
+      return AllToAll(request, decision.rows, broken);
     default:
       return AllGather(request, in, decision.rows, broken);
   }
@@ -171,17 +195,23 @@ Status Executor::ReduceScatter(const Request& request, const View& in, bool* bro
 }
 
 Status Executor::AllGather(const Request& request, const View& in, const std::vector<uint64_t>& rows, bool* broken) {
-  std::vector<Range> ranges;
-  uint64_t total = 0;
-  for (uint64_t n : rows) {
-    ranges.push_back({total, total + n * request.announcement.row_count});
-    total = ranges.back().end;
+  const std::vector<Range> ranges = RangesOf(rows, request.announcement.row_count);
+  char* out = nullptr;
+  Status status = AllocateRows(request, rows, &out);
+  if (status.ok()) status = collectives_.AllGather(in, out, ranges, in.element_bytes());
+  *broken = !status.ok();
+  return status;
+}
+
+Status Executor::AllToAll(const Request& request, const std::vector<uint64_t>& rows, bool* broken) {
+  const Announcement& a = request.announcement;
+  const uint64_t row_bytes = a.row_count * DtypeSize(static_cast<ddl_dtype>(a.dtype));
+  char* out = nullptr;
+  Status status = AllocateRows(request, rows, &out);
+  if (status.ok()) {
+    status = collectives_.AllToAll(static_cast<const char*>(request.buffers[0].in), RangesOf(a.splits, row_bytes), out,
+                                   RangesOf(rows, row_bytes));
   }
-  void* out = request.allocate(request.user, rows.data(), static_cast<int>(rows.size()));
-  // A rank without memory still has to take its part, or the others would hang: the communicator is given up.
-  *broken = out == nullptr && total > 0;
-  if (*broken) return {DDL_INTERNAL, "no memory for the " + std::to_string(total) + " elements of an all_gather"};
-  const Status status = collectives_.AllGather(in, static_cast<char*>(out), ranges, in.element_bytes());
   *broken = !status.ok();
   return status;
 }

@@ -34,6 +34,7 @@ class Executor {
   Status CheckedAllReduce(const Request& request, const View& in, const View& out, bool* broken);
   Status ReduceScatter(const Request& request, const View& in, bool* broken);
   Status AllGather(const Request& request, const View& in, const std::vector<uint64_t>& rows, bool* broken);
+  Status AllToAll(const Request& request, const std::vector<uint64_t>& rows, bool* broken);
 
   const ddl_transport& transport_;
   HierarchicalCollectives& collectives_;

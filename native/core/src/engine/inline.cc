@@ -6,6 +6,8 @@
 // it: hence before any rank came (then it was outstanding) or after every rank has left.
 #include <sched.h>
 
+#include <cstring>
+
 #include "base/trace.h"
 #include "common/hash.h"
 #include "engine/engine.h"
@@ -38,7 +40,7 @@ RendezvousCard CardOf(const ddl_request& request) {
   card.must_agree.dtype = request.kind == DDL_BARRIER ? 0 : request.dtype;
   card.must_agree.op = reduces ? request.op : 0;
   card.must_agree.root = request.kind == DDL_BROADCAST ? request.root : 0;
-  card.must_agree.count = request.kind == DDL_ALL_GATHER ? 0 : CountOf(request);
+  card.must_agree.count = HasFreeRows(request.kind) ? 0 : CountOf(request);
   card.must_agree.row_count = request.row_count;
   card.must_agree.fingerprint = request.fingerprint;
   // Two names that collide are still told apart where anything else about the collectives differs.
@@ -68,12 +70,17 @@ int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   // What is wrong with a request is for Submit to say.
   if (memory_->local_size() != transport_.size || !Validate(request, transport_.size).ok()) return 0;
   if ((request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0) return 0;
-  if (request.kind == DDL_ALL_GATHER && request.allocate == nullptr) return 0;
+  if (HasFreeRows(request.kind) && request.allocate == nullptr) return 0;
+  const size_t num_splits = request.kind == DDL_ALL_TO_ALL ? static_cast<size_t>(transport_.size) : 0;
+  if (num_splits * sizeof *request.splits > kEagerBytes) return 0;
+  if (num_splits > 0 && !SplitsFit(request.splits, num_splits, request.rows)) return 0;
   if (!EnterInline()) return 0;
   const double submitted = Trace::Stamp();
   const bool eager = IsEager(request, transport_.size);
   RendezvousCard& card = rendezvous_.card();
   card = CardOf(request);
+  // An all_to_all has its splits where others have small data.
+  if (num_splits > 0) std::memcpy(rendezvous_.eager(), request.splits, num_splits * sizeof *request.splits);
   // Nothing else can be timed between the proposal and its use: see above.
   if (request.kind == DDL_ALL_REDUCE && !eager) card.scheme = collectives_.Propose(BytesOf(request)).Encode();
   if (eager && (request.kind == DDL_ALL_REDUCE || request.root == transport_.rank)) {
@@ -150,15 +157,23 @@ bool Engine::Rendezvous(uint32_t patience_us) {
   }
 }
 
+std::vector<uint64_t> Engine::RowsAtRendezvous(const ddl_request& request) const {
+  std::vector<uint64_t> rows;
+  for (int local = 0; local < transport_.size; ++local) {
+    const auto* const splits = reinterpret_cast<const int64_t*>(rendezvous_.eager_of(local));
+    rows.push_back(request.kind == DDL_ALL_TO_ALL ? static_cast<uint64_t>(splits[transport_.rank])
+                                                  : rendezvous_.card_of(local).rows);
+  }
+  return rows;
+}
+
 Status Engine::RunInline(const ddl_request& request, bool eager) {
   const auto dtype = static_cast<ddl_dtype>(request.dtype);
   if (!eager) {
     Request own;
-    own.Describe(request);
+    own.Describe(request, transport_.size);
     Decision decision;
-    if (request.kind == DDL_ALL_GATHER) {
-      for (int local = 0; local < transport_.size; ++local) decision.rows.push_back(rendezvous_.card_of(local).rows);
-    }
+    if (HasFreeRows(request.kind)) decision.rows = RowsAtRendezvous(request);
     // An integer mean is reduced in wider integers: not the bytes that the proposal was for.
     if (request.kind == DDL_ALL_REDUCE &&
         (request.op != DDL_MEAN || IsFloating(static_cast<ddl_dtype>(request.dtype)))) {

@@ -17,7 +17,7 @@ void Request::TraceRun(double agreed, double started, int code) const {
   Trace::Add({kind, a.name.empty() ? kind : a.name, bytes, code, submitted, agreed, started, Now()});
 }
 
-void Request::Describe(const ddl_request& from) {
+void Request::Describe(const ddl_request& from, int size) {
   announcement.kind = from.kind;
   announcement.dtype = from.dtype;
   announcement.op = from.op;
@@ -28,6 +28,7 @@ void Request::Describe(const ddl_request& from) {
   announcement.fingerprint = from.fingerprint;
   announcement.step = from.step;
   announcement.tolerance = from.tolerance;
+  if (from.kind == DDL_ALL_TO_ALL) announcement.splits.assign(from.splits, from.splits + size);
   if (from.kind != DDL_JOIN) announcement.name = from.name;
   if (from.detail != nullptr) announcement.detail = Cut(from.detail, kMaxDetail);
   if (from.num_buffers > 0) buffers.assign(from.buffers, from.buffers + from.num_buffers);
@@ -56,11 +57,15 @@ Status Validate(const ddl_request& request, int size) {
   if (request.kind == DDL_BROADCAST && (request.root < 0 || request.root >= size)) {
     return refuse("root: must be a rank, 0 to " + std::to_string(size - 1) + ".", std::to_string(request.root));
   }
-  const bool rows = request.kind == DDL_REDUCE_SCATTER || request.kind == DDL_ALL_GATHER;
+  const bool rows = request.kind == DDL_REDUCE_SCATTER || HasFreeRows(request.kind);
   if (rows && (request.num_buffers != 1 || request.buffers[0].count != request.rows * request.row_count)) {
     return refuse("rows: one buffer of rows * row_count elements.",
                   std::to_string(request.num_buffers) + " buffer(s), " + std::to_string(request.rows) + " rows of " +
                       std::to_string(request.row_count));
+  }
+  // Whether they add up is for the coordinator to say, to all ranks.
+  if (request.kind == DDL_ALL_TO_ALL && request.splits == nullptr) {
+    return refuse("splits: a number of rows for each rank.", "none");
   }
   const bool baseline = (request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0;
   if (baseline && request.kind != DDL_ALL_REDUCE) {

@@ -22,8 +22,8 @@ struct Request {
 
   // Enters into the trace what began at `started` and ends now; see Trace::Collective.
   void TraceRun(double agreed, double started, int code) const;
-  // Takes over what `from` says, but for `submitted`.
-  void Describe(const ddl_request& from);
+  // Takes over what `from` says, but for `submitted`. `size`: ranks of the communicator.
+  void Describe(const ddl_request& from, int size);
 };
 
 // Refuses what no rank could run. `size`: ranks of the communicator.

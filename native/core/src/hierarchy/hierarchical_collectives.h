@@ -38,6 +38,9 @@ class HierarchicalCollectives {
   Status ReduceScatter(const View& in, char* out, const std::vector<Range>& ranges, ddl_dtype dtype, ddl_op op);
   // `ranges[r]`: elements of `out` that rank r gives.
   Status AllGather(const View& in, char* out, const std::vector<Range>& ranges, size_t element_bytes);
+  // all_to_all.cc. `sends[r]`: the bytes of `in` for rank r; `receives[r]`: where in `out` those of rank r go, as many
+  // as it sends. `in` and `out` do not overlap. Each byte moves once: between groups straight to its receiver.
+  Status AllToAll(const char* in, const std::vector<Range>& sends, char* out, const std::vector<Range>& receives);
   Status Broadcast(int root, const View& in, const View& out);
 
   // "4 groups (2 each rank(s) in shared memory) joined by the transport as 2x2".

@@ -34,6 +34,8 @@ const char* KindName(ddl_kind kind) {
       return "barrier";
     case DDL_JOIN:
       return "join";
+    case DDL_ALL_TO_ALL:
+      return "all_to_all";
     case DDL_NUM_KINDS:
       break;
   }

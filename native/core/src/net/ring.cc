@@ -1,4 +1,5 @@
-// How segments travel around the ring; the algorithms are in ring_halves.cc and ring_broadcast.cc.
+// How segments travel around the ring; the algorithms are in ring_halves.cc, ring_all_to_all.cc and
+// ring_broadcast.cc.
 #include "net/ring.h"
 
 #include <algorithm>
@@ -35,9 +36,11 @@ Status Ring::Finish(WireMessages* messages) {
   return status;
 }
 
-Status Ring::Exchange(const char* send, uint64_t send_bytes, uint64_t receive_bytes,
+Status Ring::Exchange(int distance, const char* send, uint64_t send_bytes, uint64_t receive_bytes,
                       const std::function<void(const char* data, uint64_t offset, uint64_t bytes)>& on_segment) {
   const auto segment_at = [](uint64_t offset, uint64_t bytes) { return std::min(kSegmentBytes, bytes - offset); };
+  const int to = ranks_[Ahead(distance)];
+  const int from = ranks_[Behind(distance)];
   char* const memory = memory_.Reserve(2 * kWindow * kSegmentBytes);
   const auto place = [&](uint64_t offset) { return memory + offset / kSegmentBytes % kWindow * kSegmentBytes; };
   const auto leaving = [&](uint64_t offset) { return place(offset) + kWindow * kSegmentBytes; };
@@ -49,13 +52,13 @@ Status Ring::Exchange(const char* send, uint64_t send_bytes, uint64_t receive_by
   while (sent < send_bytes || received < receive_bytes) {
     while (posted < receive_bytes && receives.size() < kWindow) {
       const uint64_t bytes = segment_at(posted, receive_bytes);
-      DDL_RETURN_IF_ERROR(receives.Start(previous(), kDataTag, place(posted), bytes));
+      DDL_RETURN_IF_ERROR(receives.Start(from, kDataTag, place(posted), bytes));
       posted += bytes;
     }
     while (sent < send_bytes && sends.size() < kWindow) {
       const uint64_t bytes = segment_at(sent, send_bytes);
       Copy(leaving(sent), send + sent, bytes, Store::kCached);
-      DDL_RETURN_IF_ERROR(sends.Start(next(), kDataTag, leaving(sent), bytes));
+      DDL_RETURN_IF_ERROR(sends.Start(to, kDataTag, leaving(sent), bytes));
       sent += bytes;
     }
     if (receives.size() > 0) {

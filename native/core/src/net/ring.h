@@ -39,19 +39,27 @@ class Ring {
   Status ReduceScatter(char* data, const std::vector<Range>& chunks, const Reduction& reduction);
   Status AllGather(char* data, const std::vector<Range>& chunks, size_t element_bytes);
 
+  // ring_all_to_all.cc. `sends[p]`: the bytes of `in` for position p; `receives[p]`: where in `out` those from position
+  // p go, as many as p sends. Each byte travels once, from its sender to its receiver; this position's own are left
+  // alone.
+  Status AllToAll(const char* in, const std::vector<Range>& sends, char* out, const std::vector<Range>& receives);
+
   // ring_broadcast.cc. A pipelined chain from position `root` onward: N bytes sent by all but the last. `data` lies in
   // `memory`.
   Status Broadcast(int root, WireMemory& memory, char* data, uint64_t bytes);
 
  private:
-  // Sends to the next and receives from the previous position at once, in segments. on_segment(data, offset, bytes) is
-  // called in order for what has arrived.
-  Status Exchange(const char* send, uint64_t send_bytes, uint64_t receive_bytes,
+  // Sends to the position `distance` ahead and receives from the one as far behind at once, in segments.
+  // on_segment(data, offset, bytes) is called in order for what has arrived.
+  Status Exchange(int distance, const char* send, uint64_t send_bytes, uint64_t receive_bytes,
                   const std::function<void(const char* data, uint64_t offset, uint64_t bytes)>& on_segment);
   // Waits until the oldest of these messages has finished.
   Status Finish(WireMessages* messages);
-  int next() const { return ranks_[static_cast<size_t>((position_ + 1) % size())]; }
-  int previous() const { return ranks_[static_cast<size_t>((position_ + size() - 1) % size())]; }
+  // REQUIRES: 0 <= distance <= size().
+  size_t Ahead(int distance) const { return static_cast<size_t>((position_ + distance) % size()); }
+  size_t Behind(int distance) const { return Ahead(size() - distance); }
+  int next() const { return ranks_[Ahead(1)]; }
+  int previous() const { return ranks_[Behind(1)]; }
 
   // Long enough for MPI to announce it and to wait for the receiver, however far ahead the sender runs: what is sent at
   // once piles up in the memory of a slow receiver, at worst the whole tensor.

@@ -10,7 +10,7 @@ Status Ring::ReduceScatter(char* data, const std::vector<Range>& chunks, const R
     const Range& out = chunks[send];
     const Range& in = chunks[receive];
     char* target = data + in.begin * bytes;
-    DDL_RETURN_IF_ERROR(Exchange(data + out.begin * bytes, out.size() * bytes, in.size() * bytes,
+    DDL_RETURN_IF_ERROR(Exchange(1, data + out.begin * bytes, out.size() * bytes, in.size() * bytes,
                                  [&](const char* arrived, uint64_t offset, uint64_t n) {
                                    const void* sources[] = {arrived, target + offset};
                                    Reduce(reduction.dtype, reduction.op, sources, 2, target + offset, n / bytes, 1.0,
@@ -27,7 +27,7 @@ Status Ring::AllGather(char* data, const std::vector<Range>& chunks, size_t elem
     const Range& in = chunks[receive];
     char* const target = data + in.begin * element_bytes;
     DDL_RETURN_IF_ERROR(Exchange(
-        data + out.begin * element_bytes, out.size() * element_bytes, in.size() * element_bytes,
+        1, data + out.begin * element_bytes, out.size() * element_bytes, in.size() * element_bytes,
         [&](const char* arrived, uint64_t offset, uint64_t n) { Copy(target + offset, arrived, n, Store::kCached); }));
   }
   return {};

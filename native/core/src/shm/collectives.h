@@ -39,6 +39,11 @@ Status ShmReduceScatter(ShmPipeline& pipeline, const std::vector<View>& parts, c
 // all_gather.cc. `in` of local rank j lands in outs[j] on every rank. N written, sum of the others' N copied.
 Status ShmAllGather(ShmPipeline& pipeline, const View& in, const std::vector<View>& outs);
 
+// all_to_all.cc. parts[j] of local rank i lands in outs[i] of local rank j; equally long. Lengths differ from pair to
+// pair, and no rank need know those of other pairs. What a rank has for others is written to its slots and copied out
+// once. All views are of bytes (element_bytes 1).
+Status ShmAllToAll(ShmPipeline& pipeline, const std::vector<View>& parts, const std::vector<View>& outs);
+
 // broadcast.cc. `in` of local rank `root` lands in `out` on every rank; `in` is read on the root only.
 Status ShmBroadcast(ShmPipeline& pipeline, int root, const View& in, const View& out);
 

@@ -49,7 +49,7 @@ struct RendezvousCard {
     uint32_t dtype;
     uint32_t op;  // 0 where the kind does not read it; the same goes for root
     int32_t root;
-    uint64_t count;  // 0 for DDL_ALL_GATHER, whose rows are free
+    uint64_t count;  // 0 where rows are free (control/message.h)
     uint64_t row_count;
     uint64_t fingerprint;
     uint64_t name_hash;
@@ -58,7 +58,7 @@ struct RendezvousCard {
   uint64_t scheme;  // of an all-reduce through the slots, as local rank 0 proposes it (scheme.h)
 };
 
-// Data up to this size travels with the card.
+// Data up to this size travels with the card; so do the splits of an all_to_all.
 constexpr size_t kEagerBytes = 64 * 1024;
 
 // What one rank shows the others of its group. Zero is a valid initial state of every field but `life`.

@@ -1,0 +1,47 @@
+// The splits of an all_to_all, of which the coordinator alone knows those of every rank.
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "control/coordinator.h"
+
+namespace ddl {
+
+bool SplitsFit(const int64_t* splits, size_t num_splits, uint64_t rows) {
+  uint64_t left = rows;  // counted down: a sum of wrong splits may be beyond 64 bits
+  for (size_t i = 0; i < num_splits; ++i) {
+    if (splits[i] < 0 || static_cast<uint64_t>(splits[i]) > left) return false;
+    left -= static_cast<uint64_t>(splits[i]);
+  }
+  return left == 0;
+}
+
+std::string DescribeWrongSplits(const std::vector<Submission>& submissions) {
+  std::string wrong;
+  for (const auto& [rank, a] : submissions) {
+    if (SplitsFit(a.splits.data(), a.splits.size(), a.rows)) continue;
+    wrong += (wrong.empty() ? "" : "; ") + std::to_string(a.rows) + " rows in splits of";
+    for (size_t to = 0; to < a.splits.size(); ++to) wrong += (to == 0 ? " " : ", ") + std::to_string(a.splits[to]);
+    wrong += " on rank " + std::to_string(rank);
+  }
+  if (wrong.empty()) return {};
+  return Label(submissions[0].announcement) +
+         ": the splits of every rank must be 0 or more and add up to its rows; without splits, the rows must be a "
+         "multiple of the number of ranks (" +
+         std::to_string(submissions.size()) + "). Received: " + wrong + ".";
+}
+
+std::vector<Verdict> VerdictsOfAllToAll(const Decision& decision, const std::vector<Submission>& submissions) {
+  std::vector<Verdict> verdicts;
+  for (auto to = submissions.rbegin(); to != submissions.rend(); ++to) {
+    Verdict verdict{decision, {to->rank}};
+    for (const auto& [from, a] : submissions) {
+      verdict.decision.rows.push_back(static_cast<uint64_t>(a.splits[static_cast<size_t>(to->rank)]));
+    }
+    verdicts.push_back(std::move(verdict));
+  }
+  return verdicts;
+}
+
+}  // namespace ddl
