@@ -64,7 +64,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     most = config.getoption("durations")
     if most is None:
         return
-    reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "nodeid")]
+    everything = [report for found in terminalreporter.stats.values() for report in found]
+    reports = [report for report in everything if hasattr(report, "user_properties")]  # not warnings
     took = {report.nodeid: dict(report.user_properties).get("seconds", 0.0) for report in reports}
     terminalreporter.section("slowest checks on ranks")
     for name, seconds in sorted(took.items(), key=lambda item: -item[1])[: most or None]:

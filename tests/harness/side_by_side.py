@@ -1,6 +1,6 @@
 """How tests share the machine under pytest-xdist: which go to one worker, in which order, and which run alone.
 
-Tests wait for their ranks often enough that two workers use two cores better than one. What is started once for
+Tests wait for their ranks often enough that three workers use two cores better than two. What is started once for
 several tests (a launch of ranks, a built package, trained models) belongs to one worker. Tests marked `quiet` mostly
 wait, for seconds that they count: they run beside one another, and beside no others. Tests marked `alone` need the
 machine to themselves. Both wait until no test of another kind runs, and none starts meanwhile.

@@ -6,7 +6,7 @@ import pytest
 
 from harness.packaging_tools import RUNTIME, make_venv, run
 
-pytestmark = pytest.mark.packaging
+pytestmark = [pytest.mark.packaging, pytest.mark.long]
 
 
 def test_editable_install_runs_from_the_source(source, work, build_setting, wheel, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving.serving import COMMAND, serving
+from serving.serving import COMMAND
 
 CLIENT = Path(__file__).resolve().parents[2] / "examples" / "predict_client.py"
 X = np.float32([[1, 2, 3], [4, 5, 6]])
@@ -81,9 +81,10 @@ def test_serve_refuses_what_it_cannot_serve(tmp_path, monkeypatch, arguments, sa
     assert said in run(COMMAND, "serve", *arguments, status=2)
 
 
-def test_serve_says_that_a_port_is_taken(versions):
-    with serving(versions) as server:
-        for option, port in (("--port", server.grpc_port), ("--rest-port", server.rest_port)):
-            other = {"--port": "--rest-port", "--rest-port": "--port"}[option]
-            taken = run(COMMAND, "serve", "--host", "127.0.0.1", versions, option, port, other, 0, status=1)
-            assert str(port) in taken and "Traceback" not in taken, taken
+def test_serve_says_that_a_port_is_taken(server, versions):
+    for option, other, port in (
+        ("--port", "--rest-port", server.grpc_port),
+        ("--rest-port", "--port", server.rest_port),
+    ):
+        taken = run(COMMAND, "serve", "--host", "127.0.0.1", versions, option, port, other, 0, status=1)
+        assert str(port) in taken and "Traceback" not in taken, taken

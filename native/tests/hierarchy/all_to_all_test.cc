@@ -116,10 +116,13 @@ class AllToAllTest : public testing::TestWithParam<size_t> {
 };
 
 TEST_P(AllToAllTest, OfUnevenRows) {
+  // What is moved are bytes: under a sanitizer those of one dtype are enough.
+  const std::vector<ddl_dtype> dtypes =
+      kSanitized ? std::vector<ddl_dtype>{DDL_INT8} : std::vector<ddl_dtype>{DDL_FLOAT32, DDL_FLOAT64, DDL_INT8};
   Run([&](ddl_comm* comm, int) {
     for (const Plan& plan : Plans(size())) {
       for (const size_t row_count : {size_t{1}, size_t{5}, size_t{0}}) {
-        for (const ddl_dtype dtype : {DDL_FLOAT32, DDL_FLOAT64, DDL_INT8}) {
+        for (const ddl_dtype dtype : dtypes) {
           Exchange(comm, plan, dtype, row_count).RunAndCheck(comm);
         }
       }
