@@ -31,7 +31,11 @@ _WHAT = "An export"
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was exported. `seconds` holds the stages in order; `proof` says in words how outputs were compared."""
+    """What was exported.
+
+    `seconds` holds the stages in order; `proof` says in words how outputs were compared; `removed` are the versions
+    that `keep` has removed.
+    """
 
     path: Path
     version: int
@@ -42,6 +46,7 @@ class ExportResult:
     seconds: Mapping[str, float]
     proof: str
     warnings: tuple[str, ...] = field(default=())
+    removed: tuple[int, ...] = field(default=())
 
 
 def export_saved_model(
@@ -56,6 +61,7 @@ def export_saved_model(
     warmup: bool = True,
     model_name: str = "default",
     weights: str | Path | None = None,
+    keep: int | None = None,
 ) -> ExportResult:
     """Writes `out_dir/<version>/`, a SavedModel that TensorFlow Serving loads, from a checkpoint directory.
 
@@ -66,12 +72,15 @@ def export_saved_model(
         warmup: write assets.extra/tf_serving_warmup_requests from the stored sample, under `model_name`.
         weights: a .weights.h5 or .keras file or a TensorFlow checkpoint of the same model, to take the weights from
             instead of a checkpoint of `ckpt_dir`, which then only brings the base graph.
+        keep: how many versions stay in `out_dir`, the highest ones and this one; None: all.
     Raises: CheckpointError: no such checkpoint, or damaged. ExportError: the version exists, out_dir is not writable,
         no base graph, custom ops, NaN weights, outputs differ. Nothing is published then.
     Cost: reads and writes the weights once; importing TensorFlow, here and in the clean process, takes longest.
     """
     if validate not in ("process", "here", "off"):
         raise ConfigError(f"validate is one of 'process', 'here', 'off'. Received: {validate!r}.")
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+        raise ConfigError(f"keep is the number of versions that stay, 1 or more, or None. Received: {keep!r}.")
     clock = _Clock()
     if weights is not None:
         source = Source(Path(weights))
@@ -103,6 +112,7 @@ def export_saved_model(
         clock.lap("validate")
         size = sum(record["bytes"] for record in durable.inventory(staged).values())
         versions.publish(staged, final)
+        removed = versions.prune(final, keep) if keep is not None else []
         clock.lap("publish")
     return ExportResult(
         path=final,
@@ -114,6 +124,7 @@ def export_saved_model(
         seconds=clock.laps,
         proof=proof,
         warnings=tuple(base["warnings"]),
+        removed=tuple(int(version.name) for version in removed),
     )
 
 

@@ -28,7 +28,7 @@ def choose(out_dir: Path, version: int | str | None, step: int | None) -> Path:
     if version is not None and (out_dir / str(int(version))).exists():
         raise _exists(out_dir / str(int(version)))
     durable.make_directory(out_dir, _WHAT, ExportError)
-    taken = [int(entry.name) for entry in out_dir.iterdir() if entry.name.isascii() and entry.name.isdigit()]
+    taken = [int(entry.name) for entry in out_dir.iterdir() if _is_version(entry.name)]
     durable.sweep_temporaries(out_dir)
     return out_dir / str(max(taken, default=0) + 1 if version is None else int(version))
 
@@ -41,6 +41,23 @@ def publish(staged: Path, final: Path) -> None:
         if error.errno == errno.EEXIST:
             raise _exists(final) from error
         raise
+
+
+def prune(final: Path, keep: int) -> list[Path]:
+    """Removes all versions beside `final` but the `keep` highest and `final` itself; returns what was removed.
+
+    A server serves the highest versions, so it is never one that it loads. Each vanishes by one rename before its files
+    are removed: nobody sees half of one.
+    """
+    numbers = sorted((int(entry.name) for entry in final.parent.iterdir() if _is_version(entry.name)), reverse=True)
+    removed = [final.parent / str(number) for number in numbers[keep:] if number != int(final.name)]
+    for version in removed:
+        durable.remove(version)
+    return removed
+
+
+def _is_version(name: str) -> bool:
+    return name.isascii() and name.isdigit()
 
 
 def _exists(final: Path) -> ExportError:

@@ -19,6 +19,7 @@ from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._first_rank import is_first_rank, on_first_rank
 from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._progress import ARRAYS, RECORD, Restoration, agreed_layer_state, capture, read_progress
+from keras_ddl.callbacks._publisher import Publisher
 from keras_ddl.callbacks._training_state import broadcast_training_state, steps_taken
 from keras_ddl.checkpoint import model_state
 from keras_ddl.checkpoint.background import BackgroundWriter
@@ -51,6 +52,10 @@ class Checkpoint(keras.callbacks.Callback):
             subclassed model's is written after its first batch, when its inputs are known.
         sample: a few rows of real input, which every export replays to prove itself; default: made-up rows.
         resume: go on from the latest checkpoint, if there is one. The model must be built.
+        publish_to: a directory of versions, in which checkpoints are exported as they come, for a server that follows
+            the training; a version's number is its checkpoint's step. A process of lower priority does it on rank 0's
+            host; checkpoints that come meanwhile wait as one, the newest. One that cannot be exported is a warning.
+        publish_keep: how many versions stay there.
         input_signature, classify, regress: as `keras_ddl.export.write_base_graph`.
     Raises: ConfigError: bad arguments (when made); mode='auto' and a metric that does not say (when training begins).
         On every rank: CheckpointError: the directory cannot be written, the checkpoint is damaged or of another model;
@@ -80,6 +85,8 @@ class Checkpoint(keras.callbacks.Callback):
         classify: Any = None,
         regress: Any = None,
         save_minutes: float | None = None,
+        publish_to: str | Path | None = None,
+        publish_keep: int = 3,
         verbose: int = 0,
     ) -> None:
         super().__init__()
@@ -87,6 +94,11 @@ class Checkpoint(keras.callbacks.Callback):
             raise ConfigError(f"mode must be 'auto', 'min' or 'max'. Received: mode={mode!r}.")
         if not _is_count(keep):
             raise ConfigError(f"keep must be the number of checkpoints that stay, 1 or more. Received: keep={keep!r}.")
+        if not _is_count(publish_keep) or (publish_to is not None and not export_base):
+            raise ConfigError(
+                "publish_to exports with the base graph, and publish_keep is the number of versions that stay, 1 or "
+                f"more. Received: export_base={export_base}, publish_keep={publish_keep!r}."
+            )
         if save_freq != "epoch" and not _is_count(save_freq):
             raise ConfigError(
                 f"save_freq must be 'epoch' or a number of steps, 1 or more. Received: save_freq={save_freq!r}."
@@ -116,6 +128,9 @@ class Checkpoint(keras.callbacks.Callback):
         self._clock: Clock | None = None
         self._buffers = Buffers()
         self._writer = BackgroundWriter()
+        self._publish_to = None if publish_to is None else Path(publish_to)
+        self._publish_keep = publish_keep
+        self._publisher: Publisher | None = None  # on rank 0
         self._in_flight = False  # on all ranks: whether rank 0's writer may be busy, or have failed
 
     # ---- train begin -------------------------------------------------------------------------------------------------
@@ -134,6 +149,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _prepare(self) -> int | None:
         """On rank 0: cleans the directory; returns the step to resume from, or None to begin anew."""
+        if self._publish_to is not None and self._publisher is None:
+            self._publisher = Publisher(self.dir, self._publish_to, self._publish_keep)
         if self._saved is not None:  # a second fit of this process goes on in the directory
             return None
         make_directory(self.dir, "A checkpoint", CheckpointError)  # fails now rather than after the first epoch
@@ -272,6 +289,12 @@ class Checkpoint(keras.callbacks.Callback):
             self._save(step, self._epoch, logs or {}, stopped_of=self.params.get("epochs") if stopped else None)
         self._wait()
         self._restoration = None
+        if self._publish_to is not None:
+            on_first_rank(self._wait_for_publisher, "Checkpoint/published")
+
+    def _wait_for_publisher(self) -> None:
+        if self._publisher is not None:
+            self._publisher.wait()
 
     def _step(self) -> int:
         """The optimizer steps taken; batches, for a model without an optimizer."""
@@ -334,6 +357,8 @@ class Checkpoint(keras.callbacks.Callback):
                 extra=extra,
             )
             ckpt.prune(self.dir, self.keep, best)
+            if self._publisher is not None and self._base is not None:
+                self._publisher.offer(step)
             if self.verbose:
                 print(f"\nCheckpoint: saved {saved.path}")
 

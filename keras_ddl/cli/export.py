@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
 
 @click.command("export", short_help="Turn a checkpoint into a SavedModel for serving.")
-@click.argument("checkpoints", metavar="CHECKPOINTS")
-@click.argument("output", metavar="OUTPUT")
+@click.argument("checkpoints", metavar="CHECKPOINTS", required=False)
+@click.argument("output", metavar="OUTPUT", required=False)
+@click.option("--inputs", metavar="NAMES", help="Of a graph-mode script: NAME=TENSOR,...; default: the placeholders.")
+@click.option("--outputs", metavar="NAMES", help="Of a graph-mode script: NAME=TENSOR,...; default: the only one.")
+@click.option("--meta-graph", metavar="FILE", help="Of a graph-mode script: its graph, if it is not found.")
+@click.option("--check", metavar="VERSION", help="Only prove that VERSION, anyone's SavedModel, can be served.")
+@click.option("--sample", metavar="FILE", help="With --check: the rows to ask it, an .npz file; default: zeros.")
 @click.option("--which", default="latest", show_default=True, help="latest, best, or a step.", metavar="WHICH")
 @click.option("--metric", help="The metric that decides what is best; default: what was monitored.", metavar="NAME")
 @click.option(
@@ -27,31 +32,54 @@ if TYPE_CHECKING:
     help="Whether the least or the greatest value of the metric is best.",
 )
 @click.option("--version", help="Number, or step; default: the highest in OUTPUT plus one.", metavar="N")
+@click.option("--keep", type=click.IntRange(min=1), help="Remove all versions but so many, the highest.", metavar="N")
 @click.option("--weights", help="Take the weights from this file instead.", metavar="FILE")
 @click.option("--model-name", default="default", show_default=True, help="Its name on the server.", metavar="NAME")
 @click.option("--no-verify", is_flag=True, help="Do not replay the stored sample.")
 @click.option("--no-warmup", is_flag=True, help="Do not store warm-up requests for the server.")
 def command(
-    checkpoints: str,
-    output: str,
+    checkpoints: str | None,
+    output: str | None,
+    inputs: str | None,
+    outputs: str | None,
+    meta_graph: str | None,
+    check: str | None,
+    sample: str | None,
     which: str,
     metric: str | None,
     mode: str,
     version: str | None,
+    keep: int | None,
     weights: str | None,
     model_name: str,
     no_verify: bool,
     no_warmup: bool,
-) -> None:
+) -> int:
     """Write OUTPUT/<version>/, a SavedModel, from the checkpoint directory CHECKPOINTS.
 
     \b
     keras-ddl export checkpoints saved_model
     keras-ddl export checkpoints saved_model --which best --metric val_accuracy --version 3
+    keras-ddl export --check saved_model/3
+    keras-ddl export logs/model-300 saved_model --outputs scores=logits:0
 
     No code of yours is needed. The SavedModel holds no operation of keras_ddl, and its outputs are compared with
     those that the model gave in training, in a process without keras_ddl.
     """
+    if (check is None) == (output is None) or (sample is not None and check is None):
+        raise ConfigError(
+            "Give CHECKPOINTS and OUTPUT, or --check VERSION and perhaps --sample. Received: "
+            f"{[each for each in (checkpoints, output) if each is not None]}, --check {check}, --sample {sample}."
+        )
+    if check is not None:
+        return _check(check, sample)
+    assert checkpoints is not None and output is not None
+    of_graph = [inputs, outputs, meta_graph]
+    if of_graph != [None, None, None] or not Path(checkpoints).is_dir() or (Path(checkpoints) / "checkpoint").is_file():
+        result = _graph_mode(checkpoints, output, *of_graph, version=version, keep=keep)
+        if result is not None:
+            click.echo(describe(result, model_name))
+            return 0
     # Before TensorFlow is imported, which takes seconds.
     if not Path(checkpoints).is_dir():
         raise CheckpointError(
@@ -72,8 +100,65 @@ def command(
         warmup=not no_warmup,
         model_name=model_name,
         weights=weights,
+        keep=keep,
     )
     click.echo(describe(result, model_name))
+    return 0
+
+
+def _graph_mode(
+    checkpoint: str,
+    output: str,
+    inputs: str | None,
+    outputs: str | None,
+    meta_graph: str | None,
+    *,
+    version: str | None,
+    keep: int | None,
+) -> ExportResult | None:
+    """Exports what a Saver has written; None: it is something else, and nothing says that it should be that."""
+    path = Path(checkpoint)
+    has_file = path.with_name(path.name + ".index").exists() or (path / "checkpoint").is_file()
+    if not has_file and (inputs, outputs, meta_graph) == (None, None, None):
+        return None
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import logging
+
+    from keras_ddl.compat.tensorflow import tf
+    from keras_ddl.export.graph_mode import export_graph
+
+    tf.get_logger().setLevel(logging.ERROR)  # it calls what graph mode needs deprecated
+    return export_graph(
+        checkpoint,
+        output,
+        inputs=parse_tensors(inputs),
+        outputs=parse_tensors(outputs),
+        meta_graph=meta_graph,
+        version=parse_version(version),
+        keep=keep,
+    )
+
+
+def parse_tensors(text: str | None) -> dict[str, str] | None:
+    """Returns name -> tensor of "scores=logits:0,x:0"; one without a name has that of its operation. None for None."""
+    if text is None:
+        return None
+    pairs = [each.strip().partition("=") for each in text.split(",") if each.strip()]
+    found = {name if tensor else name.partition(":")[0].replace("/", "_"): tensor or name for name, _, tensor in pairs}
+    if not found or not all(found) or len(found) < len(pairs):
+        raise ConfigError(f"Tensors are named NAME=TENSOR,..., each name once. Received: {text!r}.")
+    return found
+
+
+def _check(version: str, sample: str | None) -> int:
+    """Shows the report on a SavedModel, and writes it beside; 1: it cannot be served."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from keras_ddl.export.check import check_saved_model
+
+    report = check_saved_model(version, sample=sample)
+    text, as_json = report.write()
+    click.echo(f"{report.text()}  written: {text} and {as_json.name}")
+    return 1 if report.problems else 0
 
 
 def parse_which(text: str) -> str | int:
@@ -103,6 +188,7 @@ def describe(result: ExportResult, model_name: str) -> str:
     lines = [f"Wrote {result.path} (version {result.version}, {size_text(result.bytes)})"]
     lines += [f"  from: {', '.join(source)}"] if source else []
     lines += [f"  checked: {result.proof}", f"  time: {sum(result.seconds.values()):.2f} s ({stages})"]
+    lines += [f"  removed: version {number}" for number in result.removed]
     lines += [f"  warning: {text}" for text in result.warnings]
     mount = f"{result.path.resolve().parent}:/models/{model_name}"
     lines += [

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_ddl import callbacks
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.callbacks._direction import resolve_direction
-from keras_ddl.errors import CheckpointError, ConfigError
+from keras_ddl.errors import CheckpointError, ConfigError, ExportError
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 Y = X.sum(axis=1, keepdims=True)
@@ -233,6 +233,44 @@ def test_base_graph_of_a_subclassed_model_is_written_after_its_first_batch(tmp_p
 def test_export_base_is_optional(tmp_path):
     fit(make(), callbacks.Checkpoint(tmp_path, monitor="loss", export_base=False))
     assert not (tmp_path / "base").exists()
+
+
+def published(folder):
+    return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())
+
+
+def test_checkpoints_are_published_for_a_server_that_follows(tmp_path):
+    model, served = make(), tmp_path / "served"
+    parts = [callbacks.Checkpoint(tmp_path / "ckpt", monitor="loss", publish_to=served, publish_keep=1)]
+    fit(model, *parts)
+    # Of those that came while another was exported, the newest; it is there when fit returns.
+    assert published(served) == [9]
+    record = json.loads((served / "9" / "assets.extra" / "keras_ddl_export.json").read_text())
+    assert (record["version"], record["step"]) == (9, 9)
+    loaded = tf.saved_model.load(str(served / "9"))  # kept: its signatures do not keep the variables alive
+    answer = loaded.signatures["serving_default"](inputs=tf.constant(X))
+    np.testing.assert_allclose(next(iter(answer.values())), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.long
+def test_a_checkpoint_that_cannot_be_published_is_a_warning(tmp_path):
+    served = tmp_path / "served"
+    with pytest.warns(UserWarning, match="step 6 could not be exported .status 1.: .*NaN"):
+        fit(
+            make(keras.optimizers.SGD(1e30)),
+            callbacks.Checkpoint(tmp_path / "ckpt", monitor="loss", publish_to=served),
+            epochs=2,
+        )
+    assert published(served) == []
+
+
+def test_publishing_needs_the_base_graph_and_room_for_a_version(tmp_path):
+    for options in ({"export_base": False}, {"publish_keep": 0}):
+        with pytest.raises(ConfigError, match="publish_to exports with the base graph.*Received"):
+            callbacks.Checkpoint(tmp_path, publish_to=tmp_path / "served", **options)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExportError, match="needs a directory"):
+        fit(make(), callbacks.Checkpoint(tmp_path / "ckpt", monitor="loss", publish_to=tmp_path / "file"))
 
 
 @pytest.mark.parametrize("options", [{"mode": "highest"}, {"keep": 0}, {"save_freq": "batch"}, {"save_freq": 0}])

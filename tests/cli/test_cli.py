@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_ddl.cli.export import describe, parse_version, parse_which
+from keras_ddl.cli.export import describe, parse_tensors, parse_version, parse_which
 from keras_ddl.cli.run import parse_env, resolve_program
 from keras_ddl.errors import ConfigError
 from keras_ddl.export.graft import ExportResult
@@ -157,6 +157,15 @@ def test_resolve_program_takes_our_python(tmp_path: Path):
 def test_parse_env_reads_values_and_names(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HERE", "value")
     assert parse_env(("A=1", "B=", "C=x=y", "HERE")) == {"A": "1", "B": "", "C": "x=y", "HERE": "value"}
+
+
+def test_parse_tensors():
+    assert parse_tensors(None) is None
+    assert parse_tensors("scores=net/logits:0, x:0") == {"scores": "net/logits:0", "x": "x:0"}
+    assert parse_tensors("net/logits") == {"net_logits": "net/logits"}
+    for text in ("", "=x:0", "a=x:0,a=y:0"):
+        with pytest.raises(ConfigError, match="each name once. Received"):
+            parse_tensors(text)
 
 
 def test_parse_which_and_version():

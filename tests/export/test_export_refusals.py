@@ -64,6 +64,21 @@ def test_version_is_never_overwritten(trained: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == ["10", "4", "9"]
 
 
+def test_the_highest_versions_and_the_new_one_stay(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for version in (2, 3, 10):
+        export_here(trained, out, version=version)
+    (out / "notes").mkdir()
+    assert export_here(trained, out, keep=2).removed == (3, 2)
+    assert contents(out) == ["10", "11", "notes"]
+    # A version that is told to be lower is not removed as soon as it is there.
+    assert export_here(trained, out, version=5, keep=1).removed == (10,)
+    assert contents(out) == ["11", "5", "notes"]
+    for keep in (0, -1, True, 1.5):
+        with pytest.raises(ConfigError, match="1 or more.*Received"):
+            export_here(trained, out, keep=keep)
+
+
 @pytest.mark.parametrize("version", ["v2", "-1", "1.5", "²"])
 def test_version_is_a_number(trained: Path, tmp_path: Path, version: str) -> None:
     with pytest.raises(ExportError, match="whole number of 0 or more.*TensorFlow Serving.*Received"):

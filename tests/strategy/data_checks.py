@@ -170,6 +170,7 @@ class OfRagged(keras.Model):
         return self.head(tf.reduce_sum(self.table(words.to_tensor(shape=[None, 4])), axis=1))
 
 
+@long
 @case()
 def check_ragged_inputs_of_an_unbuilt_model(scope):
     with scope:

@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import data
 from strategy.common import (
@@ -113,6 +114,7 @@ def custom_loop(model, optimizer, strategy, function):
     return lambda x, y: strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
 
 
+@long
 def check_custom_loops():
     for function in ("run in function", "function in run", "eager"):
         alone, shared = pair()

@@ -82,6 +82,7 @@ def check_noise_in_batches_of_fixed_size(scope):
     return Trained(model, model.fit(data, epochs=2, verbose=0).history)
 
 
+@long
 @case("float32")
 def check_augmentation_in_the_model(scope):
     def augmentation():
@@ -193,6 +194,7 @@ class Gan(keras.Model):
         return {"nothing": ops.zeros(())}
 
 
+@long
 @case()
 def check_gan_that_draws_noise(scope):
     with scope:
@@ -267,6 +269,7 @@ def draw_on_ranks(draw, eagerly):
         yield STRATEGY.run(function, args=(batch,)), draw(COUNT, generators[1])
 
 
+@long
 def check_draws_of_every_kind_are_the_rows_of_one():
     set_precision("float32")
     for name, draw in DRAWS.items():

@@ -71,6 +71,7 @@ def rows_once(dataset, lengths):
     assert orders[0] != orders[1]
 
 
+@long
 def check_fit_on_rows_from_files():
     set_precision("float64")
     lengths = [9, 2, 14, 8]

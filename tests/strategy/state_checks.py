@@ -5,6 +5,7 @@ Run by test_strategy.py.
 
 import numpy as np
 
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import (
     RANK,
@@ -71,6 +72,7 @@ def check_moving_statistics_are_averaged_and_survive_ranks_without_rows():
     np.testing.assert_allclose(model.layers[0].moving_mean.numpy(), np.mean(expected, axis=0), rtol=1e-12)
 
 
+@long
 def check_layers_of_all_kinds_take_ranks_without_rows():
     def build():
         inputs = keras.Input((8, 8, 2))

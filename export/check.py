@@ -1,0 +1,131 @@
+"""The proof alone, of a SavedModel that anyone has made: can a server load it, and does it answer?"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from keras_ddl.errors import ExportError
+from keras_ddl.export.scan import scan_saved_model
+from keras_ddl.export.validate import CleanProcess
+
+_ROWS = 2  # of what is made up
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What was found of a SavedModel. It can be served when there are no `problems`.
+
+    Attributes:
+        ops: op -> number of nodes. signatures: name -> {"inputs": ..., "outputs": ..., "method": ...}, of which inputs
+            and outputs are name -> [dtype, shape].
+        answers: how it was asked, and what came back, in words; "" when it could not be asked.
+        seconds: of loading and of answering.
+    """
+
+    path: str
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+    ops: dict[str, int]
+    signatures: dict[str, Any]
+    answers: str
+    seconds: dict[str, float]
+
+    def text(self) -> str:
+        """Returns the report for people."""
+        lines = [f"{self.path}: {'cannot be served' if self.problems else 'can be served'}"]
+        lines += [f"  problem: {each}" for each in self.problems]
+        lines += [f"  warning: {each}" for each in self.warnings]
+        for name, signature in sorted(self.signatures.items()):
+            described = [
+                ", ".join(f"{alias} {dtype}{shape}" for alias, (dtype, shape) in sorted(signature[kind].items()))
+                for kind in ("inputs", "outputs")
+            ]
+            lines.append(f"  signature {name}: {described[0] or 'nothing'} -> {described[1] or 'nothing'}")
+        lines.append(f"  ops: {sum(self.ops.values())} nodes of {len(self.ops)} kinds")
+        lines += [f"  answers: {self.answers}"] if self.answers else []
+        return "\n".join(lines) + "\n"
+
+    def write(self) -> tuple[Path, Path]:
+        """Writes <version>.check.txt and .check.json beside the version, where no server looks; returns both."""
+        version = Path(self.path)
+        files = version.with_name(f"{version.name}.check.txt"), version.with_name(f"{version.name}.check.json")
+        files[0].write_text(self.text())
+        files[1].write_text(json.dumps(asdict(self), indent=1) + "\n")
+        return files
+
+
+def check_saved_model(
+    path: str | Path, *, sample: str | Path | None = None, allow_ops: tuple[str, ...] = ()
+) -> CheckReport:
+    """Scans the graph of a SavedModel for what no server runs, loads it in a clean process, and has it answer.
+
+    Args:
+        sample: .npz of input name -> rows; None: zeros, or "" for text.
+        allow_ops: custom ops that the server is known to have.
+    Raises: ExportError: there is no SavedModel, or it has no `serving_default`.
+    Cost: a process that imports TensorFlow; memory for the weights.
+    """
+    path = Path(path)
+    scan = scan_saved_model(path, allow_ops)
+    signatures = _signatures(path)
+    if "serving_default" not in signatures:
+        raise ExportError(
+            f"What is served has a signature serving_default. Received: {path}, with {sorted(signatures) or 'none'}."
+        )
+    problems, answers, seconds = list(scan.problems), "", {}
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(sample) if sample is not None else _made_up(signatures["serving_default"]["inputs"], Path(folder))
+        if not problems:  # a graph with foreign ops would not load
+            request = {"path": str(path), "sample": str(rows), "golden": None, "skip": [], "tolerance": 0.0}
+            with CleanProcess() as process:
+                answer = process.replay(request)
+            if "failed" in answer:
+                problems.append(answer["failed"])
+            else:
+                kind = f"{sample}" if sample is not None else "made up (zeros)"
+                answers = f"{answer['rows']} rows, {kind}, with {', '.join(answer['outputs'])}"
+                seconds = answer["seconds"]
+    return CheckReport(str(path), tuple(problems), scan.warnings, scan.ops, signatures, answers, seconds)
+
+
+def _signatures(path: Path) -> dict[str, Any]:
+    import tensorflow as tf
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    served = [graph for graph in saved.meta_graphs if "serve" in graph.meta_info_def.tags]
+    if not served:
+        raise ExportError(f"The graph that is served is tagged 'serve'. Received: {path}, which has none.")
+
+    def described(tensors: Any) -> dict[str, Any]:
+        shapes = {name: tf.TensorShape(info.tensor_shape) for name, info in tensors.items()}
+        return {
+            name: [tf.as_dtype(info.dtype).name, None if shapes[name].rank is None else shapes[name].as_list()]
+            for name, info in tensors.items()
+        }
+
+    return {
+        name: {
+            "inputs": described(each.inputs),
+            "outputs": described(each.outputs),
+            "method": each.method_name,
+        }
+        for name, each in served[0].signature_def.items()
+        if not name.startswith("__")
+    }
+
+
+def _made_up(inputs: dict[str, Any], folder: Path) -> Path:
+    import numpy as np
+    import tensorflow as tf
+
+    rows = {}
+    for name, (dtype, shape) in inputs.items():
+        sizes = [_ROWS if size is None else size for size in (shape if shape is not None else [None])]
+        rows[name] = np.zeros(sizes, "S1" if dtype == "string" else tf.as_dtype(dtype).as_numpy_dtype)
+    np.savez(folder / "rows.npz", **rows)
+    return folder / "rows.npz"

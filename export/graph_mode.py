@@ -1,0 +1,303 @@
+"""Exports of graph-mode scripts (tensorflow.compat.v1): a Saver's checkpoint and a meta graph become a SavedModel.
+
+The meta graph is the base graph that a script has written before it added training operations
+(`<checkpoint>_basegraph.meta`), or, without one, the checkpoint's own, which is cut down to what the outputs need: so
+nothing of training is left, whatever operations it has, and none of them need be known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keras_ddl.checkpoint import durable
+from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.errors import ExportError
+from keras_ddl.export import _replay, versions
+from keras_ddl.export.graft import ExportResult
+from keras_ddl.export.scan import scan_proto
+from keras_ddl.export.validate import CleanProcess, validate_saved_model
+
+_WHAT = "An export"
+_BASE = "_basegraph.meta"
+_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+# What nobody consumes without being an answer.
+_NO_ANSWERS = re.compile(
+    r"^(NoOp|Const|Placeholder.*|(Resource)?Assign.*|ReadVariableOp|.*IsInitialized.*|IsVariableInitialized|Save.*|Restore.*"
+    r"|.*HashTable.*|LookupTable.*|.*Summary.*)$"
+)
+_ROWS = 2  # of the made-up rows on which exported and training graph are compared
+_MOST = 12
+
+
+def export_graph(
+    checkpoint: str | Path,
+    out_dir: str | Path,
+    *,
+    inputs: Mapping[str, str] | None = None,
+    outputs: Mapping[str, str] | None = None,
+    meta_graph: str | Path | None = None,
+    version: int | str | None = None,
+    keep: int | None = None,
+) -> ExportResult:
+    """Writes `out_dir/<version>/`, a SavedModel, from what a compat.v1 script has saved.
+
+    Args:
+        checkpoint: the path that a Saver returned, or its directory for the latest one.
+        inputs, outputs: name in the signature -> tensor ("logits:0"). None: inputs are the placeholders that the
+            outputs need; the output is the one operation that no other consumes.
+        meta_graph: the graph to serve, as a .meta file; None: as the module says.
+        version, keep: as of `export_saved_model`; 'step' is the number in the checkpoint's name.
+    Raises: ExportError: no checkpoint or graph, names that it has not or that cannot be told, operations that no server
+        runs, variables without weights, NaN weights; answers differ. Nothing is published then.
+    Cost: a session with the weights, and a clean process that loads them again.
+    """
+    prefix = _checkpoint(Path(checkpoint))
+    step = re.search(r"-(\d+)$", prefix.name)
+    final = versions.choose(Path(out_dir), version, int(step[1]) if step else None)
+    file = Path(meta_graph) if meta_graph is not None else _find_graph(prefix)
+    begin = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(CleanProcess())  # imports TensorFlow meanwhile
+        meta = _read(file)
+        nodes = {node.name: node for node in meta.graph_def.node}
+        answers = _named(outputs, nodes, file) if outputs is not None else _only_answer(nodes, file)
+        servable = _cut(meta, list(answers.values()))
+        kept = {node.name: node for node in servable.node}
+        fed = _named(inputs, kept, file) if inputs is not None else _placeholders(kept)
+        _scan(servable, file)
+        stack.enter_context(bundle.translated(_WHAT, final, ExportError))
+        staged = stack.enter_context(durable.staging_directory(final.parent))
+        golden = staged / "golden.npz"
+        _write(servable, meta, prefix, fed, answers, staged / "model", golden)
+        answer = validate_saved_model(staged / "model", None, golden, process=process)
+        same = "bit for bit" if answer["bitwise"] else f"to within {answer['largest']:.1e}"
+        size = sum(record["bytes"] for record in durable.inventory(staged / "model").values())
+        versions.publish(staged / "model", final)
+        removed = versions.prune(final, keep) if keep is not None else []
+    return ExportResult(
+        path=final,
+        version=int(final.name),
+        step=int(step[1]) if step else None,
+        epoch=None,
+        metrics={},
+        bytes=size,
+        seconds={"export": time.perf_counter() - begin},
+        proof=f"answers {_ROWS} made-up rows in a clean process as the graph of {file.name} does, {same}",
+        removed=tuple(int(each.name) for each in removed),
+    )
+
+
+# ---- what there is ---------------------------------------------------------------------------------------------------
+
+
+def _latest(directory: Path) -> Path | None:
+    import tensorflow as tf
+
+    found = tf.train.latest_checkpoint(str(directory))
+    return None if found is None else Path(found)
+
+
+def _checkpoint(path: Path) -> Path:
+    found = _latest(path) if path.is_dir() else path
+    if found is None or not found.with_name(found.name + ".index").exists():
+        raise ExportError(
+            f"A Saver's checkpoint is the path that save() returned, or its directory. Received: {path}, where there "
+            "is none."
+        )
+    return found
+
+
+def _find_graph(prefix: Path) -> Path:
+    stem = re.sub(r"-\d+$", "", prefix.name)
+    candidates = [prefix.with_name(name) for name in (stem + _BASE, prefix.name + _BASE, prefix.name + ".meta")]
+    for file in candidates:
+        if file.exists():
+            return file
+    raise ExportError(
+        f"The graph of a checkpoint lies beside it. Received: none of {', '.join(file.name for file in candidates)} in "
+        f"{prefix.parent}. Give the .meta file with --meta-graph."
+    )
+
+
+def _read(file: Path) -> Any:
+    import tensorflow as tf
+    from google.protobuf import text_format
+    from google.protobuf.message import DecodeError
+
+    data = file.read_bytes()
+    try:
+        return tf.compat.v1.MetaGraphDef.FromString(data)
+    except DecodeError:
+        pass
+    try:
+        return text_format.Parse(data.decode(), tf.compat.v1.MetaGraphDef())
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise ExportError(f"A meta graph is what export_meta_graph writes. Received: {file}: {error}.") from error
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def _operation(tensor: str) -> str:
+    return tensor.removeprefix("^").partition(":")[0]
+
+
+def _named(tensors: Mapping[str, str], nodes: Mapping[str, Any], file: Path) -> dict[str, str]:
+    missing = sorted(each for each in tensors.values() if _operation(each) not in nodes)
+    if missing:
+        raise ExportError(
+            f"Inputs and outputs are tensors of the graph, and inputs are needed by the outputs. Received: {missing}, "
+            f"not in what is served of {file}."
+        )
+    return {name: each if ":" in each else f"{each}:0" for name, each in tensors.items()}
+
+
+def _only_answer(nodes: Mapping[str, Any], file: Path) -> dict[str, str]:
+    consumed = {_operation(name) for node in nodes.values() for name in node.input}
+    found = [
+        name
+        for name, node in nodes.items()
+        if name not in consumed and node.op not in _VARIABLES and not _NO_ANSWERS.match(node.op)
+    ]
+    if len(found) != 1:
+        raise ExportError(
+            f"The output of a graph is the one operation that no other consumes. Received: {file} with "
+            f"{found[:_MOST] or 'none'}{' and more' if len(found) > _MOST else ''}. Name it: --outputs NAME=TENSOR."
+        )
+    return {_alias(found[0]): f"{found[0]}:0"}
+
+
+def _placeholders(nodes: Mapping[str, Any]) -> dict[str, str]:
+    return {_alias(name): f"{name}:0" for name, node in nodes.items() if node.op == "Placeholder"}
+
+
+def _alias(operation: str) -> str:
+    return operation.replace("/", "_")
+
+
+# ---- the graph -------------------------------------------------------------------------------------------------------
+
+
+def _cut(meta: Any, answers: Sequence[str]) -> Any:
+    """Returns the GraphDef of what the answers need, and of what fills the tables among it; on no device."""
+    import tensorflow as tf
+
+    goals = [_operation(each) for each in answers]
+    servable = tf.compat.v1.graph_util.extract_sub_graph(meta.graph_def, goals)
+    nodes = {node.name: node for node in meta.graph_def.node}
+    kept = {node.name for node in servable.node}
+    fill = [
+        name
+        for name in meta.collection_def["table_initializer"].node_list.value
+        if name in nodes and {_operation(each) for each in nodes[name].input} & kept
+    ]
+    if fill:
+        servable = tf.compat.v1.graph_util.extract_sub_graph(meta.graph_def, [*goals, *fill])
+    for node in servable.node:
+        node.device = ""
+    return servable
+
+
+def _scan(servable: Any, file: Path) -> None:
+    """Before it is imported, which an operation that is not known here would end with less to say."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    saved = saved_model_pb2.SavedModel()
+    saved.meta_graphs.add().graph_def.CopyFrom(servable)
+    scan_proto(saved).raise_for_problems(str(file))
+
+
+def _write(
+    servable: Any, meta: Any, prefix: Path, fed: dict[str, str], answers: dict[str, str], into: Path, golden: Path
+) -> None:
+    """Writes the SavedModel, and rows with what it answers to them before it is written."""
+    import numpy as np
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(servable, name="")
+        saver = v1.train.Saver(_variables(graph, prefix), allow_empty=True)
+        tables = [name for name in meta.collection_def["table_initializer"].node_list.value if _has(graph, name)]
+        fill = tf.group(*(graph.get_operation_by_name(name) for name in tables))
+        assets = [name for name in meta.collection_def["asset_filepaths"].node_list.value if _has(graph, name)]
+        feeds, fetches = ({name: graph.get_tensor_by_name(t) for name, t in each.items()} for each in (fed, answers))
+        with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
+            saver.restore(session, str(prefix))
+            session.run(fill)
+            rows = {name: _made_up(tensor) for name, tensor in feeds.items()}
+            found = session.run(fetches, {feeds[name]: value for name, value in rows.items()})
+            np.savez(
+                golden,
+                **{_replay.ROWS + name: _replay.storable(value) for name, value in rows.items()},
+                **{_replay.ANSWERS + name: _replay.storable(value) for name, value in found.items()},
+                **{_replay.THREADS: _replay.kernel_threads()},
+            )
+            builder = v1.saved_model.builder.SavedModelBuilder(str(into))
+            builder.add_meta_graph_and_variables(
+                session,
+                [tf.saved_model.SERVING],
+                {"serving_default": v1.saved_model.signature_def_utils.predict_signature_def(feeds, fetches)},
+                assets_collection=[graph.get_tensor_by_name(name) for name in assets],
+                main_op=fill,
+                strip_default_attrs=True,
+                saver=saver,
+            )
+            builder.save()
+
+
+def _variables(graph: Any, prefix: Path) -> dict[str, Any]:
+    """Returns key in the checkpoint -> tensor of each variable, whose weights are there and are numbers."""
+    import numpy as np
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(prefix))
+    there, found, missing = reader.get_variable_to_shape_map(), {}, []
+    for operation in graph.get_operations():
+        if operation.type not in _VARIABLES:
+            continue
+        if operation.name not in there:
+            missing.append(operation.name)
+            continue
+        value = reader.get_tensor(operation.name)
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise ExportError(
+                f"Weights that are served are numbers. Received: NaN or Inf in {operation.name!r} of {prefix}. Take an "
+                "earlier checkpoint."
+            )
+        tensor = operation.outputs[0]
+        if operation.type == "VarHandleOp":
+            tensor = tf.raw_ops.ReadVariableOp(resource=tensor, dtype=operation.get_attr("dtype"))
+        found[operation.name] = tensor
+    if missing:
+        raise ExportError(
+            f"A checkpoint holds each variable under its name. Received: {prefix}, without {missing[:_MOST]}. Is it of "
+            "this graph?"
+        )
+    return found
+
+
+def _has(graph: Any, name: str) -> bool:
+    try:
+        graph.as_graph_element(_operation(name))
+    except KeyError:
+        return False
+    return True
+
+
+def _made_up(tensor: Any) -> Any:
+    import numpy as np
+
+    shape = [
+        _ROWS if size is None else size for size in (tensor.shape.as_list() if tensor.shape.rank is not None else [])
+    ]
+    if tensor.dtype.is_floating:
+        return np.random.default_rng(0).normal(size=shape).astype(tensor.dtype.as_numpy_dtype)
+    return (
+        np.full(shape, b"", object) if tensor.dtype.name == "string" else np.zeros(shape, tensor.dtype.as_numpy_dtype)
+    )

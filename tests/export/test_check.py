@@ -1,0 +1,83 @@
+"""`keras-ddl export --check`: the proof of SavedModels that others have made."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_ddl import export
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ExportError
+
+COMMAND = Path(sys.executable).with_name("keras-ddl")
+
+
+def write_model(path: Path, call) -> Path:
+    class Model(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = tf.Variable(2.0)
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.float32, "x"), tf.TensorSpec([None], tf.string, "t")])
+        def serve(self, x, t):
+            return call(self.factor, x, t)
+
+    model = Model()
+    tf.saved_model.save(model, str(path), {"serving_default": model.serve})
+    return path
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("checked") / "3"
+    return write_model(path, lambda factor, x, t: {"y": factor * x, "upper": tf.strings.upper(t)})
+
+
+def run(*arguments, status):
+    found = subprocess.run([COMMAND, "export", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    assert found.returncode == status, found.stdout + found.stderr
+    return found.stdout + found.stderr
+
+
+def test_check_reports_what_it_found_as_text_and_json(good, tmp_path):
+    version = Path(shutil.copytree(good, tmp_path / "3"))
+    shown = run("--check", version, status=0)
+    assert f"{version}: can be served" in shown
+    assert (
+        "signature serving_default: t string[None], x float32[None, 3] -> upper string[None], y float32[None, 3]"
+        in shown
+    )
+    assert "answers: 2 rows, made up (zeros), with upper, y" in shown
+    assert (tmp_path / "3.check.txt").read_text() in shown
+    report = json.loads((tmp_path / "3.check.json").read_text())
+    assert report["problems"] == [] and report["ops"]["StringUpper"] == 1 and report["seconds"]["load"] > 0
+    assert sorted(entry.name for entry in version.iterdir()) == sorted(entry.name for entry in good.iterdir())
+
+
+def test_rows_of_ones_own_are_asked(good, tmp_path):
+    np.savez(tmp_path / "rows.npz", x=np.ones([4, 3], np.float32), t=np.array([b"a"] * 4))
+    assert export.check_saved_model(good, sample=tmp_path / "rows.npz").answers.startswith("4 rows")
+    np.savez(tmp_path / "rows.npz", x=np.ones([4, 3], np.float32))
+    (problem,) = export.check_saved_model(good, sample=tmp_path / "rows.npz").problems
+    assert "the sample holds ['x'], the graph takes ['t', 'x']" in problem
+
+
+def test_what_no_server_runs_is_a_problem(good, tmp_path):
+    calls_back = lambda factor, x, t: {"y": tf.ensure_shape(tf.numpy_function(np.sin, [x], tf.float32), x.shape)}  # noqa: E731
+    shown = run("--check", write_model(tmp_path / "1", calls_back), status=1)
+    assert "1: cannot be served" in shown and "problem: Python callback PyFunc" in shown, shown
+    halved = Path(shutil.copytree(good, tmp_path / "2"))
+    (halved / "variables" / "variables.index").unlink()
+    (problem,) = export.check_saved_model(halved).problems
+    assert "variables" in problem
+    with pytest.raises(ExportError, match="holds saved_model.pb"):
+        export.check_saved_model(tmp_path)
+
+
+def test_export_takes_either_a_checkpoint_or_a_version_to_check(tmp_path):
+    for arguments in ([], ["ckpt"], ["ckpt", "out", "--check", "3"], ["ckpt", "out", "--sample", "rows.npz"]):
+        assert "Give CHECKPOINTS and OUTPUT, or --check VERSION" in run(*arguments, status=2)
