@@ -25,8 +25,8 @@ def array_of(alias: str, proto: Any, limit_bytes: int) -> np.ndarray:
         raise invalid(f"Input {alias!r}: a tensor's shape has no unknown dimension. Received: {shape}.")
     try:
         dtype = tf.as_dtype(proto.dtype)
-        item = 16 if dtype == tf.string else dtype.size
-    except TypeError:
+        item = 16 if dtype == tf.string else np.dtype(dtype.as_numpy_dtype).itemsize
+    except (TypeError, KeyError):  # a number that is none, or that of a reference
         raise invalid(f"Input {alias!r}: there is no dtype {proto.dtype}.") from None
     if math.prod(shape) * item > limit_bytes:
         raise invalid(f"Input {alias!r} of shape {shape} is larger than a request may be ({limit_bytes} bytes).")

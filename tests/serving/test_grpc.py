@@ -64,9 +64,10 @@ def test_predict_answers_all_outputs_or_those_that_are_asked_for(server):
 
 def test_requests_that_no_model_could_answer_have_their_codes(server):
     predict = server.predictions.Predict
-    bad_shape, unknown, bomb, short = (predict_request({"x": X}) for _ in range(4))
+    bad_shape, unknown, reference, bomb, short = (predict_request({"x": X}) for _ in range(5))
     bad_shape.inputs["x"].tensor_shape.dim[0].size = -1
     unknown.inputs["x"].dtype = 999
+    reference.inputs["x"].dtype = 120
     bomb.inputs["x"].tensor_shape.dim[0].size = 2**50
     short.inputs["x"].tensor_content = b"123"
     for code, request, match in (
@@ -83,6 +84,7 @@ def test_requests_that_no_model_could_answer_have_their_codes(server):
         ("FAILED_PRECONDITION", predict_request({"x": X}, signature="other"), "Serving signature key"),
         ("INVALID_ARGUMENT", bad_shape, "unknown dimension"),
         ("INVALID_ARGUMENT", unknown, "no dtype 999"),
+        ("INVALID_ARGUMENT", reference, "no dtype 120"),
         ("INVALID_ARGUMENT", bomb, "larger than a request"),
         ("INVALID_ARGUMENT", short, "'x'"),
     ):
