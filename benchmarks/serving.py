@@ -33,6 +33,8 @@ import tensorflow as tf
 from _rounds import machine
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
+import keras_ddl
+
 FASTAPI = """
 import sys
 import numpy as np
@@ -50,7 +52,7 @@ def predict(body: dict):
     return {"predictions": model(image=rows)["output_0"].numpy().tolist()}
 
 
-uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning", access_log=False)
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning", access_log=False, timeout_keep_alive=600)
 """
 
 
@@ -198,6 +200,7 @@ def main() -> None:
             for name, make in contestants.items():
                 rate = together(make, arguments.clients, arguments.requests)
                 found[name].append((*alone(asks[name], arguments.requests), rate))
+    keras_ddl.init()  # for what the machine is
     print(machine())
     print(f"{'':24} {'p50 ms':>8} {'p99 ms':>8} {'over the bound':>15} {f'{arguments.clients} clients, 1/s':>18}")
     bound = np.median([each[0] for each in found["in the process"]])
