@@ -7,6 +7,7 @@ and starts it again (`keras-ddl run --restarts`), so a commit is kept on the dis
 
 from __future__ import annotations
 
+import abc
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -59,9 +60,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 class _VariablesState(ObjectState):
     """An ObjectState with variables."""
 
+    @abc.abstractmethod
     def variables_of_state(self) -> list[Any]:
         """Returns the variables, each once, in the same order on all ranks and after a restart."""
-        raise NotImplementedError
 
     def broadcast_variables(self, root: int) -> None:
         """Gives all ranks the variables of `root`. COLLECTIVE."""

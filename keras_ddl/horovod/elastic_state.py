@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import itertools
 import pickle
 import warnings
@@ -10,7 +11,7 @@ from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.checkpoint import commits
-from keras_ddl.errors import CheckpointError
+from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.launch import host_watch
 
 # States are told apart by the order in which a script makes them, which is the same after a restart.
@@ -33,7 +34,7 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
-class State:
+class State(abc.ABC):
     """What a job goes on from. A class of one's own has save, restore and sync, and `content` and `put` for restarts.
 
     Args:
@@ -130,15 +131,15 @@ class State:
 
     def put(self, content: Any) -> None:
         """Sets the state to what `content` has returned in another process, perhaps of another rank."""
-        raise NotImplementedError
+        raise _incomplete(self, "put")
 
+    @abc.abstractmethod
     def save(self) -> None:
         """Keeps the state in memory."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def restore(self) -> None:
         """Goes back to what was saved."""
-        raise NotImplementedError
 
     def sync(self) -> None:
         """Gives all ranks the state of rank 0. COLLECTIVE."""
@@ -146,10 +147,17 @@ class State:
 
     def sync_from(self, root: int) -> None:
         """Gives all ranks the state of `root`. COLLECTIVE."""
-        raise NotImplementedError
+        raise _incomplete(self, "sync_from")
 
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: B027  (a class of one's own need not have it)
         """Called before the reset callbacks."""
+
+
+def _incomplete(state: State, method: str) -> ConfigError:
+    return ConfigError(
+        "A class of one's own says with content() and put(content) what a restart keeps, and with sync_from(root) how "
+        f"ranks share it. Received: {type(state).__name__} without {method}(). Define it, or use ObjectState."
+    )
 
 
 class ObjectState(State):

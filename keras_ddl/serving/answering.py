@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -55,22 +56,18 @@ class Answering:
             return response
 
     async def classify(self, request: Any, record: Record) -> Any:
-        with model_of(self.models, record, request.model_spec) as servable:
-            response = classification_pb2.ClassificationResponse()
-            signature = servable.signature(request.model_spec.signature_name)
-            found = await self._classify(servable, signature, examples.serialized(request.input))
-            response.result.CopyFrom(found)
-            _fill_spec(response.model_spec, servable, signature)
-            return response
+        response = classification_pb2.ClassificationResponse()
+        return await self._fill_result(request, record, self._classify, response)
 
     async def regress(self, request: Any, record: Record) -> Any:
+        return await self._fill_result(request, record, self._regress, regression_pb2.RegressionResponse())
+
+    async def _fill_result(self, request: Any, record: Record, method: Callable[..., Awaitable[Any]], into: Any) -> Any:
         with model_of(self.models, record, request.model_spec) as servable:
-            response = regression_pb2.RegressionResponse()
             signature = servable.signature(request.model_spec.signature_name)
-            found = await self._regress(servable, signature, examples.serialized(request.input))
-            response.result.CopyFrom(found)
-            _fill_spec(response.model_spec, servable, signature)
-            return response
+            into.result.CopyFrom(await method(servable, signature, examples.serialized(request.input)))
+            _fill_spec(into.model_spec, servable, signature)
+            return into
 
     async def multi_inference(self, request: Any, record: Record) -> Any:
         if not request.tasks:

@@ -88,7 +88,7 @@ class Batches:
                     f"Batching needs outputs of one row for each of the {sum(sizes)} of the inputs. The model answers "
                     f"{shapes}. Serve it without batching.",
                 )
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is what all who wait are told
             for _, answer in waiting:
                 if not answer.done():
                     answer.set_exception(error)

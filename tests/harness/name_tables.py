@@ -8,14 +8,12 @@ The names stand in a file of data, and each has a row, which is a check that tri
     def check_name_shutdown(): ...
 
 A check may have several rows. What a page says is read from the decorators, without importing anything;
-tests/unit/test_name_tables.py fails where page, rows and names do not agree. A name that is still to come stands in
-the list `NOT_YET` of a check program.
+tests/unit/test_name_tables.py fails where page, rows and names do not agree.
 """
 
 from __future__ import annotations
 
 import ast
-import fnmatch
 import functools
 import json
 import re
@@ -91,13 +89,6 @@ class Table:
     def rows(self) -> dict[str, Row]:
         return _rows(self.programs)
 
-    def not_yet(self) -> list[str]:
-        """Names and patterns of names that have no row as yet."""
-        return _not_yet(self.programs)
-
-    def is_not_yet(self, name: str) -> bool:
-        return any(fnmatch.fnmatch(name, each) for each in self.not_yet())
-
     def row_of(self, name: str) -> Row | None:
         """Returns the row of a name. What a refused class has is refused with it."""
         rows = self.rows()
@@ -114,7 +105,6 @@ class Table:
             lines += ["| name | | how, or why not |", "|---|---|---|"]
             names = self.names(*sections)
             lines += [_line(each, names[each.base]) for each in self.rows().values() if each.base in names]
-            lines += [f"| `{name}` | not yet | |" for name in names if self.is_not_yet(name)]
         return "\n".join(lines) + "\n"
 
 
@@ -131,17 +121,6 @@ def _rows(programs: tuple[Path, ...]) -> dict[str, Row]:
                     assert made.name not in found, f"{made.name} has two rows"
                     found[made.name] = made
     return found
-
-
-@functools.cache
-def _not_yet(programs: tuple[Path, ...]) -> list[str]:
-    return [
-        name
-        for program in programs
-        for node in ast.parse(program.read_text()).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NOT_YET"
-        for name in ast.literal_eval(node.value)
-    ]
 
 
 def _row(call: ast.Call, source: str) -> Row:
@@ -178,6 +157,7 @@ HOROVOD = Table(
     data=ROOT / "tests" / "horovod" / "horovod_names.json",
     programs=(
         ROOT / "tests" / "horovod" / "name_checks.py",
+        ROOT / "tests" / "horovod" / "name_collective_checks.py",
         ROOT / "tests" / "horovod" / "train_name_checks.py",
         ROOT / "tests" / "horovod" / "elastic_name_checks.py",
         ROOT / "tests" / "horovod" / "test_installation.py",
