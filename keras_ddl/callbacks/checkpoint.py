@@ -13,21 +13,22 @@ from typing import Any
 import keras
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl import export
+from keras_ddl.callbacks._base_graph import BaseGraph
 from keras_ddl.callbacks._clock import Clock
 from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._first_rank import is_first_rank, on_first_rank
 from keras_ddl.callbacks._learning_rate_controller import controller_of
-from keras_ddl.callbacks._progress import ARRAYS, RECORD, Restoration, agreed_layer_state, capture, read_progress
+from keras_ddl.callbacks._progress import ARRAYS, RECORD, Restoration, agreed_layer_state, capture
 from keras_ddl.callbacks._publisher import Publisher
-from keras_ddl.callbacks._training_state import broadcast_training_state, steps_taken
+from keras_ddl.callbacks._resume import resume_from_latest
+from keras_ddl.callbacks._training_state import steps_taken
 from keras_ddl.checkpoint import model_state
 from keras_ddl.checkpoint.background import BackgroundWriter
 from keras_ddl.checkpoint.durable import make_directory
 from keras_ddl.checkpoint.snapshot import Buffers
 from keras_ddl.compat.keras import optimizers_of, unwrapped
 from keras_ddl.errors import CheckpointError, ConfigError
-from keras_ddl.strategy import keras_patches, position
+from keras_ddl.strategy import keras_patches
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -109,17 +110,13 @@ class Checkpoint(keras.callbacks.Callback):
         self.dir = Path(dir)
         self.monitor, self.mode = monitor, mode
         self.save_best, self.keep, self.save_freq, self.save_minutes = save_best, keep, save_freq, save_minutes
-        self.export_base, self.resume, self.verbose = export_base, resume, verbose
-        self._export_options = {
-            "sample": sample,
-            "input_signature": input_signature,
-            "classify": classify,
-            "regress": regress,
-        }
+        self.resume, self.verbose = resume, verbose
+        self._base = BaseGraph(
+            self.dir if export_base else None,
+            {"sample": sample, "input_signature": input_signature, "classify": classify, "regress": regress},
+        )
         # Keras may run on_train_batch_end in a thread if nobody minds; that spares it a wait in every batch.
         self.async_safe = save_freq == "epoch" and save_minutes is None
-        self._base: Any = None  # on rank 0
-        self._has_base = self._base_is_due = False  # on all ranks: they decide which collectives come
         self._saved: int | None = None  # the step of the last checkpoint that this object has written
         self._epoch = self._marks = self._batches = 0
         self._trained = self._warned = self._is_due = False
@@ -142,10 +139,8 @@ class Checkpoint(keras.callbacks.Callback):
         if self.save_best:
             self._direction = resolve_direction(self.model, self.monitor, self.mode)
         if on_first_rank(self._prepare, "Checkpoint/prepare") is not None:
-            self._restore()
-        self._base_is_due = self.export_base and not self._has_base
-        if self._base_is_due and on_first_rank(self._inputs_are_ready, "Checkpoint/inputs"):
-            self._write_base()
+            self._resume()
+        self._base.at_train_begin(self.model)
 
     def _prepare(self) -> int | None:
         """On rank 0: cleans the directory; returns the step to resume from, or None to begin anew."""
@@ -162,77 +157,10 @@ class Checkpoint(keras.callbacks.Callback):
             print(f"Checkpoint: the earlier run's checkpoints are now in {moved}")
         return None
 
-    def _restore(self) -> None:
-        model = self.model
-        if not model.built:
-            raise CheckpointError(
-                "resume needs a model that is built. Received: a model without variables. Call model.build(shape), or "
-                "the model on a batch, before fit."
-            )
-        model_state.build_optimizers(model, on_first_rank(self._plan_optimizers, "Checkpoint/optimizers"))
-        told = on_first_rank(self._read_latest, "Checkpoint/restore")
-        broadcast_training_state(model)
-        if told["rates"] and model.optimizer is not None:
-            controller_of(unwrapped(model.optimizer)).restore(told["rates"])
-        self._epoch = told["epoch"]
-        self._saved, self._batches = told["step"], told["batches"]
-        if told["progress"] is not None:
-            self._restoration = Restoration(model, *told["progress"])
-            self._restoration.at_train_begin()
-        ended = told["stopped_of"] is not None and told["stopped_of"] == self.params.get("epochs")
-        # A run that a callback has ended stays ended, unless it is given more epochs.
-        position.begin_at(model, told["stopped_of"] if ended else told["epoch"])
-        if is_first_rank():
-            inside = f", batch {told['in_epoch'] + 1}" if told["in_epoch"] else ""
-            print(f"Checkpoint: going on from step {told['step']}, epoch {told['epoch'] + 1}{inside}")
-
-    def _plan_optimizers(self) -> Any:
-        return model_state.optimizers_to_build(self.model, ckpt.latest(self.dir))
-
-    def _read_latest(self) -> dict[str, Any]:
-        read = model_state.restore_checkpoint(self.model, self.dir, "latest")
-        extra = read.extra or {}
-        return {
-            "step": read.step,
-            "epoch": read.epoch or 0,
-            "rates": extra.get("learning_rate"),
-            "batches": extra.get("batches", 0),
-            "in_epoch": extra.get("in_epoch", 0),
-            "stopped_of": extra.get("stopped_of"),
-            "progress": read_progress(read.path),
-        }
-
-    def _inputs_are_ready(self) -> bool:
-        given = any(self._export_options[name] is not None for name in ("input_signature", "sample"))
-        if self.model.built and (given or export.inputs_are_known(self.model)):
-            return True
-        export.record_inputs(self.model)
-        return False
-
-    def _write_base_if_possible(self) -> None:
-        """After a batch: writes the base graph, unless the training step has not called the model."""
-        if on_first_rank(self._inputs_are_ready, "Checkpoint/inputs"):
-            self._write_base()
-            return
-        self._base_is_due = False
-        if is_first_rank():
-            warnings.warn(
-                "Checkpoint writes the graph that `keras-ddl export` needs from the inputs that the model is called "
-                f"with in training. Received: {self.model.name!r}, whose training step has not called it. Checkpoints "
-                "are written without that graph. Pass sample= or input_signature= if the model itself is to be served, "
-                "or export_base=False.",
-                stacklevel=2,
-            )
-
-    def _write_base(self) -> None:
-        self._base_is_due = False
-        on_first_rank(self._write_base_here, "Checkpoint/base")
-        self._has_base = True
-
-    def _write_base_here(self) -> None:
-        self._base = export.write_base_graph(self.model, self.dir, **self._export_options)
-        for sentence in self._base.warnings:
-            warnings.warn(sentence, stacklevel=2)
+    def _resume(self) -> None:
+        resumed = resume_from_latest(self.model, self.dir, self.params.get("epochs"))
+        self._epoch, self._saved, self._batches = resumed.epoch, resumed.step, resumed.batches
+        self._restoration = resumed.restoration
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
@@ -245,8 +173,8 @@ class Checkpoint(keras.callbacks.Callback):
             self._marks = self._step() // self.save_freq
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._base_is_due and batch > 0:  # the first batch has shown the inputs of a subclassed model
-            self._write_base_if_possible()
+        if self._base.is_due and batch > 0:  # the first batch has shown the inputs of a subclassed model
+            self._base.write_if_possible(self.model)
         if self._in_flight:
             self._in_flight = on_first_rank(self._writer.is_busy, "Checkpoint/written")
 
@@ -274,8 +202,8 @@ class Checkpoint(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch = epoch + 1
         self.model.__dict__.pop("_ddl_logs_before", None)
-        if self._base_is_due:
-            self._write_base_if_possible()
+        if self._base.is_due:
+            self._base.write_if_possible(self.model)
         step = self._step()
         # A checkpoint made after the last batch of an epoch of unknown length is written again, as that of its end.
         if self.save_freq == "epoch" or self._is_due or step == self._saved:
@@ -321,8 +249,8 @@ class Checkpoint(keras.callbacks.Callback):
     ) -> None:
         """Takes a checkpoint on all ranks and has rank 0 write it. COLLECTIVE."""
         self._wait()  # one in flight: the memory for the copy is its
-        if self._base_is_due:
-            self._write_base_if_possible()
+        if self._base.is_due:
+            self._base.write_if_possible(self.model)
         self._saved, self._is_due, self._in_flight = step, False, True
         if self._clock is not None:
             self._clock.restart()
@@ -332,7 +260,7 @@ class Checkpoint(keras.callbacks.Callback):
                 arrays.update(stack.enter_context(agreed_layer_state(self.model)))
             if not is_first_rank():
                 return
-            snapshot = model_state.take(self.model, base=self._base, evidence=not in_epoch)
+            snapshot = model_state.take(self.model, base=self._base.written, evidence=not in_epoch)
         metrics = {key: float(value) for key, value in logs.items() if isinstance(value, numbers.Real)}
         self._warn_without_monitor(metrics, bool(logs))
         extra = {
@@ -357,7 +285,7 @@ class Checkpoint(keras.callbacks.Callback):
                 extra=extra,
             )
             ckpt.prune(self.dir, self.keep, best)
-            if self._publisher is not None and self._base is not None:
+            if self._publisher is not None and self._base.written is not None:
                 self._publisher.offer(step)
             if self.verbose:
                 print(f"\nCheckpoint: saved {saved.path}")
