@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.export import scan
+from keras_ddl.serving.pace import Pace
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 DEFAULT_SIGNATURE = "serving_default"
@@ -61,6 +64,7 @@ class Servable:
         # As they are in the file: what a client asks for as metadata.
         self.signature_defs = dict(meta_graph.signature_def)
         self.signatures = {name: _signature(name, each) for name, each in self.signature_defs.items()}
+        self._pace = Pace({node.op for _, node in scan.nodes(meta_graph.graph_def)})
         self._callables: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._lock = threading.Lock()
         self._idle = threading.Condition()
@@ -90,8 +94,11 @@ class Servable:
         call = self._callable(signature, tuple(fetches))
         with self._idle:
             self._running += 1
+        begin = time.perf_counter()
         try:
-            return call(*(feeds[alias] for alias in signature.inputs))
+            outputs = call(*(feeds[alias] for alias in signature.inputs))
+            self._pace.learn(call, feeds, time.perf_counter() - begin)
+            return outputs
         except tf.errors.OpError as error:
             raise RequestError(Code(error.error_code), error.message) from None
         except (TypeError, ValueError) as error:  # of a feed's shape, before anything runs
@@ -100,6 +107,10 @@ class Servable:
             with self._idle:
                 self._running -= 1
                 self._idle.notify_all()
+
+    def is_short(self, signature: Signature, feeds: Mapping[str, np.ndarray], fetches: Sequence[str]) -> bool:
+        """Whether `run` will be done before another thread would have begun it."""
+        return self._pace.is_short(self._callable(signature, tuple(fetches)), feeds)
 
     def close(self, seconds: float = 0.0) -> bool:
         """Frees the weights when nothing runs any more, for which it waits so long. Returns whether it did.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from tensorflow.core.framework import tensor_pb2
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.serving.servable import Signature
@@ -38,7 +39,15 @@ def array_of(alias: str, proto: Any, limit_bytes: int) -> np.ndarray:
 
 def proto_of(array: np.ndarray) -> Any:
     """Returns an array as a TensorProto."""
-    return tf.make_tensor_proto(array, shape=np.shape(array))
+    if array.dtype.hasobject:
+        return tf.make_tensor_proto(array, shape=array.shape)
+    # As make_tensor_proto does, without its checks: half of the time.
+    proto = tensor_pb2.TensorProto(
+        dtype=tf.as_dtype(array.dtype).as_datatype_enum, tensor_content=np.ascontiguousarray(array).tobytes()
+    )
+    for size in array.shape:
+        proto.tensor_shape.dim.add(size=size)
+    return proto
 
 
 def check(signature: Signature, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
