@@ -69,9 +69,6 @@ def test_horovod_scripts_learn_on_two_ranks(tmp_path):
     output = on_two_ranks(tmp_path, "horovod/keras_digits.py", "--epochs", 4)
     assert held_out_accuracy(output) > 0.85
     assert [path.name for path in (tmp_path / "horovod-keras-output").glob("*-4.keras")] == ["checkpoint-4.keras"]
-    output = on_two_ranks(tmp_path, "horovod/elastic_digits.py", "--epochs", 4)
-    assert "training from epoch 0, batch 0 on 2 rank(s)" in output
-    assert float(output.split("held-out accuracy ")[1].split()[0]) > 0.85
     output = on_two_ranks(tmp_path, "horovod/tape_digits.py", "--steps", 160)
     assert held_out_accuracy(output) > 0.9
 
@@ -95,6 +92,7 @@ def test_elastic_horovod_script_goes_on_after_a_kill(tmp_path):
     assert held_out_accuracy(ended.out) > 0.9
 
 
+@pytest.mark.long
 def test_contrastive_learns_alike_on_any_number_of_ranks(tmp_path):
     arguments = (EXAMPLES / "contrastive.py", "--epochs", 2)
     alone = run(tmp_path, sys.executable, *arguments)

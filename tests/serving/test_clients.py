@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from serving.serving import COMMAND
 
+from harness.commands import keras_ddl
+
 CLIENT = Path(__file__).resolve().parents[2] / "examples" / "predict_client.py"
 X = np.float32([[1, 2, 3], [4, 5, 6]])
 
 
-def run(*command, status=0, stdin=None):
-    found = subprocess.run(list(map(str, command)), capture_output=True, text=True, input=stdin, timeout=120)
+def run(*command, status=0):
+    found = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
     assert found.returncode == status, found.stdout + found.stderr
     return found.stdout + found.stderr
 
@@ -26,29 +28,29 @@ def urls(server):
 def test_predict_answers_over_both_interfaces(server, tmp_path):
     np.savez(tmp_path / "rows.npz", x=X)
     for number, url in enumerate(urls(server)):
-        run(COMMAND, "predict", url, tmp_path / "rows.npz", "-o", tmp_path / f"{number}.npz")
+        keras_ddl("predict", url, tmp_path / "rows.npz", "-o", tmp_path / f"{number}.npz")
         with np.load(tmp_path / f"{number}.npz") as outputs:
             np.testing.assert_array_equal(outputs["y"], 3 * X)
             np.testing.assert_array_equal(outputs["total"], X.sum(1))
         # Whole numbers in JSON are what the model takes; text stays text.
-        shown = run(COMMAND, "predict", url, "-", "--version", 3, stdin='{"x": [[1, 2, 3]]}')
+        shown = keras_ddl("predict", url, "-", "--version", 3, stdin='{"x": [[1, 2, 3]]}')
         assert "y float" in shown and "[1, 3]\n[[3. 6. 9.]]" in shown, shown
         text = {"number": [7], "text": ["a"]}
         (tmp_path / "text.json").write_text(json.dumps(text))
-        run(COMMAND, "predict", url, tmp_path / "text.json", "--signature", "pair", "-o", tmp_path / "text-out.json")
+        keras_ddl("predict", url, tmp_path / "text.json", "--signature", "pair", "-o", tmp_path / "text-out.json")
         assert json.loads((tmp_path / "text-out.json").read_text())["text"] == ["a7"]
 
 
 def test_predict_says_what_the_server_said(server, tmp_path):
     np.savez(tmp_path / "rows.npz", z=X)
     for url in urls(server):
-        refused = run(COMMAND, "predict", url, tmp_path / "rows.npz", status=1)
+        refused = keras_ddl("predict", url, tmp_path / "rows.npz", status=1)
         assert "ServingError" in refused and "takes ['x']" in refused, refused
-        refused = run(COMMAND, "predict", url, tmp_path / "rows.npz", "--model", "other", status=1)
+        refused = keras_ddl("predict", url, tmp_path / "rows.npz", "--model", "other", status=1)
         assert "Servable not found" in refused
-    assert "begins with http://" in run(COMMAND, "predict", "localhost:8500", tmp_path / "rows.npz", status=2)
-    assert "refused" in run(COMMAND, "predict", "http://127.0.0.1:1", tmp_path / "rows.npz", status=1)
-    assert "or JSON" in run(COMMAND, "predict", urls(server)[0], "-", stdin="[", status=2)
+    assert "begins with http://" in keras_ddl("predict", "localhost:8500", tmp_path / "rows.npz", status=2)
+    assert "refused" in keras_ddl("predict", "http://127.0.0.1:1", tmp_path / "rows.npz", status=1)
+    assert "or JSON" in keras_ddl("predict", urls(server)[0], "-", stdin="[", status=2)
 
 
 def test_the_client_to_copy_answers_over_both_interfaces(server, tmp_path):
@@ -78,7 +80,7 @@ def test_serve_refuses_what_it_cannot_serve(tmp_path, monkeypatch, arguments, sa
     (tmp_path / "broken.config").write_text("model {")
     one = 'config { name: "a" base_path: "/a" } '
     (tmp_path / "twice.config").write_text("model_config_list { " + 2 * one + "}")
-    assert said in run(COMMAND, "serve", *arguments, status=2)
+    assert said in keras_ddl("serve", *arguments, status=2)
 
 
 def test_serve_says_that_a_port_is_taken(server, versions):
