@@ -13,6 +13,7 @@ _HOMES = {
     "BaseGraph": "base_graph",
     "write_base_graph": "base_graph",
     "inputs_are_known": "inputs",
+    "is_name": "manifest",
     "record_inputs": "inputs",
     "CheckReport": "check",
     "CleanProcess": "validate",

@@ -27,11 +27,12 @@ _WHAT = "A base graph"
 class BaseGraph:
     """A base graph on disk and its function in this process. Pass it to `save_checkpoint(base=...)`.
 
-    Attributes: path (ckpt_dir/base), record (manifest), warnings (sentences).
+    Attributes: path (ckpt_dir/base), name (of the part of a model), record (manifest), warnings (sentences).
     """
 
     def __init__(self, path: Path, traced: Traced) -> None:
         self.path = path
+        self.name: str | None = traced.record["name"]
         self.record = traced.record
         self.warnings: tuple[str, ...] = tuple(traced.record["warnings"])
         self._traced = traced
@@ -69,6 +70,8 @@ def write_base_graph(
     model: Any,
     ckpt_dir: str | Path,
     *,
+    name: str | None = None,
+    whole: Any = None,
     sample: Any = None,
     input_signature: Any = None,
     classify: signatures.Classify | None = None,
@@ -84,6 +87,9 @@ def write_base_graph(
     (`checkpoint.set_aside` moves them out of the way).
 
     Args:
+        name: a name, if several models are to be exported from this directory: the graph then goes to
+            `ckpt_dir/base-<name>/`, and an export is told `model=name`.
+        whole: the model whose checkpoints are saved, if `model` is a part of it; needs a name.
         sample: a few rows of real input, in the structure that the model takes; stored, and replayed by every export
             to compare outputs. Default: made-up rows.
         input_signature: tf.TensorSpec in the structure that the model takes, in place of what the model says.
@@ -94,7 +100,21 @@ def write_base_graph(
     Raises: ExportError: the model cannot be served; the message names each node, layer or input.
     Cost: one trace and one write of the weights, which are then dropped from it; seconds for a large model.
     """
+    if (name is None and whole is not None) or (name is not None and not manifest.is_name(name)):
+        raise ExportError(
+            "A part of a model has a name of letters, digits, '_' and '-', by which an export finds its graph. "
+            f"Received: name={name!r}. Give name='generator', for example."
+        )
+    from keras_ddl.compat.keras import has_call  # imports Keras
+
     root = durable.make_directory(Path(ckpt_dir), _WHAT, ExportError)
+    path = root / ckpt.base_directory(name)
+    if not has_call(model):
+        raise ExportError(
+            f"A base graph is traced from a model that can be called. Received: {type(model).__name__} "
+            f"{model.name!r}, which has no call(). Write one for each part of it that is to be served: "
+            "write_base_graph(model.generator, ..., name='generator', whole=model)."
+        )
     if not getattr(model, "built", True) and input_signature is None and sample is None:
         raise ExportError(
             f"A base graph is traced from a built model. Received: {type(model).__name__} {model.name!r}, not built "
@@ -102,13 +122,13 @@ def write_base_graph(
         )
     inputs = find_inputs(model, input_signature, sample)
     rows = None if sample is None else inputs.flatten(sample)
-    with bundle.translated(_WHAT, root / ckpt.BASE, ExportError), durable.staging_directory(root) as staged:
-        tracer = Tracer(model, inputs, staged, sorted(set(allow_ops)))
+    with bundle.translated(_WHAT, path, ExportError), durable.staging_directory(root) as staged:
+        tracer = Tracer(model, inputs, staged, sorted(set(allow_ops)), name, model if whole is None else whole)
         traced = isolated(lambda: tracer.run(classify, regress, float32_outputs, portable, rows))
         _refuse_other_checkpoints(root, traced.record)
         manifest.write(staged, traced.record)
-        durable.publish(staged, root / ckpt.BASE, replace=True)
-    return BaseGraph(root / ckpt.BASE, traced)
+        durable.publish(staged, path, replace=True)
+    return BaseGraph(path, traced)
 
 
 def _refuse_other_checkpoints(root: Path, record: Mapping[str, Any]) -> None:

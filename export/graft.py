@@ -54,6 +54,7 @@ def export_saved_model(
     out_dir: str | Path,
     *,
     which: str | int = "latest",
+    model: str | None = None,
     version: int | str | None = None,
     metric: str | None = None,
     mode: str = "auto",
@@ -67,6 +68,8 @@ def export_saved_model(
 
     Args:
         which: 'latest', 'best' (of `metric`, by `mode`) or a step.
+        model: the part of the model to export, as it was named in training (`Checkpoint(serve=...)`); None: the model
+            itself, or the only part.
         version: a number; None for the highest in `out_dir` plus one; 'step' for the checkpoint's step.
         validate: 'process' replays the stored sample in a clean process, 'here' in this one, 'off' not at all.
         warmup: write assets.extra/tf_serving_warmup_requests from the stored sample, under `model_name`.
@@ -82,17 +85,15 @@ def export_saved_model(
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise ConfigError(f"keep is the number of versions that stay, 1 or more, or None. Received: {keep!r}.")
     clock = _Clock()
-    if weights is not None:
-        source = Source(Path(weights))
-    else:
-        source = source_of_checkpoint(ckpt.find(ckpt_dir, which, metric, mode))
+    found = ckpt.find(ckpt_dir, which, metric, mode) if weights is None else None
+    base = manifest.read(ckpt_dir, model)
+    source = Source(Path(weights)) if weights is not None else source_of_checkpoint(found, base.name)
     final = versions.choose(Path(out_dir), version, source.step)  # before the costly steps: mistakes show at once
     with contextlib.ExitStack() as stack:
         # Started now, its import of TensorFlow runs beside the work here.
         process = stack.enter_context(CleanProcess()) if validate == "process" else None
         if source.checkpoint is not None:
             ckpt.validate(source.checkpoint)
-        base = manifest.read(ckpt_dir)
         clock.lap("verify")
         import tensorflow  # noqa: F401
 
@@ -160,6 +161,7 @@ def _write_provenance(staged: Path, base: manifest.Manifest, source: Source, fin
     state = (source.checkpoint.state if source.checkpoint else None) or {}
     record = {
         "version": int(final.name),
+        "model": base.name,
         "checkpoint": source.path.name,
         "checkpoint_sha256": state.get("sha256"),
         "base_sha256": base["sha256"],

@@ -67,5 +67,7 @@ def unchanged(variables: Iterable[Any]) -> Iterator[None]:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Returns the model and all layers inside it, however deep, also in Python lists. Keras has no public walk."""
-    return model._flatten_layers()
+    """Returns the model and all layers inside it, however deep, also in Python lists."""
+    from keras_ddl.compat import keras  # exporting needs none
+
+    return keras.layers_of(model)

@@ -1,9 +1,10 @@
 """manifest.json of a base graph: what it reads and answers, which checkpoint keys it takes, and that it is unaltered.
 
-format, tensorflow, keras      versions
+format, tensorflow, keras      versions;   name  of the part of the model whose graph this is (base-<name>/)
 inputs, outputs                of serving_default: name -> [dtype, shape]
 signatures                     names
-variables                      [key, dtype, shape] of all the model's variables, in Keras's order (model_state.match)
+variables                      [key, dtype, shape] of all the model's variables, in Keras's order (model_state.match);
+                               of a part's graph, those of the whole, whose checkpoints hold them
 captured                       keys, of these, that the graph reads: what an export copies from a checkpoint
 untracked                      [key, dtype, shape] of variables that the graph reads and Keras does not know
 constants                      key -> SHA-256 of variables that the graph does not read and training should not move
@@ -18,11 +19,12 @@ files                          size and SHA-256 of every other file;   sha256  o
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.checkpoint import BASE, durable
+from keras_ddl.checkpoint import BASE, base_directory, durable, list_bases
 from keras_ddl.errors import ExportError
 
 FORMAT = 1
@@ -42,6 +44,11 @@ class Manifest:
         return self.record[name]
 
     @property
+    def name(self) -> str | None:
+        """Of the part of the model whose graph it is; None: the model's own."""
+        return self.record.get("name")
+
+    @property
     def sample(self) -> Path | None:
         """The stored rows, if there are any."""
         return self.path / SAMPLE if self.record["sample"] else None
@@ -53,14 +60,31 @@ def write(folder: Path, record: dict[str, Any]) -> None:
     (folder / NAME).write_text(json.dumps(durable.sealed(record), indent=1))
 
 
-def read(ckpt_dir: str | Path) -> Manifest:
-    """Reads and verifies the base graph of a checkpoint directory; every file is compared with its SHA-256.
+def is_name(name: object) -> bool:
+    """Whether a part of a model may have this name in a checkpoint directory."""
+    return isinstance(name, str) and re.fullmatch(r"[\w-]+", name, re.ASCII) is not None
 
-    Raises: ExportError: there is none, or it is damaged.
+
+def read(ckpt_dir: str | Path, name: str | None = None) -> Manifest:
+    """Reads and verifies a base graph of a checkpoint directory; every file is compared with its SHA-256.
+
+    Args:
+        name: of the part of the model whose graph it is; None: the model's own, or that of the only part.
+    Raises: ExportError: there is none of that name, or several and no name; or it is damaged.
     """
-    path = Path(ckpt_dir) / BASE
-    if not path.is_dir() and path.with_name(BASE + durable.REPLACED).is_dir():
-        path = path.with_name(BASE + durable.REPLACED)
+    names = list_bases(ckpt_dir) if Path(ckpt_dir).is_dir() else []
+    parts = [each for each in names if each is not None]
+    if names and name not in names:
+        if name is not None or len(parts) > 1:
+            remedy = f"Name one: --model {parts[0]}" if parts else "Leave --model out"
+            raise ExportError(
+                f"An export is of one model. Received: {ckpt_dir} with base graphs of "
+                f"{', '.join(parts) or 'one model'}, and --model (model=) {name!r}. {remedy}."
+            )
+        name = parts[0]
+    path = Path(ckpt_dir) / base_directory(name)
+    if not path.is_dir() and path.with_name(path.name + durable.REPLACED).is_dir():
+        path = path.with_name(path.name + durable.REPLACED)
     if not path.is_dir():
         raise ExportError(
             f"An export needs the base graph that training writes. Received: {ckpt_dir} without {BASE}/. Train with "

@@ -35,10 +35,13 @@ class Traced:
 
 
 class Tracer:
-    """One trace. It must run in `isolated`."""
+    """One trace of a model, which may be a part of `whole` and then has a name. It must run in `isolated`."""
 
-    def __init__(self, model: Any, inputs: Inputs, staged: Path, allowed: list[str]) -> None:
+    def __init__(
+        self, model: Any, inputs: Inputs, staged: Path, allowed: list[str], name: str | None, whole: Any
+    ) -> None:
         self.model, self.inputs, self.staged, self.allowed = model, inputs, staged, allowed
+        self.name, self.whole = name, whole
 
     def run(
         self, classify: Any, regress: Any, float32_outputs: bool, portable: bool, rows: Mapping[str, Any] | None
@@ -61,20 +64,23 @@ class Tracer:
                     f"or train with callbacks.Checkpoint(export_base=False)."
                 ) from error
         read = {id(variable) for function in traced.values() for variable in function.variables}
-        variables = model_state.weights_of(self.model)
+        variables = model_state.weights_of(self.whole)
+        own = self._own(variables)
         captured = {key: _tf_variable(each) for key, each in variables.items() if id(_tf_variable(each)) in read}
         known = {id(variable) for variable in captured.values()}
         strays = {id(v): v for function in traced.values() for v in function.variables if id(v) not in known}
-        untracked = {bundle.variable_key(UNTRACKED, str(i)): each for i, each in enumerate(strays.values())}
+        marks = [str(i) if self.name is None else f"{self.name}-{i}" for i in range(len(strays))]
+        untracked = {bundle.variable_key(UNTRACKED, mark): each for mark, each in zip(marks, strays.values())}
         if untracked:
             names = [variable.name for variable in untracked.values()]
             warnings.append(f"variables that Keras does not track are kept too, in checkpoints of this run: {names}")
-        self._save(traced, captured, list(untracked.values()))
+        self._save(traced, captured, dict(zip(marks, strays.values())))
         report = self._scan()
         static = self._drop_weights([*captured, *untracked])
         function = traced[signatures.DEFAULT]
         rows, origin = self._settle_sample(function, rows, warnings)
         record = {
+            "name": self.name,
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
             "inputs": {name: [spec.dtype.name, spec.shape.as_list()] for name, spec in self.inputs.specs.items()},
@@ -85,11 +91,11 @@ class Tracer:
             "untracked": model_state.table(untracked),
             "constants": {
                 key: _fingerprint(each)
-                for key, each in variables.items()
+                for key, each in own.items()
                 if key not in captured and not each.trainable and not model_state.is_seed(each)
             },
-            "h5": places_in_h5(self.model, variables),
-            "objects": places_in_objects(self.model, variables),
+            "h5": places_in_h5(self.model, own),
+            "objects": places_in_objects(self.model, own),
             "static": static,
             "ops": report.ops,
             "allow_ops": self.allowed,
@@ -100,13 +106,25 @@ class Tracer:
         }
         return Traced(record, function, live, rows, untracked)
 
-    def _save(self, traced: Mapping[str, Any], captured: Mapping[str, Any], untracked: list[Any]) -> None:
+    def _own(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns those of the whole's variables that the model itself has."""
+        known = {id(each): key for key, each in variables.items()}
+        foreign = [each.path for each in self.model.variables if id(each) not in known]
+        if foreign:
+            raise ExportError(
+                f"A part of a model has none but its variables, which the checkpoints keep. Received: {self.name!r} "
+                f"with {foreign[:3]}, which {type(self.whole).__name__} {self.whole.name!r} has not. Make it an "
+                "attribute of the model in training."
+            )
+        return {known[id(each)]: each for each in self.model.variables}
+
+    def _save(self, traced: Mapping[str, Any], captured: Mapping[str, Any], untracked: Mapping[str, Any]) -> None:
         import tensorflow as tf
 
         module = tf.Module()
         # Attribute and dict key make the checkpoint key: `weights/<escaped name>`, as bundle.variable_key spells it.
         setattr(module, model_state.WEIGHTS, {bundle.name_of(key): each for key, each in captured.items()})
-        setattr(module, UNTRACKED, {str(i): each for i, each in enumerate(untracked)})
+        setattr(module, UNTRACKED, dict(untracked))
         module.resources = _resources(self.model, traced)
         try:
             tf.saved_model.save(module, str(self.staged), signatures=dict(traced))

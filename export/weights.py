@@ -35,9 +35,9 @@ class Source:
         return str(self.path) if self.step is None else f"{self.path} (step {self.step})"
 
 
-def source_of_checkpoint(found: ckpt.Checkpoint) -> Source:
-    """Describes a checkpoint."""
-    golden = found.path / model_state.GOLDEN
+def source_of_checkpoint(found: ckpt.Checkpoint, name: str | None) -> Source:
+    """Describes a checkpoint; `name`: of the part of the model that is exported."""
+    golden = found.path / model_state.golden_file(name)
     return Source(
         found.path, found.step, found.epoch, dict(found.metrics or {}), golden if golden.exists() else None, found
     )
@@ -54,7 +54,7 @@ def read(source: Source, base: Manifest) -> dict[str, Any]:
             f"This base graph reads variables that Keras does not track, which only checkpoints of keras_ddl hold. "
             f"Received: {source.path}. Use --which."
         )
-    constants = base["constants"] if _agreement(source) is None else {}
+    constants = base["constants"] if _agreement(source, base.name) is None else {}
     if source.checkpoint is not None:
         tensors = _from_checkpoint(source.checkpoint, base, list(constants))
     else:
@@ -70,11 +70,12 @@ def read(source: Source, base: Manifest) -> dict[str, Any]:
     return tensors
 
 
-def _agreement(source: Source) -> bool | None:
+def _agreement(source: Source, name: str | None) -> bool | None:
     """Whether live model and base graph gave the same answers when the weights were saved. Raises: ExportError: no."""
     if source.checkpoint is None:
         return None
-    evidence = (source.checkpoint.state or {}).get("base") or {}
+    state = source.checkpoint.state or {}
+    evidence = (state.get("base") if name is None else state.get("bases", {}).get(name)) or {}
     if evidence.get("agrees") is False:
         raise ExportError(
             f"The base graph must answer as the model did when step {source.step} was saved. Received: "

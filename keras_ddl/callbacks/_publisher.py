@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 from keras_ddl.checkpoint.durable import make_directory
@@ -24,14 +25,16 @@ class Publisher:
     Those that come meanwhile wait as one, the newest: a server wants the newest, and none of those between.
     """
 
-    def __init__(self, checkpoints: Path, versions: Path, keep: int) -> None:
+    def __init__(self, checkpoints: Path, versions: Mapping[str | None, Path], keep: int) -> None:
         """
         Args:
-            versions: where versions appear, numbered by the checkpoints' steps.
+            versions: where versions appear, numbered by the checkpoints' steps, of each part of the model, by its name;
+                of None: of the model, or of the only part.
             keep: how many of them stay.
-        Raises: ExportError: `versions` cannot be written.
+        Raises: ExportError: one of `versions` cannot be written.
         """
-        make_directory(versions, "An export", ExportError)
+        for directory in versions.values():
+            make_directory(directory, "An export", ExportError)
         self._checkpoints, self._versions, self._keep = checkpoints, versions, keep
         self._lock = threading.Lock()
         self._next: int | None = None
@@ -58,13 +61,15 @@ class Publisher:
                 if step is None:
                     self._thread = None
                     return
-            self._publish(step)
+            for model, directory in self._versions.items():
+                self._publish(step, model, directory)
 
-    def _publish(self, step: int) -> None:
-        if (self._versions / str(step)).exists():  # a resumed run comes to steps again
+    def _publish(self, step: int, model: str | None, directory: Path) -> None:
+        if (directory / str(step)).exists():  # a resumed run comes to steps again
             return
-        command = [sys.executable, "-m", "keras_ddl.cli", "export", self._checkpoints, self._versions]
+        command = [sys.executable, "-m", "keras_ddl.cli", "export", self._checkpoints, directory]
         options = ["--which", step, "--version", "step", "--keep", self._keep]
+        options += [] if model is None else ["--model", model]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_JOB)}
         process = subprocess.Popen(
             list(map(str, [*command, *options])),
@@ -81,7 +86,7 @@ class Publisher:
         if process.returncode != 0:
             said = errors.strip().rpartition("\n")[2]
             warnings.warn(
-                f"Checkpoint publishes each checkpoint to {self._versions}. Received: step {step} could not be "
+                f"Checkpoint publishes each checkpoint to {directory}. Received: step {step} could not be "
                 f"exported (status {process.returncode}): {said}. Training goes on; earlier versions are untouched.",
                 stacklevel=2,
             )

@@ -12,7 +12,7 @@ from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._progress import Restoration, read_progress
 from keras_ddl.callbacks._training_state import broadcast_training_state
 from keras_ddl.checkpoint import model_state
-from keras_ddl.compat.keras import unwrapped
+from keras_ddl.compat.keras import layers_of, unwrapped
 from keras_ddl.errors import CheckpointError
 from keras_ddl.strategy import position
 
@@ -37,10 +37,10 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
         epochs: what fit was asked for: a run that a callback has ended stays ended, unless it is given more epochs.
     Raises: CheckpointError, on every rank: the model is not built, the checkpoint is damaged or of another model.
     """
-    if not model.built:
+    if not (model.built or all(layer.built for layer in layers_of(model)[1:])):
         raise CheckpointError(
             "resume needs a model that is built. Received: a model without variables. Call model.build(shape), or the "
-            "model on a batch, before fit."
+            "model, or each part of one that has no call, on a batch, before fit."
         )
 
     def plan() -> Any:

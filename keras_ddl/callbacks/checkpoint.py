@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl.callbacks._base_graph import BaseGraph
+from keras_ddl.callbacks._base_graphs import BaseGraphs, Serve
 from keras_ddl.callbacks._clock import Clock
 from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._first_rank import is_first_rank, on_first_rank
@@ -51,16 +51,22 @@ class Checkpoint(keras.callbacks.Callback):
         save_minutes: save also whenever so many minutes have passed since the last checkpoint, by rank 0's clock.
         export_base: write the base graph at train begin, which fails there if the model cannot be served. A
             subclassed model's is written after its first batch, when its inputs are known.
+        serve: what is exported in the model's place, if its own training step never calls it: the attribute that holds
+            a part of it (`serve="generator"`), several (`["generator", "discriminator"]`) or name -> attribute or part
+            (`{"encoder": "student.encoder"}`). `keras-ddl export --model NAME` then says which.
         sample: a few rows of real input, which every export replays to prove itself; default: made-up rows.
         resume: go on from the latest checkpoint, if there is one. The model must be built.
         publish_to: a directory of versions, in which checkpoints are exported as they come, for a server that follows
             the training; a version's number is its checkpoint's step. A process of lower priority does it on rank 0's
             host; checkpoints that come meanwhile wait as one, the newest. One that cannot be exported is a warning.
+            Of several parts, each has a directory of its name there.
         publish_keep: how many versions stay there.
-        input_signature, classify, regress: as `keras_ddl.export.write_base_graph`.
+        input_signature, classify, regress: as `keras_ddl.export.write_base_graph`. If serve is a list or a mapping,
+            these and sample are mappings: name of the part -> what it is for that part.
     Raises: ConfigError: bad arguments (when made); mode='auto' and a metric that does not say (when training begins).
         On every rank: CheckpointError: the directory cannot be written, the checkpoint is damaged or of another model;
-        a write has failed (at the next step). ExportError: the model cannot be served.
+        a write has failed (at the next step). ExportError: the model cannot be served, or its training step does not
+        call it; when training begins, or after its first batch.
     Cost: at a checkpoint, a few ms and a copy of weights and optimizer state in a thread of rank 0, while training
         goes on; at the end of an epoch also two forward passes of the sample, if there is a base graph. One checkpoint
         is in flight at a time: the next one waits for it. Rank 0 keeps memory for one copy of the state.
@@ -82,6 +88,7 @@ class Checkpoint(keras.callbacks.Callback):
         sample: Any = None,
         resume: bool = False,
         *,
+        serve: Serve = None,
         input_signature: Mapping[str, Any] | None = None,
         classify: Any = None,
         regress: Any = None,
@@ -95,10 +102,10 @@ class Checkpoint(keras.callbacks.Callback):
             raise ConfigError(f"mode must be 'auto', 'min' or 'max'. Received: mode={mode!r}.")
         if not _is_count(keep):
             raise ConfigError(f"keep must be the number of checkpoints that stay, 1 or more. Received: keep={keep!r}.")
-        if not _is_count(publish_keep) or (publish_to is not None and not export_base):
+        if not _is_count(publish_keep) or ((publish_to is not None or serve is not None) and not export_base):
             raise ConfigError(
-                "publish_to exports with the base graph, and publish_keep is the number of versions that stay, 1 or "
-                f"more. Received: export_base={export_base}, publish_keep={publish_keep!r}."
+                "publish_to exports with the base graph, which is of what serve names, and publish_keep is the number "
+                f"of versions that stay, 1 or more. Received: export_base={export_base}, publish_keep={publish_keep!r}."
             )
         if save_freq != "epoch" and not _is_count(save_freq):
             raise ConfigError(
@@ -111,8 +118,9 @@ class Checkpoint(keras.callbacks.Callback):
         self.monitor, self.mode = monitor, mode
         self.save_best, self.keep, self.save_freq, self.save_minutes = save_best, keep, save_freq, save_minutes
         self.resume, self.verbose = resume, verbose
-        self._base = BaseGraph(
+        self._bases = BaseGraphs(
             self.dir if export_base else None,
+            serve,
             {"sample": sample, "input_signature": input_signature, "classify": classify, "regress": regress},
         )
         # Keras may run on_train_batch_end in a thread if nobody minds; that spares it a wait in every batch.
@@ -140,12 +148,14 @@ class Checkpoint(keras.callbacks.Callback):
             self._direction = resolve_direction(self.model, self.monitor, self.mode)
         if on_first_rank(self._prepare, "Checkpoint/prepare") is not None:
             self._resume()
-        self._base.at_train_begin(self.model)
+        self._bases.at_train_begin(self.model)
 
     def _prepare(self) -> int | None:
         """On rank 0: cleans the directory; returns the step to resume from, or None to begin anew."""
         if self._publish_to is not None and self._publisher is None:
-            self._publisher = Publisher(self.dir, self._publish_to, self._publish_keep)
+            parts = {name: self._publish_to / name for name in self._bases.names if name is not None}
+            versions = {None: self._publish_to} if self._bases.is_single else parts
+            self._publisher = Publisher(self.dir, versions, self._publish_keep)
         if self._saved is not None:  # a second fit of this process goes on in the directory
             return None
         make_directory(self.dir, "A checkpoint", CheckpointError)  # fails now rather than after the first epoch
@@ -173,8 +183,8 @@ class Checkpoint(keras.callbacks.Callback):
             self._marks = self._step() // self.save_freq
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._base.is_due and batch > 0:  # the first batch has shown the inputs of a subclassed model
-            self._base.write_if_possible(self.model)
+        if self._bases.is_due and batch > 0:  # the first batch has shown the inputs of a subclassed model
+            self._bases.write(self.model)
         if self._in_flight:
             self._in_flight = on_first_rank(self._writer.is_busy, "Checkpoint/written")
 
@@ -202,8 +212,8 @@ class Checkpoint(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch = epoch + 1
         self.model.__dict__.pop("_ddl_logs_before", None)
-        if self._base.is_due:
-            self._base.write_if_possible(self.model)
+        if self._bases.is_due:
+            self._bases.write(self.model)
         step = self._step()
         # A checkpoint made after the last batch of an epoch of unknown length is written again, as that of its end.
         if self.save_freq == "epoch" or self._is_due or step == self._saved:
@@ -249,8 +259,8 @@ class Checkpoint(keras.callbacks.Callback):
     ) -> None:
         """Takes a checkpoint on all ranks and has rank 0 write it. COLLECTIVE."""
         self._wait()  # one in flight: the memory for the copy is its
-        if self._base.is_due:
-            self._base.write_if_possible(self.model)
+        if self._bases.is_due:
+            self._bases.write(self.model)
         self._saved, self._is_due, self._in_flight = step, False, True
         if self._clock is not None:
             self._clock.restart()
@@ -260,7 +270,7 @@ class Checkpoint(keras.callbacks.Callback):
                 arrays.update(stack.enter_context(agreed_layer_state(self.model)))
             if not is_first_rank():
                 return
-            snapshot = model_state.take(self.model, base=self._base.written, evidence=not in_epoch)
+            snapshot = model_state.take(self.model, base=self._bases.written, evidence=not in_epoch)
         metrics = {key: float(value) for key, value in logs.items() if isinstance(value, numbers.Real)}
         self._warn_without_monitor(metrics, bool(logs))
         extra = {
@@ -285,7 +295,7 @@ class Checkpoint(keras.callbacks.Callback):
                 extra=extra,
             )
             ckpt.prune(self.dir, self.keep, best)
-            if self._publisher is not None and self._base.written is not None:
+            if self._publisher is not None and self._bases.written:
                 self._publisher.offer(step)
             if self.verbose:
                 print(f"\nCheckpoint: saved {saved.path}")

@@ -6,7 +6,7 @@
         golden.npz               what the base graph answers to the stored sample with these weights
         progress.json, .npz      what a run is besides its variables (callbacks/_progress.py)
         state.json               step, epoch, metrics, size and SHA-256 of every file, and of itself
-    ckpt/base/                   the servable graph (keras_ddl.export)
+    ckpt/base/                   the servable graph (keras_ddl.export); base-<name>/ that of a part of the model
     ckpt/previous-1/             an earlier run's base and checkpoints (`set_aside`)
 
 A checkpoint is filled under a hidden name, synced and renamed, so a writer killed at any moment leaves no half
@@ -33,6 +33,7 @@ FORMAT = 1
 STATE = "state.json"
 BASE = "base"
 _WHAT = "A checkpoint"
+_BASES = re.compile(rf"^{BASE}(-([\w-]+))?$", re.ASCII)
 _NAME = re.compile(r"^ckpt-(\d{8,})(\.replaced)?$")
 
 
@@ -252,7 +253,7 @@ def set_aside(ckpt_dir: str | Path) -> Path | None:
             taken = [int(match[1]) for entry in entries if (match := re.fullmatch(r"previous-(\d+)", entry.name))]
             moving = root / f"previous-{max(taken, default=0) + 1}.moving"
             moving.mkdir()
-        for entry in [*names, root / BASE]:
+        for entry in [*names, *(root / base_directory(name) for name in list_bases(root))]:
             if entry.exists():
                 entry.rename(moving / entry.name)
         durable.sync_file(moving)
@@ -262,6 +263,17 @@ def set_aside(ckpt_dir: str | Path) -> Path | None:
     except OSError as error:
         raise CheckpointError(durable.explain(error, _WHAT, root)) from error
     return final
+
+
+def base_directory(name: str | None) -> str:
+    """Returns the name of the directory of the base graph of a model, or of the part of that name."""
+    return BASE if name is None else f"{BASE}-{name}"
+
+
+def list_bases(ckpt_dir: str | Path) -> list[str | None]:
+    """Returns the names of the parts of a model whose base graphs a directory holds; None for the model's own."""
+    found = (_BASES.match(entry.name.removesuffix(durable.REPLACED)) for entry in Path(ckpt_dir).iterdir())
+    return sorted({match[2] for match in found if match}, key=lambda name: name or "")
 
 
 def _existing(ckpt_dir: str | Path) -> Path:

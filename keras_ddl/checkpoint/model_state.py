@@ -20,6 +20,7 @@ __all__ = [
     "GOLDEN",
     "WEIGHTS",
     "build_optimizers",
+    "golden_file",
     "is_seed",
     "match",
     "named",
@@ -42,6 +43,8 @@ Table = Sequence[Sequence[Any]]  # rows [key, dtype name, shape]
 class Base(Protocol):
     """What `save_checkpoint` asks of an export.BaseGraph."""
 
+    name: str | None  # of the part of the model whose graph it is; None: the model's own
+
     def extra_variables(self) -> Mapping[str, Any]:
         """Variables that the graph reads and the model does not track, by key."""
 
@@ -59,7 +62,7 @@ def save_checkpoint(
     monitor: str | None = None,
     mode: str = "auto",
     optimizer: bool = True,
-    base: Base | None = None,
+    base: Base | Sequence[Base] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> ckpt.Checkpoint:
     """Writes weights, BatchNormalization statistics, seeds and optimizer state to `ckpt_dir/ckpt-<step>/`, atomically.
@@ -74,7 +77,8 @@ def save_checkpoint(
         monitor, mode: the metric that 'best' takes by default, and 'min', 'max' or 'auto'.
         optimizer: also keep the optimizer's variables (if the model has an optimizer that is built).
         base: what export.write_base_graph returned in this process; adds the golden outputs that an export compares
-            with, and a record of whether the graph still answers as the live model does.
+            with, and a record of whether the graph still answers as the live model does. Several, of parts of the
+            model, as a list.
         extra: JSON values to be returned by `restore_checkpoint`.
     Returns: the checkpoint written.
     Raises: CheckpointError: the model is not built; not writable; disk full. Nothing half-written is left.
@@ -90,7 +94,7 @@ def take(
     model: Any,
     *,
     optimizer: bool = True,
-    base: Base | None = None,
+    base: Base | Sequence[Base] | None = None,
     evidence: bool = True,
 ) -> Snapshot:
     """Returns a model's state as of now, to be written by `ckpt.write(..., snapshot.fill)`; the model may train on.
@@ -104,15 +108,16 @@ def take(
         raise CheckpointError(f"A checkpoint keeps weights. Received: {model.name!r} with no weights. Nothing to keep.")
     built = _built_optimizers(model) if optimizer else {}
     held = _keyed(OPTIMIZER, [variable for each in built.values() for variable in each.variables])
-    golden, record = base.evidence() if base is not None and evidence else ({}, {})
+    bases = [] if base is None else list(base) if isinstance(base, Sequence) else [base]
+    found = {each.name: each.evidence() for each in bases} if evidence else {}
 
     weights = {key: tensor_of(variable) for key, variable in variables.items()}
-    if base is not None:
-        weights.update({key: tensor_of(variable) for key, variable in base.extra_variables().items()})
+    for each in bases:
+        weights.update({key: tensor_of(variable) for key, variable in each.extra_variables().items()})
     names = {id(variable): key for key, variable in variables.items()}
     return Snapshot(
         {WEIGHTS: weights, OPTIMIZER: {key: tensor_of(variable) for key, variable in held.items()}},
-        {GOLDEN: golden},
+        {golden_file(name): golden for name, (golden, _) in found.items()},
         record={
             "weights": table(variables),
             "optimizer": table(held) if held else None,
@@ -121,9 +126,15 @@ def take(
                 [name, len(each.variables), [names.get(id(variable)) for variable in each._trainable_variables]]
                 for name, each in built.items()
             ],
-            "base": dict(record),
+            "base": dict(found[None][1]) if None in found else {},
+            "bases": {name: dict(record) for name, (_, record) in found.items() if name is not None},
         },
     )
+
+
+def golden_file(name: str | None) -> str:
+    """Returns the file of golden outputs of the model, or of the part of that name."""
+    return GOLDEN if name is None else GOLDEN.replace(".", f"-{name}.")
 
 
 def restore_checkpoint(
@@ -181,7 +192,9 @@ def weights_of(model: Any) -> dict[str, Any]:
 
     Paths that several variables share get '#2', '#3'... in that order.
     """
-    if not getattr(model, "built", True):
+    from keras_ddl.compat.keras import is_built  # an export reads checkpoints without Keras
+
+    if not is_built(model):
         raise CheckpointError(
             f"Only a built model has weights to keep. Received: {type(model).__name__} {model.name!r}, not built yet. "
             f"Call it on a batch, or give it an Input, first."

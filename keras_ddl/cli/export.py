@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--check", metavar="VERSION", help="Only prove that VERSION, anyone's SavedModel, can be served.")
 @click.option("--sample", metavar="FILE", help="With --check: the rows to ask it, an .npz file; default: zeros.")
 @click.option("--which", default="latest", show_default=True, help="latest, best, or a step.", metavar="WHICH")
+@click.option("--model", help="The part of the model, as Checkpoint(serve=...) named it.", metavar="NAME")
 @click.option("--metric", help="The metric that decides what is best; default: what was monitored.", metavar="NAME")
 @click.option(
     "--mode",
@@ -46,6 +47,7 @@ def command(
     check: str | None,
     sample: str | None,
     which: str,
+    model: str | None,
     metric: str | None,
     mode: str,
     version: str | None,
@@ -93,6 +95,7 @@ def command(
         checkpoints,
         output,
         which=parse_which(which),
+        model=model,
         version=parse_version(version),
         metric=metric,
         mode=mode,

@@ -158,6 +158,23 @@ def weights_made_trainable(model: Any) -> dict[int, Any]:
     return {id(v): v for v in [*own, *model.trainable_variables]}
 
 
+def layers_of(model: Any) -> list[Any]:
+    """Returns the model and all layers inside it, however deep, also in Python lists. Keras has no public walk."""
+    return model._flatten_layers()
+
+
+def has_call(model: Any) -> bool:
+    """Whether a model can be called; one with a training step of its own need not be."""
+    return type(model).call is not keras.Model.call
+
+
+def is_built(model: Any) -> bool:
+    """Whether a model has its variables: also one that is never called, which Keras never says is built."""
+    if model.built:
+        return True
+    return bool(model.variables) and (not has_call(model) or all(layer.built for layer in layers_of(model)[1:]))
+
+
 def named_optimizers_of(model: Any) -> dict[str, Any]:
     """Returns name -> optimizer of all optimizers of a model, each once: the compiled one first, and those that it or a
     layer of it keeps as an attribute, also in a list or a dict, as models with a training step of their own do.
