@@ -17,18 +17,17 @@ from typing import Any
 from keras_ddl.checkpoint import durable
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
-from keras_ddl.export import _replay, versions
+from keras_ddl.export import _replay, saved_variables, versions
 from keras_ddl.export.graft import ExportResult
 from keras_ddl.export.scan import scan_proto
 from keras_ddl.export.validate import CleanProcess, validate_saved_model
 
 _WHAT = "An export"
 _BASE = "_basegraph.meta"
-_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 # What nobody consumes without being an answer.
 _NO_ANSWERS = re.compile(
     r"^(NoOp|Const|Placeholder.*|(Resource)?Assign.*|ReadVariableOp|.*IsInitialized.*|IsVariableInitialized|Save.*|Restore.*"
-    r"|.*HashTable.*|LookupTable.*|.*Summary.*)$"
+    r"|.*HashTable.*|LookupTable.*|InitializeTable.*|.*Summary.*)$"
 )
 _ROWS = 2  # of the made-up rows on which exported and training graph are compared
 _MOST = 12
@@ -50,7 +49,8 @@ def export_graph(
         checkpoint: the path that a Saver returned, or its directory for the latest one.
         inputs, outputs: name in the signature -> tensor ("logits:0"). None: inputs are the placeholders that the
             outputs need; the output is the one operation that no other consumes.
-        meta_graph: the graph to serve, as a .meta file; None: as the module says.
+        meta_graph: the graph to serve, as a .meta file, or the name that its `<name>_basegraph.meta` has beside the
+            checkpoint; None: as the module says.
         version, keep: as of `export_saved_model`; 'step' is the number in the checkpoint's name.
     Raises: ExportError: no checkpoint or graph, names that it has not or that cannot be told, operations that no server
         runs, variables without weights, NaN weights; answers differ. Nothing is published then.
@@ -59,7 +59,7 @@ def export_graph(
     prefix = _checkpoint(Path(checkpoint))
     step = re.search(r"-(\d+)$", prefix.name)
     final = versions.choose(Path(out_dir), version, int(step[1]) if step else None)
-    file = Path(meta_graph) if meta_graph is not None else _find_graph(prefix)
+    file = _find_graph(prefix, None if meta_graph is None else str(meta_graph))
     begin = time.perf_counter()
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(CleanProcess())  # imports TensorFlow meanwhile
@@ -73,7 +73,7 @@ def export_graph(
         stack.enter_context(bundle.translated(_WHAT, final, ExportError))
         staged = stack.enter_context(durable.staging_directory(final.parent))
         golden = staged / "golden.npz"
-        _write(servable, meta, prefix, fed, answers, staged / "model", golden)
+        _write(servable, meta, file, prefix, fed, answers, staged / "model", golden)
         answer = validate_saved_model(staged / "model", None, golden, process=process)
         same = "bit for bit" if answer["bitwise"] else f"to within {answer['largest']:.1e}"
         size = sum(record["bytes"] for record in durable.inventory(staged / "model").values())
@@ -112,12 +112,25 @@ def _checkpoint(path: Path) -> Path:
     return found
 
 
-def _find_graph(prefix: Path) -> Path:
+def _find_graph(prefix: Path, wanted: str | None) -> Path:
     stem = re.sub(r"-\d+$", "", prefix.name)
-    candidates = [prefix.with_name(name) for name in (stem + _BASE, prefix.name + _BASE, prefix.name + ".meta")]
+    own = [stem + _BASE, prefix.name + _BASE]
+    there = sorted(file.name for file in prefix.parent.glob(f"*{_BASE}"))
+    if wanted is not None:
+        names = [f"{wanted}{_BASE}", f"{stem}_{wanted}{_BASE}", f"{wanted}.meta"]
+        candidates = [Path(wanted), *(prefix.parent / name for name in names)]
+    else:
+        # Graphs of other names: which of them is to be served, or the one for training, is not ours to say.
+        candidates = [prefix.with_name(name) for name in (own if there else [*own, f"{prefix.name}.meta"])]
     for file in candidates:
-        if file.exists():
+        if file.is_file():
             return file
+    if there:
+        names = [name.removesuffix(_BASE) for name in there]
+        raise ExportError(
+            f"One graph is served. Received: {wanted or 'none named'}; beside {prefix} lie {', '.join(there)}. Choose "
+            f"with --meta-graph (meta_graph=), {' or '.join(names)}, or give a .meta file."
+        )
     raise ExportError(
         f"The graph of a checkpoint lies beside it. Received: none of {', '.join(file.name for file in candidates)} in "
         f"{prefix.parent}. Give the .meta file with --meta-graph."
@@ -159,17 +172,29 @@ def _named(tensors: Mapping[str, str], nodes: Mapping[str, Any], file: Path) -> 
 
 def _only_answer(nodes: Mapping[str, Any], file: Path) -> dict[str, str]:
     consumed = {_operation(name) for node in nodes.values() for name in node.input}
-    found = [
+    savers = {name.rpartition("/")[0] + "/" for name, node in nodes.items() if node.op in ("SaveV2", "RestoreV2")}
+    left = [
         name
         for name, node in nodes.items()
-        if name not in consumed and node.op not in _VARIABLES and not _NO_ANSWERS.match(node.op)
+        if name not in consumed
+        and node.op not in saved_variables.VARIABLES
+        and not _NO_ANSWERS.match(node.op)
+        and not any(len(scope) > 1 and name.startswith(scope) for scope in savers)
     ]
+    found = [name for name in left if not _is_of_loop(nodes[name], nodes)] or left
     if len(found) != 1:
         raise ExportError(
             f"The output of a graph is the one operation that no other consumes. Received: {file} with "
             f"{found[:_MOST] or 'none'}{' and more' if len(found) > _MOST else ''}. Name it: --outputs NAME=TENSOR."
         )
     return {_alias(found[0]): f"{found[0]}:0"}
+
+
+def _is_of_loop(node: Any, nodes: Mapping[str, Any]) -> bool:
+    """Whether a loop gives this back, as it does all its variables, whether anybody wants them or not."""
+    if node.op == "Identity":
+        return nodes[_operation(node.input[0])].op in ("While", "StatelessWhile")
+    return node.op in ("Exit", "RefExit")
 
 
 def _placeholders(nodes: Mapping[str, Any]) -> dict[str, str]:
@@ -213,22 +238,31 @@ def _scan(servable: Any, file: Path) -> None:
 
 
 def _write(
-    servable: Any, meta: Any, prefix: Path, fed: dict[str, str], answers: dict[str, str], into: Path, golden: Path
+    servable: Any,
+    meta: Any,
+    file: Path,
+    prefix: Path,
+    fed: dict[str, str],
+    answers: dict[str, str],
+    into: Path,
+    golden: Path,
 ) -> None:
     """Writes the SavedModel, and rows with what it answers to them before it is written."""
     import numpy as np
     import tensorflow as tf
 
     v1 = tf.compat.v1
+    places = saved_variables.places(meta, servable, prefix)
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(servable, name="")
-        saver = v1.train.Saver(_variables(graph, prefix), allow_empty=True)
+        saver = saved_variables.saver_of(graph, places)
         tables = [name for name in meta.collection_def["table_initializer"].node_list.value if _has(graph, name)]
         fill = tf.group(*(graph.get_operation_by_name(name) for name in tables))
         assets = [name for name in meta.collection_def["asset_filepaths"].node_list.value if _has(graph, name)]
+        _refuse_missing_files(graph, assets, file)
         feeds, fetches = ({name: graph.get_tensor_by_name(t) for name, t in each.items()} for each in (fed, answers))
         with v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
-            saver.restore(session, str(prefix))
+            saved_variables.restore(session, saver, places, prefix)
             session.run(fill)
             rows = {name: _made_up(tensor) for name, tensor in feeds.items()}
             found = session.run(fetches, {feeds[name]: value for name, value in rows.items()})
@@ -251,35 +285,18 @@ def _write(
             builder.save()
 
 
-def _variables(graph: Any, prefix: Path) -> dict[str, Any]:
-    """Returns key in the checkpoint -> tensor of each variable, whose weights are there and are numbers."""
-    import numpy as np
+def _refuse_missing_files(graph: Any, assets: Sequence[str], file: Path) -> None:
     import tensorflow as tf
 
-    reader = tf.train.load_checkpoint(str(prefix))
-    there, found, missing = reader.get_variable_to_shape_map(), {}, []
-    for operation in graph.get_operations():
-        if operation.type not in _VARIABLES:
-            continue
-        if operation.name not in there:
-            missing.append(operation.name)
-            continue
-        value = reader.get_tensor(operation.name)
-        if value.dtype.kind == "f" and not np.isfinite(value).all():
-            raise ExportError(
-                f"Weights that are served are numbers. Received: NaN or Inf in {operation.name!r} of {prefix}. Take an "
-                "earlier checkpoint."
-            )
-        tensor = operation.outputs[0]
-        if operation.type == "VarHandleOp":
-            tensor = tf.raw_ops.ReadVariableOp(resource=tensor, dtype=operation.get_attr("dtype"))
-        found[operation.name] = tensor
+    read = [
+        str(tf.make_ndarray(graph.get_tensor_by_name(name).op.get_attr("value")).item().decode()) for name in assets
+    ]
+    missing = [each for each in read if not tf.io.gfile.exists(each)]
     if missing:
         raise ExportError(
-            f"A checkpoint holds each variable under its name. Received: {prefix}, without {missing[:_MOST]}. Is it of "
-            "this graph?"
+            f"Files that fill the tables of a graph go into what is served. Received: {file}, which reads {missing}, "
+            f"not found from {Path.cwd()}. Export where the script ran, or write the graph with absolute names."
         )
-    return found
 
 
 def _has(graph: Any, name: str) -> bool:
