@@ -19,6 +19,7 @@ _HOMES = {
     "CleanProcess": "validate",
     "ExportResult": "graft",
     "check_saved_model": "check",
+    "export_format": "formats",
     "export_graph": "graph_mode",
     "export_saved_model": "graft",
     "Classify": "signatures",

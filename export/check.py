@@ -71,7 +71,7 @@ def check_saved_model(
     """
     path = Path(path)
     scan = scan_saved_model(path, allow_ops)
-    signatures = _signatures(path)
+    signatures = signatures_of(path)
     if "serving_default" not in signatures:
         raise ExportError(
             f"What is served has a signature serving_default. Received: {path}, with {sorted(signatures) or 'none'}."
@@ -92,7 +92,11 @@ def check_saved_model(
     return CheckReport(str(path), tuple(problems), scan.warnings, scan.ops, signatures, answers, seconds)
 
 
-def _signatures(path: Path) -> dict[str, Any]:
+def signatures_of(path: Path) -> dict[str, Any]:
+    """Returns the signatures of a SavedModel, as `CheckReport.signatures` holds them.
+
+    Raises: ExportError: it has no graph that is served.
+    """
     import tensorflow as tf
     from tensorflow.core.protobuf import saved_model_pb2
 

@@ -9,14 +9,17 @@ from keras_ddl.checkpoint import durable
 from keras_ddl.errors import ExportError
 
 _WHAT = "An export"
+KINDS = ("saved_model.pb", "model.onnx", "model.tflite")  # one of these tells what a version is
 
 
-def choose(out_dir: Path, version: int | str | None, step: int | None) -> Path:
+def choose(out_dir: Path, version: int | str | None, step: int | None, kind: str = KINDS[0]) -> Path:
     """Returns the directory of the version to write, which does not exist yet; creates `out_dir`.
 
     Args:
         version: a whole number; None for the highest in `out_dir` plus one; 'step' for `step`.
-    Raises: ExportError: it exists, is no version, or `out_dir` may not be written to or is a file.
+        kind: the file that tells what is written. A server would try to load a version of another kind.
+    Raises: ExportError: it exists, is no version, or `out_dir` may not be written to, is a file, or holds versions of
+        another kind.
     """
     if version == "step":
         version = step
@@ -28,6 +31,12 @@ def choose(out_dir: Path, version: int | str | None, step: int | None) -> Path:
     if version is not None and (out_dir / str(int(version))).exists():
         raise _exists(out_dir / str(int(version)))
     durable.make_directory(out_dir, _WHAT, ExportError)
+    others = [file for other in KINDS if other != kind for file in out_dir.glob(f"[0-9]*/{other}")]
+    if others:
+        raise ExportError(
+            f"A directory holds versions of one kind, for a server loads the highest. Received: {others[0]}, where "
+            f"{kind} is to be written. Give another directory."
+        )
     taken = [int(entry.name) for entry in out_dir.iterdir() if _is_version(entry.name)]
     durable.sweep_temporaries(out_dir)
     return out_dir / str(max(taken, default=0) + 1 if version is None else int(version))

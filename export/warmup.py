@@ -33,6 +33,27 @@ def write(
         writer.write(prediction_log(model_name, signature, protos))
 
 
+def read(path: Path) -> dict[str, Any] | None:
+    """Returns name -> array of the first Predict request to `serving_default` in the file; None: there is none."""
+    import tensorflow as tf
+    from tensorflow.core.framework import tensor_pb2
+
+    if not path.is_file():
+        return None
+    for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+        for predict in _fields(record, 6):
+            for request in _fields(predict, 1):
+                spec = b"".join(_fields(request, 1))
+                if _fields(spec, 3) not in ([], [b""], [b"serving_default"]):
+                    continue
+                rows = {}
+                for entry in _fields(request, 2):
+                    (name,), (tensor,) = _fields(entry, 1), _fields(entry, 2)
+                    rows[name.decode()] = tf.make_ndarray(tensor_pb2.TensorProto.FromString(tensor))
+                return rows
+    return None
+
+
 def prediction_log(model_name: str, signature: str, tensors: Mapping[str, bytes]) -> bytes:
     """Returns a serialized PredictionLog{predict_log{request{model_spec, inputs}}}; `tensors` are TensorProtos."""
     spec = _field(1, model_name.encode()) + _field(3, signature.encode())
@@ -45,6 +66,36 @@ def prediction_log(model_name: str, signature: str, tensors: Mapping[str, bytes]
 def _field(number: int, payload: bytes) -> bytes:
     """One length-delimited field of a protocol buffer (wire type 2)."""
     return _varint(number << 3 | 2) + _varint(len(payload)) + payload
+
+
+def _fields(message: bytes, number: int) -> list[bytes]:
+    """The length-delimited fields of that number in a message; others are passed over. [] if it is no message."""
+    found, place = [], 0
+
+    def varint() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            place += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    try:
+        while place < len(message):
+            tag = varint()
+            wire = tag & 7
+            size = {1: 8, 5: 4}.get(wire, 0) if wire != 2 else varint()
+            if wire == 0:
+                varint()
+            elif wire == 2 and tag >> 3 == number:
+                found.append(message[place : place + size])
+            place += size
+    except IndexError:
+        return []
+    return found
 
 
 def _varint(value: int) -> bytes:

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 @click.option("--outputs", metavar="NAMES", help="Of a graph-mode script: NAME=TENSOR,...; default: the only one.")
 @click.option("--meta-graph", metavar="FILE", help="Of a graph-mode script: its graph, if it is not found.")
 @click.option("--check", metavar="VERSION", help="Only prove that VERSION, anyone's SavedModel, can be served.")
-@click.option("--sample", metavar="FILE", help="With --check: the rows to ask it, an .npz file; default: zeros.")
+@click.option("--sample", metavar="FILE", help="With --check or --format: the rows to ask it, an .npz file.")
+@click.option(
+    "--format",
+    type=click.Choice(["saved_model", "onnx", "tflite"]),
+    default="saved_model",
+    show_default=True,
+    help="What to write; CHECKPOINTS may be a SavedModel for the others.",
+)
+@click.option("--opset", type=int, help="With --format onnx; default: what the converter prefers.", metavar="N")
+@click.option("--quantize", type=click.Choice(["float16", "dynamic"]), help="With --format tflite: smaller weights.")
 @click.option("--which", default="latest", show_default=True, help="latest, best, or a step.", metavar="WHICH")
 @click.option("--model", help="The part of the model, as Checkpoint(serve=...) named it.", metavar="NAME")
 @click.option("--metric", help="The metric that decides what is best; default: what was monitored.", metavar="NAME")
@@ -46,6 +55,9 @@ def command(
     meta_graph: str | None,
     check: str | None,
     sample: str | None,
+    format: str,
+    opset: int | None,
+    quantize: str | None,
     which: str,
     model: str | None,
     metric: str | None,
@@ -64,59 +76,81 @@ def command(
     keras-ddl export checkpoints saved_model --which best --metric val_accuracy --version 3
     keras-ddl export --check saved_model/3
     keras-ddl export logs/model-300 saved_model --outputs scores=logits:0
+    keras-ddl export checkpoints onnx --format onnx
 
     No code of yours is needed. The SavedModel holds no operation of keras_ddl, and its outputs are compared with
     those that the model gave in training, in a process without keras_ddl.
     """
-    if (check is None) == (output is None) or (sample is not None and check is None):
+    other = format != "saved_model"
+    if (check is None) == (output is None) or (check is not None and other) or (sample and not check and not other):
         raise ConfigError(
-            "Give CHECKPOINTS and OUTPUT, or --check VERSION and perhaps --sample. Received: "
-            f"{[each for each in (checkpoints, output) if each is not None]}, --check {check}, --sample {sample}."
+            "Give CHECKPOINTS and OUTPUT, or --check VERSION; --sample goes with --check and with --format. Received: "
+            f"{[each for each in (checkpoints, output) if each is not None]}, --check {check}, --sample {sample}, "
+            f"--format {format}."
         )
     if check is not None:
         return _check(check, sample)
     assert checkpoints is not None and output is not None
-    of_graph = [inputs, outputs, meta_graph]
-    if of_graph != [None, None, None] or not Path(checkpoints).is_dir() or (Path(checkpoints) / "checkpoint").is_file():
-        result = _graph_mode(checkpoints, output, *of_graph, version=version, keep=keep)
-        if result is not None:
-            click.echo(describe(result, model_name))
-            return 0
-    # Before TensorFlow is imported, which takes seconds.
-    if not Path(checkpoints).is_dir():
-        raise CheckpointError(
-            f"CHECKPOINTS must be a directory that callbacks.Checkpoint has written. Received: {checkpoints!r}, which "
-            "is not a directory. Give the directory that the callback got."
-        )
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from keras_ddl.export.graft import export_saved_model
+    source, wanted, number = Path(checkpoints), parse_which(which), parse_version(version)
 
-    result = export_saved_model(
-        checkpoints,
-        output,
-        which=parse_which(which),
-        model=model,
-        version=parse_version(version),
-        metric=metric,
-        mode=mode,
-        validate="off" if no_verify else "process",
-        warmup=not no_warmup,
-        model_name=model_name,
-        weights=weights,
-        keep=keep,
-    )
+    def export(folder: str | Path, version: int | str | None = None, keep: int | None = None) -> ExportResult:
+        of_graph = [inputs, outputs, meta_graph]
+        if of_graph != [None, None, None] or not source.is_dir() or (source / "checkpoint").is_file():
+            result = _graph_mode(checkpoints, folder, *of_graph, version=version, keep=keep)
+            if result is not None:
+                return result
+        # Before TensorFlow is imported, which takes seconds.
+        if not source.is_dir():
+            raise CheckpointError(
+                f"CHECKPOINTS must be a directory that callbacks.Checkpoint has written. Received: {checkpoints!r}, "
+                "which is not a directory. Give the directory that the callback got."
+            )
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        from keras_ddl.export.graft import export_saved_model
+
+        return export_saved_model(
+            checkpoints,
+            folder,
+            which=wanted,
+            model=model,
+            version=version,
+            metric=metric,
+            mode=mode,
+            validate="off" if no_verify else "process",
+            warmup=other or not no_warmup,  # what is converted is compared on the rows in it
+            model_name=model_name,
+            weights=weights,
+            keep=keep,
+        )
+
+    if other or opset is not None or quantize is not None:
+        from keras_ddl.export.formats import export_format
+
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        result = export_format(
+            source if (source / "saved_model.pb").is_file() else export,
+            output,
+            format=format,
+            opset=opset,
+            quantize=quantize,
+            sample=sample,
+            version=number,
+            keep=keep,
+        )
+    else:
+        result = export(output, number, keep)
     click.echo(describe(result, model_name))
     return 0
 
 
 def _graph_mode(
     checkpoint: str,
-    output: str,
+    output: str | Path,
     inputs: str | None,
     outputs: str | None,
     meta_graph: str | None,
     *,
-    version: str | None,
+    version: int | str | None,
     keep: int | None,
 ) -> ExportResult | None:
     """Exports what a Saver has written; None: it is something else, and nothing says that it should be that."""
@@ -137,7 +171,7 @@ def _graph_mode(
         inputs=parse_tensors(inputs),
         outputs=parse_tensors(outputs),
         meta_graph=meta_graph,
-        version=parse_version(version),
+        version=version,
         keep=keep,
     )
 
@@ -193,6 +227,11 @@ def describe(result: ExportResult, model_name: str) -> str:
     lines += [f"  checked: {result.proof}", f"  time: {sum(result.seconds.values()):.2f} s ({stages})"]
     lines += [f"  removed: version {number}" for number in result.removed]
     lines += [f"  warning: {text}" for text in result.warnings]
+    converted = sorted(result.path.glob("model.*"))
+    if converted:
+        return "\n".join(
+            [*lines, f"It is {converted[0]}; keras_ddl_export.json beside it names its inputs and outputs."]
+        )
     mount = f"{result.path.resolve().parent}:/models/{model_name}"
     lines += [
         "To serve it, for example:",

@@ -5,6 +5,7 @@ import re
 import grpc
 import numpy as np
 import pytest
+from google.protobuf import message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from serving.serving import LABELS, predict_request
 from tensorflow_serving.apis import (
@@ -13,7 +14,10 @@ from tensorflow_serving.apis import (
     get_model_status_pb2,
     inference_pb2,
     model_management_pb2,
+    model_service_pb2,
+    prediction_service_pb2,
     regression_pb2,
+    session_service_pb2,
 )
 
 from keras_ddl.compat.tensorflow import tf
@@ -152,6 +156,27 @@ def test_reload_config_must_say_what_to_serve(server):
     refused("INVALID_ARGUMENT", lambda: server.models.HandleReloadConfigRequest(request), "no config")
     request.config.model_config_list.config.add(name="model")
     refused("INVALID_ARGUMENT", lambda: server.models.HandleReloadConfigRequest(request), "base_path")
+    assert server.predict(X).shape == (2, 3)
+
+
+def test_every_rpc_that_the_package_names_is_answered_but_those_of_sessions(server):
+    """An empty request: each says what it lacks, which no method says that is not there."""
+    stubs = {prediction_service_pb2: server.predictions, model_service_pb2: server.models}
+    called = []
+    for module, stub in stubs.items():
+        (service,) = module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods:
+            request = message_factory.GetMessageClass(method.input_type)()
+            refused("INVALID_ARGUMENT", lambda: getattr(stub, method.name)(request), ".")  # noqa: B023
+            called.append(method.name)
+    assert sorted(called) == sorted(name for stub in stubs.values() for name in vars(stub))
+    assert len(called) == 7
+    run = server.channel.unary_unary(
+        "/tensorflow.serving.SessionService/SessionRun",
+        request_serializer=session_service_pb2.SessionRunRequest.SerializeToString,
+        response_deserializer=session_service_pb2.SessionRunResponse.FromString,
+    )
+    refused("UNIMPLEMENTED", lambda: run(session_service_pb2.SessionRunRequest()))
     assert server.predict(X).shape == (2, 3)
 
 

@@ -1,0 +1,156 @@
+"""What the formats beside SavedModel are, and the two processes that convert to one and ask the result."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keras_ddl.errors import DependencyError, ExportError
+from keras_ddl.export import _conversion, _replay
+from keras_ddl.export.scan import scan_saved_model
+from keras_ddl.export.validate import HALF_TOLERANCE, TOLERANCE
+
+# Weights in 8 bits are off by up to 1/254 of the largest in their row; layers add that up.
+DYNAMIC_TOLERANCE = 0.1
+_LARGEST = 2_000_000_000  # bytes of weights: both formats are one message of at most 2 GiB
+_SECONDS = 3600.0
+_MOST = 12
+
+
+@dataclass(frozen=True)
+class Format:
+    """`name`: of the format and of the extra that brings `modules`; `file`: in a version; `runtime`: what is asked,
+    from `package`.
+    """
+
+    name: str
+    file: str
+    runtime: str
+    package: str
+    modules: tuple[str, ...]
+
+
+FORMATS = {
+    "onnx": Format("onnx", "model.onnx", "ONNX Runtime", "onnxruntime", ("tf2onnx", "onnx", "onnxruntime")),
+    "tflite": Format("tflite", "model.tflite", "LiteRT", "ai-edge-litert", ("ai_edge_litert",)),
+}
+
+
+def require(chosen: Format) -> None:
+    """Raises: DependencyError: a package of the format's extra is missing. Imports none of them."""
+    missing = [module for module in chosen.modules if importlib.util.find_spec(module) is None]
+    if missing:
+        raise DependencyError(
+            f"The format {chosen.name} needs {', '.join(chosen.modules)}. Received: an environment without "
+            f"{', '.join(missing)}. Install the extra: pip install 'keras_ddl[{chosen.name}]'."
+        )
+
+
+def convert(
+    chosen: Format,
+    path: Path,
+    into: Path,
+    sample: Path,
+    golden: Path,
+    *,
+    name: str,
+    opset: int | None,
+    quantize: str | None,
+) -> dict[str, Any]:
+    """Writes the file `into`, and the rows in `sample` with what the SavedModel `path` answers to them, `golden`.
+
+    Args:
+        name: of the model, for messages.
+    Returns: half, random, warnings, versions, as _conversion.py finds them.
+    Raises: ExportError: the format lacks operations, which are named with their nodes, or the converter fails.
+    """
+    scan_saved_model(path).raise_for_problems(name)
+    size = sum(file.stat().st_size for file in (path / "variables").glob("*"))
+    if size > _LARGEST:
+        raise ExportError(
+            f"{chosen.name} holds at most {_LARGEST / 1e9:.3g} GB. Received: {name} with {size / 1e9:.3g} GB of "
+            "weights. Serve the SavedModel."
+        )
+    files = {"path": str(path), "into": str(into), "sample": str(sample), "golden": str(golden)}
+    how = {"tolerance": TOLERANCE, "opset": opset, "quantize": quantize}
+    found = _run({"task": "convert", "kind": chosen.name, **files, **how}, f"{name} is converted to {chosen.name}")
+    if "unsupported" in found:
+        nodes = [f"{op} (node {node!r})" for op, node in found["unsupported"]]
+        more = [f"and {len(nodes) - _MOST} more"] if len(nodes) > _MOST else []
+        listed = "\n  ".join([*nodes[:_MOST], *more])
+        words = f"The converter says: {found['failed']}. " if found["failed"] else ""
+        raise ExportError(
+            f"{chosen.name} has only some of TensorFlow's operations. Received: {name} with\n  {listed}\n{words}"
+            f"Nothing was published. Serve the SavedModel, or write call(training=False) without them."
+        )
+    if "failed" in found:
+        raise ExportError(
+            f"A converter takes the SavedModel or names what is in its way. Received: {found['failed']} for {name} to "
+            f"{chosen.name}. Nothing was published. Serve the SavedModel."
+        )
+    return found
+
+
+def prove(
+    chosen: Format, file: Path, golden: Path, answers: Path, *, half: bool, random: list[str], quantize: str | None
+) -> dict[str, Any]:
+    """Has the runtime answer the rows in `golden`, and compares.
+
+    Args:
+        answers: where its answers may lie meanwhile.
+        half: whether the model computes in 16 bits. random: outputs that are not compared.
+    Returns: inputs, outputs (name -> [dtype, shape]), versions, rows, largest, tolerance, proof (all that in words).
+    Raises: ExportError: it does not load the file, or answers differ.
+    """
+    files = {"file": str(file), "golden": str(golden), "into": str(answers)}
+    found = _run({"task": "ask", "kind": chosen.name, **files}, f"{chosen.runtime} answers")
+    if "failed" in found:
+        raise ExportError(
+            f"{chosen.runtime} must load what was converted and answer the sample. Received: {found['failed']}. "
+            "Nothing was published. Serve the SavedModel."
+        )
+    expected, received = _replay.load_rows(str(golden), _replay.ANSWERS), _replay.load_rows(str(answers))
+    kept = [{name: each[name] for name in each if name not in random} for each in (expected, received)]
+    tolerance = HALF_TOLERANCE if half or quantize == "float16" else TOLERANCE
+    tolerance = DYNAMIC_TOLERANCE if quantize == "dynamic" else tolerance
+    compared = _replay.compare(*kept, tolerance)
+    if compared["problems"]:
+        raise ExportError(
+            f"{chosen.runtime} must answer the sample as the SavedModel does. Received: "
+            f"{'; '.join(compared['problems'])}. Nothing was published. "
+            f"{'Leave quantize away.' if quantize else 'Serve the SavedModel.'}"
+        )
+    rows = max((len(row) for row in _replay.load_rows(str(golden), _replay.ROWS).values() if row.ndim), default=1)
+    same = "bit for bit" if compared["bitwise"] else f"to within {compared['largest']:.1e} (allowed {tolerance:.0e})"
+    skipped = f" (random, not compared: {', '.join(random)})" if random else ""
+    runtime = f"{chosen.runtime} {found['versions'][chosen.package]}"
+    proof = f"{runtime} answers {rows} rows as the SavedModel does, {same}{skipped}"
+    return {**found, "rows": rows, "largest": compared["largest"], "tolerance": tolerance, "proof": proof}
+
+
+def _run(request: dict[str, Any], what: str) -> dict[str, Any]:
+    """Runs _conversion.py on the request. Raises: ExportError: it ended without an answer."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", _conversion.__file__],
+            input=json.dumps(request) + "\n",
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise ExportError(
+            f"The process in which {what} ends in time. Received: nothing for {_SECONDS:.0f} s."
+        ) from None
+    for line in done.stdout.splitlines():
+        if line.startswith(_replay.MARK):
+            return json.loads(line.removeprefix(_replay.MARK))
+    tail = "\n".join(done.stderr.splitlines()[-_MOST:])
+    raise ExportError(
+        f"The process in which {what} gives an answer. Received: it ended with status {done.returncode}:\n{tail}"
+    )
