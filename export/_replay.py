@@ -1,28 +1,19 @@
-"""Loads a SavedModel as a server would, answers a stored sample, and compares with the stored answers.
+"""Has a SavedModel answer a stored sample, and compares with the stored answers.
 
-Run as a program, it is the clean process of an export's proof: it imports TensorFlow and NumPy only, refuses Keras and
-keras_ddl on purpose, sees no GPU, reads one JSON request from stdin and writes one line of JSON to stdout. It starts
-importing TensorFlow before the request comes, so that the exporter's work goes on meanwhile.
+Who answers is a function: the clean process of an export's proof (validate.py), or `answer_here`.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-BLOCKED = ("keras", "tf_keras", "keras_ddl")
 ROWS, ANSWERS, THREADS = "rows:", "answers:", "threads"  # in golden.npz
-MARK = "keras_ddl-replay:"  # TensorFlow or a site hook may also print to stdout
 
-
-def block_imports() -> None:
-    """Makes what a server does not have look as if it were not installed, also to code that only looks for it."""
-    for name in BLOCKED:
-        sys.modules[name] = None  # type: ignore[assignment]
+# (rows, or None only to load; threads of one op, or None for all cores) -> answers, seconds of each stage
+Ask = Callable[[Mapping[str, Any] | None, int | None], tuple[Mapping[str, Any], dict[str, float]]]
 
 
 def storable(array: Any) -> Any:
@@ -45,16 +36,6 @@ def kernel_threads() -> int:
     stated = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
     chosen = tf.config.threading.get_intra_op_parallelism_threads() or (int(stated) if stated.isdecimal() else 0)
     return chosen or len(os.sched_getaffinity(0))
-
-
-def take_threads_of(golden: str) -> None:
-    """Gives TensorFlow, not started yet, as many threads as gave the answers in `golden`, where that was noted."""
-    import numpy as np
-    import tensorflow as tf
-
-    with np.load(golden) as archive:
-        if THREADS in archive.files:
-            tf.config.threading.set_intra_op_parallelism_threads(int(archive[THREADS]))
 
 
 def compare(golden: Mapping[str, Any], answers: Mapping[str, Any], tolerance: float) -> dict[str, Any]:
@@ -96,60 +77,55 @@ def load_rows(file: str, prefix: str = "") -> dict[str, Any]:
         return {name.removeprefix(prefix): archive[name] for name in archive.files if name.startswith(prefix)}
 
 
-def replay(path: str, sample: str | None, golden: str | None, skip: list[str], tolerance: float) -> dict[str, Any]:
-    """Loads `path`, answers rows and compares with the golden outputs, but for those in `skip`.
+def replay(ask: Ask, sample: str | None, golden: str | None, skip: list[str], tolerance: float) -> dict[str, Any]:
+    """Asks rows and compares with the golden outputs, but for those in `skip`.
 
     Args:
-        sample: .npz of input name -> rows, answered when there is no `golden`.
+        sample: .npz of input name -> rows, asked when there is no `golden`.
         golden: .npz of rows (names begin with ROWS), of what they were answered in training (ANSWERS), and with how
-            many threads (THREADS), which only a process of its own can take over (`main`).
+            many threads (THREADS).
     Returns: what `compare` does, and rows, outputs (names), threads, seconds of loading and of answering.
     """
-    import tensorflow as tf
+    import numpy as np
 
-    start = time.perf_counter()
-    served = tf.saved_model.load(path)  # kept: its signatures do not keep the variables alive
-    function = served.signatures["serving_default"]
-    loaded = time.perf_counter()
-    result: dict[str, Any] = {"bitwise": False, "largest": 0.0, "problems": [], "rows": 0, "outputs": []}
-    if golden is not None or sample is not None:
-        rows = load_rows(golden, ROWS) if golden is not None else load_rows(sample)
-        specs = function.structured_input_signature[1]
-        if set(rows) != set(specs):
-            raise ValueError(f"the sample holds {sorted(rows)}, the graph takes {sorted(specs)}")
-        feed = {name: tf.cast(tf.constant(row), specs[name].dtype) for name, row in rows.items()}
-        answers = {name: tensor.numpy() for name, tensor in function(**feed).items()}
-        result["rows"] = max((len(row) for row in rows.values() if row.ndim), default=1)
-        result["outputs"] = sorted(answers)
-        if golden is not None:
-            expected = {name: answer for name, answer in load_rows(golden, ANSWERS).items() if name not in skip}
-            compared = {name: answer for name, answer in answers.items() if name not in skip}
-            result.update(compare(expected, compared, tolerance))
-    result["threads"] = kernel_threads()
-    result["seconds"] = {"load": loaded - start, "answer": time.perf_counter() - loaded}
-    return result
+    threads = None
+    if golden is not None:
+        rows = load_rows(golden, ROWS)
+        with np.load(golden) as archive:
+            threads = int(archive[THREADS]) if THREADS in archive.files else None
+    else:
+        rows = load_rows(sample) if sample is not None else None
+    answers, seconds = ask(rows, threads)
+    result: dict[str, Any] = {"bitwise": False, "largest": 0.0, "problems": []}
+    if golden is not None:
+        expected = {name: answer for name, answer in load_rows(golden, ANSWERS).items() if name not in skip}
+        result = compare(expected, {name: each for name, each in answers.items() if name not in skip}, tolerance)
+    result["rows"] = max((len(row) for row in (rows or {}).values() if row.ndim), default=1 if rows else 0)
+    return {**result, "outputs": sorted(answers), "threads": threads or kernel_threads(), "seconds": seconds}
 
 
-def main() -> None:
-    """Answers the request on stdin: the arguments of `replay` as JSON. No request: ends."""
-    block_imports()
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import tensorflow  # noqa: F401
+def answer_here(path: str) -> Ask:
+    """Returns a function that loads `path` and answers in this process, with as many threads as this process has."""
 
-    line = sys.stdin.readline()
-    if not line:
-        return
-    try:
-        request = json.loads(line)
-        if request["golden"] is not None:
-            take_threads_of(request["golden"])
-        answer = replay(**request)
-    except Exception as error:  # whatever keeps a server from loading the model is the result
-        answer = {"failed": f"{type(error).__name__}: {error}"}
-    answer["imported"] = [name for name in BLOCKED if sys.modules.get(name) is not None]
-    print(MARK + json.dumps(answer), flush=True)
+    def ask(rows: Mapping[str, Any] | None, threads: int | None) -> tuple[dict[str, Any], dict[str, float]]:
+        import tensorflow as tf
+
+        start = time.perf_counter()
+        served = tf.saved_model.load(path)  # kept: its signatures do not keep the variables alive
+        function = served.signatures["serving_default"]
+        loaded = time.perf_counter()
+        answers: dict[str, Any] = {}
+        if rows is not None:
+            specs = function.structured_input_signature[1]
+            refuse_other_names(rows, specs)
+            feed = {name: tf.cast(tf.constant(row), specs[name].dtype) for name, row in rows.items()}
+            answers = {name: tensor.numpy() for name, tensor in function(**feed).items()}
+        return answers, {"load": loaded - start, "answer": time.perf_counter() - loaded}
+
+    return ask
 
 
-if __name__ == "__main__":
-    main()
+def refuse_other_names(rows: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Raises: ValueError: the sample's names are not those of the inputs."""
+    if set(rows) != set(inputs):
+        raise ValueError(f"the sample holds {sorted(rows)}, the graph takes {sorted(inputs)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from dataclasses import asdict, dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 from keras_ddl.errors import ExportError
 from keras_ddl.export.scan import scan_saved_model
-from keras_ddl.export.validate import CleanProcess
+from keras_ddl.export.validate import CleanProcess, validate_saved_model
 
 _ROWS = 2  # of what is made up
 
@@ -67,7 +68,7 @@ def check_saved_model(
         sample: .npz of input name -> rows; None: zeros, or "" for text.
         allow_ops: custom ops that the server is known to have.
     Raises: ExportError: there is no SavedModel, or it has no `serving_default`.
-    Cost: a process that imports TensorFlow; memory for the weights.
+    Cost: a process that loads the weights.
     """
     path = Path(path)
     scan = scan_saved_model(path, allow_ops)
@@ -77,14 +78,14 @@ def check_saved_model(
             f"What is served has a signature serving_default. Received: {path}, with {sorted(signatures) or 'none'}."
         )
     problems, answers, seconds = list(scan.problems), "", {}
-    with tempfile.TemporaryDirectory() as folder:
-        rows = Path(sample) if sample is not None else _made_up(signatures["serving_default"]["inputs"], Path(folder))
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        rows = Path(sample) if sample is not None else _made_up(signatures["serving_default"]["inputs"], folder)
         if not problems:  # a graph with foreign ops would not load
-            request = {"path": str(path), "sample": str(rows), "golden": None, "skip": [], "tolerance": 0.0}
-            with CleanProcess() as process:
-                answer = process.replay(request)
-            if "failed" in answer:
-                problems.append(answer["failed"])
+            try:
+                answer = validate_saved_model(path, rows, process=stack.enter_context(CleanProcess()))
+            except ExportError as error:
+                problems.append(str(error.__cause__ or error))
             else:
                 kind = f"{sample}" if sample is not None else "made up (zeros)"
                 answers = f"{answer['rows']} rows, {kind}, with {', '.join(answer['outputs'])}"

@@ -10,7 +10,8 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,8 @@ def export_saved_model(
         keep: how many versions stay in `out_dir`, the highest ones and this one; None: all.
     Raises: CheckpointError: no such checkpoint, or damaged. ExportError: the version exists, out_dir is not writable,
         no base graph, custom ops, NaN weights, outputs differ. Nothing is published then.
-    Cost: reads and writes the weights once; importing TensorFlow, here and in the clean process, takes longest.
+    Cost: reads and writes the weights once, in memory half a gigabyte of a checkpoint, or its largest tensor; then the
+        clean process loads them. Importing TensorFlow takes longest.
     """
     if validate not in ("process", "here", "off"):
         raise ConfigError(f"validate is one of 'process', 'here', 'off'. Received: {validate!r}.")
@@ -90,28 +92,30 @@ def export_saved_model(
     source = Source(Path(weights)) if weights is not None else source_of_checkpoint(found, base.name)
     final = versions.choose(Path(out_dir), version, source.step)  # before the costly steps: mistakes show at once
     with contextlib.ExitStack() as stack:
-        # Started now, its import of TensorFlow runs beside the work here.
+        # Started now, it loads TensorFlow beside the work here.
         process = stack.enter_context(CleanProcess()) if validate == "process" else None
-        if source.checkpoint is not None:
-            ckpt.validate(source.checkpoint)
-        clock.lap("verify")
+        unaltered = None
+        if source.checkpoint is not None:  # hashed while TensorFlow is imported
+            threads = stack.enter_context(ThreadPoolExecutor(1))
+            unaltered = threads.submit(ckpt.validate, source.checkpoint)
         import tensorflow  # noqa: F401
 
         clock.lap("import tensorflow")
         scan = scan_saved_model(base.path, base["allow_ops"])
         scan.raise_for_problems(str(base.path))
-        tensors = read(source, base)
-        clock.lap("read")
+        if unaltered is not None:
+            unaltered.result()
+        clock.lap("verify")
         stack.enter_context(bundle.translated(_WHAT, final, ExportError))
         staged = stack.enter_context(durable.staging_directory(final.parent))
-        _fill(staged, base, tensors)
+        _fill(staged, base, read(source, base))
         if warmup and base.sample:
             _write_warmup(staged, base, model_name)
         _write_provenance(staged, base, source, final)
-        clock.lap("write")
+        clock.lap("copy weights")
         proof = _prove(staged, base, source, process, validate)
         clock.lap("validate")
-        size = sum(record["bytes"] for record in durable.inventory(staged).values())
+        size = durable.size_of(staged)
         versions.publish(staged, final)
         removed = versions.prune(final, keep) if keep is not None else []
         clock.lap("publish")
@@ -129,7 +133,7 @@ def export_saved_model(
     )
 
 
-def _fill(staged: Path, base: manifest.Manifest, weights: Mapping[str, Any]) -> None:
+def _fill(staged: Path, base: manifest.Manifest, weights: Iterable[Mapping[str, Any]]) -> None:
     from tensorflow.core.protobuf import fingerprint_pb2
 
     shutil.copyfile(base.path / "saved_model.pb", staged / "saved_model.pb")
@@ -139,7 +143,7 @@ def _fill(staged: Path, base: manifest.Manifest, weights: Mapping[str, Any]) -> 
     (staged / "variables").mkdir()
     static = str(base.path / manifest.STATIC)
     kept = bundle.read(static, {key: dtype for key, (dtype, _) in bundle.entries(static).items()})
-    bundle.write(str(staged / "variables" / "variables"), {**kept, **weights})
+    bundle.write_in_parts(str(staged / "variables" / "variables"), weights, beside=kept)
     if (base.path / "fingerprint.pb").exists():
         fingerprint = fingerprint_pb2.FingerprintDef.FromString((base.path / "fingerprint.pb").read_bytes())
         # Of one graph's versions only this field differs. Any 64 bits that follow the weights serve as its hash.

@@ -62,7 +62,7 @@ def export_graph(
     file = _find_graph(prefix, None if meta_graph is None else str(meta_graph))
     begin = time.perf_counter()
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(CleanProcess())  # imports TensorFlow meanwhile
+        process = stack.enter_context(CleanProcess())  # loads TensorFlow meanwhile
         meta = _read(file)
         nodes = {node.name: node for node in meta.graph_def.node}
         answers = _named(outputs, nodes, file) if outputs is not None else _only_answer(nodes, file)
@@ -76,7 +76,7 @@ def export_graph(
         _write(servable, meta, file, prefix, fed, answers, staged / "model", golden)
         answer = validate_saved_model(staged / "model", None, golden, process=process)
         same = "bit for bit" if answer["bitwise"] else f"to within {answer['largest']:.1e}"
-        size = sum(record["bytes"] for record in durable.inventory(staged / "model").values())
+        size = durable.size_of(staged / "model")
         versions.publish(staged / "model", final)
         removed = versions.prune(final, keep) if keep is not None else []
     return ExportResult(

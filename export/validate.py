@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from keras_ddl.errors import ExportError
-from keras_ddl.export import _replay
+from keras_ddl.export import _clean_process, _replay
 
 TOLERANCE = 1e-4  # float32: the order of sums follows the kind of CPU or GPU, the build and the number of threads
 HALF_TOLERANCE = 2e-2  # float16 and bfloat16 inside: a kernel may or may not round between two steps
@@ -20,17 +22,19 @@ _SECONDS = 600.0
 
 
 class CleanProcess:
-    """A process without Keras and keras_ddl that replays one request. Use it in `with`: it ends with the block."""
+    """A process without TensorFlow's Python code, Keras and keras_ddl that answers once. Use it in `with`: it ends with
+    the block."""
 
     def __enter__(self) -> CleanProcess:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("KERAS_DDL_")}
-        # -P: the folder of _replay.py holds modules whose names could hide others (signatures, validate, ...).
+        # -P: the program's folder holds modules whose names could hide others (signatures, validate, ...).
         self._process = subprocess.Popen(
-            [sys.executable, "-P", _replay.__file__],
+            [sys.executable, "-P", _clean_process.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
             env=environment,
         )
         return self
@@ -40,8 +44,44 @@ class CleanProcess:
             self._process.kill()
         self._process.communicate()
 
-    def replay(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Sends the request (arguments of _replay.replay) and returns the answer."""
+    def ask(
+        self, path: str, rows: Mapping[str, Any] | None, threads: int | None
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """Has the process load `path` and answer rows, as _replay.Ask.
+
+        Raises: RuntimeError: it cannot be loaded, or does not answer. ValueError: it has no serving_default, or other
+            inputs. ExportError: the process fails.
+        """
+        import numpy as np
+        import tensorflow as tf
+
+        signature = _signature(path)
+        config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads or 0, device_count={"GPU": 0})
+        request: dict[str, Any] = {
+            "path": path,
+            "config": config.SerializeToString().hex(),
+            "outputs": {alias: info.name for alias, info in signature.outputs.items()},
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            files = {name: str(Path(folder, f"{name}.npz")) for name in ("rows", "answers")}
+            if rows is not None:
+                _replay.refuse_other_names(rows, signature.inputs)
+                dtypes = {alias: tf.as_dtype(info.dtype) for alias, info in signature.inputs.items()}
+                np.savez(files["rows"], **{alias: _content(row, dtypes[alias]) for alias, row in rows.items()})
+                request["inputs"] = {
+                    alias: [info.name, info.dtype, list(np.shape(rows[alias]))]
+                    for alias, info in signature.inputs.items()
+                }
+            told = self._send({**request, **files, **({"rows": None} if rows is None else {})})
+            answers = {}
+            if told["answers"]:
+                with np.load(files["answers"]) as archive:
+                    for alias, (dtype, shape) in told["answers"].items():
+                        as_numpy, content = tf.as_dtype(dtype).as_numpy_dtype, archive[alias]
+                        answers[alias] = (content if dtype == tf.string else content.view(as_numpy)).reshape(shape)
+        return answers, told["seconds"]
+
+    def _send(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
             output, errors = self._process.communicate(json.dumps(request) + "\n", timeout=_SECONDS)
         except subprocess.TimeoutExpired as error:
@@ -50,13 +90,42 @@ class CleanProcess:
                 f"{request['path']}. Try validate='here', or a smaller sample."
             ) from error
         for line in output.splitlines():
-            if line.startswith(_replay.MARK):
-                return json.loads(line.removeprefix(_replay.MARK))
+            if line.startswith(_clean_process.MARK):
+                told = json.loads(line.removeprefix(_clean_process.MARK))
+                if "failed" in told:
+                    raise RuntimeError(told["failed"])
+                return told
         tail = "\n".join(errors.splitlines()[-12:])
         raise ExportError(
             f"The clean process loads the SavedModel as a server does. Received: it ended with status "
             f"{self._process.returncode} while loading {request['path']}:\n{tail}"
         )
+
+
+def _signature(path: str) -> Any:
+    """Returns the SignatureDef of serving_default. Raises: ValueError: there is none, or one of its tensors is
+    sparse."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    saved = saved_model_pb2.SavedModel.FromString(Path(path, "saved_model.pb").read_bytes())
+    served = [graph for graph in saved.meta_graphs if "serve" in graph.meta_info_def.tags]
+    if not served or "serving_default" not in served[0].signature_def:
+        raise ValueError("there is no signature serving_default of a graph tagged 'serve'")
+    signature = served[0].signature_def["serving_default"]
+    for alias, info in [*signature.inputs.items(), *signature.outputs.items()]:
+        if info.WhichOneof("encoding") != "name":
+            raise ValueError(f"{alias} is {info.WhichOneof('encoding')}; the rows that are asked are dense tensors")
+    return signature
+
+
+def _content(row: Any, dtype: Any) -> Any:
+    """Returns an array as the clean process takes it."""
+    import numpy as np
+    import tensorflow as tf
+
+    if dtype == tf.string:
+        return np.char.encode(row, "utf-8") if row.dtype.kind == "U" else np.asarray(row, "S")
+    return np.frombuffer(np.ascontiguousarray(row, dtype.as_numpy_dtype).tobytes(), np.uint8)
 
 
 def validate_saved_model(
@@ -78,25 +147,17 @@ def validate_saved_model(
     Returns: bitwise, largest (difference), rows, outputs, threads, seconds.
     Raises: ExportError: it does not load, or answers differ.
     """
-    request = {
-        "path": str(path),
-        "sample": None if sample is None else str(sample),
-        "golden": None if golden is None else str(golden),
-        "skip": list(skip),
-        "tolerance": tolerance,
-    }
-    if process is not None:
-        answer = process.replay(request)
-    else:
-        try:
-            answer = _replay.replay(**request)
-        except Exception as error:
-            answer = {"failed": f"{type(error).__name__}: {error}"}
-    if "failed" in answer:
+    ask = _replay.answer_here(str(path)) if process is None else functools.partial(process.ask, str(path))
+    files = [None if file is None else str(file) for file in (sample, golden)]
+    try:
+        answer = _replay.replay(ask, *files, list(skip), tolerance)
+    except ExportError:
+        raise
+    except Exception as error:  # whatever keeps a server from answering
         raise ExportError(
-            f"A server must load the SavedModel and answer the stored sample. Received: {answer['failed']} "
-            f"Nothing was published. Check the ops with scan_saved_model, and the TensorFlow version."
-        )
+            f"A server must load the SavedModel and answer the stored sample. Received: {type(error).__name__}: "
+            f"{error} Nothing was published. Check the ops with scan_saved_model, and the TensorFlow version."
+        ) from error
     if answer["problems"]:
         listed = "; ".join(answer["problems"])
         raise ExportError(

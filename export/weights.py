@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from keras_ddl.export.manifest import Manifest
 
 _WHAT = "An export"
 _MOST = 5
+_GROUP_BYTES = 2**29
+_SLICE = 2**24  # elements
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,13 @@ def source_of_checkpoint(found: ckpt.Checkpoint, name: str | None) -> Source:
     )
 
 
-def read(source: Source, base: Manifest) -> dict[str, Any]:
-    """Returns base key -> tensor of all that the graph reads.
+def read(source: Source, base: Manifest) -> Iterator[dict[str, Any]]:
+    """Yields all that the graph reads, base key -> tensor, in groups of half a gigabyte, or of one larger tensor.
 
-    Raises: ExportError: one is missing or of another dtype or shape, or holds NaN or Inf; or something that the graph
-        holds as a constant was moved by training.
+    A caller that lets each group go before it takes the next holds no more than one of a checkpoint's; files of other
+    kinds are read whole.
+    Raises: ExportError: at the first group: a variable is missing or of another dtype or shape, or something that the
+        graph holds as a constant was moved by training; after the last: some hold NaN or Inf.
     """
     if source.checkpoint is None and base["untracked"]:
         raise ExportError(
@@ -56,18 +61,27 @@ def read(source: Source, base: Manifest) -> dict[str, Any]:
         )
     constants = base["constants"] if _agreement(source, base.name) is None else {}
     if source.checkpoint is not None:
-        tensors = _from_checkpoint(source.checkpoint, base, list(constants))
+        groups = _from_checkpoint(source.checkpoint, base, list(constants))
     else:
-        tensors = weight_files.read(source.path, base, [*base["captured"], *constants])
-    for key, expected in constants.items():
-        if durable.digest_bytes(tensors.pop(key).numpy().tobytes()) != expected:
-            raise ExportError(
-                f"What the base graph holds as a constant must not change in training. Received: "
-                f"{bundle.name_of(key)!r} in {source.name} differs from when the graph was traced. Call adapt() before "
-                f"fit(), or save checkpoints with base=, which tells whether it matters."
-            )
-    _refuse_not_finite(tensors, source)
-    return tensors
+        groups = iter([weight_files.read(source.path, base, [*base["captured"], *constants])])
+    bad: list[str] = []
+    for group in groups:
+        for key in [key for key in constants if key in group]:
+            if durable.digest_bytes(group.pop(key).numpy().tobytes()) != constants[key]:
+                raise ExportError(
+                    f"What the base graph holds as a constant must not change in training. Received: "
+                    f"{bundle.name_of(key)!r} in {source.name} differs from when the graph was traced. Call adapt() "
+                    f"before fit(), or save checkpoints with base=, which tells whether it matters."
+                )
+        bad += _not_finite(group)
+        yield group
+        del group  # else it would be held while the next one is read
+    if bad:
+        more = f" and {len(bad) - _MOST} more" if len(bad) > _MOST else ""
+        raise ExportError(
+            f"Weights must be finite numbers to be served. Received: NaN or Inf in {source.name}: "
+            f"{', '.join(bad[:_MOST])}{more}. Export an earlier step, and look for the divergence in training."
+        )
 
 
 def _agreement(source: Source, name: str | None) -> bool | None:
@@ -85,7 +99,7 @@ def _agreement(source: Source, name: str | None) -> bool | None:
     return evidence.get("agrees")
 
 
-def _from_checkpoint(found: ckpt.Checkpoint, base: Manifest, constants: list[str]) -> dict[str, Any]:
+def _from_checkpoint(found: ckpt.Checkpoint, base: Manifest, constants: list[str]) -> Iterator[dict[str, Any]]:
     stored = model_state.match(base["variables"], (found.state or {})["weights"], "weight", found.path)
     specs = {key: (dtype, tuple(shape)) for key, dtype, shape in [*base["variables"], *base["untracked"]]}
     wanted = {key: stored[key] for key in [*base["captured"], *constants]}
@@ -99,24 +113,48 @@ def _from_checkpoint(found: ckpt.Checkpoint, base: Manifest, constants: list[str
                     f"{held.get(place) or 'nothing'} for {bundle.name_of(key)!r}, which is {specs[key]} in the graph. "
                     f"Save with save_checkpoint(base=...), or export a checkpoint of the run that wrote the graph."
                 )
-        tensors = bundle.read(found.weights, {place: specs[key][0] for key, place in wanted.items()})
-    return {key: tensors[place] for key, place in wanted.items()}
+        group: dict[str, str] = {}
+        held_bytes = 0
+        # Constants first: one that has changed is told before much is written.
+        for key in sorted(wanted, key=lambda key: key not in constants):
+            nbytes = _bytes_of(*specs[key])
+            if group and held_bytes + nbytes > _GROUP_BYTES:
+                yield _read_group(found, group, specs)
+                group, held_bytes = {}, 0
+            group[key] = wanted[key]
+            held_bytes += nbytes
+        yield _read_group(found, group, specs)
 
 
-def _refuse_not_finite(tensors: Mapping[str, Any], source: Source) -> None:
+def _read_group(found: ckpt.Checkpoint, group: Mapping[str, str], specs: Mapping[str, Any]) -> dict[str, Any]:
+    tensors = bundle.read(found.weights, {place: specs[key][0] for key, place in group.items()})
+    return {key: tensors[place] for key, place in group.items()}
+
+
+def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    import tensorflow as tf
+
+    return tf.as_dtype(dtype).size * math.prod(shape)
+
+
+def _not_finite(tensors: Mapping[str, Any]) -> list[str]:
+    """Returns the names of those that hold NaN or Inf, and how many of them."""
     import tensorflow as tf
 
     bad = []
     for key, value in tensors.items():
-        if value.dtype.is_floating or value.dtype.is_complex:
-            # float8 has no is_finite kernel; widening keeps NaN and Inf.
-            wide = value if value.dtype.size > 1 else tf.cast(value, tf.float32)
-            count = int(tf.size(value)) - int(tf.math.count_nonzero(tf.math.is_finite(tf.math.abs(wide))))
-            if count:
-                bad.append(f"{bundle.name_of(key)} ({count} of {int(tf.size(value))})")
-    if bad:
-        more = f" and {len(bad) - _MOST} more" if len(bad) > _MOST else ""
-        raise ExportError(
-            f"Weights must be finite numbers to be served. Received: NaN or Inf in {source.name}: "
-            f"{', '.join(bad[:_MOST])}{more}. Export an earlier step, and look for the divergence in training."
-        )
+        if not (value.dtype.is_floating or value.dtype.is_complex):
+            continue
+        count, flat = 0, tf.reshape(value, [-1])
+        for begin in range(0, len(flat), _SLICE):  # in slices: the intermediate results of a large one are large
+            part = flat[begin : begin + _SLICE]
+            # float8 has no is_finite kernel, and 16 bits overflow in sums; widening keeps NaN and Inf.
+            part = (
+                tf.abs(part) if value.dtype.is_complex else tf.cast(part, tf.float32) if value.dtype.size < 4 else part
+            )
+            # A sum is quick. It is finite if all are; if not, it may have overflowed.
+            if not math.isfinite(float(tf.reduce_sum(part))):
+                count += len(part) - int(tf.math.count_nonzero(tf.math.is_finite(part)))
+        if count:
+            bad.append(f"{bundle.name_of(key)} ({count} of {len(flat)})")
+    return bad

@@ -193,6 +193,11 @@ def inventory(folder: Path) -> dict[str, dict[str, Any]]:
     return {str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": digest(path)} for path in files}
 
 
+def size_of(folder: Path) -> int:
+    """Returns the bytes of all files under `folder`."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def difference(folder: Path, files: Mapping[str, Mapping[str, Any]], *, contents: bool) -> str | None:
     """Returns how `folder` differs from its `inventory`, or None. Extra files do not count.
 

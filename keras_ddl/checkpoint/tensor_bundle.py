@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from keras_ddl.checkpoint import durable
@@ -41,6 +41,27 @@ def write(prefix: str, tensors: Mapping[str, Any]) -> None:
             )
         except tf.errors.OpError as error:
             raise _as_os_error(error, prefix) from error
+
+
+def write_in_parts(prefix: str, parts: Iterable[Mapping[str, Any]], beside: Mapping[str, Any]) -> None:
+    """As `write`, part after part, and with the first one `beside`; more than one make several data files.
+
+    No part is held while the next one is made. Raises: OSError.
+    """
+    import tensorflow as tf
+
+    written: list[str] = []
+    for part in parts:
+        written.append(f"{prefix}-part{len(written)}")
+        write(written[-1], {**part, **beside})
+        beside = {}
+        del part
+    try:
+        # Renames the data files and writes one index; the directory of the parts is that of the result.
+        with tf.device("CPU:0"):
+            tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=written, destination_prefix=prefix, delete_old_dirs=False)
+    except tf.errors.OpError as error:
+        raise _as_os_error(error, prefix) from error
 
 
 def entries(prefix: str) -> dict[str, tuple[str, tuple[int, ...]]]:
