@@ -1,7 +1,9 @@
 """The notebooks, on a real kernel: the ones we ship, and what keras_ddl.run does in a cell."""
 
+import ast
 import os
 import queue
+import re
 import time
 from pathlib import Path
 
@@ -29,23 +31,49 @@ def text_of(cell, name: str) -> str:
     return "".join(out.text for out in cell.outputs if out.output_type == "stream" and out.name == name)
 
 
+def run_notebook(name: str, folder: Path) -> dict:
+    """Runs one that we ship; returns its cells by id."""
+    (path,) = [path for path in NOTEBOOKS if path.stem == name]
+    places = {"RESULT_DIR": str(folder / "results"), "DATA_DIR": str(folder)}
+    notebook = execute(nbformat.read(path, 4), folder, **SMALL, **places)
+    assert [entry.name for entry in folder.iterdir()] == ["results"]  # RESULT_DIR is where everything went
+    return {cell.id: cell for cell in notebook.cells}
+
+
+def assert_has_picture(cell) -> None:
+    assert any("image/png" in out.get("data", {}) for out in cell.outputs), cell.id
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path):
+def test_first_run_from_top_to_bottom(tmp_path: Path):
     results = tmp_path / "results"
-    notebook = execute(nbformat.read(path, 4), tmp_path, **SMALL, RESULT_DIR=str(results), DATA_DIR=str(tmp_path))
-    cells = {cell.id: cell for cell in notebook.cells}
+    cells = run_notebook("01_first_run", tmp_path)
     output = text_of(cells["run"], "stdout")
     assert "Epoch 1/2" in output and "val_accuracy" in output, output
     assert "[1] Epoch" not in output
     assert text_of(cells["agree"], "stdout").startswith("rank 0: weights "), cells["agree"].outputs
     assert "accuracy on 360 held-out images" in text_of(cells["predict"], "stdout")
     for name in ("data", "curve", "predict"):
-        assert any("image/png" in out.get("data", {}) for out in cells[name].outputs), name
-    # RESULT_DIR is where everything went.
+        assert_has_picture(cells[name])
     assert (results / "ckpt" / "base" / "saved_model.pb").exists()
     assert (results / "saved_model" / "1" / "saved_model.pb").exists()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["results"]
+
+
+@pytest.mark.slow
+def test_serving_from_top_to_bottom(tmp_path: Path):
+    cells = run_notebook("02_serving", tmp_path)
+    output = {name: text_of(cell, "stdout") for name, cell in cells.items() if cell.cell_type == "code"}
+    assert "version 1: step 22, " in output["export"] and "as the trained model did" in output["export"], output
+    read = [re.search(r"version (\d) reads ([\d.]+)% of 397 new digits", output[name]) for name in ("rest", "switch")]
+    assert [found[1] for found in read] == ["1", "2"], output
+    # What the right model says of the right digits; 10 % would be luck.
+    assert 30 < float(read[0][2]) < float(read[1][2]), output
+    assert float(re.search(r"version 1; largest difference from REST: (\S+)", output["grpc"])[1]) < 1e-5, output
+    answered = ast.literal_eval(output["switch"].partition("answers by version: ")[2].splitlines()[0])
+    assert set(answered) == {1, 2} and answered[2] == 100, output  # version 1 went on answering while 2 was loaded
+    assert output["end"] == "the server ended with status 0\n"
+    for name in ("rest", "switch"):
+        assert_has_picture(cells[name])
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
