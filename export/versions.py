@@ -55,14 +55,12 @@ def publish(staged: Path, final: Path) -> None:
 def prune(final: Path, keep: int) -> list[Path]:
     """Removes all versions beside `final` but the `keep` highest and `final` itself; returns what was removed.
 
-    A server serves the highest versions, so it is never one that it loads. Each vanishes by one rename before its files
-    are removed: nobody sees half of one.
+    A server serves the highest versions. One that `keras-ddl serve` is loading stays until the next time, even if
+    higher ones came meanwhile. Each vanishes by one rename before its files are removed: nobody sees half of one.
     """
     numbers = sorted((int(entry.name) for entry in final.parent.iterdir() if _is_version(entry.name)), reverse=True)
     removed = [final.parent / str(number) for number in numbers[keep:] if number != int(final.name)]
-    for version in removed:
-        durable.remove(version)
-    return removed
+    return [version for version in removed if durable.remove_unless_read(version)]
 
 
 def _is_version(name: str) -> bool:

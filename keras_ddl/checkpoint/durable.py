@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -126,6 +127,42 @@ def remove(path: Path) -> None:
         return
     with staging_directory(path.parent) as bin_:
         path.rename(bin_ / path.name)
+
+
+@contextlib.contextmanager
+def being_read(path: Path) -> Iterator[None]:
+    """While the block runs, `remove_unless_read` in any process of this host leaves the directory alone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # it is gone: who reads it will tell
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_unless_read(path: Path) -> bool:
+    """As `remove`, unless a process of this host is reading it (`being_read`). Returns whether it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    except OSError:  # no locks here
+        pass
+    try:
+        remove(path)  # with the lock held: a reader that comes now waits, and finds nothing
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def sweep_temporaries(parent: Path) -> list[str]:

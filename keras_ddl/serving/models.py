@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from keras_ddl.checkpoint import durable
 from keras_ddl.serving import policies
 from keras_ddl.serving.policies import ModelConfig
 from keras_ddl.serving.servable import Servable
@@ -239,7 +240,8 @@ class Models:
                 self._versions[config.name][number] = version
         begin = time.monotonic()
         try:
-            version.servable = self._load(config, path, number)
+            with durable.being_read(path):
+                version.servable = self._load(config, path, number)
         except Exception as error:  # whatever is wrong with a model, the server lives
             with self._changed:
                 version.state, version.failed_at = State.END, time.monotonic()

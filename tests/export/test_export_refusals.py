@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,38 @@ def test_checkpoint_cut_short_is_refused(copy: Path, tmp_path: Path, name: str, 
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(CheckpointError, match=f"whole to be read.*{words}.*earlier step"):
         export_here(copy, tmp_path / "out")
+
+
+def test_checkpoint_of_another_model_is_refused(copy: Path, tmp_path: Path) -> None:
+    other = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(3), layers.BatchNormalization(), layers.Dense(2, name="y")]
+    )
+    model_state.save_checkpoint(other, tmp_path / "other", 7)
+    shutil.copytree(tmp_path / "other" / "ckpt-00000007", copy / "ckpt-00000007")
+    with pytest.raises(
+        CheckpointError, match=r"of another model: .*y/kernel is float32\[3, 2\] there, .*\[3, 1\] here"
+    ):
+        export_here(copy, tmp_path / "out", which=7)
+    assert contents(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("room", ["for nothing", "for the graph", "for all but the end"])
+def test_full_disk_leaves_nothing(tmp_path: Path, room: str) -> None:
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2000), layers.Dense(100)])  # 0.8 MB
+    base = export.write_base_graph(model, tmp_path / "ckpt")
+    saved = model_state.save_checkpoint(model, tmp_path / "ckpt", 1, base=base)
+    graph = (tmp_path / "ckpt" / "base" / "saved_model.pb").stat().st_size
+    weights = Path(saved.weights + ".data-00000-of-00001").stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    most = {"for nothing": 10, "for the graph": graph + 10, "for all but the end": weights - 1000}[room]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))  # Python ignores the signal: writes fail
+    try:
+        with pytest.raises(ExportError, match="must be written whole. Received: no space left.*keep fewer"):
+            export_here(tmp_path / "ckpt", tmp_path / "out", which=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert contents(tmp_path / "out") == []
+    assert export_here(tmp_path / "ckpt", tmp_path / "out", which=1).version == 1
 
 
 def test_altered_files_are_refused(copy: Path, tmp_path: Path) -> None:
