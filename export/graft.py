@@ -94,10 +94,10 @@ def export_saved_model(
     with contextlib.ExitStack() as stack:
         # Started now, it loads TensorFlow beside the work here.
         process = stack.enter_context(CleanProcess()) if validate == "process" else None
+        thread = stack.enter_context(ThreadPoolExecutor(1))
         unaltered = None
         if source.checkpoint is not None:  # hashed while TensorFlow is imported
-            threads = stack.enter_context(ThreadPoolExecutor(1))
-            unaltered = threads.submit(ckpt.validate, source.checkpoint)
+            unaltered = thread.submit(ckpt.validate, source.checkpoint)
         import tensorflow  # noqa: F401
 
         clock.lap("import tensorflow")
@@ -113,9 +113,11 @@ def export_saved_model(
             _write_warmup(staged, base, model_name)
         _write_provenance(staged, base, source, final)
         clock.lap("copy weights")
+        on_disk = thread.submit(durable.sync_tree, staged)
         proof = _prove(staged, base, source, process, validate)
         clock.lap("validate")
         size = durable.size_of(staged)
+        on_disk.result()
         versions.publish(staged, final)
         removed = versions.prune(final, keep) if keep is not None else []
         clock.lap("publish")
