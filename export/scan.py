@@ -78,7 +78,7 @@ def scan_proto(saved_model: Any, allow_ops: Iterable[str] = ()) -> ScanReport:
     warnings: dict[str, None] = {}
     for graph in saved_model.meta_graphs:
         functions = {function.signature.name for function in graph.graph_def.library.function}
-        for place, node in nodes(graph.graph_def):
+        for place, node in _nodes(graph.graph_def):
             if node.op in functions:
                 continue
             ops[node.op] += 1
@@ -111,8 +111,7 @@ def _kind(op: str) -> str:
     return "communication op" if _CALLS_RANKS.match(op) else "custom op"
 
 
-def nodes(graph: Any) -> Iterator[tuple[str, Any]]:
-    """Yields where each node of a GraphDef lies, in words, and the node; those of functions too."""
+def _nodes(graph: Any) -> Iterator[tuple[str, Any]]:
     for node in graph.node:
         yield "the main graph", node
     for function in graph.library.function:

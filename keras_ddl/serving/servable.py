@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.export import scan
 from keras_ddl.serving.pace import Pace
 from keras_ddl.serving.status import Code, RequestError, invalid
 
@@ -64,7 +63,7 @@ class Servable:
         # As they are in the file: what a client asks for as metadata.
         self.signature_defs = dict(meta_graph.signature_def)
         self.signatures = {name: _signature(name, each) for name, each in self.signature_defs.items()}
-        self._pace = Pace({node.op for _, node in scan.nodes(meta_graph.graph_def)})
+        self._pace = Pace(_operations(meta_graph.graph_def))
         self._callables: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._lock = threading.Lock()
         self._idle = threading.Condition()
@@ -138,6 +137,12 @@ class Servable:
 def _signature(name: str, definition: Any) -> Signature:
     defaults = {alias: tf.make_ndarray(value) for alias, value in definition.defaults.items()}
     return Signature(name, definition.method_name, dict(definition.inputs), dict(definition.outputs), defaults)
+
+
+def _operations(graph: Any) -> set[str]:
+    """The names of a GraphDef's operations, those of its functions among them."""
+    functions = (function.node_def for function in graph.library.function)
+    return {node.op for nodes in (graph.node, *functions) for node in nodes}
 
 
 def _tensor_name(signature: Signature, kind: str, alias: str) -> str:
