@@ -148,8 +148,8 @@ def _run(request: dict[str, Any], what: str) -> dict[str, Any]:
             f"The process in which {what} ends in time. Received: nothing for {_SECONDS:.0f} s."
         ) from None
     for line in done.stdout.splitlines():
-        if line.startswith(_replay.MARK):
-            return json.loads(line.removeprefix(_replay.MARK))
+        if line.startswith(_conversion.MARK):
+            return json.loads(line.removeprefix(_conversion.MARK))
     tail = "\n".join(done.stderr.splitlines()[-_MOST:])
     raise ExportError(
         f"The process in which {what} gives an answer. Received: it ended with status {done.returncode}:\n{tail}"
