@@ -34,23 +34,31 @@ def write(
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """Returns name -> array of the first Predict request to `serving_default` in the file; None: there is none."""
+    """Returns name -> array of the first Predict request to `serving_default` in the file.
+
+    None: there is none, no file, or what is no such file: a server says so when it loads the version.
+    """
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    try:
+        records = list(tf.data.TFRecordDataset(str(path)).take(1000).as_numpy_iterator()) if path.is_file() else []
+        return next((rows for record in records if (rows := _rows(record)) is not None), None)
+    except (DecodeError, ValueError, tf.errors.OpError):
+        return None
+
+
+def _rows(record: bytes) -> dict[str, Any] | None:
+    """The inputs of a PredictionLog, if it is of a Predict request to `serving_default`."""
     import tensorflow as tf
     from tensorflow.core.framework import tensor_pb2
 
-    if not path.is_file():
-        return None
-    for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
-        for predict in _fields(record, 6):
-            for request in _fields(predict, 1):
-                spec = b"".join(_fields(request, 1))
-                if _fields(spec, 3) not in ([], [b""], [b"serving_default"]):
-                    continue
-                rows = {}
-                for entry in _fields(request, 2):
-                    (name,), (tensor,) = _fields(entry, 1), _fields(entry, 2)
-                    rows[name.decode()] = tf.make_ndarray(tensor_pb2.TensorProto.FromString(tensor))
-                return rows
+    for request in [each for predict in _fields(record, 6) for each in _fields(predict, 1)]:
+        spec = b"".join(_fields(request, 1))
+        if _fields(spec, 3) not in ([], [b""], [b"serving_default"]):
+            continue
+        entries = [(_fields(entry, 1), _fields(entry, 2)) for entry in _fields(request, 2)]
+        return {name.decode(): tf.make_ndarray(tensor_pb2.TensorProto.FromString(row)) for (name,), (row,) in entries}
     return None
 
 

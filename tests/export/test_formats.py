@@ -24,7 +24,7 @@ from keras import layers
 from keras_ddl import export
 from keras_ddl.checkpoint import model_state
 from keras_ddl.errors import ConfigError, DependencyError, ExportError
-from keras_ddl.export import converters
+from keras_ddl.export import converters, warmup
 
 COMMAND = Path(sys.executable).with_name("keras-ddl")
 FORMATS = ("onnx", "tflite")
@@ -264,10 +264,14 @@ def test_anyones_savedmodel_is_converted_and_versions_are_kept(tmp_path):
         export.export_format(tmp_path / "words", out, format="onnx", version=5)
     with pytest.raises(ConfigError, match="a source with a step"):
         export.export_format(tmp_path / "words", out, format="onnx", version="step")
+    requests = tmp_path / "words" / "assets.extra" / "tf_serving_warmup_requests"
+    requests.parent.mkdir()
+    requests.write_bytes(b"no record")
+    assert export.export_format(tmp_path / "words", out, format="onnx", version=6, keep=1).path == out / "6"
     np.savez(tmp_path / "rows.npz", other=np.zeros(1))
     with pytest.raises(ExportError, match=r"the sample holds \['other'\], the graph takes \['word'\]"):
         export.export_format(tmp_path / "words", out, format="onnx", sample=tmp_path / "rows.npz")
-    assert contents(out) == ["5"]
+    assert contents(out) == ["6"]
 
 
 @needs(*FORMATS)
@@ -305,6 +309,22 @@ def test_a_missing_package_is_an_error_before_any_work(tmp_path, monkeypatch):
         with pytest.raises(DependencyError, match=rf"Install the extra: pip install 'keras_ddl\[{each}\]'"):
             export.export_format(lambda path: pytest.fail("was exported"), tmp_path / "out", format=each)
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_are_read_from_what_a_warm_up_holds(tmp_path):
+    rows = {"x": np.float32([[1, 2], [3, 4]]), "text": np.array([b"a", "né".encode()], object)}
+    file = tmp_path / warmup.FILE
+    assert warmup.read(file) is None
+    types = {"x": ["float32", [None, 2]], "text": ["string", [None]]}
+    warmup.write(file, rows, types, "digits")
+    found = warmup.read(file)
+    np.testing.assert_array_equal(found.pop("x"), rows["x"])
+    assert {name: row.tolist() for name, row in found.items()} == {"text": rows["text"].tolist()}
+    warmup.write(file, rows, types, "digits", signature="other")
+    assert warmup.read(file) is None
+    for data in (b"", b"no record", file.read_bytes()[:-3]):
+        file.write_bytes(data)
+        assert warmup.read(file) is None
 
 
 def test_options_that_do_not_fit_the_format_are_refused(tmp_path):
