@@ -17,7 +17,7 @@ from typing import Any
 from keras_ddl.checkpoint import durable
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
-from keras_ddl.export import _replay, saved_variables, versions
+from keras_ddl.export import _replay, saved_variables, versions, weight_files
 from keras_ddl.export.graft import ExportResult
 from keras_ddl.export.scan import scan_proto
 from keras_ddl.export.validate import CleanProcess, validate_saved_model
@@ -130,6 +130,11 @@ def _find_graph(prefix: Path, wanted: str | None) -> Path:
         raise ExportError(
             f"One graph is served. Received: {wanted or 'none named'}; beside {prefix} lie {', '.join(there)}. Choose "
             f"with --meta-graph (meta_graph=), {' or '.join(names)}, or give a .meta file."
+        )
+    if weight_files.GRAPH in bundle.entries(str(prefix)):
+        raise ExportError(
+            f"A Saver's checkpoint has a graph beside it. Received: {prefix}, of tf.train.Checkpoint, which keeps "
+            "weights only. Give the directory with the base graph of its model, and this with --weights."
         )
     raise ExportError(
         f"The graph of a checkpoint lies beside it. Received: none of {', '.join(file.name for file in candidates)} in "

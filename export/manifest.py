@@ -5,10 +5,12 @@ inputs, outputs                of serving_default: name -> [dtype, shape]
 signatures                     names
 variables                      [key, dtype, shape] of all the model's variables, in Keras's order (model_state.match);
                                of a part's graph, those of the whole, whose checkpoints hold them
+own, trainable                 keys, of these, that the model itself has, and that are trained; both in Keras's order
 captured                       keys, of these, that the graph reads: what an export copies from a checkpoint
 untracked                      [key, dtype, shape] of variables that the graph reads and Keras does not know
 constants                      key -> SHA-256 of variables that the graph does not read and training should not move
-h5, objects                    key -> place in .weights.h5 files and in tf.train.Checkpoint (weight_files.py)
+h5, h5_of_whole, objects       key -> place in .weights.h5 files (of the model; of the whole, if it is a part of one)
+                               and in tf.train.Checkpoint (weight_files.py, object_graphs.py)
 static                         keys in variables/static: object graph, lookup tables
 ops, warnings                  of the scan;   allow_ops  custom ops the user vouched for
 sample                         'given', 'made up' or null;   random  outputs that are not compared
@@ -47,6 +49,16 @@ class Manifest:
     def name(self) -> str | None:
         """Of the part of the model whose graph it is; None: the model's own."""
         return self.record.get("name")
+
+    @property
+    def own(self) -> list[str]:
+        """Keys of the model's own variables."""
+        return self.record.get("own", [key for key, _, _ in self["variables"]])
+
+    @property
+    def trainable(self) -> list[str]:
+        """Keys of its trainable ones."""
+        return self.record.get("trainable", [])
 
     @property
     def sample(self) -> Path | None:

@@ -17,8 +17,9 @@ from keras_ddl.export import manifest, signatures
 from keras_ddl.export._replay import compare, storable
 from keras_ddl.export.inputs import Inputs
 from keras_ddl.export.isolation import layers_of, portable_layers, unchanged
+from keras_ddl.export.object_graphs import places_in_objects
 from keras_ddl.export.scan import ScanReport, scan_saved_model
-from keras_ddl.export.weight_files import places_in_h5, places_in_objects
+from keras_ddl.export.weight_files import places_in_h5
 
 UNTRACKED = "untracked"
 
@@ -87,6 +88,8 @@ class Tracer:
             "outputs": {name: _describe(tensor) for name, tensor in function.structured_outputs.items()},
             "signatures": sorted(traced),
             "variables": model_state.table(variables),
+            "own": list(own),
+            "trainable": self._trainable(own),
             "captured": list(captured),
             "untracked": model_state.table(untracked),
             "constants": {
@@ -95,6 +98,7 @@ class Tracer:
                 if key not in captured and not each.trainable and not model_state.is_seed(each)
             },
             "h5": places_in_h5(self.model, own),
+            "h5_of_whole": {} if self.whole is self.model else places_in_h5(self.whole, own),
             "objects": places_in_objects(self.model, own),
             "static": static,
             "ops": report.ops,
@@ -117,6 +121,10 @@ class Tracer:
                 "attribute of the model in training."
             )
         return {known[id(each)]: each for each in self.model.variables}
+
+    def _trainable(self, own: Mapping[str, Any]) -> list[str]:
+        keys = {id(variable): key for key, variable in own.items()}
+        return [keys[id(variable)] for variable in self.model.trainable_variables]
 
     def _save(self, traced: Mapping[str, Any], captured: Mapping[str, Any], untracked: Mapping[str, Any]) -> None:
         import tensorflow as tf

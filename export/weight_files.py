@@ -1,8 +1,8 @@
 """Weights from files that Keras or TensorFlow wrote, in place of a checkpoint of keras_ddl.
 
 `.weights.h5` and `.keras` name variables by their place in the model, tf.train.Checkpoint by the attributes that lead
-to them. Both names are noted when the base graph is traced (`places_in_h5`, `places_in_objects`), because the model is
-not there when a graph is exported.
+to them (object_graphs.py). Both names are noted when the base graph is traced, because the model is not there when a
+graph is exported.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import DependencyError, ExportError
 from keras_ddl.export.isolation import layers_of
 from keras_ddl.export.manifest import Manifest
+from keras_ddl.export.object_graphs import ObjectGraph
 
 _H5 = (".weights.h5", ".keras")
-_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 def read(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
@@ -89,26 +90,6 @@ def places_in_h5(model: Any, keyed: Mapping[str, Any]) -> dict[str, str]:
     return places
 
 
-def places_in_objects(model: Any, keyed: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Returns key -> names of the attributes that lead from the model to the variable, as tf.train.Checkpoint goes."""
-    import tensorflow as tf
-
-    wanted = {id(variable): key for key, variable in keyed.items()}
-    wanted |= {id(variable.value): key for key, variable in keyed.items()}
-    view = tf.train.TrackableView(model)
-    found: dict[str, list[str]] = {}
-    seen = {id(model)}
-    queue: list[tuple[Any, list[str]]] = [(model, [])]
-    for each, path in queue:
-        if id(each) in wanted:
-            found.setdefault(wanted[id(each)], path)
-        for name, child in view.children(each).items():
-            if id(child) not in seen:
-                seen.add(id(child))
-                queue.append((child, [*path, name]))
-    return found
-
-
 def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
     try:
         import h5py
@@ -119,13 +100,16 @@ def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
     try:
         content = io.BytesIO(zipfile.ZipFile(file).read("model.weights.h5")) if file.suffix == ".keras" else file
         with h5py.File(content, "r") as opened:
-            missing = [key for key in keys if base["h5"].get(key) not in opened]
+            # Of the whole, or of the part of it whose graph this is.
+            of_whole = base.record.get("h5_of_whole", {})
+            places = of_whole if of_whole and all(of_whole.get(key) in opened for key in keys) else base["h5"]
+            missing = [key for key in keys if places.get(key) not in opened]
             if missing:
                 raise _missing(file, missing)
             dtypes = {key: tf.as_dtype(dtype) for key, dtype, _ in base["variables"]}
             tensors = {}
             for key in keys:
-                array = opened[base["h5"][key]][()]
+                array = opened[places[key]][()]
                 if array.dtype.kind == "V":  # h5py knows no bfloat16
                     array = array.view(dtypes[key].as_numpy_dtype)
                 tensors[key] = tf.constant(array)
@@ -138,6 +122,10 @@ def _from_objects(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]
     from google.protobuf.message import DecodeError
     from tensorflow.core.protobuf import trackable_object_graph_pb2
 
+    if file.is_dir():  # of a CheckpointManager, or of several save()
+        import tensorflow as tf
+
+        file = Path(tf.train.latest_checkpoint(str(file)) or file)
     prefix = str(file).removesuffix(".index")
     if not Path(f"{prefix}.index").exists():
         raise ExportError(
@@ -149,36 +137,16 @@ def _from_objects(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]
         if all(key in held for key in keys):
             return bundle.read(prefix, {key: held[key][0] for key in keys})
         graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(
-            bundle.read(prefix, {_GRAPH: "string"})[_GRAPH].numpy()
+            bundle.read(prefix, {GRAPH: "string"})[GRAPH].numpy()
         )
-        places = _resolve(graph, base["objects"], keys, held)
+        places = ObjectGraph(graph, held).resolve(base, keys)
         missing = [key for key in keys if key not in places]
         if missing:
-            raise _missing(file, missing, "; tf.train.Checkpoint does not see layers that are kept in Python lists")
+            raise _missing(file, missing, _why_hidden(base, missing))
         tensors = bundle.read(prefix, {places[key]: held[places[key]][0] for key in keys})
         return {key: tensors[places[key]] for key in keys}
     except (OSError, KeyError, DecodeError) as error:
         raise _unreadable(file, error) from error
-
-
-def _resolve(graph: Any, objects: Mapping[str, list[str]], keys: list[str], held: Mapping[str, Any]) -> dict[str, str]:
-    """Walks each variable's names in the checkpoint's object graph. The model may be its root or a child of it."""
-    children = [{child.local_name: child.node_id for child in node.children} for node in graph.nodes]
-
-    def walk(start: int, path: list[str]) -> str | None:
-        node: int | None = start
-        for name in path:
-            node = None if node is None else children[node].get(name)
-        if node is None:
-            return None
-        stored = (each.checkpoint_key for each in graph.nodes[node].attributes if each.name == "VARIABLE_VALUE")
-        return next((key for key in stored if key in held), None)
-
-    def places(start: int) -> dict[str, str]:
-        found = {key: walk(start, objects[key]) for key in keys if key in objects}
-        return {key: place for key, place in found.items() if place is not None}
-
-    return max((places(start) for start in [0, *children[0].values()]), key=len)
 
 
 def _missing(file: Path, keys: list[str], why: str = "") -> ExportError:
@@ -186,6 +154,20 @@ def _missing(file: Path, keys: list[str], why: str = "") -> ExportError:
     return ExportError(
         f"--weights (weights=) takes a file of the model whose base graph this is. Received: {file} without "
         f"{len(keys)} variables of the graph ({names}){why}. Give another file, or a checkpoint of keras_ddl."
+    )
+
+
+def _why_hidden(base: Manifest, missing: list[str]) -> str:
+    hidden = [key for key in missing if key not in base["objects"]]
+    if not hidden:
+        return ""
+    trained = " (the trained ones of them would be, if it held the model's optimizer)" * bool(
+        set(hidden) & set(base.trainable)
+    )
+    return (
+        f". {len(hidden)} of them are in layers that the model keeps in lists, dicts or nested tuples, which Keras "
+        f"3.15 hides from tf.train.Checkpoint: they were never in the file{trained}. Save with tf.train.Checkpoint("
+        "model=keras_ddl.model_state.trackable(model)), or model.save_weights('x.weights.h5')"
     )
 
 

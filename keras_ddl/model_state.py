@@ -1,5 +1,11 @@
 """A model's weights and optimizer in checkpoints: `keras_ddl.checkpoint.model_state` under its public name."""
 
-from keras_ddl.checkpoint.model_state import optimizer_variables_of, restore_checkpoint, save_checkpoint, weights_of
+from keras_ddl.checkpoint.model_state import (
+    optimizer_variables_of,
+    restore_checkpoint,
+    save_checkpoint,
+    trackable,
+    weights_of,
+)
 
-__all__ = ["optimizer_variables_of", "restore_checkpoint", "save_checkpoint", "weights_of"]
+__all__ = ["optimizer_variables_of", "restore_checkpoint", "save_checkpoint", "trackable", "weights_of"]

@@ -17,6 +17,7 @@ from keras_ddl.checkpoint.snapshot import GOLDEN, OPTIMIZER, WEIGHTS, Snapshot, 
 from keras_ddl.errors import CheckpointError
 
 __all__ = [
+    "COMPLETE",
     "GOLDEN",
     "WEIGHTS",
     "build_optimizers",
@@ -31,9 +32,11 @@ __all__ = [
     "table",
     "take",
     "tensor_of",
+    "trackable",
     "weights_of",
 ]
 
+COMPLETE = "keras_variables"  # the attribute by which an export knows what `trackable` returns
 _SEED = "seed_generator_state"
 _WHAT = "A checkpoint"
 
@@ -200,6 +203,20 @@ def weights_of(model: Any) -> dict[str, Any]:
             f"Call it on a batch, or give it an Input, first."
         )
     return _keyed(WEIGHTS, model.variables)
+
+
+def trackable(model: Any) -> Any:
+    """Returns an object with all variables of a built model, for `tf.train.Checkpoint(model=trackable(model), ...)`.
+
+    tf.train.Checkpoint of a Keras 3.15 model itself leaves out layers in lists, dicts and nested tuples, without a
+    word. With this in its place it saves and restores all; `keras-ddl export --weights` takes such files.
+    Raises: CheckpointError: the model is not built.
+    """
+    import tensorflow as tf
+
+    module = tf.Module()
+    setattr(module, COMPLETE, list(weights_of(model).values()))
+    return module
 
 
 def optimizer_variables_of(model: Any, build: bool = False) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from keras_ddl.checkpoint import list_bases
 from keras_ddl.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def command(
 
     def export(folder: str | Path, version: int | str | None = None, keep: int | None = None) -> ExportResult:
         of_graph = [inputs, outputs, meta_graph]
-        if of_graph != [None, None, None] or not source.is_dir() or (source / "checkpoint").is_file():
+        if of_graph != [None, None, None] or not source.is_dir() or _is_of_saver(source):
             result = _graph_mode(checkpoints, folder, *of_graph, version=version, keep=keep)
             if result is not None:
                 return result
@@ -143,6 +144,11 @@ def command(
     return 0
 
 
+def _is_of_saver(directory: Path) -> bool:
+    """Whether a Saver writes there, rather than keras_ddl, perhaps beside a tf.train.CheckpointManager."""
+    return (directory / "checkpoint").is_file() and not list_bases(directory)
+
+
 def _graph_mode(
     checkpoint: str,
     output: str | Path,
@@ -155,7 +161,7 @@ def _graph_mode(
 ) -> ExportResult | None:
     """Exports what a Saver has written; None: it is something else, and nothing says that it should be that."""
     path = Path(checkpoint)
-    has_file = path.with_name(path.name + ".index").exists() or (path / "checkpoint").is_file()
+    has_file = path.with_name(path.name + ".index").exists() or _is_of_saver(path)
     if not has_file and (inputs, outputs, meta_graph) == (None, None, None):
         return None
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

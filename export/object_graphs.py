@@ -1,0 +1,164 @@
+"""Where a tf.train.Checkpoint keeps the variables of a model, told from the object graph in the file.
+
+Three ways lead to a variable. The attributes of the model, as tf.train.Checkpoint goes; but Keras 3.15 hides from it
+all layers in lists, dicts and nested tuples. The optimizer's list of what it trains, which holds the trainable ones of
+these, too, in the model's order. And the list that `model_state.trackable` makes, which is complete. What is in the
+file beside the model, and under which names, does not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.checkpoint.model_state import COMPLETE
+from keras_ddl.errors import ExportError
+from keras_ddl.export.manifest import Manifest
+
+_TRAINED = "_trainable_variables"
+
+
+def places_in_objects(model: Any, keyed: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Returns key -> names of the attributes that lead from the model to the variable, as tf.train.Checkpoint goes."""
+    import tensorflow as tf
+
+    wanted = {id(variable): key for key, variable in keyed.items()}
+    wanted |= {id(variable.value): key for key, variable in keyed.items()}
+    view = tf.train.TrackableView(model)
+    found: dict[str, list[str]] = {}
+    seen = {id(model)}
+    queue: list[tuple[Any, list[str]]] = [(model, [])]
+    for each, path in queue:
+        if id(each) in wanted:
+            found.setdefault(wanted[id(each)], path)
+        for name, child in view.children(each).items():
+            if id(child) not in seen:
+                seen.add(id(child))
+                queue.append((child, [*path, name]))
+    return found
+
+
+class ObjectGraph:
+    """The objects in a file; `held`: the tensors in it, key -> (dtype, shape)."""
+
+    def __init__(self, graph: Any, held: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        self._children = [{child.local_name: child.node_id for child in node.children} for node in graph.nodes]
+        self._values: list[tuple[str, str] | None] = [None] * len(graph.nodes)  # (tensor, name) of those that have one
+        self._held = held
+        for number, node in enumerate(graph.nodes):
+            for each in node.attributes:
+                if each.name == "VARIABLE_VALUE" and each.checkpoint_key in held:
+                    self._values[number] = each.checkpoint_key, each.full_name
+
+    def resolve(self, base: Manifest, keys: Sequence[str]) -> dict[str, str]:
+        """Returns key -> tensor, of as many as there are.
+
+        Raises: ExportError: several objects in the file might be the model, and hold different variables.
+        """
+        specs = {key: (dtype, tuple(shape)) for key, dtype, shape in base["variables"]}
+        candidates = []
+        for names, nodes in self._candidates(base, specs):
+            found = {key: value[0] for key in keys if key in nodes and (value := self._values[nodes[key]]) is not None}
+            candidates.append((names, found))
+        most = max((len(found) for _, found in candidates), default=0)
+        best = [(names, found) for names, found in candidates if len(found) == most]
+        named = [(names, found) for names, found in best if base.name in names]
+        best = named or best
+        if most == len(keys) and len({tuple(sorted(found.items())) for _, found in best}) > 1:
+            raise ExportError(
+                f"One object in a TensorFlow checkpoint is the model. Received: "
+                f"{', '.join(sorted(' '.join(names) for names, _ in best))}, which all fit. Give a file with one of "
+                "them, or name it in training as the file does: Checkpoint(serve=...)."
+            )
+        return best[0][1] if best else {}
+
+    def _candidates(self, base: Manifest, specs: Mapping[str, Any]) -> Iterator[tuple[list[str], dict[str, int]]]:
+        """Yields (names of an object, key -> node of each variable that it leads to) of all that may be the model."""
+        names: list[list[str]] = [[] for _ in self._children]
+        for children in self._children:
+            for name, child in children.items():
+                names[child].append(name)
+        names[0] = ["(the root)"]
+        optimizers = [children for children in self._children if _TRAINED in children]
+        first = {path[0] for path in base["objects"].values() if path}
+        for start, children in enumerate(self._children):
+            if COMPLETE in children:
+                listed = self._listed(children[COMPLETE])
+                for order in (base.own, list(specs)):
+                    if self._is_of(order, listed, specs):
+                        yield names[start], dict(zip(order, listed))
+            if first & set(children) or (start == 0 and not first):  # all may be hidden
+                nodes = {key: self._walk(start, path) for key, path in base["objects"].items()}
+                known = {key: node for key, node in nodes.items() if node is not None}
+                yield names[start], known
+                for optimizer in optimizers:
+                    whole = self._completed(known, optimizer, base, specs)
+                    if whole is not None:
+                        yield names[start], whole
+
+    def _completed(
+        self, known: dict[str, int], optimizer: Mapping[str, int], base: Manifest, specs: Mapping[str, Any]
+    ) -> dict[str, int] | None:
+        """Returns what an object leads to and an optimizer trains, if that is what this object has to be trained."""
+        order, trained = base.trainable, self._listed(optimizer[_TRAINED])
+        if not order or not self._is_of(order, trained, specs):
+            return None
+        ours = dict(zip(order, trained))
+        if any(known.get(key, node) != node for key, node in ours.items()):
+            return None
+        # Momenta and the like are named after layer and variable: so the order can be compared, too.
+        lists = [self._listed(node) for name, node in optimizer.items() if name not in (_TRAINED, "_variables")]
+        named = [[(self._values[node] or ("", ""))[1] for node in each] for each in lists if len(each) == len(order)]
+        paths = [bundle.name_of(key) for key in order]
+        for slots in named:
+            ends = ["_".join(path.partition("#")[0].split("/")[-2:]) for path in paths]
+            alike = all(_plain(end) in _plain(slot) for end, slot in zip(ends, slots))
+            if not alike or _ranks(slots) != _ranks(paths):
+                return None
+        if not named and not set(known) & set(ours):  # nothing says that the order is that of the model
+            return None
+        return {**known, **ours}
+
+    def _is_of(self, order: Sequence[str], nodes: Sequence[int], specs: Mapping[str, Any]) -> bool:
+        """Whether nodes are these variables, as far as number, dtypes, shapes and the ends of names tell."""
+        values = [self._values[node] for node in nodes]
+        return len(order) == len(nodes) and all(
+            value is not None
+            and self._held[value[0]] == specs[key]
+            and _plain(value[1]).endswith(_plain(bundle.name_of(key).partition("#")[0].rpartition("/")[2]))
+            for key, value in zip(order, values)
+        )
+
+    def _listed(self, node: int) -> list[int]:
+        children = self._children[node]
+        return [children[str(number)] for number in range(len(children)) if str(number) in children]
+
+    def _walk(self, node: int, path: Sequence[str]) -> int | None:
+        found: int | None = node
+        for name in path:
+            found = None if found is None else self._children[found].get(name)
+        return found
+
+
+def _plain(name: str) -> str:
+    """Without the numbers that Keras gives anew in each process."""
+    return re.sub(r"_\d+(?=/|_|$)", "", name)
+
+
+def _ranks(names: Sequence[str]) -> list[int]:
+    """Returns the place of each among those that differ from it in numbers only."""
+    numbered = []
+    for name in names:
+        numbers: list[int] = []
+        for word in re.split("[/_#]", name):
+            if word.isdigit() and numbers:
+                numbers[-1] = int(word)
+            else:
+                numbers.append(0)
+        numbered.append((_plain(name.partition("#")[0]), numbers))
+    groups: dict[str, list[list[int]]] = {}
+    for group, numbers in sorted(numbered):
+        groups.setdefault(group, []).append(numbers)
+    return [groups[group].index(numbers) for group, numbers in numbered]
