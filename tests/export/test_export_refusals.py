@@ -121,6 +121,8 @@ def test_choices_are_told_what_there_is(trained: Path, tmp_path: Path) -> None:
         export_here(trained, tmp_path / "out", which="best", metric="val_auc")
     with pytest.raises(ConfigError, match="'process', 'here', 'off'"):
         export.export_saved_model(trained, tmp_path / "out", validate="maybe")
+    with pytest.raises(ExportError, match="base graphs of one model, and --model .* 'head'. Leave --model out"):
+        export_here(trained, tmp_path / "out", model="head")
     assert export_here(trained, tmp_path / "out", which="best", metric="loss").step == 2
 
 
