@@ -19,6 +19,7 @@ from typing import Any
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import durable
 from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, ExportError
 from keras_ddl.export import manifest, versions
 from keras_ddl.export import warmup as warmup_file
@@ -98,8 +99,7 @@ def export_saved_model(
         unaltered = None
         if source.checkpoint is not None:  # hashed while TensorFlow is imported
             unaltered = thread.submit(ckpt.validate, source.checkpoint)
-        import tensorflow  # noqa: F401
-
+        import_without_keras()
         clock.lap("import tensorflow")
         scan = scan_saved_model(base.path, base["allow_ops"])
         scan.raise_for_problems(str(base.path))

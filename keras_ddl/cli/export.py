@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keras_ddl.checkpoint import list_bases
+from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ def _graph_mode(
     if not has_file and (inputs, outputs, meta_graph) == (None, None, None):
         return None
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import_without_keras()
     import logging
 
     from keras_ddl.compat.tensorflow import tf
@@ -196,6 +198,7 @@ def parse_tensors(text: str | None) -> dict[str, str] | None:
 def _check(version: str, sample: str | None) -> int:
     """Shows the report on a SavedModel, and writes it beside; 1: it cannot be served."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import_without_keras()
     from keras_ddl.export.check import check_saved_model
 
     report = check_saved_model(version, sample=sample)

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, ServingError
 
 
@@ -94,6 +95,7 @@ def _by_grpc(
     address: str, model: str, version: int | None, signature: str, inputs: dict[str, Any], timeout: float
 ) -> dict[str, Any]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import_without_keras()
     import grpc
     from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2, prediction_service_pb2_grpc
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, DependencyError
 
 _MODULES = ("tensorflow_serving", "grpc", "grpc_health", "aiohttp", "prometheus_client")
@@ -69,6 +70,7 @@ def command(
             "Beside tensorflow-cpu: pip install --no-deps tensorflow-serving-api, as it requires the full tensorflow."
         )
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import_without_keras()
     from keras_ddl.serving import policies
     from keras_ddl.serving.batches import Batching
     from keras_ddl.serving.server import Options, Server

@@ -132,3 +132,17 @@ def test_the_first_use_of_tensorflow_says_what_is_wrong(program, environment, wo
     assert last.startswith("keras_ddl.errors.DependencyError"), done.stderr
     for word in words:
         assert word in last
+
+
+def test_tensorflow_is_imported_without_keras_which_is_there_when_asked_for():
+    program = (
+        "import sys\n"
+        "from keras_ddl.compat.tensorflow_packages import import_without_keras\n"
+        "import_without_keras()\n"
+        "assert 'tensorflow' in sys.modules and 'keras' not in sys.modules, sorted(sys.modules)\n"
+        "import_without_keras()\n"
+        "import keras, tensorflow\n"
+        "assert tensorflow.keras.layers.Dense is keras.layers.Dense\n"
+        "assert tensorflow.keras.layers.Dense(1)(tensorflow.ones([2, 3])).shape == (2, 1)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
