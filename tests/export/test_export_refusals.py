@@ -132,6 +132,26 @@ def test_weights_that_are_not_numbers_are_refused(trained: Path, tmp_path: Path)
     assert contents(tmp_path / "out") == []
 
 
+def test_only_what_is_not_finite_counts() -> None:
+    from keras_ddl.checkpoint.tensor_bundle import variable_key
+    from keras_ddl.export import weights
+
+    largest = [3.4e38, 3.4e38]  # their sum is not finite
+    values = {
+        "fine": [tf.constant(largest), tf.constant([], tf.float32), tf.constant([65504, 65504], tf.float16)],
+        "bad": [
+            tf.constant([*largest, np.inf, -np.inf]),  # their sum is no number
+            tf.constant(np.nan, tf.float64),
+            tf.constant([1, np.inf], tf.bfloat16),
+            tf.cast([1, np.nan], tf.dtypes.experimental.float8_e5m2),
+            tf.constant([complex(0, np.nan), 1]),
+        ],
+    }
+    held = {variable_key("w", f"{kind}{i}"): each for kind, group in values.items() for i, each in enumerate(group)}
+    found = weights._not_finite(held)
+    assert found == ["bad0 (2 of 4)", "bad1 (1 of 1)", "bad2 (1 of 2)", "bad3 (1 of 2)", "bad4 (1 of 2)"]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
