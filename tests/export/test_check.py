@@ -2,18 +2,15 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from harness.commands import keras_ddl
 from keras_ddl import export
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ExportError
-
-COMMAND = Path(sys.executable).with_name("keras-ddl")
 
 
 def write_model(path: Path, call) -> Path:
@@ -37,15 +34,9 @@ def good(tmp_path_factory) -> Path:
     return write_model(path, lambda factor, x, t: {"y": factor * x, "upper": tf.strings.upper(t)})
 
 
-def run(*arguments, status):
-    found = subprocess.run([COMMAND, "export", *map(str, arguments)], capture_output=True, text=True, timeout=120)
-    assert found.returncode == status, found.stdout + found.stderr
-    return found.stdout + found.stderr
-
-
 def test_check_reports_what_it_found_as_text_and_json(good, tmp_path):
     version = Path(shutil.copytree(good, tmp_path / "3"))
-    shown = run("--check", version, status=0)
+    shown = keras_ddl("export", "--check", version, status=0)
     assert f"{version}: can be served" in shown
     assert (
         "signature serving_default: t string[None], x float32[None, 3] -> upper string[None], y float32[None, 3]"
@@ -68,7 +59,7 @@ def test_rows_of_ones_own_are_asked(good, tmp_path):
 
 def test_what_no_server_runs_is_a_problem(good, tmp_path):
     calls_back = lambda factor, x, t: {"y": tf.ensure_shape(tf.numpy_function(np.sin, [x], tf.float32), x.shape)}  # noqa: E731
-    shown = run("--check", write_model(tmp_path / "1", calls_back), status=1)
+    shown = keras_ddl("export", "--check", write_model(tmp_path / "1", calls_back), status=1)
     assert "1: cannot be served" in shown and "problem: Python callback PyFunc" in shown, shown
     halved = Path(shutil.copytree(good, tmp_path / "2"))
     (halved / "variables" / "variables.index").unlink()
@@ -80,4 +71,4 @@ def test_what_no_server_runs_is_a_problem(good, tmp_path):
 
 def test_export_takes_either_a_checkpoint_or_a_version_to_check(tmp_path):
     for arguments in ([], ["ckpt"], ["ckpt", "out", "--check", "3"], ["ckpt", "out", "--sample", "rows.npz"]):
-        assert "Give CHECKPOINTS and OUTPUT, or --check VERSION" in run(*arguments, status=2)
+        assert "Give CHECKPOINTS and OUTPUT, or --check VERSION" in keras_ddl("export", *arguments, status=2)
