@@ -17,6 +17,8 @@ from harness import leftovers
 from keras_ddl import checkpoint
 from keras_ddl.checkpoint import durable
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.serving.models import Models
+from keras_ddl.serving.policies import ModelConfig
 
 PROGRAM = Path(__file__).with_name("following_training.py")
 X = np.float32([[1, 2, 3], [0.5, 0, -1]])
@@ -142,3 +144,20 @@ def test_what_is_being_read_is_not_removed(tmp_path):
     assert durable.remove_unless_read(tmp_path / "1")  # it is gone already
     with durable.being_read(tmp_path / "1"):
         pass
+
+
+def test_a_version_is_held_while_it_is_loaded(tmp_path):
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "saved_model.pb").touch()
+    removed = []
+
+    def load(config, path, number):
+        removed.append(durable.remove_unless_read(path))
+        raise ValueError("no model")
+
+    models = Models([ModelConfig("model", tmp_path)], load)
+    models.start()
+    assert models.look(10)
+    models.stop()
+    assert removed == [False]
+    assert durable.remove_unless_read(tmp_path / "1")
