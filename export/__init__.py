@@ -23,6 +23,7 @@ _HOMES = {
     "export_graph": "graph_mode",
     "export_saved_model": "graft",
     "Classify": "signatures",
+    "EncodedImages": "encoded_images",
     "Regress": "signatures",
     "scan_saved_model": "scan",
     "validate_saved_model": "validate",

@@ -156,26 +156,24 @@ def answer(library: Library, request: dict[str, Any]) -> dict[str, Any]:
     """Answers a request.
 
     Args:
-        request: path; config (a ConfigProto, in hexadecimal); inputs, alias -> [tensor, dtype, shape]; outputs,
-            alias -> tensor; rows, answers: .npz files to read and to write, by alias. rows None: nothing is asked.
-    Returns: answers, alias -> [dtype, shape]; seconds of loading and of answering.
+        request: path; config (a ConfigProto, in hexadecimal); questions, each with inputs, alias -> [tensor, dtype,
+            shape]; outputs, alias -> tensor; rows, answers: .npz files to read and to write, by alias.
+    Returns: answers, for each question alias -> [dtype, shape]; seconds of loading and of answering.
     """
     start = time.perf_counter()
     session, graph = load(library, request["path"], bytes.fromhex(request["config"]))
-    loaded, found = time.perf_counter(), {}
-    if request["rows"] is not None:
-        with np.load(request["rows"]) as archive:
+    loaded, answers = time.perf_counter(), []
+    for question in request["questions"]:
+        with np.load(question["rows"]) as archive:
             feeds = {
                 tensor: tensor_of(library, dtype, shape, archive[alias])
-                for alias, (tensor, dtype, shape) in request["inputs"].items()
+                for alias, (tensor, dtype, shape) in question["inputs"].items()
             }
-        tensors = run(library, session, graph, feeds, list(request["outputs"].values()))
-        found = {alias: array_of(library, tensor) for alias, tensor in zip(request["outputs"], tensors)}
-        np.savez(request["answers"], **{alias: content for alias, (_, _, content) in found.items()})
-    return {
-        "answers": {alias: [dtype, shape] for alias, (dtype, shape, _) in found.items()},
-        "seconds": {"load": loaded - start, "answer": time.perf_counter() - loaded},
-    }
+        tensors = run(library, session, graph, feeds, list(question["outputs"].values()))
+        found = {alias: array_of(library, tensor) for alias, tensor in zip(question["outputs"], tensors)}
+        np.savez(question["answers"], **{alias: content for alias, (_, _, content) in found.items()})
+        answers.append({alias: [dtype, shape] for alias, (dtype, shape, _) in found.items()})
+    return {"answers": answers, "seconds": {"load": loaded - start, "answer": time.perf_counter() - loaded}}
 
 
 def main() -> None:

@@ -12,8 +12,11 @@ from typing import Any
 
 ROWS, ANSWERS, THREADS = "rows:", "answers:", "threads"  # in golden.npz
 
-# (rows, or None only to load; threads of one op, or None for all cores) -> answers, seconds of each stage
-Ask = Callable[[Mapping[str, Any] | None, int | None], tuple[Mapping[str, Any], dict[str, float]]]
+DEFAULT = "serving_default"
+
+# (signature -> rows, none only to load; threads of one op, or None for all cores)
+# -> signature -> answers, and seconds of each stage
+Ask = Callable[[Mapping[str, Mapping[str, Any]], int | None], tuple[dict[str, dict[str, Any]], dict[str, float]]]
 
 
 def storable(array: Any) -> Any:
@@ -77,49 +80,109 @@ def load_rows(file: str, prefix: str = "") -> dict[str, Any]:
         return {name.removeprefix(prefix): archive[name] for name in archive.files if name.startswith(prefix)}
 
 
-def replay(ask: Ask, sample: str | None, golden: str | None, skip: list[str], tolerance: float) -> dict[str, Any]:
+def replay(
+    ask: Ask,
+    sample: str | None,
+    golden: str | None,
+    skip: list[str],
+    tolerance: float,
+    signatures: Mapping[str, Mapping[str, str] | None],
+    images: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
     """Asks rows and compares with the golden outputs, but for those in `skip`.
 
     Args:
         sample: .npz of input name -> rows, asked when there is no `golden`.
         golden: .npz of rows (names begin with ROWS), of what they were answered in training (ANSWERS), and with how
             many threads (THREADS).
-    Returns: what `compare` does, and rows, outputs (names), threads, seconds of loading and of answering.
+        signatures: those to ask, with the golden name of each of their outputs; None: the same, and all.
+        images: signatures that take encoded images, with "argument", which input of the model they make ("input"),
+            "size" and "channels": they are asked files of made-up pixels.
+    Returns: what `compare` does, and rows, outputs (names), asked (signatures), compared (golden names), threads,
+        seconds of loading and of answering.
     """
     import numpy as np
 
     threads = None
+    questions: dict[str, Mapping[str, Any]] = {}
+    rows = None
     if golden is not None:
         rows = load_rows(golden, ROWS)
         with np.load(golden) as archive:
             threads = int(archive[THREADS]) if THREADS in archive.files else None
-    else:
-        rows = load_rows(sample) if sample is not None else None
-    answers, seconds = ask(rows, threads)
-    result: dict[str, Any] = {"bitwise": False, "largest": 0.0, "problems": []}
+    elif sample is not None:
+        rows = load_rows(sample)
+    if rows is not None:
+        questions = dict.fromkeys(signatures, rows) | {name: _with_files(rows, each) for name, each in images.items()}
+    answers, seconds = ask(questions, threads)
+    result: dict[str, Any] = {"bitwise": golden is not None, "largest": 0.0, "problems": [], "compared": []}
     if golden is not None:
-        expected = {name: answer for name, answer in load_rows(golden, ANSWERS).items() if name not in skip}
-        result = compare(expected, {name: each for name, each in answers.items() if name not in skip}, tolerance)
+        expected = {name: each for name, each in load_rows(golden, ANSWERS).items() if name not in skip}
+        for name, sources in signatures.items():
+            found = _compare_known(expected, answers[name], sources, skip, tolerance)
+            result["compared"] = sorted({*result["compared"], *found["compared"]})
+            result["bitwise"] &= found["bitwise"]
+            result["largest"] = max(result["largest"], found["largest"])
+            where = "" if name == DEFAULT else f"signature {name}: "
+            result["problems"] += [where + problem for problem in found["problems"]]
+        result["bitwise"] &= not result["problems"]
     result["rows"] = max((len(row) for row in (rows or {}).values() if row.ndim), default=1 if rows else 0)
-    return {**result, "outputs": sorted(answers), "threads": threads or kernel_threads(), "seconds": seconds}
+    result |= {"outputs": sorted(answers.get(DEFAULT, {})), "asked": sorted(answers)}
+    return {**result, "threads": threads or kernel_threads(), "seconds": seconds}
+
+
+def _compare_known(
+    expected: Mapping[str, Any],
+    answers: Mapping[str, Any],
+    sources: Mapping[str, str] | None,
+    skip: list[str],
+    tolerance: float,
+) -> dict[str, Any]:
+    """Compares a signature's answers with those golden ones that there are."""
+    if sources is None:
+        known = {name: answer for name, answer in answers.items() if name not in skip}
+        return {**compare(expected, known, tolerance), "compared": list(expected)}
+    there = {name: source for name, source in sources.items() if source in expected}
+    # Of the others nothing is known: training has stored no answers, or they are random.
+    known = {name: answer for name, answer in answers.items() if name in there or name not in sources}
+    found = compare({name: expected[source] for name, source in there.items()}, known, tolerance)
+    return {**found, "compared": list(there.values())}
+
+
+def _with_files(rows: Mapping[str, Any], images: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the rows with files of images in place of the input that they make: PNG and, of what has no
+    transparency, JPEG, of different sizes."""
+    import numpy as np
+    import tensorflow as tf
+
+    random, files = np.random.default_rng(7), []
+    for i in range(len(rows[images["input"]])):
+        height, width = (size + i % 3 for size in images["size"])
+        pixels = random.integers(0, 256, (height, width, images["channels"]), dtype=np.uint8)
+        encode = tf.io.encode_jpeg if i % 2 and images["channels"] < 4 else tf.io.encode_png
+        files.append(encode(pixels).numpy())
+    others = {name: row for name, row in rows.items() if name != images["input"]}
+    return {**others, images["argument"]: np.array(files, dtype=object)}
 
 
 def answer_here(path: str) -> Ask:
     """Returns a function that loads `path` and answers in this process, with as many threads as this process has."""
 
-    def ask(rows: Mapping[str, Any] | None, threads: int | None) -> tuple[dict[str, Any], dict[str, float]]:
+    def ask(
+        questions: Mapping[str, Mapping[str, Any]], threads: int | None
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
         import tensorflow as tf
 
         start = time.perf_counter()
         served = tf.saved_model.load(path)  # kept: its signatures do not keep the variables alive
-        function = served.signatures["serving_default"]
         loaded = time.perf_counter()
-        answers: dict[str, Any] = {}
-        if rows is not None:
+        answers: dict[str, dict[str, Any]] = {}
+        for name, rows in questions.items():
+            function = served.signatures[name]
             specs = function.structured_input_signature[1]
             refuse_other_names(rows, specs)
-            feed = {name: tf.cast(tf.constant(row), specs[name].dtype) for name, row in rows.items()}
-            answers = {name: tensor.numpy() for name, tensor in function(**feed).items()}
+            feed = {each: tf.cast(tf.constant(row), specs[each].dtype) for each, row in rows.items()}
+            answers[name] = {each: tensor.numpy() for each, tensor in function(**feed).items()}
         return answers, {"load": loaded - start, "answer": time.perf_counter() - loaded}
 
     return ask

@@ -15,10 +15,11 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import durable, model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import CheckpointError, ExportError
-from keras_ddl.export import manifest, signatures, validate
+from keras_ddl.export import declarations, manifest, validate
 from keras_ddl.export._replay import ANSWERS, ROWS, THREADS, compare, kernel_threads, storable
 from keras_ddl.export.inputs import find_inputs
 from keras_ddl.export.isolation import isolated
+from keras_ddl.export.signatures import METHODS, Classify, Regress
 from keras_ddl.export.tracer import Traced, Tracer, answer
 
 _WHAT = "A base graph"
@@ -42,8 +43,11 @@ class BaseGraph:
         return self._traced.untracked
 
     def golden(self) -> dict[str, Any]:
-        """Returns what the graph answers to the sample with the current weights: output name -> array."""
-        return isolated(lambda: answer(self._traced.function, self._traced.rows, self._traced.function.variables))
+        """Returns what the graph answers to the sample with the current weights: name -> array.
+
+        Names are those of outputs, of layers that a signature was declared with, and "signature/output" of functions.
+        """
+        return isolated(lambda: answer(self._traced.functions.answer, self._traced.rows, self._traced.variables))
 
     def evidence(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Returns (rows and golden outputs, whether the live model answers alike), for a checkpoint being saved.
@@ -59,7 +63,7 @@ class BaseGraph:
         arrays |= {ANSWERS + name: array for name, array in golden.items()}
         arrays[THREADS] = kernel_threads()
         try:
-            live = isolated(lambda: answer(self._traced.live, self._traced.rows, self._traced.function.variables))
+            live = isolated(lambda: answer(self._traced.functions.live, self._traced.rows, self._traced.variables))
         except Exception as error:  # a model that runs only inside a tf.function must not lose its checkpoints for it
             return arrays, {"agrees": None, "problems": [f"the live model did not answer: {type(error).__name__}"]}
         found = compare(_without(golden, skip), _without(live, skip), 10 * _tolerance(self.record))
@@ -74,8 +78,9 @@ def write_base_graph(
     whole: Any = None,
     sample: Any = None,
     input_signature: Any = None,
-    classify: signatures.Classify | None = None,
-    regress: signatures.Regress | None = None,
+    classify: Classify | None = None,
+    regress: Regress | None = None,
+    signatures: Mapping[str, Any] | None = None,
     float32_outputs: bool = True,
     portable: bool = True,
     allow_ops: Iterable[str] = (),
@@ -94,6 +99,9 @@ def write_base_graph(
             to compare outputs. Default: made-up rows.
         input_signature: tf.TensorSpec in the structure that the model takes, in place of what the model says.
         classify, regress: `Classify(...)`, `Regress(...)`: further signatures that take serialized tf.Example.
+        signatures: further signatures, by name: the name of an output or of a layer, a list of such, a mapping from the
+            names that clients see, `EncodedImages(...)`, or a function of the model's inputs, which may be a layer or a
+            model, too. `serving_default` is given other outputs in the same way.
         float32_outputs: cast float16 and bfloat16 outputs to float32, which REST clients need.
         portable: trace LSTM and GRU without cuDNN, so that the graph runs on a CPU.
         allow_ops: custom ops that your server is known to have.
@@ -120,11 +128,12 @@ def write_base_graph(
             f"A base graph is traced from a built model. Received: {type(model).__name__} {model.name!r}, not built "
             f"yet. Give it an Input, call it on a batch, or give sample= or input_signature=."
         )
+    declared = declarations.read(signatures, functions=True, taken=METHODS)
     inputs = find_inputs(model, input_signature, sample)
     rows = None if sample is None else inputs.flatten(sample)
     with bundle.translated(_WHAT, path, ExportError), durable.staging_directory(root) as staged:
         tracer = Tracer(model, inputs, staged, sorted(set(allow_ops)), name, model if whole is None else whole)
-        traced = isolated(lambda: tracer.run(classify, regress, float32_outputs, portable, rows))
+        traced = isolated(lambda: tracer.run(classify, regress, float32_outputs, portable, rows, declared))
         _refuse_other_checkpoints(root, traced.record)
         manifest.write(staged, traced.record)
         durable.publish(staged, path, replace=True)

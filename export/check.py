@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import ExportError
+from keras_ddl.export import composites
+from keras_ddl.export.manifest import PROVENANCE
 from keras_ddl.export.scan import scan_saved_model
 from keras_ddl.export.validate import CleanProcess, validate_saved_model
 
@@ -80,7 +82,8 @@ def check_saved_model(
     problems, answers, seconds = list(scan.problems), "", {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        rows = Path(sample) if sample is not None else _made_up(signatures["serving_default"]["inputs"], folder)
+        inputs = signatures["serving_default"]["inputs"]
+        rows = Path(sample) if sample is not None else _made_up(inputs, path, folder)
         if not problems:  # a graph with foreign ops would not load
             try:
                 answer = validate_saved_model(path, rows, process=stack.enter_context(CleanProcess()))
@@ -124,7 +127,7 @@ def signatures_of(path: Path) -> dict[str, Any]:
     }
 
 
-def _made_up(inputs: dict[str, Any], folder: Path) -> Path:
+def _made_up(inputs: dict[str, Any], path: Path, folder: Path) -> Path:
     import numpy as np
     import tensorflow as tf
 
@@ -132,5 +135,8 @@ def _made_up(inputs: dict[str, Any], folder: Path) -> Path:
     for name, (dtype, shape) in inputs.items():
         sizes = [_ROWS if size is None else size for size in (shape if shape is not None else [None])]
         rows[name] = np.zeros(sizes, "S1" if dtype == "string" else tf.as_dtype(dtype).as_numpy_dtype)
-    np.savez(folder / "rows.npz", **rows)
+    known = path / "assets.extra" / PROVENANCE  # of an export of ours, which says more than the names of inputs do
+    told = json.loads(known.read_text()) if known.is_file() else {}
+    shapes = dict.fromkeys(composites.found_in(inputs)) | told.get("composites", {})
+    np.savez(folder / "rows.npz", **composites.make_consistent(shapes, rows))
     return folder / "rows.npz"

@@ -18,7 +18,8 @@ from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ConfigError, ExportError
 from keras_ddl.export import _replay, converters, versions
 from keras_ddl.export import warmup as warmup_file
-from keras_ddl.export.graft import PROVENANCE, ExportResult
+from keras_ddl.export.graft import ExportResult
+from keras_ddl.export.manifest import PROVENANCE
 
 OPSETS = (9, 18)  # that tf2onnx 1.17 writes, and that have what _conversion.py adds to it
 QUANTIZED = ("float16", "dynamic")

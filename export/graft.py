@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,15 @@ from keras_ddl.checkpoint import durable
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, ExportError
-from keras_ddl.export import manifest, versions
+from keras_ddl.export import composites, declarations, fingerprint, manifest, versions
 from keras_ddl.export import warmup as warmup_file
+from keras_ddl.export._replay import ROWS, load_rows
+from keras_ddl.export.saved_graph import DEFAULT
 from keras_ddl.export.scan import scan_saved_model
+from keras_ddl.export.signatures import METHODS
 from keras_ddl.export.validate import HALF_TOLERANCE, TOLERANCE, CleanProcess, validate_saved_model
 from keras_ddl.export.weights import Source, read, source_of_checkpoint
 
-PROVENANCE = "keras_ddl_export.json"
 _WHAT = "An export"
 
 
@@ -65,6 +67,7 @@ def export_saved_model(
     model_name: str = "default",
     weights: str | Path | None = None,
     keep: int | None = None,
+    signatures: Mapping[str, Any] | None = None,
 ) -> ExportResult:
     """Writes `out_dir/<version>/`, a SavedModel that TensorFlow Serving loads, from a checkpoint directory.
 
@@ -78,8 +81,11 @@ def export_saved_model(
         weights: a .weights.h5 or .keras file or a TensorFlow checkpoint of the same model, to take the weights from
             instead of a checkpoint of `ckpt_dir`, which then only brings the base graph.
         keep: how many versions stay in `out_dir`, the highest ones and this one; None: all.
+        signatures: further signatures, by name, or other outputs for `serving_default`: the name of an output or of a
+            layer, a list of such, a mapping from the names that clients see, or `EncodedImages(...)`.
     Raises: CheckpointError: no such checkpoint, or damaged. ExportError: the version exists, out_dir is not writable,
-        no base graph, custom ops, NaN weights, outputs differ. Nothing is published then.
+        no base graph, custom ops, NaN weights, outputs differ, a signature of what the model does not answer. Nothing
+        is published then.
     Cost: reads and writes the weights once, in memory half a gigabyte of a checkpoint, or its largest tensor; then the
         clean process loads them. Importing TensorFlow takes longest.
     """
@@ -87,9 +93,11 @@ def export_saved_model(
         raise ConfigError(f"validate is one of 'process', 'here', 'off'. Received: {validate!r}.")
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise ConfigError(f"keep is the number of versions that stay, 1 or more, or None. Received: {keep!r}.")
+    declared = declarations.read(signatures, functions=False, taken=METHODS)
     clock = _Clock()
     found = ckpt.find(ckpt_dir, which, metric, mode) if weights is None else None
     base = manifest.read(ckpt_dir, model)
+    declarations.check_at_export(declared, base.record)
     source = Source(Path(weights)) if weights is not None else source_of_checkpoint(found, base.name)
     final = versions.choose(Path(out_dir), version, source.step)  # before the costly steps: mistakes show at once
     with contextlib.ExitStack() as stack:
@@ -109,6 +117,9 @@ def export_saved_model(
         stack.enter_context(bundle.translated(_WHAT, final, ExportError))
         staged = stack.enter_context(durable.staging_directory(final.parent))
         _fill(staged, base, read(source, base))
+        if declared:
+            base = replace(base, record={**base.record, **declarations.add_to(staged, declared, base.record)})
+            scan_saved_model(staged, base["allow_ops"]).raise_for_problems(str(final))
         if warmup and base.sample:
             _write_warmup(staged, base, model_name)
         _write_provenance(staged, base, source, final)
@@ -136,8 +147,6 @@ def export_saved_model(
 
 
 def _fill(staged: Path, base: manifest.Manifest, weights: Iterable[Mapping[str, Any]]) -> None:
-    from tensorflow.core.protobuf import fingerprint_pb2
-
     shutil.copyfile(base.path / "saved_model.pb", staged / "saved_model.pb")
     if (base.path / "assets").is_dir():
         shutil.copytree(base.path / "assets", staged / "assets")
@@ -147,11 +156,8 @@ def _fill(staged: Path, base: manifest.Manifest, weights: Iterable[Mapping[str, 
     kept = bundle.read(static, {key: dtype for key, (dtype, _) in bundle.entries(static).items()})
     bundle.write_in_parts(str(staged / "variables" / "variables"), weights, beside=kept)
     if (base.path / "fingerprint.pb").exists():
-        fingerprint = fingerprint_pb2.FingerprintDef.FromString((base.path / "fingerprint.pb").read_bytes())
-        # Of one graph's versions only this field differs. Any 64 bits that follow the weights serve as its hash.
-        index = durable.digest(staged / "variables" / "variables.index")
-        fingerprint.checkpoint_hash = int(index[:16], 16)
-        (staged / "fingerprint.pb").write_bytes(fingerprint.SerializeToString(deterministic=True))
+        shutil.copyfile(base.path / "fingerprint.pb", staged / "fingerprint.pb")
+        fingerprint.follow_weights(staged)
     (staged / "assets.extra").mkdir()
 
 
@@ -173,8 +179,9 @@ def _write_provenance(staged: Path, base: manifest.Manifest, source: Source, fin
         "base_sha256": base["sha256"],
         **{name: state.get(name) for name in ("step", "epoch", "metrics")},
         **{name: base[name] for name in ("tensorflow", "keras", "inputs", "outputs", "signatures", "warnings")},
+        "composites": base.record.get("composites", {}),
     }
-    (staged / "assets.extra" / PROVENANCE).write_text(json.dumps(record, indent=1))
+    (staged / "assets.extra" / manifest.PROVENANCE).write_text(json.dumps(record, indent=1))
 
 
 def _prove(staged: Path, base: manifest.Manifest, source: Source, process: CleanProcess | None, how: str) -> str:
@@ -182,16 +189,36 @@ def _prove(staged: Path, base: manifest.Manifest, source: Source, process: Clean
         return "not compared (validate='off')"
     tolerance = HALF_TOLERANCE if base["half"] else TOLERANCE
     answer = validate_saved_model(
-        staged, base.sample, source.golden, process=process, skip=base["random"], tolerance=tolerance
+        staged,
+        base.sample,
+        source.golden,
+        process=process,
+        skip=base["random"],
+        tolerance=tolerance,
+        signatures=base.record.get("declared"),
+        images=base.record.get("images"),
     )
     where = "in a clean process" if how == "process" else "in this process"
     if base.sample is None and source.golden is None:
         return f"loads {where}; no sample to compare outputs on"
+    rows = load_rows(str(base.sample)) if source.golden is None else load_rows(str(source.golden), ROWS)
+    answers = f"answers {composites.rows_in(base.record.get('composites', {}), rows)} rows {where}"
+    further = sorted(set(answer["asked"]) - {DEFAULT})
+    also = f"; so do the signatures {', '.join(further)}" if further else ""
     if source.golden is None:
-        return f"answers {answer['rows']} rows {where}; no outputs of training to compare with"
+        return f"{answers}; no outputs of training to compare with{also}"
     same = "bit for bit" if answer["bitwise"] else f"to within {answer['largest']:.1e} (allowed {tolerance:.0e})"
-    skipped = f" (random, not compared: {', '.join(base['random'])})" if base["random"] else ""
-    return f"answers {answer['rows']} rows {where} as the trained model did, {same}{skipped}"
+    asked = {each for outputs in base.record.get("declared", {}).values() for each in outputs.values()}
+    random = f" (random, not compared: {', '.join(base['random'])})" if base["random"] else ""
+    unknown = sorted(asked - set(answer["compared"]) - set(base["random"]))
+    return f"{answers} as the trained model did, {same}{random}{also}{_not_compared(unknown, base)}"
+
+
+def _not_compared(names: list[str], base: manifest.Manifest) -> str:
+    images = sorted(base.record.get("images", {}))
+    lines = [f"layers, of which training has stored no answers: {', '.join(names)}"] if names else []
+    lines += [f"encoded images ({', '.join(images)}), asked made-up ones"] if images else []
+    return f"; not compared: {'; '.join(lines)}" if lines else ""
 
 
 class _Clock:

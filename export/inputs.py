@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from keras_ddl.errors import ExportError
+from keras_ddl.export import composites
 
 _RECORDED = "_keras_ddl_inputs"
 _AUTOMATIC = re.compile(r"|(keras_tensor|input_layer|input)(_\d+)?")
@@ -18,16 +19,36 @@ _MADE_UP_LENGTH = 8  # of dimensions that are open beyond the batch
 
 @dataclass(frozen=True)
 class Inputs:
-    """`structure`: what the model is called with, names in place of tensors; `specs`: name -> tf.TensorSpec."""
+    """`structure`: what the model is called with, names in place of tensors; `specs`: name -> tf.TensorSpec.
+
+    `composites` are those of the names that are sparse or ragged, with their specs: their components are in `specs`.
+    """
 
     structure: Any
     specs: dict[str, Any]
+    composites: dict[str, Any] = field(default_factory=dict)
 
-    def pack(self, tensors: Mapping[str, Any]) -> Any:
-        """Returns the tensors in the structure that the model takes."""
+    @property
+    def leaves(self) -> dict[str, Any]:
+        """Name -> spec of what the model takes, composites as such."""
         from keras import tree
 
-        return tree.map_structure(lambda name: tensors[name], self.structure)
+        names = tree.flatten(self.structure)
+        return {name: self.composites[name] if name in self.composites else self.specs[name] for name in names}
+
+    def assemble(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns name -> tensor of what the model takes, made of the tensors of the signature."""
+        return {
+            name: composites.assemble(name, spec, tensors) if name in self.composites else tensors[name]
+            for name, spec in self.leaves.items()
+        }
+
+    def pack(self, tensors: Mapping[str, Any]) -> Any:
+        """Returns the tensors of the signature in the structure that the model takes."""
+        from keras import tree
+
+        leaves = self.assemble(tensors)
+        return tree.map_structure(lambda name: leaves[name], self.structure)
 
     def flatten(self, sample: Any) -> dict[str, Any]:
         """Returns name -> array of rows given in the model's structure (or as name -> array).
@@ -53,6 +74,10 @@ class Inputs:
             pairs = list(zip(tree.flatten(self.structure), tree.flatten(sample)))
         arrays = {}
         for name, value in pairs:
+            if name in self.composites:
+                parts = composites.of_sample(name, self.composites[name], value)
+                arrays |= {part: array.astype("S") if array.dtype == object else array for part, array in parts.items()}
+                continue
             spec = self.specs[name]
             array = np.asarray(value)
             array = array.astype("S") if spec.dtype.name == "string" else array.astype(spec.dtype.as_numpy_dtype)
@@ -77,7 +102,8 @@ class Inputs:
                 arrays[name] = random.choice(np.array([b"a", b"keras"]), shape)
             else:
                 arrays[name] = random.integers(0, 2, shape).astype(spec.dtype.as_numpy_dtype)
-        return arrays
+        shapes = {name: spec.shape.as_list() for name, spec in self.composites.items()}
+        return composites.make_consistent(shapes, arrays)
 
 
 def inputs_are_known(model: Any) -> bool:
@@ -112,7 +138,7 @@ def record_inputs(model: Any) -> None:
 def find_inputs(model: Any, input_signature: Any = None, sample: Any = None) -> Inputs:
     """Returns what the serving signature takes: from `input_signature`, the model, its first call, or `sample`.
 
-    The first dimension of each is left open. Raises: ExportError: none of these tells, or an input is not dense.
+    The first dimension of each is left open. Raises: ExportError: none of these tells.
     """
     import tensorflow as tf
     from keras import tree
@@ -133,7 +159,7 @@ def find_inputs(model: Any, input_signature: Any = None, sample: Any = None) -> 
             f"tf.TensorSpec(...), in the structure that call() takes."
         )
     first = next(iter(inspect.signature(model.call).parameters), "inputs")
-    specs: dict[str, Any] = {}
+    names, specs, found = [], {}, {}
     for path, leaf in tree.flatten_with_path(given):
         spec = _spec_of(leaf)
         if path and all(isinstance(part, str) for part in path):
@@ -142,10 +168,15 @@ def find_inputs(model: Any, input_signature: Any = None, sample: Any = None) -> 
             name = getattr(leaf, "name", None) or ""
             # Keras numbers unnamed inputs by how many the process has made: no name for a client to rely on.
             name = "_".join([first, *map(str, path)]) if _AUTOMATIC.fullmatch(name) else name
-        name = _unique(_identifier(name), specs)
-        shape = [None, *spec.shape.as_list()[1:]] if spec.shape.rank else spec.shape
-        specs[name] = tf.TensorSpec(shape, spec.dtype, name=name)
-    return Inputs(tree.pack_sequence_as(given, list(specs)), specs)
+        name = _unique(_identifier(name), {*names, *specs})
+        names.append(name)
+        if composites.is_composite(spec):
+            found[name] = composites.spec_of(spec)
+            specs |= composites.component_specs(name, found[name])
+        else:
+            shape = [None, *spec.shape.as_list()[1:]] if spec.shape.rank else spec.shape
+            specs[name] = tf.TensorSpec(shape, spec.dtype, name=name)
+    return Inputs(tree.pack_sequence_as(given, names), specs, found)
 
 
 def _symbolic_inputs(model: Any) -> Any:
@@ -162,15 +193,8 @@ def _spec_of(tensor: Any) -> Any:
     import keras
     import tensorflow as tf
 
-    if (
-        getattr(tensor, "sparse", False)
-        or getattr(tensor, "ragged", False)
-        or isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor, tf.SparseTensorSpec, tf.RaggedTensorSpec))
-    ):
-        raise ExportError(
-            f"A serving signature takes dense tensors. Received: {tensor}. Take a dense tensor (padded, with a mask) "
-            f"and convert it inside the model."
-        )
+    if composites.is_composite(tensor):
+        return composites.spec_of(tensor)
     dtype = tensor.dtype if isinstance(tensor, tf.TensorSpec) else keras.backend.standardize_dtype(tensor.dtype)
     return tf.TensorSpec(tensor.shape, dtype)
 
@@ -180,6 +204,8 @@ def _spec_of_sample(value: Any) -> Any:
     import numpy as np
     import tensorflow as tf
 
+    if composites.is_composite(value):
+        return composites.spec_of(value)
     array = np.asarray(value)
     if array.dtype.kind in "OSU":
         return tf.TensorSpec(array.shape, "string")
@@ -193,7 +219,7 @@ def _identifier(name: str) -> str:
     return name if name[:1].isalpha() else f"input_{name}"
 
 
-def _unique(name: str, taken: Mapping[str, Any]) -> str:
+def _unique(name: str, taken: Collection[str]) -> str:
     candidate, number = name, 1
     while candidate in taken:
         number += 1

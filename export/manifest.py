@@ -2,7 +2,11 @@
 
 format, tensorflow, keras      versions;   name  of the part of the model whose graph this is (base-<name>/)
 inputs, outputs                of serving_default: name -> [dtype, shape]
-signatures                     names
+composites                     sparse and ragged inputs -> shape; inputs lists their components
+signatures                     names;   declared  signature -> {output: what it answers}, a key of answers or layers
+answers                        of the function that all signatures by names share: name -> [dtype, shape], in order
+layers                         layers inside of it -> [place, dtype, shape];   float32  whether 16-bit floats are cast
+images                         signatures that take encoded images -> which input they make, and of what size
 variables                      [key, dtype, shape] of all the model's variables, in Keras's order (model_state.match);
                                of a part's graph, those of the whole, whose checkpoints hold them
 own, trainable                 keys, of these, that the model itself has, and that are trained; both in Keras's order
@@ -33,6 +37,7 @@ FORMAT = 1
 NAME = "manifest.json"
 SAMPLE = "sample.npz"
 STATIC = "variables/static"
+PROVENANCE = "keras_ddl_export.json"  # in assets.extra of a version: where it came from
 
 
 @dataclass(frozen=True)

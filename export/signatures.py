@@ -6,15 +6,19 @@ and `scores` (float32), both [batch, n]; Regress answers `outputs` (float32) [ba
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl.errors import ExportError
+from keras_ddl.export import composites
+from keras_ddl.export.declarations import Declared, check
 from keras_ddl.export.inputs import Inputs
+from keras_ddl.export.layer_outputs import place_of, recorded
+from keras_ddl.export.saved_graph import DEFAULT
 
-DEFAULT = "serving_default"
 METHODS = {"classify": "tensorflow/serving/classify", "regress": "tensorflow/serving/regress"}
 
 
@@ -41,42 +45,121 @@ class Regress:
     features: Mapping[str, Any] | None = None
 
 
-def trace(
-    model: Any, inputs: Inputs, classify: Classify | None, regress: Regress | None, float32_outputs: bool
-) -> tuple[dict[str, Any], Callable[..., dict[str, Any]]]:
-    """Returns (signature name -> concrete function, the plain function behind `serving_default`).
+@dataclass(frozen=True)
+class Trace:
+    """A model, traced.
 
-    No retracing and no autograph, as in Keras's own call path.
+    Attributes:
+        functions: signature -> concrete function; of `serving_default`, the one that all signatures by names share: it
+            answers the outputs and what layers were asked for.
+        outputs: of these answers, the model's own.
+        layers: layer -> [place in that function, dtype, shape].
+        live: the plain function behind all of that.
+    """
+
+    functions: dict[str, Any]
+    outputs: list[str]
+    layers: dict[str, list[Any]]
+    live: Callable[..., dict[str, Any]]
+
+    def answer(self, **tensors: Any) -> dict[str, Any]:
+        """Returns what the traced functions answer, in the names of `live`."""
+        answers = dict(self.functions[DEFAULT](**tensors))
+        for name, function in self.functions.items():
+            if name not in (DEFAULT, *METHODS):
+                answers |= {source(name, each): tensor for each, tensor in function(**tensors).items()}
+        return answers
+
+
+def source(signature: str, output: str) -> str:
+    """The name of what a signature of its own function answers, which no layer can have."""
+    return f"{signature}/{output}"
+
+
+def trace(
+    model: Any,
+    inputs: Inputs,
+    classify: Classify | None,
+    regress: Regress | None,
+    float32_outputs: bool,
+    declared: Declared,
+) -> Trace:
+    """Traces the model and the signatures that need a function of their own.
+
+    No retracing and no autograph, as in Keras's own call path. Raises: ExportError: what is declared is not there.
     """
     import tensorflow as tf
 
-    def serve(**tensors: Any) -> dict[str, Any]:
-        outputs = _named_outputs(model, model(inputs.pack(tensors), training=False))
-        return {name: _servable(name, tensor, float32_outputs) for name, tensor in outputs.items()}
+    seen: dict[str, Any] = {}
+    asked = {each for outputs in declared.sources.values() for each in outputs.values()}
 
-    traced = {DEFAULT: tf.function(serve, autograph=False).get_concrete_function(**inputs.specs)}
-    outputs = traced[DEFAULT].structured_outputs
+    def call(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        with recorded(model) as layers:
+            outputs = _named_outputs(model, model(inputs.pack(tensors), training=False))
+        return _servable(outputs, float32_outputs), layers
+
+    def asked_of(answers: dict[str, Any], layers: Mapping[str, Any]) -> dict[str, Any]:
+        return answers | _servable({name: layers[name] for name in asked - set(answers)}, float32_outputs)
+
+    def serve(**tensors: Any) -> dict[str, Any]:
+        answers, layers = call(tensors)
+        check(declared, answers, layers)
+        seen.update(outputs=list(answers), layers=layers)
+        return asked_of(answers, layers)
+
+    whole = tf.function(serve, autograph=False).get_concrete_function(**inputs.specs)
+    own, layers = seen["outputs"], seen["layers"]
+    places = {name: [place_of(tensor, whole.graph), *describe(tensor)] for name, tensor in layers.items()}
+    traced = {DEFAULT: whole}
     if classify is not None:
-        traced["classify"] = _over_examples(
-            inputs,
-            classify.features,
-            _classifier(serve, _choose(outputs, classify.scores, "Classify"), classify.labels),
-        )
+        chosen = _choose(own, classify.scores, "Classify")
+        traced["classify"] = _over_examples(inputs, classify.features, _classifier(whole, chosen, classify.labels))
     if regress is not None:
-        chosen = _choose(outputs, regress.output, "Regress")
+        chosen = _choose(own, regress.output, "Regress")
         traced["regress"] = _over_examples(
             inputs,
             regress.features,
-            lambda tensors: {"outputs": tf.reshape(tf.cast(serve(**tensors)[chosen], tf.float32), [-1])},
+            lambda tensors: {"outputs": tf.reshape(tf.cast(whole(**tensors)[chosen], tf.float32), [-1])},
         )
-    return traced, serve
+    plain = {name: _plain(inputs, each, float32_outputs) for name, each in declared.functions.items()}
+    for name, function in plain.items():
+        try:
+            traced[name] = tf.function(function, autograph=False).get_concrete_function(**inputs.specs)
+        except Exception as error:
+            raise ExportError(
+                f"A signature's function is called with the model's inputs, and answers tensors. Received: that of "
+                f"{name!r} failed with {type(error).__name__}: {error}."
+            ) from error
+
+    def live(**tensors: Any) -> dict[str, Any]:
+        answers = asked_of(*call(tensors))
+        for name, function in plain.items():
+            answers |= {source(name, each): tensor for each, tensor in function(**tensors).items()}
+        return answers
+
+    return Trace(traced, own, {name: each for name, each in places.items() if each[0] is not None}, live)
 
 
-def _classifier(serve: Callable[..., Any], chosen: str, labels: Sequence[str] | None) -> Callable[..., Any]:
+def _plain(inputs: Inputs, function: Callable[..., Any], float32: bool) -> Callable[..., dict[str, Any]]:
+    """A signature's function of the model's inputs, as one of tensors by name. Layers and models do not train."""
+    import keras
+
+    is_layer = isinstance(function, keras.layers.Layer)
+    parameters = {} if is_layer else inspect.signature(function).parameters
+    options = {"training": False} if is_layer or "training" in parameters else {}
+
+    def run(**tensors: Any) -> dict[str, Any]:
+        answered = function(inputs.pack(tensors), **options)
+        return _servable(_named_outputs(function if is_layer else None, answered), float32)
+
+    return run
+
+
+def _classifier(whole: Callable[..., Any], chosen: str, labels: Sequence[str] | None) -> Callable[..., Any]:
     import tensorflow as tf
 
     def run(tensors: Mapping[str, Any]) -> dict[str, Any]:
-        scores = tf.cast(serve(**tensors)[chosen], tf.float32)
+        scores = tf.cast(whole(**tensors)[chosen], tf.float32)
         if scores.shape.rank != 2 or (labels is not None and scores.shape[1] not in (None, len(labels))):
             raise ExportError(
                 f"Classify needs scores of shape [batch, {len(labels) if labels is not None else 'n'}]. Received: "
@@ -93,16 +176,23 @@ def _classifier(serve: Callable[..., Any], chosen: str, labels: Sequence[str] | 
 def _over_examples(inputs: Inputs, features: Mapping[str, Any] | None, run: Callable[..., Any]) -> Any:
     import tensorflow as tf
 
-    parsed_as = dict(features) if features is not None else {n: _feature(n, s) for n, s in inputs.specs.items()}
-    if set(parsed_as) != set(inputs.specs):
+    leaves = inputs.leaves
+    parsed_as = dict(features) if features is not None else {n: _feature(n, s) for n, s in leaves.items()}
+    if set(parsed_as) != set(leaves):
         raise ExportError(
             f"features maps every input to a tf.io feature. Received: {sorted(parsed_as)}; "
-            f"the inputs are {sorted(inputs.specs)}."
+            f"the inputs are {sorted(leaves)}."
         )
 
     def serve_examples(inputs_: Any) -> dict[str, Any]:
         parsed = tf.io.parse_example(inputs_, parsed_as)
-        return run({name: _cast(parsed[name], spec.dtype) for name, spec in inputs.specs.items()})
+        tensors: dict[str, Any] = {}
+        for name, spec in leaves.items():
+            if name in inputs.composites:
+                tensors |= composites.components(name, _as_composite(name, parsed[name], spec))
+            else:
+                tensors[name] = _cast(parsed[name], spec.dtype)
+        return run(tensors)
 
     # The server looks the argument up as `inputs`.
     return tf.function(lambda inputs: serve_examples(inputs), autograph=False).get_concrete_function(
@@ -114,7 +204,7 @@ def _feature(name: str, spec: Any) -> Any:
     import tensorflow as tf
 
     shape = spec.shape.as_list()[1:]
-    if None in shape:
+    if None in shape or not isinstance(spec, tf.TensorSpec):
         raise ExportError(
             f"A tf.Example feature has a fixed shape. Received: input {name!r} of shape {spec.shape}. "
             f"Give features={{{name!r}: tf.io...}} to Classify or Regress."
@@ -122,6 +212,23 @@ def _feature(name: str, spec: Any) -> Any:
     if spec.dtype.name == "string":
         return tf.io.FixedLenFeature(shape, tf.string)
     return tf.io.FixedLenFeature(shape, tf.float32 if spec.dtype.is_floating else tf.int64)
+
+
+def _as_composite(name: str, parsed: Any, spec: Any) -> Any:
+    import tensorflow as tf
+
+    sparse = isinstance(spec, tf.SparseTensorSpec)
+    if isinstance(parsed, tf.SparseTensor) and sparse:
+        # What VarLenFeature has parsed is as wide as the widest example.
+        sizes = zip(spec.shape.as_list(), tf.unstack(parsed.dense_shape, spec.shape.rank))
+        shape = tf.stack([found if size is None else tf.constant(size, tf.int64) for size, found in sizes])
+        return tf.cast(tf.SparseTensor(parsed.indices, parsed.values, shape), spec.dtype)
+    if isinstance(parsed, tf.RaggedTensor) and not sparse:
+        return tf.cast(parsed, spec.dtype)
+    raise ExportError(
+        f"features gives a sparse input a feature that is parsed as sparse (VarLenFeature, SparseFeature), and a "
+        f"ragged one a RaggedFeature. Received: input {name!r}, {spec}, with a {type(parsed).__name__}."
+    )
 
 
 def _cast(tensor: Any, dtype: Any) -> Any:
@@ -132,7 +239,7 @@ def _cast(tensor: Any, dtype: Any) -> Any:
     return tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
 
 
-def _choose(outputs: Mapping[str, Any], name: str | None, who: str) -> str:
+def _choose(outputs: Sequence[str], name: str | None, who: str) -> str:
     if name is None and len(outputs) == 1:
         return next(iter(outputs))
     if name not in outputs:
@@ -163,15 +270,24 @@ def _is_automatic(model: Any, layer_name: str) -> bool:
     return re.sub(r"_\d+$", "", layer_name).replace("_", "") == kind
 
 
-def _servable(name: str, tensor: Any, float32: bool) -> Any:
+def _servable(outputs: Mapping[str, Any], float32: bool) -> dict[str, Any]:
+    """What a signature answers: dense tensors; of sparse and ragged ones the components (composites.py)."""
     import tensorflow as tf
 
-    if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
-        raise ExportError(
-            f"A serving signature answers dense tensors. Received: output {name!r}, {type(tensor).__name__}. "
-            f"Call .to_tensor() or tf.sparse.to_dense in the model."
-        )
-    tensor = tf.convert_to_tensor(tensor)
-    if float32 and tensor.dtype in (tf.float16, tf.bfloat16):
-        return tf.cast(tensor, tf.float32)
-    return tf.identity(tensor)
+    found: dict[str, Any] = {}
+    for name, tensor in outputs.items():
+        if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
+            parts = composites.components(name, tensor)
+        else:
+            parts = {name: tf.convert_to_tensor(tensor)}
+        for part, each in parts.items():
+            if part in found:
+                raise ExportError(f"A signature's outputs have names of their own. Received: {part!r} twice.")
+            half = each.dtype in (tf.float16, tf.bfloat16)
+            found[part] = tf.cast(each, tf.float32) if float32 and half else tf.identity(each)
+    return found
+
+
+def describe(tensor: Any) -> list[Any]:
+    """Returns [dtype, shape]."""
+    return [tensor.dtype.name, tensor.shape.as_list() if tensor.shape.rank is not None else None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -13,11 +14,12 @@ from typing import Any
 from keras_ddl.checkpoint import durable, model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
-from keras_ddl.export import manifest, signatures
+from keras_ddl.export import declarations, manifest, signatures
 from keras_ddl.export._replay import compare, storable
 from keras_ddl.export.inputs import Inputs
 from keras_ddl.export.isolation import layers_of, portable_layers, unchanged
 from keras_ddl.export.object_graphs import places_in_objects
+from keras_ddl.export.saved_graph import DEFAULT
 from keras_ddl.export.scan import ScanReport, scan_saved_model
 from keras_ddl.export.weight_files import places_in_h5
 
@@ -26,12 +28,13 @@ UNTRACKED = "untracked"
 
 @dataclass(frozen=True)
 class Traced:
-    """What a trace left: the manifest's record, the traced and the plain function, sample rows, untracked variables."""
+    """What a trace left: the manifest's record, the functions, sample rows, the variables that these functions read,
+    and those of them that Keras does not track."""
 
     record: dict[str, Any]
-    function: Any
-    live: Callable[..., Mapping[str, Any]]
+    functions: signatures.Trace
     rows: Mapping[str, Any] | None
+    variables: list[Any]
     untracked: Mapping[str, Any]
 
 
@@ -45,7 +48,13 @@ class Tracer:
         self.name, self.whole = name, whole
 
     def run(
-        self, classify: Any, regress: Any, float32_outputs: bool, portable: bool, rows: Mapping[str, Any] | None
+        self,
+        classify: Any,
+        regress: Any,
+        float32_outputs: bool,
+        portable: bool,
+        rows: Mapping[str, Any] | None,
+        declared: declarations.Declared,
     ) -> Traced:
         """Fills the staging directory, but for manifest.json. Raises: ExportError: the model cannot be served."""
         import keras
@@ -54,7 +63,7 @@ class Tracer:
         warnings: list[str] = []
         with portable_layers(self.model) if portable else contextlib.nullcontext():
             try:
-                traced, live = signatures.trace(self.model, self.inputs, classify, regress, float32_outputs)
+                trace = signatures.trace(self.model, self.inputs, classify, regress, float32_outputs, declared)
             except ExportError:
                 raise
             except Exception as error:
@@ -64,6 +73,7 @@ class Tracer:
                     f"training=False. Received: tracing it failed with {type(error).__name__}: {plain}. Mend call(), "
                     f"or train with callbacks.Checkpoint(export_base=False)."
                 ) from error
+        traced = trace.functions
         read = {id(variable) for function in traced.values() for variable in function.variables}
         variables = model_state.weights_of(self.whole)
         own = self._own(variables)
@@ -76,17 +86,16 @@ class Tracer:
             names = [variable.name for variable in untracked.values()]
             warnings.append(f"variables that Keras does not track are kept too, in checkpoints of this run: {names}")
         self._save(traced, captured, dict(zip(marks, strays.values())))
+        served = self._declare(trace, declared, float32_outputs)
         report = self._scan()
         static = self._drop_weights([*captured, *untracked])
-        function = traced[signatures.DEFAULT]
-        rows, origin = self._settle_sample(function, rows, warnings)
+        read_by_any = list({id(v): v for function in traced.values() for v in function.variables}.values())
+        rows, origin = self._settle_sample(trace.answer, read_by_any, rows, warnings)
         record = {
             "name": self.name,
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
-            "inputs": {name: [spec.dtype.name, spec.shape.as_list()] for name, spec in self.inputs.specs.items()},
-            "outputs": {name: _describe(tensor) for name, tensor in function.structured_outputs.items()},
-            "signatures": sorted(traced),
+            **served,
             "variables": model_state.table(variables),
             "own": list(own),
             "trainable": self._trainable(own),
@@ -105,10 +114,10 @@ class Tracer:
             "allow_ops": self.allowed,
             "warnings": [*report.warnings, *warnings],
             "sample": origin,
-            "random": self._random_outputs(function, rows),
+            "random": self._random_outputs(trace.answer, read_by_any, rows),
             "half": any(_is_half(layer) for layer in layers_of(self.model)),
         }
-        return Traced(record, function, live, rows, untracked)
+        return Traced(record, trace, rows, read_by_any, untracked)
 
     def _own(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """Returns those of the whole's variables that the model itself has."""
@@ -144,6 +153,28 @@ class Tracer:
         for name in set(traced) & set(signatures.METHODS):
             _set_method(self.staged / "saved_model.pb", name, signatures.METHODS[name])
 
+    def _declare(self, trace: signatures.Trace, declared: declarations.Declared, float32: bool) -> dict[str, Any]:
+        """Adds the signatures by names and of images to what is saved; returns what the manifest says of signatures."""
+        answers = trace.functions[DEFAULT].structured_outputs
+        by_functions = {
+            name: {each: signatures.source(name, each) for each in sorted(trace.functions[name].structured_outputs)}
+            for name in declared.functions
+        }
+        record = {
+            "inputs": {name: [spec.dtype.name, spec.shape.as_list()] for name, spec in self.inputs.specs.items()},
+            "composites": {name: spec.shape.as_list() for name, spec in self.inputs.composites.items()},
+            "outputs": {name: signatures.describe(answers[name]) for name in trace.outputs},
+            "answers": {name: signatures.describe(answers[name]) for name in sorted(answers)},
+            "layers": {name: each for name, each in trace.layers.items() if name not in answers},
+            "float32": float32,
+            "signatures": sorted(trace.functions),
+            "declared": {DEFAULT: {name: name for name in trace.outputs}, **by_functions},
+        }
+        if set(answers) != set(trace.outputs):  # serving_default must not answer layers, too, unless told to
+            outputs = {DEFAULT: record["declared"][DEFAULT], **declared.outputs}
+            declared = dataclasses.replace(declared, outputs=outputs)
+        return {**record, **(declarations.add_to(self.staged, declared, record) if declared else {})}
+
     def _scan(self) -> ScanReport:
         report = scan_saved_model(self.staged, self.allowed)
         report.raise_for_problems(f"{type(self.model).__name__} {self.model.name!r}")
@@ -166,14 +197,18 @@ class Tracer:
         return list(rest)
 
     def _settle_sample(
-        self, function: Any, rows: Mapping[str, Any] | None, warnings: list[str]
+        self,
+        function: Callable[..., Any],
+        variables: list[Any],
+        rows: Mapping[str, Any] | None,
+        warnings: list[str],
     ) -> tuple[Mapping[str, Any] | None, str | None]:
         import numpy as np
 
         origin = "given" if rows is not None else "made up"
         rows = rows if rows is not None else self.inputs.made_up_sample()
         try:
-            answer(function, rows, function.variables)
+            answer(function, rows, variables)
         except Exception as error:
             if origin == "given":
                 raise ExportError(
@@ -187,10 +222,12 @@ class Tracer:
         np.savez(self.staged / manifest.SAMPLE, **{name: storable(array) for name, array in rows.items()})
         return rows, origin
 
-    def _random_outputs(self, function: Any, rows: Mapping[str, Any] | None) -> list[str]:
+    def _random_outputs(
+        self, function: Callable[..., Any], variables: list[Any], rows: Mapping[str, Any] | None
+    ) -> list[str]:
         if rows is None:
             return []
-        first, second = (answer(function, rows, function.variables) for _ in range(2))
+        first, second = (answer(function, rows, variables) for _ in range(2))
         return [name for name in first if compare({name: first[name]}, {name: second[name]}, 0.0)["problems"]]
 
 
@@ -235,10 +272,6 @@ def _tf_variable(variable: Any) -> Any:
 
 def _fingerprint(variable: Any) -> str:
     return durable.digest_bytes(model_state.tensor_of(variable).numpy().tobytes())
-
-
-def _describe(tensor: Any) -> list[Any]:
-    return [tensor.dtype.name, tensor.shape.as_list() if tensor.shape.rank is not None else None]
 
 
 def _is_half(layer: Any) -> bool:

@@ -45,40 +45,38 @@ class CleanProcess:
         self._process.communicate()
 
     def ask(
-        self, path: str, rows: Mapping[str, Any] | None, threads: int | None
-    ) -> tuple[dict[str, Any], dict[str, float]]:
+        self, path: str, questions: Mapping[str, Mapping[str, Any]], threads: int | None
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
         """Has the process load `path` and answer rows, as _replay.Ask.
 
-        Raises: RuntimeError: it cannot be loaded, or does not answer. ValueError: it has no serving_default, or other
+        Raises: RuntimeError: it cannot be loaded, or does not answer. ValueError: it has no such signature, or other
             inputs. ExportError: the process fails.
         """
         import numpy as np
         import tensorflow as tf
 
-        signature = _signature(path)
+        signatures = _signatures(path, [_replay.DEFAULT, *questions])
         config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads or 0, device_count={"GPU": 0})
-        request: dict[str, Any] = {
-            "path": path,
-            "config": config.SerializeToString().hex(),
-            "outputs": {alias: info.name for alias, info in signature.outputs.items()},
-        }
+        request: dict[str, Any] = {"path": path, "config": config.SerializeToString().hex(), "questions": []}
         with tempfile.TemporaryDirectory() as folder:
-            files = {name: str(Path(folder, f"{name}.npz")) for name in ("rows", "answers")}
-            if rows is not None:
+            for number, (name, rows) in enumerate(questions.items()):
+                signature = signatures[name]
                 _replay.refuse_other_names(rows, signature.inputs)
                 dtypes = {alias: tf.as_dtype(info.dtype) for alias, info in signature.inputs.items()}
+                files = {kind: str(Path(folder, f"{kind}-{number}.npz")) for kind in ("rows", "answers")}
                 np.savez(files["rows"], **{alias: _content(row, dtypes[alias]) for alias, row in rows.items()})
-                request["inputs"] = {
-                    alias: [info.name, info.dtype, list(np.shape(rows[alias]))]
-                    for alias, info in signature.inputs.items()
-                }
-            told = self._send({**request, **files, **({"rows": None} if rows is None else {})})
-            answers = {}
-            if told["answers"]:
-                with np.load(files["answers"]) as archive:
-                    for alias, (dtype, shape) in told["answers"].items():
+                shapes = {alias: list(np.shape(row)) for alias, row in rows.items()}
+                inputs = {alias: [info.name, info.dtype, shapes[alias]] for alias, info in signature.inputs.items()}
+                outputs = {alias: info.name for alias, info in signature.outputs.items()}
+                request["questions"].append({"inputs": inputs, "outputs": outputs, **files})
+            told = self._send(request)
+            answers: dict[str, dict[str, Any]] = {name: {} for name in questions}
+            for name, question, described in zip(questions, request["questions"], told["answers"]):
+                with np.load(question["answers"]) as archive:
+                    for alias, (dtype, shape) in described.items():
                         as_numpy, content = tf.as_dtype(dtype).as_numpy_dtype, archive[alias]
-                        answers[alias] = (content if dtype == tf.string else content.view(as_numpy)).reshape(shape)
+                        found = content if dtype == tf.string else content.view(as_numpy)
+                        answers[name][alias] = found.reshape(shape)
         return answers, told["seconds"]
 
     def _send(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -102,20 +100,21 @@ class CleanProcess:
         )
 
 
-def _signature(path: str) -> Any:
-    """Returns the SignatureDef of serving_default. Raises: ValueError: there is none, or one of its tensors is
-    sparse."""
+def _signatures(path: str, names: Iterable[str]) -> dict[str, Any]:
+    """Returns name -> SignatureDef. Raises: ValueError: there is none, or one of its tensors is sparse."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     saved = saved_model_pb2.SavedModel.FromString(Path(path, "saved_model.pb").read_bytes())
     served = [graph for graph in saved.meta_graphs if "serve" in graph.meta_info_def.tags]
-    if not served or "serving_default" not in served[0].signature_def:
-        raise ValueError("there is no signature serving_default of a graph tagged 'serve'")
-    signature = served[0].signature_def["serving_default"]
-    for alias, info in [*signature.inputs.items(), *signature.outputs.items()]:
-        if info.WhichOneof("encoding") != "name":
-            raise ValueError(f"{alias} is {info.WhichOneof('encoding')}; the rows that are asked are dense tensors")
-    return signature
+    found = {}
+    for name in names:
+        if not served or name not in served[0].signature_def:
+            raise ValueError(f"there is no signature {name} of a graph tagged 'serve'")
+        found[name] = served[0].signature_def[name]
+        for alias, info in [*found[name].inputs.items(), *found[name].outputs.items()]:
+            if info.WhichOneof("encoding") != "name":
+                raise ValueError(f"{alias} is {info.WhichOneof('encoding')}; the rows that are asked are dense tensors")
+    return found
 
 
 def _content(row: Any, dtype: Any) -> Any:
@@ -136,6 +135,8 @@ def validate_saved_model(
     process: CleanProcess | None = None,
     skip: Iterable[str] = (),
     tolerance: float = TOLERANCE,
+    signatures: Mapping[str, Any] | None = None,
+    images: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Loads a SavedModel, answers `sample`, or the rows in `golden`, and compares with the answers in `golden`.
 
@@ -144,13 +145,15 @@ def validate_saved_model(
         process: a running CleanProcess; None replays in this process.
         skip: outputs that are random.
         tolerance: largest difference of floats, in units of max(1, largest |golden|) of each output.
-    Returns: bitwise, largest (difference), rows, outputs, threads, seconds.
+        signatures, images: which to ask, as _replay.replay takes them; by default serving_default.
+    Returns: bitwise, largest (difference), rows, outputs, asked, compared, threads, seconds.
     Raises: ExportError: it does not load, or answers differ.
     """
     ask = _replay.answer_here(str(path)) if process is None else functools.partial(process.ask, str(path))
     files = [None if file is None else str(file) for file in (sample, golden)]
+    asked = {_replay.DEFAULT: None} if signatures is None else signatures
     try:
-        answer = _replay.replay(ask, *files, list(skip), tolerance)
+        answer = _replay.replay(ask, *files, list(skip), tolerance, asked, images or {})
     except ExportError:
         raise
     except Exception as error:  # whatever keeps a server from answering

@@ -61,8 +61,8 @@ class Checkpoint(keras.callbacks.Callback):
             host; checkpoints that come meanwhile wait as one, the newest. One that cannot be exported is a warning.
             Of several parts, each has a directory of its name there.
         publish_keep: how many versions stay there.
-        input_signature, classify, regress: as `keras_ddl.export.write_base_graph`. If serve is a list or a mapping,
-            these and sample are mappings: name of the part -> what it is for that part.
+        input_signature, classify, regress, signatures: as `keras_ddl.export.write_base_graph`. If serve is a list or
+            a mapping, these and sample are mappings: name of the part -> what it is for that part.
     Raises: ConfigError: bad arguments (when made); mode='auto' and a metric that does not say (when training begins).
         On every rank: CheckpointError: the directory cannot be written, the checkpoint is damaged or of another model;
         a write has failed (at the next step). ExportError: the model cannot be served, or its training step does not
@@ -92,6 +92,7 @@ class Checkpoint(keras.callbacks.Callback):
         input_signature: Mapping[str, Any] | None = None,
         classify: Any = None,
         regress: Any = None,
+        signatures: Mapping[str, Any] | None = None,
         save_minutes: float | None = None,
         publish_to: str | Path | None = None,
         publish_keep: int = 3,
@@ -121,7 +122,13 @@ class Checkpoint(keras.callbacks.Callback):
         self._bases = BaseGraphs(
             self.dir if export_base else None,
             serve,
-            {"sample": sample, "input_signature": input_signature, "classify": classify, "regress": regress},
+            {
+                "sample": sample,
+                "input_signature": input_signature,
+                "classify": classify,
+                "regress": regress,
+                "signatures": signatures,
+            },
         )
         # Keras may run on_train_batch_end in a thread if nobody minds; that spares it a wait in every batch.
         self.async_safe = save_freq == "epoch" and save_minutes is None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keras_ddl.checkpoint import list_bases
+from keras_ddl.cli.signature_options import parse_signatures
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import CheckpointError, ConfigError
 
@@ -46,6 +47,18 @@ if TYPE_CHECKING:
 @click.option("--version", help="Number, or step; default: the highest in OUTPUT plus one.", metavar="N")
 @click.option("--keep", type=click.IntRange(min=1), help="Remove all versions but so many, the highest.", metavar="N")
 @click.option("--weights", help="Take the weights from this file instead.", metavar="FILE")
+@click.option(
+    "--signature",
+    multiple=True,
+    help="A further signature, or what serving_default answers: outputs, or layers; again for each.",
+    metavar="NAME:OUTPUT,...",
+)
+@click.option(
+    "--encoded-images",
+    multiple=True,
+    help="A signature that takes JPEG and PNG files, as in from_image:scale=1/255,resize=bilinear; again for each.",
+    metavar="NAME:OPTION=VALUE,...",
+)
 @click.option("--model-name", default="default", show_default=True, help="Its name on the server.", metavar="NAME")
 @click.option("--no-verify", is_flag=True, help="Do not replay the stored sample.")
 @click.option("--no-warmup", is_flag=True, help="Do not store warm-up requests for the server.")
@@ -67,6 +80,8 @@ def command(
     version: str | None,
     keep: int | None,
     weights: str | None,
+    signature: tuple[str, ...],
+    encoded_images: tuple[str, ...],
     model_name: str,
     no_verify: bool,
     no_warmup: bool,
@@ -76,6 +91,8 @@ def command(
     \b
     keras-ddl export checkpoints saved_model
     keras-ddl export checkpoints saved_model --which best --metric val_accuracy --version 3
+    keras-ddl export checkpoints saved_model --signature serving_default:probabilities,embedding
+    keras-ddl export checkpoints saved_model --encoded-images from_image:scale=1/255
     keras-ddl export --check saved_model/3
     keras-ddl export logs/model-300 saved_model --outputs scores=logits:0
     keras-ddl export checkpoints onnx --format onnx
@@ -93,11 +110,17 @@ def command(
     if check is not None:
         return _check(check, sample)
     assert checkpoints is not None and output is not None
+    signatures = parse_signatures(signature, encoded_images)
     source, wanted, number = Path(checkpoints), parse_which(which), parse_version(version)
 
     def export(folder: str | Path, version: int | str | None = None, keep: int | None = None) -> ExportResult:
         of_graph = [inputs, outputs, meta_graph]
         if of_graph != [None, None, None] or not source.is_dir() or _is_of_saver(source):
+            if signatures:
+                raise ConfigError(
+                    "--signature and --encoded-images are for a directory that callbacks.Checkpoint has written. "
+                    f"Received: {checkpoints!r}. Of a graph-mode script, --outputs says what is answered."
+                )
             result = _graph_mode(checkpoints, folder, *of_graph, version=version, keep=keep)
             if result is not None:
                 return result
@@ -123,6 +146,7 @@ def command(
             model_name=model_name,
             weights=weights,
             keep=keep,
+            signatures=signatures,
         )
 
     if other or opset is not None or quantize is not None:

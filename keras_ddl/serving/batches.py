@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,9 @@ import numpy as np
 
 from keras_ddl.serving.servable import Servable, Signature
 from keras_ddl.serving.status import Code, RequestError
+
+# Of sparse and ragged inputs, as docs/export.md names their components.
+_COMPONENT = re.compile(r"_(dense_shape|row_splits(_\d+)?)$")
 
 Call = Callable[[Servable, Signature, Mapping[str, np.ndarray], Sequence[str]], Awaitable[list[np.ndarray]]]
 
@@ -100,7 +104,9 @@ class Batches:
 
 
 def _rows(feeds: Mapping[str, np.ndarray]) -> int | None:
-    """Returns the number of rows that all inputs have; None: they have not."""
+    """Returns the number of rows that all inputs have; None: they have not, or one's are not those of the batch."""
+    if any(_COMPONENT.search(alias) for alias in feeds):  # they may be as many as the rows, by chance
+        return None
     sizes = {array.shape[:1] for array in feeds.values()}
     (size,) = sizes if len(sizes) == 1 else [()]
     return size[0] if size else None

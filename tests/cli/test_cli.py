@@ -10,7 +10,9 @@ import pytest
 
 from keras_ddl.cli.export import describe, parse_tensors, parse_version, parse_which
 from keras_ddl.cli.run import parse_env, resolve_program
+from keras_ddl.cli.signature_options import parse_signatures
 from keras_ddl.errors import ConfigError
+from keras_ddl.export import EncodedImages
 from keras_ddl.export.graft import ExportResult
 from launch.launching import environment, run
 
@@ -177,6 +179,46 @@ def test_parse_which_and_version():
         parse_which("-1")
     with pytest.raises(ConfigError):
         parse_version("latest")
+
+
+def test_signatures_are_written_on_the_command_line():
+    images = "from_image:scale=1/255,mean=0.5 1/4 0,std=2,size=4x6,antialias=yes,fit=crop,outputs=a b,name=file_bytes"
+    assert parse_signatures(["serving_default:a, b", "c:x=dense_7"], ["plain", images]) == {
+        "serving_default": {"a": "a", "b": "b"},
+        "c": {"x": "dense_7"},
+        "plain": EncodedImages(),
+        "from_image": EncodedImages(
+            scale=1 / 255,
+            mean=[0.5, 0.25, 0.0],
+            std=2.0,
+            size=(4, 6),
+            antialias=True,
+            fit="crop",
+            outputs=["a", "b"],
+            name="file_bytes",
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("by_names", "of_images", "said"),
+    [
+        (["a"], [], "NAME:OUTPUT,.*Received: 'a'"),
+        (["a:b,,c"], [], "NAME:OUTPUT,.*Received: 'a:b,,c'"),
+        (["a:b,b"], [], "each once"),
+        (["a:b", "a:c"], [], "Received: 'a' twice"),
+        (["a:b"], ["a"], "Received: 'a' twice"),
+        ([], ["a:scale=big"], "options of input, .*Received: 'scale=big'.*big"),
+        ([], ["a:scale=1/0"], "Received: 'scale=1/0'"),
+        ([], ["a:zoom=2"], "no such option"),
+        ([], ["a:size=4"], "Received: 'size=4'"),
+        ([], ["a:bgr=1"], "say yes or no"),
+        ([], ["a:mean="], "a number is missing"),
+    ],
+)
+def test_signatures_that_are_written_otherwise_are_refused(by_names, of_images, said):
+    with pytest.raises(ConfigError, match=said):
+        parse_signatures(by_names, of_images)
 
 
 def test_describe_tells_what_was_exported_and_how_to_serve_it(tmp_path: Path):

@@ -149,6 +149,28 @@ def sampler() -> tuple[Any, Any]:
     return Sampler(), rows(5)
 
 
+class MeanOfSteps(layers.Layer):
+    """Of ragged rows, an empty one among them."""
+
+    def call(self, steps: Any) -> Any:
+        return tf.math.divide_no_nan(tf.reduce_sum(steps, 1), tf.cast(steps.row_lengths(), "float32")[:, None])
+
+    def compute_output_spec(self, steps: Any, **options: Any) -> Any:
+        return keras.KerasTensor((None, 2))
+
+
+def sparse_and_ragged() -> tuple[Any, Any]:
+    words = keras.Input((6,), sparse=True, name="words")
+    steps = keras.Input((None, 2), ragged=True, name="steps")
+    bias = keras.Input((1,), name="bias")
+    score = layers.concatenate([layers.Dense(2)(words), MeanOfSteps()(steps), bias])
+    outputs = {"score": layers.Dense(1)(score), "words": words, "steps": steps}
+    model = keras.Model({"words": words, "steps": steps, "bias": bias}, outputs)
+    sparse = tf.sparse.from_dense(np.eye(5, 6, dtype="float32"))
+    ragged = tf.RaggedTensor.from_row_lengths(_random.random((7, 2), dtype="float32"), [2, 0, 1, 3, 1])
+    return model, {"words": sparse, "steps": ragged, "bias": tf.constant(rows(1))}
+
+
 ZOO: dict[str, Callable[[], tuple[Any, Any]]] = {
     each.__name__: each
     for each in (
@@ -162,6 +184,7 @@ ZOO: dict[str, Callable[[], tuple[Any, Any]]] = {
         mixed_precision,
         model_in_model,
         sampler,
+        sparse_and_ragged,
     )
 }
 

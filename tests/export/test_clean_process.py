@@ -37,8 +37,9 @@ def test_every_dtype_goes_in_and_comes_out(echo):
     rows = {name: np.array([[0, 1], [1, 0], [1, 1]]).astype(tf.as_dtype(name).as_numpy_dtype) for name in DTYPES}
     rows["string"] = np.array([[b"", b"a\0b"], ["ü".encode(), b"x" * 1000], [b"\xff\xfe", b"y"]])
     with CleanProcess() as process:
-        answers, seconds = process.ask(str(echo), rows, 1)
-    expected, _ = _replay.answer_here(str(echo))(rows, None)
+        told, seconds = process.ask(str(echo), {"serving_default": rows}, 1)
+    found, _ = _replay.answer_here(str(echo))({"serving_default": rows}, None)
+    (answers,), (expected,) = told.values(), found.values()
     assert sorted(answers) == sorted(expected) and len(answers) == len(DTYPES) + 3
     for name, answer in expected.items():
         # Bytes, for NumPy's text pads with zeros at the end.
@@ -49,7 +50,7 @@ def test_every_dtype_goes_in_and_comes_out(echo):
 
 
 def test_it_imports_nothing_of_tensorflow_s_python(tmp_path):
-    request = {"path": str(tmp_path / "nothing"), "config": "", "inputs": {}, "outputs": {}, "rows": None}
+    request = {"path": str(tmp_path / "nothing"), "config": "", "questions": []}
     done = subprocess.run(
         [sys.executable, "-P", _clean_process.__file__],
         input=json.dumps(request) + "\n",

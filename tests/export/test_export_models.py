@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asking import ask
 from export_zoo import ZOO, disturb
 
 from keras_ddl import checkpoint, export
 from keras_ddl.checkpoint import model_state
 from keras_ddl.export import validate
+from keras_ddl.export.isolation import layers_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -53,6 +55,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             np.savez(root / "rows" / name / "rows.npz", **{key: rows[key] for key in rows.files})
         kept = {key: value for key, value in expected.items() if key not in base.record["random"]}
         np.savez(root / "rows" / name / "expected.npz", **kept)
+        assert not [layer for layer in layers_of(model) if "call" in vars(layer)], "the trace has left a layer changed"
         records[name] = {"record": base.record, "warnings": base.warnings, "live": live}
     exported = run_program("export_program.py", root / "ckpt", root / "out")
     served = run_program("serve_program.py", root / "rows", root / "out")
@@ -66,6 +69,16 @@ def test_export_answers_as_the_trained_model(zoo: dict[str, Any], name: str) -> 
     assert zoo["exported"][name]["step"] == 7
     assert "as the trained model did" in zoo["exported"][name]["proof"]
     assert zoo["records"][name]["live"]["agrees"], "the live model and the base graph differ"
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_layer_that_is_listed_can_be_served(zoo: dict[str, Any], name: str, tmp_path: Path) -> None:
+    names = list(zoo["records"][name]["record"]["layers"])
+    assert names
+    folder = zoo["root"] / "ckpt" / name
+    path = export.export_saved_model(folder, tmp_path, validate="off", signatures={"all": names}).path
+    with np.load(zoo["root"] / "rows" / name / "rows.npz") as archive:
+        assert set(ask(path, "all", **dict(archive))) == set(names)
 
 
 def test_server_process_imports_neither_keras_nor_keras_ddl(zoo: dict[str, Any]) -> None:

@@ -1,0 +1,150 @@
+"""Signatures that a user asks for, in training or at an export: of outputs, of encoded images, of functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keras_ddl.errors import ExportError
+from keras_ddl.export import encoded_images
+from keras_ddl.export.encoded_images import EncodedImages
+from keras_ddl.export.saved_graph import DEFAULT, Outputs, SavedGraph
+
+_MOST = 40  # names in one message
+_NAME = re.compile(r"[A-Za-z][\w.-]*")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Signatures by kind: name -> {what clients see: output or layer}, -> EncodedImages, -> function of the inputs."""
+
+    outputs: dict[str, dict[str, str]] = field(default_factory=dict)
+    images: dict[str, EncodedImages] = field(default_factory=dict)
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> dict[str, dict[str, str]]:
+        """Signature -> {what clients see: output or layer}, of all that name any."""
+        of_images = {
+            name: outputs_of(name, each.outputs) for name, each in self.images.items() if each.outputs is not None
+        }
+        return {**self.outputs, **of_images}
+
+    def __bool__(self) -> bool:
+        return bool(self.outputs or self.images or self.functions)
+
+
+def read(signatures: Mapping[str, Any] | None, *, functions: bool, taken: Iterable[str] = ()) -> Declared:
+    """Sorts what a user gave by kind.
+
+    Args:
+        functions: whether they may be given: in training, where the model is.
+        taken: names that are there already and stay.
+    Raises: ExportError: a name that cannot be one, or a value of no such kind.
+    """
+    declared = Declared()
+    if not isinstance(signatures or {}, Mapping):
+        raise ExportError(f"signatures maps names to what they answer. Received: {type(signatures).__name__}.")
+    for name, value in (signatures or {}).items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in taken:
+            raise ExportError(
+                f"A signature has a name of letters, digits, '_', '.' and '-' that no other has. Received: {name!r}"
+                f"{', which is there already' if name in taken else ''}."
+            )
+        if isinstance(value, EncodedImages):
+            declared.images[name] = value
+        elif callable(value) and functions and name != DEFAULT:
+            declared.functions[name] = value
+        else:
+            declared.outputs[name] = outputs_of(name, value)
+    return declared
+
+
+def outputs_of(signature: str, value: Any) -> dict[str, str]:
+    """Returns {what clients see: output or layer} of a name, several, or such a mapping.
+
+    Raises: ExportError: it is none of these.
+    """
+    if isinstance(value, str):
+        return {value: value}
+    if isinstance(value, Mapping):
+        found = dict(value)
+    else:
+        found = {each: each for each in value} if isinstance(value, (list, tuple)) else {}
+    names = [*found, *found.values()]
+    if not found or not all(isinstance(each, str) and each for each in names):
+        raise ExportError(
+            f"A signature is the name of an output or of a layer, a list of such, a mapping from names that clients "
+            f"see, EncodedImages(...), or, in training and not for {DEFAULT}, a function of the model's inputs. "
+            f"Received: {signature!r} with {value!r}."
+        )
+    return found
+
+
+def check(declared: Declared, answers: Iterable[str], layers: Iterable[str]) -> None:
+    """Raises: ExportError: a signature names what the model does not answer; lists what it does."""
+    answers, layers = list(answers), list(layers)
+    for name, outputs in declared.sources.items():
+        unknown = sorted(set(outputs.values()) - {*answers, *layers})
+        if unknown:
+            others = sorted(set(layers) - set(answers))
+            more = f" and {len(others) - _MOST} more" if len(others) > _MOST else ""
+            inside = f"; layers {others[:_MOST]}{more}" if others else ""
+            raise ExportError(
+                f"A signature answers what the model's outputs or layers answer. Received: {name!r} with {unknown}. "
+                f"There are outputs {sorted(answers)}{inside}."
+            )
+
+
+def check_at_export(declared: Declared, record: Mapping[str, Any]) -> None:
+    """Raises: ExportError: what is asked for is not in the base graph of which `record` is the manifest."""
+    outputs = outputs_in(record)
+    check(declared, outputs.answers, outputs.layers)
+    for each in declared.images.values():
+        encoded_images.image_input(each, record["inputs"])
+
+
+def default_of(record: Mapping[str, Any]) -> dict[str, str]:
+    """Returns {what clients see: output} of serving_default, as the base graph has it."""
+    return dict(record["declared"][DEFAULT]) if "declared" in record else {name: name for name in record["outputs"]}
+
+
+def outputs_in(record: Mapping[str, Any]) -> Outputs:
+    """Returns what the function of a base graph can answer, by its manifest."""
+    answers = record.get("answers") or {name: record["outputs"][name] for name in sorted(record["outputs"])}
+    return Outputs(answers, record.get("layers", {}), record.get("float32", True))
+
+
+def add_to(folder: Path, declared: Declared, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes signatures into the SavedModel of `folder`, whose base graph has the manifest `record`.
+
+    Returns: what becomes of "outputs", "signatures", "declared" and "images" in the record.
+    """
+    graph = SavedGraph(folder, outputs_in(record))
+    default = declared.outputs.get(DEFAULT) or default_of(record)
+    images = dict(record.get("images", {}))
+    sources = {**record.get("declared", {DEFAULT: default}), **declared.outputs}
+    for name, outputs in declared.outputs.items():
+        images.pop(name, None)
+        graph.add(name, outputs)
+    for name, each in declared.images.items():
+        outputs = default if each.outputs is None else outputs_of(name, each.outputs)
+        into = encoded_images.image_input(each, record["inputs"])
+        graph.add(name, outputs, encoded_images.before(each, into))
+        sources.pop(name, None)
+        images[name] = {
+            "argument": each.name,
+            "input": into.name,
+            "size": [into.height, into.width],
+            "channels": into.channels,
+        }
+    graph.write()
+    return {
+        "outputs": {public: list(graph.described(source)) for public, source in default.items()},
+        "signatures": sorted({*record["signatures"], *declared.outputs, *declared.images}),
+        "declared": sources,
+        "images": images,
+    }

@@ -1,0 +1,60 @@
+"""What a model's layers answer on the way to its outputs: signatures may answer these, too."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from keras_ddl.export.isolation import layers_of
+
+
+@contextlib.contextmanager
+def recorded(model: Any) -> Iterator[dict[str, Any]]:
+    """Notes what the layers inside of `model` answer in the block: layer name -> tensor, filled at the block's end.
+
+    Left out are layers that are called more than once, whose name another one has, that answer something else than
+    one dense tensor, and the model itself.
+    """
+    import tensorflow as tf
+
+    answers: dict[str, list[Any]] = {}
+    found: dict[str, Any] = {}
+    watched = [layer for layer in layers_of(model) if layer is not model and "call" not in vars(layer)]
+    try:
+        for layer in watched:
+            # object.__setattr__, past Keras's tracking, as nothing is added to the model.
+            object.__setattr__(layer, "call", _recording(layer.call, answers.setdefault(layer.name, [])))
+        yield found
+    finally:
+        for layer in watched:
+            if "call" in vars(layer):
+                object.__delattr__(layer, "call")
+    found.update({name: each[0] for name, each in answers.items() if len(each) == 1 and isinstance(each[0], tf.Tensor)})
+
+
+def _recording(call: Callable[..., Any], answers: list[Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def recording_call(*args: Any, **kwargs: Any) -> Any:
+        answer = call(*args, **kwargs)
+        answers.append(answer)
+        return answer
+
+    return recording_call
+
+
+def place_of(tensor: Any, graph: Any) -> str | None:
+    """Returns where a tensor is in the body of a function ("node:output:0"); None: not there, or an argument of it."""
+    if tensor.graph is not graph or tensor.op.type == "Placeholder":
+        return None
+    index = tensor.value_index
+    for output in tensor.op.op_def.output_arg:
+        if output.number_attr:
+            count = tensor.op.get_attr(output.number_attr)
+        else:
+            count = len(tensor.op.get_attr(output.type_list_attr)) if output.type_list_attr else 1
+        if index < count:
+            return f"{tensor.op.name}:{output.name}:{index}"
+        index -= count
+    return None

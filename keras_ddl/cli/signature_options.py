@@ -1,0 +1,90 @@
+"""How signatures are written on the command line: --signature and --encoded-images of keras-ddl export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from typing import Any
+
+from keras_ddl.errors import ConfigError
+
+
+def parse_signatures(by_names: Iterable[str], of_images: Iterable[str]) -> dict[str, Any]:
+    """Returns what `export_saved_model` takes as `signatures`.
+
+    Args:
+        by_names: "NAME:OUTPUT,PUBLIC=OUTPUT,..."
+        of_images: "NAME" or "NAME:OPTION=VALUE,...", with the options of `EncodedImages`.
+    Raises: ConfigError: not written so, or a name twice.
+    """
+    found: dict[str, Any] = {}
+    for text, read in [*((each, _outputs) for each in by_names), *((each, _images) for each in of_images)]:
+        name, _, rest = text.partition(":")
+        if name in found:
+            raise ConfigError(f"Each signature has a name of its own. Received: {name!r} twice.")
+        found[name] = read(text, rest)
+    return found
+
+
+def _outputs(text: str, rest: str) -> dict[str, str]:
+    pairs = [each.strip().partition("=") for each in rest.split(",")]
+    found = {public: source or public for public, _, source in pairs}
+    if not all(found) or len(found) < len(pairs):
+        raise ConfigError(
+            f"--signature is NAME:OUTPUT,... with outputs' or layers' names, each once, or PUBLIC=OUTPUT. Received: "
+            f"{text!r}."
+        )
+    return found
+
+
+def _images(text: str, rest: str) -> Any:
+    from keras_ddl.export.encoded_images import EncodedImages
+
+    options: dict[str, Any] = {}
+    for each in filter(None, rest.split(",")):
+        name, equals, value = (part.strip() for part in each.partition("="))
+        read = _OPTIONS.get(name)
+        try:
+            if read is None or not equals or name in options:
+                raise ValueError("no such option" if read is None else "an option is NAME=VALUE, once")
+            options[name] = read(value)
+        except (ValueError, ZeroDivisionError) as error:
+            raise ConfigError(
+                f"--encoded-images is NAME:OPTION=VALUE,... with options of {', '.join(_OPTIONS)}; several numbers or "
+                f"outputs have spaces between them. Received: {each!r} in {text!r}: {error}."
+            ) from None
+    return EncodedImages(**options)
+
+
+def _numbers(text: str) -> float | list[float]:
+    values = [float(Fraction(each)) for each in text.split()]
+    if not values:
+        raise ValueError("a number is missing")
+    return values[0] if len(values) == 1 else values
+
+
+def _yes_or_no(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError("say yes or no")
+    return text == "yes"
+
+
+def _size(text: str) -> tuple[int, int]:
+    height, width = (int(each) for each in text.split("x"))
+    return height, width
+
+
+_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "input": str,
+    "outputs": str.split,
+    "resize": str,
+    "antialias": _yes_or_no,
+    "fit": str,
+    "scale": _numbers,
+    "offset": _numbers,
+    "mean": _numbers,
+    "std": _numbers,
+    "bgr": _yes_or_no,
+    "size": _size,
+    "name": str,
+}

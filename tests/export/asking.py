@@ -1,0 +1,34 @@
+"""Asks an exported model, both as TensorFlow Serving sees it and as tf.saved_model.load does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_ddl.serving.servable import Servable
+
+
+def ask(path: Path, signature: str = "serving_default", **feed: Any) -> dict[str, np.ndarray]:
+    """What a server answers, over the SignatureDef; checked to be what tf.saved_model.load's function answers."""
+    servable = Servable(path, "model", 1)
+    found = servable.signature(signature)
+    feed = {name: np.asarray(value, object if isinstance(value, list) else None) for name, value in feed.items()}
+    assert set(feed) == set(found.inputs)
+    fetches = sorted(found.outputs)
+    answers = dict(zip(fetches, servable.run(found, feed, fetches)))
+    servable.close()
+    loaded = tf.saved_model.load(str(path))  # kept: a function does not keep the variables
+    function = loaded.signatures[signature]
+    of_function = function(**{name: tf.constant(value) for name, value in feed.items()})
+    assert set(of_function) == set(answers)
+    for name, tensor in of_function.items():
+        np.testing.assert_allclose(answers[name], tensor.numpy(), rtol=1e-5, atol=1e-6)
+        assert function.structured_outputs[name].dtype == answers[name].dtype
+        assert function.structured_outputs[name].shape.is_compatible_with(answers[name].shape)
+        info = found.outputs[name]
+        assert tf.as_dtype(info.dtype) == answers[name].dtype
+        assert tf.TensorShape(info.tensor_shape).as_list() == function.structured_outputs[name].shape.as_list()
+    return answers
