@@ -10,23 +10,23 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "BaseGraph": "base_graph",
-    "write_base_graph": "base_graph",
-    "inputs_are_known": "inputs",
+    "BaseGraph": "tracing.base_graph",
+    "write_base_graph": "tracing.base_graph",
+    "inputs_are_known": "tracing.inputs",
     "is_name": "manifest",
-    "record_inputs": "inputs",
-    "CheckReport": "check",
-    "CleanProcess": "validate",
+    "record_inputs": "tracing.inputs",
+    "CheckReport": "proof.check",
+    "CleanProcess": "proof.validate",
     "ExportResult": "graft",
-    "check_saved_model": "check",
+    "check_saved_model": "proof.check",
     "export_format": "formats",
-    "export_graph": "graph_mode",
+    "export_graph": "sources.graph_mode",
     "export_saved_model": "graft",
     "Classify": "signatures",
-    "EncodedImages": "encoded_images",
+    "EncodedImages": "signatures.encoded_images",
     "Regress": "signatures",
-    "scan_saved_model": "scan",
-    "validate_saved_model": "validate",
+    "scan_saved_model": "proof.scan",
+    "validate_saved_model": "proof.validate",
 }
 __all__ = sorted(_HOMES)
 

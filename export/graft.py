@@ -21,14 +21,14 @@ from keras_ddl.checkpoint import durable
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, ExportError
-from keras_ddl.export import composites, declarations, fingerprint, manifest, versions
+from keras_ddl.export import fingerprint, manifest, versions
 from keras_ddl.export import warmup as warmup_file
-from keras_ddl.export._replay import ROWS, load_rows
-from keras_ddl.export.saved_graph import DEFAULT
-from keras_ddl.export.scan import scan_saved_model
-from keras_ddl.export.signatures import METHODS
-from keras_ddl.export.validate import HALF_TOLERANCE, TOLERANCE, CleanProcess, validate_saved_model
-from keras_ddl.export.weights import Source, read, source_of_checkpoint
+from keras_ddl.export.proof.replay import ROWS, load_rows
+from keras_ddl.export.proof.scan import scan_saved_model
+from keras_ddl.export.proof.validate import HALF_TOLERANCE, TOLERANCE, CleanProcess, validate_saved_model
+from keras_ddl.export.signatures import METHODS, composites, declarations
+from keras_ddl.export.signatures.saved_graph import DEFAULT
+from keras_ddl.export.sources.weights import Source, read, source_of_checkpoint
 
 _WHAT = "An export"
 

@@ -1,4 +1,4 @@
-"""Writes export/allowed_ops.txt, the frozen list of TensorFlow's own ops that a servable graph may hold.
+"""Writes export/proof/allowed_ops.txt, the frozen list of TensorFlow's own ops that a servable graph may hold.
 
     python tools/generate_allowed_ops.py
 
@@ -41,7 +41,7 @@ def main() -> None:
         elif _GPU_ONLY.match(name):
             lines.append(f"{name} no-cpu-kernel")
     heading = f"# TensorFlow {tf.__version__}, {len(lines)} ops; from tools/generate_allowed_ops.py, not by hand."
-    target = Path(__file__).resolve().parents[1] / "export" / "allowed_ops.txt"
+    target = Path(__file__).resolve().parents[1] / "export" / "proof" / "allowed_ops.txt"
     target.write_text("\n".join([heading, *lines]) + "\n")
     print(f"{target}: {len(lines)} of {len(ops.op)} ops")
 

@@ -194,7 +194,7 @@ def _graph_mode(
     import logging
 
     from keras_ddl.compat.tensorflow import tf
-    from keras_ddl.export.graph_mode import export_graph
+    from keras_ddl.export.sources.graph_mode import export_graph
 
     tf.get_logger().setLevel(logging.ERROR)  # it calls what graph mode needs deprecated
     return export_graph(
@@ -223,7 +223,7 @@ def _check(version: str, sample: str | None) -> int:
     """Shows the report on a SavedModel, and writes it beside; 1: it cannot be served."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import_without_keras()
-    from keras_ddl.export.check import check_saved_model
+    from keras_ddl.export.proof.check import check_saved_model
 
     report = check_saved_model(version, sample=sample)
     text, as_json = report.write()

@@ -38,7 +38,7 @@ def _outputs(text: str, rest: str) -> dict[str, str]:
 
 
 def _images(text: str, rest: str) -> Any:
-    from keras_ddl.export.encoded_images import EncodedImages
+    from keras_ddl.export.signatures.encoded_images import EncodedImages
 
     options: dict[str, Any] = {}
     for each in filter(None, rest.split(",")):

@@ -10,8 +10,8 @@ import pytest
 from keras_ddl import export
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ExportError
-from keras_ddl.export import _clean_process, _replay
-from keras_ddl.export.validate import CleanProcess
+from keras_ddl.export.proof import clean_process, replay
+from keras_ddl.export.proof.validate import CleanProcess
 
 DTYPES = ("bool", "int8", "uint16", "int64", "float16", "bfloat16", "float64", "complex64")
 
@@ -38,7 +38,7 @@ def test_every_dtype_goes_in_and_comes_out(echo):
     rows["string"] = np.array([[b"", b"a\0b"], ["ü".encode(), b"x" * 1000], [b"\xff\xfe", b"y"]])
     with CleanProcess() as process:
         told, seconds = process.ask(str(echo), {"serving_default": rows}, 1)
-    found, _ = _replay.answer_here(str(echo))({"serving_default": rows}, None)
+    found, _ = replay.answer_here(str(echo))({"serving_default": rows}, None)
     (answers,), (expected,) = told.values(), found.values()
     assert sorted(answers) == sorted(expected) and len(answers) == len(DTYPES) + 3
     for name, answer in expected.items():
@@ -52,13 +52,13 @@ def test_every_dtype_goes_in_and_comes_out(echo):
 def test_it_imports_nothing_of_tensorflow_s_python(tmp_path):
     request = {"path": str(tmp_path / "nothing"), "config": "", "questions": []}
     done = subprocess.run(
-        [sys.executable, "-P", _clean_process.__file__],
+        [sys.executable, "-P", clean_process.__file__],
         input=json.dumps(request) + "\n",
         capture_output=True,
         text=True,
         timeout=60,
     )
-    told = json.loads(done.stdout.strip().removeprefix(_clean_process.MARK))
+    told = json.loads(done.stdout.strip().removeprefix(clean_process.MARK))
     assert told["imported"] == [] and "Could not find SavedModel" in told["failed"], told
 
 

@@ -16,8 +16,8 @@ from export_zoo import ZOO, disturb
 
 from keras_ddl import checkpoint, export
 from keras_ddl.checkpoint import model_state
-from keras_ddl.export import validate
-from keras_ddl.export.isolation import layers_of
+from keras_ddl.export.proof import validate
+from keras_ddl.export.tracing.isolation import layers_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

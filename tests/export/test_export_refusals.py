@@ -134,7 +134,7 @@ def test_weights_that_are_not_numbers_are_refused(trained: Path, tmp_path: Path)
 
 def test_only_what_is_not_finite_counts() -> None:
     from keras_ddl.checkpoint.tensor_bundle import variable_key
-    from keras_ddl.export import weights
+    from keras_ddl.export.sources import weights
 
     largest = [3.4e38, 3.4e38]  # their sum is not finite
     values = {

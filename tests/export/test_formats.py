@@ -24,7 +24,8 @@ from keras import layers
 from keras_ddl import export
 from keras_ddl.checkpoint import model_state
 from keras_ddl.errors import ConfigError, DependencyError, ExportError
-from keras_ddl.export import converters, warmup
+from keras_ddl.export import warmup
+from keras_ddl.export.formats import converters
 
 COMMAND = Path(sys.executable).with_name("keras-ddl")
 FORMATS = ("onnx", "tflite")

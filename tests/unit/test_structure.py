@@ -118,7 +118,7 @@ def test_modules_beside_the_folders_are_what_users_import_by_name() -> None:
             {
                 *("communicator.binding", "communicator.native_library"),
                 *("communicator.native_signals", "communicator.native_timeline", "launch.processes"),
-                "export._clean_process",
+                "export.proof.clean_process",
             },
         ),
         (r"^\s*(import|from) tensorflow\.python|tf\.python\b", {"compat.tensorflow"}),

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from keras_ddl.errors import ExportError
-from keras_ddl.export import _clean_process, _replay
+from keras_ddl.export.proof import clean_process, replay
 
 TOLERANCE = 1e-4  # float32: the order of sums follows the kind of CPU or GPU, the build and the number of threads
 HALF_TOLERANCE = 2e-2  # float16 and bfloat16 inside: a kernel may or may not round between two steps
@@ -29,7 +29,7 @@ class CleanProcess:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("KERAS_DDL_")}
         # -P: the program's folder holds modules whose names could hide others (signatures, validate, ...).
         self._process = subprocess.Popen(
-            [sys.executable, "-P", _clean_process.__file__],
+            [sys.executable, "-P", clean_process.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -47,7 +47,7 @@ class CleanProcess:
     def ask(
         self, path: str, questions: Mapping[str, Mapping[str, Any]], threads: int | None
     ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
-        """Has the process load `path` and answer rows, as _replay.Ask.
+        """Has the process load `path` and answer rows, as replay.Ask.
 
         Raises: RuntimeError: it cannot be loaded, or does not answer. ValueError: it has no such signature, or other
             inputs. ExportError: the process fails.
@@ -55,13 +55,13 @@ class CleanProcess:
         import numpy as np
         import tensorflow as tf
 
-        signatures = _signatures(path, [_replay.DEFAULT, *questions])
+        signatures = _signatures(path, [replay.DEFAULT, *questions])
         config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads or 0, device_count={"GPU": 0})
         request: dict[str, Any] = {"path": path, "config": config.SerializeToString().hex(), "questions": []}
         with tempfile.TemporaryDirectory() as folder:
             for number, (name, rows) in enumerate(questions.items()):
                 signature = signatures[name]
-                _replay.refuse_other_names(rows, signature.inputs)
+                replay.refuse_other_names(rows, signature.inputs)
                 dtypes = {alias: tf.as_dtype(info.dtype) for alias, info in signature.inputs.items()}
                 files = {kind: str(Path(folder, f"{kind}-{number}.npz")) for kind in ("rows", "answers")}
                 np.savez(files["rows"], **{alias: _content(row, dtypes[alias]) for alias, row in rows.items()})
@@ -88,8 +88,8 @@ class CleanProcess:
                 f"{request['path']}. Try validate='here', or a smaller sample."
             ) from error
         for line in output.splitlines():
-            if line.startswith(_clean_process.MARK):
-                told = json.loads(line.removeprefix(_clean_process.MARK))
+            if line.startswith(clean_process.MARK):
+                told = json.loads(line.removeprefix(clean_process.MARK))
                 if "failed" in told:
                     raise RuntimeError(told["failed"])
                 return told
@@ -141,19 +141,19 @@ def validate_saved_model(
     """Loads a SavedModel, answers `sample`, or the rows in `golden`, and compares with the answers in `golden`.
 
     Args:
-        sample, golden: .npz files, as _replay.replay takes them.
+        sample, golden: .npz files, as replay.replay takes them.
         process: a running CleanProcess; None replays in this process.
         skip: outputs that are random.
         tolerance: largest difference of floats, in units of max(1, largest |golden|) of each output.
-        signatures, images: which to ask, as _replay.replay takes them; by default serving_default.
+        signatures, images: which to ask, as replay.replay takes them; by default serving_default.
     Returns: bitwise, largest (difference), rows, outputs, asked, compared, threads, seconds.
     Raises: ExportError: it does not load, or answers differ.
     """
-    ask = _replay.answer_here(str(path)) if process is None else functools.partial(process.ask, str(path))
+    ask = replay.answer_here(str(path)) if process is None else functools.partial(process.ask, str(path))
     files = [None if file is None else str(file) for file in (sample, golden)]
-    asked = {_replay.DEFAULT: None} if signatures is None else signatures
+    asked = {replay.DEFAULT: None} if signatures is None else signatures
     try:
-        answer = _replay.replay(ask, *files, list(skip), tolerance, asked, images or {})
+        answer = replay.replay(ask, *files, list(skip), tolerance, asked, images or {})
     except ExportError:
         raise
     except Exception as error:  # whatever keeps a server from answering

@@ -15,12 +15,13 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import durable, model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import CheckpointError, ExportError
-from keras_ddl.export import declarations, manifest, validate
-from keras_ddl.export._replay import ANSWERS, ROWS, THREADS, compare, kernel_threads, storable
-from keras_ddl.export.inputs import find_inputs
-from keras_ddl.export.isolation import isolated
-from keras_ddl.export.signatures import METHODS, Classify, Regress
-from keras_ddl.export.tracer import Traced, Tracer, answer
+from keras_ddl.export import manifest
+from keras_ddl.export.proof import validate
+from keras_ddl.export.proof.replay import ANSWERS, ROWS, THREADS, compare, kernel_threads, storable
+from keras_ddl.export.signatures import METHODS, Classify, Regress, declarations
+from keras_ddl.export.tracing.inputs import find_inputs
+from keras_ddl.export.tracing.isolation import isolated
+from keras_ddl.export.tracing.tracer import Traced, Tracer, answer
 
 _WHAT = "A base graph"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keras_ddl.errors import ExportError
-from keras_ddl.export import composites
+from keras_ddl.export.signatures import composites
 
 _RECORDED = "_keras_ddl_inputs"
 _AUTOMATIC = re.compile(r"|(keras_tensor|input_layer|input)(_\d+)?")

@@ -17,10 +17,12 @@ from typing import Any
 from keras_ddl.checkpoint import durable
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
-from keras_ddl.export import _replay, saved_variables, versions, weight_files
+from keras_ddl.export import versions
 from keras_ddl.export.graft import ExportResult
-from keras_ddl.export.scan import scan_proto
-from keras_ddl.export.validate import CleanProcess, validate_saved_model
+from keras_ddl.export.proof import replay
+from keras_ddl.export.proof.scan import scan_proto
+from keras_ddl.export.proof.validate import CleanProcess, validate_saved_model
+from keras_ddl.export.sources import saved_variables, weight_files
 
 _WHAT = "An export"
 _BASE = "_basegraph.meta"
@@ -273,9 +275,9 @@ def _write(
             found = session.run(fetches, {feeds[name]: value for name, value in rows.items()})
             np.savez(
                 golden,
-                **{_replay.ROWS + name: _replay.storable(value) for name, value in rows.items()},
-                **{_replay.ANSWERS + name: _replay.storable(value) for name, value in found.items()},
-                **{_replay.THREADS: _replay.kernel_threads()},
+                **{replay.ROWS + name: replay.storable(value) for name, value in rows.items()},
+                **{replay.ANSWERS + name: replay.storable(value) for name, value in found.items()},
+                **{replay.THREADS: replay.kernel_threads()},
             )
             builder = v1.saved_model.builder.SavedModelBuilder(str(into))
             builder.add_meta_graph_and_variables(

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl.errors import ExportError
-from keras_ddl.export import composites
-from keras_ddl.export.declarations import Declared, check
-from keras_ddl.export.inputs import Inputs
-from keras_ddl.export.layer_outputs import place_of, recorded
-from keras_ddl.export.saved_graph import DEFAULT
+from keras_ddl.export.signatures import composites
+from keras_ddl.export.signatures.declarations import Declared, check
+from keras_ddl.export.signatures.saved_graph import DEFAULT
+from keras_ddl.export.tracing.inputs import Inputs
+from keras_ddl.export.tracing.layer_outputs import place_of, recorded
 
 METHODS = {"classify": "tensorflow/serving/classify", "regress": "tensorflow/serving/regress"}
 

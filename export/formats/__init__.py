@@ -16,12 +16,14 @@ from pathlib import Path
 from keras_ddl.checkpoint import durable
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ConfigError, ExportError
-from keras_ddl.export import _replay, converters, versions
+from keras_ddl.export import versions
 from keras_ddl.export import warmup as warmup_file
+from keras_ddl.export.formats import converters
 from keras_ddl.export.graft import ExportResult
 from keras_ddl.export.manifest import PROVENANCE
+from keras_ddl.export.proof import replay
 
-OPSETS = (9, 18)  # that tf2onnx 1.17 writes, and that have what _conversion.py adds to it
+OPSETS = (9, 18)  # that tf2onnx 1.17 writes, and that have what conversion.py adds to it
 QUANTIZED = ("float16", "dynamic")
 _WHAT = "An export"
 
@@ -146,8 +148,8 @@ def _rows(path: Path, into: Path) -> tuple[Path, str]:
     import numpy as np
     import tensorflow as tf
 
-    from keras_ddl.export.check import signatures_of
-    from keras_ddl.export.inputs import Inputs
+    from keras_ddl.export.proof.check import signatures_of
+    from keras_ddl.export.tracing.inputs import Inputs
 
     signature = signatures_of(path).get("serving_default")
     if signature is None:
@@ -161,5 +163,5 @@ def _rows(path: Path, into: Path) -> tuple[Path, str]:
                 f"Rows can be made up for inputs of known rank. Received: {unknown} of {path}. Give them: sample=."
             )
         rows, kind = Inputs("", specs).made_up_sample(), "made up"
-    np.savez(into, **{name: _replay.storable(row) for name, row in rows.items()})
+    np.savez(into, **{name: replay.storable(row) for name, row in rows.items()})
     return into, kind

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from keras_ddl.errors import ExportError
-from keras_ddl.export.saved_graph import Before
+from keras_ddl.export.signatures.saved_graph import Before
 
 _CHANNELS = (1, 3, 4)  # what tf.io.decode_image makes
 _METHODS = ("bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian", "mitchellcubic")

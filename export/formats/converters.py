@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import DependencyError, ExportError
-from keras_ddl.export import _conversion, _replay
-from keras_ddl.export.scan import scan_saved_model
-from keras_ddl.export.validate import HALF_TOLERANCE, TOLERANCE
+from keras_ddl.export.formats import conversion
+from keras_ddl.export.proof import replay
+from keras_ddl.export.proof.scan import scan_saved_model
+from keras_ddl.export.proof.validate import HALF_TOLERANCE, TOLERANCE
 
 # Weights in 8 bits are off by up to 1/254 of the largest in their row; layers add that up.
 DYNAMIC_TOLERANCE = 0.1
@@ -66,7 +67,7 @@ def convert(
 
     Args:
         name: of the model, for messages.
-    Returns: half, random, warnings, versions, as _conversion.py finds them.
+    Returns: half, random, warnings, versions, as conversion.py finds them.
     Raises: ExportError: the format lacks operations, which are named with their nodes, or the converter fails.
     """
     scan_saved_model(path).raise_for_problems(name)
@@ -114,18 +115,18 @@ def prove(
             f"{chosen.runtime} must load what was converted and answer the sample. Received: {found['failed']}. "
             "Nothing was published. Serve the SavedModel."
         )
-    expected, received = _replay.load_rows(str(golden), _replay.ANSWERS), _replay.load_rows(str(answers))
+    expected, received = replay.load_rows(str(golden), replay.ANSWERS), replay.load_rows(str(answers))
     kept = [{name: each[name] for name in each if name not in random} for each in (expected, received)]
     tolerance = HALF_TOLERANCE if half or quantize == "float16" else TOLERANCE
     tolerance = DYNAMIC_TOLERANCE if quantize == "dynamic" else tolerance
-    compared = _replay.compare(*kept, tolerance)
+    compared = replay.compare(*kept, tolerance)
     if compared["problems"]:
         raise ExportError(
             f"{chosen.runtime} must answer the sample as the SavedModel does. Received: "
             f"{'; '.join(compared['problems'])}. Nothing was published. "
             f"{'Leave quantize away.' if quantize else 'Serve the SavedModel.'}"
         )
-    rows = max((len(row) for row in _replay.load_rows(str(golden), _replay.ROWS).values() if row.ndim), default=1)
+    rows = max((len(row) for row in replay.load_rows(str(golden), replay.ROWS).values() if row.ndim), default=1)
     same = "bit for bit" if compared["bitwise"] else f"to within {compared['largest']:.1e} (allowed {tolerance:.0e})"
     skipped = f" (random, not compared: {', '.join(random)})" if random else ""
     runtime = f"{chosen.runtime} {found['versions'][chosen.package]}"
@@ -134,10 +135,10 @@ def prove(
 
 
 def _run(request: dict[str, Any], what: str) -> dict[str, Any]:
-    """Runs _conversion.py on the request. Raises: ExportError: it ended without an answer."""
+    """Runs conversion.py on the request. Raises: ExportError: it ended without an answer."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", _conversion.__file__],
+            [sys.executable, "-P", conversion.__file__],
             input=json.dumps(request) + "\n",
             capture_output=True,
             text=True,
@@ -148,8 +149,8 @@ def _run(request: dict[str, Any], what: str) -> dict[str, Any]:
             f"The process in which {what} ends in time. Received: nothing for {_SECONDS:.0f} s."
         ) from None
     for line in done.stdout.splitlines():
-        if line.startswith(_conversion.MARK):
-            return json.loads(line.removeprefix(_conversion.MARK))
+        if line.startswith(conversion.MARK):
+            return json.loads(line.removeprefix(conversion.MARK))
     tail = "\n".join(done.stderr.splitlines()[-_MOST:])
     raise ExportError(
         f"The process in which {what} gives an answer. Received: it ended with status {done.returncode}:\n{tail}"

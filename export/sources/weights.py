@@ -12,8 +12,8 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import durable, model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
-from keras_ddl.export import weight_files
 from keras_ddl.export.manifest import Manifest
+from keras_ddl.export.sources import weight_files
 
 _WHAT = "An export"
 _MOST = 5

@@ -25,7 +25,7 @@ _MESSAGES = 3  # of one failure
 
 def _load_replay() -> Any:
     """Its neighbour, by path: the package is blocked here, and its folder holds names that could hide others."""
-    spec = importlib.util.spec_from_file_location("_replay", _HERE.with_name("_replay.py"))
+    spec = importlib.util.spec_from_file_location("replay", _HERE.parents[1] / "proof" / "replay.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

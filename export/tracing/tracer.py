@@ -14,14 +14,15 @@ from typing import Any
 from keras_ddl.checkpoint import durable, model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
-from keras_ddl.export import declarations, manifest, signatures
-from keras_ddl.export._replay import compare, storable
-from keras_ddl.export.inputs import Inputs
-from keras_ddl.export.isolation import layers_of, portable_layers, unchanged
-from keras_ddl.export.object_graphs import places_in_objects
-from keras_ddl.export.saved_graph import DEFAULT
-from keras_ddl.export.scan import ScanReport, scan_saved_model
-from keras_ddl.export.weight_files import places_in_h5
+from keras_ddl.export import manifest, signatures
+from keras_ddl.export.proof.replay import compare, storable
+from keras_ddl.export.proof.scan import ScanReport, scan_saved_model
+from keras_ddl.export.signatures import declarations
+from keras_ddl.export.signatures.saved_graph import DEFAULT
+from keras_ddl.export.sources.object_graphs import places_in_objects
+from keras_ddl.export.sources.weight_files import places_in_h5
+from keras_ddl.export.tracing.inputs import Inputs
+from keras_ddl.export.tracing.isolation import layers_of, portable_layers, unchanged
 
 UNTRACKED = "untracked"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import ExportError
-from keras_ddl.export import composites
 from keras_ddl.export.manifest import PROVENANCE
-from keras_ddl.export.scan import scan_saved_model
-from keras_ddl.export.validate import CleanProcess, validate_saved_model
+from keras_ddl.export.proof.scan import scan_saved_model
+from keras_ddl.export.proof.validate import CleanProcess, validate_saved_model
+from keras_ddl.export.signatures import composites
 
 _ROWS = 2  # of what is made up
 

@@ -1,0 +1,1 @@
+"""In training: a model's inference becomes a base graph."""
