@@ -20,22 +20,7 @@ if TYPE_CHECKING:
 @click.command("export", short_help="Turn a checkpoint into a SavedModel for serving.")
 @click.argument("checkpoints", metavar="CHECKPOINTS", required=False)
 @click.argument("output", metavar="OUTPUT", required=False)
-@click.option("--inputs", metavar="NAMES", help="Of a graph-mode script: NAME=TENSOR,...; default: the placeholders.")
-@click.option("--outputs", metavar="NAMES", help="Of a graph-mode script: NAME=TENSOR,...; default: the only one.")
-@click.option("--meta-graph", metavar="FILE", help="Of a graph-mode script: its graph, if it is not found.")
-@click.option("--check", metavar="VERSION", help="Only prove that VERSION, anyone's SavedModel, can be served.")
-@click.option("--sample", metavar="FILE", help="With --check or --format: the rows to ask it, an .npz file.")
-@click.option(
-    "--format",
-    type=click.Choice(["saved_model", "onnx", "tflite"]),
-    default="saved_model",
-    show_default=True,
-    help="What to write; CHECKPOINTS may be a SavedModel for the others.",
-)
-@click.option("--opset", type=int, help="With --format onnx; default: what the converter prefers.", metavar="N")
-@click.option("--quantize", type=click.Choice(["float16", "dynamic"]), help="With --format tflite: smaller weights.")
 @click.option("--which", default="latest", show_default=True, help="latest, best, or a step.", metavar="WHICH")
-@click.option("--model", help="The part of the model, as Checkpoint(serve=...) named it.", metavar="NAME")
 @click.option("--metric", help="The metric that decides what is best; default: what was monitored.", metavar="NAME")
 @click.option(
     "--mode",
@@ -46,7 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option("--version", help="Number, or step; default: the highest in OUTPUT plus one.", metavar="N")
 @click.option("--keep", type=click.IntRange(min=1), help="Remove all versions but so many, the highest.", metavar="N")
-@click.option("--weights", help="Take the weights from this file instead.", metavar="FILE")
+@click.option("--model", help="The part of the model, as Checkpoint(serve=...) named it.", metavar="NAME")
 @click.option(
     "--signature",
     multiple=True,
@@ -59,9 +44,24 @@ if TYPE_CHECKING:
     help="A signature that takes JPEG and PNG files, as in from_image:scale=1/255,resize=bilinear; again for each.",
     metavar="NAME:OPTION=VALUE,...",
 )
+@click.option("--weights", help="Take the weights from this file instead.", metavar="FILE")
 @click.option("--model-name", default="default", show_default=True, help="Its name on the server.", metavar="NAME")
 @click.option("--no-verify", is_flag=True, help="Do not replay the stored sample.")
 @click.option("--no-warmup", is_flag=True, help="Do not store warm-up requests for the server.")
+@click.option(
+    "--format",
+    type=click.Choice(["saved_model", "onnx", "tflite"]),
+    default="saved_model",
+    show_default=True,
+    help="What to write; CHECKPOINTS may be a SavedModel for the others.",
+)
+@click.option("--opset", type=int, help="With --format onnx; default: what the converter prefers.", metavar="N")
+@click.option("--quantize", type=click.Choice(["float16", "dynamic"]), help="With --format tflite: smaller weights.")
+@click.option("--check", metavar="VERSION", help="Only prove that VERSION, anyone's SavedModel, can be served.")
+@click.option("--sample", metavar="FILE", help="With --check or --format: the rows to ask it, an .npz file.")
+@click.option("--inputs", metavar="NAMES", help="Of a graph-mode script: NAME=TENSOR,...; default: the placeholders.")
+@click.option("--outputs", metavar="NAMES", help="Of a graph-mode script: NAME=TENSOR,...; default: the only one.")
+@click.option("--meta-graph", metavar="FILE", help="Of a graph-mode script: its graph, if it is not found.")
 def command(
     checkpoints: str | None,
     output: str | None,
