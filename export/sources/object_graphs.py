@@ -81,7 +81,7 @@ class ObjectGraph:
             for name, child in children.items():
                 names[child].append(name)
         names[0] = ["(the root)"]
-        optimizers = [children for children in self._children if _TRAINED in children]
+        optimizers = [node for node, children in enumerate(self._children) if _TRAINED in children]
         first = {path[0] for path in base["objects"].values() if path}
         for start, children in enumerate(self._children):
             if COMPLETE in children:
@@ -94,14 +94,23 @@ class ObjectGraph:
                 known = {key: node for key, node in nodes.items() if node is not None}
                 yield names[start], known
                 for optimizer in optimizers:
-                    whole = self._completed(known, optimizer, base, specs)
+                    is_own = children.get("optimizer") == optimizer
+                    whole = self._completed(known, self._children[optimizer], is_own, base, specs)
                     if whole is not None:
                         yield names[start], whole
 
     def _completed(
-        self, known: dict[str, int], optimizer: Mapping[str, int], base: Manifest, specs: Mapping[str, Any]
+        self,
+        known: dict[str, int],
+        optimizer: Mapping[str, int],
+        is_own: bool,
+        base: Manifest,
+        specs: Mapping[str, Any],
     ) -> dict[str, int] | None:
-        """Returns what an object leads to and an optimizer trains, if that is what this object has to be trained."""
+        """Returns what an object leads to and an optimizer trains, if that is what this object has to be trained.
+
+        `is_own`: it is the one that the object was compiled with.
+        """
         order, trained = base.trainable, self._listed(optimizer[_TRAINED])
         if not order or not self._is_of(order, trained, specs):
             return None
@@ -114,10 +123,14 @@ class ObjectGraph:
         paths = [bundle.name_of(key) for key in order]
         for slots in named:
             ends = ["_".join(path.partition("#")[0].split("/")[-2:]) for path in paths]
-            alike = all(_plain(end) in _plain(slot) for end, slot in zip(ends, slots))
-            if not alike or _ranks(slots) != _ranks(paths):
+            same = all(_plain(end) in _plain(slot) for end, slot in zip(ends, slots))
+            if not same or _ranks(slots) != _ranks(paths):
                 return None
-        if not named and not set(known) & set(ours):  # nothing says that the order is that of the model
+        # Without, the order is that of the model if Keras has built the optimizer. Else nothing says
+        # which is which of those that look alike.
+        alike = [(_plain(path.partition("#")[0].rpartition("/")[2]), specs[key]) for key, path in zip(order, paths)]
+        hidden = [each for key, each in zip(order, alike) if key not in known]
+        if not named and len(set(hidden)) < len(hidden) and not (is_own and set(known) & set(ours)):
             return None
         return {**known, **ours}
 

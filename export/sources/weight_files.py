@@ -161,9 +161,9 @@ def _why_hidden(base: Manifest, missing: list[str]) -> str:
     hidden = [key for key in missing if key not in base["objects"]]
     if not hidden:
         return ""
-    trained = " (the trained ones of them would be, if it held the model's optimizer)" * bool(
-        set(hidden) & set(base.trainable)
-    )
+    trained = (
+        " (the trained ones of them would be, if it held the model's optimizer, compiled or with momenta)"
+    ) * bool(set(hidden) & set(base.trainable))
     return (
         f". {len(hidden)} of them are in layers that the model keeps in lists, dicts or nested tuples, which Keras "
         f"3.15 hides from tf.train.Checkpoint: they were never in the file{trained}. Save with tf.train.Checkpoint("
