@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 from keras_ddl.errors import DependencyError
 
@@ -57,19 +59,25 @@ def check_one_tensorflow() -> None:
 def import_without_keras() -> None:
     """Imports TensorFlow, if that is not done yet, without the Keras that it would import too: a third of the time.
 
-    For commands that need no Keras. `import keras` and `tf.keras` work afterwards as ever. A TensorFlow that cannot be
-    imported is left for the next import to tell of.
+    For commands that need no Keras. `import keras`, `tf.keras` and `import tensorflow.keras` work afterwards as ever. A
+    TensorFlow that cannot be imported is left for the next import to tell of; one that is told to use Keras 2 is
+    imported with it.
     """
-    if "tensorflow" in sys.modules:
+    if "tensorflow" in sys.modules or os.environ.get("TF_USE_LEGACY_KERAS"):
         return
     hidden = [name for name in ("keras", "tf_keras") if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: as if it were not installed
     try:
         with contextlib.suppress(ImportError):
-            import tensorflow  # noqa: F401
+            import tensorflow
     finally:
         for name in hidden:
             del sys.modules[name]
+    keras = importlib.util.find_spec("keras")  # finds, does not import
+    if "tensorflow" in sys.modules and keras is not None and keras.submodule_search_locations:
+        # Where TensorFlow 2.16 and later look for tensorflow.keras, had they found Keras.
+        found = [str(Path(folder, "_tf_keras")) for folder in keras.submodule_search_locations]
+        tensorflow.__path__ = [*found, *filter(None, tensorflow.__path__)]
 
 
 def check_keras_backend() -> None:

@@ -144,5 +144,7 @@ def test_tensorflow_is_imported_without_keras_which_is_there_when_asked_for():
         "import keras, tensorflow\n"
         "assert tensorflow.keras.layers.Dense is keras.layers.Dense\n"
         "assert tensorflow.keras.layers.Dense(1)(tensorflow.ones([2, 3])).shape == (2, 1)\n"
+        "from tensorflow.keras.layers import Dense\n"
+        "assert Dense is keras.layers.Dense\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
