@@ -20,6 +20,7 @@ PREDICT = "tensorflow/serving/predict"
 CLASSIFY = "tensorflow/serving/classify"
 REGRESS = "tensorflow/serving/regress"
 _SERVE = "serve"  # the tag of the graph that is served
+_CALLABLES = 64  # each is a graph of its own for TensorFlow, and clients choose which outputs they want
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Servable:
         begin = time.perf_counter()
         try:
             outputs = call(*(feeds[alias] for alias in signature.inputs))
-            self._pace.learn(call, feeds, time.perf_counter() - begin)
+            self._pace.learn((signature.name, tuple(fetches)), feeds, time.perf_counter() - begin)
             return outputs
         except tf.errors.OpError as error:
             raise RequestError(Code(error.error_code), error.message) from None
@@ -109,7 +110,9 @@ class Servable:
 
     def is_short(self, signature: Signature, feeds: Mapping[str, np.ndarray], fetches: Sequence[str]) -> bool:
         """Whether `run` will be done before another thread would have begun it."""
-        return self._pace.is_short(self._callable(signature, tuple(fetches)), feeds)
+        call = signature.name, tuple(fetches)
+        # What is not there yet is made by a worker, for that takes long.
+        return call in self._callables and self._pace.is_short(call, feeds)
 
     def close(self, seconds: float = 0.0) -> bool:
         """Frees the weights when nothing runs any more, for which it waits so long. Returns whether it did.
@@ -131,6 +134,8 @@ class Servable:
                 outputs = [graph.get_tensor_by_name(_tensor_name(signature, "output", a)) for a in fetches]
                 inputs = [graph.get_tensor_by_name(_tensor_name(signature, "input", a)) for a in signature.inputs]
                 found = self._callables[key] = self._session.make_callable(outputs, feed_list=inputs)
+                if len(self._callables) > _CALLABLES:
+                    del self._callables[next(iter(self._callables))]
         return found
 
 

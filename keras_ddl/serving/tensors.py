@@ -75,7 +75,7 @@ def check(signature: Signature, arrays: Mapping[str, np.ndarray]) -> dict[str, n
 
 
 def outputs_of(signature: Signature, wanted: Any) -> list[str]:
-    """Returns the outputs that are asked for, by default all.
+    """Returns the outputs that are asked for, by default all, in the signature's order.
 
     Raises: RequestError: INVALID_ARGUMENT: one that there is not, or the same twice.
     """
@@ -88,4 +88,4 @@ def outputs_of(signature: Signature, wanted: Any) -> list[str]:
         )
     if len(set(wanted)) < len(wanted):
         raise invalid(f"duplicate output tensor alias in {wanted}")
-    return wanted or list(signature.outputs)
+    return [alias for alias in signature.outputs if alias in wanted or not wanted]
