@@ -162,10 +162,7 @@ def _fill(staged: Path, base: manifest.Manifest, weights: Iterable[Mapping[str, 
 
 
 def _write_warmup(staged: Path, base: manifest.Manifest, model_name: str) -> None:
-    import numpy as np
-
-    with np.load(base.sample) as archive:
-        rows = {name: archive[name] for name in archive.files}
+    rows = load_rows(str(base.sample))
     warmup_file.write(staged / "assets.extra" / warmup_file.FILE, rows, base["inputs"], model_name)
 
 

@@ -58,7 +58,7 @@ def refer(path: str, sample: str, golden: str, tolerance: float) -> dict[str, An
     random = [name for name in first if replay.compare({name: first[name]}, {name: again[name]}, tolerance)["problems"]]
     np.savez(
         golden,
-        **{replay.ROWS + name: row for name, row in rows.items()},
+        **{replay.ROWS + name: replay.storable(row) for name, row in rows.items()},
         **{replay.ANSWERS + name: answer for name, answer in first.items()},
     )
     halves = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
@@ -199,7 +199,9 @@ def ask_onnx(file: str, rows: dict[str, Any]) -> dict[str, Any]:
 
     inputs, outputs = described(session.get_inputs()), described(session.get_outputs())
     feed = {
-        name: np.char.decode(rows[name], "utf-8").astype(object) if dtype == "string" else rows[name].astype(dtype)
+        name: np.vectorize(bytes.decode, otypes=[object])(replay.texts(rows[name]))
+        if dtype == "string"
+        else rows[name].astype(dtype)
         for name, (dtype, _) in inputs.items()
     }
     answers = dict(zip(outputs, session.run(list(outputs), feed)))
@@ -271,10 +273,6 @@ def ask(kind: str, file: str, golden: str, into: str) -> dict[str, Any]:
 
     found = {"onnx": ask_onnx, "tflite": ask_tflite}[kind](file, replay.load_rows(golden, replay.ROWS))
     answers = {name: np.asarray(answer) for name, answer in found.pop("answers").items()}
-    texts = {name: answer for name, answer in answers.items() if answer.dtype.kind in "OU"}
-    for name, text in texts.items():
-        encoded = [each if isinstance(each, bytes) else str(each).encode() for each in text.ravel()]
-        answers[name] = np.array(encoded, "S").reshape(text.shape)
     np.savez(into, **{name: replay.storable(answer) for name, answer in answers.items()})
     return found
 

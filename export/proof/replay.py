@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 ROWS, ANSWERS, THREADS = "rows:", "answers:", "threads"  # in golden.npz
+_MARKED = "with a dot at the end"
 
 DEFAULT = "serving_default"
 
@@ -19,14 +20,41 @@ DEFAULT = "serving_default"
 Ask = Callable[[Mapping[str, Mapping[str, Any]], int | None], tuple[dict[str, dict[str, Any]], dict[str, float]]]
 
 
+def texts(array: Any) -> Any:
+    """Returns strings or bytes, in any form, as an array of `bytes` objects; strings in UTF-8."""
+    import numpy as np
+
+    found = np.asarray(array, object)
+    flat = [each if isinstance(each, bytes) else str(each).encode() for each in found.reshape(-1)]
+    result = np.empty(len(flat), object)
+    result[:] = flat
+    return result.reshape(found.shape)
+
+
 def storable(array: Any) -> Any:
-    """Returns an array that .npz keeps without pickle: bytes for strings, float32 for bfloat16 (exact)."""
+    """Returns an array that .npz keeps without pickle: bytes for strings, float32 for bfloat16 (exact).
+
+    NumPy's arrays of bytes forget zeros at the end of each: where there are any, all are marked (`restored`).
+    """
     import numpy as np
 
     array = np.asarray(array)
+    if array.dtype.names:
+        return array
     if array.dtype.kind in "OSU":
-        return array.astype("S")
+        found = texts(array)
+        if not any(each.endswith(b"\0") for each in found.flat):
+            return found.astype("S")
+        marked = np.array([each + b"." for each in found.flat], "S").reshape(found.shape)
+        return marked.view([(_MARKED, marked.dtype)])
     return array.astype(np.float32) if array.dtype.kind == "V" or array.dtype.name == "bfloat16" else array
+
+
+def restored(array: Any) -> Any:
+    """Returns what `storable` was given, but bytes for strings and float32 for bfloat16."""
+    if not array.dtype.names:
+        return array
+    return texts([each[:-1] for each in array[_MARKED].reshape(-1).tolist()]).reshape(array.shape)
 
 
 def kernel_threads() -> int:
@@ -53,7 +81,7 @@ def compare(golden: Mapping[str, Any], answers: Mapping[str, Any], tolerance: fl
     if set(golden) != set(answers):
         problems.append(f"outputs are {sorted(answers)}, not {sorted(golden)}")
     for name in sorted(set(golden) & set(answers)):
-        expected, received = golden[name], storable(answers[name])
+        expected, received = (restored(storable(each[name])) for each in (golden, answers))
         if expected.shape != received.shape:
             problems.append(f"{name} has shape {list(received.shape)}, not {list(expected.shape)}")
         elif expected.dtype.kind in "fc":
@@ -77,7 +105,7 @@ def load_rows(file: str, prefix: str = "") -> dict[str, Any]:
     import numpy as np
 
     with np.load(file) as archive:
-        return {name.removeprefix(prefix): archive[name] for name in archive.files if name.startswith(prefix)}
+        return {name.removeprefix(prefix): restored(archive[name]) for name in archive.files if name.startswith(prefix)}
 
 
 def replay(

@@ -75,7 +75,10 @@ class CleanProcess:
                 with np.load(question["answers"]) as archive:
                     for alias, (dtype, shape) in described.items():
                         as_numpy, content = tf.as_dtype(dtype).as_numpy_dtype, archive[alias]
-                        found = content if dtype == tf.string else content.view(as_numpy)
+                        if dtype == tf.string:  # without the dots
+                            found = replay.texts([each[:-1] for each in content.tolist()])
+                        else:
+                            found = content.view(as_numpy)
                         answers[name][alias] = found.reshape(shape)
         return answers, told["seconds"]
 
@@ -123,7 +126,7 @@ def _content(row: Any, dtype: Any) -> Any:
     import tensorflow as tf
 
     if dtype == tf.string:
-        return np.char.encode(row, "utf-8") if row.dtype.kind == "U" else np.asarray(row, "S")
+        return np.array([each + b"." for each in replay.texts(row).flat], "S")
     return np.frombuffer(np.ascontiguousarray(row, dtype.as_numpy_dtype).tobytes(), np.uint8)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keras_ddl.errors import ExportError
+from keras_ddl.export.proof.replay import texts
 from keras_ddl.export.signatures import composites
 
 _RECORDED = "_keras_ddl_inputs"
@@ -76,11 +77,11 @@ class Inputs:
         for name, value in pairs:
             if name in self.composites:
                 parts = composites.of_sample(name, self.composites[name], value)
-                arrays |= {part: array.astype("S") if array.dtype == object else array for part, array in parts.items()}
+                arrays |= {part: texts(array) if array.dtype.kind in "OSU" else array for part, array in parts.items()}
                 continue
             spec = self.specs[name]
-            array = np.asarray(value)
-            array = array.astype("S") if spec.dtype.name == "string" else array.astype(spec.dtype.as_numpy_dtype)
+            is_text = spec.dtype.name == "string"
+            array = texts(value) if is_text else np.asarray(value).astype(spec.dtype.as_numpy_dtype)
             if not spec.shape.is_compatible_with(array.shape):
                 raise ExportError(
                     f"sample rows have the shape that input {name!r} takes, {spec.shape}. Received: {array.shape}."
