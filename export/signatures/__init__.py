@@ -10,14 +10,16 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_ddl.errors import ExportError
 from keras_ddl.export.signatures import composites
 from keras_ddl.export.signatures.declarations import Declared, check
 from keras_ddl.export.signatures.saved_graph import DEFAULT
-from keras_ddl.export.tracing.inputs import Inputs
 from keras_ddl.export.tracing.layer_outputs import place_of, recorded
+
+if TYPE_CHECKING:
+    from keras_ddl.export.tracing.inputs import Inputs
 
 METHODS = {"classify": "tensorflow/serving/classify", "regress": "tensorflow/serving/regress"}
 

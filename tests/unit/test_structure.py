@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,3 +132,15 @@ def test_modules_beside_the_folders_are_what_users_import_by_name() -> None:
 def test_private_interfaces_have_one_home(pattern: str, home: set[str]) -> None:
     users = {n for n, p in MODULES.items() if re.search(pattern, p.read_text(encoding="utf-8"), re.MULTILINE)}
     assert users == {f"keras_ddl.{name}" for name in home}
+
+
+def test_every_module_of_export_can_be_the_first_that_is_imported():
+    names = [name for name in MODULES if name.startswith("keras_ddl.export.")]
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    for known in [each for each in sys.modules if each.startswith('keras_ddl.export')]:\n"
+        "        del sys.modules[known]\n"
+        "    importlib.import_module(name)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, *names], check=True, timeout=120)
