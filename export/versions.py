@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import warnings
 from pathlib import Path
 
 from keras_ddl.checkpoint import durable
@@ -56,11 +57,18 @@ def prune(final: Path, keep: int) -> list[Path]:
     """Removes all versions beside `final` but the `keep` highest and `final` itself; returns what was removed.
 
     A server serves the highest versions. One that `keras-ddl serve` is loading stays until the next time, even if
-    higher ones came meanwhile. Each vanishes by one rename before its files are removed: nobody sees half of one.
+    higher ones came meanwhile. Each vanishes by one rename before its files are removed: nobody sees half of one. One
+    that cannot be removed is a warning, for `final` is published.
     """
     numbers = sorted((int(entry.name) for entry in final.parent.iterdir() if _is_version(entry.name)), reverse=True)
-    removed = [final.parent / str(number) for number in numbers[keep:] if number != int(final.name)]
-    return [version for version in removed if durable.remove_unless_read(version)]
+    removed = []
+    for version in [final.parent / str(number) for number in numbers[keep:] if number != int(final.name)]:
+        try:
+            if durable.remove_unless_read(version):
+                removed.append(version)
+        except OSError as error:
+            warnings.warn(durable.explain(error, "Removing an old version", version), stacklevel=2)
+    return removed
 
 
 def _is_version(name: str) -> bool:

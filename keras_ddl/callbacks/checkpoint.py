@@ -19,7 +19,7 @@ from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._first_rank import is_first_rank, on_first_rank
 from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._progress import ARRAYS, RECORD, Restoration, agreed_layer_state, capture
-from keras_ddl.callbacks._publisher import Publisher
+from keras_ddl.callbacks._publisher import Publisher, wait_for
 from keras_ddl.callbacks._resume import resume_from_latest
 from keras_ddl.callbacks._training_state import steps_taken
 from keras_ddl.checkpoint import model_state
@@ -235,11 +235,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._wait()
         self._restoration = None
         if self._publish_to is not None:
-            on_first_rank(self._wait_for_publisher, "Checkpoint/published")
-
-    def _wait_for_publisher(self) -> None:
-        if self._publisher is not None:
-            self._publisher.wait()
+            wait_for(self._publisher)
 
     def _step(self) -> int:
         """The optimizer steps taken; batches, for a model without an optimizer."""
@@ -303,7 +299,7 @@ class Checkpoint(keras.callbacks.Callback):
             )
             ckpt.prune(self.dir, self.keep, best)
             if self._publisher is not None and self._bases.written:
-                self._publisher.offer(step)
+                self._publisher.offer(saved)
             if self.verbose:
                 print(f"\nCheckpoint: saved {saved.path}")
 

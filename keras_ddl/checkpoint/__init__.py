@@ -214,6 +214,7 @@ def prune(ckpt_dir: str | Path, keep: int, keep_best: tuple[str, str] | None = N
     Args:
         keep: at least 1. Damaged checkpoints older than the newest whole one are removed too.
         keep_best: (metric, mode) of the checkpoint to keep beside them.
+    One that is being exported (`durable.being_read`) stays until the next time.
     """
     if keep < 1:
         raise CheckpointError(f"keep counts the checkpoints that stay: 1 or more. Received: {keep}.")
@@ -224,8 +225,8 @@ def prune(ckpt_dir: str | Path, keep: int, keep_best: tuple[str, str] | None = N
         stay.add(best(ckpt_dir, *keep_best).step)
     removed = []
     for each in everything:
-        if whole and each.step < whole[-1].step and each.step not in stay:
-            durable.remove(each.path)
+        is_old = whole and each.step < whole[-1].step and each.step not in stay
+        if is_old and durable.remove_unless_read(each.path):
             removed.append(each.step)
     return removed
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_ddl import callbacks
+from keras_ddl import callbacks, export, model_state
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.callbacks._direction import resolve_direction
+from keras_ddl.callbacks._publisher import Publisher
 from keras_ddl.errors import CheckpointError, ConfigError, ExportError
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
@@ -252,10 +253,29 @@ def test_checkpoints_are_published_for_a_server_that_follows(tmp_path):
     np.testing.assert_allclose(next(iter(answer.values())), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
 
 
+def test_a_checkpoint_stays_while_it_is_exported(tmp_path):
+    model = make()
+    base = export.write_base_graph(model, tmp_path, sample=X)
+    saved = model_state.save_checkpoint(model, tmp_path, 1, base=base)
+    (tmp_path / "served" / "7").mkdir(parents=True)
+    publisher = Publisher(tmp_path, {None: tmp_path / "served"}, 5)
+    with pytest.warns(UserWarning, match="version 7, higher than step 1: a server goes on with that"):
+        publisher.offer(saved)
+        while publisher.is_busy(0.05) and not list((tmp_path / "served").glob(".tmp-*")):
+            pass  # until it has begun
+        model_state.save_checkpoint(model, tmp_path, 2, base=base)
+        ckpt.prune(tmp_path, 1)
+        assert steps(tmp_path) == [1, 2]
+        while publisher.is_busy(1.0):
+            pass
+    assert published(tmp_path / "served") == [1, 7]
+    assert ckpt.prune(tmp_path, 1) == [1]
+
+
 @pytest.mark.long
 def test_a_checkpoint_that_cannot_be_published_is_a_warning(tmp_path):
     served = tmp_path / "served"
-    with pytest.warns(UserWarning, match="step 6 could not be exported .status 1.: .*NaN"):
+    with pytest.warns(UserWarning, match="step 6 could not be exported: status 1: .*NaN"):
         fit(
             make(keras.optimizers.SGD(1e30)),
             callbacks.Checkpoint(tmp_path / "ckpt", monitor="loss", publish_to=served),

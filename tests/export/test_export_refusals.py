@@ -75,6 +75,10 @@ def test_the_highest_versions_and_the_new_one_stay(trained: Path, tmp_path: Path
     # A version that is told to be lower is not removed as soon as it is there.
     assert export_here(trained, out, version=5, keep=1).removed == (10,)
     assert contents(out) == ["11", "5", "notes"]
+    (out / "1").symlink_to("1")  # cannot be opened, and so not be locked
+    with pytest.warns(UserWarning, match=r"Removing an old version at .*out/1 failed: Too many levels"):
+        assert export_here(trained, out, keep=1).removed == (11, 5)  # it is published all the same
+    assert contents(out) == ["1", "12", "notes"]
     for keep in (0, -1, True, 1.5):
         with pytest.raises(ConfigError, match="1 or more.*Received"):
             export_here(trained, out, keep=keep)
