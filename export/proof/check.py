@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
+import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import ExportError
 from keras_ddl.export.manifest import PROVENANCE
+from keras_ddl.export.proof.replay import load_rows
 from keras_ddl.export.proof.scan import scan_saved_model
 from keras_ddl.export.proof.validate import CleanProcess, validate_saved_model
 from keras_ddl.export.signatures import composites
@@ -69,7 +71,7 @@ def check_saved_model(
     Args:
         sample: .npz of input name -> rows; None: zeros, or "" for text.
         allow_ops: custom ops that the server is known to have.
-    Raises: ExportError: there is no SavedModel, or it has no `serving_default`.
+    Raises: ExportError: there is no SavedModel, or it has no `serving_default`; the sample is not of what it takes.
     Cost: a process that loads the weights.
     """
     path = Path(path)
@@ -83,6 +85,8 @@ def check_saved_model(
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         inputs = signatures["serving_default"]["inputs"]
+        if sample is not None:
+            _refuse_other_rows(Path(sample), inputs, path)
         rows = Path(sample) if sample is not None else _made_up(inputs, path, folder)
         if not problems:  # a graph with foreign ops would not load
             try:
@@ -125,6 +129,24 @@ def signatures_of(path: Path) -> dict[str, Any]:
         for name, each in served[0].signature_def.items()
         if not name.startswith("__")
     }
+
+
+def _refuse_other_rows(sample: Path, inputs: dict[str, Any], path: Path) -> None:
+    """A mistake in the sample is none of the SavedModel's."""
+    import tensorflow as tf
+
+    rule = f"The sample is an .npz file with rows for each input of {path}. Received: {sample}"
+    try:
+        rows = load_rows(str(sample))
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise ExportError(f"{rule}: {error}") from error
+    listed = ", ".join(f"{name} {dtype}{shape}" for name, (dtype, shape) in sorted(inputs.items()))
+    fits = set(rows) == set(inputs) and all(
+        tf.TensorShape(inputs[name][1]).is_compatible_with(row.shape) for name, row in rows.items()
+    )
+    if not fits:
+        held = ", ".join(f"{name} {row.dtype}{list(row.shape)}" for name, row in sorted(rows.items()))
+        raise ExportError(f"{rule} with {held or 'nothing'}; the inputs are {listed}.")
 
 
 def _made_up(inputs: dict[str, Any], path: Path, folder: Path) -> Path:

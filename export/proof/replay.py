@@ -101,10 +101,16 @@ def compare(golden: Mapping[str, Any], answers: Mapping[str, Any], tolerance: fl
 
 
 def load_rows(file: str, prefix: str = "") -> dict[str, Any]:
-    """Returns name -> array of those arrays in an .npz file whose names begin with `prefix`."""
+    """Returns name -> array of those arrays in an .npz file whose names begin with `prefix`.
+
+    Raises: OSError, EOFError, ValueError, BadZipFile: it is not there, or no such file.
+    """
     import numpy as np
 
-    with np.load(file) as archive:
+    archive = np.load(file)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise ValueError(f"{file} holds one array, without a name")
+    with archive:
         return {name.removeprefix(prefix): restored(archive[name]) for name in archive.files if name.startswith(prefix)}
 
 

@@ -220,14 +220,18 @@ def parse_tensors(text: str | None) -> dict[str, str] | None:
 
 
 def _check(version: str, sample: str | None) -> int:
-    """Shows the report on a SavedModel, and writes it beside; 1: it cannot be served."""
+    """Shows the report on a SavedModel, and writes it beside if it may; 1: it cannot be served."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import_without_keras()
     from keras_ddl.export.proof.check import check_saved_model
 
     report = check_saved_model(version, sample=sample)
-    text, as_json = report.write()
-    click.echo(f"{report.text()}  written: {text} and {as_json.name}")
+    try:
+        text, as_json = report.write()
+        written = f"written: {text} and {as_json.name}"
+    except OSError as error:
+        written = f"not written: {error}"
+    click.echo(f"{report.text()}  {written}")
     return 1 if report.problems else 0
 
 

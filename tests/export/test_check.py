@@ -52,9 +52,32 @@ def test_check_reports_what_it_found_as_text_and_json(good, tmp_path):
 def test_rows_of_ones_own_are_asked(good, tmp_path):
     np.savez(tmp_path / "rows.npz", x=np.ones([4, 3], np.float32), t=np.array([b"a"] * 4))
     assert export.check_saved_model(good, sample=tmp_path / "rows.npz").answers.startswith("4 rows")
-    np.savez(tmp_path / "rows.npz", x=np.ones([4, 3], np.float32))
-    (problem,) = export.check_saved_model(good, sample=tmp_path / "rows.npz").problems
-    assert "the sample holds ['x'], the graph takes ['t', 'x']" in problem
+
+
+def test_a_mistake_in_the_sample_is_none_of_the_model_s(good, tmp_path):
+    file, text = tmp_path / "rows.npz", np.array([b"a"] * 4)
+    with pytest.raises(ExportError, match="rows.npz: .*No such file"):
+        export.check_saved_model(good, sample=file)
+    for content in (b"", b"junk", b"PK\3\4 cut short"):
+        file.write_bytes(content)
+        with pytest.raises(ExportError, match="an .npz file with rows for each input.*Received: .*rows.npz: "):
+            export.check_saved_model(good, sample=file)
+    np.save(tmp_path / "rows.npy", text)
+    with pytest.raises(ExportError, match="rows.npy holds one array"):
+        export.check_saved_model(good, sample=tmp_path / "rows.npy")
+    for x in ({}, {"x": np.ones([4, 2], np.float32)}, {"x": np.ones([4, 3], np.float32), "more": text}):
+        np.savez(file, t=text, **x)
+        with pytest.raises(
+            ExportError, match=r"with .*t \|S1\[4\].*; the inputs are t string\[None\], x float32\[None, 3\]"
+        ):
+            export.check_saved_model(good, sample=file)
+
+
+def test_the_report_is_shown_where_it_cannot_be_written(good, tmp_path):
+    version = Path(shutil.copytree(good, tmp_path / "3"))
+    (tmp_path / "3.check.txt").mkdir()
+    shown = keras_ddl("export", "--check", version, status=0)
+    assert f"{version}: can be served" in shown and "not written: [Errno 21] Is a directory" in shown
 
 
 def test_what_no_server_runs_is_a_problem(good, tmp_path):
