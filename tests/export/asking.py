@@ -1,4 +1,4 @@
-"""Asks an exported model, both as TensorFlow Serving sees it and as tf.saved_model.load does."""
+"""Exports models as training would have them, and asks them as TensorFlow Serving and as tf.saved_model.load do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from export_zoo import disturb
 
+from keras_ddl import export
+from keras_ddl.checkpoint import model_state
 from keras_ddl.serving.servable import Servable
 
 
@@ -32,3 +35,12 @@ def ask(path: Path, signature: str = "serving_default", **feed: Any) -> dict[str
         assert tf.as_dtype(info.dtype) == answers[name].dtype
         assert tf.TensorShape(info.tensor_shape).as_list() == function.structured_outputs[name].shape.as_list()
     return answers
+
+
+def exported(model: Any, folder: Path, sample: Any, base: dict[str, Any] | None = None, **options: Any) -> Any:
+    """Traces, moves the weights as training would, saves, and exports."""
+    written = export.write_base_graph(model, folder, sample=sample, **(base or {}))
+    disturb(model)
+    saved = model_state.save_checkpoint(model, folder, 1, base=written)
+    assert saved.state["base"]["agrees"], saved.state["base"]
+    return export.export_saved_model(folder, folder / "out", validate="here", **options)
