@@ -7,7 +7,7 @@
 #   make test WORKERS=0            one test after the other
 
 VENV ?= .venv
-EXTRAS ?= cpu,dev,docs,notebooks,serving-base
+EXTRAS ?= cpu,dev,docs,notebooks,serving-base,translation
 # The newest of the supported Pythons that runs: a name on the PATH may be a version manager's shim for one it lacks.
 RUNS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \

@@ -1,0 +1,100 @@
+"""One vocabulary of subwords for both languages: byte-pair encoding (Sennrich et al., ACL 2016) by sentencepiece.
+
+One vocabulary, because models may then share one table between encoder, decoder and output. Byte pairs, because the
+rule that cuts a text is short enough for a graph of plain TensorFlow operations: see `Subwords.pieces`. The text is not
+normalised for the same reason; give it in one Unicode form (NFC).
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import sentencepiece
+
+PADDING, UNKNOWN, BEGIN, END = range(4)
+
+
+class Subwords:
+    """Cuts sentences into subwords, as ids, and joins them again.
+
+    Made by `train`, or from a file that `save` wrote. Can be pickled: keras_ddl.broadcast_object hands it to all ranks.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        self.model = model
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+
+    def __reduce__(self) -> tuple:
+        return Subwords, (self.model,)
+
+    def __len__(self) -> int:
+        """The number of ids, with padding, unknown, begin and end: the rows of an embedding's table."""
+        return len(self._processor)
+
+    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each sentence, without begin and end."""
+        return self._processor.encode(list(sentences))
+
+    def decode(self, ids: Iterable[Sequence[int]]) -> list[str]:
+        """Returns the sentences of rows of ids; each ends at its first END, and padding and BEGIN are left out."""
+        rows = []
+        for row in ids:
+            row = [int(one) for one in row]
+            row = row[: row.index(END)] if END in row else row
+            rows.append([one for one in row if one not in (PADDING, BEGIN)])
+        return self._processor.decode(rows)
+
+    @functools.cached_property
+    def pieces(self) -> list[tuple[str, float]]:
+        """Each id's piece and score, for who writes the rule into a graph:
+
+        Put "▁" (U+2581) before the sentence and in place of each space; begin with single characters. As long as two
+        neighbours joined are a piece (id 4 or more), join those of the highest score, the leftmost of several. What is
+        then no piece is UNKNOWN, and several of these in a row are one.
+        """
+        processor = self._processor
+        return [(processor.id_to_piece(one), processor.get_score(one)) for one in range(len(processor))]
+
+    def save(self, path: str | Path) -> None:
+        """Writes sentencepiece's own format, which its other tools read."""
+        Path(path).write_bytes(self.model)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Subwords:
+        """Returns what `save` wrote."""
+        return cls(Path(path).read_bytes())
+
+
+def train(sentences: Iterable[str], vocabulary: int = 500) -> Subwords:
+    """Returns subwords learned from sentences of both languages, the same for the same sentences.
+
+    On several ranks, once:
+
+        subwords = train(sample(...)) if keras_ddl.rank() == 0 else None
+        subwords = keras_ddl.broadcast_object(subwords)
+
+    Args:
+        vocabulary: ids in all; fewer where the sentences do not have as many different pairs. Digits are always cut
+            one by one.
+    """
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=vocabulary,
+        hard_vocab_limit=False,
+        character_coverage=1.0,
+        split_digits=True,
+        normalization_rule_name="identity",
+        pad_id=PADDING,
+        unk_id=UNKNOWN,
+        bos_id=BEGIN,
+        eos_id=END,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return Subwords(model.getvalue())
