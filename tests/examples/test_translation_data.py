@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import itertools
 import json
 import os
 import pickle
@@ -24,6 +25,7 @@ sys.path.insert(0, str(EXAMPLES))
 from translation import corpus, lines, phrases, subwords, words
 from translation.batches import Batches
 from translation.lines import Ranks
+from translation.plan import Plan
 
 sys.path.remove(str(EXAMPLES))
 
@@ -351,13 +353,39 @@ def test_batches_cost_what_they_were_allowed_to(epochs, alone):
     costs = [rows * (source + target) for (rows, source), (_, target) in shapes]
     assert max(costs) <= 900 and np.mean(costs) > 800
     assert len(set(shapes)) <= 2 * SETTINGS["buckets"] and len({shape[1:] for shape, _ in shapes}) > 2
-    # Keras takes the widths of all batches from those of the first two.
-    assert shapes[0][0][1] != shapes[1][0][1] and shapes[0][1][1] != shapes[1][1][1]
     real, padded = np.sum([alone.tokens(index) for index in range(len(alone))], axis=0)
     assert padded == sum(costs) and real == sum(
         (batch[0]["source"] > 0).sum() + (batch[1] > 0).sum() for batch in epochs[1]
     )
     assert f"{len(alone)} batches" in alone.summary() and "1,500 pairs" in alone.summary()
+
+
+def test_first_two_batches_show_keras_that_widths_differ(alone):
+    in_order = Plan(alone.plan.lengths, tokens=900, buckets=5, seed=0, shuffle=False)
+    for plan, epochs in ((alone.plan, 40), (in_order, 1)):
+        for epoch in range(epochs):
+            first, second, *rest = [bucket.widths for bucket, _ in plan.epoch(epoch)]
+            assert first[0] != second[0] and first[1] != second[1]
+            assert len(rest) + 2 == plan.steps
+    one_width = Plan(np.full([500, 2], 7), tokens=140, buckets=5, seed=0)
+    assert [len(sentences) for _, sentences in one_width.epoch(0)] == [10] * 50
+
+
+def test_buckets_have_as_little_padding_as_any():
+    random = np.random.default_rng(0)
+    for _ in range(10):
+        lengths = random.integers(1, 9, [300, 2])
+        longer = lengths.max(axis=1)
+        kinds = np.unique(longer)
+
+        def padded(cuts):
+            members = [lengths[(longer > low) & (longer <= high)] for low, high in zip([0, *cuts], [*cuts, 9])]  # noqa: B023
+            return sum(len(some) * some.max(axis=0).sum() for some in members)
+
+        least = min(padded(cuts) for count in range(3) for cuts in itertools.combinations(kinds[:-1], count))
+        plan = Plan(lengths, tokens=32, buckets=3, seed=0)
+        assert len(plan.buckets) == 3
+        assert sum(len(bucket.sentences) * sum(bucket.widths) for bucket in plan.buckets) == least
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
