@@ -66,7 +66,9 @@ def scan_saved_model(path: str | Path, allow_ops: Iterable[str] = ()) -> ScanRep
     try:
         return scan_proto(saved_model_pb2.SavedModel.FromString(file.read_bytes()), allow_ops)
     except (OSError, DecodeError) as error:
-        raise ExportError(f"A SavedModel directory holds saved_model.pb. Received: {file}: {error}.") from error
+        versions = sorted(int(each.name) for each in Path(path).glob("[0-9]*/") if each.name.isdigit())
+        remedy = f" Give one of its versions: {Path(path) / str(versions[-1])}." if versions else ""
+        raise ExportError(f"A SavedModel directory holds saved_model.pb. Received: {file}: {error}.{remedy}") from error
 
 
 def scan_proto(saved_model: Any, allow_ops: Iterable[str] = ()) -> ScanReport:

@@ -271,7 +271,8 @@ def describe(result: ExportResult, model_name: str) -> str:
         )
     mount = f"{result.path.resolve().parent}:/models/{model_name}"
     lines += [
-        "To serve it, for example:",
+        "To try it, and to serve it, for example:",
+        f"  keras-ddl serve {model_name}={result.path.parent}",
         f"  docker run --rm -p 8501:8501 -v {mount} -e MODEL_NAME={model_name} tensorflow/serving",
         f"  curl http://localhost:8501/v1/models/{model_name}",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import urllib.error
@@ -59,7 +60,13 @@ def _read(rows: str) -> dict[str, Any]:
 
     if rows.endswith(".npz"):
         with np.load(rows) as file:
-            return dict(file)
+            try:
+                return dict(file)
+            except ValueError:
+                raise ConfigError(
+                    f"ROWS holds plain arrays. Received: {rows!r} with Python objects. Make numbers or text of them; "
+                    'bytes, as of images, go into JSON: {"image_bytes": [{"b64": "..."}]}.'
+                ) from None
     with click.open_file(rows) as file:
         try:
             found = json.load(file)
@@ -86,6 +93,9 @@ def _by_rest(
         raise _refused(url, f"{error.code}: {error.read().decode(errors='replace')}") from None
     except (urllib.error.URLError, TimeoutError) as error:
         raise _refused(url, str(getattr(error, "reason", error))) from None
+    except (http.client.HTTPException, ValueError) as error:
+        why = f"no answer of HTTP and JSON ({type(error).__name__}). Is it the port of gRPC? Then give grpc://"
+        raise _refused(url, why) from None
     if not isinstance(outputs, dict):
         outputs = {"output": outputs}  # JSON does not say the name of an only one
     return {name: np.asarray(value) for name, value in outputs.items()}

@@ -134,7 +134,15 @@ def _models(directories: tuple[str, ...], model_name: str | None, config_file: s
         if not separator or Path(text).exists():
             name, path = model_name or "model", text
         if not Path(path).is_dir():
-            raise ConfigError(f"DIRECTORY holds versions, as saved_model/1. Received: {path!r}, which is none.")
+            raise ConfigError(
+                f"DIRECTORY holds versions, as saved_model/1. Received: {path!r}, where no directory is. "
+                "If training is still to write it, make it: the server waits for the first version."
+            )
+        if (Path(path) / "saved_model.pb").exists():
+            raise ConfigError(
+                f"DIRECTORY holds versions, as saved_model/1. Received: {path!r}, which is a SavedModel. "
+                f"Give the directory around it: {str(Path(path).resolve().parent)!r}."
+            )
         models.append(ModelConfig(name, Path(path)))
     names = [each.name for each in models]
     if len(set(names)) < len(names):

@@ -113,7 +113,7 @@ class GrpcInterface:
         try:
             bound = self._server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
-            raise OSError(f"gRPC cannot listen on {host}:{port}: {error}") from None
+            raise OSError(f"gRPC cannot listen on {host}:{port}: {error} Give another --port; 0 chooses one.") from None
         await self.show_health(False)
         await self._server.start()
         return bound

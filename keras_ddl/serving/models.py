@@ -65,6 +65,7 @@ class Models:
             poll_seconds: how often the disk is looked at.
         """
         self._configs = {config.name: config for config in configs}
+        self._told_empty: list[ModelConfig] = []
         self._versions: dict[str, dict[int, Version]] = {config.name: {} for config in configs}
         self._load, self._poll_seconds = load, poll_seconds
         self._changed = threading.Condition()
@@ -212,6 +213,9 @@ class Models:
             configs = dict(self._configs)
         for name, config in configs.items():
             wanted = config.choose(policies.versions_on_disk(config.base_path))
+            if not wanted and not self._versions[name] and config not in self._told_empty:
+                self._told_empty.append(config)
+                LOG.info("model %s: %s has no version to serve yet; waiting for one", name, config.base_path)
             for number in sorted(wanted):
                 self._bring_up(config, number)
             self._let_go(name, wanted)

@@ -61,7 +61,12 @@ class RestInterface:
         """Returns the port; 0 chooses one. Raises: OSError: it is taken."""
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, reuse_port=False)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            raise OSError(
+                f"REST cannot listen on {host}:{port}: {error}. Give another --rest-port; 0 chooses one."
+            ) from None
         return self._runner.addresses[0][1]
 
     def show_health(self, serving: bool) -> None:

@@ -19,6 +19,7 @@ DEFAULT_SIGNATURE = "serving_default"
 PREDICT = "tensorflow/serving/predict"
 CLASSIFY = "tensorflow/serving/classify"
 REGRESS = "tensorflow/serving/regress"
+_INIT = "__saved_model_init_op"  # which loaders run, and clients do not ask
 _SERVE = "serve"  # the tag of the graph that is served
 _CALLABLES = 64  # each is a graph of its own for TensorFlow, and clients choose which outputs they want
 
@@ -80,7 +81,7 @@ class Servable:
         if found is None:
             raise RequestError(
                 Code.FAILED_PRECONDITION,
-                f'Serving signature key "{name}" not found. The model has {sorted(self.signatures)}.',
+                f'Serving signature key "{name}" not found. The model has {sorted(set(self.signatures) - {_INIT})}.',
             )
         return found
 

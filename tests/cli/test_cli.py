@@ -238,4 +238,5 @@ def test_describe_tells_what_was_exported_and_how_to_serve_it(tmp_path: Path):
     assert "step 120, epoch 3, val_loss 0.1235" in text
     assert "1.75 s (graft 0.50 s, replay 1.25 s)" in text
     assert "warning: a warning" in text and "replayed 8 rows" in text
+    assert f"keras-ddl serve digits={tmp_path}\n" in text
     assert f"-v {tmp_path}:/models/digits -e MODEL_NAME=digits tensorflow/serving" in text

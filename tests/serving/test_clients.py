@@ -51,6 +51,11 @@ def test_predict_says_what_the_server_said(server, tmp_path):
     assert "begins with http://" in keras_ddl("predict", "localhost:8500", tmp_path / "rows.npz", status=2)
     assert "refused" in keras_ddl("predict", "http://127.0.0.1:1", tmp_path / "rows.npz", status=1)
     assert "or JSON" in keras_ddl("predict", urls(server)[0], "-", stdin="[", status=2)
+    assert "port of gRPC" in keras_ddl("predict", f"http://127.0.0.1:{server.grpc_port}", "-", stdin="{}", status=1)
+    np.savez(tmp_path / "objects.npz", x=np.array([b"a", None]))
+    assert "b64" in keras_ddl("predict", urls(server)[0], tmp_path / "objects.npz", status=2)
+    unknown = keras_ddl("predict", urls(server)[0], tmp_path / "rows.npz", "--signature", "other", status=1)
+    assert "serving_default" in unknown and "init_op" not in unknown
 
 
 def test_the_client_to_copy_answers_over_both_interfaces(server, tmp_path):
@@ -68,7 +73,8 @@ def test_the_client_to_copy_answers_over_both_interfaces(server, tmp_path):
     ("arguments", "said"),
     [
         ([], "Give directories of models or --model-config-file"),
-        (["nowhere"], "holds versions"),
+        (["nowhere"], "make it: the server waits"),
+        (["a=model/7"], "Give the directory around it"),
         (["a=.", "a=.."], "a name of its own"),
         (["a=.", "b=..", "--model-name", "c"], "for one DIRECTORY"),
         (["--model-config-file", "broken.config"], "ModelServerConfig as text"),
@@ -78,6 +84,8 @@ def test_the_client_to_copy_answers_over_both_interfaces(server, tmp_path):
 def test_serve_refuses_what_it_cannot_serve(tmp_path, monkeypatch, arguments, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.config").write_text("model {")
+    (tmp_path / "model/7").mkdir(parents=True)
+    (tmp_path / "model/7/saved_model.pb").touch()
     one = 'config { name: "a" base_path: "/a" } '
     (tmp_path / "twice.config").write_text("model_config_list { " + 2 * one + "}")
     assert said in keras_ddl("serve", *arguments, status=2)
@@ -89,4 +97,4 @@ def test_serve_says_that_a_port_is_taken(server, versions):
         ("--rest-port", "--port", server.rest_port),
     ):
         taken = run(COMMAND, "serve", "--host", "127.0.0.1", versions, option, port, other, 0, status=1)
-        assert str(port) in taken and "Traceback" not in taken, taken
+        assert str(port) in taken and f"Give another {option}" in taken and "Traceback" not in taken, taken

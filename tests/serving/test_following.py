@@ -97,6 +97,7 @@ def test_a_server_follows_a_training_that_is_killed_and_goes_on(tmp_path):
         training = train(tmp_path, 1000, "new", mark)
         try:
             wait_until(lambda: server.rest("GET", "/readyz")[0] == 200, training)
+            assert sum("no version to serve yet" in line for line in server.lines) == 1, server.lines
             with Client(server, lambda: training.poll() is None) as client:
                 wait_until(lambda: len({version for version, _, _ in client.seen}) >= 3, training)
                 # Killed while a version is being written: the exporting process, too.
