@@ -64,7 +64,7 @@ def export_saved_model(
     mode: str = "auto",
     validate: str = "process",
     warmup: bool = True,
-    model_name: str = "default",
+    model_name: str = "model",
     weights: str | Path | None = None,
     keep: int | None = None,
     signatures: Mapping[str, Any] | None = None,

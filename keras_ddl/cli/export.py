@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     metavar="NAME:OPTION=VALUE,...",
 )
 @click.option("--weights", help="Take the weights from this file instead.", metavar="FILE")
-@click.option("--model-name", default="default", show_default=True, help="Its name on the server.", metavar="NAME")
+@click.option("--model-name", default="model", show_default=True, help="Its name on the server.", metavar="NAME")
 @click.option("--no-verify", is_flag=True, help="Do not replay the stored sample.")
 @click.option("--no-warmup", is_flag=True, help="Do not store warm-up requests for the server.")
 @click.option(

@@ -43,6 +43,8 @@ def command(
     ask = {"http": _by_rest, "https": _by_rest, "grpc": _by_grpc}.get(scheme if separator else "")
     if ask is None:
         raise ConfigError(f"URL begins with http://, https:// or grpc://. Received: {url!r}.")
+    if output is not None and Path(output).suffix not in (".npz", ".json"):
+        raise ConfigError(f"--output is written as .npz or .json. Received: {output!r}.")
     inputs = _read(rows)
     outputs = ask(f"{scheme}://{address}" if ask is _by_rest else address, model, version, signature, inputs, timeout)
     if output is not None and Path(output).suffix == ".npz":

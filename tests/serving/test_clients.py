@@ -48,6 +48,7 @@ def test_predict_says_what_the_server_said(server, tmp_path):
         assert "ServingError" in refused and "takes ['x']" in refused, refused
         refused = keras_ddl("predict", url, tmp_path / "rows.npz", "--model", "other", status=1)
         assert "Servable not found" in refused
+    assert "as .npz or .json" in keras_ddl("predict", url, tmp_path / "rows.npz", "-o", tmp_path / "out.csv", status=2)
     assert "begins with http://" in keras_ddl("predict", "localhost:8500", tmp_path / "rows.npz", status=2)
     assert "refused" in keras_ddl("predict", "http://127.0.0.1:1", tmp_path / "rows.npz", status=1)
     assert "or JSON" in keras_ddl("predict", urls(server)[0], "-", stdin="[", status=2)
