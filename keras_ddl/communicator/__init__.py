@@ -188,7 +188,8 @@ def join(*, comm: Communicator | None = None) -> int:
     all_gather. What it would receive is thrown away. A mean divides by the number of all ranks all the same. Afterwards
     everything works as before, and ranks may join again.
 
-    There is no deadline: who has joined waits for as long as the others have data.
+    There is no deadline: who has joined waits for as long as the others have data. An interrupt (Ctrl-C) ends the wait,
+    not the join: call it again before anything else, to wait on.
 
     Returns: the rank of `comm` that joined last, on every rank.
     Raises:

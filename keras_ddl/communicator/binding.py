@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int32
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keras_ddl import errors
 from keras_ddl.communicator import stack_position
@@ -47,6 +47,15 @@ _WAIT_SLICE_MS = 100
 _PATIENCE_US = 500
 
 _CLOSED_BY_HANDLER = "A signal handler closed the communicator in the middle of a collective."
+
+
+class _Started(NamedTuple):
+    """A request that the communication thread has, with the arrays that it reads and writes; `work`: a ddl_work."""
+
+    work: int
+    request: Request
+    source: Any
+    result: Any
 
 
 class Communicator:
@@ -103,6 +112,7 @@ class Communicator:
         self._changed = threading.Condition()  # guards both
         self._process = os.getpid()
         self._abandoned: list[Any] = []
+        self._left_join: _Started | None = None
         self._interruption = Interruption()
         library.ddl_publish(id, self._comm)
         if self._size > 1:
@@ -123,8 +133,11 @@ class Communicator:
             self._closed_by = _CLOSED_BY_HANDLER if self._is_in_handler_of_wait() else ""
             self._closed = True
             self._changed.wait_for(lambda: self._splitting == 0)
+        left, self._left_join = self._left_join, None
         core().ddl_publish(self._id, None)
         core().ddl_close(self._comm)
+        if left is not None:
+            core().ddl_work_free(left.work)
 
     def sub_transport(self, ranks: Sequence[int], tag: int) -> Transport:
         """Returns a way to some of the ranks, for a communicator of its own. COLLECTIVE over `ranks`.
@@ -206,9 +219,13 @@ class Communicator:
         self._run(BARRIER, name, None, None)
 
     def join(self) -> int:
-        """Returns, when every rank has joined, the one that did last."""
+        """Returns, when every rank has joined, the one that did last. Goes on with a join that was interrupted."""
         import numpy as np
 
+        left, self._left_join = self._left_join, None
+        if left is not None:
+            self._refuse_in_handler(left.request)
+            return int(self._result(left)[0])
         last = np.zeros(1, np.int32)
         self._run(JOIN, "join", last, last)
         return int(last[0])
@@ -262,21 +279,27 @@ class Communicator:
     def _submit(self, request: Request, source: Any, result: Any) -> Any:
         """Leaves the request to the communication thread and waits for it."""
         self._refuse_in_handler(request)
-        main = threading.current_thread() is threading.main_thread()
-        blocking = FLAG_BLOCKING if main else 0
+        blocking = FLAG_BLOCKING if threading.current_thread() is threading.main_thread() else 0
         request.flags = request.flags & ~FLAG_BLOCKING | blocking  # prepared requests come from any thread
-        work = core().ddl_start(self._comm, byref(request))
+        return self._result(_Started(core().ddl_start(self._comm, byref(request)), request, source, result))
+
+    def _result(self, started: _Started) -> Any:
+        request, work = started.request, started.work
+        done = False
         try:
-            self._wait(work, (source, result), main)
+            done = self._wait(work, (started.source, started.result))
             code = core().ddl_work_code(work)
             if code:
                 text = core().ddl_work_message(work).decode(errors="replace") + self._note
                 if self._closed and code == FAILED_PRECONDITION:
                     raise errors.NotInitializedError(f"'{request.name.decode()}': {text}. {self._closed_by}".rstrip())
                 raise errors.from_code(code, text)
-            return self._gathered(work) if request.kind == ALL_GATHER else result
+            return self._gathered(work) if request.kind == ALL_GATHER else started.result
         finally:
-            core().ddl_work_free(work)
+            if not done and request.kind == JOIN:  # it may end at any time: to join anew would be another one
+                self._left_join = started
+            else:
+                core().ddl_work_free(work)
 
     def _refuse_in_handler(self, request: Request) -> None:
         if self._interruption.is_handling() or self._is_in_handler_of_wait():
@@ -289,8 +312,8 @@ class Communicator:
     def _is_in_handler_of_wait(self) -> bool:
         return self._waiting and threading.current_thread() is threading.main_thread()
 
-    def _wait(self, work: int, arrays: Any, main: bool) -> None:
-        done = False
+    def _wait(self, work: int, arrays: Any) -> bool:
+        done, main = False, threading.current_thread() is threading.main_thread()
         self._waiting = self._waiting or main
         try:
             while not (done := bool(core().ddl_work_wait(work, _WAIT_SLICE_MS))):
@@ -299,6 +322,7 @@ class Communicator:
             self._waiting = self._waiting and not main
             if not done:  # KeyboardInterrupt: the communication thread may still read and write the arrays
                 self._abandoned.append(arrays)
+        return done
 
     def _gathered(self, work: int) -> list[bytes]:
         rows = core().ddl_work_rows(work)[: self._size]

@@ -305,19 +305,24 @@ def check_an_interrupt_ends_the_wait_in_a_join_but_not_the_join():
         raise KeyboardInterrupt
 
     with keras_ddl.split(0) as beside:
-        if RANK != 0:
-            previous = signal.signal(signal.SIGALRM, interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, 0.5)
-                keras_ddl.join()
-            signal.signal(signal.SIGALRM, previous)
-            with pytest.raises(errors.RankMismatchError, match=f"rank {RANK}, which has joined"):
-                keras_ddl.barrier()
-        beside.barrier()
-        if RANK == 0:
-            assert communicator.all_reduce_array([5]) == [5]
-        assert keras_ddl.join() == 0
-        keras_ddl.barrier()
+        for ends_first in (False, True):  # before the others ask for it again
+            if RANK != 0:
+                previous = signal.signal(signal.SIGALRM, interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, 0.5)
+                    keras_ddl.join()
+                signal.signal(signal.SIGALRM, previous)
+                with pytest.raises(errors.RankMismatchError, match=f"rank {RANK}, which has joined"):
+                    keras_ddl.barrier()
+            beside.barrier()
+            if RANK == 0:
+                assert communicator.all_reduce_array([5]) == [5]
+                assert keras_ddl.join() == 0
+            if ends_first:
+                beside.barrier()
+            if RANK != 0:
+                assert keras_ddl.join() == 0
+            keras_ddl.barrier()
 
 
 def check_shutdown_can_be_followed_by_init():

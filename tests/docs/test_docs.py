@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import re
 import runpy
 import subprocess
@@ -17,6 +16,16 @@ COMMAND = Path(sys.executable).with_name("keras-ddl")
 # Its processes are forked from one that has imported what takes seconds, and has done nothing else.
 FRESH = multiprocessing.get_context("forkserver")
 FRESH.set_forkserver_preload(["keras_ddl", "keras", "tensorflow"])
+# What it forks imports nothing of the tests.
+RUN = """
+import os, runpy, sys
+os.chdir({folder!r})
+with open("output", "w") as output:
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+sys.argv = ["page.py"]
+runpy.run_path("page.py", run_name="__main__")
+"""
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
@@ -52,20 +61,12 @@ def test_readme_script_trains_and_exports(tmp_path: Path) -> None:
 def test_docs_python_blocks_run(page: Path, tmp_path: Path) -> None:
     """The blocks of one page are one script. One rank will do: what ranks do together is tested elsewhere."""
     (tmp_path / "page.py").write_text("\n\n".join(blocks(page, "python")))
-    process = FRESH.Process(target=run_script, args=(tmp_path,))
+    (tmp_path / "run.py").write_text(RUN.format(folder=str(tmp_path)))
+    process = FRESH.Process(target=runpy.run_path, args=(str(tmp_path / "run.py"),))
     process.start()
     process.join(300)
     process.kill()
     assert process.exitcode == 0, (tmp_path / "output").read_text()[-6000:]
-
-
-def run_script(folder: Path) -> None:
-    os.chdir(folder)
-    with Path("output").open("w") as output:
-        os.dup2(output.fileno(), sys.stdout.fileno())
-        os.dup2(output.fileno(), sys.stderr.fileno())
-        sys.argv = ["page.py"]
-        runpy.run_path("page.py", run_name="__main__")
 
 
 def anchors(page: Path) -> set[str]:
