@@ -1,0 +1,119 @@
+"""A rank's lines, and the subwords, of examples/translation."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import pickle
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from examples.translation_parts import lines, on_ranks, subwords
+
+FILES = {
+    "as written": "eins\nzwei\ndrei\nvier\nfünf\nsechs\nsieben\n",
+    "no line break at the end": "a\nbb\nccc\nd",
+    "empty lines": "\n\nÄ\n\n\nö\n\n",
+    "line breaks of Windows": "ein Satz\r\nnoch einer\r\n",
+    "uneven": "x\n" * 3 + "lang " * 500 + "\n" + "y\n" * 9,
+    "one line": "allein\n",
+    "none": "",
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_lines_of_all_ranks_are_the_files(tmp_path, ending, size):
+    for name, text in FILES.items():
+        expected = [line.strip() for line in text.split("\n")]
+        expected = expected[:-1] if expected[-1] == "" else expected
+        # The other file has other bytes for the same lines: a rank's ranges of bytes do not match.
+        contents = {"source": text, "target": "".join(f"{i} {'z' * (i % 3 * 40)}\n" for i in range(len(expected)))}
+        paths = []
+        for side, content in contents.items():
+            paths.append(tmp_path / f"{name}.{side}{ending}")
+            paths[-1].write_bytes(gzip.compress(content.encode()) if ending else content.encode())
+        got = on_ranks(size, functools.partial(lines.read_range, paths))
+        assert [total for total, _ in got] == [len(expected)] * size
+        assert [line for _, (source, _) in got for line in source] == expected, name
+        assert [line.split()[0] for _, (_, target) in got for line in target] == [str(i) for i in range(len(expected))]
+        assert [len(source) for _, (source, _) in got] == list(np.diff(lines.ranges(len(expected), size)))
+
+
+def test_lines_of_a_rank_are_read_without_the_others(tmp_path, monkeypatch):
+    path, read = tmp_path / "long", [0] * 4
+    path.write_bytes(b"some twenty letters.\n" * 50_000)
+
+    class Counting:
+        def __init__(self, file, rank):
+            self.file, self.rank, self.seek = file, rank, file.seek
+
+        def read(self, count):
+            read[self.rank] += count
+            return self.file.read(count)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+    real, this = Path.open, threading.local()
+
+    def read_range(ranks):
+        this.rank = ranks.rank
+        return lines.read_range([path], ranks)
+
+    monkeypatch.setattr(Path, "open", lambda self, mode: Counting(real(self, mode), this.rank))
+    assert [len(texts[0]) for _, texts in on_ranks(4, read_range)] == [12_500] * 4
+    share = path.stat().st_size / 4
+    assert all(2 * share - 50 < one < 3 * share + 50 for one in read), (read, share)
+
+
+def test_lines_of_unequal_files_are_refused(tmp_path):
+    (tmp_path / "a").write_text("1\n2\n")
+    (tmp_path / "b").write_text("1\n")
+    for size in (1, 2):
+        with pytest.raises(ValueError, match="as many lines in each of its files"):
+            on_ranks(size, lambda ranks: lines.read_range([tmp_path / "a", tmp_path / "b"], ranks))
+
+
+def test_sample_is_spread_over_the_file(tmp_path):
+    path = tmp_path / "numbers"
+    path.write_text("".join(f"{number:0200d}\n" for number in range(6400)))
+    for count, most in ((640, 640), (10_000, 6400)):
+        sampled = [int(line) for line in lines.sample(path, count)]
+        assert 0.9 * most <= len(set(sampled)) == len(sampled) <= most
+        assert np.histogram(sampled, 10, (0, 6400))[0].min() > most / 20
+
+
+def test_subwords_give_sentences_back(cut, texts, tmp_path):
+    ids = cut.encode(texts[1])
+    assert cut.decode(ids) == texts[1]
+    assert cut.decode([[subwords.BEGIN, *ids[0], subwords.END, 17, 17], []]) == [texts[1][0], ""]
+    assert min(map(min, ids)) > subwords.END and max(map(max, ids)) < len(cut) <= 300
+    cut.save(tmp_path / "model")
+    again = subwords.train([*texts[0], *texts[1]], 300)
+    for other in (subwords.Subwords.load(tmp_path / "model"), pickle.loads(pickle.dumps(cut)), again):
+        assert other.model == cut.model and other.encode(texts[1][:50]) == ids[:50]
+
+
+def test_subwords_follow_the_rule_that_a_graph_can_follow(cut, texts):
+    scores = {piece: score for number, (piece, score) in enumerate(cut.pieces) if number > subwords.END}
+
+    def rule(text):
+        parts = list("▁" + text.replace(" ", "▁"))
+        while True:
+            joined = [scores.get(one + other, -np.inf) for one, other in zip(parts, parts[1:])]
+            if not joined or max(joined) == -np.inf:
+                return parts
+            place = joined.index(max(joined))
+            parts[place : place + 2] = [parts[place] + parts[place + 1]]
+
+    number_of = {piece: number for number, (piece, _) in enumerate(cut.pieces)}
+    for text in [*texts[0][:150], *texts[1][:150], "a phrase of other words 1997"]:
+        ids = [number_of.get(piece, subwords.UNKNOWN) for piece in rule(text)]
+        without_repeats = [one for i, one in enumerate(ids) if one != subwords.UNKNOWN or ids[i - 1 : i] != [one]]
+        assert cut.encode([text]) == [without_repeats], text

@@ -1,0 +1,50 @@
+"""What tests of examples/translation import, and ranks that are threads."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from harness.examples import EXAMPLES
+
+# Not for longer than this: the folder also holds examples/horovod, which `import horovod` would find.
+sys.path.insert(0, str(EXAMPLES))
+from translation import corpus, lines, phrases, subwords, words
+from translation.batches import Batches
+from translation.lines import Ranks
+from translation.plan import Plan
+
+sys.path.remove(str(EXAMPLES))
+
+__all__ = ["Batches", "Plan", "Ranks", "corpus", "lines", "on_ranks", "phrases", "subwords", "words"]
+
+
+def on_ranks(size, function):
+    """Returns `function(Ranks)` of each of `size` ranks, which are threads here."""
+    barrier, given = threading.Barrier(size, timeout=30), [None] * size
+
+    def on_rank(rank):
+        def all_gather(mine):
+            given[rank] = pickle.dumps(mine)
+            barrier.wait()
+            everyone = [pickle.loads(one) for one in given]
+            barrier.wait()
+            return everyone
+
+        try:
+            return function(Ranks(rank, size, all_gather))
+        except threading.BrokenBarrierError:
+            raise
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+            raise
+
+    errors: list[BaseException] = []
+    with ThreadPoolExecutor(size) as pool:
+        results = [pool.submit(on_rank, rank) for rank in range(size)]
+    if errors:
+        raise errors[0]
+    return [one.result() for one in results]
