@@ -2,7 +2,7 @@
 
     translation_program.py FOLDER SOURCE TARGET NAME
 
-writes FOLDER/NAME.npz: the weights and the losses of the epochs. Run by test_translation_data.py.
+writes FOLDER/NAME.npz: the weights and the losses of the epochs. Run by test_translation_batches.py.
 """
 
 import contextlib
