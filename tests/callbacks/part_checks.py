@@ -2,24 +2,12 @@
 
 import numpy as np
 from callbacks.common import shared_folder
+from callbacks.parts import Net
 
 from keras_ddl import callbacks, export
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ExportError
 from strategy.common import RANK, STRATEGY, X, keras, set_precision
-
-
-class Net(keras.Model):
-    """Has no variables before its first batch."""
-
-    def __init__(self, units):
-        super().__init__()
-        self.blocks = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(units)]
-
-    def call(self, rows, training=False):
-        for block in self.blocks:
-            rows = block(rows, training=training)
-        return rows
 
 
 class Gan(keras.Model):
