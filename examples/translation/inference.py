@@ -1,0 +1,65 @@
+"""Inference: the graph that translates, with the weights of the model that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from translation.beam import beam_search
+from translation.subwords import END, PADDING, Subwords
+
+Model = Any  # a Transformer, or an LSTMTranslator
+
+
+def translated(
+    model: Model, source: tf.Tensor, *, beam: int = 4, longest: int = 128, length_penalty: float = 0.6
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the translation of source [rows, w], as ids [rows, <= longest] int32 padded after END, and its score.
+
+    Plain TensorFlow operations: it may be called in a tf.function, and be exported. The score is a log probability over
+    a penalty of its length (beam.py). A translation has at most twice the subwords of the longest source and ten.
+    """
+    memory = model.encode(source)
+    start = model.start(memory)
+    shapes = {name: tensor.shape for name, tensor in start.items()}
+    memory = {name: tf.repeat(tensor, beam, axis=0) for name, tensor in memory.items()}
+
+    def step(ids: tf.Tensor, position: tf.Tensor, state: dict[str, tf.Tensor]) -> tuple[tf.Tensor, dict]:
+        for name, tensor in state.items():
+            # A loop forgets the shapes of what grows.
+            tensor.set_shape([None, *(size or None for size in shapes[name][1:])])
+        return model.step(ids, position, memory, state)
+
+    bound = tf.minimum(2 * tf.shape(source)[1] + 10, longest)
+    return beam_search(step, start, beam=beam, longest=bound, length_penalty=length_penalty)
+
+
+class Translator:
+    """Translates sentences with a model and its subwords; the model may be in training.
+
+    Args: beam, longest, length_penalty: as `translated`. rows: sentences that are translated at once.
+    """
+
+    def __init__(self, model: Model, subwords: Subwords, *, rows: int = 128, **options: Any) -> None:
+        self.subwords, self.rows = subwords, rows
+        self._graph = tf.function(
+            lambda source: translated(model, source, **options)[0],
+            input_signature=[tf.TensorSpec([None, None], tf.int32)],
+        )
+
+    def __call__(self, sentences: Sequence[str]) -> list[str]:
+        """Returns the translations, in order."""
+        encoded = [[*ids, END] for ids in self.subwords.encode(sentences)]
+        answers: list[str] = [""] * len(encoded)
+        by_length = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))  # less padding
+        for first in range(0, len(by_length), self.rows):
+            chosen = by_length[first : first + self.rows]
+            source = np.full([len(chosen), max(len(encoded[number]) for number in chosen)], PADDING, np.int32)
+            for row, number in enumerate(chosen):
+                source[row, : len(encoded[number])] = encoded[number]
+            for number, answer in zip(chosen, self.subwords.decode(self._graph(source).numpy())):
+                answers[number] = answer
+        return answers

@@ -1,0 +1,67 @@
+"""The directory of a training, by its parts, and the model in it.
+
+OUTPUT/settings.json        what it was made of
+OUTPUT/subwords.model       sentencepiece's own format
+OUTPUT/ckpt/                checkpoints of callbacks.Checkpoint, to go on from
+OUTPUT/averaged/            the result: one checkpoint, the mean of the last ones, to be exported
+OUTPUT/saved_model/1/       what `keras-ddl export` makes of it
+OUTPUT/history.csv, .png    loss, BLEU and exact match of each epoch
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+
+from keras_ddl import checkpoint, model_state
+from translation.settings import Settings
+from translation.subwords import Subwords
+
+DEFAULT = Path("translation-output")
+
+
+class RunDirectory:
+    """See above."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.subwords = self.path / "subwords.model"
+        self.checkpoints = self.path / "ckpt"
+        self.averaged = self.path / "averaged"
+        self.saved_model = self.path / "saved_model"
+        self.history = self.path / "history.csv"
+        self.picture = self.path / "history.png"
+
+    def begin(self, settings: Settings, subwords: Subwords, resume: bool) -> None:
+        """Writes what a later command needs to know; the result of an earlier training moves aside, unless `resume`."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not resume and self.averaged.exists():
+            checkpoint.set_aside(self.averaged)
+        settings.save(self.path)
+        subwords.save(self.subwords)
+
+    def load(self) -> tuple[keras.Model, Subwords, Settings]:
+        """Returns the trained model, its subwords and its settings.
+
+        Raises: FileNotFoundError: there is no training here.
+        """
+        if not self.subwords.exists():
+            raise FileNotFoundError(
+                f"A training's directory holds settings.json and subwords.model. Received: {self.path}, which has not. "
+                "Train first: keras-ddl run -np 2 python -m translation.training CORPUS --output DIRECTORY"
+            )
+        settings, subwords = Settings.load(self.path), Subwords.load(self.subwords)
+        model = build(settings, subwords)
+        is_done = self.averaged.exists() and checkpoint.list_checkpoints(self.averaged)
+        trained = self.averaged if is_done else self.checkpoints
+        model_state.restore_checkpoint(model, trained, optimizer=False)
+        return model, subwords, settings
+
+
+def build(settings: Settings, subwords: Subwords) -> keras.Model:
+    """Returns a new model with its variables."""
+    model = settings.make_model(len(subwords))
+    ids = keras.ops.ones((1, 2), "int32")
+    model({"source": ids, "target": ids})
+    return model
