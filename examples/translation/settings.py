@@ -67,7 +67,7 @@ class Settings:
         rate, warmup = self.learning_rate, self.warmup
         if self.decay == "inverse_square_root":
             return schedules.InverseSquareRootDecay(rate, max(warmup, 1))
-        after = schedules.luong_decay(rate, max(steps - warmup, 2)) if self.decay == "luong10" else None
+        after = schedules.luong_decay(rate, max(steps - warmup, 20)) if self.decay == "luong10" else None
         return schedules.LinearWarmup(rate, warmup, after=after) if warmup else after or rate
 
     def make_optimizer(self, rate: Any) -> keras.optimizers.Optimizer:

@@ -5,15 +5,10 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import os
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from examples.translation_parts import Batches, Plan, on_ranks, subwords
-
-from harness.examples import EXAMPLES, run
 
 SETTINGS = {"tokens": 900, "buckets": 5, "seed": 3}
 
@@ -195,17 +190,3 @@ def test_batches_train_a_keras_model(small, cut, texts):
     assert batches.epoch == 2 and np.isfinite(model.evaluate(batches, verbose=0))
     ids = sum(map(sum, cut.encode(texts[0]))) + subwords.END * len(texts[0])
     assert int(seen.total) == 3 * ids
-
-
-@pytest.mark.long
-@pytest.mark.parallel
-def test_batches_train_two_ranks_as_one_process(small, cut, tmp_path):
-    cut.save(tmp_path / "subwords")
-    program = [Path(__file__).with_name("translation_program.py"), tmp_path, *small["train"]]
-    env = {"PYTHONPATH": os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])}
-    run(tmp_path, sys.executable, *program, "alone", env=env)
-    run(tmp_path, Path(sys.executable).with_name("keras-ddl"), "run", "-np", 2, "python", *program, "ranks", env=env)
-    results = [np.load(tmp_path / f"{name}.npz") for name in ("alone", "ranks")]
-    assert len(results[0].files) > 3
-    for name in results[0].files:
-        np.testing.assert_allclose(results[1][name], results[0][name], rtol=1e-10, atol=1e-13, err_msg=name)

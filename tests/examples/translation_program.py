@@ -1,8 +1,8 @@
-"""Trains on the batches of examples/translation: alone by Keras as it is, and on ranks.
+"""Trains both models of examples/translation in float64: alone by Keras as it is, and on ranks.
 
     translation_program.py FOLDER SOURCE TARGET NAME
 
-writes FOLDER/NAME.npz: the weights and the losses of the epochs. Run by test_translation_batches.py.
+writes FOLDER/NAME-MODEL.npz: the weights and the losses. Run by test_translation_training.py.
 """
 
 import contextlib
@@ -13,26 +13,30 @@ import keras
 import numpy as np
 
 import keras_ddl
-from translation.batches import Batches
-from translation.subwords import PADDING, Subwords
+from translation.settings import Settings
+from translation.subwords import Subwords
+from translation.training import compiled, make_batches
 
 folder, *paths, name = (Path(word) for word in sys.argv[1:])
-keras.utils.set_random_seed(1)
 keras.config.set_floatx("float64")
 strategy = keras_ddl.Strategy() if name.name == "ranks" else None
 subwords = Subwords.load(folder / "subwords")
-batches = Batches(paths, subwords, tokens=900, buckets=5, seed=3)
-assert len(batches._held.numbers) < 1500 / batches.ranks.size * 1.2
-with strategy.scope() if strategy is not None else contextlib.nullcontext():
-    source, target = keras.Input([None], name="source"), keras.Input([None], name="target")
-    embed = keras.layers.Embedding(len(subwords), 8)
-    read = keras.layers.LSTM(8)(embed(source))
-    hidden = keras.layers.Dropout(0.2)(keras.layers.LSTM(8, return_sequences=True)(embed(target), [read, read]))
-    model = keras.Model({"source": source, "target": target}, keras.layers.Dense(len(subwords))(hidden))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=PADDING)
-    model.compile(keras.optimizers.Adam(0.01), loss)
-history = model.fit(batches, epochs=2, shuffle=False, verbose=0).history
-assert batches.epoch == 2
-if batches.ranks.rank == 0:
-    weights = {variable.path.replace("/", "."): variable.numpy() for variable in model.trainable_variables}
-    np.savez(folder / f"{name}.npz", loss=history["loss"], **weights)
+small = {"layers": 1, "tokens": 1200, "buckets": 2, "epochs": 2, "warmup": 8, "clip": 1.0, "dropout": 0.2}
+for settings in (
+    Settings(width=8, heads=2, inner=16, **small),
+    Settings(model="lstm", units=8, decay="luong10", smoothing=0.0, **small),
+):
+    keras.utils.set_random_seed(settings.seed)
+    batches = make_batches(paths, subwords, settings)
+    assert len(batches._held.numbers) < batches.plan.lengths.shape[0] / batches.ranks.size * 1.3
+    steps = settings.epochs * len(batches)
+    with strategy.scope() if strategy is not None else contextlib.nullcontext():
+        model = compiled(settings, subwords, settings.make_schedule(steps))
+    before = {variable.path: variable.numpy() for variable in model.trainable_variables}
+    history = model.fit(batches, epochs=settings.epochs, shuffle=False, verbose=0).history
+    assert batches.epoch == settings.epochs and int(model.optimizer.iterations.numpy()) == steps >= 20
+    if batches.ranks.rank == 0:
+        weights = {variable.path: variable.numpy() for variable in model.trainable_variables}
+        assert all(np.abs(weights[path] - before[path]).max() > 1e-4 for path in weights)
+        weights = {path.replace("/", "."): value for path, value in weights.items()}
+        np.savez(folder / f"{name}-{settings.model}.npz", loss=history["loss"], **weights)

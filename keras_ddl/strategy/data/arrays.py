@@ -19,6 +19,7 @@ from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy.data import order
 from keras_ddl.strategy.data.rows import check_batch_rows, chunk
 from keras_ddl.strategy.data.share import MARK, share_dataset
+from keras_ddl.strategy.data.untuned import untuned
 
 _RULE = "Every rank must be given the whole data, in one order: keras_ddl takes each rank's rows of every batch."
 _REMEDY = (
@@ -70,11 +71,8 @@ def dataset_of_rows(
     dataset = tf.data.Dataset.zip((mine, tf.data.Dataset.from_tensors(arrays).repeat())).map(look_up)
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False  # they would copy the arrays
-    # There is nothing to tune, and whoever deletes the iterator may have to wait for the tuner, up to a minute: it
-    # sleeps for as long as it has run, and when all cores are busy it can miss that it is to end.
-    options.autotune.enabled = False
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
+    return untuned(dataset.with_options(options)).prefetch(tf.data.AUTOTUNE)
 
 
 def _in_order(rows, batch_size, rank, size, number, _):

@@ -14,6 +14,7 @@ from typing import Any
 from keras_ddl.compat.keras import PyDatasetAdapter, keras
 from keras_ddl.strategy.data.rows import check_batch_rows, chunk
 from keras_ddl.strategy.data.share import MARK
+from keras_ddl.strategy.data.untuned import untuned
 
 
 def has_rows(dataset: Any) -> bool:
@@ -29,7 +30,7 @@ class RowsAdapter(PyDatasetAdapter):
 
     def get_tf_dataset(self) -> Any:
         """Returns the batches, marked as cut."""
-        dataset = super().get_tf_dataset()
+        dataset = untuned(super().get_tf_dataset())
         setattr(dataset, MARK, True)
         return dataset
 
