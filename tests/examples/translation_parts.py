@@ -15,10 +15,11 @@ from translation import corpus, lines, phrases, subwords, words
 from translation.batches import Batches
 from translation.lines import Ranks
 from translation.plan import Plan
+from translation.studies import rows
 
 sys.path.remove(str(EXAMPLES))
 
-__all__ = ["Batches", "Plan", "Ranks", "corpus", "lines", "on_ranks", "phrases", "subwords", "words"]
+__all__ = ["Batches", "Plan", "Ranks", "corpus", "lines", "on_ranks", "phrases", "rows", "subwords", "words"]
 
 
 def on_ranks(size, function):
