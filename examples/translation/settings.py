@@ -38,7 +38,7 @@ class Settings:
     buckets: int = 8
     longest: int = 128
     # Optimizer: Adam.
-    epochs: int = 8
+    epochs: int = 5
     learning_rate: float = 2e-3  # the highest
     decay: str = "inverse_square_root"  # or "luong10", or "constant"
     warmup: int = 200  # steps
@@ -92,7 +92,15 @@ PRESETS = {
         width=512, heads=8, inner=2048, layers=6, vocabulary=37_000, tokens=50_000, learning_rate=7e-4, warmup=4000
     ),
     "lstm": Settings(
-        model="lstm", dropout=0.2, learning_rate=2e-3, decay="luong10", warmup=0, clip=5.0, smoothing=0.0, average=1
+        model="lstm",
+        layers=1,
+        dropout=0.2,
+        learning_rate=2e-3,
+        decay="luong10",
+        warmup=0,
+        clip=5.0,
+        smoothing=0.0,
+        average=1,
     ),
     # That of TensorFlow's NMT tutorial for English and German, which trained it with SGD.
     "lstm-large": Settings(

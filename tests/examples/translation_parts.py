@@ -11,15 +11,53 @@ from harness.examples import EXAMPLES
 
 # Not for longer than this: the folder also holds examples/horovod, which `import horovod` would find.
 sys.path.insert(0, str(EXAMPLES))
-from translation import corpus, lines, phrases, subwords, words
+from translation import (
+    averaging,
+    corpus,
+    history,
+    lines,
+    phrases,
+    run_directory,
+    scores,
+    settings,
+    subwords,
+    training,
+    words,
+)
 from translation.batches import Batches
+from translation.beam import beam_search
+from translation.inference import Translator, translated
 from translation.lines import Ranks
+from translation.losses import TokenCrossentropy
+from translation.lstm import LSTMTranslator
 from translation.plan import Plan
-from translation.studies import rows
+from translation.transformer import Transformer
 
 sys.path.remove(str(EXAMPLES))
 
-__all__ = ["Batches", "Plan", "Ranks", "corpus", "lines", "on_ranks", "phrases", "rows", "subwords", "words"]
+__all__ = [
+    "Batches",
+    "LSTMTranslator",
+    "Plan",
+    "Ranks",
+    "TokenCrossentropy",
+    "Transformer",
+    "Translator",
+    "averaging",
+    "beam_search",
+    "corpus",
+    "history",
+    "lines",
+    "on_ranks",
+    "phrases",
+    "run_directory",
+    "scores",
+    "settings",
+    "subwords",
+    "training",
+    "translated",
+    "words",
+]
 
 
 def on_ranks(size, function):
