@@ -1,0 +1,134 @@
+"""A training of examples/translation from its corpus to its result, and what is made of it."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+
+import numpy as np
+import pytest
+from examples.translation_parts import Translator, averaging, corpus, run_directory, scores, settings, training
+
+from keras_ddl import checkpoint, model_state
+
+SMALL = dataclasses.replace(
+    settings.PRESETS["transformer"],
+    width=16,
+    heads=2,
+    inner=32,
+    layers=1,
+    vocabulary=200,
+    tokens=2000,
+    buckets=1,
+    epochs=3,
+    average=2,
+    warmup=10,
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    files = corpus.make(folder / "data", train=400, dev=20, test=10, compress=True)
+    found = training.train(SMALL, files, folder / "output")
+    return run_directory.RunDirectory(folder / "output"), files, found
+
+
+def test_a_training_writes_its_curve_and_its_checkpoints(trained):
+    run, _, found = trained
+    with run.history.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["epoch"]) for row in rows] == [0, 1, 2]
+    assert float(rows[2]["loss"]) < float(rows[0]["loss"]) - 0.3
+    assert all(0 <= float(row["exact"]) <= 1 and 0 <= float(row["bleu"]) <= 100 for row in rows)
+    assert run.picture.read_bytes().startswith(b"\x89PNG")
+    assert set(found) == {"exact", "bleu"}
+    assert settings.Settings.load(run.path) == SMALL
+
+
+def test_the_result_is_the_mean_of_the_last_checkpoints(trained):
+    run, _, _ = trained
+    steps = [one.step for one in checkpoint.list_checkpoints(run.checkpoints)]
+    assert len(steps) == 2
+    model, _, _ = run.load()
+    result = [variable.numpy() for variable in model.trainable_variables]
+    each = []
+    for step in steps:
+        model_state.restore_checkpoint(model, run.checkpoints, step, optimizer=False)
+        each.append([variable.numpy() for variable in model.trainable_variables])
+    for place, value in enumerate(result):
+        np.testing.assert_allclose(value, (each[0][place] + each[1][place]) / 2, rtol=1e-6, atol=1e-7)
+    assert np.abs(each[0][0] - each[1][0]).max() > 1e-4
+
+
+@pytest.mark.long
+def test_a_training_goes_on_from_its_last_checkpoint(trained, tmp_path):
+    run, files, _ = trained
+    training.train(dataclasses.replace(SMALL, epochs=2), files, tmp_path)
+    training.train(SMALL, files, tmp_path, resume=True)
+    weights = []
+    for directory in (run, run_directory.RunDirectory(tmp_path)):
+        model, _, _ = directory.load()
+        model_state.restore_checkpoint(model, directory.checkpoints, optimizer=False)
+        weights.append([variable.numpy() for variable in model.trainable_variables])
+    for one, other in zip(*weights):
+        np.testing.assert_array_equal(one, other)
+    with (tmp_path / "history.csv").open() as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "2"]
+
+
+def test_averaging_takes_as_many_as_there_are(trained):
+    run, _, _ = trained
+    model, _, _ = run.load()
+    before = [variable.numpy() for variable in model.trainable_variables]
+    steps = averaging.average_checkpoints(model, run.checkpoints, 5)
+    assert steps == [one.step for one in checkpoint.list_checkpoints(run.checkpoints)]
+    for variable, value in zip(model.trainable_variables, before):
+        np.testing.assert_allclose(variable, value, rtol=1e-6, atol=1e-7)
+    averaging.average_checkpoints(model, run.checkpoints, 1)
+    assert np.abs(model.trainable_variables[0].numpy() - before[0]).max() > 1e-4
+
+
+def test_sentences_of_different_lengths_keep_their_order(trained):
+    run, files, _ = trained
+    model, subwords, _ = run.load()
+    sentences = ["seven", "the first of May, nineteen ninety-seven", "two bottles", "", "seven"]
+    translator = Translator(model, subwords, rows=2)
+    together = translator(sentences)
+    assert together == [translator([one])[0] for one in sentences] and together[0] == together[4]
+
+
+def test_a_directory_without_a_training_says_what_to_do(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"Train first: keras-ddl run .* translation\.training"):
+        run_directory.RunDirectory(tmp_path / "none").load()
+
+
+def test_a_corpus_is_found_plain_or_packed_and_missing_files_are_named(tmp_path):
+    made = corpus.make(tmp_path, train=2, dev=1, test=1)
+    assert training.find_corpus(tmp_path) == {part: list(paths) for part, paths in made.items()}
+    for path in made["test"]:
+        path.unlink()
+    assert set(training.find_corpus(tmp_path)) == {"train", "dev"}
+    made["dev"][1].unlink()
+    with pytest.raises(FileNotFoundError, match=r"no .*dev\.de.*translation\.corpus"):
+        training.find_corpus(tmp_path)
+
+
+def test_scores():
+    assert scores.exact_match(["a b", "c"], ["a b", "C"]) == 0.5
+    assert scores.bleu(["vier rote Flaschen und mehr"], ["vier rote Flaschen und mehr"]) == pytest.approx(100)
+    assert scores.bleu(["vier rote Flaschen und mehr"], ["ganz andere Worte stehen hier"]) < 10
+    with pytest.raises(ValueError):
+        scores.exact_match(["a"], ["a", "b"])
+
+
+def test_learning_rates_of_the_presets():
+    transformer, lstm = (settings.PRESETS[name] for name in ("transformer", "lstm"))
+    rate = transformer.make_schedule(2000)
+    rates = [float(rate(step)) for step in range(2000)]
+    assert np.argmax(rates) == transformer.warmup - 1
+    assert rates[transformer.warmup - 1] == pytest.approx(transformer.learning_rate)
+    assert rates[4 * transformer.warmup - 1] == pytest.approx(transformer.learning_rate / 2)
+    rate = lstm.make_schedule(2000)
+    assert [float(rate(step)) / lstm.learning_rate for step in (0, 999, 1999)] == pytest.approx([1, 1, 2**-9])
+    assert dataclasses.replace(lstm, decay="constant").make_schedule(2000) == lstm.learning_rate
