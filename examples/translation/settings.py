@@ -45,6 +45,7 @@ class Settings:
     clip: float = 0.0  # the norm of all gradients together; 0: as it comes
     smoothing: float = 0.1  # of labels
     average: int = 5  # the last checkpoints, whose mean is the result; 1: the last one
+    save_every: int = 100  # steps, after which there is a checkpoint
     seed: int = 1
 
     def make_model(self, vocabulary: int) -> keras.Model:
@@ -89,7 +90,15 @@ PRESETS = {
     "transformer": Settings(),
     # "base" of arXiv 1706.03762, table 3; its batches had 25,000 tokens on each side.
     "transformer-base": Settings(
-        width=512, heads=8, inner=2048, layers=6, vocabulary=37_000, tokens=50_000, learning_rate=7e-4, warmup=4000
+        width=512,
+        heads=8,
+        inner=2048,
+        layers=6,
+        vocabulary=37_000,
+        tokens=50_000,
+        learning_rate=7e-4,
+        warmup=4000,
+        save_every=1500,
     ),
     "lstm": Settings(
         model="lstm",
@@ -110,6 +119,7 @@ PRESETS = {
         dropout=0.2,
         vocabulary=36_000,
         tokens=8192,
+        save_every=1000,
         learning_rate=1e-3,
         decay="luong10",
         warmup=0,

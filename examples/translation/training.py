@@ -85,10 +85,16 @@ def train(
         shuffle=False,  # they are shuffled already
         validation_data=make_batches(corpus["dev"], subwords, settings, shuffle=False),
         callbacks=[
+            history.Speed(batches),
             Scores(subwords, corpus["dev"]),
             keras.callbacks.CSVLogger(run.history, append=resume),
             keras_ddl.callbacks.Checkpoint(
-                run.checkpoints, monitor="exact", mode="max", keep=max(settings.average, 2), resume=resume
+                run.checkpoints,
+                monitor="exact",
+                mode="max",
+                keep=settings.average,
+                save_freq=settings.save_every,
+                resume=resume,
             ),
         ],
     )
@@ -103,7 +109,7 @@ def write_result(model: keras.Model, run: RunDirectory, step: int, scores: dict[
     """Writes what is exported, and the curve. On rank 0."""
     base = keras_ddl.export.write_base_graph(model, run.averaged)
     keras_ddl.model_state.save_checkpoint(model, run.averaged, step, metrics=scores, optimizer=False, base=base)
-    history.draw(run.history, run.picture)
+    history.save_picture(run.history, run.picture)
 
 
 def find_corpus(directory: str | Path, source: str = "en", target: str = "de") -> dict[str, Paths]:

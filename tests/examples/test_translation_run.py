@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 
 import numpy as np
 import pytest
-from examples.translation_parts import Translator, averaging, corpus, run_directory, scores, settings, training
+from examples.translation_parts import Translator, averaging, corpus, history, run_directory, scores, settings, training
 
 from keras_ddl import checkpoint, model_state
 
@@ -22,6 +21,7 @@ SMALL = dataclasses.replace(
     buckets=1,
     epochs=3,
     average=2,
+    save_every=7,
     warmup=10,
 )
 
@@ -36,11 +36,11 @@ def trained(tmp_path_factory):
 
 def test_a_training_writes_its_curve_and_its_checkpoints(trained):
     run, _, found = trained
-    with run.history.open() as file:
-        rows = list(csv.DictReader(file))
-    assert [int(row["epoch"]) for row in rows] == [0, 1, 2]
-    assert float(rows[2]["loss"]) < float(rows[0]["loss"]) - 0.3
-    assert all(0 <= float(row["exact"]) <= 1 and 0 <= float(row["bleu"]) <= 100 for row in rows)
+    columns = history.read(run.history)
+    assert columns["epoch"] == [0, 1, 2]
+    assert columns["loss"][2] < columns["loss"][0] - 0.3
+    assert all(0 <= value <= 1 for value in columns["exact"]) and all(0 <= value <= 100 for value in columns["bleu"])
+    assert all(100 < value < 1e7 for value in columns["tokens_per_second"])
     assert run.picture.read_bytes().startswith(b"\x89PNG")
     assert set(found) == {"exact", "bleu"}
     assert settings.Settings.load(run.path) == SMALL
@@ -73,8 +73,7 @@ def test_a_training_goes_on_from_its_last_checkpoint(trained, tmp_path):
         weights.append([variable.numpy() for variable in model.trainable_variables])
     for one, other in zip(*weights):
         np.testing.assert_array_equal(one, other)
-    with (tmp_path / "history.csv").open() as file:
-        assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "2"]
+    assert history.read(tmp_path / "history.csv")["epoch"] == [0, 1, 2]
 
 
 def test_averaging_takes_as_many_as_there_are(trained):
