@@ -38,7 +38,7 @@ class Settings:
     buckets: int = 8
     longest: int = 128
     # Optimizer: Adam.
-    epochs: int = 5
+    epochs: int = 4
     learning_rate: float = 2e-3  # the highest
     decay: str = "inverse_square_root"  # or "luong10", or "constant"
     warmup: int = 200  # steps

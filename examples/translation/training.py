@@ -90,8 +90,7 @@ def train(
             keras.callbacks.CSVLogger(run.history, append=resume),
             keras_ddl.callbacks.Checkpoint(
                 run.checkpoints,
-                monitor="exact",
-                mode="max",
+                save_best=False,  # within an epoch none has scores
                 keep=settings.average,
                 save_freq=settings.save_every,
                 resume=resume,
