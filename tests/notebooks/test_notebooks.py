@@ -1,6 +1,7 @@
 """The notebooks, on a real kernel: the ones we ship, and what keras_ddl.run does in a cell."""
 
 import ast
+import json
 import os
 import queue
 import re
@@ -12,6 +13,8 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
+
+from harness.examples import EXAMPLES
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 SMALL = {"EPOCHS": "2", "NUM_RANKS": "2"}
@@ -31,11 +34,11 @@ def text_of(cell, name: str) -> str:
     return "".join(out.text for out in cell.outputs if out.output_type == "stream" and out.name == name)
 
 
-def run_notebook(name: str, folder: Path) -> dict:
-    """Runs one that we ship; returns its cells by id."""
+def run_notebook(name: str, folder: Path, **env: str) -> dict:
+    """Runs one that we ship, with `env` beside what all know; returns its cells by id."""
     (path,) = [path for path in NOTEBOOKS if path.stem == name]
     places = {"RESULT_DIR": str(folder / "results"), "DATA_DIR": str(folder)}
-    notebook = execute(nbformat.read(path, 4), folder, **SMALL, **places)
+    notebook = execute(nbformat.read(path, 4), folder, **(SMALL | places | env))
     assert [entry.name for entry in folder.iterdir()] == ["results"]  # RESULT_DIR is where everything went
     return {cell.id: cell for cell in notebook.cells}
 
@@ -73,6 +76,22 @@ def test_serving_from_top_to_bottom(tmp_path: Path):
     assert set(answered) == {1, 2} and answered[2] == 100, output  # version 1 went on answering while 2 was loaded
     assert output["end"] == "the server ended with status 0\n"
     for name in ("rest", "switch"):
+        assert_has_picture(cells[name])
+
+
+@pytest.mark.slow
+def test_translation_from_top_to_bottom(tmp_path: Path):
+    sizes = {"width": 16, "heads": 2, "inner": 16, "layers": 1, "tokens": 3000, "buckets": 1, "average": 1}
+    small = {"PAIRS": "400", "EPOCHS": "1", "SIZES": json.dumps(sizes), "EXAMPLES_DIR": str(EXAMPLES)}
+    cells = run_notebook("03_translation", tmp_path, **small)
+    output = {name: text_of(cell, "stdout") for name, cell in cells.items() if cell.cell_type == "code"}
+    pairs = [line.split(" | ") for line in output["data"].splitlines()[:6]]
+    assert all(len(pair) == 2 and pair[0] != pair[1] for pair in pairs), output
+    assert "tokens_per_second" in output["train"] and "test: exact match" not in output["train"], output
+    assert re.search(r"phrases never seen: \d+\.\d% translated to the letter, BLEU \d", output["curve"]), output
+    assert "twenty-third of May, 1997 -> " in output["attention"], output
+    assert re.search(r"\n1 rank\(s\): [\d,]+ subwords/s, 2 rank\(s\): [\d,]+ subwords/s\n$", output["speed"]), output
+    for name in ("rate", "curve", "attention", "speed"):
         assert_has_picture(cells[name])
 
 
