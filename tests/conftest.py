@@ -54,8 +54,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    with side_by_side.turn(side_by_side.kind_of(item)):
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    is_worker = hasattr(item.config, "workerinput")  # without others there is nobody to hold off for longer
+    following = side_by_side.kind_of(nextitem) if is_worker and nextitem is not None else None
+    with side_by_side.turn(side_by_side.kind_of(item), following):
         return (yield)
 
 

@@ -3,7 +3,8 @@
 Tests wait for their ranks often enough that three workers use two cores better than two. What is started once for
 several tests (a launch of ranks, a built package, trained models) belongs to one worker. Tests marked `quiet` mostly
 wait, for seconds that they count: they run beside one another, and beside no others. Tests marked `alone` need the
-machine to themselves. Both wait until no test of another kind runs, and none starts meanwhile.
+machine to themselves. Both wait until no test of another kind runs, and none starts meanwhile. So a unit is of one
+kind, and all workers go on to the next kind together: one that waits in the middle of its unit waits for very long.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -35,9 +36,25 @@ class Scheduler(LoadScopeScheduling):
     def __init__(self, config: pytest.Config, log: object) -> None:
         config.option.loadscopereorder = False  # by number of tests, that is
         super().__init__(config, log)
+        self._units: dict[str, str] = {}
+
+    def add_node_collection(self, node: object, collection: Sequence[str]) -> None:
+        self._units = units_in(collection)
+        super().add_node_collection(node, collection)
 
     def _split_scope(self, nodeid: str) -> str:
-        return unit_of(nodeid)
+        return self._units[nodeid]
+
+
+def units_in(nodeids: Sequence[str]) -> dict[str, str]:
+    """The unit of each test: those that `arrange` has left together. A name that comes again begins another one."""
+    units: dict[str, str] = {}
+    number, name = 0, None
+    for nodeid in nodeids:
+        if unit_of(nodeid) != name:
+            number, name = number + 1, unit_of(nodeid)
+        units[nodeid] = f"{number} {name}"
+    return units
 
 
 def unit_of(nodeid: str) -> str:
@@ -50,11 +67,19 @@ def unit_of(nodeid: str) -> str:
 
 
 def arrange(items: list[pytest.Item]) -> None:
-    """Sorts the tests: those marked `quiet` come after the others, and those marked `alone` last."""
+    """Sorts the tests: those marked `quiet` come after the others, and those marked `alone` last; then by unit."""
     folder = Path(__file__).parents[1]
     place = {name: number for number, name in enumerate(_ORDER)}
-    first = {kind: number for number, kind in enumerate(_KINDS)}
-    items.sort(key=lambda item: (first[kind_of(item)], place.get(item.path.relative_to(folder).parts[0], len(place))))
+    kinds = {kind: number for number, kind in enumerate(_KINDS)}
+    first: dict[str, int] = {}
+    for number, item in enumerate(items):
+        first.setdefault(unit_of(item.nodeid), number)
+
+    def key(item: pytest.Item) -> tuple[int, int, int]:
+        name = item.path.relative_to(folder).parts[0]
+        return kinds[kind_of(item)], place.get(name, len(place)), first[unit_of(item.nodeid)]
+
+    items.sort(key=key)
 
 
 def kind_of(item: pytest.Item) -> str:
@@ -62,22 +87,36 @@ def kind_of(item: pytest.Item) -> str:
     return next((kind for kind in ("alone", "quiet") if item.get_closest_marker(kind) is not None), "any")
 
 
+_kept: dict[str, contextlib.ExitStack] = {}  # by kind: what a test has left to the next one of this process
+
+
 @contextlib.contextmanager
-def turn(kind: str) -> Iterator[None]:
+def turn(kind: str, following: str | None = None) -> Iterator[None]:
     """Waits for this user's tests of other kinds (for `alone`: for all), and holds them off while the body runs.
 
-    A lock for each kind is shared by the tests of that kind that run; locks end with their process.
+    `following`: the kind of this worker's next test. When it is this kind, others are held off until that one, too:
+    otherwise a quiet test could slip in between two tests of a unit, whose rest would wait for all quiet ones.
     """
+    mine = _kept.pop(kind, None) or _begin(kind)
+    try:
+        yield
+    finally:
+        if following == kind:
+            _kept[kind] = mine
+        else:
+            mine.close()
+
+
+def _begin(kind: str) -> contextlib.ExitStack:
+    """A lock for each kind is shared by the tests of that kind that run; locks end with their process."""
     folder = Path(tempfile.gettempdir()) / f"keras_ddl-tests-{os.getuid()}"
     folder.mkdir(exist_ok=True)
-    with contextlib.ExitStack() as files:
-        locks = {each: files.enter_context((folder / each).open("w")) for each in (*_KINDS, "door")}
-        while not _enter(kind, locks):
-            time.sleep(0.02)
-        try:
-            yield
-        finally:
-            fcntl.flock(locks[kind], fcntl.LOCK_UN)  # closing would not do: forked children may hold it open
+    files = contextlib.ExitStack()
+    locks = {each: files.enter_context((folder / each).open("w")) for each in (*_KINDS, "door")}
+    while not _enter(kind, locks):
+        time.sleep(0.02)
+    files.callback(fcntl.flock, locks[kind], fcntl.LOCK_UN)  # closing would not do: forked children may hold it open
+    return files
 
 
 def _enter(kind: str, locks: Mapping[str, IO[str]]) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from harness import rank_tests as harness
 from harness.rank_tests import run_ranks
-from harness.side_by_side import turn, unit_of
+from harness.side_by_side import turn, unit_of, units_in
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 CHECKS = Path(__file__).with_name("harness_checks.py")
@@ -45,6 +45,30 @@ def test_tests_run_beside_those_of_their_kind(running, comes, enters, tmp_path, 
         assert entered.wait(5 if enters else 0.2) == enters
     thread.join(5)
     assert entered.is_set()
+
+
+def test_tests_of_a_file_that_are_sorted_apart_are_two_units():
+    one, other, quiet = "tests/a/test_a.py::test_1", "tests/b/test_b.py::test_1", "tests/a/test_a.py::test_2"
+    assert len(set(units_in([one, other, quiet]).values())) == 3
+    assert len(set(units_in([one, quiet, other]).values())) == 2
+
+
+def test_a_turn_is_kept_for_a_next_test_of_its_kind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    entered = threading.Event()
+
+    def other_test():
+        with turn("quiet"):
+            entered.set()
+
+    with turn("any", following="any"):
+        thread = threading.Thread(target=other_test)
+        thread.start()
+    assert not entered.wait(0.2)
+    with turn("any", following="alone"):
+        assert not entered.is_set()
+    assert entered.wait(5)
+    thread.join(5)
 
 
 def test_checks_that_take_long_are_marked_so():
