@@ -18,6 +18,8 @@ KERAS ?= keras
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What the environment is installed from; the packaging tests test this very file.
+WHEEL := build/wheel
 SOURCES := pyproject.toml setup.cfg $(shell find native keras_ddl export ddl -type f \
              \( -name '*.cc' -o -name '*.h' -o -name '*.py' -o -name '*.txt' -o -name '*.cmake' \) 2>/dev/null)
 
@@ -82,7 +84,11 @@ $(BIN)/python:
 
 $(STAMP): $(BIN)/python $(SOURCES)
 	@# Python compiles a module when it is first imported; most of these never are.
-	$(BIN)/python -m pip install -q --no-compile '.[$(EXTRAS)]'
+	rm -rf $(WHEEL)
+	$(BIN)/python -m pip wheel -q --no-deps -w $(WHEEL) .
+	@# Of this version, but not these files.
+	@$(BIN)/python -m pip uninstall -q -y keras_ddl 2>/dev/null
+	$(BIN)/python -m pip install -q --no-compile "$$(echo $(WHEEL)/*.whl)[$(EXTRAS)]"
 	@# It requires the full tensorflow, which would overwrite tensorflow-cpu.
 	$(BIN)/python -m pip install -q --no-compile --no-deps 'tensorflow-serving-api>=2.21,<2.22'
 	@# Once, before ranks that start together all do it.

@@ -1,14 +1,19 @@
-"""Builds the package once, as a user's pip would, for all packaging tests.
+"""The package as a user's pip gets it, once for all packaging tests.
 
-sdist -> wheel (in pip's isolated build environment) -> a clean virtual environment without TensorFlow. The other
-builds (editable, site MPI) reuse the wheel's build folder, so that only what differs is compiled again.
+The wheel is the file that this environment was installed from, when it is there (`make setup` leaves it), so that the
+native code is not compiled twice. The long tests build one from the sdist, as pip does for users; the other builds
+(editable, site MPI) reuse its build folder, so that only what differs is compiled again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import json
 import sys
 import tarfile
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -44,13 +49,30 @@ def build_setting(work) -> str:
 
 
 @pytest.fixture(scope="session")
-def wheel(source, work, build_setting) -> Path:
+def wheel_of_sdist(source, work, build_setting) -> Path:
+    """Built in pip's isolated environment from the unpacked sdist."""
+    folder = work / "wheel"
     run(
-        *(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", work, "-C", build_setting, source),
+        *(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, "-C", build_setting, source),
         cwd=work,
     )
-    (path,) = work.glob("*.whl")
+    (path,) = folder.glob("*.whl")
     return path
+
+
+@pytest.fixture(scope="session")
+def wheel(request) -> Path:
+    return _wheel_of_this_environment() or request.getfixturevalue("wheel_of_sdist")
+
+
+def _wheel_of_this_environment() -> Path | None:
+    """The file that pip installed keras_ddl from; None when that was no wheel, or it has been replaced since."""
+    record = json.loads(importlib.metadata.distribution("keras_ddl").read_text("direct_url.json") or "{}")
+    path = Path(unquote(urlsplit(record.get("url", "")).path))
+    expected = record.get("archive_info", {}).get("hashes", {}).get("sha256")
+    if path.suffix != ".whl" or not path.is_file():
+        return None
+    return path if hashlib.sha256(path.read_bytes()).hexdigest() == expected else None
 
 
 @pytest.fixture(scope="session")

