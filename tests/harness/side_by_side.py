@@ -26,7 +26,7 @@ _KINDS = ("any", "quiet", "alone")
 # Longest first: what is left for the end should be short.
 _ORDER = (
     *("strategy", "horovod", "communicator", "ops", "callbacks", "benchmarks", "packaging", "notebooks", "examples"),
-    *("docs", "ddl", "serving", "export", "launch", "cli", "timeline", "harness"),
+    *("docs", "ddl", "serving", "export", "unit", "compat", "launch", "cli", "timeline", "harness"),
 )
 
 
