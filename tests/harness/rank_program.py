@@ -7,6 +7,7 @@ variables, so they are also right when keras_ddl is what is broken.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib.util
 import json
 import os
@@ -82,6 +83,7 @@ def run_checks(base: Path, programs: list[Path], names: list[str], timeout: floa
         functions.update(vars(module))
     if "tensorflow" in sys.modules:
         _leave_datasets_untuned()
+    gc.freeze()  # what modules hold: otherwise every full collection goes through all of TensorFlow again
     for name in names:
         faulthandler.dump_traceback_later(timeout, exit=True)
         start = time.monotonic()
