@@ -10,6 +10,10 @@ The data, in the order in which it is made:
     plan.py      which sentences meet in a batch, from their lengths alone, and which rank needs which
     batches.py   batches of a number of tokens for any Keras model, the same on any number of ranks
 
+What a server needs, which runs no Python:
+
+    text.py      the subwords of sentences, and sentences of subwords, by TensorFlow's own operations
+
 and studies/, commands that measure, compute and predict what many ranks cost.
 
 `pip install 'keras_ddl[translation]'` brings what it needs. The folder that holds this one must be on the path of

@@ -45,7 +45,7 @@ class Subwords:
             row = [int(one) for one in row]
             row = row[: row.index(END)] if END in row else row
             rows.append([one for one in row if one not in (PADDING, BEGIN)])
-        return self._processor.decode(rows)
+        return self._processor.decode(rows) if rows else []  # of none, sentencepiece makes one empty sentence
 
     @functools.cached_property
     def pieces(self) -> list[tuple[str, float]]:

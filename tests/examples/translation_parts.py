@@ -31,12 +31,14 @@ from translation.lines import Ranks
 from translation.losses import TokenCrossentropy
 from translation.lstm import LSTMTranslator
 from translation.plan import Plan
+from translation.text import GraphSubwords
 from translation.transformer import Transformer
 
 sys.path.remove(str(EXAMPLES))
 
 __all__ = [
     "Batches",
+    "GraphSubwords",
     "LSTMTranslator",
     "Plan",
     "Ranks",
