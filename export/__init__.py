@@ -24,6 +24,7 @@ _HOMES = {
     "export_saved_model": "graft",
     "Classify": "signatures",
     "EncodedImages": "signatures.encoded_images",
+    "Function": "signatures.functions",
     "Regress": "signatures",
     "scan_saved_model": "proof.scan",
     "validate_saved_model": "proof.validate",

@@ -23,7 +23,7 @@ from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, ExportError
 from keras_ddl.export import fingerprint, manifest, versions
 from keras_ddl.export import warmup as warmup_file
-from keras_ddl.export.proof.replay import ROWS, load_rows
+from keras_ddl.export.proof.replay import ROWS, load_rows, rows_of
 from keras_ddl.export.proof.scan import scan_saved_model
 from keras_ddl.export.proof.validate import HALF_TOLERANCE, TOLERANCE, CleanProcess, validate_saved_model
 from keras_ddl.export.signatures import METHODS, composites, declarations
@@ -163,7 +163,12 @@ def _fill(staged: Path, base: manifest.Manifest, weights: Iterable[Mapping[str, 
 
 def _write_warmup(staged: Path, base: manifest.Manifest, model_name: str) -> None:
     rows = load_rows(str(base.sample))
-    warmup_file.write(staged / "assets.extra" / warmup_file.FILE, rows, base["inputs"], model_name)
+    requests = [
+        warmup_file.request(model_name, name, rows_of(name, rows, base.own_inputs), inputs)
+        for name, inputs in ({DEFAULT: base["inputs"]} | base.own_inputs).items()
+        if inputs
+    ]
+    warmup_file.write(staged / "assets.extra" / warmup_file.FILE, requests)
 
 
 def _write_provenance(staged: Path, base: manifest.Manifest, source: Source, final: Path) -> None:
@@ -194,11 +199,13 @@ def _prove(staged: Path, base: manifest.Manifest, source: Source, process: Clean
         tolerance=tolerance,
         signatures=base.record.get("declared"),
         images=base.record.get("images"),
+        own_inputs=base.own_inputs,
     )
     where = "in a clean process" if how == "process" else "in this process"
     if base.sample is None and source.golden is None:
         return f"loads {where}; no sample to compare outputs on"
     rows = load_rows(str(base.sample)) if source.golden is None else load_rows(str(source.golden), ROWS)
+    rows = rows_of(DEFAULT, rows, base.own_inputs)
     answers = f"answers {composites.rows_in(base.record.get('composites', {}), rows)} rows {where}"
     further = sorted(set(answer["asked"]) - {DEFAULT})
     also = f"; so do the signatures {', '.join(further)}" if further else ""

@@ -7,6 +7,8 @@ signatures                     names;   declared  signature -> {output: what it 
 answers                        of the function that all signatures by names share: name -> [dtype, shape], in order
 layers                         layers inside of it -> [place, dtype, shape];   float32  whether 16-bit floats are cast
 images                         signatures that take encoded images -> which input they make, and of what size
+own_inputs                     signatures of functions with inputs of their own -> {input: [dtype, shape]}; {} where an
+                               export has put another one in its place
 variables                      [key, dtype, shape] of all the model's variables, in Keras's order (model_state.match);
                                of a part's graph, those of the whole, whose checkpoints hold them
 own, trainable                 keys, of these, that the model itself has, and that are trained; both in Keras's order
@@ -64,6 +66,11 @@ class Manifest:
     def trainable(self) -> list[str]:
         """Keys of its trainable ones."""
         return self.record.get("trainable", [])
+
+    @property
+    def own_inputs(self) -> dict[str, Any]:
+        """Of signatures with inputs of their own, these: name -> [dtype, shape]."""
+        return self.record.get("own_inputs", {})
 
     @property
     def sample(self) -> Path | None:

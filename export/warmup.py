@@ -7,17 +7,24 @@ full `tensorflow`, which would overwrite tensorflow-cpu.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 FILE = "tf_serving_warmup_requests"
 
 
-def write(
-    path: Path, rows: Mapping[str, Any], inputs: Mapping[str, Any], model_name: str, signature: str = "serving_default"
-) -> None:
-    """Writes one Predict request. An error in it would fail the server's load, so `rows` are what a replay proved.
+def write(path: Path, requests: Iterable[bytes]) -> None:
+    """Writes what `request` has made."""
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for each in requests:
+            writer.write(each)
+
+
+def request(model_name: str, signature: str, rows: Mapping[str, Any], inputs: Mapping[str, Any]) -> bytes:
+    """Returns a Predict request. An error in it would fail the server's load, so `rows` are what a replay proved.
 
     Args:
         rows: input name -> array.
@@ -29,8 +36,7 @@ def write(
     for name, array in rows.items():
         tensor = tf.cast(tf.constant(array), tf.as_dtype(inputs[name][0]))
         protos[name] = tf.make_tensor_proto(tensor.numpy(), dtype=tensor.dtype).SerializeToString()
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        writer.write(prediction_log(model_name, signature, protos))
+    return prediction_log(model_name, signature, protos)
 
 
 def read(path: Path) -> dict[str, Any] | None:

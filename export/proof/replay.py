@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 ROWS, ANSWERS, THREADS = "rows:", "answers:", "threads"  # in golden.npz
@@ -100,6 +100,26 @@ def compare(golden: Mapping[str, Any], answers: Mapping[str, Any], tolerance: fl
     return {"bitwise": bool(bitwise and not problems), "largest": largest, "problems": problems}
 
 
+def source(signature: str, name: str) -> str:
+    """The name of what a signature's function answers, among the golden ones, and of what it alone takes, among rows.
+
+    No layer and no input of a model can have it.
+    """
+    return f"{signature}/{name}"
+
+
+def rows_of(signature: str, rows: Mapping[str, Any], own: Mapping[str, Collection[str]]) -> dict[str, Any]:
+    """Returns those rows that a signature takes, under the names of its inputs.
+
+    Args:
+        own: the names of the inputs of those signatures that have their own; none if it has not any more.
+    """
+    if own.get(signature):
+        return {name: rows[source(signature, name)] for name in own[signature]}
+    of_others = tuple(source(each, "") for each in own)
+    return {name: row for name, row in rows.items() if not name.startswith(of_others)}
+
+
 def load_rows(file: str, prefix: str = "") -> dict[str, Any]:
     """Returns name -> array of those arrays in an .npz file whose names begin with `prefix`.
 
@@ -122,6 +142,7 @@ def replay(
     tolerance: float,
     signatures: Mapping[str, Mapping[str, str] | None],
     images: Mapping[str, Mapping[str, Any]],
+    own: Mapping[str, Collection[str]],
 ) -> dict[str, Any]:
     """Asks rows and compares with the golden outputs, but for those in `skip`.
 
@@ -132,6 +153,7 @@ def replay(
         signatures: those to ask, with the golden name of each of their outputs; None: the same, and all.
         images: signatures that take encoded images, with "argument", which input of the model they make ("input"),
             "size" and "channels": they are asked files of made-up pixels.
+        own: as `rows_of`.
     Returns: what `compare` does, and rows, outputs (names), asked (signatures), compared (golden names), threads,
         seconds of loading and of answering.
     """
@@ -147,7 +169,8 @@ def replay(
     elif sample is not None:
         rows = load_rows(sample)
     if rows is not None:
-        questions = dict.fromkeys(signatures, rows) | {name: _with_files(rows, each) for name, each in images.items()}
+        questions = {name: rows_of(name, rows, own) for name in signatures}
+        questions |= {name: _with_files(rows_of(name, rows, own), each) for name, each in images.items()}
     answers, seconds = ask(questions, threads)
     result: dict[str, Any] = {"bitwise": golden is not None, "largest": 0.0, "problems": [], "compared": []}
     if golden is not None:
@@ -160,7 +183,8 @@ def replay(
             where = "" if name == DEFAULT else f"signature {name}: "
             result["problems"] += [where + problem for problem in found["problems"]]
         result["bitwise"] &= not result["problems"]
-    result["rows"] = max((len(row) for row in (rows or {}).values() if row.ndim), default=1 if rows else 0)
+    of_model = rows_of(DEFAULT, rows or {}, own)
+    result["rows"] = max((len(row) for row in of_model.values() if row.ndim), default=1 if rows else 0)
     result |= {"outputs": sorted(answers.get(DEFAULT, {})), "asked": sorted(answers)}
     return {**result, "threads": threads or kernel_threads(), "seconds": seconds}
 

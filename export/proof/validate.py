@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -140,6 +140,7 @@ def validate_saved_model(
     tolerance: float = TOLERANCE,
     signatures: Mapping[str, Any] | None = None,
     images: Mapping[str, Any] | None = None,
+    own_inputs: Mapping[str, Collection[str]] | None = None,
 ) -> dict[str, Any]:
     """Loads a SavedModel, answers `sample`, or the rows in `golden`, and compares with the answers in `golden`.
 
@@ -149,6 +150,8 @@ def validate_saved_model(
         skip: outputs that are random.
         tolerance: largest difference of floats, in units of max(1, largest |golden|) of each output.
         signatures, images: which to ask, as replay.replay takes them; by default serving_default.
+        own_inputs: signature -> names, of those that do not take the model's inputs; their rows are named
+            "signature/input".
     Returns: bitwise, largest (difference), rows, outputs, asked, compared, threads, seconds.
     Raises: ExportError: it does not load, or answers differ.
     """
@@ -156,7 +159,7 @@ def validate_saved_model(
     files = [None if file is None else str(file) for file in (sample, golden)]
     asked = {replay.DEFAULT: None} if signatures is None else signatures
     try:
-        answer = replay.replay(ask, *files, list(skip), tolerance, asked, images or {})
+        answer = replay.replay(ask, *files, list(skip), tolerance, asked, images or {}, own_inputs or {})
     except ExportError:
         raise
     except Exception as error:  # whatever keeps a server from answering

@@ -6,15 +6,16 @@ and `scores` (float32), both [batch, n]; Regress answers `outputs` (float32) [ba
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl.errors import ExportError
+from keras_ddl.export.proof.replay import rows_of, source
 from keras_ddl.export.signatures import composites
 from keras_ddl.export.signatures.declarations import Declared, check
+from keras_ddl.export.signatures.functions import Function, plain
 from keras_ddl.export.signatures.saved_graph import DEFAULT
 from keras_ddl.export.tracing.layer_outputs import place_of, recorded
 
@@ -57,25 +58,27 @@ class Trace:
         outputs: of these answers, the model's own.
         layers: layer -> [place in that function, dtype, shape].
         live: the plain function behind all of that.
+        own: the inputs of those signatures that have their own.
     """
 
     functions: dict[str, Any]
     outputs: list[str]
     layers: dict[str, list[Any]]
     live: Callable[..., dict[str, Any]]
+    own: dict[str, Inputs]
 
     def answer(self, **tensors: Any) -> dict[str, Any]:
         """Returns what the traced functions answer, in the names of `live`."""
-        answers = dict(self.functions[DEFAULT](**tensors))
+        answers = dict(self.functions[DEFAULT](**self.of(DEFAULT, tensors)))
         for name, function in self.functions.items():
             if name not in (DEFAULT, *METHODS):
-                answers |= {source(name, each): tensor for each, tensor in function(**tensors).items()}
+                answered = function(**self.of(name, tensors))
+                answers |= {source(name, each): tensor for each, tensor in answered.items()}
         return answers
 
-
-def source(signature: str, output: str) -> str:
-    """The name of what a signature of its own function answers, which no layer can have."""
-    return f"{signature}/{output}"
+    def of(self, signature: str, rows: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns those rows that a signature takes."""
+        return rows_of(signature, rows, {name: each.specs for name, each in self.own.items()})
 
 
 def trace(
@@ -123,38 +126,42 @@ def trace(
             regress.features,
             lambda tensors: {"outputs": tf.reshape(tf.cast(whole(**tensors)[chosen], tf.float32), [-1])},
         )
-    plain = {name: _plain(inputs, each, float32_outputs) for name, each in declared.functions.items()}
-    for name, function in plain.items():
+    own_inputs = {name: each.inputs() for name, each in declared.functions.items() if isinstance(each, Function)}
+    functions = {
+        name: _answering(each, own_inputs.get(name, inputs), float32_outputs)
+        for name, each in declared.functions.items()
+    }
+    for name, function in functions.items():
+        taken = own_inputs.get(name, inputs)
         try:
-            traced[name] = tf.function(function, autograph=False).get_concrete_function(**inputs.specs)
+            traced[name] = tf.function(function, autograph=False).get_concrete_function(**taken.specs)
         except Exception as error:
+            whose = "its sample's inputs by name" if name in own_inputs else "the model's inputs"
             raise ExportError(
-                f"A signature's function is called with the model's inputs, and answers tensors. Received: that of "
+                f"A signature's function is called with {whose}, and answers tensors. Received: that of "
                 f"{name!r} failed with {type(error).__name__}: {error}."
             ) from error
 
     def live(**tensors: Any) -> dict[str, Any]:
-        answers = asked_of(*call(tensors))
-        for name, function in plain.items():
-            answers |= {source(name, each): tensor for each, tensor in function(**tensors).items()}
+        answers = asked_of(*call(found.of(DEFAULT, tensors)))
+        for name, function in functions.items():
+            answered = function(**found.of(name, tensors))
+            answers |= {source(name, each): tensor for each, tensor in answered.items()}
         return answers
 
-    return Trace(traced, own, {name: each for name, each in places.items() if each[0] is not None}, live)
+    inside = {name: each for name, each in places.items() if each[0] is not None}
+    found = Trace(traced, own, inside, live, own_inputs)
+    return found
 
 
-def _plain(inputs: Inputs, function: Callable[..., Any], float32: bool) -> Callable[..., dict[str, Any]]:
-    """A signature's function of the model's inputs, as one of tensors by name. Layers and models do not train."""
+def _answering(function: Any, inputs: Inputs, float32: bool) -> Callable[..., dict[str, Any]]:
+    """A signature's function as one of tensors by name, and answers by name."""
     import keras
 
-    is_layer = isinstance(function, keras.layers.Layer)
-    parameters = {} if is_layer else inspect.signature(function).parameters
-    options = {"training": False} if is_layer or "training" in parameters else {}
-
-    def run(**tensors: Any) -> dict[str, Any]:
-        answered = function(inputs.pack(tensors), **options)
-        return _servable(_named_outputs(function if is_layer else None, answered), float32)
-
-    return run
+    run = plain(function, inputs)
+    layer = function.call if isinstance(function, Function) else function
+    layer = layer if isinstance(layer, keras.layers.Layer) else None
+    return lambda **tensors: _servable(_named_outputs(layer, run(**tensors)), float32)
 
 
 def _classifier(whole: Callable[..., Any], chosen: str, labels: Sequence[str] | None) -> Callable[..., Any]:

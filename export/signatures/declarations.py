@@ -11,6 +11,7 @@ from typing import Any
 from keras_ddl.errors import ExportError
 from keras_ddl.export.signatures import encoded_images
 from keras_ddl.export.signatures.encoded_images import EncodedImages
+from keras_ddl.export.signatures.functions import Function
 from keras_ddl.export.signatures.saved_graph import DEFAULT, Outputs, SavedGraph
 
 _MOST = 40  # names in one message
@@ -19,11 +20,12 @@ _NAME = re.compile(r"[A-Za-z][\w.-]*")
 
 @dataclass(frozen=True)
 class Declared:
-    """Signatures by kind: name -> {what clients see: output or layer}, -> EncodedImages, -> function of the inputs."""
+    """Signatures by kind: name -> {what clients see: output or layer}, -> EncodedImages, -> function of the inputs or
+    Function."""
 
     outputs: dict[str, dict[str, str]] = field(default_factory=dict)
     images: dict[str, EncodedImages] = field(default_factory=dict)
-    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    functions: dict[str, Callable[..., Any] | Function] = field(default_factory=dict)
 
     @property
     def sources(self) -> dict[str, dict[str, str]]:
@@ -56,7 +58,7 @@ def read(signatures: Mapping[str, Any] | None, *, functions: bool, taken: Iterab
             )
         if isinstance(value, EncodedImages):
             declared.images[name] = value
-        elif callable(value) and functions and name != DEFAULT:
+        elif (callable(value) or isinstance(value, Function)) and functions and name != DEFAULT:
             declared.functions[name] = value
         else:
             declared.outputs[name] = outputs_of(name, value)
@@ -78,8 +80,8 @@ def outputs_of(signature: str, value: Any) -> dict[str, str]:
     if not found or not all(isinstance(each, str) and each for each in names):
         raise ExportError(
             f"A signature is the name of an output or of a layer, a list of such, a mapping from names that clients "
-            f"see, EncodedImages(...), or, in training and not for {DEFAULT}, a function of the model's inputs. "
-            f"Received: {signature!r} with {value!r}."
+            f"see, EncodedImages(...), or, in training and not for {DEFAULT}, a function of the model's inputs or "
+            f"Function(...). Received: {signature!r} with {value!r}."
         )
     return found
 
@@ -121,12 +123,13 @@ def outputs_in(record: Mapping[str, Any]) -> Outputs:
 def add_to(folder: Path, declared: Declared, record: Mapping[str, Any]) -> dict[str, Any]:
     """Writes signatures into the SavedModel of `folder`, whose base graph has the manifest `record`.
 
-    Returns: what becomes of "outputs", "signatures", "declared" and "images" in the record.
+    Returns: what becomes of "outputs", "signatures", "declared", "images" and "own_inputs" in the record.
     """
     graph = SavedGraph(folder, outputs_in(record))
     default = declared.outputs.get(DEFAULT) or default_of(record)
     images = dict(record.get("images", {}))
     sources = {**record.get("declared", {DEFAULT: default}), **declared.outputs}
+    replaced = {*declared.outputs, *declared.images}
     for name, outputs in declared.outputs.items():
         images.pop(name, None)
         graph.add(name, outputs)
@@ -144,7 +147,8 @@ def add_to(folder: Path, declared: Declared, record: Mapping[str, Any]) -> dict[
     graph.write()
     return {
         "outputs": {public: list(graph.described(source)) for public, source in default.items()},
-        "signatures": sorted({*record["signatures"], *declared.outputs, *declared.images}),
+        "signatures": sorted({*record["signatures"], *replaced}),
         "declared": sources,
         "images": images,
+        "own_inputs": {name: {} if name in replaced else each for name, each in record.get("own_inputs", {}).items()},
     }

@@ -101,8 +101,8 @@ def write_base_graph(
         input_signature: tf.TensorSpec in the structure that the model takes, in place of what the model says.
         classify, regress: `Classify(...)`, `Regress(...)`: further signatures that take serialized tf.Example.
         signatures: further signatures, by name: the name of an output or of a layer, a list of such, a mapping from the
-            names that clients see, `EncodedImages(...)`, or a function of the model's inputs, which may be a layer or a
-            model, too. `serving_default` is given other outputs in the same way.
+            names that clients see, `EncodedImages(...)`, a function of the model's inputs, which may be a layer or a
+            model, too, or `Function(...)`. `serving_default` is given other outputs in the same way.
         float32_outputs: cast float16 and bfloat16 outputs to float32, which REST clients need.
         portable: trace LSTM and GRU without cuDNN, so that the graph runs on a CPU.
         allow_ops: custom ops that your server is known to have.

@@ -141,7 +141,6 @@ def find_inputs(model: Any, input_signature: Any = None, sample: Any = None) -> 
 
     The first dimension of each is left open. Raises: ExportError: none of these tells.
     """
-    import tensorflow as tf
     from keras import tree
 
     symbolic = _symbolic_inputs(model)
@@ -152,14 +151,25 @@ def find_inputs(model: Any, input_signature: Any = None, sample: Any = None) -> 
     else:
         given = getattr(model, _RECORDED, None)
         if given is None and sample is not None:
-            given = tree.map_structure(_spec_of_sample, sample)
+            given = tree.map_structure(spec_of_sample, sample)
     if given is None:
         raise ExportError(
             f"A serving signature needs the dtypes of the model's inputs. Received: {type(model).__name__} "
             f"{model.name!r}, a subclassed model that was not called yet. Give sample= or input_signature="
             f"tf.TensorSpec(...), in the structure that call() takes."
         )
-    first = next(iter(inspect.signature(model.call).parameters), "inputs")
+    return as_inputs(given, next(iter(inspect.signature(model.call).parameters), "inputs"))
+
+
+def as_inputs(given: Any, first: str = "inputs") -> Inputs:
+    """Returns the inputs of a structure of specs or tensors; the first dimension of each is left open.
+
+    Args:
+        first: the name of what has none.
+    """
+    import tensorflow as tf
+    from keras import tree
+
     names, specs, found = [], {}, {}
     for path, leaf in tree.flatten_with_path(given):
         spec = _spec_of(leaf)
@@ -200,7 +210,8 @@ def _spec_of(tensor: Any) -> Any:
     return tf.TensorSpec(tensor.shape, dtype)
 
 
-def _spec_of_sample(value: Any) -> Any:
+def spec_of_sample(value: Any) -> Any:
+    """Returns the spec of rows as `fit` takes them."""
     import keras
     import numpy as np
     import tensorflow as tf

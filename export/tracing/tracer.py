@@ -15,9 +15,9 @@ from keras_ddl.checkpoint import durable, model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
 from keras_ddl.export import manifest, signatures
-from keras_ddl.export.proof.replay import compare, storable
+from keras_ddl.export.proof.replay import compare, source, storable
 from keras_ddl.export.proof.scan import ScanReport, scan_saved_model
-from keras_ddl.export.signatures import declarations
+from keras_ddl.export.signatures import declarations, functions
 from keras_ddl.export.signatures.saved_graph import DEFAULT
 from keras_ddl.export.sources.object_graphs import places_in_objects
 from keras_ddl.export.sources.weight_files import places_in_h5
@@ -86,12 +86,12 @@ class Tracer:
         if untracked:
             names = [variable.name for variable in untracked.values()]
             warnings.append(f"variables that Keras does not track are kept too, in checkpoints of this run: {names}")
-        self._save(traced, captured, dict(zip(marks, strays.values())))
+        self._save(traced, captured, dict(zip(marks, strays.values())), functions.modules(declared.functions.values()))
         served = self._declare(trace, declared, float32_outputs)
         report = self._scan()
         static = self._drop_weights([*captured, *untracked])
         read_by_any = list({id(v): v for function in traced.values() for v in function.variables}.values())
-        rows, origin = self._settle_sample(trace.answer, read_by_any, rows, warnings)
+        rows, origin = self._settle_sample(trace, read_by_any, rows, _own_rows(trace, declared), warnings)
         record = {
             "name": self.name,
             "tensorflow": tf.__version__,
@@ -136,20 +136,27 @@ class Tracer:
         keys = {id(variable): key for key, variable in own.items()}
         return [keys[id(variable)] for variable in self.model.trainable_variables]
 
-    def _save(self, traced: Mapping[str, Any], captured: Mapping[str, Any], untracked: Mapping[str, Any]) -> None:
+    def _save(
+        self,
+        traced: Mapping[str, Any],
+        captured: Mapping[str, Any],
+        untracked: Mapping[str, Any],
+        modules: list[Any],
+    ) -> None:
         import tensorflow as tf
 
         module = tf.Module()
         # Attribute and dict key make the checkpoint key: `weights/<escaped name>`, as bundle.variable_key spells it.
         setattr(module, model_state.WEIGHTS, {bundle.name_of(key): each for key, each in captured.items()})
         setattr(module, UNTRACKED, dict(untracked))
-        module.resources = _resources(self.model, traced)
+        module.resources = _resources([*layers_of(self.model), *modules], traced)
         try:
             tf.saved_model.save(module, str(self.staged), signatures=dict(traced))
         except (AssertionError, ValueError, NotImplementedError) as error:
             raise ExportError(
                 f"A servable graph holds only what a SavedModel can. Received: {type(error).__name__}: {error}. Make "
-                f"tables and other resources attributes of a layer of the model."
+                f"tables and other resources attributes of a layer of the model, or of the tf.Module whose method a "
+                f"signature's function is."
             ) from error
         for name in set(traced) & set(signatures.METHODS):
             _set_method(self.staged / "saved_model.pb", name, signatures.METHODS[name])
@@ -158,7 +165,7 @@ class Tracer:
         """Adds the signatures by names and of images to what is saved; returns what the manifest says of signatures."""
         answers = trace.functions[DEFAULT].structured_outputs
         by_functions = {
-            name: {each: signatures.source(name, each) for each in sorted(trace.functions[name].structured_outputs)}
+            name: {each: source(name, each) for each in sorted(trace.functions[name].structured_outputs)}
             for name in declared.functions
         }
         record = {
@@ -170,6 +177,10 @@ class Tracer:
             "float32": float32,
             "signatures": sorted(trace.functions),
             "declared": {DEFAULT: {name: name for name in trace.outputs}, **by_functions},
+            "own_inputs": {
+                name: {each: [spec.dtype.name, spec.shape.as_list()] for each, spec in inputs.specs.items()}
+                for name, inputs in trace.own.items()
+            },
         }
         if set(answers) != set(trace.outputs):  # serving_default must not answer layers, too, unless told to
             outputs = {DEFAULT: record["declared"][DEFAULT], **declared.outputs}
@@ -199,17 +210,26 @@ class Tracer:
 
     def _settle_sample(
         self,
-        function: Callable[..., Any],
+        trace: signatures.Trace,
         variables: list[Any],
         rows: Mapping[str, Any] | None,
+        own_rows: Mapping[str, Any],
         warnings: list[str],
     ) -> tuple[Mapping[str, Any] | None, str | None]:
         import numpy as np
 
         origin = "given" if rows is not None else "made up"
-        rows = rows if rows is not None else self.inputs.made_up_sample()
+        rows = {**(rows if rows is not None else self.inputs.made_up_sample()), **own_rows}
+        for name in trace.own:
+            try:
+                answer(trace.functions[name], trace.of(name, rows), variables)
+            except Exception as error:
+                raise ExportError(
+                    f"A signature's function must answer its sample. Received: that of {name!r} failed with "
+                    f"{type(error).__name__}: {error}."
+                ) from error
         try:
-            answer(function, rows, variables)
+            answer(trace.answer, rows, variables)
         except Exception as error:
             if origin == "given":
                 raise ExportError(
@@ -242,15 +262,24 @@ def answer(function: Callable[..., Any], rows: Mapping[str, Any], variables: Ite
         return {name: storable(tensor.numpy()) for name, tensor in outputs.items()}
 
 
-def _resources(model: Any, traced: Mapping[str, Any]) -> list[Any]:
+def _own_rows(trace: signatures.Trace, declared: declarations.Declared) -> dict[str, Any]:
+    """The samples of signatures with inputs of their own, as `replay.rows_of` finds them."""
+    return {
+        source(name, each): array
+        for name, inputs in trace.own.items()
+        for each, array in inputs.flatten(declared.functions[name].sample).items()
+    }
+
+
+def _resources(objects: Iterable[Any], traced: Mapping[str, Any]) -> list[Any]:
     """Lookup tables and the like that the functions use. Walked layer by layer: TensorFlow's own walk of a Keras model
     does not enter layers that are kept in Python lists."""
     import tensorflow as tf
 
     used = {id(tensor) for function in traced.values() for tensor in function.captured_inputs}
     found: dict[int, Any] = {}
-    for layer in layers_of(model):
-        for each in tf.train.TrackableView(layer).descendants():
+    for one in objects:
+        for each in tf.train.TrackableView(one).descendants():
             if isinstance(each, tf.saved_model.experimental.TrackableResource) and id(each.resource_handle) in used:
                 found[id(each)] = each
     return list(found.values())

@@ -317,11 +317,12 @@ def test_rows_are_read_from_what_a_warm_up_holds(tmp_path):
     file = tmp_path / warmup.FILE
     assert warmup.read(file) is None
     types = {"x": ["float32", [None, 2]], "text": ["string", [None]]}
-    warmup.write(file, rows, types, "digits")
+    serving_default, other = (warmup.request("digits", name, rows, types) for name in ("serving_default", "other"))
+    warmup.write(file, [other, serving_default])
     found = warmup.read(file)
     np.testing.assert_array_equal(found.pop("x"), rows["x"])
     assert {name: row.tolist() for name, row in found.items()} == {"text": rows["text"].tolist()}
-    warmup.write(file, rows, types, "digits", signature="other")
+    warmup.write(file, [other])
     assert warmup.read(file) is None
     for data in (b"", b"no record", file.read_bytes()[:-3]):
         file.write_bytes(data)
