@@ -83,7 +83,7 @@ def sample(path: str | Path, count: int, places: int = 64) -> list[str]:
     Cost: reads `count` lines, and no more of the file.
     """
     path = Path(path)
-    length = path.stat().st_size
+    length, places = path.stat().st_size, min(places, count)
     lines: list[str] = []
     with _open(path) as file:
         if path.suffix == ".gz" or length <= 200 * count:  # that small, reading it whole is quicker than jumping

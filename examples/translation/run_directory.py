@@ -15,10 +15,11 @@ from pathlib import Path
 import keras
 
 from keras_ddl import checkpoint, model_state
+from translation import DEFAULT_OUTPUT
 from translation.settings import Settings
 from translation.subwords import Subwords
 
-DEFAULT = Path("translation-output")
+DEFAULT = Path(DEFAULT_OUTPUT)
 
 
 class RunDirectory:

@@ -26,6 +26,7 @@ from translation.inference import Translator
 from translation.lines import sample
 from translation.losses import TokenCrossentropy
 from translation.run_directory import RunDirectory
+from translation.serving import for_export
 from translation.settings import Settings
 from translation.subwords import Subwords
 
@@ -100,13 +101,16 @@ def train(
     averaged = average_checkpoints(model, run.checkpoints, settings.average)
     scores = evaluate(Translator(model, subwords), corpus.get("test", corpus["dev"]))
     if is_first:
-        write_result(model, run, averaged[-1], scores)
+        exported = for_export(model, subwords, sample(corpus["dev"][0], 4), longest=settings.longest)
+        write_result(model, run, averaged[-1], scores, exported)
     return scores
 
 
-def write_result(model: keras.Model, run: RunDirectory, step: int, scores: dict[str, float]) -> None:
-    """Writes what is exported, and the curve. On rank 0."""
-    base = keras_ddl.export.write_base_graph(model, run.averaged)
+def write_result(
+    model: keras.Model, run: RunDirectory, step: int, scores: dict[str, float], exported: dict[str, Any]
+) -> None:
+    """Writes what is exported, and the curve. On rank 0. exported: of serving.for_export."""
+    base = keras_ddl.export.write_base_graph(model, run.averaged, **exported)
     keras_ddl.model_state.save_checkpoint(model, run.averaged, step, metrics=scores, optimizer=False, base=base)
     history.save_picture(run.history, run.picture)
 

@@ -83,6 +83,7 @@ def test_lines_of_unequal_files_are_refused(tmp_path):
 def test_sample_is_spread_over_the_file(tmp_path):
     path = tmp_path / "numbers"
     path.write_text("".join(f"{number:0200d}\n" for number in range(6400)))
+    assert len(set(lines.sample(path, 5))) == 5
     for count, most in ((640, 640), (10_000, 6400)):
         sampled = [int(line) for line in lines.sample(path, count)]
         assert 0.9 * most <= len(set(sampled)) == len(sampled) <= most

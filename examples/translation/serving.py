@@ -1,0 +1,80 @@
+"""What is exported: the signature `translate`, from strings to strings, beside the logits of `serving_default`.
+
+    base = keras_ddl.export.write_base_graph(model, directory, **for_export(model, subwords, phrases))
+
+The subwords (text.py) and the beam search (inference.py) are in the graph: it needs no Python, no sentencepiece and no
+file beside it. Asked of any server of TensorFlow's SavedModels:
+
+    keras-ddl serve translation-output/saved_model
+    curl -d '{"signature_name": "translate", "inputs": ["the third of May"]}' localhost:8501/v1/models/model:predict
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_ddl import export
+from translation.inference import Model, translated
+from translation.subwords import BEGIN, PADDING, Subwords
+from translation.text import GraphSubwords
+
+_BYTES = 16  # that a subword of a sentence may have on an average
+
+
+def for_export(model: Model, subwords: Subwords, phrases: Sequence[str], **options: Any) -> dict[str, Any]:
+    """Returns what `write_base_graph` or `callbacks.Checkpoint` need to export a model that translates.
+
+    Args:
+        phrases: a few sentences, with which every export proves itself: it has to translate them as the model did in
+            training.
+        options: of `translate`.
+    """
+    source = GraphSubwords(subwords).encode(tf.constant(phrases))
+    rows = {"source": source, "target": tf.concat([tf.fill([len(phrases), 1], BEGIN), source[:, :-1]], 1)}
+    function = translate(model, subwords, **options)
+    return {
+        "input_signature": {name: tf.TensorSpec([None, None], tf.int32, name) for name in rows},
+        "sample": {name: ids.numpy() for name, ids in rows.items()},
+        "signatures": {"translate": export.Function(function, {"text": list(phrases)})},
+    }
+
+
+def translate(
+    model: Model, subwords: Subwords, *, longest: int = 128, **options: Any
+) -> Callable[..., dict[str, tf.Tensor]]:
+    """Returns a function of text [n], a sentence each in UTF-8, in one Unicode form with the corpus (NFC).
+
+    It answers `translation` [n], and `score` [n]: the log probability over a penalty of the length (beam.py), at best
+    0. An empty sentence stays empty. If one is too long, none is translated: INVALID_ARGUMENT.
+
+    Args:
+        longest: subwords of a sentence, as in training. options: of `translated`.
+    """
+    cut = GraphSubwords(subwords)
+
+    # Traced once also where it is asked for eagerly, as a checkpoint does to compare.
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "text")], autograph=False)
+    def function(text: tf.Tensor) -> dict[str, tf.Tensor]:
+        # First by bytes: cutting takes the square of a word's length.
+        text = _checked(text, tf.strings.length(text), _BYTES * longest, "bytes")
+        source = cut.encode(text)
+        lengths = tf.reduce_sum(tf.cast(source != PADDING, tf.int32), 1) - 1  # without END
+        source = _checked(source, lengths, longest, "subwords")
+        ids, score = translated(model, source, **options)
+        is_empty = lengths == 0
+        return {
+            "translation": tf.where(is_empty, "", cut.decode(ids)),
+            "score": tf.where(is_empty, 0.0, score),
+        }
+
+    return function
+
+
+def _checked(tensor: tf.Tensor, lengths: tf.Tensor, most: int, unit: str) -> tf.Tensor:
+    longest = tf.reduce_max(tf.concat([lengths, [0]], 0))
+    refusal = tf.debugging.Assert(longest <= most, [f"A sentence has at most {most} {unit}. Received:", longest])
+    with tf.control_dependencies([refusal]):
+        return tf.identity(tensor)
