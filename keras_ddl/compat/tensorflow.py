@@ -225,7 +225,7 @@ def called_graph(call: tf.Operation) -> Any:
 def constant_value(tensor: tf.Tensor) -> Any:
     """Returns the value of a tensor that is constant as a NumPy array; None for others.
 
-    tf.get_static_value stops at products and quotients of constants, which static shapes give rise to.
+    tf.get_static_value stops at products, parts and ranges of constants, which static shapes give rise to.
     """
     value = tf.get_static_value(tensor)
     if value is not None or is_eager(tensor):
@@ -239,6 +239,9 @@ def constant_value(tensor: tf.Tensor) -> Any:
     if operation.type == "StridedSlice" and tensor.shape.rank == 0 and operation.inputs[0].shape.rank == 1:
         of, at = constant_value(operation.inputs[0]), constant_value(operation.inputs[1])
         return None if of is None or at is None else np.asarray(of[at[0]])
+    if operation.type == "Range":
+        limits = [constant_value(each) for each in operation.inputs]
+        return None if any(each is None for each in limits) else np.arange(*limits)
     return None
 
 

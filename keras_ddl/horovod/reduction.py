@@ -21,9 +21,13 @@ from keras_ddl.horovod.basics import ReduceOp, check_sparse, reduce_op
 from keras_ddl.horovod.failures import as_tensorflow_errors
 from keras_ddl.strategy import bucket_size
 from keras_ddl.strategy.buckets import plan_buckets
+from keras_ddl.strategy.sparse import Tables, all_reduce_slices
 
 # Buckets of some of the ranks: a measurement would be a collective of all of them.
 _BYTES_IN_PROCESS_SETS = 8 << 20
+
+# Rows of a table as in Horovod: those of all ranks, also where they have the same indices.
+_GATHERED = Tables(compare=False)
 
 # Attribute of what a tape has reduced: Horovod's optimizers leave gradients alone that a loop hands to them.
 _REDUCED = "_ddl_reduced"
@@ -129,7 +133,8 @@ class GradientReduction:
             variables: what each is the gradient of.
         Raises: tf.errors.FailedPreconditionError: the ranks' gradients differ in number, shape or dtype. ConfigError:
             IndexedSlices, and an op that is not for them.
-        Cost: one all-reduce per bucket; for IndexedSlices two all-gathers.
+        Cost: one all-reduce per bucket; for IndexedSlices two all-gathers, but an all-reduce of a part of them that is
+            a whole table (`strategy.sparse`).
         """
         check_no_strategy(f"{self.name} reduces", tf.distribute.has_strategy())
         result, local, size = list(gradients), self._local_ids(), self.size
@@ -144,7 +149,8 @@ class GradientReduction:
                 continue
             elif isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
                 check_sparse(self.op)
-                result[i] = ops.all_reduce(gradient, op=self.op, name=f"{self.name}/sparse_{i}", comm=comm)
+                name = f"{self.name}/sparse_{i}"
+                result[i] = all_reduce_slices(gradient, op=self.op, name=name, tables=_GATHERED, comm=comm)
             else:
                 result[i] = tf.convert_to_tensor(gradient)
                 dense.append(i)

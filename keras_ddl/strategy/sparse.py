@@ -2,11 +2,16 @@
 
 A gradient lists rows of the table. Where the indices come from the rows of the batch, one process would have listed
 those of all ranks, so they are put one after another: Adam and others square the rows of a token that occurs twice one
-by one. Where they do not (a table of positions, of relative distances), each rank lists the same indices and one
-process would have listed them once: the values are added up. Where a program has made the indices unique, it would have
-done so for the whole batch: rows of the same index are added up. A table that is used in several ways has a gradient in
-several parts, and each is treated for itself. The traced graph tells which is which; in eager mode, indices that are
-equal on all ranks are taken for such as do not come from the batch.
+by one. Where they do not (a table of positions, of relative distances, a whole table as slices), each rank lists the
+same indices and one process would have listed them once: the values are added up. Where a program has made the indices
+unique, it would have done so for the whole batch: rows of the same index are added up. A table that is used in several
+ways has a gradient in several parts, and each is treated for itself. The traced graph tells which is which; in eager
+mode, indices that are equal on all ranks are taken for such as do not come from the batch.
+
+A table that is looked up and multiplied, too (the projection of a model with tied embeddings), has a gradient in a
+sparse and a dense part. TensorFlow adds these up to a dense tensor, which does not come here. What comes are gradients
+of programs that made slices of the dense part, all rows in order ("assumed sparse", Cavdar et al., arXiv 1905.04035):
+such a part is not gathered, and where rows may be added up, the others are added to it before anything is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from keras_ddl import communicator, ops
+from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy.row_kinds import INDEPENDENT, RowKinds
@@ -32,32 +40,43 @@ class Tables:
     as_dense: True: as whole tables, like any gradient (an optimizer then treats a row that occurs twice as one, which
         is what it does with dense gradients); False: never; "auto": where that is fewer bytes and the same update.
     add_up: rows of the same index may come added up: the optimizer is linear in the gradient. Equal on all ranks.
-    kinds: reads the graph; None in eager mode.
+    kinds: reads the graph; None in eager mode, and where nothing is known of the batch.
+    compare: in eager mode, compare the indices over ranks.
     """
 
     as_dense: bool | str = "auto"
     add_up: bool = False
     kinds: RowKinds | None = None
+    compare: bool = True
 
 
-def all_reduce_slices(slices: tf.IndexedSlices, *, op: str, name: str, tables: Tables) -> tf.IndexedSlices:
+def all_reduce_slices(
+    slices: tf.IndexedSlices, *, op: str, name: str, tables: Tables, comm: Communicator | None = None
+) -> tf.IndexedSlices:
     """Reduces `slices` over all ranks.
 
     Args:
         slices: rows of a table of shape [n, ...], the same on all ranks; each rank may have another number of rows.
         op: "sum" or "mean".
         name: match key, equal on all ranks.
+        comm: the ranks; None: all.
     Returns: the rows that one process would have listed, see above; or, if adding up is allowed and there are more than
         twice as many rows as the table has, each row of the table once. The twice is what an all-reduce sends more
         than an all-gather.
     Raises: as `ops.all_reduce`.
-    Cost: two all-gathers of the rows, or one all-reduce of those with equal indices; to decide, 8 bytes.
+    Cost: two all-gathers of the rows, or one all-reduce of those with equal indices, or of the whole table; to decide,
+        8 bytes.
     """
-    if communicator.size() == 1:
+    comm = communicator.communicator_of(comm)
+    if comm.size == 1:
         return slices
-    parts = _parts(slices, tables.kinds, name)
+    parts = _parts(slices, tables, name)
+    if tables.add_up and tables.as_dense is not False and any(how == "table" for _, _, how in parts):
+        rows = slices.shape[0]
+        table = ops.all_reduce(_table(slices, rows), op=op, name=f"{name}/table", comm=comm)
+        return tf.IndexedSlices(table, tf.range(rows, dtype=slices.indices.dtype), slices.dense_shape)
     reduced = [
-        _reduce_part(values, indices, how, slices, op, f"{name}{i or ''}", tables)
+        _reduce_part(values, indices, how, slices, op, f"{name}{i or ''}", tables, comm)
         for i, (values, indices, how) in enumerate(parts)
     ]
     if len(reduced) == 1:
@@ -70,51 +89,82 @@ def all_reduce_slices(slices: tf.IndexedSlices, *, op: str, name: str, tables: T
 
 
 def _reduce_part(
-    values: tf.Tensor, indices: tf.Tensor, how: str, whole: tf.IndexedSlices, op: str, name: str, tables: Tables
+    values: tf.Tensor,
+    indices: tf.Tensor,
+    how: str,
+    whole: tf.IndexedSlices,
+    op: str,
+    name: str,
+    tables: Tables,
+    comm: Communicator,
 ) -> tf.IndexedSlices:
     part = tf.IndexedSlices(values, indices, whole.dense_shape)
-    if how == "shared":
-        return tf.IndexedSlices(ops.all_reduce(values, op=op, name=f"{name}/values"), indices, whole.dense_shape)
-    if how == "unique":
-        gathered = ops.all_reduce(part, op=op, name=name)
-        unique, position = tf.unique(gathered.indices)
-        added = tf.math.unsorted_segment_sum(gathered.values, position, tf.size(unique))
-        return tf.IndexedSlices(added, unique, whole.dense_shape)
-    if not tables.add_up or tables.as_dense is False or whole.dense_shape is None:
-        return ops.all_reduce(part, op=op, name=name)
-    return _fewer_bytes(part, op, name)
+    if how in ("shared", "table"):
+        reduced = ops.all_reduce(values, op=op, name=f"{name}/values", comm=comm)
+        return tf.IndexedSlices(reduced, indices, whole.dense_shape)
+    once = how == "unique"
+    if not (tables.add_up or once) or tables.as_dense is False or whole.dense_shape is None:
+        gathered = ops.all_reduce(part, op=op, name=name, comm=comm)
+        return _once(gathered) if once else gathered
+    return _fewer_bytes(part, op, name, once, comm)
 
 
-def _fewer_bytes(slices: tf.IndexedSlices, op: str, name: str) -> tf.IndexedSlices:
+def _fewer_bytes(slices: tf.IndexedSlices, op: str, name: str, once: bool, comm: Communicator) -> tf.IndexedSlices:
     """Gathers the rows or reduces the table. Decided anew in every step, from a number that all ranks share: the rows
     that they have together. Ranks may differ in their own rows, in their batches' shapes and in when they trace.
+
+    `once`: return only rows that occurred, in the order in which one process would have met them.
     """
     table_rows = tf.cast(slices.dense_shape[0], tf.int64)
-    rows = ops.all_reduce(tf.size(slices.indices, out_type=tf.int64), op="sum", name=f"{name}/rows")
+    rows = ops.all_reduce(tf.size(slices.indices, out_type=tf.int64), op="sum", name=f"{name}/rows", comm=comm)
 
     def whole_table() -> tuple[tf.Tensor, tf.Tensor]:
-        table = tf.math.unsorted_segment_sum(slices.values, slices.indices, table_rows)
-        return ops.all_reduce(table, op=op, name=f"{name}/table"), tf.cast(tf.range(table_rows), slices.indices.dtype)
+        table = ops.all_reduce(_table(slices, table_rows), op=op, name=f"{name}/table", comm=comm)
+        if not once:
+            return table, tf.cast(tf.range(table_rows), slices.indices.dtype)
+        occurred, _ = tf.unique(ops.all_gather(slices.indices, name=f"{name}/occurred", comm=comm))
+        return tf.gather(table, occurred), occurred
 
     def rows_that_occurred() -> tuple[tf.Tensor, tf.Tensor]:
-        gathered = ops.all_reduce(slices, op=op, name=name)
+        gathered = ops.all_reduce(slices, op=op, name=name, comm=comm)
+        gathered = _once(gathered) if once else gathered
         return gathered.values, gathered.indices
 
     values, indices = tf.cond(rows > 2 * table_rows, whole_table, rows_that_occurred)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def _parts(slices: tf.IndexedSlices, kinds: RowKinds | None, name: str) -> list[tuple[tf.Tensor, tf.Tensor, str]]:
-    """Returns [(values, indices, "rows" | "shared" | "unique")]: a gradient by the ways in which its table is used."""
-    if kinds is None or tf_compat.is_eager(slices.indices):
-        return [(slices.values, slices.indices, "shared" if _equal_on_all_ranks(slices.indices, name) else "rows")]
-    indices = _components(slices.indices)
-    how = [_origin(each, kinds) for each in indices]
-    if len(set(how)) == 1:
-        return [(slices.values, slices.indices, how[0])]
-    sizes = [tf.size(each) for each in indices]
+def _table(slices: tf.IndexedSlices, rows: Any) -> tf.Tensor:
+    """Returns the whole table, with rows of the same index added up."""
+    return tf.math.unsorted_segment_sum(slices.values, slices.indices, rows)
+
+
+def _once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns each row that occurs once, with those of the same index added up."""
+    indices, position = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, position, tf.size(indices))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _parts(slices: tf.IndexedSlices, tables: Tables, name: str) -> list[tuple[tf.Tensor, tf.Tensor, str]]:
+    """Returns [(values, indices, "rows" | "shared" | "table" | "unique")]: a gradient by the ways in which its table is
+    used.
+    """
+    if tf_compat.is_eager(slices.indices):
+        equal = tables.compare and _equal_on_all_ranks(slices.indices, name)
+        return [(slices.values, slices.indices, "shared" if equal else "rows")]
+    parts: list[tuple[str, list[tf.Tensor]]] = []
+    for indices in _components(slices.indices):
+        how = _origin(indices, slices.shape, tables.kinds)
+        if parts and parts[-1][0] == how and how in ("rows", "shared"):  # what is listed once in each part stays apart
+            parts[-1][1].append(indices)
+        else:
+            parts.append((how, [indices]))
+    if len(parts) == 1:
+        return [(slices.values, slices.indices, parts[0][0])]
+    sizes = [tf.add_n([tf.size(each) for each in some]) for _, some in parts]
     values = tf.split(slices.values, sizes)
-    return list(zip(values, tf.split(slices.indices, sizes), how))
+    return list(zip(values, tf.split(slices.indices, sizes), [how for how, _ in parts]))
 
 
 def _components(indices: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -127,7 +177,12 @@ def _components(indices: tf.Tensor) -> Sequence[tf.Tensor]:
     return [part for each in operation.inputs[:-1] for part in _components(each)]
 
 
-def _origin(indices: tf.Tensor, kinds: RowKinds) -> str:
+def _origin(indices: tf.Tensor, shape: tf.TensorShape, kinds: RowKinds | None) -> str:
+    constant = tf_compat.constant_value(indices)
+    if shape.rank and shape[0] and constant is not None and np.array_equal(constant, np.arange(shape[0])):
+        return "table"
+    if kinds is None:
+        return "rows"
     if kinds.of(indices) == INDEPENDENT:
         return "shared"
     seen, pending = set(), [indices]
@@ -142,7 +197,5 @@ def _origin(indices: tf.Tensor, kinds: RowKinds) -> str:
 
 
 def _equal_on_all_ranks(indices: Any, name: str) -> bool:
-    mine = hashlib.sha256(indices.numpy().tobytes()).digest() if tf_compat.is_eager(indices) else b""
-    if not mine:
-        return False
+    mine = hashlib.sha256(indices.numpy().tobytes()).digest()
     return len(set(communicator.all_gather_object(mine, name=f"{name}/origin"))) == 1

@@ -260,6 +260,30 @@ def check_tape_of_structures_slices_and_persistent_tapes():
     np.testing.assert_allclose(shared.gradient(loss, weight), [2 * mean] * 2)
 
 
+def check_a_table_as_slices_is_not_gathered():
+    """The gradient of a product as slices of all rows: summed, where looked up rows are those of all ranks."""
+    table = tf.Variable(tf.ones([5, 2], tf.float64))
+
+    @tf.custom_gradient
+    def product(values):
+        return (RANK + 1) * tf.reduce_sum(values), lambda g: tf.IndexedSlices(
+            g * (RANK + 1) * tf.ones([5, 2], tf.float64), tf.range(5), tf.constant([5, 2])
+        )
+
+    @tf.function
+    def gradient():
+        with tf.GradientTape() as tape:
+            loss = product(table) + tf.reduce_sum(tf.gather(table, [RANK, 4]))
+        return DistributedGradientTape(tape, op="sum").gradient(loss, table)
+
+    found = gradient()
+    assert len(found.indices) == 5 + 2 * SIZE, found.indices
+    expected = np.full([5, 2], SIZE * (SIZE + 1) / 2)
+    for rank in range(SIZE):
+        expected[[rank, 4]] += 1
+    np.testing.assert_allclose(tf.convert_to_tensor(found), expected)
+
+
 # ---- last: a Strategy, whose scope no other check may meet -----------------------------------------------------------
 
 

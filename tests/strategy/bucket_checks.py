@@ -99,6 +99,55 @@ def check_slices_are_reduced_as_rows_or_as_a_table():
                 np.testing.assert_array_equal(tf.convert_to_tensor(result), expected)
 
 
+def check_rows_listed_once_are_reduced_as_rows_or_as_a_table():
+    """Each rank lists `listed` of 6 rows, from another one on: those of the others come in one process's order."""
+    for listed in (1, 6):
+
+        @tf.function
+        def reduce(indices, listed=listed):
+            indices, _ = tf.unique(indices)
+            values = tf.cast(indices[:, tf.newaxis], tf.float64) + tf.constant([[1.0, 10.0 * RANK]], tf.float64)
+            slices = tf.IndexedSlices(values, indices, tf.constant([6, 2]))
+            return all_reduce_slices(slices, op="mean", name=f"once_{listed}", tables=Tables(kinds=RowKinds(None)))
+
+        everyones = [[(row + rank) % 6 for row in range(listed)] * 2 for rank in range(SIZE)]
+        mine = tf.constant(everyones[RANK], tf.int64)
+        function = reduce.get_concrete_function(tf.TensorSpec([None], tf.int64))
+        result = function(mine)
+        occurred = list(dict.fromkeys(row for rows in everyones for row in rows))
+        np.testing.assert_array_equal(result.indices, occurred)
+        expected = np.zeros([6, 2])
+        for rank, rows in enumerate(everyones):
+            expected[rows] += np.stack([np.add(rows, 1.0), np.add(rows, 10.0 * rank)], 1) / SIZE
+        np.testing.assert_allclose(result.values, expected[occurred], rtol=1e-15)
+
+
+def check_a_whole_table_among_slices_is_not_gathered():
+    """As a program makes it of a dense gradient, beside rank + 1 rows that were looked up, in an unknown batch."""
+    rows = tf.constant(([0, 3] * SIZE)[: RANK + 1], tf.int64)
+    both = tf.reshape(tf.range(4 * 2 + 2 * (RANK + 1), dtype=tf.float64), [-1, 2])
+    dense = keras_ddl.all_reduce(
+        tf.convert_to_tensor(tf.IndexedSlices(both, tf.concat([np.arange(4), rows], 0), [4, 2]))
+    )
+    for add_up, as_dense, listed in (
+        (False, "auto", 4 + SIZE * (SIZE + 1) // 2),
+        (True, "auto", 4),
+        (True, False, 4 + SIZE * (SIZE + 1) // 2),
+    ):
+
+        @tf.function
+        def reduce(rows, values, add_up=add_up, as_dense=as_dense):
+            whole = tf.cast(tf.range(tf.shape(values[:4])[0]), tf.int64)
+            slices = tf.IndexedSlices(values, tf.concat([whole, rows], 0), tf.constant([4, 2], tf.int64))
+            tables = Tables(as_dense, add_up)
+            return all_reduce_slices(slices, op="sum", name=f"whole_{add_up}_{as_dense}", tables=tables)
+
+        result = reduce(rows, both)
+        assert len(result.indices) == len(result.values) == listed, (add_up, as_dense, result.indices)
+        np.testing.assert_array_equal(result.indices[:4], range(4))
+        np.testing.assert_array_equal(tf.convert_to_tensor(result), dense)
+
+
 def check_only_plain_sgd_lets_rows_be_added_up():
     from keras_ddl.strategy.keras_patches.optimizer import is_linear
 

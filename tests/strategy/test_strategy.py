@@ -18,7 +18,7 @@ def checks(*names: str) -> list[Path]:
 
 # One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
 OF_THREE = ("exact", "loop", "state", "bucket", "random", "metric")
-PROGRAMS = ("gan", "step", "metric_state", "table")  # as Keras's guides write them
+PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
 DATA = ("data", "order", "row")
 OF_TWO = ("training", "callback", "decision", "saving", "drift", "guard", "error", *PROGRAMS, *DATA, "tf_distribute")
 test_of_three = rank_tests(checks(*OF_THREE), [3], check_timeout=120, env=PATIENT)
