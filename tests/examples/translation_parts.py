@@ -32,6 +32,7 @@ from translation.lines import Ranks
 from translation.losses import TokenCrossentropy
 from translation.lstm import LSTMTranslator
 from translation.plan import Plan
+from translation.studies import rows, table_bytes
 from translation.text import GraphSubwords
 from translation.transformer import Transformer
 
@@ -53,11 +54,13 @@ __all__ = [
     "lines",
     "on_ranks",
     "phrases",
+    "rows",
     "run_directory",
     "scores",
     "serving",
     "settings",
     "subwords",
+    "table_bytes",
     "training",
     "translated",
     "words",
