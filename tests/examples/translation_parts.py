@@ -32,7 +32,7 @@ from translation.lines import Ranks
 from translation.losses import TokenCrossentropy
 from translation.lstm import LSTMTranslator
 from translation.plan import Plan
-from translation.studies import rows, table_bytes
+from translation.studies import original, rows, scaling, step_model, strong_scaling, table_bytes, trainings
 from translation.text import GraphSubwords
 from translation.transformer import Transformer
 
@@ -53,15 +53,20 @@ __all__ = [
     "history",
     "lines",
     "on_ranks",
+    "original",
     "phrases",
     "rows",
     "run_directory",
+    "scaling",
     "scores",
     "serving",
     "settings",
+    "step_model",
+    "strong_scaling",
     "subwords",
     "table_bytes",
     "training",
+    "trainings",
     "translated",
     "words",
 ]

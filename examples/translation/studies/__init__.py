@@ -2,4 +2,9 @@
 
 table_bytes.py   bytes of the gradient of a shared table, gathered and as one table, by the number of ranks
 rows.py          what all of them do with their rows
+
+scaling.py         words per second against the number of ranks: here, in the emulated cluster, and on the original's
+                   machines (original.py); trainings.py starts what is measured, step_time.py is a rank of it
+strong_scaling.py  one batch on ever more nodes, with dense and with assumed-sparse gradients
+step_model.py      how long a step takes on given links
 """

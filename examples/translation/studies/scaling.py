@@ -1,0 +1,188 @@
+"""Words per second and the time of a training step against the number of ranks.
+
+    python -m translation.studies.scaling --model lstm
+    python -m translation.studies.scaling --ranks --hosts          # predicts alone: a second
+
+Rows are
+
+    measured   `keras-ddl run -np N` here. A rank has one core and as many tokens of a batch at any N, as a device of
+               the original; where there are more ranks than cores, they share
+    emulated   the same on hosts of one rank: network namespaces with links of --rate. Needs root. They share this
+               machine's cores
+    predicted  here and there: the measured step of a rank alone, times the ranks that share a core, and an all-reduce
+               of the gradients by keras_ddl.cost_model; nothing hides it, for all cores compute
+    published  step times of the original on its machines (original.py): an LSTM, hosts of 4 devices, 100 Gbit/s
+               between them. Its devices are IBM's, joined by NVLink; 40 GB/s each way is what two links of the first
+               generation are made for, and what --device-link changes
+    predicted  for these machines, in three ways, by what is added to the published step of one device:
+                 links                the exchange, over links as fast as they are made; nothing is fitted
+                 links, waiting       and the wait for the slowest device: a batch was a number of sentences, whose
+                                      length differed between devices. How much is FITTED to 2 and 4 devices, which are
+                                      of one host; rows of more hosts are predicted
+                 slower inside hosts  instead, a link inside hosts that is FITTED to 4 devices
+               "error" is that of the step time.
+
+There is no such wait here: a batch is a number of tokens, and the ranks share the rows of one. Rounds take turns;
+a time is the median of all epochs but the first of each start. On a busy machine it means nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_ddl.cost_model import Cluster, Dimension, shared_memory
+from translation.studies import original, rows
+from translation.studies.original import Links
+from translation.studies.step_model import exchange
+from translation.studies.trainings import Trainings
+
+PAYLOAD = 0.95  # of a link's rate; the rest is headers of Ethernet, IP and TCP
+UNITS = {"mbit": 1e6 / 8, "gbit": 1e9 / 8}
+
+
+def rate(text: str) -> float:
+    """Returns bytes/s of a rate as tc spells it: "200mbit", "1gbit"."""
+    for unit, factor in UNITS.items():
+        if text.endswith(unit):
+            return float(text.removesuffix(unit)) * factor
+    raise argparse.ArgumentTypeError(f"a rate is a number and mbit or gbit. Received: {text!r}")
+
+
+def copy_bandwidth(nbytes: int) -> float:
+    """Returns the bytes/s at which a core copies a buffer of `nbytes`."""
+    source, target, seconds = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8), []
+    for _ in range(9):
+        begin = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - begin)
+    return nbytes / statistics.median(seconds)
+
+
+def measure(chosen: argparse.Namespace) -> list[rows.Row]:
+    """Returns the rows of this machine."""
+    unavailable = None
+    with tempfile.TemporaryDirectory() as folder:
+        trainings = Trainings(Path(folder), chosen.model, chosen.tokens, chosen.pairs, chosen.epochs)
+        for _ in range(chosen.rounds):
+            for ranks in chosen.ranks:
+                trainings.run(ranks)
+            for hosts in chosen.hosts:
+                unavailable = unavailable or trainings.run_emulated(hosts, chosen.rate)
+    if unavailable:
+        print(f"Nothing is emulated: {unavailable}")
+    link = (PAYLOAD * rate(chosen.rate), chosen.emulated_latency)
+    cores, copy = len(os.sched_getaffinity(0)), copy_bandwidth(trainings.gradient_bytes)
+    found = table(trainings, link, cores, copy)
+    found[0]["note"] = (
+        f"{chosen.model}: {trainings.gradient_bytes / 1e6:.1f} MB of gradients; {chosen.tokens} tokens a rank; "
+        f"{cores} cores, {copy / 1e9:.1f} GB/s of copying"
+    )
+    return found
+
+
+def table(trainings: Trainings, link: tuple[float, float], cores: int, copy: float) -> list[rows.Row]:
+    """Returns what was measured and emulated, each with its prediction.
+
+    Args: link: of emulated hosts, bytes/s and seconds of latency. copy: bytes/s at which a core copies.
+    """
+    alone, found = trainings.seconds(1), []
+    for hosts, ranks in sorted((hosts, ranks) for ranks, hosts in trainings.found):
+        inside = Dimension(1, copy) if hosts else shared_memory(ranks, copy, cores)
+        cluster = Cluster((inside, Dimension(hosts, *link)) if hosts else (inside,))
+        seconds = trainings.seconds(ranks, hosts)
+        predicted = alone * max(1.0, ranks / cores) + exchange(cluster, trainings.gradient_bytes)
+        for how, its_seconds in (("emulated" if hosts else "measured", seconds), ("predicted", predicted)):
+            row = {
+                "how": how,
+                "what": "emulated hosts" if hosts else "here",
+                "ranks": ranks,
+                "hosts": max(1, hosts),
+                "step ms": 1e3 * its_seconds,
+                "times one": ranks * alone / its_seconds,
+                "words/s": trainings.words(ranks) / its_seconds,
+            }
+            if how == "predicted":
+                row["error %"] = 100 * (predicted / seconds - 1)
+            if how != "predicted" or ranks > 1:
+                found.append(row)
+    return found
+
+
+def draw(figure: Any, found: Sequence[rows.Row]) -> None:
+    """Draws words per second here, and the original's step times."""
+    groups: dict[tuple[str, str], list[rows.Row]] = {}
+    for row in found:
+        groups.setdefault((row["how"], row["what"]), []).append(row)
+    of_original = [key for key in groups if key[1].startswith("original")]
+    here = [key for key in groups if key not in of_original]
+    colors = {"emulated hosts": "tab:red", "original: links": "tab:gray", "original: slower inside hosts": "tab:green"}
+    panels = [(keys, column) for keys, column in ((here, "words/s"), (of_original, "step ms")) if keys]
+    for axes, (keys, column) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+        for how, what in keys:
+            mine = groups[how, what]
+            look = rows.LOOKS[how] | ({"color": colors[what]} if how == "predicted" and what in colors else {})
+            label = how if what == "original" else f"{how}: {what.removeprefix('original: ')}"
+            axes.plot([row["ranks"] for row in mine], [row[column] for row in mine], label=label, **look)
+        axes.set(xlabel="devices of the original" if keys is of_original else "ranks", ylabel=column)
+        axes.set_ylim(bottom=0)
+        axes.set_xticks(sorted({row["ranks"] for key in keys for row in groups[key]}))
+        axes.grid(alpha=0.3)
+        axes.legend()
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the options."""
+    result = argparse.ArgumentParser(
+        parents=[rows.options("scaling")], description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = result.add_argument_group("this machine").add_argument
+    add("--model", choices=("lstm", "transformer"), default="lstm", help="of the sizes for this corpus (default: lstm)")
+    add("--ranks", type=int, nargs="*", default=[1, 2, 4], metavar="N", help="to measure (default: 1 2 4)")
+    add("--hosts", type=int, nargs="*", default=[2, 4], metavar="N", help="to emulate, of one rank (default: 2 4)")
+    add("--rate", default="1gbit", help="of an emulated host's link, both ways (default: %(default)s)")
+    add("--emulated-latency", type=float, default=100e-6, help="ASSUMED, seconds of a message (default: %(default)g)")
+    add("--tokens", type=int, default=1024, help="of a rank's part of a batch (default: %(default)s)")
+    add("--pairs", type=int, default=600, help="of phrases a rank and epoch (default: %(default)s)")
+    add("--epochs", type=int, default=2, help="measured in a start of the ranks (default: %(default)s)")
+    add("--rounds", type=int, default=2, help="starts of each (default: %(default)s)")
+    add = result.add_argument_group("the original's machines").add_argument
+    add("--device-link", type=float, default=Links.device, help="bytes/s of a device (default: %(default)g)")
+    add("--host-link", type=float, default=Links.host, help="bytes/s of a host (default: %(default)g: 100 Gbit/s)")
+    add("--latency", type=float, default=Links.latency, help="seconds of a message (default: %(default)g)")
+    add(
+        "--overlap",
+        type=float,
+        default=0.0,
+        help="share of computing during which gradients travel; those of keras_ddl do while the backward pass goes on, "
+        "some 0.67 (default: 0, as in the original)",
+    )
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    options = parser()
+    chosen = rows.parse(options, arguments)
+    try:
+        rate(chosen.rate)
+    except argparse.ArgumentTypeError as error:
+        options.error(f"--rate: {error}")
+    found = []
+    if chosen.ranks or chosen.hosts:
+        chosen.ranks = sorted({1, *chosen.ranks})  # what a rank takes alone is the base of the rest
+        found = measure(chosen)
+    found += original.table(Links(chosen.device_link, chosen.host_link, chosen.latency), chosen.overlap)
+    rows.show(found, chosen, draw)
+
+
+if __name__ == "__main__":
+    main()
