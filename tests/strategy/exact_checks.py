@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import data
 from strategy.common import (
@@ -167,7 +168,16 @@ def check_embedding_gradients_keep_duplicate_rows_apart():
         check_equal_to_one_process(make, build=build, fit={"x": tokens, "epochs": 1})
 
 
+def check_embedding_gradients_as_rows_and_as_a_table_under_momentum():
+    embeddings_of_two_sizes(sgd(momentum=0.9, nesterov=True))
+
+
+@long
 def check_embedding_gradients_as_rows_and_as_a_table():
+    embeddings_of_two_sizes(sgd())
+
+
+def embeddings_of_two_sizes(optimizer):
     # 50 rows in a step, 15 in the last one: of the small table more than twice its rows, and once not.
     for table in (9, 200):
         tokens = np.random.default_rng(3).integers(0, table, size=(43, 5))
@@ -177,8 +187,7 @@ def check_embedding_gradients_as_rows_and_as_a_table():
             embedded = keras.layers.Embedding(table, 4)(inputs)
             return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(embedded)))
 
-        for arguments in ({}, {"momentum": 0.9, "nesterov": True}):
-            check_equal_to_one_process(sgd(**arguments), build=build, fit={"x": tokens, "epochs": 1})
+        check_equal_to_one_process(optimizer, build=build, fit={"x": tokens, "epochs": 1})
 
 
 def check_synchronized_batch_normalization():

@@ -113,6 +113,7 @@ def check_table_used_in_three_ways_under_clipped_sgd(scope):
     return train_table(scope, TokensAndPositions, lambda: keras.optimizers.SGD(0.1, clipnorm=0.1), TOKENS)
 
 
+@long
 @case()
 def check_table_used_in_three_ways_under_sgd(scope):
     return train_table(scope, TokensAndPositions, lambda: keras.optimizers.SGD(0.1), TOKENS)

@@ -2,6 +2,7 @@
 
 import os
 
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import (
     SIZE,
@@ -31,10 +32,12 @@ def check_sgd_20_steps_float32():
     check_equal_to_one_process(sgd(), fit={"epochs": 4}, dtype="float32")
 
 
+@long
 def check_sgd_20_steps_float64():
     check_equal_to_one_process(sgd(), fit={"epochs": 4})
 
 
+@long
 def check_adam_20_steps_float32():
     check_equal_to_one_process(adam(), fit={"epochs": 4}, dtype="float32")
 
