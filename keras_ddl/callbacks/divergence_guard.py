@@ -1,4 +1,4 @@
-"""DivergenceGuard: a training whose loss grows without bound stops, or goes on from before with a lower rate."""
+"""DivergenceGuard: a training whose loss goes wrong stops, or goes on from before with a lower rate."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from keras_ddl import communicator
 from keras_ddl.callbacks._last_good import CheckpointsOfGood, MemoryOfGood, step_of
 from keras_ddl.callbacks._learning_rate_controller import controller_of
+from keras_ddl.callbacks._loss_judge import LossJudge
 from keras_ddl.callbacks._momentum import MomentumCorrection
 from keras_ddl.callbacks._training_state import build_optimizer
 from keras_ddl.compat.keras import optimizers_with_rates
@@ -21,14 +22,18 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.schedules import positive
 from keras_ddl.strategy.keras_patches.trainer import stop_on_all_ranks
 
-_LEAST = 0.01  # of the first window's loss: below, a rise is noise
-
 
 class DivergenceGuard(keras.callbacks.Callback):
     """Watches the mean loss of all ranks over windows of steps; all ranks decide alike.
 
-    A window is bad when its loss is not finite, or exceeds the lowest of an earlier window by more than `rise` times
-    that (or times 1 % of the first window's, if that is more). Then `action` is taken:
+    A window is bad when its loss
+
+    - is not finite,
+    - exceeds the lowest of an earlier window by more than `rise` times that (or times 1 % of the first window's, if
+      that is more), or
+    - is not below `ceiling`, where `grace` windows have passed since the beginning or since the guard has gone back.
+
+    Then `action` is taken:
 
     - "stop": training stops on all ranks, the weights stay as they are.
     - "go_back": weights and optimizers go back to the last state that was followed by a good window, the learning rate
@@ -41,7 +46,10 @@ class DivergenceGuard(keras.callbacks.Callback):
         monitor: a metric of the model that is a mean, or a key of a custom train_step's logs.
         action: "stop" or "go_back".
         window: steps whose losses are averaged and compared; what is left at an epoch's end counts from half of that.
-        rise: see above; None: only NaN and Inf count.
+        rise: see above; None: no rise is bad.
+        ceiling: what the loss of a training that learns comes below and stays below, such as the loss of a model that
+            knows nothing of its input; None: there is none. Only windows below it lead to states to go back to.
+        grace: windows until the loss must be below the ceiling.
         directory: of a `Checkpoint` of this fit, to go back to its checkpoints; default: copies in memory, twice the
             size of weights and optimizer state.
         factor: what the learning rate is multiplied by, each time.
@@ -63,16 +71,21 @@ class DivergenceGuard(keras.callbacks.Callback):
         directory: str | Path | None = None,
         factor: float = 0.5,
         retries: int = 3,
+        ceiling: float | None = None,
+        grace: int = 10,
     ) -> None:
         super().__init__()
         if action not in ("stop", "go_back"):
             raise ConfigError(f"action must be 'stop' or 'go_back'. Received: action={action!r}.")
-        for name, value in (("window", window), ("retries", retries)):
+        for name, value in (("window", window), ("retries", retries), ("grace", grace)):
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
                 raise ConfigError(f"{name} must be a whole number, 1 or more. Received: {name}={value!r}.")
         if not positive("factor", factor) < 1:
             raise ConfigError(f"factor must be a number between 0 and 1. Received: factor={factor!r}.")
+        if ceiling is not None and (not isinstance(ceiling, numbers.Real) or not math.isfinite(ceiling)):
+            raise ConfigError(f"ceiling must be a finite number or None. Received: ceiling={ceiling!r}.")
         self.monitor, self.action, self.window, self.retries = monitor, action, window, retries
+        self.ceiling, self.grace = ceiling, grace
         self.rise = None if rise is None else positive("rise", rise)
         self.directory, self.factor = directory, factor
         self.message: str | None = None
@@ -85,7 +98,7 @@ class DivergenceGuard(keras.callbacks.Callback):
         self.message = None
         self._gone_back = self._batches = 0
         self._carried = np.zeros(2)
-        self._first = self._lowest = None
+        self._judge = LossJudge(self.rise, self.ceiling, self.grace)
         self._good = None
         if self.action == "go_back":
             for optimizer in optimizers_with_rates(self.model):
@@ -154,25 +167,15 @@ class DivergenceGuard(keras.callbacks.Callback):
         if at_end and 2 * self._batches < self.window and math.isfinite(loss):
             return  # the next epoch's first steps complete it
         self._carried, self._batches = np.zeros(2), 0
-        if self._is_bad(loss):
-            self._act(loss)
-            return
-        self._first = loss if self._first is None else self._first
-        self._lowest = loss if self._lowest is None else min(loss, self._lowest)
-        if self._good is not None:
+        problem = self._judge.problem(loss)
+        if problem is not None:
+            self._act(loss, problem)
+        elif self._good is not None and self._judge.is_good:
             self._good.note()
 
-    def _is_bad(self, loss: float) -> bool:
-        if not math.isfinite(loss):
-            return True
-        if self.rise is None or self._lowest is None:
-            return False
-        return loss - self._lowest > self.rise * max(abs(self._lowest), _LEAST * abs(self._first))
-
-    def _act(self, loss: float) -> None:
+    def _act(self, loss: float, problem: str) -> None:
         step = step_of(self.model)
-        lowest = "before any good window" if self._lowest is None else f"the lowest before was {self._lowest:g}"
-        found = f"DivergenceGuard: {self.monitor} is {loss:g} in the window that ends with step {step}; {lowest}."
+        found = f"DivergenceGuard: {self.monitor} is {loss:g} in the window that ends with step {step}; {problem}."
         back = self._go_back() if self._good is not None else None
         self._must_reset = back is not None
         if back is None or self._gone_back == self.retries:
@@ -183,6 +186,7 @@ class DivergenceGuard(keras.callbacks.Callback):
             stop_on_all_ranks(self.model)
             return
         self._gone_back += 1
+        self._judge.go_back()
         rates = ", ".join(f"{rate:g}" for rate in self._lower_rates())
         self._say(
             f"{found} Training goes back to step {back} and on with learning rate {rates} "

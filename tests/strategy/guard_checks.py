@@ -53,6 +53,12 @@ def check_divergence_stops_all_ranks_with_a_message():
         assert len(history["loss"]) < 3 and model.optimizer.iterations < 12, history
         assert len(said) == 1 and "loss is" in said[0] and "the lowest before was" in said[0], said
         assert "Training stops. Lower the learning rate" in said[0], said
+    model = regression(1e-9)
+    _, said = fit_guarded(model, callbacks.DivergenceGuard(window=2, ceiling=0.5, grace=3))
+    assert (
+        len(said) == 1 and "window that ends with step 6; it must be below 0.5 by then. Training stops." in said[0]
+    ), said
+    assert int(model.optimizer.iterations) == 6
     # What TerminateOnNaN of one rank sees: a row that only the last rank has.
     x = X[:40].copy()
     x[39] = np.nan
@@ -149,7 +155,15 @@ def check_the_guard_takes_the_state_of_layers_back_to_that_of_all_ranks():
 
 @long
 def check_the_guard_refuses_what_it_cannot_watch():
-    for bad in ({"action": "pray"}, {"window": 0}, {"factor": 1.5}, {"rise": -1.0}, {"retries": True}):
+    for bad in (
+        {"action": "pray"},
+        {"window": 0},
+        {"factor": 1.5},
+        {"rise": -1.0},
+        {"retries": True},
+        {"grace": 0},
+        {"ceiling": np.nan},
+    ):
         with pytest.raises(ConfigError, match="Received"):
             callbacks.DivergenceGuard(**bad)
     with pytest.raises(ConfigError, match="Received: monitor='perplexity'; the logs hold"):

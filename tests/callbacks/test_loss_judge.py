@@ -1,0 +1,100 @@
+"""What DivergenceGuard makes of the losses of windows, by curves as trainings draw them."""
+
+import math
+
+import numpy as np
+import pytest
+
+from keras_ddl.callbacks._loss_judge import LossJudge
+
+
+def found(losses, rise=2.0, ceiling=None, grace=10):
+    """Returns the first window with a problem, and the problem."""
+    judge = LossJudge(rise, ceiling, grace)
+    problems = [judge.problem(float(loss)) for loss in losses]
+    return next(((window, each) for window, each in enumerate(problems) if each is not None), None)
+
+
+def learning(start, end, windows=40, noise=0.0):
+    curve = end + (start - end) * np.exp(-np.arange(windows) / 8)
+    return curve + noise * np.random.default_rng(0).normal(size=windows)
+
+
+BLIND = 4.8  # what a cross-entropy comes to, and stays at, when a model knows nothing of its input any more
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        learning(6.0, 0.5, noise=0.1),
+        learning(6.0, 4.0, noise=0.2),
+        learning(0.011, 0.01, noise=0.001),
+        learning(6.0, 1e-4, windows=200, noise=1e-5),  # converged: three times nothing is nothing
+        np.append(learning(6.0, 2.0), 3.5),  # a spike, most of which the mean of a window hides
+        learning(-1.0, -10.0, noise=0.5),
+        np.full(40, 1e-3) + np.random.default_rng(1).uniform(0, 1e-3, 40),  # nothing to learn
+    ],
+)
+def test_a_loss_that_falls_or_wavers_is_no_problem(curve):
+    assert found(curve) is None
+    assert found(curve, rise=None) is None
+    assert found(curve, ceiling=curve[0] * 0.999 if curve[0] > 0 else curve[0] + 1, grace=41) is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_is_one_at_once(bad):
+    assert found([bad]) == (0, "before any good window")
+    assert found([6.0, 4.0, bad], rise=None) == (2, "the lowest before was 4")
+
+
+def test_a_loss_that_grows_without_bound_is_one_when_it_has_grown_by_rise():
+    assert found([1.0, 2.9, 3.1]) == (2, "the lowest before was 1")
+    assert found([1.0, 1.4, 1.6], rise=0.5) == (2, "the lowest before was 1")
+    assert found([1.0, 1e9], rise=None) is None
+    slowly = np.append(learning(6.0, 4.0), np.linspace(4.0, 12.5, 60))
+    assert slowly[found(slowly)[0]] > 12 and slowly[found(slowly, rise=0.25)[0]] < 5.2
+
+
+def test_a_loss_that_jumps_back_to_blind_guesses_is_one_below_a_third_of_them_or_above_a_ceiling():
+    jump = [*learning(6.0, 2.0), *[BLIND] * 20]
+    assert found(jump) is None, "less than three times the lowest"
+    assert found(jump, rise=1.0) == (40, f"the lowest before was {min(jump):g}")
+    assert found(jump, ceiling=4.7) == (40, "it must be below 4.7 by then")
+    assert found(jump, ceiling=4.7, rise=None) == (40, "it must be below 4.7 by then")
+    later = [*learning(6.0, 1.5), *[BLIND] * 20]
+    assert found(later) == (40, f"the lowest before was {min(later):g}")
+
+
+def test_a_loss_that_never_leaves_blind_guesses_is_one_after_the_grace():
+    stuck = [6.0, 5.1, *[BLIND] * 30]
+    assert found(stuck) is None and found(stuck, rise=0.1) is None
+    assert found(stuck, ceiling=4.7, grace=6) == (5, "it must be below 4.7 by then")
+    assert found(stuck, ceiling=4.7, grace=1) == (0, "it must be below 4.7 by then")
+    assert found(stuck, ceiling=4.9, grace=6) is None
+
+
+def test_a_state_above_the_ceiling_is_not_one_to_go_back_to():
+    judge = LossJudge(2.0, 4.7, 4)
+    good = []
+    for loss in (6.0, 5.0, 4.6, 4.0, 4.8, 3.9):
+        judge.problem(loss)
+        good.append(judge.is_good)
+    assert good == [False, False, True, True, False, True]
+
+
+def test_what_comes_after_going_back_is_held_against_the_state_it_comes_from():
+    judge = LossJudge(2.0, 4.7, 3)
+    for loss in (6.0, 5.9, 1.0):
+        assert judge.problem(loss) is None
+    assert judge.problem(4.6) == "the lowest before was 1"
+    judge.go_back()  # only the state before the last good window is sure: here the first one, with all its time
+    assert [judge.problem(loss) for loss in (6.0, 4.8, 4.8)] == [None, None, "it must be below 4.7 by then"]
+    judge = LossJudge(2.0, None, 3)
+    for loss in (6.0, 4.5, 1.0):
+        assert judge.problem(loss) is None
+    assert judge.problem(4.4) == "the lowest before was 1"
+    judge.go_back()  # to where the loss was 4.5, which a lower rate does not bring down to 1 at once
+    assert judge.problem(4.4) is None and judge.problem(2.0) is None
+    assert judge.problem(6.1) == "the lowest before was 2"
+    judge.go_back()
+    assert judge.problem(4.4) is None
