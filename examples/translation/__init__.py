@@ -10,6 +10,25 @@ The data, in the order in which it is made:
     plan.py      which sentences meet in a batch, from their lengths alone, and which rank needs which
     batches.py   batches of a number of tokens for any Keras model, the same on any number of ranks
 
+The models and their training:
+
+    attention.py      Luong's attention, and that of several heads
+    lstm.py           the recurrent model
+    transformer.py    the Transformer, with one table
+    losses.py         cross-entropy a token, with label smoothing
+    settings.py       sizes, data and optimizer of a training: presets and flags
+    training.py       the training on one rank or many, and its command
+    averaging.py      the mean of the last checkpoints
+    history.py        speed, loss and scores of each epoch, as a picture
+    run_directory.py  what a training leaves on disk, and the model in it
+
+Evaluation and inference, with the same weights:
+
+    beam.py        beam search by TensorFlow's own operations
+    inference.py   the graph that translates, and a function of sentences
+    scores.py      exact match and BLEU
+    evaluation.py  held-out sentences, translated by all ranks
+
 What is exported, for servers, which run no Python, and for `python -m translation "a phrase"`:
 
     text.py      the subwords of sentences, and sentences of subwords, by TensorFlow's own operations

@@ -1,9 +1,10 @@
-"""Translates with what a training has exported. TensorFlow alone is needed: the SavedModel holds all the rest.
+"""Translates with what a training has exported.
 
-python -m translation "twenty-third of May, 1997" "the third of June"
-python -m translation < sentences.txt
+    python -m translation "twenty-third of May, 1997" "the third of June"
+    python -m translation < sentences.txt
 
-Writes a line for each phrase. Without a phrase it reads lines from standard input.
+Writes a line for each phrase. Without a phrase it reads lines from standard input. TensorFlow alone is needed: the
+SavedModel holds all the rest.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -54,6 +54,35 @@ def make(directory: str | Path, *, seed: int = 0, compress: bool = False, **size
             for place, language in enumerate(LANGUAGES)
         )
     return made
+
+
+def find(
+    directory: str | Path, parts: Sequence[str], source: str = "en", target: str = "de", optional: Sequence[str] = ()
+) -> dict[str, list[Path]]:
+    """Returns the files of a corpus by part, [source, target], as PART.en and PART.de or with .gz.
+
+    Args: optional: parts that are left out where they are not there.
+    Raises: FileNotFoundError: a file is missing; names it.
+    """
+    found = {}
+    for part in [*parts, *optional]:
+        plain = [Path(directory) / f"{part}.{language}" for language in (source, target)]
+        paths = [path if path.exists() else path.with_name(path.name + ".gz") for path in plain]
+        missing = [path for path, there in zip(plain, paths) if not there.exists()]
+        if not missing:
+            found[part] = paths
+        elif part in parts:
+            raise FileNotFoundError(
+                f"A corpus is two files of each part, a sentence a line, plain or .gz. Received: no {missing[0]}. "
+                f"Make one: python -m translation.corpus {directory}"
+            )
+    return found
+
+
+def add_languages(parser: argparse.ArgumentParser) -> None:
+    """Adds the endings of the files of a corpus."""
+    parser.add_argument("--source", default="en", help="ending of the files to translate (%(default)s)")
+    parser.add_argument("--target", default="de", help="ending of their translations (%(default)s)")
 
 
 def _write(path: Path, lines: list[str], compress: bool) -> Path:

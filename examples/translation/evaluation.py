@@ -1,20 +1,26 @@
 """Evaluation: held-out sentences translated by all ranks, each its share, and scored.
 
-python -m translation.evaluation --output translation-output --corpus data --part test
-keras-ddl run -np 2 python -m translation.evaluation
+    python -m translation.evaluation data
+    keras-ddl run -np 2 python -m translation.evaluation data --part dev --beam 1 --write translations.txt
+
+It evaluates what a training has left in translation-output, or --output.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 
+import keras_ddl
 from translation import scores
+from translation.corpus import add_languages, find
 from translation.inference import Translator
-from translation.lines import Ranks
+from translation.lines import Ranks, read_lines
+from translation.run_directory import DEFAULT, RunDirectory
 
 
 def translations(translator: Translator, sentences: Sequence[str], ranks: Ranks) -> list[str]:
@@ -31,7 +37,7 @@ def evaluate(translator: Translator, paths: Sequence[str | Path], *, limit: int 
 
     Args: paths: files of source and of references. limit: sentences, of which it takes the first.
     """
-    source, references = (_read(path)[:limit] for path in paths)
+    source, references = (read_lines(path)[:limit] for path in paths)
     found = translations(translator, source, Ranks.of_job())
     return {"exact": scores.exact_match(found, references), "bleu": scores.bleu(found, references)}
 
@@ -55,9 +61,32 @@ class Scores(keras.callbacks.Callback):
         logs.update(evaluate(self._translator, self.paths, limit=self.limit))
 
 
-def _read(path: str | Path) -> list[str]:
-    import gzip
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", type=Path, help="directory of dev.en and dev.de, test.en and test.de (or .gz)")
+    add_languages(parser)
+    parser.add_argument("--output", type=Path, default=DEFAULT, help="of the training (%(default)s)")
+    parser.add_argument("--part", default="test", choices=["dev", "test"], help="(%(default)s)")
+    parser.add_argument("--beam", type=int, default=4, help="hypotheses of a sentence; 1 is greedy (%(default)s)")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the translations there, a line each")
+    options = parser.parse_args()
+    try:
+        source, references = find(options.corpus, [options.part], options.source, options.target)[options.part]
+        model, subwords, settings = RunDirectory(options.output).load()
+    except FileNotFoundError as error:
+        parser.error(str(error))
+    keras_ddl.init()
+    translator = Translator(model, subwords, beam=options.beam, longest=settings.longest)
+    found = translations(translator, read_lines(source), Ranks.of_job())
+    if keras_ddl.rank() == 0:
+        right = read_lines(references)
+        print(
+            f"{options.part}: exact match {scores.exact_match(found, right):.3f}, BLEU {scores.bleu(found, right):.1f}"
+        )
+        if options.write is not None:
+            options.write.write_text("".join(f"{line}\n" for line in found), encoding="utf-8")
 
-    path = Path(path)
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        return [line.strip() for line in file]
+
+if __name__ == "__main__":
+    main()

@@ -77,6 +77,12 @@ def read_range(paths: Sequence[str | Path], ranks: Ranks) -> tuple[int, list[lis
     return total, texts
 
 
+def read_lines(path: str | Path) -> list[str]:
+    """Returns all lines of a file, plain or gzip."""
+    with _open(Path(path)) as file:
+        return [_text(line) for line in file]
+
+
 def sample(path: str | Path, count: int, places: int = 64) -> list[str]:
     """Returns about `count` lines, spread over the file; fewer if it has fewer. Of a gzip file the first ones.
 

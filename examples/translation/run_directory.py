@@ -1,11 +1,13 @@
 """The directory of a training, by its parts, and the model in it.
 
-OUTPUT/settings.json        what it was made of
-OUTPUT/subwords.model       sentencepiece's own format
-OUTPUT/ckpt/                checkpoints of callbacks.Checkpoint, to go on from
-OUTPUT/averaged/            the result: one checkpoint, the mean of the last ones, to be exported
-OUTPUT/saved_model/1/       what `keras-ddl export` makes of it
-OUTPUT/history.csv, .png    loss, BLEU and exact match of each epoch
+    OUTPUT/settings.json        what it was made of
+    OUTPUT/subwords.model       sentencepiece's own format
+    OUTPUT/ckpt/                checkpoints of callbacks.Checkpoint, to go on from
+    OUTPUT/averaged/            the result: one checkpoint, the mean of the last ones, to be exported
+    OUTPUT/saved_model/1/       what `keras-ddl export` makes of it
+    OUTPUT/history.csv, .png    loss, BLEU, exact match and speed of each epoch
+
+`keras-ddl export` takes `ckpt` as well, also while training goes on.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Training under keras_ddl.Strategy, on one rank or many.
 
-python -m translation.corpus data
-keras-ddl run -np 2 python -m translation.training data
-keras-ddl export translation-output/averaged translation-output/saved_model
-python -m translation "twenty-third of May, 1997"
+    python -m translation.corpus data
+    keras-ddl run -np 2 python -m translation.training data
+    keras-ddl export translation-output/averaged translation-output/saved_model
+    python -m translation "twenty-third of May, 1997"
+
+Settings begin with those of --preset, and each has a flag.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from translation import settings as presets
 from translation import subwords as subwords_of
 from translation.averaging import average_checkpoints
 from translation.batches import Batches
+from translation.corpus import add_languages, find
 from translation.evaluation import Scores, evaluate
 from translation.inference import Translator
 from translation.lines import sample
@@ -80,6 +83,7 @@ def train(
     batches = make_batches(corpus["train"], subwords, settings)
     with strategy.scope():
         model = compiled(settings, subwords, settings.make_schedule(settings.epochs * len(batches)))
+    exported = for_export(model, subwords, sample(corpus["dev"][0], 4), longest=settings.longest)
     model.fit(
         batches,
         epochs=settings.epochs,
@@ -95,13 +99,13 @@ def train(
                 keep=settings.average,
                 save_freq=settings.save_every,
                 resume=resume,
+                **exported,
             ),
         ],
     )
     averaged = average_checkpoints(model, run.checkpoints, settings.average)
-    scores = evaluate(Translator(model, subwords), corpus.get("test", corpus["dev"]))
+    scores = evaluate(Translator(model, subwords, longest=settings.longest), corpus.get("test", corpus["dev"]))
     if is_first:
-        exported = for_export(model, subwords, sample(corpus["dev"][0], 4), longest=settings.longest)
         write_result(model, run, averaged[-1], scores, exported)
     return scores
 
@@ -115,38 +119,17 @@ def write_result(
     history.save_picture(run.history, run.picture)
 
 
-def find_corpus(directory: str | Path, source: str = "en", target: str = "de") -> dict[str, Paths]:
-    """Returns the files of a directory by part: train, dev and, if it is there, test, as PART.en and PART.de or .gz.
-
-    Raises: FileNotFoundError: a file is missing; names it.
-    """
-    found = {}
-    for part in ("train", "dev", "test"):
-        plain = [Path(directory) / f"{part}.{language}" for language in (source, target)]
-        paths = [path if path.exists() else path.with_name(path.name + ".gz") for path in plain]
-        missing = [str(path) for path, there in zip(plain, paths) if not there.exists()]
-        if not missing:
-            found[part] = paths
-        elif part != "test":
-            raise FileNotFoundError(
-                f"A corpus is two files of each part, a sentence a line, plain or .gz. Received: no {missing[0]}. "
-                f"Make one: python -m translation.corpus {directory}"
-            )
-    return found
-
-
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path, help="directory of train.en, train.de, dev.en, dev.de (or .gz)")
-    parser.add_argument("--source", default="en", help="ending of the files to translate (en)")
-    parser.add_argument("--target", default="de", help="ending of their translations (de)")
+    add_languages(parser)
     parser.add_argument("--output", type=Path, default=run_directory.DEFAULT, help="(%(default)s)")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT")
     presets.add_flags(parser)
     options = parser.parse_args()
     try:
-        corpus = find_corpus(options.corpus, options.source, options.target)
+        corpus = find(options.corpus, ["train", "dev"], options.source, options.target, optional=["test"])
     except FileNotFoundError as error:
         parser.error(str(error))
     scores = train(presets.chosen(options), corpus, options.output, resume=options.resume)

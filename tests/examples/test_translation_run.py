@@ -6,7 +6,17 @@ import dataclasses
 
 import numpy as np
 import pytest
-from examples.translation_parts import Translator, averaging, corpus, history, run_directory, scores, settings, training
+from examples.translation_parts import (
+    Translator,
+    averaging,
+    corpus,
+    evaluation,
+    history,
+    run_directory,
+    scores,
+    settings,
+    training,
+)
 
 from keras_ddl import checkpoint, model_state
 
@@ -76,6 +86,19 @@ def test_a_training_goes_on_from_its_last_checkpoint(trained, tmp_path):
     assert history.read(tmp_path / "history.csv")["epoch"] == [0, 1, 2]
 
 
+def test_evaluation_finds_the_scores_of_the_training(trained, monkeypatch, capsys, tmp_path):
+    run, files, found = trained
+    data, written = str(files["test"][0].parent), tmp_path / "translations"
+    monkeypatch.setattr("sys.argv", ["evaluation", data, "--output", str(run.path), "--write", str(written)])
+    evaluation.main()
+    assert capsys.readouterr().out == f"test: exact match {found['exact']:.3f}, BLEU {found['bleu']:.1f}\n"
+    assert len(written.read_text().splitlines()) == 10
+    monkeypatch.setattr("sys.argv", ["evaluation", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        evaluation.main()
+    assert "Make one: python -m translation.corpus" in capsys.readouterr().err
+
+
 def test_averaging_takes_as_many_as_there_are(trained):
     run, _, _ = trained
     model, _, _ = run.load()
@@ -104,13 +127,14 @@ def test_a_directory_without_a_training_says_what_to_do(tmp_path):
 
 def test_a_corpus_is_found_plain_or_packed_and_missing_files_are_named(tmp_path):
     made = corpus.make(tmp_path, train=2, dev=1, test=1)
-    assert training.find_corpus(tmp_path) == {part: list(paths) for part, paths in made.items()}
+    parts = ["train", "dev"]
+    assert corpus.find(tmp_path, parts, optional=["test"]) == {part: list(paths) for part, paths in made.items()}
     for path in made["test"]:
         path.unlink()
-    assert set(training.find_corpus(tmp_path)) == {"train", "dev"}
+    assert set(corpus.find(tmp_path, parts, optional=["test"])) == set(parts)
     made["dev"][1].unlink()
     with pytest.raises(FileNotFoundError, match=r"no .*dev\.de.*translation\.corpus"):
-        training.find_corpus(tmp_path)
+        corpus.find(tmp_path, parts)
 
 
 def test_scores():

@@ -14,6 +14,7 @@ sys.path.insert(0, str(EXAMPLES))
 from translation import (
     averaging,
     corpus,
+    evaluation,
     history,
     lines,
     phrases,
@@ -50,6 +51,7 @@ __all__ = [
     "averaging",
     "beam_search",
     "corpus",
+    "evaluation",
     "history",
     "lines",
     "on_ranks",
