@@ -222,6 +222,24 @@ def called_graph(call: tf.Operation) -> Any:
         return None
 
 
+def outputs_of_branches(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what each branch of a tf.cond or tf.switch_case gives for `tensor`; [] if it comes from no such thing."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    operation = tensor.op
+    if operation.type in ("If", "StatelessIf"):
+        branches = [operation.get_attr("then_branch"), operation.get_attr("else_branch")]
+    elif operation.type in ("Case", "StatelessCase"):
+        branches = operation.get_attr("branches")
+    else:
+        return []
+    try:
+        graphs = [operation.graph._get_function(branch.name).graph for branch in branches]
+    except (AttributeError, ValueError):
+        return []
+    return [graph.outputs[tensor.value_index] for graph in graphs]
+
+
 def constant_value(tensor: tf.Tensor) -> Any:
     """Returns the value of a tensor that is constant as a NumPy array; None for others.
 

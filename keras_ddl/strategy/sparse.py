@@ -72,7 +72,7 @@ def all_reduce_slices(
         return slices
     parts = _parts(slices, tables, name)
     if tables.add_up and tables.as_dense is not False and any(how == "table" for _, _, how in parts):
-        rows = slices.shape[0]
+        rows = _static_rows(slices)
         table = ops.all_reduce(_table(slices, rows), op=op, name=f"{name}/table", comm=comm)
         return tf.IndexedSlices(table, tf.range(rows, dtype=slices.indices.dtype), slices.dense_shape)
     reduced = [
@@ -103,6 +103,8 @@ def _reduce_part(
         reduced = ops.all_reduce(values, op=op, name=f"{name}/values", comm=comm)
         return tf.IndexedSlices(reduced, indices, whole.dense_shape)
     once = how == "unique"
+    if how == "table or rows" and not tables.add_up:
+        return _table_or_rows(part, op, name, comm)
     if not (tables.add_up or once) or tables.as_dense is False or whole.dense_shape is None:
         gathered = ops.all_reduce(part, op=op, name=name, comm=comm)
         return _once(gathered) if once else gathered
@@ -134,6 +136,27 @@ def _fewer_bytes(slices: tf.IndexedSlices, op: str, name: str, once: bool, comm:
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
+def _table_or_rows(slices: tf.IndexedSlices, op: str, name: str, comm: Communicator) -> tf.IndexedSlices:
+    """Adds up whole tables where all ranks have one, gathers rows otherwise; 4 bytes tell."""
+    every_row = tf.range(tf.cast(slices.dense_shape[0], slices.indices.dtype))
+    is_table = tf.cond(
+        tf.equal(tf.size(slices.indices), tf.size(every_row)),
+        lambda: tf.reduce_all(slices.indices == every_row),
+        lambda: False,
+    )
+    all_are = ops.all_reduce(tf.cast(is_table, tf.int32), op="min", name=f"{name}/is_table", comm=comm)
+
+    def added_up() -> tuple[tf.Tensor, tf.Tensor]:
+        return ops.all_reduce(slices.values, op=op, name=f"{name}/table", comm=comm), slices.indices
+
+    def gathered() -> tuple[tf.Tensor, tf.Tensor]:
+        rows = ops.all_reduce(slices, op=op, name=name, comm=comm)
+        return rows.values, rows.indices
+
+    values, indices = tf.cond(tf.cast(all_are, tf.bool), added_up, gathered)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
 def _table(slices: tf.IndexedSlices, rows: Any) -> tf.Tensor:
     """Returns the whole table, with rows of the same index added up."""
     return tf.math.unsorted_segment_sum(slices.values, slices.indices, rows)
@@ -147,15 +170,18 @@ def _once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def _parts(slices: tf.IndexedSlices, tables: Tables, name: str) -> list[tuple[tf.Tensor, tf.Tensor, str]]:
-    """Returns [(values, indices, "rows" | "shared" | "table" | "unique")]: a gradient by the ways in which its table is
-    used.
+    """Returns [(values, indices, how)]: a gradient by the ways in which its table is used.
+
+    how: "rows", "shared" (the same on all ranks), "unique", "table" (all rows, in order); "table or rows" of a tf.cond,
+    in whose branches TensorFlow makes slices of a dense gradient where another branch has slices.
     """
     if tf_compat.is_eager(slices.indices):
         equal = tables.compare and _equal_on_all_ranks(slices.indices, name)
         return [(slices.values, slices.indices, "shared" if equal else "rows")]
     parts: list[tuple[str, list[tf.Tensor]]] = []
+    rows = _static_rows(slices)
     for indices in _components(slices.indices):
-        how = _origin(indices, slices.shape, tables.kinds)
+        how = _origin(indices, rows, tables.kinds)
         if parts and parts[-1][0] == how and how in ("rows", "shared"):  # what is listed once in each part stays apart
             parts[-1][1].append(indices)
         else:
@@ -177,10 +203,11 @@ def _components(indices: tf.Tensor) -> Sequence[tf.Tensor]:
     return [part for each in operation.inputs[:-1] for part in _components(each)]
 
 
-def _origin(indices: tf.Tensor, shape: tf.TensorShape, kinds: RowKinds | None) -> str:
-    constant = tf_compat.constant_value(indices)
-    if shape.rank and shape[0] and constant is not None and np.array_equal(constant, np.arange(shape[0])):
+def _origin(indices: tf.Tensor, rows: int | None, kinds: RowKinds | None) -> str:
+    if _is_table(indices, rows):
         return "table"
+    if any(_origin(each, rows, None) != "rows" for each in tf_compat.outputs_of_branches(indices)):
+        return "table or rows"
     if kinds is None:
         return "rows"
     if kinds.of(indices) == INDEPENDENT:
@@ -194,6 +221,21 @@ def _origin(indices: tf.Tensor, shape: tf.TensorShape, kinds: RowKinds | None) -
             seen.add(tensor.op.name)
             pending.extend(tensor.op.inputs)
     return "rows"
+
+
+def _static_rows(slices: tf.IndexedSlices) -> int | None:
+    """Returns the rows of the table, None if the graph does not tell; slices of a tf.cond have their shape from it."""
+    if slices.dense_shape is None:
+        return None
+    if slices.shape.rank and slices.shape[0]:
+        return slices.shape[0]
+    shapes = [tf_compat.constant_value(each) for each in tf_compat.outputs_of_branches(slices.dense_shape)]
+    return next((int(shape[0]) for shape in shapes if shape is not None), None)
+
+
+def _is_table(indices: tf.Tensor, rows: int | None) -> bool:
+    constant = tf_compat.constant_value(indices)
+    return bool(rows) and constant is not None and np.array_equal(constant, np.arange(rows))
 
 
 def _equal_on_all_ranks(indices: Any, name: str) -> bool:

@@ -127,6 +127,37 @@ def check_assumed_sparse_table_under_sgd(scope):
         return train(scope, lambda: keras.optimizers.SGD(0.1, momentum=0.9), assumed_sparse=True)
 
 
+class TiedInCond(Tied):
+    """Multiplies in one branch, and only looks up in the other, where tokens occur several times."""
+
+    def __init__(self, multiply):
+        super().__init__()
+        self.multiply = tf.Variable(multiply, trainable=False)
+
+    def call(self, tokens):
+        hidden = ops.mean(self.table(tokens), axis=1)
+        table = ops.convert_to_tensor(self.table.embeddings)
+
+        def multiplied():
+            return ops.matmul(hidden + ops.tanh(self.table(tokens[:, 0])), ops.transpose(table))
+
+        def looked_up():
+            return tf.tile(hidden + ops.tanh(self.table(tokens[:, 1])), [1, 2])[:, :WORDS]
+
+        return tf.cond(self.multiply, multiplied, looked_up)
+
+
+@case()
+def check_tied_table_in_a_branch_under_adam(scope):
+    with scope:
+        inputs = keras.Input(TOKENS.shape[1:], dtype="int32")
+        model = keras.Model(inputs, TiedInCond(True)(inputs))
+        model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(**LOSS))
+    first = fit(model, TOKENS, LABELS, epochs=1)
+    model.layers[-1].multiply.assign(False)
+    return Trained(model, first.logs | {f"then_{k}": v for k, v in fit(model, TOKENS, LABELS, epochs=1).logs.items()})
+
+
 class TwoLosses(keras.Model):
     """Takes the gradients of two losses, of lookups and of a product, adds them up, and clips them by hand."""
 
