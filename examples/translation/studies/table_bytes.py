@@ -19,6 +19,7 @@ the same. Computed: the same for more ranks, and what the paper's sizes come to.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -68,6 +69,7 @@ def measured(options: argparse.Namespace) -> list[Row]:
         paths = corpus.make(folder, train=20 * options.tokens, dev=1, test=1)["train"]
         arguments = (paths, options.rows, options.width, options.tokens, options.steps)
         for ranks in options.ranks:
+            print(f"starting {ranks} rank(s)", file=sys.stderr)
             quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
             everyone = keras_ddl.run(both_ways, np=ranks, args=arguments, env=quiet)
             # What all ranks hold is the same; of the steps, the one with most lookups.
