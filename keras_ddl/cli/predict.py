@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -47,8 +48,9 @@ def command(
         raise ConfigError(f"--output is written as .npz or .json. Received: {output!r}.")
     inputs = _read(rows)
     outputs = ask(f"{scheme}://{address}" if ask is _by_rest else address, model, version, signature, inputs, timeout)
+    outputs = {name: _readable(array) for name, array in outputs.items()}
     if output is not None and Path(output).suffix == ".npz":
-        np.savez(output, **outputs)
+        np.savez(output, **{name: _storable(name, array) for name, array in outputs.items()})
     elif output is not None:
         Path(output).write_text(json.dumps({name: _plain(array) for name, array in outputs.items()}))
     for name, array in outputs.items():
@@ -69,7 +71,7 @@ def _read(rows: str) -> dict[str, Any]:
                     f"ROWS holds plain arrays. Received: {rows!r} with Python objects. Make numbers or text of them; "
                     'bytes, as of images, go into JSON: {"image_bytes": [{"b64": "..."}]}.'
                 ) from None
-    with click.open_file(rows) as file:
+    with click.open_file(rows, encoding="utf-8") as file:  # as JSON is, whatever the system's encoding
         try:
             found = json.load(file)
         except ValueError as error:
@@ -129,7 +131,7 @@ def _by_grpc(
             request.model_spec.signature_name = signature
             for name, value in inputs.items():
                 dtype = tf.as_dtype(known[name].dtype) if name in known else None
-                request.inputs[name].CopyFrom(tf.make_tensor_proto(value, dtype))
+                request.inputs[name].CopyFrom(tf.make_tensor_proto(_without_base64(value), dtype))
             answer = stub.Predict(request, timeout=timeout)
         except grpc.RpcError as error:
             raise _refused(address, f"{error.code().name}: {error.details()}") from None
@@ -147,8 +149,48 @@ def _plain(array: Any) -> Any:
     return text(array.tolist())
 
 
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+def _text(value: Any) -> Any:
+    """Returns text; of bytes that are none, what JSON has for them."""
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(value).decode()}
+
+
+def _without_base64(value: Any) -> Any:
+    """Returns JSON with bytes where it holds an object of "b64"."""
+    if isinstance(value, list):
+        return [_without_base64(each) for each in value]
+    return base64.b64decode(value["b64"]) if isinstance(value, dict) and set(value) == {"b64"} else value
+
+
+def _readable(array: Any) -> Any:
+    """Returns an array of text where the server has answered bytes, as gRPC does, or base64, as REST may."""
+    import numpy as np
+
+    if array.dtype.kind != "O":
+        return array
+    values = [_without_base64(each) for each in array.flat]
+    values = [each.encode() if isinstance(each, str) else each for each in values]
+    if not all(isinstance(each, bytes) for each in values):
+        return array
+    try:
+        return np.array([each.decode() for each in values], str).reshape(array.shape)
+    except UnicodeDecodeError:
+        found = np.empty(array.shape, object)
+        found.flat = values
+        return found
+
+
+def _storable(name: str, array: Any) -> Any:
+    """Returns an array as .npz keeps it without pickle."""
+    if array.dtype.kind == "O" and any(each.endswith(b"\0") for each in array.flat):
+        raise ConfigError(
+            f".npz forgets zeros at the end of bytes. Received: an answer with such, as {name!r}. Write .json."
+        )
+    return array.astype("S") if array.dtype.kind == "O" else array
 
 
 def _refused(where: str, why: str) -> ServingError:

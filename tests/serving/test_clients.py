@@ -35,10 +35,34 @@ def test_predict_answers_over_both_interfaces(server, tmp_path):
         # Whole numbers in JSON are what the model takes; text stays text.
         shown = keras_ddl("predict", url, "-", "--version", 3, stdin='{"x": [[1, 2, 3]]}')
         assert "y float" in shown and "[1, 3]\n[[3. 6. 9.]]" in shown, shown
-        text = {"number": [7], "text": ["a"]}
-        (tmp_path / "text.json").write_text(json.dumps(text))
+        (tmp_path / "text.json").write_text('{"number": [7], "text": ["fünf 日"]}', encoding="utf-8")
         keras_ddl("predict", url, tmp_path / "text.json", "--signature", "pair", "-o", tmp_path / "text-out.json")
-        assert json.loads((tmp_path / "text-out.json").read_text())["text"] == ["a7"]
+        assert json.loads((tmp_path / "text-out.json").read_text()) == {"text": ["fünf 日7"], "raw_bytes": ["fünf 日"]}
+
+
+def test_predict_shows_and_writes_text_and_bytes_alike_over_both_interfaces(server, tmp_path):
+    def predict(url, rows, *words):
+        return keras_ddl("predict", url, rows, "--signature", "pair", *words)
+
+    text = ["straße fünf", "日本 😀"]
+    np.savez(tmp_path / "text.npz", number=[7, 8], text=text)
+    np.savez(tmp_path / "utf8.npz", number=[7, 8], text=[each.encode() for each in text])
+    np.savez(tmp_path / "bytes.npz", number=[7, 8], text=[b"\xff", b"b"])
+    (tmp_path / "bytes.json").write_text('{"number": [7, 8], "text": [{"b64": "/w=="}, "b"]}')
+    for url in urls(server):
+        for name in ("text.npz", "utf8.npz"):
+            shown = predict(url, tmp_path / name)
+            assert "['straße fünf7' '日本 😀8']" in shown and "['straße fünf' '日本 😀']" in shown, shown
+        predict(url, tmp_path / "text.npz", "-o", tmp_path / "out.npz")
+        with np.load(tmp_path / "out.npz") as outputs:
+            assert outputs["text"].tolist() == ["straße fünf7", "日本 😀8"] and outputs["raw_bytes"].tolist() == text
+        for name in ("bytes.npz", "bytes.json"):
+            assert "[b'\\xff' b'b']" in predict(url, tmp_path / name)
+        predict(url, tmp_path / "bytes.npz", "-o", tmp_path / "out.npz")
+        with np.load(tmp_path / "out.npz") as outputs:
+            assert outputs["raw_bytes"].tolist() == [b"\xff", b"b"]
+        predict(url, tmp_path / "bytes.npz", "-o", tmp_path / "out.json")
+        assert json.loads((tmp_path / "out.json").read_text())["raw_bytes"] == [{"b64": "/w=="}, "b"]
 
 
 def test_predict_says_what_the_server_said(server, tmp_path):
