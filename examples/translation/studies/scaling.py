@@ -22,13 +22,15 @@ Rows are
                  slower inside hosts  instead, a link inside hosts that is FITTED to 4 devices
                "error" is that of the step time.
 
-There is no such wait here: a batch is a number of tokens, and the ranks share the rows of one. Rounds take turns;
-a time is the median of all epochs but the first of each start. On a busy machine it means nothing.
+There is no such wait here: a batch is a number of tokens, and the ranks share the rows of one. All trainings start
+together, 13 processes by default; then they compute in turns, an epoch each. A time is the median over the rounds; on a
+busy machine it means nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import statistics
 import tempfile
@@ -40,21 +42,21 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.cost_model import Cluster, Dimension, shared_memory
-from translation.studies import original, rows
+from translation.studies import original, rows, trainings
 from translation.studies.original import Links
 from translation.studies.step_model import exchange
-from translation.studies.trainings import Trainings
+from translation.studies.trainings import Training
 
 PAYLOAD = 0.95  # of a link's rate; the rest is headers of Ethernet, IP and TCP
 UNITS = {"mbit": 1e6 / 8, "gbit": 1e9 / 8}
 
 
-def rate(text: str) -> float:
-    """Returns bytes/s of a rate as tc spells it: "200mbit", "1gbit"."""
+def link_bandwidth(rate: str) -> float:
+    """Returns the bytes/s that a link carries, from its rate as tc spells it: "200mbit", "1gbit"."""
     for unit, factor in UNITS.items():
-        if text.endswith(unit):
-            return float(text.removesuffix(unit)) * factor
-    raise argparse.ArgumentTypeError(f"a rate is a number and mbit or gbit. Received: {text!r}")
+        if rate.endswith(unit):
+            return PAYLOAD * float(rate.removesuffix(unit)) * factor
+    raise ValueError(f"a rate is a number and mbit or gbit. Received: {rate!r}")
 
 
 def copy_bandwidth(nbytes: int) -> float:
@@ -69,51 +71,44 @@ def copy_bandwidth(nbytes: int) -> float:
 
 def measure(chosen: argparse.Namespace) -> list[rows.Row]:
     """Returns the rows of this machine."""
-    unavailable = None
     with tempfile.TemporaryDirectory() as folder:
-        trainings = Trainings(Path(folder), chosen.model, chosen.tokens, chosen.pairs, chosen.epochs)
-        for _ in range(chosen.rounds):
-            for ranks in chosen.ranks:
-                trainings.run(ranks)
-            for hosts in chosen.hosts:
-                unavailable = unavailable or trainings.run_emulated(hosts, chosen.rate)
+        here, emulated, unavailable = trainings.run(Path(folder), chosen)
     if unavailable:
         print(f"Nothing is emulated: {unavailable}")
-    link = (PAYLOAD * rate(chosen.rate), chosen.emulated_latency)
-    cores, copy = len(os.sched_getaffinity(0)), copy_bandwidth(trainings.gradient_bytes)
-    found = table(trainings, link, cores, copy)
+    nbytes, cores = here[1].gradient_bytes, len(os.sched_getaffinity(0))
+    copy = copy_bandwidth(nbytes)
+    link = Dimension(1, link_bandwidth(chosen.rate), chosen.emulated_latency)
+    found = table(here, emulated, link, cores, copy)
     found[0]["note"] = (
-        f"{chosen.model}: {trainings.gradient_bytes / 1e6:.1f} MB of gradients; {chosen.tokens} tokens a rank; "
-        f"{cores} cores, {copy / 1e9:.1f} GB/s of copying"
+        f"{chosen.model}: {nbytes / 1e6:.1f} MB of gradients; {chosen.tokens} tokens a rank; {cores} cores, "
+        f"{copy / 1e9:.1f} GB/s of copying"
     )
     return found
 
 
-def table(trainings: Trainings, link: tuple[float, float], cores: int, copy: float) -> list[rows.Row]:
+def table(
+    here: dict[int, Training], emulated: dict[int, Training], link: Dimension, cores: int, copy: float
+) -> list[rows.Row]:
     """Returns what was measured and emulated, each with its prediction.
 
-    Args: link: of emulated hosts, bytes/s and seconds of latency. copy: bytes/s at which a core copies.
+    Args: here: by ranks; emulated: by hosts. link: of an emulated host. copy: bytes/s at which a core copies.
     """
-    alone, found = trainings.seconds(1), []
-    for hosts, ranks in sorted((hosts, ranks) for ranks, hosts in trainings.found):
-        inside = Dimension(1, copy) if hosts else shared_memory(ranks, copy, cores)
-        cluster = Cluster((inside, Dimension(hosts, *link)) if hosts else (inside,))
-        seconds = trainings.seconds(ranks, hosts)
-        predicted = alone * max(1.0, ranks / cores) + exchange(cluster, trainings.gradient_bytes)
-        for how, its_seconds in (("emulated" if hosts else "measured", seconds), ("predicted", predicted)):
-            row = {
-                "how": how,
-                "what": "emulated hosts" if hosts else "here",
-                "ranks": ranks,
-                "hosts": max(1, hosts),
-                "step ms": 1e3 * its_seconds,
-                "times one": ranks * alone / its_seconds,
-                "words/s": trainings.words(ranks) / its_seconds,
-            }
-            if how == "predicted":
-                row["error %"] = 100 * (predicted / seconds - 1)
-            if how != "predicted" or ranks > 1:
+    alone, found = here[1].seconds, []
+    links = [(Cluster((shared_memory(ranks, copy, cores),)), "measured", here[ranks]) for ranks in sorted(here)]
+    for hosts in sorted(emulated):
+        cluster = Cluster((Dimension(1, copy), dataclasses.replace(link, size=hosts)))
+        links.append((cluster, "emulated", emulated[hosts]))
+    for cluster, how, training in links:
+        ranks, hosts = training.ranks, training.ranks if how == "emulated" else 1
+        what = "emulated hosts" if how == "emulated" else "here"
+        predicted = alone * max(1.0, ranks / cores) + exchange(cluster, training.gradient_bytes)
+        for its_how, seconds in ((how, training.seconds), ("predicted", predicted)):
+            row = {"how": its_how, "what": what, "ranks": ranks, "hosts": hosts, "step ms": 1e3 * seconds}
+            row |= {"times one": ranks * alone / seconds, "words/s": training.words / seconds}
+            if its_how == how:
                 found.append(row)
+            elif ranks > 1:
+                found.append(row | {"error %": 100 * (seconds / training.seconds - 1)})
     return found
 
 
@@ -130,7 +125,8 @@ def draw(figure: Any, found: Sequence[rows.Row]) -> None:
         for how, what in keys:
             mine = groups[how, what]
             look = rows.LOOKS[how] | ({"color": colors[what]} if how == "predicted" and what in colors else {})
-            label = how if what == "original" else f"{how}: {what.removeprefix('original: ')}"
+            shown = what.removeprefix("original: ").removeprefix("emulated ")
+            label = how if what == "original" else f"{how}: {shown}"
             axes.plot([row["ranks"] for row in mine], [row[column] for row in mine], label=label, **look)
         axes.set(xlabel="devices of the original" if keys is of_original else "ranks", ylabel=column)
         axes.set_ylim(bottom=0)
@@ -151,9 +147,8 @@ def parser() -> argparse.ArgumentParser:
     add("--rate", default="1gbit", help="of an emulated host's link, both ways (default: %(default)s)")
     add("--emulated-latency", type=float, default=100e-6, help="ASSUMED, seconds of a message (default: %(default)g)")
     add("--tokens", type=int, default=1024, help="of a rank's part of a batch (default: %(default)s)")
-    add("--pairs", type=int, default=600, help="of phrases a rank and epoch (default: %(default)s)")
-    add("--epochs", type=int, default=2, help="measured in a start of the ranks (default: %(default)s)")
-    add("--rounds", type=int, default=2, help="starts of each (default: %(default)s)")
+    add("--pairs", type=int, default=400, help="of phrases a rank and epoch (default: %(default)s)")
+    add("--rounds", type=int, default=5, help="epochs of each, in turns, after one that traces (default: %(default)s)")
     add = result.add_argument_group("the original's machines").add_argument
     add("--device-link", type=float, default=Links.device, help="bytes/s of a device (default: %(default)g)")
     add("--host-link", type=float, default=Links.host, help="bytes/s of a host (default: %(default)g: 100 Gbit/s)")
@@ -173,8 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser()
     chosen = rows.parse(options, arguments)
     try:
-        rate(chosen.rate)
-    except argparse.ArgumentTypeError as error:
+        link_bandwidth(chosen.rate)
+    except ValueError as error:
         options.error(f"--rate: {error}")
     found = []
     if chosen.ranks or chosen.hosts:

@@ -1,15 +1,16 @@
-"""Starts trainings (step_time.py) on ranks here and in the emulated cluster, and keeps what they took."""
+"""Trainings that take turns, an epoch each: on ranks of this machine and in the emulated cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,88 +20,128 @@ from translation import corpus
 EXAMPLES = Path(__file__).resolve().parents[2]
 
 
-@dataclass
-class Trainings:
-    """Trainings of one model. Where `hosts` is 0, ranks run on this machine as it is.
+class Training:
+    """A job of `step_time.py` on `ranks` ranks. As a context manager it exists inside `with`."""
 
-    Attributes: folder: for what is written meanwhile. model, tokens, epochs: as step_time.py's options. pairs: of
-        phrases a rank and epoch.
-    """
+    def __init__(self, directory: Path, ranks: int, chosen: Any) -> None:
+        """Makes as many phrases for each rank, so that steps are as many, and as long, on any number.
 
-    folder: Path
-    model: str = "lstm"
-    tokens: int = 1024
-    pairs: int = 600
-    epochs: int = 2
-    found: dict[tuple[int, int], list[dict[str, Any]]] = field(default_factory=dict)  # by (ranks, hosts)
-    _words: dict[int, int] = field(default_factory=dict)
+        Args: directory: its own. chosen: with attributes model, tokens (of a rank and step), pairs (of phrases a rank
+            and epoch), and rounds.
+        """
+        self.ranks, self._directory, self._log = ranks, directory, directory / "log"
+        files = corpus.make(directory, train=ranks * chosen.pairs, dev=1, test=1)["train"]
+        self._epoch_words = sum(len(path.read_text().split()) for path in files)
+        self._epochs: list[dict[str, Any]] = []
+        options = ["--model", chosen.model, "--tokens", chosen.tokens, "--epochs", 1 + chosen.rounds]
+        self._program = [sys.executable, "-m", "translation.studies.step_time", directory, *options]
 
-    def run(self, ranks: int) -> None:
-        """Trains once on ranks of this machine."""
-        self._run(ranks, 0, ["-np", str(ranks)], list)
+    def start(self, words: Sequence[str], there: Callable[[list[str]], Sequence[str]] = list) -> None:
+        """Starts it. words: options of keras-ddl run. there: makes a command line one that runs on another host."""
+        command = [sys.executable, "-m", "keras_ddl.cli", "run", *words, "--", *map(str, self._program)]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                there(command),
+                cwd=EXAMPLES,
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
-    def run_emulated(self, hosts: int, rate: str) -> str | None:
-        """Trains once on emulated hosts of one rank. rate: as tc spells it. Returns why it could not, or None."""
-        try:
-            emulated = _emulated_cluster()
-        except OSError as error:
-            return f"the emulated cluster is part of the repository, which this is not: {error}"
-        try:
-            with emulated.EmulatedCluster(hosts, rate) as cluster:
-                # The hosts share the cores: MPI must not spin, and all processes be in one session (see benchmarks/).
-                mpi = f"--prtemca plm_ssh_agent {cluster.agent} --mca mpi_yield_when_idle 1 --leave-session-attached"
-                words = ["--hosts", ",".join(f"{host}:1" for host in cluster.hosts), "--mpi-arg", mpi]
-                # The agent gives its words to a shell, as ssh does.
-                self._run(hosts, hosts, words, lambda command: cluster.command("h0", [f"'{w}'" for w in command]))
-        except emulated.ClusterUnavailable as error:
-            return str(error)
-        return None
+    def __enter__(self) -> Training:
+        return self
 
-    def seconds(self, ranks: int, hosts: int = 0) -> float:
-        """Returns a step's, the median of all epochs of all starts."""
-        return statistics.median(
-            seconds / one["steps"] for one in self.found[ranks, hosts] for seconds in one["seconds"]
-        )
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()  # keras-ddl run ends its ranks
+            self._process.wait()
 
-    def words(self, ranks: int) -> float:
-        """Returns the words of a step, of both languages and all ranks, on average."""
-        steps = next(ones[0]["steps"] for (number, _), ones in self.found.items() if number == ranks)
-        return self._words[ranks] / steps
+    def allow(self) -> None:
+        """Gives it its turn: the next epoch."""
+        (self._directory / f"turn-{len(self._epochs)}").touch()
+
+    def wait(self) -> None:
+        """Waits for the end of its epoch.
+
+        Raises: SystemExit: the job has ended before; with what it wrote.
+        """
+        file = self._directory / f"epoch-{len(self._epochs)}.json"
+        while not file.exists():
+            if self._process.poll() is not None and not file.exists():
+                raise SystemExit(f"A training on {self.ranks} rank(s) has failed:\n{self._log.read_text()}")
+            time.sleep(0.02)
+        self._epochs.append(json.loads(file.read_text()))
+
+    @property
+    def seconds(self) -> float:
+        """Those of a step: the median of all epochs but the first, which traces."""
+        return statistics.median(epoch["seconds"] / epoch["steps"] for epoch in self._epochs[1:])
+
+    @property
+    def words(self) -> float:
+        """Those of a step, of both languages and all ranks, on average."""
+        return self._epoch_words / self._epochs[0]["steps"]
 
     @property
     def gradient_bytes(self) -> int:
-        return next(iter(self.found.values()))[0]["gradient_bytes"]
+        """Those of all parameters, float32."""
+        return self._epochs[0]["gradient_bytes"]
 
-    def _run(self, ranks: int, hosts: int, words: Sequence[str], there: Callable[[list[str]], Sequence[str]]) -> None:
-        directory, output = self._corpus(ranks), self.folder / "found.json"
-        output.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "keras_ddl.cli", "run", *words, "--timeout", "600", "--", sys.executable, "-m"]
-        command += ["translation.studies.step_time", str(directory), "--output", str(output), "--model", self.model]
-        command += ["--tokens", str(self.tokens), "--epochs", str(self.epochs)]
-        done = subprocess.run(
-            there(command),
-            cwd=EXAMPLES,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if not output.exists():
-            raise SystemExit(f"A training on {ranks} rank(s) failed ({done.returncode}):\n{done.stdout}{done.stderr}")
-        self.found.setdefault((ranks, hosts), []).append(json.loads(output.read_text()))
 
-    def _corpus(self, ranks: int) -> Path:
-        """Returns a directory of as many phrases for each rank: steps are as many, and as long, on any number."""
-        directory = self.folder / f"corpus-{ranks}"
-        if not directory.exists():
-            files = corpus.make(directory, train=ranks * self.pairs, dev=1, test=1)["train"]
-            self._words[ranks] = sum(len(path.read_text().split()) for path in files)
-        return directory
+def run(folder: Path, chosen: Any) -> tuple[dict[int, Training], dict[int, Training], str | None]:
+    """Runs all trainings at once, of which only one computes at a time, but for their first epochs.
+
+    Args: folder: for what is written meanwhile. chosen: as Training; `ranks` and `hosts`: how many, a training each;
+        `rate`: of the hosts' links.
+    Returns: those here by ranks, those on emulated hosts by hosts, and why there are none of these, if so.
+    """
+    here, there, unavailable = {}, {}, None
+    with contextlib.ExitStack() as stack:
+        for ranks in chosen.ranks:
+            here[ranks] = stack.enter_context(_started(folder / f"{ranks}-ranks", ranks, chosen, ["-np", str(ranks)]))
+        if chosen.hosts:
+            try:
+                cluster = stack.enter_context(_emulated_cluster().EmulatedCluster(max(chosen.hosts), chosen.rate))
+            except (OSError, RuntimeError) as error:
+                unavailable = str(error)
+            else:
+                # The hosts share the cores: MPI must not spin, and all processes be in one session (see benchmarks/).
+                mpi = f"--prtemca plm_ssh_agent {cluster.agent} --mca mpi_yield_when_idle 1 --leave-session-attached"
+                for hosts in chosen.hosts:
+                    words = ["--hosts", ",".join(f"{host}:1" for host in cluster.hosts[:hosts]), "--mpi-arg", mpi]
+                    there[hosts] = stack.enter_context(
+                        # The agent gives its words to a shell, as ssh does.
+                        _started(
+                            folder / f"{hosts}-hosts",
+                            hosts,
+                            chosen,
+                            words,
+                            lambda command: cluster.command("h0", [f"'{word}'" for word in command]),
+                        )
+                    )
+        trainings = [*here.values(), *there.values()]
+        for training in trainings:
+            training.allow()
+        for training in trainings:
+            training.wait()
+        for _ in range(chosen.rounds):
+            for training in trainings:
+                training.allow()
+                training.wait()
+    return here, there, unavailable
+
+
+def _started(directory: Path, ranks: int, chosen: Any, *how: Any) -> Training:
+    training = Training(directory, ranks, chosen)
+    training.start(*how)
+    return training
 
 
 def _emulated_cluster() -> ModuleType:
     path = EXAMPLES.parent / "benchmarks" / "_emulated_cluster.py"
+    if not path.exists():
+        raise OSError(f"the emulated cluster is part of the repository, and this is not in one: no {path}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
