@@ -84,6 +84,7 @@ def check_tied_table_under_adam(scope):
         return train(scope, lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1))
 
 
+@long
 @case()
 def check_tied_table_with_accumulated_gradients(scope):
     with gathered(under(scope), []):
@@ -176,6 +177,7 @@ class TwoLosses(keras.Model):
         return {"total": loss}
 
 
+@long
 @case()
 def check_gradients_of_two_losses_by_a_tied_table(scope):
     return train(scope, lambda: keras.optimizers.Adam(0.01), kind=TwoLosses)
@@ -206,12 +208,14 @@ def loop(scope, optimizer, assumed_sparse):
     return Trained(model, {"loss": losses}, [optimizer])
 
 
+@long
 @case()
 def check_tied_table_in_a_loop(scope):
     with gathered(under(scope), []):
         return loop(scope, lambda: keras.optimizers.Adam(0.01), False)
 
 
+@long
 @case()
 def check_assumed_sparse_table_in_a_loop(scope):
     with gathered(under(scope), []):
