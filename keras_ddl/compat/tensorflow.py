@@ -224,6 +224,8 @@ def called_graph(call: tf.Operation) -> Any:
 
 def outputs_of_branches(tensor: tf.Tensor) -> list[tf.Tensor]:
     """Returns what each branch of a tf.cond or tf.switch_case gives for `tensor`; [] if it comes from no such thing."""
+    if is_eager(tensor):
+        return []
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     operation = tensor.op
