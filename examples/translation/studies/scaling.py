@@ -32,7 +32,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -174,6 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = []
     if chosen.ranks or chosen.hosts:
         chosen.ranks = sorted({1, *chosen.ranks})  # what a rank takes alone is the base of the rest
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the trainings and the emulated cluster, as Ctrl-C
         found = measure(chosen)
     found += original.table(Links(chosen.device_link, chosen.host_link, chosen.latency), chosen.overlap)
     rows.show(found, chosen, draw)
