@@ -150,7 +150,7 @@ def parser() -> argparse.ArgumentParser:
     add("--emulated-latency", type=float, default=100e-6, help="ASSUMED, seconds of a message (default: %(default)g)")
     add("--tokens", type=int, default=1024, help="of a rank's part of a batch (default: %(default)s)")
     add("--pairs", type=int, default=400, help="of phrases a rank and epoch (default: %(default)s)")
-    add("--rounds", type=int, default=5, help="epochs of each, in turns, after one that traces (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="epochs of each, in turns, after one that traces (default: %(default)s)")
     add = result.add_argument_group("the original's machines").add_argument
     add("--device-link", type=float, default=Links.device, help="bytes/s of a device (default: %(default)g)")
     add("--host-link", type=float, default=Links.host, help="bytes/s of a host (default: %(default)g: 100 Gbit/s)")
