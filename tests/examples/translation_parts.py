@@ -33,7 +33,17 @@ from translation.lines import Ranks
 from translation.losses import TokenCrossentropy
 from translation.lstm import LSTMTranslator
 from translation.plan import Plan
-from translation.studies import original, rows, scaling, step_model, strong_scaling, table_bytes, trainings
+from translation.studies import (
+    divergence,
+    diverging,
+    original,
+    rows,
+    scaling,
+    step_model,
+    strong_scaling,
+    table_bytes,
+    trainings,
+)
 from translation.text import GraphSubwords
 from translation.transformer import Transformer
 
@@ -51,6 +61,8 @@ __all__ = [
     "averaging",
     "beam_search",
     "corpus",
+    "divergence",
+    "diverging",
     "evaluation",
     "history",
     "lines",
