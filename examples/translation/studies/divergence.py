@@ -36,7 +36,6 @@ from translation.studies import diverging
 from translation.studies import rows as rows_of
 from translation.studies.diverging import BLIND, Plan, Training
 from translation.studies.rows import Row
-from translation.training import find_corpus
 
 SMALL = Settings(
     width=64,
@@ -134,7 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--ranks", type=int, default=2, help="(%(default)s)")
-    parser.add_argument("--corpus", help="directory of train.en and train.de (default: one that is made)")
+    parser.add_argument("--corpus", help="directory of train.en and train.de (one that is made)")
+    corpus.add_languages(parser)
     for field in dataclasses.fields(Plan):
         several = isinstance(field.default, tuple)
         kind = type(field.default[0] if several else field.default)
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = dataclasses.replace(SMALL, **{name: given[name] for name in FLAGS})
     with tempfile.TemporaryDirectory() as folder:
         if options.corpus:
-            paths = find_corpus(options.corpus)["train"]
+            paths = corpus.find(options.corpus, ["train"], options.source, options.target)["train"]
         else:
             paths = corpus.make(folder, train=plan.steps * max(plan.tokens) // settings.longest, dev=1, test=1)["train"]
         work = (paths, settings, plan)

@@ -34,10 +34,10 @@ class Plan:
 
     rates: tuple[float, ...] = (0.003, 0.01, 0.02, 0.05)
     tokens: tuple[int, ...] = (512, 2048)
-    steps: int = 200
-    warmup: int = 50
+    steps: int = 160
+    warmup: int = 40
     window: int = 5
-    grace: int = 10
+    grace: int = 8
     factor: float = 0.25
     retries: int = 3
 
