@@ -65,13 +65,14 @@ def compiled(settings: Settings, subwords: Subwords, rate: Any) -> keras.Model:
 
 
 def train(
-    settings: Settings, corpus: dict[str, Paths], output: str | Path, *, resume: bool = False
+    settings: Settings, corpus: dict[str, Paths], output: str | Path, *, resume: bool = False, verbose: int = 1
 ) -> dict[str, float]:
     """Trains a model and writes OUTPUT (run_directory.py). COLLECTIVE.
 
     Args:
         corpus: "train" and "dev": their files of source and target; "test", if there is one, is scored in the end.
         resume: go on from the last checkpoint in OUTPUT, if there is one.
+        verbose: of `fit`: 1 for a progress bar, 2 for a line an epoch, 0 for silence.
     Returns: the scores in the end, of "test" if there is one, of "dev" otherwise.
     """
     strategy = keras_ddl.Strategy(seed=settings.seed)
@@ -89,6 +90,7 @@ def train(
         epochs=settings.epochs,
         shuffle=False,  # they are shuffled already
         validation_data=make_batches(corpus["dev"], subwords, settings, shuffle=False),
+        verbose=verbose,
         callbacks=[
             history.Speed(batches),
             Scores(subwords, corpus["dev"]),
@@ -126,13 +128,16 @@ def main() -> None:
     add_languages(parser)
     parser.add_argument("--output", type=Path, default=run_directory.DEFAULT, help="(%(default)s)")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT")
+    parser.add_argument(
+        "--verbose", type=int, choices=[0, 1, 2], default=1, help="1: a progress bar, 2: a line an epoch"
+    )
     presets.add_flags(parser)
     options = parser.parse_args()
     try:
         corpus = find(options.corpus, ["train", "dev"], options.source, options.target, optional=["test"])
     except FileNotFoundError as error:
         parser.error(str(error))
-    scores = train(presets.chosen(options), corpus, options.output, resume=options.resume)
+    scores = train(presets.chosen(options), corpus, options.output, resume=options.resume, verbose=options.verbose)
     if keras_ddl.rank() == 0:
         part = "test" if "test" in corpus else "dev"
         print(f"{part}: exact match {scores['exact']:.3f}, BLEU {scores['bleu']:.1f}")
