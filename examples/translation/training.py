@@ -36,10 +36,15 @@ from translation.subwords import Subwords
 Paths = Sequence[Path]
 
 
-def make_subwords(paths: Paths, vocabulary: int) -> Subwords:
-    """Returns subwords of both languages, learned on rank 0, the same on all ranks. COLLECTIVE."""
+def make_subwords(paths: Paths, vocabulary: int, file: Path | None = None) -> Subwords:
+    """Returns subwords of both languages, learned on rank 0, the same on all ranks. COLLECTIVE.
+
+    file: where a training that goes on has those that it began with.
+    """
     cut = None
-    if keras_ddl.rank() == 0:
+    if keras_ddl.rank() == 0 and file is not None and file.exists():
+        cut = Subwords.load(file)
+    elif keras_ddl.rank() == 0:
         cut = subwords_of.train([line for path in paths for line in sample(path, 50_000)], vocabulary)
     return keras_ddl.broadcast_object(cut)
 
@@ -78,7 +83,7 @@ def train(
     strategy = keras_ddl.Strategy(seed=settings.seed)
     run = RunDirectory(output)
     is_first = keras_ddl.rank() == 0
-    subwords = make_subwords(corpus["train"], settings.vocabulary)
+    subwords = make_subwords(corpus["train"], settings.vocabulary, run.subwords if resume else None)
     if is_first:
         run.begin(settings, subwords, resume)
     batches = make_batches(corpus["train"], subwords, settings)
