@@ -72,4 +72,5 @@ def _row(how: str, what: str, devices: int, seconds: float) -> Row:
         "hosts": -(-devices // DEVICES_PER_HOST),
         "step ms": 1e3 * seconds,
         "times one": devices * PUBLISHED[1] / seconds,
+        "error %": None,
     }

@@ -106,7 +106,7 @@ def table(
         predicted = alone * max(1.0, ranks / cores) + exchange(cluster, training.gradient_bytes)
         for its_how, seconds in ((how, training.seconds), ("predicted", predicted)):
             row = {"how": its_how, "what": what, "ranks": ranks, "hosts": hosts, "step ms": 1e3 * seconds}
-            row |= {"times one": ranks * alone / seconds, "words/s": training.words / seconds}
+            row |= {"times one": ranks * alone / seconds, "words/s": training.words / seconds, "error %": None}
             if its_how == how:
                 found.append(row)
             elif ranks > 1:
