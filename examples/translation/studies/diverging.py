@@ -33,7 +33,7 @@ class Plan:
     """
 
     rates: tuple[float, ...] = (0.003, 0.01, 0.02, 0.05)
-    tokens: tuple[int, ...] = (512, 2048)
+    tokens: tuple[int, ...] = (1024, 4096)
     steps: int = 160
     warmup: int = 40
     window: int = 5
