@@ -50,14 +50,14 @@ class Scores(keras.callbacks.Callback):
 
     never_stops_within_epoch = True  # spares the ranks an agreement in every batch
 
-    def __init__(self, subwords: Any, paths: Sequence[str | Path], limit: int = 200) -> None:
+    def __init__(self, subwords: Any, paths: Sequence[str | Path], limit: int = 200, longest: int = 128) -> None:
         super().__init__()
-        self.subwords, self.paths, self.limit = subwords, paths, limit
+        self.subwords, self.paths, self.limit, self.longest = subwords, paths, limit, longest
         self._translator: Translator | None = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._translator is None:
-            self._translator = Translator(self.model, self.subwords, beam=1)
+            self._translator = Translator(self.model, self.subwords, beam=1, longest=self.longest)
         logs.update(evaluate(self._translator, self.paths, limit=self.limit))
 
 

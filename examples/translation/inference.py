@@ -41,21 +41,26 @@ def translated(
 class Translator:
     """Translates sentences with a model and its subwords; the model may be in training.
 
-    Args: beam, longest, length_penalty: as `translated`. rows: sentences that are translated at once.
+    Args:
+        beam, length_penalty: as `translated`. rows: sentences that are translated at once.
+        longest: subwords of a sentence; of a longer one the first are translated. And of a translation.
     """
 
-    def __init__(self, model: Model, subwords: Subwords, *, rows: int = 128, **options: Any) -> None:
-        self.subwords, self.rows = subwords, rows
+    def __init__(
+        self, model: Model, subwords: Subwords, *, rows: int = 128, longest: int = 128, **options: Any
+    ) -> None:
+        self.subwords, self.rows, self.longest = subwords, rows, longest
         self._graph = tf.function(
-            lambda source: translated(model, source, **options)[0],
+            lambda source: translated(model, source, longest=longest, **options)[0],
             input_signature=[tf.TensorSpec([None, None], tf.int32)],
         )
 
     def __call__(self, sentences: Sequence[str]) -> list[str]:
-        """Returns the translations, in order."""
-        encoded = [[*ids, END] for ids in self.subwords.encode(sentences)]
+        """Returns the translations, in order; that of an empty sentence is empty."""
+        encoded = [[*ids[: self.longest], END] for ids in self.subwords.encode(sentences)]
         answers: list[str] = [""] * len(encoded)
-        by_length = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))  # less padding
+        some = [number for number, ids in enumerate(encoded) if ids != [END]]
+        by_length = sorted(some, key=lambda number: len(encoded[number]))  # less padding
         for first in range(0, len(by_length), self.rows):
             chosen = by_length[first : first + self.rows]
             source = np.full([len(chosen), max(len(encoded[number]) for number in chosen)], PADDING, np.int32)

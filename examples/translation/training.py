@@ -98,7 +98,7 @@ def train(
         verbose=verbose,
         callbacks=[
             history.Speed(batches),
-            Scores(subwords, corpus["dev"]),
+            Scores(subwords, corpus["dev"], longest=settings.longest),
             keras.callbacks.CSVLogger(run.history, append=resume),
             keras_ddl.callbacks.Checkpoint(
                 run.checkpoints,

@@ -118,6 +118,17 @@ def test_sentences_of_different_lengths_keep_their_order(trained):
     translator = Translator(model, subwords, rows=2)
     together = translator(sentences)
     assert together == [translator([one])[0] for one in sentences] and together[0] == together[4]
+    assert together[3] == ""
+
+
+def test_of_a_sentence_that_is_too_long_the_first_subwords_are_translated(trained):
+    run, _, _ = trained
+    model, subwords, _ = run.load()
+    sentence = "the first of May " * 200
+    assert len(subwords.encode([sentence])[0]) > 2 * SMALL.longest
+    translator = Translator(model, subwords, longest=SMALL.longest)
+    (first,) = subwords.decode([subwords.encode([sentence])[0][: SMALL.longest]])
+    assert translator([sentence]) == translator([first])
 
 
 def test_a_directory_without_a_training_says_what_to_do(tmp_path):
