@@ -18,6 +18,7 @@ from typing import Any
 from translation import corpus
 
 EXAMPLES = Path(__file__).resolve().parents[2]
+LONGEST = 3600  # seconds of a study
 
 
 class Training:
@@ -38,7 +39,9 @@ class Training:
 
     def start(self, words: Sequence[str], there: Callable[[list[str]], Sequence[str]] = list) -> None:
         """Starts it. words: options of keras-ddl run. there: makes a command line one that runs on another host."""
-        command = [sys.executable, "-m", "keras_ddl.cli", "run", *words, "--", *map(str, self._program)]
+        # It ends itself if we are killed and give it no more turns.
+        words = [*words, "--timeout", str(LONGEST), "--"]
+        command = [sys.executable, "-m", "keras_ddl.cli", "run", *words, *map(str, self._program)]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 there(command),
