@@ -125,10 +125,10 @@ def _like_lengths(lengths: np.ndarray, tokens: int, buckets: int) -> list[np.nda
     np.maximum.at(widths, place, lengths)
     numbers = np.bincount(place, minlength=kinds)
     # cost[i, j]: positions of one bucket of the lengths i to j.
-    cost = np.full([kinds, kinds], np.iinfo(np.int64).max // 4)
+    cost = np.full([kinds, kinds], np.inf)
     for i in range(kinds):
         padded = np.cumsum(numbers[i:]) * np.maximum.accumulate(widths[i:], axis=0).sum(axis=1)
-        cost[i, i:] = np.where(padded >= tokens, padded, cost[i, i:])
+        cost[i, i:] = np.where(padded >= tokens, padded, np.inf)
     least, cuts = cost[0].copy(), [np.zeros(kinds, np.int64)]  # of the lengths up to j, in one bucket, two, ...
     totals = [least[-1]]
     for _ in range(1, min(buckets, kinds)):

@@ -157,6 +157,15 @@ def test_batches_leave_out_what_is_empty_or_too_long(tmp_path, cut):
         on_ranks(3, lambda ranks: Batches(paths, cut, tokens=64, longest=40, ranks=ranks))
 
 
+def test_fewer_sentences_than_a_batch_are_one_batch():
+    draw = np.random.default_rng(0)
+    for count in (5, 20, 80):
+        plan = Plan(draw.integers(1, 40, (count, 2)), tokens=50_000, buckets=8, seed=0)
+        assert plan.steps == len(plan.buckets) == 1
+        (batch,) = [sentences for _, sentences in plan.epoch(0)]
+        assert sorted(batch) == list(range(count))
+
+
 def test_batches_of_another_rank_are_refused(small, cut):
     first, _ = on_ranks(2, lambda ranks: Batches(small["train"], cut, ranks=ranks, **SETTINGS))
     with pytest.raises(KeyError, match="its own rows"):
