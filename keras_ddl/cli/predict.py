@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import os
@@ -167,7 +168,10 @@ def _without_base64(value: Any) -> Any:
 
 
 def _readable(array: Any) -> Any:
-    """Returns an array of text where the server has answered bytes, as gRPC does, or base64, as REST may."""
+    """Returns an array of text where the server has answered bytes, as gRPC does, or base64, as REST may.
+
+    Text with zeros at its end, which an array of text forgets, stays bytes, as bytes do that are no text.
+    """
     import numpy as np
 
     if array.dtype.kind != "O":
@@ -176,12 +180,12 @@ def _readable(array: Any) -> Any:
     values = [each.encode() if isinstance(each, str) else each for each in values]
     if not all(isinstance(each, bytes) for each in values):
         return array
-    try:
-        return np.array([each.decode() for each in values], str).reshape(array.shape)
-    except UnicodeDecodeError:
-        found = np.empty(array.shape, object)
-        found.flat = values
-        return found
+    with contextlib.suppress(UnicodeDecodeError):
+        if not any(each.endswith(b"\0") for each in values):
+            return np.array([each.decode() for each in values], str).reshape(array.shape)
+    found = np.empty(array.shape, object)
+    found.flat = values
+    return found
 
 
 def _storable(name: str, array: Any) -> Any:
