@@ -24,21 +24,29 @@ from translation.text import GraphSubwords
 _BYTES = 16  # that a subword of a sentence may have on an average
 
 
-def for_export(model: Model, subwords: Subwords, phrases: Sequence[str], **options: Any) -> dict[str, Any]:
+def for_export(
+    model: Model, subwords: Subwords, phrases: Sequence[str], *, longest: int = 128, **options: Any
+) -> dict[str, Any]:
     """Returns what `write_base_graph` or `callbacks.Checkpoint` need to export a model that translates.
 
     Args:
-        phrases: a few sentences, with which every export proves itself: it has to translate them as the model did in
-            training.
-        options: of `translate`.
+        phrases: sentences; every export proves itself with the first four that are short enough: it has to translate
+            them as the model did in training.
+        longest, options: of `translate`.
     """
-    source = GraphSubwords(subwords).encode(tf.constant(phrases))
-    rows = {"source": source, "target": tf.concat([tf.fill([len(phrases), 1], BEGIN), source[:, :-1]], 1)}
-    function = translate(model, subwords, **options)
+    fits = [
+        text
+        for text, ids in zip(phrases, subwords.encode(phrases))
+        if 0 < len(ids) <= longest and len(text.encode()) <= _BYTES * longest
+    ]
+    chosen = fits[:4] or [""]
+    source = GraphSubwords(subwords).encode(tf.constant(chosen))
+    rows = {"source": source, "target": tf.concat([tf.fill([len(chosen), 1], BEGIN), source[:, :-1]], 1)}
+    function = translate(model, subwords, longest=longest, **options)
     return {
         "input_signature": {name: tf.TensorSpec([None, None], tf.int32, name) for name in rows},
         "sample": {name: ids.numpy() for name, ids in rows.items()},
-        "signatures": {"translate": export.Function(function, {"text": list(phrases)})},
+        "signatures": {"translate": export.Function(function, {"text": chosen})},
     }
 
 
@@ -51,7 +59,7 @@ def translate(
     0. An empty sentence stays empty. If one is too long, none is translated: INVALID_ARGUMENT.
 
     Args:
-        longest: subwords of a sentence, as in training. options: of `translated`.
+        longest: subwords of a sentence, as in training, and of its translation. options: of `translated`.
     """
     cut = GraphSubwords(subwords)
 
@@ -63,7 +71,7 @@ def translate(
         source = cut.encode(text)
         lengths = tf.reduce_sum(tf.cast(source != PADDING, tf.int32), 1) - 1  # without END
         source = _checked(source, lengths, longest, "subwords")
-        ids, score = translated(model, source, **options)
+        ids, score = translated(model, source, longest=longest, **options)
         is_empty = lengths == 0
         return {
             "translation": tf.where(is_empty, "", cut.decode(ids)),

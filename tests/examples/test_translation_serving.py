@@ -20,7 +20,7 @@ from serving.serving import COMMAND, serving
 from harness.examples import EXAMPLES, run
 from keras_ddl import export, model_state
 
-SMALL = settings.Settings(width=16, heads=2, inner=32, units=16, layers=1, vocabulary=300, longest=40)
+SMALL = settings.Settings(width=16, heads=2, inner=32, units=16, layers=1, vocabulary=300, longest=24)
 SENTENCES = ["the third of May", "", "  five  Äpfel, zwölf 日本 ", "twenty-one", "straße"]
 PROOF = "so do the signatures translate"
 
@@ -51,7 +51,7 @@ def transformer(cut, tmp_path_factory):
 @functools.cache
 def graph(model):
     ids = tf.TensorSpec([None, None], tf.int32)
-    return tf.function(lambda source: translated(model, source), input_signature=[ids])
+    return tf.function(lambda source: translated(model, source, longest=SMALL.longest), input_signature=[ids])
 
 
 def by_python(model, cut, sentences):
