@@ -85,7 +85,8 @@ def row(training: Training, steps: int) -> Row:
     acts = []
     for made, said in training.acts:
         rate = training.rates[made] if made < len(training.rates) else None
-        acts.append(f"{made}: stops" if "Training stops" in said else f"{made}: on at {rate:g}")
+        on = "goes back" if rate is None else f"on at {rate:g}"  # None: there was no step after it
+        acts.append(f"{made}: stops" if "Training stops" in said else f"{made}: {on}")
     return {
         "tokens": training.tokens,
         "rate": f"{training.rate:g}",

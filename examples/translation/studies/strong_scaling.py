@@ -28,6 +28,7 @@ from typing import Any
 from keras_ddl.cost_model import Cluster, Dimension, shared_memory
 from translation.studies import rows
 from translation.studies.step_model import exchange
+from translation.studies.table_bytes import PAPER, gathered_bytes
 
 # Parameters and width: table 3 of arXiv 1706.03762.
 SIZES = {"base": (65e6, 512), "big": (213e6, 1024)}
@@ -49,7 +50,7 @@ class Training:
 
     parameters: float = SIZES["big"][0]
     width: int = SIZES["big"][1]
-    vocabulary: int = 33_708
+    vocabulary: int = PAPER["rows"]
     tokens_per_second: float = 1_100
     link: float = 12.5e9
     latency: float = 1e-6
@@ -74,7 +75,7 @@ class Training:
         Each gives its rows of the projection, which are all of the vocabulary, and one for each source and each target
         token: what TensorFlow 1 made of the sum of a dense and a sparse gradient.
         """
-        return (ranks * self.vocabulary + 2 * tokens) * self.width * BYTES
+        return gathered_bytes(ranks, self.vocabulary, self.width, 2 * tokens / ranks)
 
     def sparse(self, nodes: int, processes: int, tokens: float) -> float:
         """Returns the seconds of the exchange if the table's gradient is gathered. A bound: of the network alone."""
@@ -189,7 +190,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=5_000,
         help="of a process in the published weak scaling (default: %(default)s). It agrees with its 82 times as "
-        "much memory at 64 processes: 64 (1 + 2 tokens / vocabulary) is 82 at 4,740",
+        "much memory at 64 processes: 64 (1 + 2 tokens / vocabulary) is 82 at 4,770",
     )
     add("--link", type=float, default=default.link, help="bytes/s of a node's network (default: 100 Gbit/s)")
     add("--latency", type=float, default=default.latency, help="seconds of a message (default: %(default)s)")
