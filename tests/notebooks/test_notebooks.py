@@ -87,10 +87,10 @@ def test_translation_from_top_to_bottom(tmp_path: Path):
     output = {name: text_of(cell, "stdout") for name, cell in cells.items() if cell.cell_type == "code"}
     pairs = [line.split(" | ") for line in output["data"].splitlines()[:6]]
     assert all(len(pair) == 2 and pair[0] != pair[1] for pair in pairs), output
-    assert "tokens_per_second" in output["train"] and "test: exact match" not in output["train"], output
+    assert "400 pairs of sentences" in output["train"] and "tokens_per_second" in output["train"], output
     assert re.search(r"phrases never seen: \d+\.\d% translated to the letter, BLEU \d", output["curve"]), output
     assert "twenty-third of May, 1997 -> " in output["attention"], output
-    assert re.search(r"\n1 rank\(s\): [\d,]+ subwords/s, 2 rank\(s\): [\d,]+ subwords/s\n$", output["speed"]), output
+    assert re.search(r"\n1 rank\(s\): [\d,]+ words/s, 2 rank\(s\): [\d,]+ words/s\n$", output["speed"]), output
     for name in ("rate", "curve", "attention", "speed"):
         assert_has_picture(cells[name])
 
