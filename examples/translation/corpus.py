@@ -72,9 +72,12 @@ def find(
         if not missing:
             found[part] = paths
         elif part in parts:
+            remedy = f"Make one: python -m translation.corpus {directory}"
+            if len(missing) < 2 or list(Path(directory).glob("train.*")):
+                remedy = "Name its languages with --source and --target."
             raise FileNotFoundError(
-                f"A corpus is two files of each part, a sentence a line, plain or .gz. Received: no {missing[0]}. "
-                f"Make one: python -m translation.corpus {directory}"
+                "A corpus is two files of each part, a sentence a line, plain or .gz. Received: no "
+                f"{missing[0]}. {remedy}"
             )
     return found
 
@@ -100,9 +103,13 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gzip", action="store_true")
+    parser.add_argument("--force", action="store_true", help="replace files that are there")
     for part, size in SIZES.items():
         parser.add_argument(f"--{part}", type=int, default=size, help=f"phrases (default: {size:,})")
     chosen = parser.parse_args()
+    there = [path for part in SIZES for path in sorted(chosen.directory.glob(f"{part}.*"))]
+    if there and not chosen.force:
+        parser.error(f"DIRECTORY must hold no corpus yet. Received: {there[0]}. Choose another one, or give --force.")
     sizes = {part: getattr(chosen, part) for part in SIZES}
     for files in make(chosen.directory, seed=chosen.seed, compress=chosen.gzip, **sizes).values():
         print(*files)

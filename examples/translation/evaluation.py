@@ -73,10 +73,10 @@ def main() -> None:
     options = parser.parse_args()
     try:
         source, references = find(options.corpus, [options.part], options.source, options.target)[options.part]
-        model, subwords, settings = RunDirectory(options.output).load()
+        keras_ddl.Strategy()  # this rank's device and its share of the cores
+        model, subwords, settings = RunDirectory(options.output).load_on_all_ranks()
     except FileNotFoundError as error:
         parser.error(str(error))
-    keras_ddl.init()
     translator = Translator(model, subwords, beam=options.beam, longest=settings.longest)
     found = translations(translator, read_lines(source), Ranks.of_job())
     if keras_ddl.rank() == 0:

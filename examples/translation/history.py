@@ -22,23 +22,27 @@ class Speed(keras.callbacks.Callback):
 
     def __init__(self, batches: Batches) -> None:
         super().__init__()
-        self.tokens = int(batches.plan.lengths.sum())
+        self.tokens_of_batch = batches.plan.lengths.sum() / len(batches)  # on an average
         self._begin = self._end = 0.0
+        self._batches = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._begin = time.perf_counter()
+        self._begin, self._batches = time.perf_counter(), 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._batches += 1  # of an epoch that is gone on with, only those from there on
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._end = time.perf_counter()  # the batches of the epoch are over
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        logs["tokens_per_second"] = self.tokens / (self._end - self._begin)
+        logs["tokens_per_second"] = self._batches * self.tokens_of_batch / (self._end - self._begin)
 
 
 def read(history: str | Path) -> dict[str, list[float]]:
-    """Returns what keras.callbacks.CSVLogger has written, by column."""
+    """Returns what keras.callbacks.CSVLogger has written, by column. Of an epoch that was begun again, the last."""
     with Path(history).open() as file:
-        rows = list(csv.DictReader(file))
+        rows = list({row["epoch"]: row for row in csv.DictReader(file)}.values())
     return {name: [float(row[name]) for row in rows] for name in rows[0]}
 
 

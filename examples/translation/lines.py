@@ -79,8 +79,9 @@ def read_range(paths: Sequence[str | Path], ranks: Ranks) -> tuple[int, list[lis
 
 def read_lines(path: str | Path) -> list[str]:
     """Returns all lines of a file, plain or gzip."""
-    with _open(Path(path)) as file:
-        return [_text(line) for line in file]
+    path = Path(path)
+    with _open(path) as file:
+        return [_text(line, path) for line in file]
 
 
 def sample(path: str | Path, count: int, places: int = 64) -> list[str]:
@@ -95,12 +96,12 @@ def sample(path: str | Path, count: int, places: int = 64) -> list[str]:
         if path.suffix == ".gz" or length <= 200 * count:  # that small, reading it whole is quicker than jumping
             everything = [line for _, line in zip(range(count if path.suffix == ".gz" else length), file)]
             step = max(1, len(everything) // count)
-            return [_text(line) for line in everything[::step][:count]]
+            return [_text(line, path) for line in everything[::step][:count]]
         for place in range(places):
             file.seek(length * place // places)
             if place:
                 file.readline()
-            lines += [_text(line) for _, line in zip(range(count // places), file)]
+            lines += [_text(line, path) for _, line in zip(range(count // places), file)]
     return lines
 
 
@@ -146,16 +147,21 @@ class _Counted:
         with self.path.open("rb") as file:
             file.seek(first)
             text = file.read(end - first)
-        return [_text(line) for line in text.split(b"\n")[: None if text and text[-1:] != b"\n" else -1]]
+        return [_text(line, self.path) for line in text.split(b"\n")[: None if text and text[-1:] != b"\n" else -1]]
 
     def lines(self, first: int, end: int) -> list[str]:
         with _open(self.path) as file:
-            return [_text(line) for number, line in zip(range(end), file) if number >= first]
+            return [_text(line, self.path) for number, line in zip(range(end), file) if number >= first]
 
 
 def _open(path: Path) -> BinaryIO:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-def _text(line: bytes) -> str:
-    return line.decode().rstrip("\r\n").strip()
+def _text(line: bytes, path: Path) -> str:
+    try:
+        return line.decode().strip().lstrip("\ufeff")  # with which some begin a file
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"Text must be UTF-8. Received: {line[:60]!r} in {path}. Convert the file, by iconv for example."
+        ) from None

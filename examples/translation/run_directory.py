@@ -16,9 +16,10 @@ from pathlib import Path
 
 import keras
 
+import keras_ddl
 from keras_ddl import checkpoint, model_state
 from translation import DEFAULT_OUTPUT
-from translation.settings import Settings
+from translation.settings import FILE, Settings
 from translation.subwords import Subwords
 
 DEFAULT = Path(DEFAULT_OUTPUT)
@@ -43,6 +44,18 @@ class RunDirectory:
             checkpoint.set_aside(self.averaged)
         settings.save(self.path)
         subwords.save(self.subwords)
+
+    def earlier_settings(self) -> Settings | None:
+        """Returns those of a training that is here, or None."""
+        return Settings.load(self.path) if (self.path / FILE).exists() else None
+
+    def load_on_all_ranks(self) -> tuple[keras.Model, Subwords, Settings]:
+        """Returns what `load` returns, on every rank; only rank 0 reads. COLLECTIVE."""
+        model, subwords, settings = self.load() if keras_ddl.rank() == 0 else (None, None, None)
+        subwords, settings = keras_ddl.broadcast_object((subwords, settings))
+        model = build(settings, subwords) if model is None else model
+        keras_ddl.broadcast_variables(model.variables)
+        return model, subwords, settings
 
     def load(self) -> tuple[keras.Model, Subwords, Settings]:
         """Returns the trained model, its subwords and its settings.

@@ -17,36 +17,52 @@ from translation.transformer import Transformer
 FILE = "settings.json"
 
 
+def _setting(default: Any, help: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """See PRESETS; of the sizes, a model reads its own."""
+    """See PRESETS; of the sizes, a model reads its own. Each is a flag of the training."""
 
-    model: str = "transformer"  # or "lstm"
-    # Sizes. Of the Transformer:
-    width: int = 128
-    heads: int = 4
-    inner: int = 512
-    normalize: str = "before"
-    # of the LSTM:
-    units: int = 256
-    # of both:
-    layers: int = 2
-    dropout: float = 0.1
-    # Data.
-    vocabulary: int = 500
-    tokens: int = 4096  # of a batch of all ranks, source and target, with padding
-    buckets: int = 8
-    longest: int = 128
-    # Optimizer: Adam.
-    epochs: int = 4
-    learning_rate: float = 2e-3  # the highest
-    decay: str = "inverse_square_root"  # or "luong10", or "constant"
-    warmup: int = 200  # steps
-    clip: float = 0.0  # the norm of all gradients together; 0: as it comes
-    smoothing: float = 0.1  # of labels
-    average: int = 5  # the last checkpoints, whose mean is the result; 1: the last one
-    save_every: int = 100  # steps, after which there is a checkpoint
-    seed: int = 1
+    model: str = _setting("transformer", "transformer or lstm")
+    width: int = _setting(128, "of the Transformer")
+    heads: int = _setting(4, "of each of its attentions")
+    inner: int = _setting(512, "width inside its feed-forward sublayers")
+    normalize: str = _setting("before", "its sublayers, or after them as the original")
+    units: int = _setting(256, "of the LSTM")
+    layers: int = _setting(2, "of the encoder, and of the decoder")
+    dropout: float = _setting(0.1, "share of what is dropped")
+    vocabulary: int = _setting(500, "subwords of both languages")
+    tokens: int = _setting(4096, "of a batch of all ranks, source and target, with padding")
+    buckets: int = _setting(8, "at most so many shapes of batches")
+    longest: int = _setting(128, "subwords of a sentence; longer ones are left out")
+    epochs: int = _setting(4, "of the whole training")
+    learning_rate: float = _setting(2e-3, "of Adam, the highest")
+    decay: str = _setting("inverse_square_root", "of the rate: that, luong10 or constant")
+    warmup: int = _setting(200, "steps until the rate is highest")
+    clip: float = _setting(0.0, "the norm of all gradients together; 0: as it comes")
+    smoothing: float = _setting(0.1, "of labels")
+    average: int = _setting(5, "checkpoints, the last ones, whose mean is the result")
+    save_every: int = _setting(100, "steps, after which there is a checkpoint")
+    seed: int = _setting(1, "of weights, dropout and orders")
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError: a setting that no training can have."""
+        least = dict.fromkeys(("epochs", "average", "save_every", "layers", "buckets", "longest"), 1)
+        for name, value in (least | {"warmup": int(self.decay == "inverse_square_root")}).items():
+            if getattr(self, name) < value:
+                raise ValueError(f"{name} must be {value} or more. Received: {name}={getattr(self, name)}.")
+
+    def check_sizes_of(self, earlier: Settings | None) -> None:
+        """Raises: ValueError: a model of these settings cannot go on from one of `earlier`."""
+        own = ("width", "heads", "inner", "normalize") if self.model == "transformer" else ("units",)
+        for name in ("model", *own, "layers", "vocabulary", "longest"):
+            if earlier is not None and getattr(self, name) != getattr(earlier, name):
+                raise ValueError(
+                    f"A training goes on with the sizes it began with. Received: {name}={getattr(self, name)}, where "
+                    f"it had {getattr(earlier, name)}. Leave --{name} out, or train anew, without --resume."
+                )
 
     def make_model(self, vocabulary: int) -> keras.Model:
         """Returns a new model. vocabulary: the number of ids that the subwords came to."""
@@ -67,7 +83,7 @@ class Settings:
         """Returns the learning rate over the steps of a whole training of `steps`: a Keras schedule, or a number."""
         rate, warmup = self.learning_rate, self.warmup
         if self.decay == "inverse_square_root":
-            return schedules.InverseSquareRootDecay(rate, max(warmup, 1))
+            return schedules.InverseSquareRootDecay(rate, warmup)
         after = schedules.luong_decay(rate, max(steps - warmup, 20)) if self.decay == "luong10" else None
         return schedules.LinearWarmup(rate, warmup, after=after) if warmup else after or rate
 
@@ -132,8 +148,8 @@ PRESETS = {
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds --preset and a flag for each setting."""
-    parser.add_argument("--preset", choices=PRESETS, default="transformer", help="where settings begin (transformer)")
-    group = parser.add_argument_group("settings", "default: the preset's")
+    parser.add_argument("--preset", choices=PRESETS, help="where settings begin (transformer, or those gone on with)")
+    group = parser.add_argument_group("settings, in place of the preset's; in brackets: those of the Transformer")
     choices = {
         "model": ["transformer", "lstm"],
         "normalize": ["before", "after"],
@@ -146,10 +162,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             type=kind,
             choices=choices.get(field.name),
             metavar=None if field.name in choices else kind.__name__.upper(),
+            help=f"{field.metadata['help']} ({field.default})",
         )
 
 
-def chosen(options: argparse.Namespace) -> Settings:
-    """Returns the preset's settings with those that flags have changed."""
+def chosen(options: argparse.Namespace, earlier: Settings | None = None) -> Settings:
+    """Returns the preset's settings, or `earlier` ones where no preset is given, with those that flags have changed."""
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Settings)}
-    return dataclasses.replace(PRESETS[options.preset], **{k: v for k, v in given.items() if v is not None})
+    begin = earlier if earlier is not None and options.preset is None else PRESETS[options.preset or "transformer"]
+    return dataclasses.replace(begin, **{name: value for name, value in given.items() if value is not None})

@@ -79,7 +79,15 @@ def train(sentences: Iterable[str], vocabulary: int = 500) -> Subwords:
     Args:
         vocabulary: ids in all; fewer where the sentences do not have as many different pairs. Digits are always cut
             one by one.
+    Raises: ValueError: the vocabulary is too small for all the characters.
     """
+    sentences = list(sentences)
+    characters = len(set().union(*sentences, "▁") - {" "}) + END + 1
+    if vocabulary < characters:
+        raise ValueError(
+            f"vocabulary: each character of the text needs an id, and there are {END + 1} marks. Received: "
+            f"vocabulary={vocabulary}, and a text that needs {characters}. Raise it (--vocabulary)."
+        )
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences),

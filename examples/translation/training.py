@@ -76,12 +76,16 @@ def train(
 
     Args:
         corpus: "train" and "dev": their files of source and target; "test", if there is one, is scored in the end.
-        resume: go on from the last checkpoint in OUTPUT, if there is one.
+        resume: go on from the last checkpoint in OUTPUT, if there is one. With `earlier_settings` of it, where nothing
+            shall change.
         verbose: of `fit`: 1 for a progress bar, 2 for a line an epoch, 0 for silence.
     Returns: the scores in the end, of "test" if there is one, of "dev" otherwise.
+    Raises: ValueError: a training that is to go on is of another model, or has other subwords.
     """
     strategy = keras_ddl.Strategy(seed=settings.seed)
     run = RunDirectory(output)
+    if resume:
+        settings.check_sizes_of(run.earlier_settings())
     is_first = keras_ddl.rank() == 0
     subwords = make_subwords(corpus["train"], settings.vocabulary, run.subwords if resume else None)
     if is_first:
@@ -89,7 +93,9 @@ def train(
     batches = make_batches(corpus["train"], subwords, settings)
     with strategy.scope():
         model = compiled(settings, subwords, settings.make_schedule(settings.epochs * len(batches)))
-    exported = for_export(model, subwords, sample(corpus["dev"][0], 4), longest=settings.longest)
+    if is_first and verbose:
+        print(batches.summary())
+    exported = for_export(model, subwords, sample(corpus["dev"][0], 100), longest=settings.longest)
     model.fit(
         batches,
         epochs=settings.epochs,
@@ -140,9 +146,12 @@ def main() -> None:
     options = parser.parse_args()
     try:
         corpus = find(options.corpus, ["train", "dev"], options.source, options.target, optional=["test"])
-    except FileNotFoundError as error:
+        earlier = RunDirectory(options.output).earlier_settings() if options.resume else None
+        settings = presets.chosen(options, earlier)
+        settings.check_sizes_of(earlier)
+    except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
-    scores = train(presets.chosen(options), corpus, options.output, resume=options.resume, verbose=options.verbose)
+    scores = train(settings, corpus, options.output, resume=options.resume, verbose=options.verbose)
     if keras_ddl.rank() == 0:
         part = "test" if "test" in corpus else "dev"
         print(f"{part}: exact match {scores['exact']:.3f}, BLEU {scores['bleu']:.1f}")

@@ -118,3 +118,18 @@ def test_subwords_follow_the_rule_that_a_graph_can_follow(cut, texts):
         ids = [number_of.get(piece, subwords.UNKNOWN) for piece in rule(text)]
         without_repeats = [one for i, one in enumerate(ids) if one != subwords.UNKNOWN or ids[i - 1 : i] != [one]]
         assert cut.encode([text]) == [without_repeats], text
+
+
+def test_text_that_is_not_utf_8_is_refused_with_its_line(tmp_path):
+    (tmp_path / "latin").write_bytes("gut\nfünf\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"must be UTF-8. Received: b'f\\xfcnf.* in .*latin"):
+        lines.read_lines(tmp_path / "latin")
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbfone\n")
+    assert lines.read_lines(tmp_path / "marked") == ["one"]
+
+
+def test_a_vocabulary_has_a_place_for_each_character():
+    text = ["".join(map(chr, range(0x4E00, 0x4E00 + 90)))] * 3
+    with pytest.raises(ValueError, match=r"vocabulary=80, and a text that needs 95\. Raise it"):
+        subwords.train(text, 80)
+    assert len(subwords.train(text, 95)) >= 90

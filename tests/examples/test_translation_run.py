@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
+import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -16,32 +22,45 @@ from examples.translation_parts import (
     scores,
     settings,
     training,
+    translated,
 )
+from examples.translation_parts import subwords as marks
 
+from harness.commands import keras_ddl
+from harness.examples import EXAMPLES
 from keras_ddl import checkpoint, model_state
 
-SMALL = dataclasses.replace(
-    settings.PRESETS["transformer"],
-    width=16,
-    heads=2,
-    inner=32,
-    layers=1,
-    vocabulary=200,
-    tokens=2000,
-    buckets=1,
-    epochs=3,
-    average=2,
-    save_every=7,
-    warmup=10,
-)
+CHANGED = {
+    "width": 16,
+    "heads": 2,
+    "inner": 32,
+    "layers": 1,
+    "vocabulary": 200,
+    "tokens": 2000,
+    "buckets": 1,
+    "epochs": 3,
+    "average": 2,
+    "save_every": 7,
+    "warmup": 10,
+}
+SMALL = dataclasses.replace(settings.PRESETS["transformer"], **CHANGED)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    files = corpus.make(folder / "data", train=400, dev=20, test=10, compress=True)
-    found = training.train(SMALL, files, folder / "output")
-    return run_directory.RunDirectory(folder / "output"), files, found
+    sizes = ["--train", "400", "--dev", "20", "--test", "10", "--gzip"]
+    data, output, said = str(folder / "data"), str(folder / "output"), io.StringIO()
+    flags = [f"--{name.replace('_', '-')}={getattr(SMALL, name)}" for name in CHANGED]
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.setattr("sys.argv", ["corpus", data, *sizes])
+        corpus.main()
+        patch.setattr("sys.argv", ["training", data, "--output", output, "--verbose", "2", *flags])
+        training.main()
+    assert re.search(r"400 pairs of sentences, 0 left out\n\d+ batches an epoch", said.getvalue()), said.getvalue()
+    exact, bleu = re.search(r"test: exact match ([\d.]+), BLEU ([\d.]+)\n$", said.getvalue()).groups()
+    found = {"exact": float(exact), "bleu": float(bleu)}
+    return run_directory.RunDirectory(output), corpus.find(data, ["train", "dev", "test"]), found
 
 
 def test_a_training_writes_its_curve_and_its_checkpoints(trained):
@@ -99,6 +118,39 @@ def test_evaluation_finds_the_scores_of_the_training(trained, monkeypatch, capsy
     assert "Make one: python -m translation.corpus" in capsys.readouterr().err
 
 
+def test_the_result_is_exported_and_asked_by_the_commands(trained):
+    run, files, _ = trained
+    keras_ddl("export", run.averaged, run.saved_model)
+    sentences = [pair.split()[0] for pair in ("seven", "twelve", "March")]
+    command = [sys.executable, "-m", "translation", "--scores", "--output", str(run.path), *sentences]
+    asked = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(EXAMPLES)}, capture_output=True, text=True)
+    lines = [line.split("\t") for line in asked.stdout.splitlines()]
+    model, subwords, _ = run.load()
+    assert [text for _, text in lines] == Translator(model, subwords)(sentences), asked.stderr
+    for (score, _), ids in zip(lines, subwords.encode(sentences)):
+        assert float(score) == pytest.approx(float(translated(model, np.int32([[*ids, marks.END]]))[1][0]), abs=2e-3)
+    assert len({score for score, _ in lines}) > 1
+
+
+def test_a_training_does_not_go_on_with_other_sizes(trained):
+    run, files, _ = trained
+    for changes, word in (({"width": 32}, "width=32"), ({"vocabulary": 300}, "--vocabulary")):
+        with pytest.raises(ValueError, match=word):
+            training.train(dataclasses.replace(SMALL, **changes), files, run.path, resume=True)
+    assert settings.Settings.load(run.path) == SMALL
+
+
+def test_an_epoch_that_was_begun_again_is_one_of_the_curve(tmp_path):
+    (tmp_path / "history.csv").write_text("epoch,loss\n0,5\n1,4\n1,3\n2,2\n")
+    assert history.read(tmp_path / "history.csv") == {"epoch": [0, 1, 2], "loss": [5, 3, 2]}
+
+
+@pytest.mark.parametrize("name, value", [("epochs", 0), ("average", 0), ("warmup", 0), ("save_every", 0)])
+def test_settings_that_no_training_can_have_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be 1 or more. Received: {name}=0"):
+        dataclasses.replace(settings.PRESETS["transformer"], **{name: value})
+
+
 def test_averaging_takes_as_many_as_there_are(trained):
     run, _, _ = trained
     model, _, _ = run.load()
@@ -111,24 +163,32 @@ def test_averaging_takes_as_many_as_there_are(trained):
     assert np.abs(model.trainable_variables[0].numpy() - before[0]).max() > 1e-4
 
 
-def test_sentences_of_different_lengths_keep_their_order(trained):
-    run, files, _ = trained
-    model, subwords, _ = run.load()
+@pytest.fixture
+def talkative(trained):
+    """A model of which each sentence has another answer, unlike the one that is barely trained, and its subwords."""
+    model, subwords, _ = trained[0].load()
+    draw = np.random.default_rng(1)
+    for variable in model.trainable_variables:
+        variable.assign(draw.normal(0, 1, variable.shape))
+    return model, subwords
+
+
+def test_sentences_of_different_lengths_keep_their_order(talkative):
+    model, subwords = talkative
     sentences = ["seven", "the first of May, nineteen ninety-seven", "two bottles", "", "seven"]
     translator = Translator(model, subwords, rows=2)
     together = translator(sentences)
     assert together == [translator([one])[0] for one in sentences] and together[0] == together[4]
-    assert together[3] == ""
+    assert together[3] == "" and len(set(together)) > 2
 
 
-def test_of_a_sentence_that_is_too_long_the_first_subwords_are_translated(trained):
-    run, _, _ = trained
-    model, subwords, _ = run.load()
+def test_of_a_sentence_that_is_too_long_the_first_subwords_are_translated(talkative):
+    model, subwords = talkative
     sentence = "the first of May " * 200
     assert len(subwords.encode([sentence])[0]) > 2 * SMALL.longest
     translator = Translator(model, subwords, longest=SMALL.longest)
     (first,) = subwords.decode([subwords.encode([sentence])[0][: SMALL.longest]])
-    assert translator([sentence]) == translator([first])
+    assert translator([sentence]) == translator([first]) != translator([first[:20]])
 
 
 def test_a_directory_without_a_training_says_what_to_do(tmp_path):
@@ -144,8 +204,20 @@ def test_a_corpus_is_found_plain_or_packed_and_missing_files_are_named(tmp_path)
         path.unlink()
     assert set(corpus.find(tmp_path, parts, optional=["test"])) == set(parts)
     made["dev"][1].unlink()
-    with pytest.raises(FileNotFoundError, match=r"no .*dev\.de.*translation\.corpus"):
+    with pytest.raises(FileNotFoundError, match=r"no .*dev\.de\. Name its languages with --source"):
         corpus.find(tmp_path, parts)
+    with pytest.raises(FileNotFoundError, match=r"no .*train\.fr\. Name its languages with --source"):
+        corpus.find(tmp_path, parts, target="fr")
+    with pytest.raises(FileNotFoundError, match=r"train\.en\. Make one: python -m translation\.corpus"):
+        corpus.find(tmp_path / "none", parts)
+
+
+def test_a_corpus_that_is_there_is_not_replaced(tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.en").write_text("my own\n")
+    monkeypatch.setattr("sys.argv", ["corpus", str(tmp_path), "--train", "2", "--dev", "1", "--test", "1"])
+    with pytest.raises(SystemExit):
+        corpus.main()
+    assert "give --force" in capsys.readouterr().err and (tmp_path / "train.en").read_text() == "my own\n"
 
 
 def test_scores():
