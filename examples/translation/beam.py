@@ -23,12 +23,12 @@ def beam_search(step: Step, state: State, *, beam: int, longest: tf.Tensor, leng
             lie side by side.
         state: of decoding before the first position, each tensor with `rows` first; it may grow along other axes.
         beam: hypotheses of a row; 1 is greedy decoding.
-        longest: positions after which the search ends, as a scalar.
+        longest: positions after which the search ends, a number or one for each row.
     Returns: ids [rows, <= longest] int32, padded after END; scores [rows] float32.
     """
-    longest = tf.convert_to_tensor(longest)
     state = {name: tf.repeat(tensor, beam, axis=0) for name, tensor in state.items()}
     rows = tf.shape(next(iter(state.values())))[0] // beam
+    longest = tf.broadcast_to(longest, [rows])
     # At first all hypotheses of a row are the same: only one of them may have successors.
     total = tf.tile([[0.0] + [-1e9] * (beam - 1)], [rows, 1])
     start = {
@@ -47,7 +47,7 @@ def beam_search(step: Step, state: State, *, beam: int, longest: tf.Tensor, leng
     }
 
     def go_on(position: tf.Tensor, search: dict) -> tf.Tensor:
-        return (position < longest) & ~tf.reduce_all(search["ended"])
+        return ~tf.reduce_all(search["ended"])
 
     def one_position(position: tf.Tensor, search: dict) -> tuple[tf.Tensor, dict]:
         logits, after = step(tf.reshape(search["ids"][:, :, -1], [-1]), position, search["state"])
@@ -64,6 +64,7 @@ def beam_search(step: Step, state: State, *, beam: int, longest: tf.Tensor, leng
         parent, new = best // vocabulary, best % vocabulary
         flat = tf.reshape(parent + beam * tf.range(rows)[:, tf.newaxis], [-1])
         ended = tf.gather(search["ended"], parent, batch_dims=1) | (new == END)
+        ended |= (position + 1 >= longest)[:, tf.newaxis]
         ids = tf.concat([tf.gather(search["ids"], parent, batch_dims=1), new[:, :, tf.newaxis]], axis=2)
         return position + 1, {
             "ids": ids,

@@ -20,8 +20,8 @@ def translated(
     """Returns the translation of source [rows, w], as ids [rows, <= longest] int32 padded after END, and its score.
 
     Plain TensorFlow operations: it may be called in a tf.function, and be exported. The score is a log probability over
-    a penalty of its length (beam.py). A translation has at most twice the subwords of the longest source and ten, and
-    no more than the model has positions.
+    a penalty of its length (beam.py). A translation has at most twice the subwords of its source and ten, and no
+    more than the model has positions.
     """
     memory = model.encode(source)
     start = model.start(memory)
@@ -34,7 +34,8 @@ def translated(
             tensor.set_shape([None, *(size or None for size in shapes[name][1:])])
         return model.step(ids, position, memory, state)
 
-    bound = tf.minimum(2 * tf.shape(source)[1] + 10, min(longest, getattr(model, "longest", longest)))
+    lengths = tf.reduce_sum(tf.cast(source != PADDING, tf.int32), 1)
+    bound = tf.minimum(2 * lengths + 10, min(longest, getattr(model, "longest", longest)))
     return beam_search(step, start, beam=beam, longest=bound, length_penalty=length_penalty)
 
 

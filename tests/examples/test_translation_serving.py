@@ -93,10 +93,10 @@ def test_translate_answers_strings_as_python_does(transformer):
 
 
 def test_translate_refuses_what_is_too_long(transformer):
-    for text, said in (("1 " * 40, "at most 40 subwords. Received:] [80"), ("a" * 641, "640 bytes. Received:] [641")):
+    for text, said in (("1 " * 40, "at most 24 subwords. Received:] [80"), ("a" * 385, "384 bytes. Received:] [385")):
         with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(said)):
             ask(transformer[0], ["two", text])
-    (text,), _ = ask(transformer[0], ["1 " * 20])
+    (text,), _ = ask(transformer[0], ["1 " * 10])
     assert text
 
 
@@ -126,7 +126,7 @@ def test_the_command_takes_phrases_and_refuses_long_ones_and_other_models(transf
     texts, _ = by_python(model, cut, SENTENCES)
     assert command(tmp_path, "--output", path.parents[1], *SENTENCES)[0].splitlines() == texts
     _, said = command(tmp_path, "--output", path.parents[1], "1 " * 40, status=1)
-    assert said == "Error: A sentence has at most 40 subwords. Received: 80.\n"
+    assert said == "Error: A sentence has at most 24 subwords. Received: 80.\n"
     tf.saved_model.save(tf.Module(), str(tmp_path / "saved_model" / "12"))
     _, said = command(tmp_path, "--output", tmp_path, "two", status=1)
     assert "has the signature 'translate'" in said and "saved_model/12" in said
@@ -149,7 +149,7 @@ def test_the_lstm_is_exported_and_a_server_translates(cut, tmp_path):
         status, answer = server.rest(
             "POST", "/v1/models/model:predict", {"signature_name": "translate", "instances": ["1 " * 40]}
         )
-        assert status == 400 and "at most 40 subwords" in answer["error"]
+        assert status == 400 and "at most 24 subwords" in answer["error"]
         for url in (f"http://127.0.0.1:{server.rest_port}", f"grpc://127.0.0.1:{server.grpc_port}"):
             run(tmp_path, COMMAND, "predict", url, rows, "--signature", "translate", "-o", "answers.json")
             assert json.loads((tmp_path / "answers.json").read_text())["translation"] == texts
