@@ -57,6 +57,7 @@ def draw(figure: Any, columns: dict[str, list[float]]) -> None:
     loss.set(xlabel="epoch", ylabel="loss, nats a token")
     score.set(xlabel="epoch", ylim=(0, 102))
     for axes in (loss, score):
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend()
 
 
