@@ -84,9 +84,9 @@ def train(
     """
     strategy = keras_ddl.Strategy(seed=settings.seed)
     run = RunDirectory(output)
-    if resume:
-        settings.check_sizes_of(run.earlier_settings())
     is_first = keras_ddl.rank() == 0
+    if resume and is_first:
+        settings.check_sizes_of(run.earlier_settings())
     subwords = make_subwords(corpus["train"], settings.vocabulary, run.subwords if resume else None)
     if is_first:
         run.begin(settings, subwords, resume)
@@ -146,7 +146,11 @@ def main() -> None:
     options = parser.parse_args()
     try:
         corpus = find(options.corpus, ["train", "dev"], options.source, options.target, optional=["test"])
-        earlier = RunDirectory(options.output).earlier_settings() if options.resume else None
+        keras_ddl.init()
+        # Rank 0 wrote them; another host may not have them.
+        earlier = (
+            keras_ddl.broadcast_object(RunDirectory(options.output).earlier_settings()) if options.resume else None
+        )
         settings = presets.chosen(options, earlier)
         settings.check_sizes_of(earlier)
     except (FileNotFoundError, ValueError) as error:
