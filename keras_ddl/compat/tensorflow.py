@@ -78,6 +78,7 @@ __all__ = [
     "global_seed",
     "is_eager",
     "is_nondeterministic",
+    "is_stateful",
     "load_ops",
     "not_recorded",
     "shuffle_seeds",
@@ -220,6 +221,11 @@ def called_graph(call: tf.Operation) -> Any:
         return call.graph._get_function(call.get_attr("f").name).graph
     except (AttributeError, ValueError):
         return None
+
+
+def is_stateful(operation: tf.Operation) -> bool:
+    """Whether an operation does more than its outputs say."""
+    return operation.op_def.is_stateful
 
 
 def outputs_of_branches(tensor: tf.Tensor) -> list[tf.Tensor]:

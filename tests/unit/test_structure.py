@@ -20,6 +20,7 @@ LINE = [
     ("communicator",),
     ("timeline", "launch", "schedules", "compat"),
     ("ops",),
+    ("cut",),
     ("strategy", "checkpoint"),
     ("export", "serving"),
     ("callbacks",),

@@ -1,0 +1,361 @@
+"""Makes one rank's graph out of the step of one process. See docs/cut.md for the contract.
+
+The nodes of the program are made again, one after the other, in the graph that is being traced. Of each value the
+builder knows how this rank holds it (states.py); a rule (rules/) may make an operation from inputs as they are held.
+Where there is no rule, or the rule declines, the operation is made from whole inputs, on every rank alike: that is
+right for every operation, and rules only make it fast.
+
+Sums over ranks are put off until nothing else can be made: what one backward pass needs summed is then known together,
+and goes in buckets.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import moving
+from keras_ddl.cut.collectives import Collectives, Sums
+from keras_ddl.cut.dims import Dim, dim, number_of
+from keras_ddl.cut.extents import Dims, Extents
+from keras_ddl.cut.program import Node, Program, Value
+from keras_ddl.cut.registry import rule_of
+from keras_ddl.cut.report import Report
+from keras_ddl.cut.scalars import Scalars, as_vector, times
+from keras_ddl.cut.states import WHOLE, Partial, Rows, State, Whole
+
+
+class Piece(NamedTuple):
+    """What a rank holds of a value: a tensor of its graph, and how that relates to the whole."""
+
+    tensor: tf.Tensor
+    state: State
+
+
+class Waiting(Exception):
+    """A node needs a sum that has not been made yet: it is made after the next sums."""
+
+
+class Batch(NamedTuple):
+    """The rows of the step. Each an int where it is known when the step is traced, else an int64 scalar of its graph.
+
+    Attributes: total: of all ranks. mine: of this rank. first: those of the ranks before this one.
+    """
+
+    total: Any
+    mine: Any
+    first: Any
+
+
+class Builder:
+    """Makes one rank's graph. Every rank takes the same decisions: none depends on how many rows a rank has.
+
+    Args:
+        program: the step of one process.
+        batch: the rows, see `Batch`.
+        collectives: what sums and gathers.
+        report: is told of every collective.
+    """
+
+    def __init__(self, program: Program, batch: Batch, collectives: Collectives, report: Report) -> None:
+        self.program = program
+        self.batch = batch
+        self.collectives = collectives
+        self.report = report
+        rows = Dim(batch.total) if isinstance(batch.total, int) else Dim.unknown("rows")
+        self.extents = Extents(rows)
+        self.scalars = Scalars(self)
+        self.sums = Sums(collectives, report)
+        self._pieces: dict[Value, Piece] = {}
+        self._made: dict[Any, tf.Tensor] = {}  # a value in another state than it was made in
+        self._same: dict[Value, Value] = {}  # what was only passed on, by what it was passed on from
+        self._recipes: dict[Value, Callable[[Rows], tf.Tensor | None]] = {}
+        self._done: dict[Node, list[tf.Operation]] = {}
+        self._node: Node | None = None
+        self._last: list[tf.Operation] = []
+
+    # ---- what rules ask
+
+    @property
+    def rows(self) -> Dim:
+        """The extent of the batch."""
+        return self.extents.rows
+
+    def dims(self, value: Value) -> Dims | None:
+        """Returns the extents of the whole tensor; None if its rank is unknown."""
+        return self.extents.dims(value)
+
+    def constants(self, value: Value) -> list[int] | None:
+        """Returns the entries of an integer tensor of rank 0 or 1 if they are certain, else None."""
+        return self.extents.constants(value)
+
+    def state(self, value: Value) -> State:
+        """Returns how this rank holds `value`."""
+        return self._pieces[value].state
+
+    def held(self, value: Value) -> tf.Tensor:
+        """Returns what this rank holds of `value`, in the state it is in."""
+        return self._pieces[value].tensor
+
+    def extent(self, rows: Rows) -> Dim:
+        """Returns the extent of the whole tensor along the axis of a cut."""
+        return rows.blocks * self.rows * rows.unit
+
+    def whole(self, value: Value) -> tf.Tensor:
+        """Returns the whole tensor. Raises: Waiting: it has yet to be summed."""
+        piece = self._pieces[value]
+        if isinstance(piece.state, Whole):
+            return piece.tensor
+        value = self._same.get(value, value)
+        found = self._made.get((value, WHOLE))
+        if found is not None:
+            return found
+        if isinstance(piece.state, Partial):
+            self.sums.want(value, piece.tensor, piece.state.op, self._node)
+            raise Waiting
+        with _no_dependencies():
+            found = moving.gathered(self, value, piece.tensor, piece.state)
+        self._made[value, WHOLE] = found
+        self.report.gathered(value, self._node)
+        return found
+
+    def pass_on(self, node: Node) -> list[Piece]:
+        """Gives the node's inputs as its outputs: what is moved for one need not be moved for the other."""
+        for value, output in zip(node.inputs, node.outputs):
+            self._same[output] = self._same.get(value, value)
+        return [self._pieces[value] for value in node.inputs]
+
+    def wholes(self, values: Sequence[Value]) -> list[tf.Tensor]:
+        """Returns the whole tensors. Raises: Waiting: some have yet to be summed; all of them are asked for."""
+        for value in values:
+            state = self.state(value)
+            origin = self._same.get(value, value)
+            if isinstance(state, Partial):
+                self.sums.want(origin, self.held(value), state.op, self._node)
+        return [self.whole(each) for each in values]
+
+    def cut(self, value: Value, rows: Rows) -> tf.Tensor:
+        """Returns this rank's rows of `value`. Raises: Waiting."""
+        if self.state(value) == rows:
+            return self.held(value)
+        value = self._same.get(value, value)
+        found = self._made.get((value, rows))
+        if found is None:
+            found = self._of_recipe(value, rows)
+            if found is None:
+                whole = self.whole(value)
+                with _no_dependencies():
+                    found = moving.sliced(self, whole, rows)
+            self._made[value, rows] = found
+        return found
+
+    def _of_recipe(self, value: Value, rows: Rows) -> tf.Tensor | None:
+        recipe = self._recipes.get(value)
+        if recipe is None or not self.fits(value, rows):
+            return None
+        with _no_dependencies():
+            return recipe(rows)
+
+    def has_recipe(self, value: Value) -> bool:
+        """Whether rows of a whole value can be made without making it whole."""
+        return value in self._recipes
+
+    def give_recipe(self, value: Value, recipe: Callable[[Rows], tf.Tensor | None]) -> None:
+        """Says how a rank's rows of a whole value are made. The whole tensor then runs only if something reads it.
+
+        recipe: is given a cut that fits the value; returns the rows, or None where it cannot make them.
+        """
+        self._recipes[value] = recipe
+
+    def fits(self, value: Value, rows: Rows) -> bool:
+        """Whether `value` certainly has the extent of this cut along its axis."""
+        dims = self.dims(value)
+        return dims is not None and dims[rows.axis] == self.extent(rows)
+
+    def vector(self, dims: Sequence[Dim | int]) -> Any:
+        """Returns integers as a list of ints, or as an int64 vector of the graph."""
+        return as_vector([self.number(each) for each in dims])
+
+    def shape_tensor(self, dims: Sequence[Dim], rows: Rows, dtype: tf.DType) -> tf.Tensor:
+        """Returns the shape of this rank's part of a tensor of these extents."""
+        return tf.cast(tf.convert_to_tensor(self.local_shape(dims, rows)), dtype)
+
+    as_vector = staticmethod(lambda entries: as_vector(entries))
+
+    def is_smaller(self, dims: Dims, than: Dims | None) -> bool:
+        """Whether a tensor of `dims` certainly has fewer entries. False where the batch decides."""
+        one, other = number_of(dims), number_of(than or ())
+        return one is not None and than is not None and other is not None and one < other
+
+    def is_only_reshaped(self, value: Value) -> bool:
+        """Whether nothing reads `value` but Reshape: then axes of extent 1 do not matter."""
+        return all(each is not None and each.type == "Reshape" for each in self.program.readers(value))
+
+    def number(self, value: Dim | int) -> Any:
+        """Returns an extent as an int, or as an int64 scalar of the graph."""
+        return self.scalars.of(dim(value))
+
+    def local_extent(self, rows: Rows) -> Any:
+        """Returns the extent of this rank's tensor along the axis of a cut: an int or an int64 scalar."""
+        return times(self.number(rows.blocks * rows.unit), self.batch.mine)
+
+    def local_shape(self, dims: Sequence[Dim], state: State) -> Any:
+        """Returns the shape of what a rank holds of a tensor of these extents: a list of ints or an int64 vector."""
+        shape = [self.local_extent(state) if self._is_cut(state, a) else self.number(d) for a, d in enumerate(dims)]
+        return as_vector(shape)
+
+    @staticmethod
+    def _is_cut(state: State, axis: int) -> bool:
+        return isinstance(state, Rows) and state.axis == axis
+
+    def make(self, node: Node, inputs: Sequence[tf.Tensor], **attrs: Any) -> list[tf.Tensor]:
+        """Makes the operation of `node` with these inputs, after the operations it depends on; returns its outputs.
+
+        attrs: attributes in place of the node's.
+        """
+        operation = node.operation
+        known = {key: value for key, value in operation.node_def.attr.items() if not key.startswith("_")}
+        for name, value in attrs.items():
+            known[name] = value
+        made = tf.compat.v1.get_default_graph().create_op(
+            operation.type,
+            list(inputs),
+            [each.dtype for each in operation.outputs],
+            attrs=known,
+            name=operation.name.rsplit("/", 1)[-1],
+        )
+        self._last.append(made)  # also from recipes, which run while another node is made: it then waits for them
+        return list(made.outputs)
+
+    def make_whole(self, node: Node) -> list[Piece]:
+        """Makes the operation from whole inputs, alike on every rank."""
+        outputs = self.make(node, self.wholes(node.inputs))
+        for tensor, value in zip(outputs, node.outputs):
+            if value.rank is not None and tensor.dtype not in (tf.resource, tf.variant):
+                tensor.set_shape(value.shape)
+        return [Piece(tensor, WHOLE) for tensor in outputs]
+
+    # ---- building
+
+    def give(self, value: Value, tensor: Any, state: State, dims: Dims | None = None) -> None:
+        """Says what a placeholder of the program is."""
+        self._pieces[value] = Piece(tensor, state)
+        self._done[value.node] = []
+        if dims is not None:
+            self.extents.set_dims(value, dims)
+
+    def build(self, wanted: Mapping[Value, State] | None = None) -> None:
+        """Makes all nodes, and every wanted value in the state asked for (default: all outputs, whole)."""
+        nodes = [node for node in self.program.nodes if node not in self._done]
+        if wanted is None:
+            wanted = dict.fromkeys(self.program.outputs, WHOLE)
+        readers, missing = _dependencies(nodes)
+        ready = [(node.position, 0) for node in nodes if missing[node] == 0]
+        by_position = {node.position: node for node in nodes}
+        heapq.heapify(ready)
+        postponed: list[tuple[int, int]] = []
+        ends = dict(wanted)
+        while True:
+            while ready:
+                entry = heapq.heappop(ready)
+                node = by_position[entry[0]]
+                if not self._try(node):
+                    postponed.append(entry)
+                    continue
+                for reader in readers.get(node, ()):
+                    missing[reader] -= 1
+                    if missing[reader] == 0:
+                        heapq.heappush(ready, (reader.position, 0))
+            for value, state in list(ends.items()):
+                if value in self._pieces and self._attempt(lambda: self._in_state(value, state)):  # noqa: B023
+                    del ends[value]
+            if not postponed and not ends:
+                return
+            self._take_sums(self.sums.make())
+            ready, postponed = postponed, []
+            heapq.heapify(ready)
+
+    def _take_sums(self, found: Mapping[Value, tf.Tensor]) -> None:
+        """From now on these values are whole, and what they were passed on as, too: no part of them is summed again."""
+        for value, tensor in found.items():
+            self._pieces[value] = Piece(tensor, WHOLE)
+        for value, origin in self._same.items():
+            if origin in found and value in self._pieces:
+                self._pieces[value] = self._pieces[origin]
+
+    def result(self, value: Value, state: State = WHOLE) -> tf.Tensor:
+        """Returns a value that `build` was asked for."""
+        return self._in_state(value, state)
+
+    def _in_state(self, value: Value, state: State) -> tf.Tensor:
+        if self.state(value) == state:
+            return self.held(value)
+        if isinstance(state, Rows):
+            return self.cut(value, state)
+        if isinstance(state, Whole):
+            return self.whole(value)
+        raise AssertionError(f"{value} cannot become {state}")
+
+    def _attempt(self, call: Callable[[], Any]) -> bool:
+        try:
+            call()
+        except Waiting:
+            return False
+        return True
+
+    def _try(self, node: Node) -> bool:
+        self._node, self._last = node, []
+        before = [each for one in node.after for each in self._done[one]]
+        try:
+            with tf.control_dependencies(before):
+                pieces = self._apply(node)
+        except Waiting:
+            return False
+        finally:
+            self._node = None
+        for value, piece in zip(node.outputs, pieces):
+            self._keep(value, piece if isinstance(piece, Piece) else Piece(*piece))
+        self._done[node] = self._last
+        return True
+
+    def _keep(self, value: Value, piece: Piece) -> None:
+        self._pieces[value] = piece
+        if isinstance(piece.state, Rows):
+            dims = self.dims(value)
+            if dims is None:
+                raise AssertionError(f"{value}: a cut of a tensor whose rank is unknown")
+            axis = piece.state.axis
+            self.extents.set_dims(value, (*dims[:axis], self.extent(piece.state), *dims[axis + 1 :]))
+
+    def _apply(self, node: Node) -> list[Any]:
+        if all(isinstance(self.state(each), Whole) for each in node.inputs):
+            rule = rule_of(node.type, of_whole=True)
+            found = rule(self, node) if rule is not None else None
+            return self.make_whole(node) if found is None else found
+        rule = rule_of(node.type)
+        found = rule(self, node) if rule is not None else None
+        if found is None:
+            pieces = self.make_whole(node)
+            self.report.computed_whole(node, [each for each in node.inputs if isinstance(self.state(each), Rows)])
+            return pieces
+        return found
+
+
+def _dependencies(nodes: Sequence[Node]) -> tuple[dict[Node, list[Node]], dict[Node, int]]:
+    """Returns which nodes read each node, and of how many others each has to wait."""
+    known = set(nodes)
+    readers: dict[Node, list[Node]] = {}
+    missing = {}
+    for node in nodes:
+        before = {each for each in (*(value.node for value in node.inputs), *node.after) if each in known}
+        missing[node] = len(before)
+        for each in before:
+            readers.setdefault(each, []).append(node)
+    return readers, missing
+
+
+def _no_dependencies() -> Any:
+    # What is moved between states belongs to no operation: waiting for those before one would keep it from overlapping.
+    return tf.control_dependencies(None)

@@ -1,0 +1,107 @@
+"""What moves between ranks: sums in buckets, and gathered rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.program import Node, Value
+
+if TYPE_CHECKING:
+    from keras_ddl.cut.report import Report
+
+
+class Collectives(Protocol):
+    """What the builder makes collectives with; `name` is the same on all ranks and used once in a step."""
+
+    rank: int
+    size: int
+
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+        """Returns the tensors combined over ranks by `op`; shapes are equal on all ranks."""
+
+    def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Returns the ranks' tensors, one after the other along axis 0; their extents there may differ."""
+
+    def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
+        """Groups tensors of so many bytes, in the order in which they become ready."""
+
+
+class Sums:
+    """Values that have to be combined over ranks, collected until all that can be known are.
+
+    Two values collected together do not depend on one another's sums, so they may travel in one bucket.
+    """
+
+    def __init__(self, collectives: Collectives, report: Report) -> None:
+        self._collectives = collectives
+        self._report = report
+        self._wanted: dict[Value, tuple[tf.Tensor, str, Node | None]] = {}
+        self._count = 0
+
+    def want(self, value: Value, tensor: tf.Tensor, op: str, reader: Node | None) -> None:
+        """Asks for a value, which a later `make` returns."""
+        self._wanted.setdefault(value, (tensor, op, reader))
+
+    def make(self) -> dict[Value, tf.Tensor]:
+        """Makes the collectives for all that was asked for; returns the whole tensors. COLLECTIVE."""
+        if not self._wanted:
+            raise AssertionError("the cut does not come to an end: nothing is wanted, and nodes are left")
+        done: dict[Value, tf.Tensor] = {}
+        wanted, self._wanted = self._wanted, {}
+        order = sorted(wanted, key=lambda value: value.node.position)
+        with tf.control_dependencies(None):
+            for op in dict.fromkeys(wanted[value][1] for value in order):
+                values = [value for value in order if wanted[value][1] == op]
+                sizes = [_bytes(value) for value in values]
+                for bucket in self._collectives.buckets(sizes, [_numeric_name(value) for value in values]):
+                    members = [values[i] for i in bucket]
+                    name = f"{op}_{self._count}"
+                    self._count += 1
+                    found = self._collectives.reduce([_numeric(wanted[value][0]) for value in members], op, name)
+                    for value, tensor in zip(members, found):
+                        tensor = tf.cast(tensor, tf.bool) if value.dtype == tf.bool else tensor
+                        tensor.set_shape(wanted[value][0].shape)
+                        done[value] = tensor
+                    self._report.reduced(name, members, [wanted[value][2] for value in members])
+        return done
+
+
+def _numeric(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tensor, tf.uint8) if tensor.dtype == tf.bool else tensor
+
+
+def _numeric_name(value: Value) -> str:
+    return "uint8" if value.dtype == tf.bool else value.dtype.name
+
+
+def _bytes(value: Value) -> int:
+    """Bytes as far as they are known: the plan must not depend on the batch."""
+    elements = 1
+    for extent in value.shape.as_list() if value.rank is not None else []:
+        elements *= extent or 1
+    return elements * value.dtype.size
+
+
+class OfRanks:
+    """Collectives of the job's ranks (keras_ddl.ops). `scope`: begins every name. `bucket_bytes`: bound on a bucket."""
+
+    def __init__(self, scope: str, rank: int, size: int, plan: Any) -> None:
+        self.rank = rank
+        self.size = size
+        self._scope = scope
+        self._plan = plan
+
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+        from keras_ddl import ops
+
+        return ops.all_reduce_n(tensors, op=op, name=f"{self._scope}/{name}")
+
+    def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        from keras_ddl import ops
+
+        return ops.all_gather(tensor, name=f"{self._scope}/{name}")
+
+    def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
+        return self._plan(sizes, dtypes)

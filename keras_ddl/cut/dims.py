@@ -1,0 +1,145 @@
+"""Extents of tensors as products of a number and named unknowns: 3 * rows * input:0[1].
+
+What the cut has to know of two extents is whether they are certainly equal, and whether one certainly divides the
+other. A product in normal form answers both; a sum, a difference or a quotient that is not exact becomes an unknown of
+its own, the same for the same operands, so that what is computed twice is still seen to be equal. Never equal by
+accident: where nothing is known, nothing is equal.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+@functools.total_ordering
+class Unknown:
+    """One integer that is known only when the step runs. Equal keys mean equal integers.
+
+    Attributes:
+        kind: how it is to be computed; see extents.Scalars.
+        operands: what it is computed from.
+    """
+
+    __slots__ = ("kind", "operands", "key")
+
+    def __init__(self, kind: str, *operands: Any) -> None:
+        self.kind = kind
+        self.operands = operands
+        self.key = kind + (f"({', '.join(map(repr, operands))})" if operands else "")
+
+    def __repr__(self) -> str:
+        return self.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unknown) and self.key == other.key
+
+    def __lt__(self, other: Unknown) -> bool:
+        return self.key < other.key
+
+
+class Dim:
+    """An integer: `factor` times the product of `unknowns` (sorted, with repetition). Immutable."""
+
+    __slots__ = ("factor", "unknowns")
+
+    def __init__(self, factor: int, unknowns: Iterable[Unknown] = ()) -> None:
+        self.factor = int(factor)
+        self.unknowns = tuple(sorted(unknowns)) if self.factor else ()
+
+    @staticmethod
+    def unknown(kind: str, *operands: Any) -> Dim:
+        return Dim(1, [Unknown(kind, *operands)])
+
+    @property
+    def number(self) -> int | None:
+        """The integer, if it is known now."""
+        return None if self.unknowns else self.factor
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int):
+            return self.number == other
+        return isinstance(other, Dim) and (self.factor, self.unknowns) == (other.factor, other.unknowns)
+
+    def __hash__(self) -> int:
+        return hash((self.factor, self.unknowns))
+
+    def __repr__(self) -> str:
+        parts = [str(self.factor)] if self.factor != 1 or not self.unknowns else []
+        return "*".join([*parts, *map(str, self.unknowns)])
+
+    def __mul__(self, other: Dim | int) -> Dim:
+        other = dim(other)
+        return Dim(self.factor * other.factor, (*self.unknowns, *other.unknowns))
+
+    def divided_by(self, other: Dim | int) -> Dim | None:
+        """Returns the quotient if the division is certainly exact, else None."""
+        other = dim(other)
+        if other.factor == 0 or self.factor % other.factor:
+            return None
+        left = list(self.unknowns)
+        for each in other.unknowns:
+            if each not in left:
+                return None
+            left.remove(each)
+        return Dim(self.factor // other.factor, left)
+
+    def __add__(self, other: Dim | int) -> Dim:
+        other = dim(other)
+        if self.factor == 0:
+            return other
+        if other.factor == 0:
+            return self
+        if self.unknowns == other.unknowns:
+            return Dim(self.factor + other.factor, self.unknowns)
+        return Dim.unknown("sum", *sorted((self, other), key=repr))
+
+    def __sub__(self, other: Dim | int) -> Dim:
+        return self + dim(other) * -1
+
+    def floor_divided_by(self, other: Dim | int) -> Dim:
+        other = dim(other)
+        if self.number is not None and other.number:
+            return Dim(self.number // other.number)
+        exact = self.divided_by(other)
+        return Dim.unknown("quotient", self, other) if exact is None else exact
+
+    def larger_of(self, other: Dim | int) -> Dim:
+        other = dim(other)
+        if self == other:
+            return self
+        if self.number is not None and other.number is not None:
+            return Dim(max(self.number, other.number))
+        return Dim.unknown("larger", *sorted((self, other), key=repr))
+
+    def smaller_of(self, other: Dim | int) -> Dim:
+        other = dim(other)
+        if self == other:
+            return self
+        if self.number is not None and other.number is not None:
+            return Dim(min(self.number, other.number))
+        return Dim.unknown("smaller", *sorted((self, other), key=repr))
+
+
+def dim(value: Dim | int) -> Dim:
+    """Returns `value` as a Dim."""
+    return value if isinstance(value, Dim) else Dim(value)
+
+
+def product(dims: Iterable[Dim | int]) -> Dim:
+    """Returns the product of `dims`; 1 for none."""
+    return functools.reduce(lambda a, b: a * b, map(dim, dims), ONE)
+
+
+def number_of(dims: Iterable[Dim | int]) -> int | None:
+    """Returns the product if it is known now."""
+    found = [dim(each).number for each in dims]
+    return None if any(each is None for each in found) else math.prod(found)
+
+
+ONE = Dim(1)

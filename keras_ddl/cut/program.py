@@ -1,0 +1,211 @@
+"""The traced step as a flat list of operations, calls of functions written out.
+
+A function may be called twice, so an operation of a function's graph is not yet one of the step: `Node` and `Value` are
+an operation and a tensor *at a place of call*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+class Value:
+    """A tensor of the step. Compared by identity."""
+
+    __slots__ = ("tensor", "node", "index")
+
+    def __init__(self, tensor: tf.Tensor, node: Node, index: int) -> None:
+        self.tensor = tensor
+        self.node = node
+        self.index = index
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        return self.tensor.shape
+
+    @property
+    def rank(self) -> int | None:
+        return self.tensor.shape.rank
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self.tensor.dtype
+
+    @property
+    def key(self) -> str:
+        """A name that no other value of the program has."""
+        return f"{self.node.key}:{self.index}"
+
+    def constant(self) -> np.ndarray | None:
+        """Returns the value if tracing shows it."""
+        return tf.get_static_value(self.tensor)
+
+    def __repr__(self) -> str:
+        return f"<{self.key} {self.dtype.name}{self.shape}>"
+
+
+class Node:
+    """An operation of the step.
+
+    Attributes:
+        inputs: the values it reads, in order. outputs: those it makes.
+        after: nodes that must have run before, as control dependencies say.
+    """
+
+    __slots__ = ("operation", "inputs", "outputs", "after", "key", "position")
+
+    def __init__(self, operation: tf.Operation, inputs: list[Value], after: list[Node], prefix: str) -> None:
+        self.operation = operation
+        self.inputs = inputs
+        self.after = after
+        self.key = prefix + operation.name
+        self.position = -1
+        self.outputs = [Value(tensor, self, index) for index, tensor in enumerate(operation.outputs)]
+
+    @property
+    def type(self) -> str:
+        return self.operation.type
+
+    def attr(self, name: str) -> Any:
+        return self.operation.get_attr(name)
+
+    def __repr__(self) -> str:
+        return f"<{self.type} {self.key}>"
+
+
+class Program:
+    """A traced function as nodes in an order in which they can run.
+
+    Attributes:
+        nodes: what the outputs and side effects need, no more.
+        inputs: one value for each argument. captured: values with the outer tensor that each stands for.
+        outputs: one value for each of the function's outputs. effects: nodes that must run though nothing reads them.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        inner = _Inlining("", list(graph.inputs), None, graph)
+        self.placeholders = inner.arguments
+        outers = {internal.name: external for external, internal in graph.captures}
+        given = list(zip(graph.inputs, self.placeholders))
+        self.captured = [(value, outers[tensor.name]) for tensor, value in given if tensor.name in outers]
+        self.inputs = [value for tensor, value in given if tensor.name not in outers]
+        self.outputs = [inner.value(each) for each in graph.outputs]
+        self.effects = [node for each in graph.control_outputs for node in inner.nodes_of(each)]
+        self._readers: dict[Value, list[Node | None]] = {}
+        self.nodes = list(self._needed())
+        for position, node in enumerate(self.nodes):
+            node.position = position
+
+    def readers(self, value: Value) -> list[Node | None]:
+        """Returns the nodes that read a value; None among them stands for the function's outputs."""
+        if not self._readers:
+            for node in self.nodes:
+                for each in node.inputs:
+                    self._readers.setdefault(each, []).append(node)
+            for each in self.outputs:
+                self._readers.setdefault(each, []).append(None)
+        return self._readers.get(value, [])
+
+    def _needed(self) -> Iterator[Node]:
+        """Yields what is needed, operands first."""
+        seen = {value.node for value in self.placeholders}
+        for start in [*self.effects, *(value.node for value in self.outputs)]:
+            stack = [(start, iter(_before(start)))]
+            if start in seen:
+                continue
+            seen.add(start)
+            while stack:
+                node, others = stack[-1]
+                following = next((each for each in others if each not in seen), None)
+                if following is None:
+                    stack.pop()
+                    yield node
+                else:
+                    seen.add(following)
+                    stack.append((following, iter(_before(following))))
+
+
+def _before(node: Node) -> list[Node]:
+    return [*(value.node for value in node.inputs), *node.after]
+
+
+class _Inlining:
+    """One call of a function (or the step itself): its operations as nodes.
+
+    Made on demand, from the tensors that are asked for: what nothing needs is never looked at.
+    """
+
+    def __init__(
+        self, prefix: str, placeholders: Sequence[tf.Tensor], arguments: Sequence[Value] | None, graph: Any
+    ) -> None:
+        self.prefix = prefix
+        self.graph = graph
+        self._values: dict[str, Value] = {}
+        self._nodes: dict[str, list[Node]] = {}
+        self._calls: dict[str, _Inlining] = {}
+        self._outer_after: list[Node] = []
+        if arguments is None:
+            arguments = [Node(tensor.op, [], [], prefix).outputs[0] for tensor in placeholders]
+        self.arguments = list(arguments)
+        for tensor, value in zip(placeholders, self.arguments):
+            self._values[tensor.name] = value
+            self._nodes[tensor.op.name] = []
+
+    def value(self, tensor: tf.Tensor) -> Value:
+        found = self._values.get(tensor.name)
+        if found is None:
+            self._make(tensor.op)
+            found = self._values[tensor.name]
+        return found
+
+    def nodes_of(self, operation: tf.Operation) -> list[Node]:
+        """Returns the nodes that must have run when `operation` has."""
+        if operation.name not in self._nodes:
+            self._make(operation)
+        return self._nodes[operation.name]
+
+    def _make(self, wanted: tf.Operation) -> None:
+        # Not by recursion: steps are longer than Python's stack is deep.
+        stack = [wanted]
+        while stack:
+            operation = stack[-1]
+            if operation.name in self._nodes:
+                stack.pop()
+                continue
+            before = [*(each.op for each in operation.inputs), *operation.control_inputs]
+            missing = [each for each in before if each.name not in self._nodes]
+            if missing:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            inputs = [self._values[each.name] for each in operation.inputs]
+            after = [node for each in operation.control_inputs for node in self._nodes[each.name]]
+            after += [] if operation.inputs else self._outer_after
+            if operation.type in _CALLS and self._inline(operation, inputs, after):
+                continue
+            if tf_compat.is_stateful(operation) and operation.inputs:
+                after += self._outer_after
+            node = Node(operation, inputs, after, self.prefix)
+            self._nodes[operation.name] = [node]
+            self._values.update((tensor.name, value) for tensor, value in zip(operation.outputs, node.outputs))
+
+    def _inline(self, operation: tf.Operation, inputs: list[Value], after: list[Node]) -> bool:
+        graph = tf_compat.called_graph(operation)
+        if graph is None or len(graph.inputs) != len(inputs):
+            return False
+        inner = _Inlining(f"{self.prefix}{operation.name}/", list(graph.inputs), inputs, graph)
+        inner._outer_after = [*self._outer_after, *after]
+        self._calls[operation.name] = inner
+        values = [inner.value(each) for each in graph.outputs]
+        effects = [node for each in graph.control_outputs for node in inner.nodes_of(each)]
+        self._nodes[operation.name] = [*effects, *(value.node for value in values)]
+        self._values.update((tensor.name, value) for tensor, value in zip(operation.outputs, values))
+        return True

@@ -1,0 +1,60 @@
+"""What a cut step moves between ranks, and why: for people who want to know where time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from keras_ddl.communicator.stack_position import user_line
+from keras_ddl.cut.program import Node, Value
+
+
+@dataclass
+class Entry:
+    """One collective. `bytes`: None where the extents are not known before the step runs."""
+
+    kind: str  # "gather" or the op of a reduction
+    bytes: int | None
+    values: list[str]
+    reason: str
+    line: str
+
+
+@dataclass
+class Report:
+    """Collectives in the order in which they were made, and operations that were computed whole for want of a rule."""
+
+    entries: list[Entry] = field(default_factory=list)
+    whole: dict[str, int] = field(default_factory=dict)
+
+    def gathered(self, value: Value, reader: Node | None) -> None:
+        """A value's rows were gathered because `reader` needs all of them."""
+        reason = "is a result" if reader is None else f"{reader.type} needs all rows"
+        self.entries.append(Entry("gather", bytes_of(value), [value.key], reason, line_of(reader or value.node)))
+
+    def reduced(self, name: str, values: Sequence[Value], readers: Sequence[Node | None]) -> None:
+        """Values were combined in one collective."""
+        sizes = [bytes_of(value) for value in values]
+        total = None if any(each is None for each in sizes) else sum(sizes)
+        kinds = sorted({"results" if each is None else each.type for each in readers})
+        self.entries.append(
+            Entry(
+                name.split("_")[0], total, [v.key for v in values], "for " + ", ".join(kinds), line_of(values[0].node)
+            )
+        )
+
+    def computed_whole(self, node: Node, inputs: Sequence[Value]) -> None:
+        """An operation without a rule for inputs of which a rank holds its rows."""
+        if inputs:
+            self.whole[node.type] = self.whole.get(node.type, 0) + 1
+
+
+def bytes_of(value: Value) -> int | None:
+    """Returns the bytes of the whole tensor if they are known now."""
+    count = value.shape.num_elements() if value.rank is not None else None
+    return None if count is None else count * value.dtype.size
+
+
+def line_of(node: Node) -> str:
+    """Returns where the program made an operation: "train.py:12"; "" if it is not known."""
+    return user_line(node.operation.traceback) or ""

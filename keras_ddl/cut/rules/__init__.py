@@ -1,0 +1,25 @@
+"""The rules, one file a topic; importing this registers them (registry.py says what a rule is)."""
+
+from keras_ddl.cut.rules import (
+    contractions,
+    convolutions,
+    elementwise,
+    indexing,
+    losses,
+    reductions,
+    shapes,
+    slices,
+    variables,
+)
+
+__all__ = [
+    "contractions",
+    "convolutions",
+    "elementwise",
+    "indexing",
+    "losses",
+    "reductions",
+    "shapes",
+    "slices",
+    "variables",
+]

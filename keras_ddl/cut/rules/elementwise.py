@@ -1,0 +1,160 @@
+"""Operations entry by entry, with broadcasting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_ddl.cut.dims import ONE
+from keras_ddl.cut.registry import rule
+from keras_ddl.cut.states import PARTIAL, Partial, Rows, Whole
+
+UNARY = (
+    "Neg Exp Log Log1p Expm1 Sqrt Rsqrt Square Tanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign Abs Sign Floor Ceil "
+    "Round Rint Reciprocal Inv Erf Erfc Erfinv Lgamma Digamma Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh "
+    "Cast LogicalNot IsFinite IsNan IsInf ZerosLike OnesLike LeakyRelu Ndtri BesselI0e BesselI1e Invert Conj"
+)
+# f(a + b) = f(a) + f(b), also when rounded as one sum is: a part of a sum stays one.
+LINEAR = {"Neg"}
+BINARY = (
+    "Add AddV2 Sub Mul RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference Greater GreaterEqual Less LessEqual "
+    "Equal NotEqual LogicalAnd LogicalOr FloorDiv FloorMod Mod TruncateDiv TruncateMod Xdivy Xlogy Xlog1py MulNoNan "
+    "Atan2 ReluGrad Relu6Grad TanhGrad SigmoidGrad SqrtGrad RsqrtGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad "
+    "LeakyReluGrad InvGrad ReciprocalGrad SelectV2 BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter "
+    "Igamma Igammac Zeta Polygamma"
+)
+
+
+@rule(*UNARY.split())
+def unary(b: Any, node: Any) -> Any:
+    value = node.inputs[0]
+    state = b.state(value)
+    if isinstance(state, Partial) and not (node.type in LINEAR and state.op == "sum" or _keeps_sums(node, state)):
+        return None
+    return [(b.make(node, [b.held(value)])[0], state)]
+
+
+def _keeps_sums(node: Any, state: Partial) -> bool:
+    # Only towards a type that holds all of the parts: rounding before the sum is not rounding the sum.
+    source, target = node.inputs[0].dtype, node.outputs[0].dtype
+    return (
+        node.type == "Cast"
+        and state.op == "sum"
+        and source.is_floating
+        and target.is_floating
+        and target.size > source.size
+    )
+
+
+@rule("Bitcast")
+def bitcast(b: Any, node: Any) -> Any:
+    value = node.inputs[0]
+    state = b.state(value)
+    if not isinstance(state, Rows) or value.dtype.size != node.outputs[0].dtype.size:
+        return None
+    return [(b.make(node, [b.held(value)])[0], state)]
+
+
+@rule("IdentityN", "Identity", "StopGradient", "PreventGradient", "Snapshot")
+def identity(b: Any, node: Any) -> Any:
+    if not node.after:
+        return b.pass_on(node)
+    # Kept apart where it stands for having waited for something.
+    outputs = b.make(node, [b.held(each) for each in node.inputs])
+    return [(tensor, b.state(value)) for tensor, value in zip(outputs, node.inputs)]
+
+
+@rule(*UNARY.split(), *BINARY.split(), "AddN", "Identity", of_whole=True)
+def of_whole(b: Any, node: Any) -> Any:
+    """Of operands of which rows can be made by themselves (a random draw), rows of the result can."""
+    pieces = b.make_whole(node)
+    if any(b.has_recipe(each) for each in node.inputs) and not node.after:
+        b.give_recipe(node.outputs[0], lambda rows: _rows_of(b, node, rows))
+    return pieces
+
+
+def _rows_of(b: Any, node: Any, rows: Rows) -> Any:
+    rank = node.outputs[0].rank
+    new = []
+    for value in node.inputs:
+        dims = b.dims(value)
+        if dims is None or rank is None:
+            return None
+        axis = rows.axis - (rank - len(dims))
+        if axis < 0 or dims[axis] == 1:
+            new.append(b.whole(value))
+        elif b.fits(value, rows.at(axis)):
+            new.append(b.cut(value, rows.at(axis)))
+        else:
+            return None
+    return b.make(node, new)[0]
+
+
+@rule("AddN")
+def add_n(b: Any, node: Any) -> Any:
+    if all(b.state(each) == PARTIAL for each in node.inputs):
+        return [(b.make(node, [b.held(each) for each in node.inputs])[0], PARTIAL)]
+    return binary(b, node)
+
+
+@rule(*BINARY.split())
+def binary(b: Any, node: Any) -> Any:
+    states = [b.state(each) for each in node.inputs]
+    if any(isinstance(each, Partial) for each in states):
+        found = _of_parts(b, node, states)
+        if found is not None:
+            return found
+    return aligned(b, node, node.inputs)
+
+
+def _of_parts(b: Any, node: Any, states: list[Any]) -> Any:
+    """Sums of parts, and parts times or divided by what every rank has: linear, broadcast or not."""
+    linear = node.type in ("Add", "AddV2", "Sub") and all(each == PARTIAL for each in states)
+    if node.type == "Mul":
+        linear = sorted(map(str, states)) == sorted(map(str, [PARTIAL, Whole()]))
+    if node.type in ("RealDiv", "Div", "DivNoNan") and node.outputs[0].dtype.is_floating:
+        linear = states == [PARTIAL, Whole()]
+    # A part that is repeated is summed before: there is less of it.
+    part = next(value for value, state in zip(node.inputs, states) if state == PARTIAL)
+    if not linear or b.dims(part) is None or b.dims(part) != b.dims(node.outputs[0]):
+        return None
+    return [(b.make(node, [b.held(each) for each in node.inputs])[0], PARTIAL)]
+
+
+def aligned(b: Any, node: Any, inputs: Any) -> Any:
+    """Makes an operation whose operands broadcast against each other, cut along one axis of the output.
+
+    Parts are summed first. Of operands that are cut along different axes those with fewer entries are gathered.
+    """
+    rank = node.outputs[0].rank
+    dims = [b.dims(each) for each in inputs]
+    if any(each is None for each in dims):
+        return None
+    if rank is None:
+        rank = max(map(len, dims))
+    chosen: Rows | None = None
+    most = (-1, -1)
+    for value, shape in zip(inputs, dims):
+        state = b.state(value)
+        if isinstance(state, Rows):
+            at = state.at(state.axis + rank - len(shape))
+            known = [each.number for each in shape]
+            size = (len(shape), sum(1 for each in known if each != 1))
+            if size > most:
+                chosen, most = at, size
+    if chosen is None:
+        return None
+    extent = b.extent(chosen)
+    wanted = []
+    for shape in dims:
+        axis = chosen.axis - (rank - len(shape))
+        here = ONE if axis < 0 else shape[axis]
+        if here == extent and axis >= 0:
+            wanted.append(chosen.at(axis))
+        elif here == 1:
+            wanted.append(None)
+        else:
+            return None  # it may be 1 or not: only whole tensors tell
+    late = [value for value, rows in zip(inputs, wanted) if rows is None or isinstance(b.state(value), Partial)]
+    b.wholes(late)
+    new = [b.whole(value) if rows is None else b.cut(value, rows) for value, rows in zip(inputs, wanted)]
+    return [(b.make(node, new)[0], chosen)]

@@ -1,0 +1,81 @@
+"""Extents as numbers of the rank's graph, where they are not known before the step runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.dims import Dim, Unknown
+
+if TYPE_CHECKING:
+    from keras_ddl.cut.builder import Builder
+
+
+class Scalars:
+    """Computes unknowns in the graph that is being made, each once."""
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+        self._made: dict[Any, Any] = {}
+
+    def of(self, wanted: Dim) -> Any:
+        """Returns an int or an int64 scalar. Raises: Waiting, where it depends on a sum to come."""
+        if wanted.number is not None:
+            return wanted.number
+        graph = tf.compat.v1.get_default_graph()
+        if (graph, wanted) not in self._made:
+            factors = [self._unknown(each) for each in wanted.unknowns]
+            with tf.control_dependencies(None):
+                found = factors[0]
+                for each in factors[1:]:
+                    found = found * each
+                self._made[graph, wanted] = found if wanted.factor == 1 else found * wanted.factor
+        return self._made[graph, wanted]
+
+    def _unknown(self, unknown: Unknown) -> Any:
+        if unknown.kind == "rows":
+            return self._builder.batch.total
+        if unknown.kind in ("extent", "entry"):
+            return self._looked_up(unknown)
+        with tf.control_dependencies(None):
+            a, b = (self.of(each) for each in unknown.operands)
+            a, b = tf.convert_to_tensor(a, tf.int64), tf.convert_to_tensor(b, tf.int64)
+            if unknown.kind == "sum":
+                return a + b
+            if unknown.kind == "quotient":
+                return a // b
+            return tf.maximum(a, b) if unknown.kind == "larger" else tf.minimum(a, b)
+
+    def _looked_up(self, unknown: Unknown) -> Any:
+        key, at = unknown.operands
+        value = self._builder.extents.named[key]
+        graph = tf.compat.v1.get_default_graph()
+        if (graph, unknown) not in self._made:
+            if unknown.kind == "extent":
+                # An extent without a name of its own is not that of a cut axis: what is held has it, too.
+                held = self._builder.held(value)
+                with tf.control_dependencies(None):
+                    found = tf.shape(held, out_type=tf.int64)[at]
+            else:
+                whole = self._builder.whole(value)
+                with tf.control_dependencies(None):
+                    found = tf.cast(tf.reshape(whole, [-1])[at], tf.int64)
+            self._made[graph, unknown] = found
+        return self._made[graph, unknown]
+
+
+def times(a: Any, b: Any) -> Any:
+    """Returns the product of ints or int64 scalars; no operation where one is 1."""
+    if isinstance(a, int) and a == 1:
+        return b
+    if isinstance(b, int) and b == 1:
+        return a
+    return a * b
+
+
+def as_vector(entries: Sequence[Any]) -> Any:
+    """Returns ints as they are, and anything with tensors in it as an int64 vector."""
+    if all(isinstance(each, int) for each in entries):
+        return list(entries)
+    return tf.stack([tf.cast(each, tf.int64) for each in entries])

@@ -1,0 +1,158 @@
+"""A cut step run rank by rank in this process: threads for ranks, NumPy for what moves between them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import Batch, Report, Rows, build_step
+
+_COMBINE = {
+    "sum": lambda parts: np.sum(parts, axis=0, dtype=parts[0].dtype),
+    "max": lambda parts: np.max(parts, axis=0),
+    "min": lambda parts: np.min(parts, axis=0),
+    "product": lambda parts: np.prod(parts, axis=0, dtype=parts[0].dtype),
+}
+
+
+class Exchange:
+    """Where the ranks' threads meet, by name."""
+
+    def __init__(self, size: int, timeout: float = 60.0) -> None:
+        self.size = size
+        self._timeout = timeout
+        self._condition = threading.Condition()
+        self._given: dict[str, dict[int, Any]] = {}
+        self._taken: dict[str, int] = {}
+
+    def meet(self, name: str, rank: int, value: Any) -> list[Any]:
+        """Returns the values of all ranks."""
+        with self._condition:
+            while rank in self._given.get(name, {}):  # a loop's next round, before all have left the one before
+                assert self._condition.wait(self._timeout), f"{name}: not all ranks left"
+            self._given.setdefault(name, {})[rank] = value
+            self._condition.notify_all()
+            done = self._condition.wait_for(lambda: len(self._given[name]) == self.size, self._timeout)
+            assert done, f"{name}: only ranks {sorted(self._given[name])} came"
+            found = [self._given[name][each] for each in range(self.size)]
+            self._taken[name] = self._taken.get(name, 0) + 1
+            if self._taken[name] == self.size:
+                self._given[name], self._taken[name] = {}, 0
+            self._condition.notify_all()
+            return found
+
+
+class SimulatedCollectives:
+    """One rank's collectives."""
+
+    def __init__(self, exchange: Exchange, rank: int) -> None:
+        self.exchange = exchange
+        self.rank = rank
+        self.size = exchange.size
+
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+        def run(*arrays: np.ndarray) -> list[np.ndarray]:
+            everyone = self.exchange.meet(name, self.rank, arrays)
+            return [_COMBINE[op](list(each)) for each in zip(*everyone)]
+
+        return tf.nest.flatten(tf.numpy_function(run, list(tensors), [each.dtype for each in tensors]))
+
+    def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        def run(array: np.ndarray) -> np.ndarray:
+            return np.concatenate(self.exchange.meet(name, self.rank, array))
+
+        found = tf.numpy_function(run, [tensor], tensor.dtype)
+        found.set_shape([None, *tensor.shape.as_list()[1:]])
+        return found
+
+    def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
+        return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
+
+
+def chunks(rows: int, size: int) -> list[tuple[int, int]]:
+    """Returns (first, number of) rows by rank: even as far as they go."""
+    base, extra = divmod(rows, size)
+    counts = [base + (rank < extra) for rank in range(size)]
+    return [(sum(counts[:rank]), counts[rank]) for rank in range(size)]
+
+
+class Simulation:
+    """A step on simulated ranks, which keep variables of their own.
+
+    Args:
+        step: a Python function of tensors with a batch along axis 0.
+        arguments: an example batch: shapes and dtypes.
+        static: whether tracing sees the number of rows.
+        variables: that the step uses; each rank has copies of its own.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        arguments: Sequence[np.ndarray],
+        size: int,
+        *,
+        static: bool = True,
+        variables: Sequence[tf.Variable] = (),
+    ) -> None:
+        self.size, self.static = size, static
+        self.reports = [Report() for _ in range(size)]
+        rows = arguments[0].shape[0]
+        specs = [tf.TensorSpec([rows if static else None, *a.shape[1:]], a.dtype) for a in map(np.asarray, arguments)]
+        self.concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
+        self.exchange = Exchange(size)
+        self.copies = [
+            {id(each.handle): tf.Variable(each, trainable=each.trainable) for each in variables} for _ in range(size)
+        ]
+        self.functions = [self._function(rank, rows) for rank in range(size)]
+
+    def _function(self, rank: int, rows: int) -> Any:
+        collectives = SimulatedCollectives(self.exchange, rank)
+        graph, copies = self.concrete.graph, self.copies[rank]
+
+        def step(total: tf.Tensor, first: tf.Tensor, mine: tf.Tensor, *local: tf.Tensor) -> Any:
+            at, count = chunks(rows, self.size)[rank]
+            batch = Batch(rows, count, at) if self.static else Batch(total, mine, first)
+            return build_step(
+                graph,
+                local,
+                [Rows(0)] * len(local),
+                batch,
+                collectives,
+                report=self.reports[rank],
+                captured=lambda outer: copies[id(outer)].handle if id(outer) in copies else outer,
+            )
+
+        return tf.function(step, autograph=False, reduce_retracing=True)
+
+    def expected(self, *arguments: np.ndarray) -> list[np.ndarray]:
+        """Returns what one process gives."""
+        return [np.asarray(each) for each in tf.nest.flatten(self.concrete(*map(tf.constant, arguments)))]
+
+    def __call__(self, *arguments: np.ndarray) -> list[list[np.ndarray]]:
+        """Returns the outputs of each rank."""
+        found: list[Any] = [None] * self.size
+        parts = chunks(arguments[0].shape[0], self.size)
+
+        def run(rank: int) -> None:
+            first, mine = parts[rank]
+            local = [tf.constant(each[first : first + mine]) for each in arguments]
+            numbers = (tf.constant(n, tf.int64) for n in (arguments[0].shape[0], first, mine))
+            try:
+                found[rank] = [np.asarray(each) for each in self.functions[rank](*numbers, *local)]
+            except Exception as error:
+                found[rank] = error
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.size)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        for each in found:
+            if isinstance(each, Exception):
+                raise each
+        return found
