@@ -159,6 +159,12 @@ _TABLE = (
         "Gradients sent as one collective: large enough for full bandwidth, small enough to overlap with backward. "
         "'auto' measures when the first Strategy is made; a number is taken as it is.",
     ),
+    Variable(
+        "EXPLAIN_STEP",
+        "0 or 1",
+        False,
+        "1: rank 0 lists each collective of a Strategy.function's step when it is traced: bytes, reason, line.",
+    ),
     Variable("FIRST_BUCKET_BYTES", "bytes", 1 << 20, "The first bucket is small, so that communication starts early."),
     Variable(
         "DRIFT_CHECK_PERCENT",

@@ -29,6 +29,7 @@ _COUNT = click.IntRange(min=1)
 @click.option("--mpi-arg", "mpi_args", multiple=True, help="Argument(s) for mpirun; may be repeated.", metavar="ARG")
 @click.option("-x", "--env", "env", multiple=True, help="Variable for the program; may be repeated.", metavar="K=V")
 @click.option("--as-horovod", is_flag=True, help="Let `import horovod.tensorflow` find keras_ddl.horovod.")
+@click.option("--explain-step", is_flag=True, help="List each collective of a step and why (KERAS_DDL_EXPLAIN_STEP).")
 @click.option("--restarts", type=click.IntRange(min=0), default=0, help="Start again so often on failure.", metavar="N")
 @click.option("--min-np", "--min-num-proc", type=_COUNT, help="Go on with so few when hosts are lost.", metavar="N")
 @click.option("--max-np", "--max-num-proc", type=_COUNT, help="Take so many when there are more hosts.", metavar="N")
@@ -50,6 +51,7 @@ def command(
     mpi_args: tuple[str, ...],
     env: tuple[str, ...],
     as_horovod: bool,
+    explain_step: bool,
     restarts: int,
     min_np: int | None,
     max_np: int | None,
@@ -81,6 +83,8 @@ def command(
     from keras_ddl.topology import tf_config as tf_config_module
 
     variables = parse_env(env)
+    if explain_step:
+        variables["KERAS_DDL_EXPLAIN_STEP"] = "1"
     if tf_config or tf_config_file:
         num_ranks, hosts = _cluster(tf_config_file, num_ranks, hosts, variables)
     discovery = Discovery(host_discovery_script, slots) if host_discovery_script is not None else None

@@ -28,6 +28,7 @@ def build_step(
     batch: Batch,
     collectives: Collectives,
     *,
+    inputs_are_whole: bool = False,
     report: Report | None = None,
     captured: Callable[[Any], Any] = lambda outer: outer,
 ) -> list[tf.Tensor]:
@@ -35,7 +36,8 @@ def build_step(
 
     Args:
         graph: of the step traced on the whole batch.
-        inputs: what this rank has of each of the step's arguments; `states`: how that relates to the whole argument.
+        inputs: what this rank has of each of the step's arguments; `states`: how it is to be held.
+        inputs_are_whole: every rank was given whole arguments, out of which it takes its rows.
         batch: the rows of all ranks and of this one.
         collectives: what sums and gathers.
         report: is told what was made.
@@ -43,15 +45,18 @@ def build_step(
     Returns: the step's outputs in order, whole, equal on all ranks.
     """
     program = Program(graph)
+    if report is not None:
+        report.program = program.digest()
     builder = Builder(program, batch, collectives, report or Report())
     for value, outer in program.captured:
         builder.give(value, captured(outer), WHOLE)
     for value, tensor, state in zip(program.inputs, inputs, states):
-        builder.give(value, tensor, state, _input_dims(builder, value, state))
+        dims = _input_dims(builder, value, state)
+        if inputs_are_whole and isinstance(state, Rows):
+            builder.give_rows_of(value, tensor, state, dims)
+        else:
+            builder.give(value, tensor, state, dims)
     builder.build()
-    for node in program.effects:
-        # In the graph of a tf.function they run by themselves, being stateful.
-        assert node in builder._done
     return [builder.result(value) for value in program.outputs]
 
 

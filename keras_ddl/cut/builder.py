@@ -74,6 +74,7 @@ class Builder:
         self._recipes: dict[Value, Callable[[Rows], tf.Tensor | None]] = {}
         self._done: dict[Node, list[tf.Operation]] = {}
         self._node: Node | None = None
+        self._names = 0
         self._last: list[tf.Operation] = []
 
     # ---- what rules ask
@@ -189,6 +190,11 @@ class Builder:
         one, other = number_of(dims), number_of(than or ())
         return one is not None and than is not None and other is not None and one < other
 
+    def next_name(self, kind: str) -> str:
+        """Returns a name for a collective. Ranks count alike; what Keras names may differ between them."""
+        self._names += 1
+        return f"{kind}_{self._names}"
+
     def is_only_reshaped(self, value: Value) -> bool:
         """Whether nothing reads `value` but Reshape: then axes of extent 1 do not matter."""
         return all(each is not None and each.type == "Reshape" for each in self.program.readers(value))
@@ -245,6 +251,11 @@ class Builder:
         self._done[value.node] = []
         if dims is not None:
             self.extents.set_dims(value, dims)
+
+    def give_rows_of(self, value: Value, whole: tf.Tensor, rows: Rows, dims: Dims | None) -> None:
+        """Says that a placeholder is held as rows of a tensor that this rank also has whole."""
+        self.give(value, moving.sliced(self, whole, rows), rows, dims)
+        self._made[value, WHOLE] = whole
 
     def build(self, wanted: Mapping[Value, State] | None = None) -> None:
         """Makes all nodes, and every wanted value in the state asked for (default: all outputs, whole)."""

@@ -50,7 +50,7 @@ class Sums:
             raise AssertionError("the cut does not come to an end: nothing is wanted, and nodes are left")
         done: dict[Value, tf.Tensor] = {}
         wanted, self._wanted = self._wanted, {}
-        order = sorted(wanted, key=lambda value: value.node.position)
+        order = sorted(wanted, key=lambda value: (value.node.depth, value.node.position))  # as they become ready
         with tf.control_dependencies(None):
             for op in dict.fromkeys(wanted[value][1] for value in order):
                 values = [value for value in order if wanted[value][1] == op]

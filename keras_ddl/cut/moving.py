@@ -48,9 +48,9 @@ def _static_shape(builder: Builder, whole: tf.TensorShape, rows: Rows) -> list[i
 
 def gathered(builder: Builder, value: Value, held: tf.Tensor, rows: Rows) -> tf.Tensor:
     """Returns the whole tensor. COLLECTIVE."""
-    axis, name = rows.axis, value.key
     if held.dtype == tf.bool:
         return tf.cast(gathered(builder, value, tf.cast(held, tf.uint8), rows), tf.bool)
+    axis, name = rows.axis, builder.next_name("gather")
     if axis == 0 and rows.blocks == 1:
         # Whole rows lie one after the other; a rank's unit is part of each.
         found = builder.collectives.gather(held, name)

@@ -6,6 +6,7 @@ an operation and a tensor *at a place of call*.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -58,9 +59,10 @@ class Node:
     Attributes:
         inputs: the values it reads, in order. outputs: those it makes.
         after: nodes that must have run before, as control dependencies say.
+        position: in an order in which all can run. depth: nodes that must run one after the other until it can.
     """
 
-    __slots__ = ("operation", "inputs", "outputs", "after", "key", "position")
+    __slots__ = ("operation", "inputs", "outputs", "after", "key", "position", "depth")
 
     def __init__(self, operation: tf.Operation, inputs: list[Value], after: list[Node], prefix: str) -> None:
         self.operation = operation
@@ -68,6 +70,7 @@ class Node:
         self.after = after
         self.key = prefix + operation.name
         self.position = -1
+        self.depth = 1 + max((each.depth for each in [*(value.node for value in inputs), *after]), default=0)
         self.outputs = [Value(tensor, self, index) for index, tensor in enumerate(operation.outputs)]
 
     @property
@@ -98,11 +101,17 @@ class Program:
         self.captured = [(value, outers[tensor.name]) for tensor, value in given if tensor.name in outers]
         self.inputs = [value for tensor, value in given if tensor.name not in outers]
         self.outputs = [inner.value(each) for each in graph.outputs]
-        self.effects = [node for each in graph.control_outputs for node in inner.nodes_of(each)]
+        self.effects = [node for each in inner.in_order(graph.control_outputs) for node in inner.nodes_of(each)]
         self._readers: dict[Value, list[Node | None]] = {}
         self.nodes = list(self._needed())
         for position, node in enumerate(self.nodes):
             node.position = position
+
+    def digest(self) -> bytes:
+        """Returns what is the same wherever the same program was traced, whatever it is named there."""
+        text = [(node.type, [(v.node.position, v.index) for v in node.inputs]) for node in self.nodes]
+        shapes = [str(value.shape) for node in self.nodes for value in node.outputs]
+        return hashlib.sha256(repr((text, shapes)).encode()).digest()
 
     def readers(self, value: Value) -> list[Node | None]:
         """Returns the nodes that read a value; None among them stands for the function's outputs."""
@@ -148,6 +157,7 @@ class _Inlining:
     ) -> None:
         self.prefix = prefix
         self.graph = graph
+        self._traced = {operation.name: place for place, operation in enumerate(graph.get_operations())}
         self._values: dict[str, Value] = {}
         self._nodes: dict[str, list[Node]] = {}
         self._calls: dict[str, _Inlining] = {}
@@ -158,6 +168,13 @@ class _Inlining:
         for tensor, value in zip(placeholders, self.arguments):
             self._values[tensor.name] = value
             self._nodes[tensor.op.name] = []
+
+    def in_order(self, operations: Sequence[tf.Operation]) -> list[tf.Operation]:
+        """Returns operations in the order in which they were traced.
+
+        TensorFlow keeps them in sets ordered by address, and every rank must walk its program in one order.
+        """
+        return sorted(operations, key=lambda each: self._traced[each.name]) if len(operations) > 1 else list(operations)
 
     def value(self, tensor: tf.Tensor) -> Value:
         found = self._values.get(tensor.name)
@@ -187,7 +204,7 @@ class _Inlining:
                 continue
             stack.pop()
             inputs = [self._values[each.name] for each in operation.inputs]
-            after = [node for each in operation.control_inputs for node in self._nodes[each.name]]
+            after = [node for each in self.in_order(operation.control_inputs) for node in self._nodes[each.name]]
             after += [] if operation.inputs else self._outer_after
             if operation.type in _CALLS and self._inline(operation, inputs, after):
                 continue
@@ -205,7 +222,7 @@ class _Inlining:
         inner._outer_after = [*self._outer_after, *after]
         self._calls[operation.name] = inner
         values = [inner.value(each) for each in graph.outputs]
-        effects = [node for each in graph.control_outputs for node in inner.nodes_of(each)]
+        effects = [node for each in inner.in_order(graph.control_outputs) for node in inner.nodes_of(each)]
         self._nodes[operation.name] = [*effects, *(value.node for value in values)]
         self._values.update((tensor.name, value) for tensor, value in zip(operation.outputs, values))
         return True

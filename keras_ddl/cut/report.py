@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +27,30 @@ class Report:
 
     entries: list[Entry] = field(default_factory=list)
     whole: dict[str, int] = field(default_factory=dict)
+    program: bytes = b""  # digest of the step that was traced
+
+    def digest(self) -> bytes:
+        """Returns what must be the same on all ranks: the traced step, and the collectives in their order."""
+        moved = [(each.kind, each.bytes, len(each.values), each.reason) for each in self.entries]
+        return hashlib.sha256(self.program + repr(moved).encode()).digest()
+
+    def text(self) -> str:
+        """Returns a table of the collectives of a step."""
+        lines = [f"{'collective':<12}{'bytes':>14}  {'tensors':>7}  for"]
+        for each in self.entries:
+            size = "by the batch" if each.bytes is None else f"{each.bytes:,}"
+            where = f" ({each.line})" if each.line else ""
+            lines.append(f"{each.kind:<12}{size:>14}  {len(each.values):>7}  {each.reason}{where}")
+        known = sum(each.bytes or 0 for each in self.entries)
+        lines.append(f"{len(self.entries)} collectives a step, {known:,} bytes and what depends on the batch")
+        if self.whole:
+            kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.whole.items()))
+            lines.append(f"computed whole on every rank, for want of a rule: {kinds}")
+        return "\n".join(lines)
+
+    def large_gathers(self, bytes_: int) -> list[Entry]:
+        """Returns what is gathered though a rank has but rows of it, above so many bytes."""
+        return [each for each in self.entries if each.kind == "gather" and (each.bytes or 0) > bytes_]
 
     def gathered(self, value: Value, reader: Node | None) -> None:
         """A value's rows were gathered because `reader` needs all of them."""

@@ -16,6 +16,7 @@ from keras_ddl.strategy.device import choose_device
 from keras_ddl.strategy.extended import DdlExtended
 from keras_ddl.strategy.keras_patches import trainer
 from keras_ddl.strategy.saving import SaveRecords
+from keras_ddl.strategy.step_function import StepFunction
 
 
 class Strategy(tf.distribute.Strategy):
@@ -110,6 +111,7 @@ class Strategy(tf.distribute.Strategy):
         device = choose_device(communicator.local_rank())
         super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
         self.extended.sparse_as_dense = sparse_as_dense
+        self._functions = 0  # made by `function`: numbers tell their collectives apart
         keras_compat.strategies.add(self)
 
     def __repr__(self) -> str:
@@ -152,6 +154,62 @@ class Strategy(tf.distribute.Strategy):
             fn = trainer.as_step(fn)  # a model's train_step means the same whoever calls it
         with order.translate_errors():
             return super().run(fn, args, kwargs, options)
+
+    def function(
+        self, step: Callable[..., Any] | None = None, *, batches: str = "global", reduce_retracing: bool = False
+    ) -> Any:
+        """Returns `step` such that it gives on all ranks together what it gives in one process. Also a decorator.
+
+            @strategy.function
+            def train_step(x, y):
+                with tf.GradientTape() as tape:
+                    loss = loss_fn(y, model(x, training=True))
+                gradients = tape.gradient(loss, model.trainable_variables)
+                optimizer.apply(gradients, model.trainable_variables)
+                return loss
+
+            for x, y in dataset:
+                loss = train_step(x, y)
+
+        It takes the place of tf.function in an unchanged loop: losses, metrics, clipping, several optimizers, whatever
+        stands in the step means what it means in one process. The step is traced on the whole batch, and the graph is
+        cut into ranks. Models and optimizers are made without `strategy.scope()`; variables get rank 0's values when
+        the step first uses them.
+
+        Args:
+            step: a function of tensors, or a tf.function. Tensors and arrays whose axis 0 is as long as that of the
+                first of them are the batch, which the ranks share by rows; all others every rank uses whole.
+            batches: "global": every rank passes the whole batch, and computes its rows of it. "rank": each passes rows
+                of its own; the batch is those of rank 0, of rank 1, and so on.
+            reduce_retracing: as in tf.function. False: a batch of another size is traced anew, and Python sees its
+                extents. True: extents that change are left open, for batches whose sizes change all the time.
+        Returns: a function of the same arguments, COLLECTIVE over all ranks. What it returns is whole and the same on
+            all ranks. `.explain()` lists the collectives of a step.
+        Raises: ConfigError: an argument that does not exist. RankMismatchError, on every rank, when the step is called:
+            ranks were given different batches, as far as a digest tells.
+        Cost: what an operation without a rule needs is gathered, and computed on every rank (docs/cut.md).
+        """
+        if batches not in ("global", "rank"):
+            raise ConfigError(
+                f"Strategy.function: batches must be 'global' or 'rank'. Received: batches={batches!r} (rank "
+                f"{self.rank})."
+            )
+        if step is None:
+            return lambda chosen: self.function(chosen, batches=batches, reduce_retracing=reduce_retracing)
+        if not callable(step):
+            raise ConfigError(
+                f"Strategy.function takes a step to be called. Received: {type(step).__name__} (rank {self.rank})."
+            )
+        self._functions += 1
+        return StepFunction(
+            step,
+            batches=batches,
+            reduce_retracing=reduce_retracing,
+            rank=self.rank,
+            size=self.size,
+            bucket_size=self.extended.bucket_size,
+            number=self._functions,
+        )
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
         """Reduces this rank's `value` with those of the other ranks. COLLECTIVE over all ranks.

@@ -20,14 +20,12 @@ _RESIZE_GRADIENTS = ("ResizeBilinearGrad", "ResizeBicubicGrad")
 
 def _by_row(b: Any, node: Any, rowed: tuple[int, ...], size: int | None = None) -> Any:
     """Makes the operation of this rank's rows; None if nothing is cut along axis 0. Returns the cut, too."""
-    cuts = {b.state(node.inputs[i]) for i in rowed if isinstance(b.state(node.inputs[i]), Rows)}
-    cuts = {each for each in cuts if each.axis == 0}
-    if not cuts:
+    cuts = [b.state(node.inputs[i]) for i in rowed]
+    rows = next((each for each in cuts if isinstance(each, Rows) and each.axis == 0), None)
+    if rows is None:
         return None
-    rows = sorted(cuts, key=repr)[0]
     if any(not b.fits(node.inputs[i], rows) for i in rowed):
         return None
-    sizes = b.constants(node.inputs[size]) if size is not None else None
     numbers = b.extents.numbers(node.inputs[size]) if size is not None else None
     if size is not None and (numbers is None or numbers.entries[0] != b.extent(rows)):
         return None
@@ -38,7 +36,6 @@ def _by_row(b: Any, node: Any, rowed: tuple[int, ...], size: int | None = None) 
             new.append(b.shape_tensor(numbers.entries, rows, each.dtype))
         else:
             new.append(b.cut(each, rows) if i in rowed else b.whole(each))
-    del sizes
     return b.make(node, new), rows
 
 

@@ -1,0 +1,300 @@
+"""`Strategy.function`: a training step of one's own, the same on any number of ranks as in one process.
+
+The step is traced as one process would trace it, on the whole batch, and its graph is cut into ranks (keras_ddl/cut). No
+part of Keras is changed for it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from keras_ddl import communicator, config, cut, ops
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.states import WHOLE, Rows, State
+from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.strategy import buckets
+from keras_ddl.strategy.bucket_size import BucketSize
+from keras_ddl.strategy.data import chunk, order
+
+_FIRST = 3  # calls whose arguments are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
+_LARGE = 1 << 20  # bytes gathered in a step of which the user is told
+
+
+class StepFunction:
+    """What `Strategy.function` returns. See there."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        *,
+        batches: str,
+        reduce_retracing: bool,
+        rank: int,
+        size: int,
+        bucket_size: BucketSize,
+        number: int,
+    ) -> None:
+        self.__wrapped__ = step
+        self.__name__ = getattr(step, "__name__", type(step).__name__)
+        self.reports: list[cut.Report] = []
+        self._function = (
+            step
+            if isinstance(step, tf.types.experimental.PolymorphicFunction)
+            else tf.function(step, reduce_retracing=reduce_retracing)
+        )
+        self._reduce_retracing = reduce_retracing
+        self._batches, self.rank, self._size = batches, rank, size
+        self._bucket_size = bucket_size
+        self._scope = f"{self.__name__}_{number}"
+        self._calls = 0
+        self._traced: dict[Hashable, _Traced] = {}
+        self._known: set[Any] = set()  # variables that are equal on all ranks already
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the step. COLLECTIVE. Returns: what one process would get, on every rank."""
+        if self._size == 1 or not tf.executing_eagerly():
+            return self._function(*args, **kwargs)
+        leaves = [_tensor(leaf) for leaf in tf.nest.flatten((args, kwargs), expand_composites=True)]
+        tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
+        rows = self._rows_of(tensors)
+        self._compare(tensors)
+        traced = self._find((args, kwargs), leaves, rows)
+        with ops.translate_errors():
+            return traced(tensors)
+
+    def explain(self) -> str:
+        """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
+        return "\n\n".join(report.text() for report in self.reports)
+
+    def _rows_of(self, tensors: list[tf.Tensor]) -> int | None:
+        """The batch's rows: extent 0 of the first argument that has one."""
+        return next((int(each.shape[0]) for each in tensors if each.shape.rank), None)
+
+    def _compare(self, tensors: list[tf.Tensor]) -> None:
+        """Checks now and then that all ranks were given the same."""
+        call, every = self._calls, config.get("DATA_CHECK_BATCHES")
+        self._calls += 1
+        if not every or not (call < _FIRST or call % every == 0):
+            return
+        look: Any = [(each.dtype.name, each.shape.as_list()) for each in tensors]
+        if self._batches == "global":
+            look = [look, order.digest(tensors).numpy().tolist()]
+        else:
+            look = [(name, shape[1:] if shape else shape) for name, shape in look]
+        everyone = communicator.all_gather_object(look, name=f"{self._scope}/arguments")
+        other = next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), None)
+        if other is not None:
+            raise RankMismatchError(
+                f"{self.__name__}: all ranks must call a step with "
+                + ("the same whole batch" if self._batches == "global" else "tensors of the same dtypes and extents")
+                + f". Received in call {call}: other arguments on rank {other} than on rank 0 (rank {self.rank}). "
+                "Read the same data in the same order on every rank; where each rank has rows of its own, use "
+                'strategy.function(step, batches="rank").'
+            )
+
+    def _find(self, arguments: Any, leaves: list[Any], rows: int | None) -> _Traced:
+        tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
+        cuts = tuple(bool(each.shape.rank) and each.shape[0] == rows for each in tensors)
+        structure = tf.nest.map_structure(lambda _: None, arguments, expand_composites=True)
+        constants = tuple(_constant(leaf) for leaf in leaves if not tf.is_tensor(leaf))
+        places = tuple(tf.is_tensor(leaf) for leaf in leaves)
+        kind: Hashable = (
+            repr(structure), constants, places, cuts, tuple((each.dtype, each.shape.rank) for each in tensors)
+        )  # fmt: skip
+        shapes = [tuple(each.shape) for each in tensors]
+        if self._reduce_retracing:
+            return self._find_open(kind, arguments, leaves, cuts, shapes)
+        counts = self._counts(rows)
+        shapes = [(sum(counts), *shape[1:]) if is_cut and counts else shape for shape, is_cut in zip(shapes, cuts)]
+        kind = (kind, tuple(shapes), counts)
+        if kind not in self._traced:
+            self._traced[kind] = self._trace(arguments, leaves, cuts, shapes, counts)
+        return self._traced[kind]
+
+    def _counts(self, rows: int | None) -> tuple[int, ...]:
+        """The rows of every rank, where each has its own: what one process traces depends on them all."""
+        if self._batches == "global" or rows is None:
+            return ()
+        return tuple(communicator.all_gather_object(rows, name=f"{self._scope}/rows"))
+
+    def _find_open(
+        self, kind: Hashable, arguments: Any, leaves: list[Any], cuts: tuple[bool, ...], shapes: list[Any]
+    ) -> _Traced:
+        """As tf.function(reduce_retracing=True): extents that change are left open, from the second size on."""
+        before = self._traced.get(kind)
+        if before is not None and before.takes(shapes):
+            return before
+        if before is not None:
+            shapes = [_common(one, other) for one, other in zip(before.shapes, shapes)]
+        if before is not None or self._batches == "rank":
+            shapes = [(None, *shape[1:]) if is_cut else shape for shape, is_cut in zip(shapes, cuts)]
+        self._traced[kind] = self._trace(arguments, leaves, cuts, shapes, ())
+        return self._traced[kind]
+
+    def _trace(
+        self, arguments: Any, leaves: list[Any], cuts: tuple[bool, ...], shapes: list[Any], counts: tuple[int, ...]
+    ) -> _Traced:
+        if tf.distribute.has_strategy():
+            raise ConfigError(
+                f"{self.__name__}: a step of Strategy.function is traced as one process would trace it, outside of any "
+                f"strategy's scope. Received: {type(tf.distribute.get_strategy()).__name__} is active (rank "
+                f"{self.rank}). Make models and optimizers without a scope, and call the step outside of it."
+            )
+        places = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
+        specs = [tf.TensorSpec(shape, leaves[i].dtype) for i, shape in zip(places, shapes)]
+        constants = [None if tf.is_tensor(leaf) else leaf for leaf in leaves]
+
+        @tf.autograph.experimental.do_not_convert
+        def whole(*tensors: Any) -> Any:
+            given = list(constants)
+            for place, tensor in zip(places, tensors):
+                given[place] = tensor
+            args, kwargs = tf.nest.pack_sequence_as(arguments, given, expand_composites=True)
+            return self._function(*args, **kwargs)
+
+        concrete = tf.function(whole, autograph=False).get_concrete_function(*specs)
+        self._refuse_collectives(concrete)
+        self._agree_on_variables(concrete)
+        report = cut.Report()
+        found = _Traced(self, concrete, shapes, [Rows(0) if each else WHOLE for each in cuts], counts, report)
+        self.reports.append(report)
+        self._check_same(report)
+        return found
+
+    def _refuse_collectives(self, concrete: Any) -> None:
+        own = next((each for each in concrete.graph.get_operations() if each.type.startswith("Ddl")), None)
+        if own is not None:
+            raise ConfigError(
+                f"{self.__name__}: a step of Strategy.function sees the whole batch, as one process does: nothing is "
+                f"left to be reduced or gathered in it. Received: {own.type} (rank {self.rank}). Leave the collective "
+                "out, or use it in a loop of strategy.run."
+            )
+
+    def _check_same(self, report: cut.Report) -> None:
+        everyone = communicator.all_gather_object(report.digest(), name=f"{self._scope}/traced")
+        other = next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), None)
+        if other is not None:
+            raise RankMismatchError(
+                f"{self.__name__}: all ranks must trace the same step. Received: other operations on rank {other} than "
+                f"on rank 0 (rank {self.rank}). Leave out what depends on the rank; keras_ddl.rank() has its place "
+                "around the step."
+            )
+
+    def _agree_on_variables(self, concrete: Any) -> None:
+        """Gives rank 0's values to variables that this step uses first, however the script made them."""
+        by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
+        used = [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
+        variables = [each for each in used if each.ref() not in self._known]
+        self._known.update(each.ref() for each in variables)
+        numeric = [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
+        if numeric:
+            ops.broadcast_variables(numeric, root=0)
+
+    def tell(self, report: cut.Report) -> None:
+        """Shows, on rank 0, what a step that was just traced moves."""
+        if self.rank != 0:
+            return
+        if config.get("EXPLAIN_STEP"):
+            print(f"{self.__name__}, one step:\n{report.text()}", flush=True)
+        for each in report.large_gathers(_LARGE):
+            warnings.warn(
+                f"{self.__name__}: {each.bytes:,} bytes are gathered in each step, because {each.reason}"
+                + (f" ({each.line})" if each.line else "")
+                + ". That is right, and slower than it might be.",
+                stacklevel=4,
+            )
+
+    def plan(self, sizes: Any, dtypes: Any) -> list[list[int]]:
+        """Groups what is summed into buckets. `sizes`: bytes, in the order in which they become ready."""
+        last = len(sizes) - 1
+        bound = self._bucket_size.bound(sum(sizes))
+        # Gradients come in the order of their layers there, the last of which are ready first.
+        found = buckets.plan_buckets(sizes[::-1], dtypes[::-1], bucket_bytes=bound)
+        return [[last - i for i in bucket] for bucket in found]
+
+    def build(
+        self, concrete: Any, states: list[State], counts: tuple[int, ...], report: cut.Report, local: list[tf.Tensor]
+    ) -> list[Any]:
+        """Makes this rank's graph of a traced step, from its arguments in the graph that is being traced."""
+        collectives = cut.OfRanks(self._scope, self.rank, self._size, self.plan)
+        batch = self._batch([each for each, state in zip(local, states) if isinstance(state, Rows)], counts)
+        return cut.build_step(
+            concrete.graph,
+            local,
+            states,
+            batch,
+            collectives,
+            inputs_are_whole=self._batches == "global",
+            report=report,
+        )
+
+    def _batch(self, batches: list[tf.Tensor], counts: tuple[int, ...]) -> cut.Batch:
+        if counts:
+            return cut.Batch(sum(counts), counts[self.rank], sum(counts[: self.rank]))
+        if not batches:
+            return cut.Batch(1, int(self.rank == 0), min(self.rank, 1))
+        rows: Any = batches[0].shape[0]
+        if rows is None:
+            rows = tf.shape(batches[0], out_type=tf.int64)[0]
+        if self._batches == "global":
+            first, end = chunk(rows, self.rank, self._size)
+            return cut.Batch(rows, end - first, first)
+        everyone = ops.all_gather(tf.reshape(tf.cast(rows, tf.int64), [1]), name=f"{self._scope}/rows")
+        return cut.Batch(tf.reduce_sum(everyone), tf.cast(rows, tf.int64), tf.reduce_sum(everyone[: self.rank]))
+
+
+class _Traced:
+    """The step for arguments of one kind."""
+
+    def __init__(
+        self,
+        owner: StepFunction,
+        concrete: Any,
+        shapes: list[Any],
+        states: list[State],
+        counts: tuple[int, ...],
+        report: cut.Report,
+    ) -> None:
+        self.shapes = shapes
+        self._concrete = concrete  # keeps what the graph uses alive
+        structured = concrete.graph.structured_outputs
+        self._outputs = tf.nest.flatten(structured, expand_composites=True)
+        self._structured = structured
+        local = shapes
+        if counts:
+            mine = counts[owner.rank]
+            local = [(mine, *shape[1:]) if isinstance(state, Rows) else shape for shape, state in zip(shapes, states)]
+        specs = [tf.TensorSpec(shape, each.dtype) for shape, each in zip(local, concrete.inputs)]
+
+        @tf.autograph.experimental.do_not_convert
+        def rank_step(*local: tf.Tensor) -> list[tf.Tensor]:
+            return owner.build(concrete, states, counts, report, list(local))
+
+        self._run = tf.function(rank_step, autograph=False).get_concrete_function(*specs)
+        owner.tell(report)
+
+    def takes(self, shapes: list[Any]) -> bool:
+        """Whether these shapes of arguments are among those that it was traced for."""
+        return all(tf.TensorShape(own).is_compatible_with(given) for own, given in zip(self.shapes, shapes))
+
+    def __call__(self, tensors: list[tf.Tensor]) -> Any:
+        found = iter(tf.nest.flatten(self._run(*tensors)))
+        filled = [next(found) if tf.is_tensor(each) else each for each in self._outputs]
+        return tf.nest.pack_sequence_as(self._structured, filled, expand_composites=True)
+
+
+def _tensor(leaf: Any) -> Any:
+    """Arrays and tensors are arguments of the traced step; numbers, texts and objects are constants of it."""
+    return tf.convert_to_tensor(leaf) if tf.is_tensor(leaf) or isinstance(leaf, (np.ndarray, np.generic)) else leaf
+
+
+def _constant(leaf: Any) -> Hashable:
+    return leaf if isinstance(leaf, (int, float, str, bytes, bool, type(None))) else ("object", id(leaf))
+
+
+def _common(one: Any, other: Any) -> tuple[int | None, ...]:
+    return tuple(a if a == b else None for a, b in zip(one, other))
