@@ -39,7 +39,7 @@ _HOME_OF = {
     "run": "running",
 }
 # Modules of this folder that are also found as attributes: hvd.compression.
-_MODULES = ("compression", "elastic")
+_MODULES = ("callbacks", "compression", "elastic", "keras", "keras_elastic")
 
 # Names of Horovod that are not here -> what to use instead.
 _ABSENT = {
@@ -76,4 +76,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})
