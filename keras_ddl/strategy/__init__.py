@@ -45,14 +45,14 @@ class Strategy(tf.distribute.Strategy):
             process does with dense gradients.
         drift_check_percent: part of the training time in which the ranks compare their weights, 0 for never;
             KERAS_DDL_DRIFT_CHECK_PERCENT by default, and 1 without it. Rank 0's counts.
-        seed: sets all random seeds as keras.utils.set_random_seed does, also when it is called again. Default: those the script has set, if all
-            ranks have set the same ones, else rank 0's.
+        seed: sets all random seeds as keras.utils.set_random_seed does, also when this is called again. Default: those
+            the script has set, if all ranks have set the same ones, else rank 0's.
         gather_predictions: what `model.predict` returns: "all": all rows, on every rank; "rank0": all rows on rank 0
             and on every other rank its own rows only, for predictions that a host's memory does not hold several times.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is not given; its implementation says nothing here.
-        unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices; refused with
-            what takes their place.
+        unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices; refused
+            with what takes their place.
     Raises:
         ConfigError: another tf.distribute scope is active. DependencyError: Keras does not run on TensorFlow.
     COLLECTIVE over all ranks.

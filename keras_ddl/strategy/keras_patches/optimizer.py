@@ -239,5 +239,6 @@ def outside_message(what: str, name: str, strategy: Any, other: Any = None) -> s
         )
     return (
         f"{what} that is trained under a keras_ddl.Strategy must be made inside its scope. "
-        f"Received: {name!r}, made outside (rank {strategy.rank}). Move the line that makes it under `with strategy.scope():`."
+        f"Received: {name!r}, made outside (rank {strategy.rank}). Move the line that makes it under "
+        "`with strategy.scope():`."
     )
