@@ -68,6 +68,22 @@ def all_reduce_sum_gradients(original: Callable[..., Any]) -> Callable[..., Any]
     return _all_reduce_sum_gradients
 
 
+# While an optimizer that reduces by itself updates: what Keras computes there counts updates.
+counting_updates = ThreadValue(False)
+
+
+def iterations(original: property) -> property:
+    """An optimizer that reduces by itself (Horovod's) shows batches, also where it accumulates gradients."""
+
+    def counted(self):
+        """How many steps have been taken, as tf.Variable or tensor."""
+        if keras_compat.own_reduction(self) is not None and not counting_updates.get():
+            return self._iterations
+        return original.fget(self)
+
+    return property(counted, original.fset, original.fdel)
+
+
 def loss_scale_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     """Sums before LossScaleOptimizer looks for infinities: all ranks see the same sum and take the same branch."""
 
