@@ -25,8 +25,8 @@ def _set_value(x: Any, value: Any) -> None:
 def there() -> Iterator[None]:
     """Inside, Keras 3 has them. An `lr` that an optimizer's class has already stays.
 
-    Without this, `optimizer.lr = 0.1` would silently set an attribute that nothing reads, and tf.keras.backend.set_value
-    would fail with a variable of Keras 3.
+    Without this, `optimizer.lr = 0.1` would silently set an attribute that nothing reads, and
+    tf.keras.backend.set_value would fail with a variable of Keras 3.
     """
     lr = property(lambda optimizer: optimizer.learning_rate, _set_rate)
     names = [] if hasattr(keras_compat.BaseOptimizer, "lr") else [(keras_compat.BaseOptimizer, "lr", lr)]
