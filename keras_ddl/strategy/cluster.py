@@ -78,7 +78,7 @@ def bucket_bytes_of(options: Any, rank: int) -> int | None:
 def refuse_preemption_handlers() -> None:
     """From now on making a PreemptionCheckpointHandler is an error that says what takes its place.
 
-    Left to itself it fails in a thread of its own, at some time, without a word of what it lacks.
+    Left to itself it fails in a thread of its own, at some time, and does not say what it lacks.
     """
     handler = tf.distribute.experimental.PreemptionCheckpointHandler
     original = handler.__init__
