@@ -18,7 +18,20 @@ from typing import TYPE_CHECKING, Any
 import keras_ddl.topology as _topology_module
 
 if TYPE_CHECKING:
-    from keras_ddl import callbacks, errors, export, schedules, timeline
+    from keras_ddl import (
+        callbacks,
+        checkpoint,
+        communicator,
+        cost_model,
+        data,
+        errors,
+        export,
+        horovod,
+        model_state,
+        ops,
+        schedules,
+        timeline,
+    )
     from keras_ddl.communicator import (
         Communicator,
         all_gather_object,
@@ -49,7 +62,10 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_MODULES = ("callbacks", "data", "errors", "export", "schedules", "timeline")
+_MODULES = (
+    *("callbacks", "checkpoint", "communicator", "cost_model", "data", "errors", "export", "horovod"),
+    *("model_state", "ops", "schedules", "timeline"),
+)
 
 _HOMES = {
     "communicator": (
@@ -96,15 +112,21 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
+    "checkpoint",
+    "communicator",
+    "cost_model",
     "data",
     "errors",
     "export",
+    "horovod",
     "init",
     "is_initialized",
     "join",
     "local_rank",
     "local_size",
+    "model_state",
     "num_hosts",
+    "ops",
     "rank",
     "reduce_scatter",
     "run",

@@ -1,4 +1,4 @@
-"""What an all-reduce costs on given links: `keras_ddl.topology.cost_model` under its public name."""
+"""What an all-reduce costs on given links: keras_ddl/topology/cost_model.py under its public name."""
 
 from keras_ddl.topology.cost_model import (
     Cluster,

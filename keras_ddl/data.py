@@ -1,4 +1,4 @@
-"""Each rank's share of the data, for input pipelines of one's own: `keras_ddl.strategy.data` under its public name."""
+"""Each rank's share of the data, for input pipelines of one's own: keras_ddl/strategy/data/ under its public name."""
 
 from keras_ddl.strategy.data import (
     PerRankDataset,

@@ -1,4 +1,4 @@
-"""A model's weights and optimizer in checkpoints: `keras_ddl.checkpoint.model_state` under its public name."""
+"""A model's weights and optimizer in checkpoints: keras_ddl/checkpoint/model_state.py under its public name."""
 
 from keras_ddl.checkpoint.model_state import (
     optimizer_variables_of,

@@ -107,10 +107,22 @@ def command(
         raise ConfigError(
             f"-tcp needs Open MPI's mpirun. Received: {job.mpirun.version}. Use -mpiarg and its own words."
         )
+    _warn_of_another_ddl(program)
     if dry_run:
         click.echo(shlex.join([f"DDL_OPTIONS={job.environment.get('DDL_OPTIONS', '')}", *job.command()]))
         return 0
     return run_job(job)
+
+
+def _warn_of_another_ddl(program: Sequence[str]) -> None:
+    """Says where `import ddl` will find another file than keras_ddl's: Python looks beside the script first."""
+    script = next((Path(word) for word in program if word.endswith(".py")), None)
+    if script is not None and script.with_name("ddl.py").is_file():
+        click.echo(
+            f"ddlrun: `import ddl` in {script} finds {script.with_name('ddl.py')}, which lies beside it, in place of "
+            "keras_ddl's module. IBM's own ddl.py needs its library: rename the file, or move it elsewhere.",
+            err=True,
+        )
 
 
 def ddl_options(mode: str, arguments: Sequence[str], hosts: Sequence[tuple[str, int]]) -> str:

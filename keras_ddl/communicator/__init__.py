@@ -15,7 +15,7 @@ from keras_ddl import config
 from keras_ddl.communicator import binding, error_report, group, mpi, native_library, recording
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
-from keras_ddl.topology import Topology, make_topology, tf_config
+from keras_ddl.topology import Topology, make_topology, plain_mode, tf_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ def init(mode: str | None = None) -> Topology:
     with _state.lock:
         if _state.world is not None:
             place = _state.world.topology
-            if mode is not None and mode != place.mode:
+            if mode is not None and plain_mode(mode) != place.mode:
                 raise ConfigError(
                     f"init: the mode of a running job cannot change. Received: mode={mode!r} on rank {place.rank}, "
                     f"initialised with {place.mode!r}. Call keras_ddl.shutdown() on every rank first."

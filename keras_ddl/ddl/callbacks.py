@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import callbacks
 from keras_ddl.ddl import job
+from keras_ddl.errors import ConfigError
+
+
+def _of_an_object(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method that says what is wrong where a class stands in a list of callbacks, in place of an object."""
+
+    @functools.wraps(method)
+    def checked(self: Any, *args: Any) -> Any:
+        if not args:  # called on the class: `self` is the argument
+            name = method.__qualname__.partition(".")[0]
+            raise ConfigError(f"A callback is an object. Received: the class {name}. Write {name}(), with parentheses.")
+        return method(self, *args)
+
+    return checked
 
 
 class DDLCallback(callbacks.AverageLogs):
@@ -14,6 +30,11 @@ class DDLCallback(callbacks.AverageLogs):
     See keras_ddl.callbacks.AverageLogs. Also keeps XLA from the training step, which communicates.
     """
 
+    @_of_an_object
+    def set_params(self, params: Any) -> None:
+        super().set_params(params)
+
+    @_of_an_object
     def set_model(self, model: Any) -> None:
         super().set_model(model)
         if job.is_training_together() and getattr(model, "jit_compile", False):
@@ -28,6 +49,14 @@ class DDLGlobalVariablesCallback(callbacks.BroadcastVariables):
 
     def __init__(self) -> None:
         super().__init__(root=0)
+
+    @_of_an_object
+    def set_params(self, params: Any) -> None:
+        super().set_params(params)
+
+    @_of_an_object
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._done = job.is_alone()

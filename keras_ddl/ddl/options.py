@@ -73,7 +73,7 @@ def parse(text: str) -> Options:
 
 
 def translate_mode(mode: str) -> str:
-    """Returns keras_ddl's mode for IBM's: its dimensions, fastest first, or 'p' where there are none.
+    """Returns keras_ddl's mode for IBM's: as it is where it has dimensions, or 'p' where there are none.
 
     Raises: ConfigError: no mode of IBM's.
     """
@@ -84,7 +84,7 @@ def translate_mode(mode: str) -> str:
             f"-mode must be one of {letters}, and dimensions: ranks of a host x hosts (x racks). "
             f"Received: {mode!r}. Example: 'p:4x2'."
         )
-    return f"x:{match[2]}" if match[2] else "p"
+    return mode if match[2] else "p"  # with its letter, so that messages name what was written
 
 
 def group_elements(environ: Mapping[str, str]) -> int | None:

@@ -25,7 +25,8 @@ _HOME_OF = {
     **dict.fromkeys(
         (
             *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "broadcast_"),
-            *("broadcast_variables", "reducescatter", "grouped_reducescatter", "alltoall", "join"),
+            *("broadcast_variables", "broadcast_global_variables", "reducescatter", "grouped_reducescatter"),
+            *("alltoall", "join"),
         ),
         "collectives",
     ),
@@ -39,11 +40,10 @@ _HOME_OF = {
     "run": "running",
 }
 # Modules of this folder that are also found as attributes: hvd.compression.
-_MODULES = ("compression", "elastic")
+_MODULES = ("callbacks", "compression", "elastic", "keras", "keras_elastic")
 
 # Names of Horovod that are not here -> what to use instead.
 _ABSENT = {
-    "broadcast_global_variables": "It is for graphs of TensorFlow 1. Use broadcast_variables(variables, root_rank=0).",
     "BroadcastGlobalVariablesHook": "It is for sessions of TensorFlow 1. Use broadcast_variables(variables, 0).",
     "mlsl_built": "Horovod renamed it. Use ccl_built.",
     "check_num_rank_power_of_2": "Adasum takes any number of ranks here.",
@@ -76,4 +76,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

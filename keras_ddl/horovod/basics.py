@@ -11,6 +11,7 @@ from keras_ddl import communicator, timeline
 from keras_ddl.communicator import is_initialized, local_rank, local_size, mpi, native_library, rank, size
 from keras_ddl.errors import ConfigError, DependencyError
 from keras_ddl.horovod import process_sets as sets
+from keras_ddl.horovod.failures import UnsupportedError
 
 __all__ = [
     "Adasum",
@@ -67,9 +68,9 @@ def reduce_op(op: Any) -> ReduceOp:
 
 
 def check_sparse(op: ReduceOp) -> None:
-    """Raises: ConfigError: an op that tf.IndexedSlices cannot be reduced by."""
+    """Raises: UnsupportedError: an op that tf.IndexedSlices cannot be reduced by."""
     if op not in (ReduceOp.Average, ReduceOp.Sum):
-        raise ConfigError(
+        raise UnsupportedError(
             f"IndexedSlices are reduced by Average and Sum. Received: op={op.name}. Use sparse_as_dense=True."
         )
 

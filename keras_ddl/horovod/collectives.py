@@ -1,8 +1,8 @@
 """Horovod's collectives on tensors, by those of keras_ddl.ops.
 
 All are COLLECTIVE over the ranks of `process_set`, eager and in tf.function, and differentiable: gradients are those of
-the sum of all ranks' losses. Ranks match them by `name`; without one, in the order of the calls (in a tf.function by
-the place in its graph). Where ranks disagree about shape, dtype, op or root, all get
+the sum of all ranks' losses, that of broadcast those of the mean. Ranks match them by `name`; without one, in the order
+of the calls (in a tf.function by the place in its graph). Where ranks disagree about shape, dtype, op or root, all get
 tf.errors.FailedPreconditionError, and the next collective works.
 
 `device_dense`, `device_sparse` and `ignore_name_scope` are taken and not used: TensorFlow places the ops, and names are
@@ -17,11 +17,14 @@ from typing import Any
 
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError
+from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.horovod.basics import Average, ReduceOp, Sum, check_sparse, reduce_op
 from keras_ddl.horovod.compression import Compression
-from keras_ddl.horovod.failures import as_tensorflow_errors
+from keras_ddl.horovod.failures import InvalidArgumentError, UnsupportedError, as_tensorflow_errors
 from keras_ddl.horovod.process_sets import ProcessSet, communicator_of, global_process_set, root_in
+
+# In the core's message to all ranks (native/core/src/control/splits.cc).
+_OF_SPLITS = "the splits of every rank must be"
 
 
 @as_tensorflow_errors
@@ -51,7 +54,7 @@ def allreduce(
             rounded toward zero.
         sparse_as_dense: IndexedSlices are made dense first.
     Returns: shape [...]; for IndexedSlices the rows of all ranks.
-    Raises: ConfigError: an op that there is not, or not for IndexedSlices.
+    Raises: ConfigError: an op that there is not; UnsupportedError: not for IndexedSlices.
     """
     args = (compression, _op(op, average), prescale_factor, postscale_factor, process_set)
     if sparse_as_dense and isinstance(tensor, tf.IndexedSlices):
@@ -118,9 +121,12 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Returns rank `root_rank`'s `tensor`; shape and dtype are equal on all ranks. See `keras_ddl.broadcast`."""
+    """Returns rank `root_rank`'s `tensor`; shape and dtype are equal on all ranks. See `keras_ddl.broadcast`.
+
+    The gradient at the root is the mean of all ranks' gradients, and zero elsewhere, as in Horovod.
+    """
     comm = communicator_of(process_set)
-    return ops.broadcast(tensor, root_in(process_set, root_rank), name=name, comm=comm)
+    return _mean_gradient(ops.broadcast(tensor, root_in(process_set, root_rank), name=name, comm=comm), comm.size)
 
 
 @as_tensorflow_errors
@@ -129,12 +135,14 @@ def broadcast_(
 ) -> list[tf.Tensor]:
     """Assigns rank `root_rank`'s values to `variables` (one, or a list), and returns what they hold then.
 
-    `name` is taken and not used: calls are matched by their order, and a list that differs is an error on every rank.
+    In a graph of TensorFlow 1 a session that runs what is returned assigns. `name` is taken and not used: calls are
+    matched by their order, and a list that differs is an error on every rank.
     """
     variables = list(variables) if isinstance(variables, (list, tuple)) else [variables]
     comm = communicator_of(process_set)
-    ops.broadcast_variables(variables, root_in(process_set, root_rank), comm=comm)
-    return [tf.convert_to_tensor(variable) for variable in variables]
+    assign = ops.broadcast_variables(variables, root_in(process_set, root_rank), comm=comm)
+    with tf.control_dependencies([] if assign is None else [assign]):
+        return [tf.identity(variable) for variable in variables]
 
 
 @as_tensorflow_errors
@@ -143,9 +151,27 @@ def broadcast_variables(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
-) -> None:
-    """Assigns rank `root_rank`'s values to `variables`; see `keras_ddl.broadcast_variables`. Always in place."""
-    ops.broadcast_variables(list(variables), root_in(process_set, root_rank), comm=communicator_of(process_set))
+) -> Any:
+    """Assigns rank `root_rank`'s values to `variables`; see `keras_ddl.broadcast_variables`. Always in place.
+
+    Returns: None; in a graph of TensorFlow 1 the operation that assigns, for a session to run.
+    """
+    comm = communicator_of(process_set)
+    return ops.broadcast_variables(list(variables), root_in(process_set, root_rank), comm=comm)
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Returns the operation that assigns rank `root_rank`'s values to all variables of a graph of TensorFlow 1.
+
+    Raises: UnsupportedError: outside of such a graph, where TensorFlow keeps no list of them.
+    """
+    if tf.executing_eagerly() or tf.inside_function():
+        raise UnsupportedError(
+            "broadcast_global_variables is for graphs of TensorFlow 1; TensorFlow 2 keeps no list of all variables. "
+            "Received: a call in eager execution. Use broadcast_variables(variables, root_rank=0) with those of the "
+            "model and the optimizer, or callbacks.BroadcastGlobalVariablesCallback(0)."
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
 @as_tensorflow_errors
@@ -201,8 +227,18 @@ def alltoall(
     """Sends each rank some of the rows; see `keras_ddl.all_to_all`.
 
     Returns: the rows received; with `splits` also how many came from each rank, int32 [size].
+    Raises: InvalidArgumentError: splits that do not fit the ranks, or on every rank where one's do not fit its rows; in
+        a tf.function that is tf.errors.FailedPreconditionError.
     """
-    result = ops.all_to_all(tensor, splits, name=name, comm=communicator_of(process_set))
+    comm = communicator_of(process_set)
+    try:
+        result = ops.all_to_all(tensor, splits, name=name, comm=comm)
+    except ConfigError as error:
+        raise InvalidArgumentError(str(error)) from error
+    except RankMismatchError as error:
+        if _OF_SPLITS in str(error):
+            raise InvalidArgumentError(str(error)) from error
+        raise
     return result if splits is None else (result[0], tf.cast(result[1], tf.int32))
 
 
@@ -253,6 +289,14 @@ def _all_reduce_slices(
     slices = tf.IndexedSlices(_scaled(slices.values, prescale), slices.indices, slices.dense_shape)
     total = ops.all_reduce(slices, op=op.value, name=name, comm=communicator_of(process_set))
     return tf.IndexedSlices(_scaled(total.values, postscale), total.indices, total.dense_shape)
+
+
+@tf.autograph.experimental.do_not_convert
+def _mean_gradient(tensor: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns the tensor, whose gradient is divided by the number of ranks before it is summed."""
+    if size == 1 or not tensor.dtype.is_floating:
+        return tensor
+    return tf.custom_gradient(lambda x: (tf.identity(x), lambda dy: dy / tf.cast(size, dy.dtype)))(tensor)
 
 
 def _scaled(tensor: Any, factor: Any) -> tf.Tensor:

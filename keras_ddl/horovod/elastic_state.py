@@ -12,6 +12,7 @@ from typing import Any
 from keras_ddl import communicator
 from keras_ddl.checkpoint import commits
 from keras_ddl.errors import CheckpointError, ConfigError
+from keras_ddl.horovod import old_keras_names
 from keras_ddl.launch import host_watch
 
 # States are told apart by the order in which a script makes them, which is the same after a restart.
@@ -55,11 +56,12 @@ class State(abc.ABC):
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Calls `reset` and the reset callbacks."""
+        """Calls `reset` and the reset callbacks, for which optimizers have `lr` and keras.backend `set_value`."""
         self._hosts_updated = False
         self.reset()
-        for callback in self._reset_callbacks:
-            callback()
+        with old_keras_names.there():
+            for callback in self._reset_callbacks:
+                callback()
 
     def on_hosts_updated(self, timestamp: Any = None, update_res: Any = None) -> None:
         """Makes the next `check_host_updates` interrupt all ranks."""

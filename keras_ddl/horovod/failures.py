@@ -7,9 +7,20 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import RankMismatchError
+from keras_ddl.errors import ConfigError, RankMismatchError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class InvalidArgumentError(ConfigError, tf.errors.InvalidArgumentError):
+    """A ConfigError that Horovod's ops raise as tf.errors.InvalidArgumentError."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
+
+
+class UnsupportedError(ConfigError, NotImplementedError):
+    """A ConfigError where Horovod raises NotImplementedError, or the RuntimeError that this is."""
 
 
 def as_tensorflow_errors(function: _Function) -> _Function:

@@ -10,8 +10,9 @@ from typing import Any
 from keras_ddl import horovod
 from keras_ddl.horovod import callbacks
 from keras_ddl.horovod import keras_elastic as elastic
+from keras_ddl.horovod.collectives import broadcast_global_variables
 from keras_ddl.horovod.keras_collectives import allgather, allreduce, broadcast, reducescatter
-from keras_ddl.horovod.model_loading import broadcast_global_variables, load_model
+from keras_ddl.horovod.model_loading import load_model
 from keras_ddl.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 
 __all__ = [

@@ -61,12 +61,3 @@ def _warn_of_means(optimizer: keras.optimizers.Optimizer, passes: int | None) ->
             "average_aggregated_gradients=True as well if it had that.",
             stacklevel=3,
         )
-
-
-def broadcast_global_variables(root_rank: int) -> None:
-    """Raises ConfigError, as Horovod does where there are no sessions: TensorFlow 2 has no list of all variables."""
-    raise ConfigError(
-        "TensorFlow 2 keeps no list of global variables. Received: broadcast_global_variables"
-        f"({root_rank!r}). Use callbacks.BroadcastGlobalVariablesCallback({root_rank!r}) with fit, or "
-        "broadcast_variables(model.variables, root_rank) and broadcast_variables(optimizer.variables, root_rank)."
-    )

@@ -13,6 +13,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.basics import ReduceOp
 from keras_ddl.horovod.reduction import GradientReduction, check_no_strategy
 from keras_ddl.strategy import keras_patches
+from keras_ddl.strategy.keras_patches.optimizer import counting_updates
 
 
 def DistributedOptimizer(
@@ -51,7 +52,7 @@ def DistributedOptimizer(
         gradient_predivide_factor: as in `GradientReduction`.
         op: Average or Sum.
         backward_passes_per_step: batches per update. Each rank adds up its own gradients, and they are reduced once
-            per update.
+            per update. `iterations`, and so every schedule, counts batches.
         average_aggregated_gradients: divide that sum by the number of batches.
         num_groups, groups: as in `GradientReduction`; num_groups is the old name.
         process_set: the ranks that take part; default: all.
@@ -191,7 +192,7 @@ def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
 
 
 class _ReducingMethods:
-    """What takes the place of three methods of one optimizer. Keras clips, decays and applies what they return.
+    """What takes the place of some methods of one optimizer. Keras clips, decays and applies what they return.
 
     With gradient accumulation Keras clips once per update, in the branch of the graph that updates: there the sum is
     reduced. All ranks count their batches alike, so all take that branch in the same step.
@@ -206,6 +207,7 @@ class _ReducingMethods:
     def by_name(self) -> list[tuple[str, Callable[..., Any]]]:
         return [
             ("_backend_apply_gradients", self.apply),
+            ("_backend_update_step", self.update),
             ("_clip_gradients", self.clip),
             ("_overwrite_variables_directly_with_gradients", self.overwrite),
         ]
@@ -220,6 +222,11 @@ class _ReducingMethods:
             return type(optimizer)._backend_apply_gradients(optimizer, grads, trainable_variables)
         finally:
             self._variables = None
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Elsewhere `iterations` counts batches; momenta are corrected by the number of updates."""
+        with counting_updates.set_to(True):
+            return type(self._optimizer)._backend_update_step(self._optimizer, *args, **kwargs)
 
     def clip(self, grads: Sequence[Any]) -> Any:
         if self._variables is not None:

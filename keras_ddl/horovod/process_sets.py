@@ -10,7 +10,7 @@ from keras_ddl import communicator
 from keras_ddl.communicator.comparison import first_difference
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.errors import ConfigError, RankMismatchError
-from keras_ddl.horovod.failures import as_tensorflow_errors
+from keras_ddl.horovod.failures import InvalidArgumentError, as_tensorflow_errors
 
 
 class ProcessSet:
@@ -145,7 +145,7 @@ def communicator_of(process_set: Any) -> Communicator:
     if process_set.process_set_id == 0:
         return communicator.communicator_of(None)
     if process_set._comm is None:
-        raise ConfigError(
+        raise InvalidArgumentError(
             f"Collectives of a process set are for its ranks, {ranks}. Received: a call on rank {communicator.rank()}. "
             "Put `if process_set.included():` around it."
         )

@@ -199,13 +199,14 @@ def broadcast_n(
 
 
 @tf.autograph.experimental.do_not_convert
-def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Communicator | None = None) -> None:
+def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Communicator | None = None) -> Any:
     """Assigns rank `root`'s values to `variables` on every rank.
 
     Args:
         variables: tf.Variable or keras.Variable, the same ones in the same order on all ranks; dtypes of `broadcast`.
         root, comm: as in `broadcast`.
     Raises: as `broadcast`; RankMismatchError that names the first variable in which ranks differ.
+    Returns: None; in a graph of TensorFlow 1 the tf.Operation that assigns, for a session to run.
     Cost: the bytes of all variables received per rank, in requests of at most 256 MiB, or one variable.
     """
     from keras_ddl.ops import variables as variable_lists
@@ -213,16 +214,19 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
     found = variable_lists.unwrap(variables)
     comm = communicator_of(comm)
     check_root(root, comm)
+    # There nothing runs that nobody asks for, and calls are in no order that could match them.
+    of_session = not tf.executing_eagerly() and not tf.inside_function()
+    name = tf.compat.v1.get_default_graph().unique_name("broadcast_variables") if of_session else "broadcast_variables"
     if comm.size == 1:
-        return
+        return tf.group() if of_session else None
     if tf.executing_eagerly():
         variable_lists.check_equal_on_all_ranks(found, comm)
     detail, fingerprint = variable_lists.describe(found), variable_lists.fingerprint(found)
+    assigned = []
     for number, group in enumerate(variable_lists.groups(found, _REQUEST_BYTES)):
-        name = f"broadcast_variables/{number}"
-        values = _broadcast(group, root, name, comm, detail=detail, fingerprint=fingerprint)
-        for variable, value in zip(group, values):
-            variable.assign(value)
+        values = _broadcast(group, root, f"{name}/{number}", comm, detail=detail, fingerprint=fingerprint)
+        assigned += [variable.assign(value) for variable, value in zip(group, values)]
+    return tf.group(*assigned) if of_session else None
 
 
 def _broadcast(

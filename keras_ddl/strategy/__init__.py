@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from keras_ddl import communicator, config, ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import agreement, bucket_size, cluster, keras_patches, threads, variables
+from keras_ddl.strategy import agreement, bucket_size, cluster, keras_patches, one_per_job, threads, variables
 from keras_ddl.strategy.data import order
 from keras_ddl.strategy.device import choose_device
 from keras_ddl.strategy.extended import DdlExtended
@@ -32,6 +33,9 @@ class Strategy(tf.distribute.Strategy):
     progress bar) is written by rank 0. Made before TensorFlow starts, it also gives each rank its share of the host's
     cores as TensorFlow threads, where the script has set no number.
 
+    A job has one Strategy: called again, this returns the same one. Arguments that are given choose among several:
+    other settings make a further Strategy, and what is made under one is refused under the other.
+
     Args:
         mode: as in `keras_ddl.init`, which this calls.
         bucket_bytes: bound on the gradients sent as one collective, or "auto" to measure what fits this job;
@@ -42,14 +46,14 @@ class Strategy(tf.distribute.Strategy):
             process does with dense gradients.
         drift_check_percent: part of the training time in which the ranks compare their weights, 0 for never;
             KERAS_DDL_DRIFT_CHECK_PERCENT by default, and 1 without it. Rank 0's counts.
-        seed: sets all random seeds as keras.utils.set_random_seed does. Default: those the script has set, if all
-            ranks have set the same ones, else rank 0's.
+        seed: sets all random seeds as keras.utils.set_random_seed does, also when this is called again. Default: those
+            the script has set, if all ranks have set the same ones, else rank 0's.
         gather_predictions: what `model.predict` returns: "all": all rows, on every rank; "rank0": all rows on rank 0
             and on every other rank its own rows only, for predictions that a host's memory does not hold several times.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is not given; its implementation says nothing here.
-        of_tensorflow: names of arguments with which TensorFlow's strategies choose processes and devices; refused with
-            what takes their place.
+        unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices; refused
+            with what takes their place.
     Raises:
         ConfigError: another tf.distribute scope is active. DependencyError: Keras does not run on TensorFlow.
     COLLECTIVE over all ranks.
@@ -67,11 +71,15 @@ class Strategy(tf.distribute.Strategy):
         seed: int | None = None,
         gather_predictions: str = "all",
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
-        **of_tensorflow: Any,
+        **unsupported_tf_args: Any,
     ) -> None:
-        cluster.check_arguments(mode, of_tensorflow)
+        cluster.check_arguments(mode, unsupported_tf_args)
         topology = communicator.init(mode)
         self._check_no_other_scope(topology.rank)
+        if hasattr(self, "settings"):  # made before: see __new__
+            if seed is not None:
+                self.random_state = agreement.RandomState(self.rank, self.size, seed)
+            return
         if bucket_bytes is None:
             bucket_bytes = cluster.bucket_bytes_of(communication_options, topology.rank)
         if bucket_bytes not in (None, bucket_size.AUTO) and (not isinstance(bucket_bytes, int) or bucket_bytes < 1):
@@ -97,11 +105,17 @@ class Strategy(tf.distribute.Strategy):
                 f"Received: gather_predictions={gather_predictions!r} (rank {topology.rank})."
             )
         self.gather_predictions = gather_predictions
+        self.settings = {  # as this rank gave them; where rank 0's count, another may not have got what it asked for
+            "bucket_bytes": config.get("BUCKET_BYTES") if bucket_bytes is None else bucket_bytes,
+            "sparse_as_dense": sparse_as_dense,
+            "drift_check_percent": drift_check_percent,
+            "gather_predictions": gather_predictions,
+        }
         threads.share_cores(topology)
         keras_patches.install()
         cluster.refuse_preemption_handlers()
         self.rank, self.size = topology.rank, topology.size
-        self._topology = topology
+        self.topology = topology
         self.random_state = agreement.RandomState(self.rank, self.size, seed)
         if self.size > 1:
             job = (secrets.token_hex(8), drift_check_percent)
@@ -113,9 +127,18 @@ class Strategy(tf.distribute.Strategy):
         self.extended.sparse_as_dense = sparse_as_dense
         self._functions = 0  # made by `function`: numbers tell their collectives apart
         keras_compat.strategies.add(self)
+        one_per_job.remember(self)
+
+    @functools.wraps(__init__, assigned=())  # for the signature that help() shows
+    def __new__(cls, *args: Any, **given: Any) -> Strategy:
+        return one_per_job.find(cls, given) or super().__new__(cls)
+
+    def __deepcopy__(self, memo: Any) -> Strategy:
+        return self  # a copy of a model or an optimizer is of the same job
 
     def __repr__(self) -> str:
-        return f"<keras_ddl.Strategy rank={self.rank} size={self.size} device={self.extended.device}>"
+        settings = " ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        return f"<keras_ddl.Strategy rank={self.rank} size={self.size} device={self.extended.device} {settings}>"
 
     def _check_no_other_scope(self, rank: int) -> None:
         if tf.distribute.has_strategy():
@@ -140,7 +163,7 @@ class Strategy(tf.distribute.Strategy):
         """Who this rank is, for scripts that ask for task_type, task_id and cluster_spec(): a task of TF_CONFIG where
         it names as many as there are ranks, else a worker. Rank 0 is the chief, or worker 0 where there is none.
         """
-        return cluster.resolver(self._topology)
+        return cluster.resolver(self.topology)
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Calls `fn` on this rank's values, in replica context: optimizers sum gradients over ranks, and Keras losses

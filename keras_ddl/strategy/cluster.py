@@ -34,13 +34,13 @@ def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleCluster
     )
 
 
-def check_arguments(mode: Any, of_tensorflow: Mapping[str, Any]) -> None:
+def check_arguments(mode: Any, unsupported_tf_args: Mapping[str, Any]) -> None:
     """Checks what was given to Strategy(), whose line may have been that of another strategy.
 
     Raises: ConfigError: an argument with which TensorFlow's strategies choose processes or devices. TypeError: one that
         no strategy takes.
     """
-    given = {name: value for name, value in of_tensorflow.items() if value is not None}
+    given = {name: value for name, value in unsupported_tf_args.items() if value is not None}
     if mode is not None and not isinstance(mode, str):
         given = {"mode": mode, **given}
     for name, value in given.items():
@@ -78,7 +78,7 @@ def bucket_bytes_of(options: Any, rank: int) -> int | None:
 def refuse_preemption_handlers() -> None:
     """From now on making a PreemptionCheckpointHandler is an error that says what takes its place.
 
-    Left to itself it fails in a thread of its own, at some time, without a word of what it lacks.
+    Left to itself it fails in a thread of its own, at some time, and does not say what it lacks.
     """
     handler = tf.distribute.experimental.PreemptionCheckpointHandler
     original = handler.__init__

@@ -1,4 +1,4 @@
-"""Whose a variable is that is being made: the program's, or that of Keras or keras_ddl, which aggregate their own."""
+"""Is the variable being created the user's? Or is it of Keras or keras_ddl, which aggregate their own?"""
 
 from __future__ import annotations
 

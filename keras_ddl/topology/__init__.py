@@ -40,7 +40,7 @@ class Topology:
         size: number of ranks.
         hosts: index of the host of each rank; hosts are numbered in the order of their lowest rank.
         group: per rank, the lowest of the ranks it exchanges data with through shared memory.
-        mode: the mode this was made from.
+        mode: the mode this was made from, in its `plain_mode`.
         dims: the box of ranks, fastest dimension first, () when the hosts hold different numbers of ranks.
     """
 
@@ -90,7 +90,7 @@ def make_topology(
         even = len(set(hosts_of_racks)) == 1 and len(set(racks)) == len(hosts_of_racks)
         if even and 1 < hosts_of_racks[0] < len(racks):
             dims = (dims[0], hosts_of_racks[0], len(hosts_of_racks))
-    return Topology(rank, len(hosts), hosts, group, mode, dims)
+    return Topology(rank, len(hosts), hosts, group, plain_mode(mode), dims)
 
 
 def _rack_of_each_host(hosts: Sequence[int], rack_names: Sequence[str | None]) -> list[str | None]:
@@ -120,6 +120,12 @@ def part_of(whole: Topology, ranks: Sequence[int]) -> Topology:
     lengths = {group.count(leader) for leader in group}
     dims = (lengths.pop(), len(set(group))) if len(lengths) == 1 else ()
     return Topology(ranks.index(whole.rank), len(ranks), hosts, group, whole.mode, dims)
+
+
+def plain_mode(mode: str) -> str:
+    """Returns the one spelling of a mode: 'x:4x2' for '4x2' and IBM's 'b:4x2'; others as they are."""
+    match = _FORCED.fullmatch(mode)
+    return f"x:{match[1]}" if match else mode
 
 
 def parse_mode(mode: str, hosts: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -128,7 +128,7 @@ def of_rank(text: str, rank: int, size: int) -> str | None:
 def check_not_one_of_a_cluster() -> None:
     """Raises ConfigError, with the command that starts all ranks, in a process that TF_CONFIG makes one of several.
 
-    For a process without a launcher, which would train alone, as would all others of the cluster, without a word.
+    For a process without a launcher, which would train alone, silently, as would all others of the cluster.
     """
     cluster = read()
     if len(cluster.tasks) < 2 or (cluster.own is not None and cluster.own.type == "evaluator"):

@@ -48,6 +48,18 @@ def check_fit_is_that_of_all_rows():
     assert len(set(keras_ddl.all_gather_object(history["loss"][-1]))) == 1
 
 
+def check_a_callback_without_parentheses_is_named():
+    for wrong in (ddl.DDLCallback, ddl.DDLGlobalVariablesCallback):
+        model = make_model(RANK)
+        model.compile("sgd", "mse")
+        try:
+            model.fit(X[ROWS], Y[ROWS], verbose=0, callbacks=[wrong])
+        except keras_ddl.errors.ConfigError as error:
+            assert f"Write {wrong.__name__}()" in str(error), error
+        else:
+            raise AssertionError("no error")
+
+
 def check_loop_by_hand_is_that_of_all_rows():
     for wrap in (lambda optimizer: optimizer, lambda optimizer: keras.optimizers.LossScaleOptimizer(optimizer)):
         model = make_model(0)

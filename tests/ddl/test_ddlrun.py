@@ -31,6 +31,21 @@ def test_ddlrun_mode_is_the_box_of_racks_and_aisles():
             ddlrun.mode_of(hosts, 1, 2)
 
 
+def test_ddlrun_says_that_another_ddl_lies_beside_the_script(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import ddl")
+    said = run("-accelerators", 2, "--dry-run", "python", script)
+    assert "import ddl" not in said
+    (tmp_path / "ddl.py").write_text("import tensorflow as tf\ntf.load_op_library('ddl_MDR.so')\n")
+    said = run("-accelerators", 2, "--dry-run", "python", script)
+    assert f"finds {tmp_path / 'ddl.py'}, which lies beside it" in said and "rename the file" in said, said
+
+
+def test_ddlrun_names_the_mode_as_it_was_written():
+    with pytest.raises(ConfigError, match="Received: mode='b:4x2'"):
+        ddlrun.ddl_options("b:4x2", [], [("h0", 2), ("h1", 2)])
+
+
 def test_ddlrun_rankfile_gives_hosts_and_ranks():
     text = "# two hosts\nrank 0=h0 slot=0:0-9\nrank 1=h0     slot=1:0-9\n\nrank 2=h1 slots=0\n"
     assert ddlrun.parse_rankfile(text) == [("h0", 2), ("h1", 1)]

@@ -8,7 +8,7 @@ from keras_ddl.topology import parse_mode
 
 
 def test_options_of_one_line():
-    assert parse("-mode p:4x2 -dbg_level 2 -dump_iter 50") == Options("x:4x2", dbg_level=2, dump_iter=50)
+    assert parse("-mode p:4x2 -dbg_level 2 -dump_iter 50") == Options("p:4x2", dbg_level=2, dump_iter=50)
     assert parse("--dump_iter 1 -dev_sync 2 -rebind_iter 30") == Options(dump_iter=1, dev_sync=2, rebind_iter=30)
     assert parse("") == Options()
 
@@ -16,7 +16,7 @@ def test_options_of_one_line():
 @pytest.mark.parametrize("letter", "prbnmc")
 def test_options_modes_are_boxes_of_the_core(letter):
     assert parse(f"-mode {letter}").mode == "p"
-    assert parse(f"-mode {letter}:2x3x1").mode == "x:2x3x1"
+    assert parse(f"-mode {letter}:2x3x1").mode == f"{letter}:2x3x1"  # messages name what was written
     # `keras_ddl.init()` reads DDL_OPTIONS, too, as it stands there.
     hosts = [0, 0, 1, 1, 2, 2]
     assert parse_mode(f"{letter}:2x3x1", hosts) == parse_mode("x:2x3x1", hosts)

@@ -53,6 +53,23 @@ def check_elastic_state_is_that_of_rank_0_and_goes_back_to_its_commit():
     assert (model.get_weights()[1] == 5.0).all() and int(model.optimizer.iterations.numpy()) == 0
 
 
+def check_reset_callbacks_may_speak_keras_2():
+    model = elastic_model()
+    optimizer, rates = model.optimizer, []
+    state = hvd.elastic.TensorFlowKerasState(model)
+    setters = [
+        lambda: optimizer.lr.assign(0.2),
+        lambda: keras.backend.set_value(optimizer.lr, 2 * keras.backend.get_value(optimizer.lr)),
+        lambda: tf.keras.backend.set_value(model.optimizer.lr, 0.6),
+        lambda: setattr(optimizer, "lr", 0.8),
+    ]
+    for setter in setters:
+        state.register_reset_callbacks([setter, lambda: rates.append(float(optimizer.learning_rate))])
+    state.on_reset()
+    np.testing.assert_allclose(rates, [0.2, 0.4, 0.6, 0.8], rtol=1e-6)
+    assert not hasattr(optimizer, "lr") and not hasattr(keras.backend, "set_value")
+
+
 def check_elastic_run_calls_again_after_an_internal_error_and_after_other_hosts():
     counts = hvd.elastic.TensorFlowState([tf.Variable(float(RANK))], epoch=0)
     called, resets = [], []

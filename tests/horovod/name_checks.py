@@ -240,14 +240,10 @@ def check_name_global_process_set():
 # ---- what there is not -----------------------------------------------------------------------------------------------
 
 
-@row(
-    "broadcast_global_variables",
-    REFUSED,
-    "for graphs of TensorFlow 1: `broadcast_variables`; Horovod refuses it with TensorFlow 2, too",
-)
+@row("broadcast_global_variables", WORKS, "in graphs of TensorFlow 1; eager it is a RuntimeError, as in Horovod")
 @row("BroadcastGlobalVariablesHook", REFUSED, "for sessions of TensorFlow 1: `broadcast_variables`")
 def check_name_broadcast_global_variables():
-    refuses(lambda: hvd.broadcast_global_variables, "broadcast_variables", error=AttributeError)
+    refuses(lambda: hvd.broadcast_global_variables(0), "broadcast_variables", error=RuntimeError)
     refuses(lambda: hvd.BroadcastGlobalVariablesHook, "broadcast_variables", error=AttributeError)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import keras_ddl.horovod as hvd
 from harness.rank_program import skip
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
 
 hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
@@ -58,7 +59,15 @@ def check_horovod_disagreement_is_failed_precondition_on_every_rank():
         lambda: hvd.broadcast_variables([tf.Variable(tf.ones([3 if LAST else 2]))], 0),
         "position 0",
     )
-    expect(tf.errors.FailedPreconditionError, lambda: hvd.alltoall(tf.ones([SIZE + LAST])), "multiple")
+    for fits_not in (
+        lambda: hvd.alltoall(tf.ones([SIZE + LAST])),
+        lambda: hvd.alltoall(tf.ones([SIZE]), splits=[1] * (SIZE - 1) + [2 if LAST else 1]),
+    ):
+        expect(tf.errors.InvalidArgumentError, fits_not, "multiple", f"rank {SIZE - 1}")
+        expect(ValueError, fits_not, "multiple")
+    for malformed in ([1] * (SIZE + 1), [1.0] * SIZE):
+        for error in (tf.errors.InvalidArgumentError, ConfigError):
+            expect(error, lambda splits=malformed: hvd.alltoall(tf.ones([SIZE]), splits=splits), "whole numbers")
     expect(tf.errors.FailedPreconditionError, lambda: hvd.broadcast_object(1, 1 if LAST else 0, name="o"), "root")
     expect(ValueError, lambda: hvd.broadcast(tf.ones([2]), SIZE), "root_rank")
 
@@ -108,7 +117,8 @@ def check_horovod_process_sets():
     assert int(hvd.process_set_included_op(late.process_set_id)) == LAST
     other = early if LAST else late
     assert not other.included()
-    expect(ValueError, lambda: hvd.allreduce(tf.ones([2]), process_set=other), "included")
+    for error in (ConfigError, tf.errors.InvalidArgumentError):
+        expect(error, lambda: hvd.allreduce(tf.ones([2]), process_set=other), "included")
     x = tf.fill([len(members), 2], RANK + 1.0)
     total = sum(rank + 1.0 for rank in members)
     for function in (lambda f, *args, **kwargs: f(*args, **kwargs), tf.function(lambda f, *a, **k: f(*a, **k))):

@@ -71,6 +71,25 @@ def check_accumulation_reduces_once_per_update():
     compare(lambda: adam(0.01, global_clipnorm=0.05), oracle=lambda: adam(0.01, **accumulated), **arguments)
 
 
+def check_iterations_count_batches_as_horovods_do():
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.5, 0.25])
+    optimizer = DistributedOptimizer(keras.optimizers.Nadam(schedule), backward_passes_per_step=2)
+    by_hand = DistributedOptimizer(
+        keras.optimizers.SGD(lambda: 0.5 if int(by_hand.iterations.numpy()) <= 3 else 0.25), backward_passes_per_step=2
+    )
+    plain = keras.optimizers.Nadam(0.5, gradient_accumulation_steps=2)
+    variables = [keras.Variable([1.0]) for _ in range(3)]
+    for batch in range(6):
+        for each, variable in zip((optimizer, by_hand, plain), variables):
+            each.apply([tf.ones([1], variable.dtype)], [variable])
+        assert (int(optimizer.iterations), int(by_hand.iterations)) == (batch + 1, batch + 1)
+        assert int(plain.iterations) == (batch + 1) // 2  # plain Keras stays as it is
+        if batch == 3:  # by the mean of two gradients that are equal, or by their sum: Nadam does not mind
+            np.testing.assert_allclose(variables[0].numpy(), variables[2].numpy(), rtol=1e-4)
+    np.testing.assert_allclose(variables[1].numpy(), [1.0 - 2 * 0.5 - 2 * 0.5 - 2 * 0.25])
+    assert float(optimizer.learning_rate) == 0.25
+
+
 class Passes(keras.optimizers.SGD):
     """The oracle of backward_passes_per_step, in its own words: adds up by hand, clips and applies every n-th time."""
 

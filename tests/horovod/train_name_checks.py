@@ -248,7 +248,7 @@ def check_name_load_model():
         shutil.rmtree(folder)
 
 
-@row("keras.broadcast_global_variables", REFUSED, "as in Horovod with TensorFlow 2: callback or `broadcast_variables`")
+@row("keras.broadcast_global_variables", WORKS, "in graphs of TensorFlow 1; eager it is a RuntimeError, as in Horovod")
 @row("keras.is_version_greater_equal_than", REFUSED, "not documented; for Horovod's own code")
 def check_name_keras_broadcast_global_variables():
     refuses(lambda: hvd_keras.broadcast_global_variables(0), "BroadcastGlobalVariablesCallback")

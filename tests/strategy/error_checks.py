@@ -173,7 +173,7 @@ def check_jit_compile():
 
 
 def check_nested_scopes():
-    other = keras_ddl.Strategy()
+    other = keras_ddl.Strategy(bucket_bytes=1 << 20)
     stock = tf.distribute.OneDeviceStrategy("/cpu:0")
 
     def enter(outer, inner):

@@ -115,3 +115,8 @@ def test_part_of_a_forced_box_shares_no_more_memory_than_the_box():
     assert part_of(whole, [1, 2]).group == (0, 1)
     assert part_of(whole, [2, 3]).group == (0, 0)
     assert part_of(part_of(whole, [3, 2, 1]), [1, 0]).group == (0, 0)
+
+
+@pytest.mark.parametrize(("mode", "plain"), [("p", "p"), ("x:2x1", "x:2x1"), ("2x1", "x:2x1"), ("b:2x1", "x:2x1")])
+def test_topology_has_one_spelling_of_a_mode(mode, plain):
+    assert make_topology(0, ["h0", "h0"], mode).mode == plain

@@ -118,6 +118,7 @@ def _table() -> list[tuple[Any, str, Any]]:
         (loss_module, "reduce_weighted_values", loss.reduce_weighted_values),
         (BatchNormalization, "_moments", loss.moments),
         (BaseOptimizer, "_backend_apply_gradients", optimizer.apply_gradients),
+        (BaseOptimizer, "iterations", optimizer.iterations),
         (BaseOptimizer, "_clip_gradients", optimizer.clip_gradients),
         (BaseOptimizer, "_overwrite_variables_directly_with_gradients", optimizer.overwrite_variables),
         (TFOptimizer, "_all_reduce_sum_gradients", optimizer.all_reduce_sum_gradients),

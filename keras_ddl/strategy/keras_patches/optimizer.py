@@ -16,7 +16,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import buckets, step
+from keras_ddl.strategy import buckets, one_per_job, step
 from keras_ddl.strategy.row_kinds import INDEPENDENT
 from keras_ddl.strategy.sparse import Tables
 from keras_ddl.strategy.thread_value import ThreadValue
@@ -66,6 +66,22 @@ def all_reduce_sum_gradients(original: Callable[..., Any]) -> Callable[..., Any]
         return list(grads_and_vars)
 
     return _all_reduce_sum_gradients
+
+
+# While an optimizer that reduces by itself updates: what Keras computes there counts updates.
+counting_updates = ThreadValue(False)
+
+
+def iterations(original: property) -> property:
+    """An optimizer that reduces by itself (Horovod's) shows batches, also where it accumulates gradients."""
+
+    def counted(self):
+        """How many steps have been taken, as tf.Variable or tensor."""
+        if keras_compat.own_reduction(self) is not None and not counting_updates.get():
+            return self._iterations
+        return original.fget(self)
+
+    return property(counted, original.fset, original.fdel)
 
 
 def loss_scale_apply(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,7 +233,7 @@ def _check_context(optimizer: Any) -> None:
     mine = keras_compat.strategy_of(optimizer)
     running = keras_compat.replica_strategy()
     if running is not None and mine is not running:
-        raise ConfigError(outside_message("An optimizer", optimizer.name, running.rank))
+        raise ConfigError(outside_message("An optimizer", optimizer.name, running, mine))
     if mine is not None and running is None and mine.size > 1 and not getattr(optimizer, "_ddl_warned", False):
         object.__setattr__(optimizer, "_ddl_warned", True)
         warnings.warn(
@@ -229,9 +245,16 @@ def _check_context(optimizer: Any) -> None:
         )
 
 
-def outside_message(what: str, name: str, rank: int) -> str:
-    """The message for a model or an optimizer made outside the scope."""
+def outside_message(what: str, name: str, strategy: Any, other: Any = None) -> str:
+    """The message for a model or an optimizer made outside the scope of `strategy`, maybe in that of another."""
+    if other is not None:
+        return (
+            "What is trained together must be made under one keras_ddl.Strategy. "
+            f"Received: {name!r}, made under one {one_per_job.differences(other, strategy)} (rank {strategy.rank}). "
+            "Make one Strategy with the settings that you want, and use its scope everywhere."
+        )
     return (
         f"{what} that is trained under a keras_ddl.Strategy must be made inside its scope. "
-        f"Received: {name!r}, made outside (rank {rank}). Move the line that makes it under `with strategy.scope():`."
+        f"Received: {name!r}, made outside (rank {strategy.rank}). Move the line that makes it under "
+        "`with strategy.scope():`."
     )

@@ -34,7 +34,7 @@ def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
         for part in keras_compat.optimizers_in(optimizer):
             theirs = keras_compat.strategy_of(part)
             if strategy is None and theirs is not None:
-                raise ConfigError(outside_message("A model", self.name, theirs.rank))
+                raise ConfigError(outside_message("A model", self.name, theirs))
             if strategy is not None and keras_compat.own_reduction(part) is not None:
                 raise ConfigError(
                     "Gradients are reduced once. Received: a model made under a keras_ddl.Strategy and optimizer "
@@ -42,7 +42,7 @@ def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
                     "made under the scope, or leave out the Strategy."
                 )
             if strategy is not None and theirs is not strategy:
-                raise ConfigError(outside_message("An optimizer", part.name, strategy.rank))
+                raise ConfigError(outside_message("An optimizer", part.name, strategy, theirs))
         if strategy is None:
             if any(keras_compat.own_reduction(part) is not None for part in keras_compat.optimizers_in(optimizer)):
                 bound = _without_jit(original, self, optimizer, args, kwargs)
@@ -88,7 +88,7 @@ def _check_model(model: Any, strategy: Any) -> None:
         return
     current = keras_compat.scope_strategy()
     if current is not None:
-        raise ConfigError(outside_message("A model", model.name, current.rank))
+        raise ConfigError(outside_message("A model", model.name, current))
 
 
 def _warn_if_alone(model: Any) -> None:

@@ -65,7 +65,7 @@ bool IsEager(const ddl_request& request, int size) {
 }  // namespace
 
 int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
-  // Who joins waits until the others have no more data: the communication thread works for them meanwhile.
+  // A rank that joins waits until the others have no more data: the communication thread works for them meanwhile.
   if (request.kind == DDL_JOIN) return 0;
   // What is wrong with a request is for Submit to say.
   if (memory_->local_size() != transport_.size || !Validate(request, transport_.size).ok()) return 0;

@@ -1,0 +1,49 @@
+"""One Strategy for each job: which of those made before a further `Strategy(...)` of a process means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keras_ddl import communicator
+from keras_ddl.strategy import cluster
+
+# The job's, the latest last. Kept alive: whether one is found must not depend on when a rank collects garbage, because
+# making another is collective.
+_made: list[Any] = []
+# What an argument of Strategy() may do at any time without making it another one.
+_NOT_SETTINGS = ("mode", "seed")
+
+
+def remember(strategy: Any) -> None:
+    """Keeps a Strategy that was made for this job, with `settings` and `topology`."""
+    _made[:] = [each for each in _made if each.topology is strategy.topology] + [strategy]
+
+
+def find(cls: type, given: Mapping[str, Any]) -> Any:
+    """Returns the latest Strategy of this job whose settings are those that were given, or None.
+
+    Args:
+        given: the arguments by name that the caller wrote, None for not given.
+    """
+    if not communicator.is_initialized():
+        return None
+    settings = {name: value for name, value in given.items() if value is not None and name not in _NOT_SETTINGS}
+    options = settings.pop("communication_options", None)
+    if options is not None and "bucket_bytes" not in settings:
+        packed = cluster.bucket_bytes_of(options, communicator.rank())
+        settings |= {} if packed is None else {"bucket_bytes": packed}
+    place = communicator.topology()
+    for each in reversed(_made):
+        same = type(each) is cls and each.topology is place
+        if same and all(name in each.settings and each.settings[name] == value for name, value in settings.items()):
+            return each
+    return None
+
+
+def differences(one: Any, other: Any) -> str:
+    """Returns how two Strategies differ, for a message."""
+    if one.topology is not other.topology:
+        return "before keras_ddl.shutdown()"
+    pairs = [(name, value, other.settings[name]) for name, value in one.settings.items()]
+    return "with " + ", ".join(f"{name}={a!r} instead of {b!r}" for name, a, b in pairs if a != b)

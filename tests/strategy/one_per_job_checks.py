@@ -1,0 +1,95 @@
+"""A second `Strategy(...)` of a process is the same one; other settings are kept apart. Run by test_strategy.py."""
+
+import copy
+import random
+
+import numpy as np
+
+import keras_ddl
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from strategy.common import FEW, RANK, keras, set_precision
+
+set_precision("float32")
+FIRST = keras_ddl.Strategy(bucket_bytes=3 << 20)
+FEW_ROWS = FEW[0][:12], FEW[1][:12]
+
+
+def optimizer_of(strategy):
+    with strategy.scope():
+        return keras.optimizers.Adam(0.01, name="elsewhere")
+
+
+def model_of(strategy):
+    with strategy.scope():
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+
+
+def refusal(function):
+    try:
+        function()
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError("no ConfigError")
+
+
+def check_a_second_strategy_is_the_same():
+    for again in (
+        keras_ddl.Strategy(bucket_bytes=3 << 20),
+        keras_ddl.Strategy(sparse_as_dense="auto", bucket_bytes=3 << 20),
+        keras_ddl.Strategy(
+            communication_options=tf.distribute.experimental.CommunicationOptions(bytes_per_pack=3 << 20)
+        ),
+        copy.deepcopy(FIRST),
+    ):
+        assert again is FIRST
+    other = keras_ddl.Strategy(bucket_bytes=5 << 20)
+    assert other is not FIRST and other.extended.bucket_size.bytes == 5 << 20
+    assert keras_ddl.Strategy() is other, "the latest, where nothing is asked for"
+    assert keras_ddl.Strategy(bucket_bytes=3 << 20) is FIRST
+
+
+def check_an_optimizer_of_a_second_strategy_trains():
+    model = model_of(keras_ddl.Strategy(bucket_bytes=3 << 20))
+    with FIRST.scope(), keras_ddl.Strategy(bucket_bytes=3 << 20).scope():
+        model.compile(optimizer_of(keras_ddl.Strategy(bucket_bytes=3 << 20)), "mse")
+    model.fit(*FEW_ROWS, batch_size=6, verbose=0)
+    weights = keras_ddl.all_gather_object(model.get_weights()[0].tobytes(), name="weights")
+    assert weights[0] == weights[1]
+
+
+def check_a_loop_by_hand_with_a_second_strategy():
+    model = model_of(FIRST)
+    optimizer = optimizer_of(keras_ddl.Strategy(bucket_bytes=3 << 20))
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x)) / 12
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    keras_ddl.Strategy(bucket_bytes=3 << 20).run(step, args=(tf.constant(FEW_ROWS[0][RANK::2]),))
+    weights = keras_ddl.all_gather_object(model.get_weights()[0].tobytes(), name="weights")
+    assert weights[0] == weights[1]
+
+
+def check_other_settings_are_kept_apart():
+    other = keras_ddl.Strategy(bucket_bytes=5 << 20, sparse_as_dense=True)
+    text = refusal(lambda: model_of(FIRST).compile(optimizer_of(other), "mse"))
+    assert "'elsewhere', made under one with bucket_bytes=5242880 instead of 3145728" in text, text
+    assert "sparse_as_dense=True instead of 'auto'" in text and "made outside" not in text, text
+    mine, variable = optimizer_of(other), tf.Variable([1.0])
+    with other.scope():
+        mine.build([variable])
+    text = refusal(lambda: FIRST.run(lambda: mine.apply([tf.ones([1])], [variable])))
+    assert "bucket_bytes=5242880 instead of 3145728" in text, text
+    assert "inside its scope" in refusal(lambda: model_of(FIRST).compile(keras.optimizers.SGD(), "mse"))
+
+
+def check_a_seed_counts_again():
+    drawn = []
+    for _ in range(2):
+        assert keras_ddl.Strategy(seed=5 + RANK, bucket_bytes=3 << 20) is FIRST  # rank 0's counts
+        drawn.append((random.random(), np.random.rand(), float(tf.random.uniform([]))))
+    assert drawn[0] == drawn[1]
+    assert keras_ddl.all_gather_object(drawn, name="drawn") == [drawn, drawn]
