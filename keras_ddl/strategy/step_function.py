@@ -1,7 +1,7 @@
 """`Strategy.function`: a training step of one's own, the same on any number of ranks as in one process.
 
-The step is traced as one process would trace it, on the whole batch, and its graph is cut into ranks (keras_ddl/cut). No
-part of Keras is changed for it.
+The step is traced as one process would trace it, on the whole batch, and its graph is cut into ranks (keras_ddl/cut).
+No part of Keras is changed for it.
 """
 
 from __future__ import annotations
