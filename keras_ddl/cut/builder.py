@@ -284,9 +284,18 @@ class Builder:
                     del ends[value]
             if not postponed and not ends:
                 return
+            self._ask_ahead(ends)
             self._take_sums(self.sums.make())
             ready, postponed = postponed, []
             heapq.heapify(ready)
+
+    def _ask_ahead(self, ends: Mapping[Value, State]) -> None:
+        """Asks for results that wait for side effects, as every result of a tf.function does: they travel with others."""
+        for value, state in ends.items():
+            while value not in self._pieces and value.node.type == "Identity":
+                value = value.node.inputs[0]
+            if value in self._pieces and isinstance(self.state(value), Partial) and isinstance(state, Whole):
+                self._attempt(lambda: self.whole(value))  # noqa: B023
 
     def _take_sums(self, found: Mapping[Value, tf.Tensor]) -> None:
         """From now on these values are whole, and what they were passed on as, too: no part of them is summed again."""
