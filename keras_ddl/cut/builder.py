@@ -290,7 +290,7 @@ class Builder:
             heapq.heapify(ready)
 
     def _ask_ahead(self, ends: Mapping[Value, State]) -> None:
-        """Asks for results that wait for side effects, as every result of a tf.function does: they travel with others."""
+        """Asks for results that wait for side effects, as those of every tf.function do: they travel with others."""
         for value, state in ends.items():
             while value not in self._pieces and value.node.type == "Identity":
                 value = value.node.inputs[0]
