@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import moving
-from keras_ddl.cut.collectives import Collectives, Sums
+from keras_ddl.cut.collectives import COMBINED_DTYPES, Collectives, Sums
 from keras_ddl.cut.dims import Dim, dim, number_of
 from keras_ddl.cut.extents import Dims, Extents
 from keras_ddl.cut.program import Node, Program, Value
@@ -349,6 +349,12 @@ class Builder:
             axis = piece.state.axis
             self.extents.set_dims(value, (*dims[:axis], self.extent(piece.state), *dims[axis + 1 :]))
 
+    def _can_be(self, value: Value, state: State) -> bool:
+        """Whether `value` can be brought back from `state`: it must be known where rows are, and how parts combine."""
+        if isinstance(state, Rows):
+            return self.dims(value) is not None
+        return not isinstance(state, Partial) or value.dtype in COMBINED_DTYPES
+
     def _apply(self, node: Node) -> list[Any]:
         if all(isinstance(self.state(each), Whole) for each in node.inputs):
             rule = rule_of(node.type, of_whole=True)
@@ -356,7 +362,7 @@ class Builder:
             return self.make_whole(node) if found is None else found
         rule = rule_of(node.type)
         found = rule(self, node) if rule is not None else None
-        if found is None:
+        if found is None or not all(self._can_be(value, piece[1]) for value, piece in zip(node.outputs, found)):
             pieces = self.make_whole(node)
             self.report.computed_whole(node, [each for each in node.inputs if isinstance(self.state(each), Rows)])
             return pieces

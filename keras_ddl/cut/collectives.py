@@ -11,6 +11,11 @@ from keras_ddl.cut.program import Node, Value
 if TYPE_CHECKING:
     from keras_ddl.cut.report import Report
 
+# What ranks can combine (ops.all_reduce), bools as uint8; of other dtypes there are no parts.
+COMBINED_DTYPES = frozenset(
+    (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8, tf.bool)
+)
+
 
 class Collectives(Protocol):
     """What the builder makes collectives with; `name` is the same on all ranks and used once in a step."""

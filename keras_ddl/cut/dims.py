@@ -43,6 +43,14 @@ class Unknown:
         return self.key < other.key
 
 
+def _is_extent(unknown: Unknown) -> bool:
+    if unknown.kind in ("rows", "extent"):
+        return True
+    if unknown.kind in ("sum", "quotient", "smaller"):
+        return all(each.is_extent for each in unknown.operands)
+    return unknown.kind == "larger" and any(each.is_extent for each in unknown.operands)
+
+
 class Dim:
     """An integer: `factor` times the product of `unknowns` (sorted, with repetition). Immutable."""
 
@@ -60,6 +68,11 @@ class Dim:
     def number(self) -> int | None:
         """The integer, if it is known now."""
         return None if self.unknowns else self.factor
+
+    @property
+    def is_extent(self) -> bool:
+        """Whether the integer certainly is not negative, as lengths of tensors and what is made of them."""
+        return self.factor >= 0 and all(map(_is_extent, self.unknowns))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, int):

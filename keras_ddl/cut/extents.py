@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.dims import ONE, Dim, dim, product
 from keras_ddl.cut.program import Node, Value
 
 Dims = tuple[Dim, ...]
+# Integers that shapes are made of, and what they must stay below not to wrap around.
+_SHAPES = {tf.int32: 2**31, tf.int64: 2**63}
 MOST_VALUES = 32  # longer integer vectors are data, not shapes
 
 _extents: dict[str, Callable[..., Any]] = {}
@@ -90,7 +93,7 @@ class Extents:
         return None if found is None else found.numbers
 
     def _infer_numbers(self, value: Value) -> Numbers | None:
-        if not value.dtype.is_integer or value.rank not in (0, 1):
+        if value.dtype not in _SHAPES or value.rank not in (0, 1):
             return None
         constant = value.constant()
         if constant is not None:
@@ -100,7 +103,7 @@ class Extents:
         found = rule(self, value.node) if rule is not None else None
         if isinstance(found, list):
             found = found[value.index]
-        if found is not None:
+        if found is not None and all(abs(each.factor) < _SHAPES[value.dtype] for each in found.entries):
             return found
         if value.rank == 0:
             return Numbers([Dim.unknown("entry", value.key, 0)], True)

@@ -54,7 +54,7 @@ def _unpack(known: Extents, node: Node) -> list[Numbers | None] | None:
 @numbers("Prod")
 def _prod(known: Extents, node: Node) -> Numbers | None:
     found = known.numbers(node.inputs[0])
-    if found is None or found.is_scalar:
+    if found is None or found.is_scalar or known.constants(node.inputs[1]) not in ([0], [-1]):
         return None
     return Numbers([product(found.entries)], node.outputs[0].rank == 0)
 
@@ -203,13 +203,15 @@ def _reshape(known: Extents, node: Node) -> list[Any]:
     wanted = known.numbers(node.inputs[1])
     if wanted is None:
         return [None]
-    open_axes = [axis for axis, each in enumerate(wanted.entries) if each == -1]
-    if not open_axes:
+    if all(each.is_extent for each in wanted.entries):
         return [wanted.entries]
+    # An entry of which nothing is known may be -1, too: then nothing else may be told by it.
     total = known.size(node.inputs[0])
-    others = product(each for each in wanted.entries if each != -1)
-    rest = None if total is None else total.divided_by(others)
-    return [[rest if each == -1 else each for each in wanted.entries]]
+    open_axes = [each for each in wanted.entries if not each.is_extent]
+    if open_axes != [Dim(-1)] or total is None:
+        return [[each if each.is_extent else None for each in wanted.entries]]
+    rest = total.divided_by(product(each for each in wanted.entries if each.is_extent))
+    return [[each if each.is_extent else rest for each in wanted.entries]]
 
 
 @extents("ExpandDims")
@@ -347,10 +349,9 @@ def _cross_entropy(known: Extents, node: Node) -> list[Any]:
 @extents("Range")
 def _range(known: Extents, node: Node) -> list[Any]:
     start, limit, step = (known.number(each) if each.dtype.is_integer else None for each in node.inputs)
-    if start != 0 or step != 1 or limit is None or limit.factor < 0:
+    if start != 0 or step != 1 or limit is None:
         return [None]
-    # A length of a tensor is not negative; of other integers it cannot be told.
-    return [[limit] if all(each.kind in ("rows", "extent") for each in limit.unknowns) else None]
+    return [[limit] if limit.is_extent else None]
 
 
 @extents("Tile")

@@ -16,9 +16,8 @@ def contract(b: Any, node: Any, labels: list[str], out: str) -> Any:
     values = list(node.inputs)
     states = [b.state(each) for each in values]
     if any(isinstance(each, Partial) for each in states):
-        parts = [each == PARTIAL for each in states]
-        others = [isinstance(each, Whole) for each in states]
-        if len(values) == 1 and all(parts) or sorted(zip(parts, others)) == [(False, True), (True, False)]:
+        # Not times another operand: of inf there, parts that are 0 make NaN.
+        if states == [PARTIAL]:
             return [(b.make(node, [b.held(each) for each in values])[0], PARTIAL)]
         b.wholes([value for value, state in zip(values, states) if isinstance(state, Partial)])
     states = [Whole() if isinstance(each, Partial) else each for each in states]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from keras_ddl.cut.dims import ONE
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.states import PARTIAL, Partial, Rows, Whole
@@ -80,10 +82,10 @@ def _rows_of(b: Any, node: Any, rows: Rows) -> Any:
         if dims is None or rank is None:
             return None
         axis = rows.axis - (rank - len(dims))
-        if axis < 0 or dims[axis] == 1:
-            new.append(b.whole(value))
-        elif b.fits(value, rows.at(axis)):
+        if axis >= 0 and b.fits(value, rows.at(axis)):  # also a batch of 1, of which a rank may have none
             new.append(b.cut(value, rows.at(axis)))
+        elif axis < 0 or dims[axis] == 1:
+            new.append(b.whole(value))
         else:
             return None
     return b.make(node, new)[0]
@@ -99,7 +101,7 @@ def add_n(b: Any, node: Any) -> Any:
 @rule(*BINARY.split())
 def binary(b: Any, node: Any) -> Any:
     states = [b.state(each) for each in node.inputs]
-    if any(isinstance(each, Partial) for each in states):
+    if len(states) == 2 and any(isinstance(each, Partial) for each in states):
         found = _of_parts(b, node, states)
         if found is not None:
             return found
@@ -107,17 +109,37 @@ def binary(b: Any, node: Any) -> Any:
 
 
 def _of_parts(b: Any, node: Any, states: list[Any]) -> Any:
-    """Sums of parts, and parts times or divided by what every rank has: linear, broadcast or not."""
-    linear = node.type in ("Add", "AddV2", "Sub") and all(each == PARTIAL for each in states)
-    if node.type == "Mul":
-        linear = sorted(map(str, states)) == sorted(map(str, [PARTIAL, Whole()]))
-    if node.type in ("RealDiv", "Div", "DivNoNan") and node.outputs[0].dtype.is_floating:
-        linear = states == [PARTIAL, Whole()]
+    """Sums of parts, and parts times or divided by a number that is certainly finite and not 0.
+
+    Of any other factor it is not known whether it is inf: 1 * inf + 0 * inf is not 1 * inf.
+    """
+    first, second = node.inputs
+    if node.type in ("Add", "AddV2", "Sub"):
+        linear = states == [PARTIAL, PARTIAL]
+    elif node.type == "Mul":
+        # Integers wrap around alike in any order.
+        exact = node.outputs[0].dtype.is_integer
+        linear = states == [PARTIAL, Whole()] and (exact or _is_finite(b, second))
+        linear = linear or states == [Whole(), PARTIAL] and (exact or _is_finite(b, first))
+    else:
+        linear = states == [PARTIAL, Whole()] and node.type in ("RealDiv", "Div", "DivNoNan")
+        linear = linear and node.outputs[0].dtype.is_floating and _is_finite(b, second)
     # A part that is repeated is summed before: there is less of it.
-    part = next(value for value, state in zip(node.inputs, states) if state == PARTIAL)
-    if not linear or b.dims(part) is None or b.dims(part) != b.dims(node.outputs[0]):
+    parts = [value for value, state in zip(node.inputs, states) if state == PARTIAL]
+    if not linear or any(b.dims(each) is None or b.dims(each) != b.dims(node.outputs[0]) for each in parts):
         return None
     return [(b.make(node, [b.held(each) for each in node.inputs])[0], PARTIAL)]
+
+
+def _is_finite(b: Any, value: Any) -> bool:
+    """Whether all entries are certainly finite and not 0: constants, and the number of rows as a float."""
+    constant = value.constant()
+    if constant is not None:
+        return bool(np.all(np.isfinite(constant)) and np.all(constant))
+    while value.node.type in ("Cast", "Identity") and not value.dtype.is_integer:
+        value = value.node.inputs[0]
+    number = b.extents.number(value)
+    return number is not None and number.factor != 0 and all(each.kind == "rows" for each in number.unknowns)
 
 
 def aligned(b: Any, node: Any, inputs: Any) -> Any:

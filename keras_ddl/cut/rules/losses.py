@@ -29,7 +29,7 @@ def of_rows(b: Any, node: Any) -> Any:
     return [(each, rows) for each in made]
 
 
-@rule("TopKV2", "TopK")
+@rule("TopKV2")
 def top_k(b: Any, node: Any) -> Any:
     value = node.inputs[0]
     state = b.state(value)

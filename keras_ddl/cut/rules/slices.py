@@ -9,6 +9,7 @@ import numpy as np
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.registry import rule
+from keras_ddl.cut.rules.no_rows import at_least_one, without_it
 from keras_ddl.cut.states import PARTIAL, Partial, Rows, Whole
 
 
@@ -57,7 +58,8 @@ def _some_blocks(b: Any, node: Any, state: Rows, spec: Any, begin: Any, end: Any
         return None
     value = node.inputs[0]
     width = b.local_extent(Rows(state.axis, Dim(1), state.unit))
-    start, size = [0] * value.rank, [-1] * value.rank
+    rank = len(b.dims(value))
+    start, size = [0] * rank, [-1] * rank
     start[state.axis], size[state.axis] = first * width, (last - first) * width
     part = tf.slice(b.held(value), b.as_vector(start), b.as_vector(size))
     masks = {name: _int(node.attr(name) | 1 << place) for name in ("begin_mask", "end_mask")}
@@ -200,7 +202,7 @@ def pack(b: Any, node: Any) -> Any:
     if rows is None or any(not b.fits(each, rows) for each in node.inputs):
         return None
     b.wholes([each for each, state in zip(node.inputs, states) if isinstance(state, Partial)])
-    axis = node.attr("axis") % (node.inputs[0].rank + 1)
+    axis = node.attr("axis") % (len(b.dims(node.inputs[0])) + 1)
     made = b.make(node, [b.cut(each, rows) for each in node.inputs])[0]
     return [(made, rows.at(rows.axis + (axis <= rows.axis)))]
 
@@ -244,18 +246,17 @@ def split(b: Any, node: Any) -> Any:
     return [(each, Rows(axis, Dim(blocks // count), state.unit)) for each in pieces]
 
 
-@rule("Pad", "PadV2", "MirrorPad")
+@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(b: Any, node: Any) -> Any:
     value = node.inputs[0]
     state, paddings = b.state(value), node.inputs[1].constant()
     if not isinstance(state, Rows) or paddings is None or np.any(paddings[state.axis]):
         return None
-    return [(b.make(node, [b.held(value), *map(b.whole, node.inputs[1:])])[0], state)]
-
-
-@rule("MirrorPadGrad")
-def mirror_pad_grad(b: Any, node: Any) -> Any:
-    return pad(b, node)
+    others = [b.whole(each) for each in node.inputs[1:]]
+    if not node.type.startswith("MirrorPad"):
+        return [(b.make(node, [b.held(value), *others])[0], state)]
+    made = b.make(node, [at_least_one(b, b.held(value), state.axis), *others])[0]
+    return [(without_it(b, made, state.axis), state)]
 
 
 @rule("Tile")
@@ -264,16 +265,17 @@ def tile(b: Any, node: Any) -> Any:
     state = b.state(value)
     if times is None or not isinstance(b.state(node.inputs[1]), Whole):
         return None
-    made = [b.held(value), b.whole(node.inputs[1])]
-    if isinstance(state, Rows) and times.entries[state.axis] == 1:
-        return [(b.make(node, made)[0], state)]
-    return None
+    if not isinstance(state, Rows) or times.entries[state.axis].factor < 1:
+        return None
+    made = b.make(node, [b.held(value), b.whole(node.inputs[1])])[0]
+    # The whole batch n times, one after the other.
+    return [(made, Rows(state.axis, state.blocks * times.entries[state.axis], state.unit))]
 
 
 @rule("ReverseV2")
 def reverse(b: Any, node: Any) -> Any:
     value, axes = node.inputs[0], b.constants(node.inputs[1])
-    state = b.state(value)
-    if not isinstance(state, Rows) or axes is None or state.axis in [axis % value.rank for axis in axes]:
+    state, dims = b.state(value), b.dims(value)
+    if not isinstance(state, Rows) or None in (axes, dims) or state.axis in [axis % len(dims) for axis in axes]:
         return None
     return [(b.make(node, [b.held(value), b.whole(node.inputs[1])])[0], state)]

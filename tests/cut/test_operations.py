@@ -1,0 +1,39 @@
+"""Each type of operation with a rule, cut, against one process; ranks without rows among them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cut.comparing import difference
+from cut.operations import CASES, types_to_try
+from cut.together import Together
+
+from keras_ddl.compat.tensorflow import tf
+
+PROGRAMS = list(dict.fromkeys(program for programs in CASES.values() for program in programs))
+_ROWS = np.random.default_rng(0)
+
+
+def _rows(count: int) -> np.ndarray:
+    return _ROWS.normal(size=(count, 3))
+
+
+def _types(program: object) -> list[str]:
+    return [kind for kind, programs in CASES.items() if program in programs]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: _types(program)[0])
+def test_operations_of_rows_equal_those_of_one_process(program: object) -> None:
+    for static, size, batches in ((True, 2, [1]), (True, 2, [5]), (False, 3, [5, 1, 2, 7])):
+        together = Together(lambda x: tf.nest.flatten(program(x)), [_rows(batches[0])], sizes=[size], static=static)
+        assert set(_types(program)) <= together.types, "not in the program"
+        for rows in map(_rows, batches):
+            expected = together.expected([rows])
+            for rank, found in enumerate(together.of_ranks(size, [rows])):
+                where = f"static={static} rows={len(rows)} rank {rank} of {size}"
+                assert difference(found, expected) is None, f"{where}: {difference(found, expected)}"
+        together.close()
+
+
+def test_every_type_of_operation_with_a_rule_is_tried() -> None:
+    assert sorted(set(types_to_try()) - set(CASES)) == []

@@ -1,0 +1,170 @@
+"""A cut step of all ranks in one graph: quick, for many small programs. Loops need simulated.py.
+
+The ranks' parts are made by one thread each, one at a time: at a collective a rank waits until all have given theirs,
+which is then an ordinary sum or concatenation. Nothing is compiled and nothing is optimized.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from cut.simulated import chunks
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import Batch, Report, build_step
+from keras_ddl.cut.states import WHOLE, Rows
+
+_OPTIONS = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+_OPTIONS.graph_options.rewrite_options.disable_meta_optimizer = True
+_OPTIONS.graph_options.optimizer_options.opt_level = -1
+_COMBINE = {
+    "sum": lambda parts: tf.reduce_sum(tf.stack(parts), 0),
+    "max": lambda parts: tf.reduce_max(tf.stack(parts), 0),
+    "min": lambda parts: tf.reduce_min(tf.stack(parts), 0),
+    "product": lambda parts: tf.reduce_prod(tf.stack(parts), 0),
+}
+
+
+class _Turns:
+    """Ranks one after the other, each until its next collective."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.error: BaseException | None = None
+        self._condition = threading.Condition()
+        self._turn = 0
+        self._given: list[Any] = []
+        self._found: Any = None
+
+    def wait(self, rank: int) -> None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._turn == rank or self.error is not None)
+            if self.error is not None:
+                raise RuntimeError("another rank failed")
+
+    def pass_on(self, rank: int) -> None:
+        with self._condition:
+            self._turn = (rank + 1) % self.size
+            self._condition.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        with self._condition:
+            self.error = self.error or error
+            self._condition.notify_all()
+
+    def meet(self, rank: int, name: str, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        self._given.append((name, value))
+        if rank == self.size - 1:
+            given, self._given = self._given, []
+            assert len({each for each, _ in given}) == 1, f"ranks make different collectives: {given}"
+            with tf.control_dependencies(None):
+                self._found = combine([each for _, each in given])
+        self.pass_on(rank)
+        self.wait(rank)
+        return self._found
+
+
+class _Collectives:
+    def __init__(self, turns: _Turns, rank: int) -> None:
+        self._turns, self.rank, self.size = turns, rank, turns.size
+
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+        def combine(given: list[Any]) -> list[Any]:
+            return [_COMBINE[op](list(each)) for each in zip(*given)]
+
+        return [tf.identity(each) for each in self._turns.meet(self.rank, name, tensors, combine)]
+
+    def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return tf.identity(self._turns.meet(self.rank, name, tensor, lambda given: tf.concat(given, 0)))
+
+    def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
+        return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
+
+
+class Together:
+    """A step without variables on ranks of one graph.
+
+    Args:
+        step: of `arguments` and then `wholes`; returns tensors.
+        arguments: an example batch, rows along axis 0: shapes and dtypes. wholes: what every rank has all of.
+        sizes: numbers of ranks to cut for.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        arguments: Sequence[np.ndarray],
+        wholes: Sequence[np.ndarray] = (),
+        *,
+        sizes: Sequence[int] = (2, 3),
+        static: bool = True,
+    ) -> None:
+        rows = arguments[0].shape[0]
+        front = [rows] if static else [None]
+        specs = [tf.TensorSpec([*front, *each.shape[1:]], each.dtype) for each in arguments]
+        specs += [tf.TensorSpec(each.shape, each.dtype) for each in wholes]
+        traced = tf.function(step, autograph=False).get_concrete_function(*specs).graph
+        self.graph, self.static, self.sizes = traced, static, tuple(sizes)
+        self.types = {each.type for each in traced.get_operations()}
+        self.reports = {size: [Report() for _ in range(size)] for size in sizes}
+        self._whole = tf.compat.v1.Session(graph=traced, config=_OPTIONS)
+        self._cut = {size: self._make(size, arguments, wholes) for size in sizes}
+
+    def _make(self, size: int, arguments: Sequence[np.ndarray], wholes: Sequence[np.ndarray]) -> Any:
+        graph, turns, rows = tf.Graph(), _Turns(size), arguments[0].shape[0]
+        graph.switch_to_thread_local()
+        outputs: list[Any] = [None] * size
+        feeds: list[Any] = [None] * size
+        states = [Rows(0)] * len(arguments) + [WHOLE] * len(wholes)
+
+        def make(rank: int) -> None:
+            try:
+                turns.wait(rank)
+                with graph.as_default():
+                    first, count = chunks(rows, size)[rank]
+                    numbers = [tf.compat.v1.placeholder(tf.int64, []) for _ in range(3)]
+                    batch = Batch(rows, count, first) if self.static else Batch(*numbers)
+                    front = [count] if self.static else [None]
+                    local = [tf.compat.v1.placeholder(each.dtype, [*front, *each.shape[1:]]) for each in arguments]
+                    local += [tf.compat.v1.placeholder(each.dtype, each.shape) for each in wholes]
+                    feeds[rank] = [*numbers, *local]
+                    outputs[rank] = build_step(
+                        self.graph, local, states, batch, _Collectives(turns, rank), report=self.reports[size][rank]
+                    )
+                turns.pass_on(rank)
+            except BaseException as error:
+                turns.fail(error)
+
+        threads = [threading.Thread(target=make, args=(rank,)) for rank in range(size)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        if turns.error is not None:
+            raise turns.error
+        return tf.compat.v1.Session(graph=graph, config=_OPTIONS), feeds, outputs
+
+    def expected(self, arguments: Sequence[np.ndarray], wholes: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
+        """Returns what one process gives."""
+        return self._whole.run(
+            list(self.graph.outputs), dict(zip((each.name for each in self.graph.inputs), [*arguments, *wholes]))
+        )
+
+    def of_ranks(
+        self, size: int, arguments: Sequence[np.ndarray], wholes: Sequence[np.ndarray] = ()
+    ) -> list[list[np.ndarray]]:
+        """Returns the outputs of each rank."""
+        session, feeds, outputs = self._cut[size]
+        rows = arguments[0].shape[0]
+        given = {}
+        for (first, mine), placeholders in zip(chunks(rows, size), feeds):
+            local = [each[first : first + mine] for each in arguments]
+            given.update(zip((each.name for each in placeholders), [rows, mine, first, *local, *wholes]))
+        return session.run(outputs, given)
+
+    def close(self) -> None:
+        for each in (self._whole, *(session for session, _, _ in self._cut.values())):
+            each.close()
