@@ -127,8 +127,8 @@ def test_rank_and_size_outside_of_mpirun_is_a_clear_error():
 def connected() -> tuple[Channel, Channel]:
     listener, address = control.listen(several_hosts=False)
     listener.setblocking(True)
-    ours = Channel(control.connect(address))
-    theirs = Channel(listener.accept()[0])
+    ours = Channel(control.connect(address), control.FROM_A_LAUNCHER)
+    theirs = Channel(listener.accept()[0], control.FROM_A_STRANGER)
     listener.close()
     return ours, theirs
 
@@ -143,7 +143,7 @@ def received(channel: Channel, count: int) -> list[tuple[Kind, bytes]]:
 
 def test_channel_carries_frames_of_any_size():
     ours, theirs = connected()
-    ours.proven = theirs.proven = True
+    theirs.trust()
     big = bytes(5_000_000)
     for kind, payload in ((Kind.OUT, b""), (Kind.RESULT, big), (Kind.EXIT, {"status": 1})):
         ours.send(kind, payload)
@@ -196,7 +196,7 @@ def test_stdin_is_read_only_as_far_as_rank_0_takes_it():
             stdin.forward(ours)
             rounds += 1
             assert rounds < 100
-        theirs.proven = True
+        theirs.trust()
         sent = sum(len(payload) for _, payload in received(theirs, rounds))
         assert 0 < sent <= 1 << 16
         stdin.taken(10)
