@@ -208,7 +208,7 @@ class RankProcess:
         if self._job_dir is not None:
             environment["KERAS_DDL_JOB_DIR"] = str(self._job_dir)
         if self.rank != 0:
-            # TensorFlow tells at every start which CPU it found. Once is enough; warnings and errors still come.
+            # What TensorFlow notes as it goes is enough from rank 0; warnings and errors still come.
             environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
         try:
             self._program = RankProgram(
