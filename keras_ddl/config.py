@@ -214,6 +214,12 @@ _TABLE = (
         None,
         "Where commits of hvd.elastic are kept, such as shared storage; default: in KERAS_DDL_JOB_DIR.",
     ),
+    Variable(
+        "RANK_PROCESS",
+        "count",
+        0,
+        "Set by init: the process that is the rank, for its child processes, which are none.",
+    ),
     Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank leaves the report of an uncaught exception."),
     Variable("LAUNCHER", "text", None, "Set by the launcher for the wrapper of each rank: where it reports to."),
     Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one beside python, then PATH."),

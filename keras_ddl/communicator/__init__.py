@@ -12,7 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl import config
-from keras_ddl.communicator import binding, error_report, group, mpi, native_library, recording
+from keras_ddl.communicator import binding, child_process, error_report, group, mpi, native_library, recording
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
 from keras_ddl.topology import Topology, make_topology, plain_mode, tf_config
@@ -49,6 +49,7 @@ def init(mode: str | None = None) -> Topology:
         ConfigError: the mode or a KERAS_DDL_* variable is wrong, this was called before with another mode, or
             TF_CONFIG names a cluster of several tasks and no launcher started this process.
         DependencyError: MPI or the native library is missing, or does not fit the launcher.
+        NotInitializedError: this is a child process of a rank.
         RankMismatchError: the ranks were given different modes or settings.
     """
     with _state.lock:
@@ -66,7 +67,9 @@ def init(mode: str | None = None) -> Topology:
         mode = config.mode_from_environment() if mode is None else mode
         launcher = config.launcher()
         if mpi.running() or (launcher is not None and launcher.size != 1):
+            child_process.refuse(None if launcher is None else launcher.rank)
             place, transport = _meet(mpi.start(launcher), mode)
+            child_process.mark_rank()
         else:
             _check_alone_on_purpose(launcher)
             error_report.install(0, abort=None)
@@ -284,7 +287,7 @@ def broadcast_array(
 _NOT_YET = "keras_ddl.init() must be called first (Strategy() does it), and shutdown() not since."
 _FORKED = (
     "This process was forked from a rank after keras_ddl.init(): it has no communication thread and is not a rank. "
-    "Use multiprocessing's 'spawn' or 'forkserver', or leave collectives to the parent."
+    "Leave collectives to the parent."
 )
 
 

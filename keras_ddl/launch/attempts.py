@@ -179,7 +179,7 @@ class Attempts:
         early = self._early_failure
         self._early_failure = None
         if first is not None and first.status is not None and not first.is_consequence:
-            is_own = first.status > 0 or -first.status not in _FROM_OUTSIDE
+            is_own = first.report is not None or first.status > 0 or -first.status not in _FROM_OUTSIDE
             if is_own and time.monotonic() - self._attempt_began < _EARLY_SECONDS:
                 self._early_failure = first.rank, first.describe()
         if early is not None and early == self._early_failure:

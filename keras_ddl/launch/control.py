@@ -1,9 +1,9 @@
 """The connection between the launcher and the process that wraps each rank: framed messages over TCP.
 
 A frame is one byte of `Kind`, eight bytes of length (big endian) and the payload. The launcher speaks first (a nonce);
-then each side proves that it knows the job's token by an HMAC over the other's nonce, so a stranger who finds the port
-can neither read a rank's output nor start anything, and a rank that finds a stranger at the address runs nothing.
-Nothing is encrypted, as in MPI's own connections.
+then each side proves that it knows the job's token by an HMAC over the other's nonce and its own first message, so a
+stranger who finds the port can neither read a rank's output nor start anything, and a rank that finds a stranger at the
+address runs nothing. Nothing is parsed before its proof. Nothing is encrypted, as in MPI's own connections.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +26,8 @@ from keras_ddl.errors import LaunchError
 
 _HEADER = struct.Struct("!BQ")
 _READ_BYTES = 1 << 18
-# A peer that has not proven itself yet must not make us allocate.
-_UNPROVEN_FRAME_BYTES = 1 << 22
+NONCE_BYTES = 32
+_PROOF_BYTES = 32
 _SIOCGIFADDR = 0x8915
 FILE_CHUNK_BYTES = 1 << 20
 # In KERAS_DDL_RUN_DIR, for the program of `keras_ddl.run`: what it reads and what it leaves.
@@ -41,8 +41,8 @@ class Kind(enum.IntEnum):
     """What a frame carries. L: sent by the launcher, R: sent by the rank's wrapper."""
 
     NONCE = 1  # L bytes
-    HELLO = 2  # R JSON: proof, nonce, rank, size, host, pid
-    WELCOME = 3  # L JSON: proof, environment, working directory, terminals
+    HELLO = 2  # R proof, then JSON: nonce, rank, size, host, pid
+    WELCOME = 3  # L proof, then JSON: environment, working directory, terminals
     FILE = 4  # L bytes of the file that `run(fn)` sends; an empty frame ends it
     START = 5  # L empty: all is sent, start the program
     OUT = 6  # R bytes of the program's stdout
@@ -57,22 +57,37 @@ class Kind(enum.IntEnum):
     HOSTS = 15  # L empty: leave HOSTS_FILE for the program
 
 
-def proof(token: str, side: str, nonce: bytes) -> str:
-    """Returns the hex HMAC by which `side` ("launcher" or "rank") shows that it knows `token`."""
-    return hmac.new(bytes.fromhex(token), side.encode() + b"\0" + nonce, "sha256").hexdigest()
+# The frames that a peer may send before its proof, and their most bytes: it must not make us allocate.
+FROM_A_STRANGER = {Kind.HELLO: 1 << 12}
+FROM_A_LAUNCHER = {Kind.NONCE: NONCE_BYTES, Kind.WELCOME: 1 << 22}
 
 
-def same_proof(received: str, expected: str) -> bool:
-    """Compares in constant time."""
-    return hmac.compare_digest(received, expected)
+def with_proof(token: str, side: str, nonce: bytes, message: dict[str, Any]) -> bytes:
+    """Returns the payload of HELLO (`side` "rank") or WELCOME ("launcher"), for the other side's `nonce`."""
+    body = json.dumps(message).encode()
+    return _proof(token, side, nonce, body) + body
+
+
+def proven(token: str, side: str, nonce: bytes, payload: bytes) -> dict[str, Any] | None:
+    """Returns the message of a HELLO or WELCOME; None, before it looks into it, when `side` does not know `token`."""
+    given, body = payload[:_PROOF_BYTES], payload[_PROOF_BYTES:]
+    if not hmac.compare_digest(given, _proof(token, side, nonce, body)):
+        return None
+    return json.loads(body)
+
+
+def _proof(token: str, side: str, nonce: bytes, body: bytes) -> bytes:
+    # The nonce has one length, so where the body begins cannot be moved.
+    return hmac.digest(bytes.fromhex(token), side.encode() + b"\0" + nonce + body, "sha256")
 
 
 class Channel:
     """One end of a connection. Never blocks once it is made; the owner's selector says when to call read and write."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, unproven: Mapping[int, int]) -> None:
+        """`unproven`: the kinds of frames that the peer may send before `trust` is called, and their most bytes."""
         self.sock = sock
-        self.proven = False
+        self._unproven: Mapping[int, int] | None = unproven
         self.closed = False
         self.timed_out = False  # the network is down: the peer may live
         self._incoming = bytearray()
@@ -91,6 +106,15 @@ class Channel:
 
     def fileno(self) -> int:
         return self.sock.fileno()
+
+    @property
+    def proven(self) -> bool:
+        """Whether the peer knows the job's token."""
+        return self._unproven is None
+
+    def trust(self) -> None:
+        """Takes all frames from now on: the peer has proven itself."""
+        self._unproven = None
 
     @property
     def backlog(self) -> int:
@@ -121,8 +145,9 @@ class Channel:
 
     def read(self) -> Iterator[tuple[Kind, bytes]]:
         """Yields the complete frames that have arrived. At the end of the connection `closed` becomes true."""
+        most = _READ_BYTES if self._unproven is None else min(_READ_BYTES, max(self._unproven.values()))
         try:
-            data = self.sock.recv(_READ_BYTES)
+            data = self.sock.recv(most)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -134,7 +159,7 @@ class Channel:
         while len(self._incoming) >= _HEADER.size:
             kind, size = _HEADER.unpack_from(self._incoming)
             # Looked at frame by frame: handling one may have made the peer proven.
-            if not self.proven and (size > _UNPROVEN_FRAME_BYTES or kind not in (Kind.NONCE, Kind.HELLO, Kind.WELCOME)):
+            if self._unproven is not None and size > self._unproven.get(kind, -1):
                 self.close()
                 return
             end = _HEADER.size + size

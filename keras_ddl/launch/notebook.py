@@ -47,7 +47,7 @@ def run(
         env: variables to set for the ranks.
         hosts: "h0:2,h1:2"; None for this machine, or what the resource manager says.
         restarts: how many times all ranks are started again, with the same call, when one fails (docs/launch.md).
-        verbose: show the mpirun command and what mpirun says.
+        verbose: show the mpirun command, what mpirun says, and what TensorFlow writes when it is loaded.
 
     Returns: list of `np` results; result r is what rank r returned.
 
@@ -78,7 +78,7 @@ def run(
     )
     sys.stdout.flush()
     sys.stderr.flush()
-    screen, terminals = _screen()
+    screen, terminals = _screen(verbose)
     # SIGTERM and SIGHUP keep their meaning for the caller; the ranks notice when it is gone.
     result = Attempts(job, screen, limit=restarts, terminals=terminals).run((signal.SIGINT,))
     return _values(result, timeout)
@@ -107,7 +107,7 @@ def _cell_sources() -> dict[str, list[str]]:
     return {name: list(entry[2]) for name, entry in entries.items() if entry[2] and not Path(name).exists()}
 
 
-def _screen() -> tuple[Screen, dict[str, int]]:
+def _screen(verbose: bool) -> tuple[Screen, dict[str, int]]:
     """Returns where output goes: the terminal of a script, or what sys.stdout is in a notebook's cell."""
     sinks: list[Sink] = []
     terminals = {}
@@ -117,7 +117,8 @@ def _screen() -> tuple[Screen, dict[str, int]]:
             sinks.append(FileDescriptorSink(fd))
         else:
             sinks.append(TextSink(stream))
-    return Screen(*sinks), terminals
+    # A cell shows all of stderr in red, as if something had failed.
+    return Screen(*sinks, shows_notes=verbose or "stderr" in terminals), terminals
 
 
 def _is_terminal(stream: TextIO, fd: int) -> bool:

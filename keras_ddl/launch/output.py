@@ -8,6 +8,9 @@ import re
 import time
 from typing import Protocol, TextIO
 
+from keras_ddl.launch import startup_notes
+from keras_ddl.launch.startup_notes import NoteFilter, StartupNotes
+
 # A traceback is held back this long. If the rank ends meanwhile, the traceback belongs to its failure and is shown (or
 # only summarised) at the end; otherwise the program has caught and logged it, and it is shown in its place.
 _HOLD_SECONDS = 3.0
@@ -84,7 +87,9 @@ class _Surface:
 class Screen:
     """The launcher's stdout and stderr."""
 
-    def __init__(self, out: Sink, err: Sink) -> None:
+    def __init__(self, out: Sink, err: Sink, *, shows_notes: bool = True) -> None:
+        """`shows_notes`: whether what TensorFlow writes when it is loaded is shown (once)."""
+        self.notes = StartupNotes(shown=shows_notes)
         self._sinks = {"out": out, "err": err}
         surface = _Surface()
         # Two terminals are taken to be the same one.
@@ -154,6 +159,7 @@ class RankOutput:
     def __init__(self, rank: int, screen: Screen, log: object = None) -> None:
         self._rank, self._screen, self._log = rank, screen, log
         self._prefix = b"" if rank == 0 else b"[%d] " % rank
+        self._notes = NoteFilter(screen.notes)
         self._partial = {"out": b"", "err": b""}
         self._held = b""
         self._held_since = 0.0
@@ -166,14 +172,15 @@ class RankOutput:
             self._log.write(data)  # type: ignore[attr-defined]
         if name == "err":
             self._stderr_tail = (self._stderr_tail + data)[-_TAIL_BYTES:]
-            data = self._hold(data)
+            data = self._hold(self._notes.feed(data))
         self._show(name, data)
 
     def tick(self) -> bool:
-        """Releases a traceback that was held long enough. Returns whether one is still held."""
+        """Releases what was held long enough. Returns whether something is still held."""
+        self._show("err", self._hold(self._notes.tick()))
         if self._held and time.monotonic() - self._held_since > _HOLD_SECONDS:
             self._release()
-        return bool(self._held)
+        return bool(self._held) or self._notes.holds
 
     @property
     def traceback_since(self) -> float | None:
@@ -183,13 +190,17 @@ class RankOutput:
     def end(self, *, failed: bool) -> tuple[str, str]:
         """Writes what is left, unless it is the traceback of a failure. Returns (traceback, last lines of stderr)."""
         traceback = ""
+        self._show("err", self._hold(self._notes.flush()))
         if failed and _TRACEBACK.match(self._held):
             traceback, self._held = self._held.decode(errors="replace"), b""
         self._release()
         for name, rest in self._partial.items():
             if rest:
                 self._show(name, b"\n")
-        return traceback, self._stderr_tail.decode(errors="replace")
+        tail = self._stderr_tail
+        if len(tail) == _TAIL_BYTES:  # what is left of its first line may be the end of anything
+            tail = tail.partition(b"\n")[2] or tail
+        return traceback, startup_notes.without(tail).decode(errors="replace")
 
     def _hold(self, data: bytes) -> bytes:
         """Returns what may be shown now."""

@@ -34,11 +34,10 @@ class RankLink:
         """What the program of `keras_ddl.run` left, None for nothing."""
         return b"".join(self._chunks) if self._chunks else None
 
-    def connect(self, channel: Channel, hello: dict[str, Any], welcome: dict[str, Any], call: bytes | None) -> None:
-        """Starts the rank's program, after sending it the `call` it needs."""
+    def connect(self, channel: Channel, hello: dict[str, Any], welcome: bytes, call: bytes | None) -> None:
+        """Starts the rank's program, after sending it `welcome` and the `call` it needs."""
         self.channel = channel
         self.outcome.host, self.outcome.pid = hello["host"], hello["pid"]
-        channel.proven = True
         channel.send(Kind.WELCOME, welcome)
         if call is not None:
             self._call = memoryview(call)

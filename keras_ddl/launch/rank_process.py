@@ -29,14 +29,16 @@ from keras_ddl.launch import rank_environment
 from keras_ddl.launch.control import (
     CALL_FILE,
     FILE_CHUNK_BYTES,
+    FROM_A_LAUNCHER,
     HOSTS_FILE,
+    NONCE_BYTES,
     RESULT_FILE,
     Address,
     Channel,
     Kind,
     connect,
-    proof,
-    same_proof,
+    proven,
+    with_proof,
 )
 from keras_ddl.launch.processes import die_with_parent, kill_marked, signal_quietly
 from keras_ddl.launch.rank_program import RankProgram, require_directory
@@ -55,8 +57,8 @@ class RankProcess:
     def __init__(self, rank: int, size: int, address: Address, command: list[str]) -> None:
         self.rank, self.size, self.command = rank, size, command
         self._token = address.token
-        self._nonce = secrets.token_bytes(32)
-        self._channel = Channel(connect(address))
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._channel = Channel(connect(address), FROM_A_LAUNCHER)
         self._welcome: dict[str, Any] = {}
         self._run_dir = Path()
         self._job_dir: Path | None = None
@@ -155,11 +157,11 @@ class RankProcess:
 
     def _handle(self, kind: Kind, payload: bytes) -> None:
         if kind is Kind.NONCE:
-            hello = {"proof": proof(self._token, "rank", payload), "nonce": self._nonce.hex(), "rank": self.rank}
-            hello |= {"size": self.size, "host": socket.gethostname(), "pid": os.getpid()}
-            self._channel.send(Kind.HELLO, hello)
+            hello = {"nonce": self._nonce.hex(), "rank": self.rank, "size": self.size}
+            hello |= {"host": socket.gethostname(), "pid": os.getpid()}
+            self._channel.send(Kind.HELLO, with_proof(self._token, "rank", payload, hello))
         elif kind is Kind.WELCOME:
-            self._prepare(json.loads(payload))
+            self._prepare(proven(self._token, "launcher", self._nonce, payload))
         elif not self._channel.proven:
             raise LaunchError("The launcher must prove that it knows the job's token first. It did not.")
         elif kind is Kind.FILE:
@@ -182,10 +184,10 @@ class RankProcess:
             self._told_to_leave = True
             self._keeps_job_dir = not json.loads(payload)["last"]
 
-    def _prepare(self, welcome: dict[str, Any]) -> None:
-        if not same_proof(str(welcome.get("proof")), proof(self._token, "launcher", self._nonce)):
+    def _prepare(self, welcome: dict[str, Any] | None) -> None:
+        if welcome is None:
             raise LaunchError("The launcher must prove that it knows the job's token. The proof received is wrong.")
-        self._channel.proven = True
+        self._channel.trust()
         self._welcome = welcome
         job_dir = Path(tempfile.gettempdir()) / f"keras_ddl-{welcome['job']}"
         job_dir.mkdir(mode=0o700, exist_ok=True)
@@ -206,7 +208,7 @@ class RankProcess:
         if self._job_dir is not None:
             environment["KERAS_DDL_JOB_DIR"] = str(self._job_dir)
         if self.rank != 0:
-            # TensorFlow tells at every start which CPU it found. Once is enough; warnings and errors still come.
+            # What TensorFlow notes as it goes is enough from rank 0; warnings and errors still come.
             environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
         try:
             self._program = RankProgram(

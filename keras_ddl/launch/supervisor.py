@@ -11,7 +11,6 @@ The rules:
 from __future__ import annotations
 
 import json
-import os
 import select
 import shlex
 import shutil
@@ -22,7 +21,7 @@ from collections.abc import Callable
 
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch import control, processes, terminal
-from keras_ddl.launch.control import Channel
+from keras_ddl.launch.entrance import Entrance
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult
 from keras_ddl.launch.mpirun_process import MpirunProcess
@@ -59,7 +58,6 @@ class Supervisor:
         self._terminals = terminals or {}
         self._stdin = StdinForwarder(stdin)
         self._links = [RankLink(rank, RankOutput(rank, screen, self._log_file(rank))) for rank in range(job.num_ranks)]
-        self._unauthenticated: dict[int, tuple[Channel, bytes]] = {}
         self._by_fd: dict[int, RankLink] = {}
         self._mpirun: MpirunProcess | None = None
         self._result = JobResult([link.outcome for link in self._links])
@@ -81,7 +79,8 @@ class Supervisor:
         job = self._job
         began = time.monotonic()
         job.folder.mkdir(mode=0o700)
-        self._listener, self._address = control.listen(several_hosts=job.several_hosts)
+        listener, self._address = control.listen(several_hosts=job.several_hosts)
+        self._entrance = Entrance(listener, self._address.token, job.num_ranks)
         try:
             with Interrupts((*signals, signal.SIGWINCH), self._kill_hard) as self._interrupts:
                 self._start_mpirun()
@@ -154,13 +153,14 @@ class Supervisor:
                 return
             ended_at = self._mpirun.ended_at
             if ended_at is not None and (
-                now - ended_at > _MPIRUN_SECONDS or not (self._by_fd or self._unauthenticated)
+                now - ended_at > _MPIRUN_SECONDS or not (self._by_fd or self._entrance.someone_waits)
             ):
                 return
             self._serve(0.1 if self._tick() else 1.0)
 
     def _tick(self) -> bool:
         """Looks after everything that depends on time. Returns whether it must be looked after again soon."""
+        self._entrance.tick()
         busy = self._screen.tick()
         for link in self._links:
             busy |= link.output.tick()
@@ -170,22 +170,22 @@ class Supervisor:
     def _serve(self, timeout: float) -> None:
         """Waits for one thing to happen, or `timeout` seconds, and handles it."""
         poll = select.poll()
-        poll.register(self._listener, select.POLLIN)
         poll.register(self._interrupts, select.POLLIN)
+        at_the_entrance = set(self._entrance.fds)
+        for fd in at_the_entrance:
+            poll.register(fd, select.POLLIN)
         if not self._mpirun.silent:
             poll.register(self._mpirun, select.POLLIN)
-        for channel in [link.channel for link in self._by_fd.values()] + [c for c, _ in self._unauthenticated.values()]:
-            poll.register(channel, select.POLLIN | (select.POLLOUT if channel.backlog else 0))
+        for link in self._by_fd.values():
+            poll.register(link.channel, select.POLLIN | (select.POLLOUT if link.channel.backlog else 0))
         first = self._links[0]
         if self._stdin.readable() and first.started and not first.over:
             poll.register(self._stdin, select.POLLIN)
         for fd, _ in poll.poll(timeout * 1000):
             if fd in self._by_fd:
                 self._serve_rank(self._by_fd[fd])
-            elif fd in self._unauthenticated:
+            elif fd in at_the_entrance:
                 self._meet(fd)
-            elif fd == self._listener.fileno():
-                self._accept()
             elif fd == self._interrupts.fileno():
                 self._handle_signals()
             elif fd == self._mpirun.fileno():
@@ -212,39 +212,24 @@ class Supervisor:
 
     # ---- ranks ---------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
-            return
-        channel, nonce = Channel(sock), os.urandom(32)
-        self._unauthenticated[channel.fileno()] = channel, nonce
-        channel.send(control.Kind.NONCE, nonce)
-
     def _meet(self, fd: int) -> None:
-        """Reads from a connection that has not yet proven to be a rank's."""
-        channel, nonce = self._unauthenticated[fd]
-        frames = list(channel.read())
-        if channel.closed:
-            del self._unauthenticated[fd]
+        """Lets a rank in whose proof has come."""
+        come = self._entrance.serve(fd)
+        if come is None:
             return
-        if not frames:
-            return
-        del self._unauthenticated[fd]
-        try:
-            hello = json.loads(frames[0][1])
-            link = self._links[hello["rank"]]
-            genuine = control.same_proof(hello["proof"], control.proof(self._address.token, "rank", nonce))
-            if not genuine or hello["size"] != self._job.num_ranks or link.channel is not None:
-                raise ValueError
-        except (ValueError, KeyError, IndexError, TypeError):
+        channel, hello = come
+        link = self._links[hello["rank"]] if hello["size"] == self._job.num_ranks else None
+        if link is None or link.channel is not None:
             channel.close()
             return
-        self._by_fd[fd] = link
-        shown = control.proof(self._address.token, "launcher", bytes.fromhex(hello["nonce"]))
-        link.connect(channel, hello, {"proof": shown, **self._welcome()}, self._job.call)
+        self._by_fd[channel.fileno()] = link
+        nonce = bytes.fromhex(hello["nonce"])
+        welcome = control.with_proof(self._address.token, "launcher", nonce, self._welcome())
+        link.connect(channel, hello, welcome, self._job.call)
         if self._stopping:
             link.stop(signal.SIGTERM, 0.0)
+        if all(link.channel is not None for link in self._links):
+            self._entrance.close()
 
     def _serve_rank(self, link: RankLink) -> None:
         channel = link.channel
@@ -312,11 +297,9 @@ class Supervisor:
         processes.kill_marked(self._address.token, timeout=1.0)
 
     def _clean_up(self) -> None:
-        self._listener.close()
+        self._entrance.close()
         for link in self._links:
             link.finish()
-        for channel, _ in self._unauthenticated.values():
-            channel.close()
         if self._mpirun is not None:
             self._mpirun.signal(signal.SIGKILL)
             self._mpirun.wait()

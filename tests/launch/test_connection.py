@@ -1,50 +1,160 @@
 """Strangers on the launcher's port, and a stranger in the launcher's place: neither gets anything."""
 
-import json
+import contextlib
 import os
 import socket
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from keras_ddl.launch import control
+from keras_ddl.launch import control, entrance, mpirun
 from keras_ddl.launch.control import Address, Channel, Kind
+from keras_ddl.launch.entrance import Entrance
 from launch.launching import Started, environment, eventually, processes, write_program
+
+HELLO = {"nonce": "00" * 32, "rank": 0, "size": 1, "host": "h", "pid": 1}
+
+
+def stranger(port: int) -> Channel:
+    return Channel(socket.create_connection(("127.0.0.1", port), timeout=10), control.FROM_A_LAUNCHER)
 
 
 def wait_for_frame(channel: Channel) -> tuple[Kind, bytes] | None:
     """The next frame; None when the other side has closed the connection."""
-    channel.sock.settimeout(10)
+    channel.sock.settimeout(60)
     while not channel.closed:
         for frame in channel.read():
             return frame
     return None
 
 
+@contextlib.contextmanager
+def before_the_ranks(tmp_path: Path, num_ranks: int) -> Iterator[tuple[Started, Address]]:
+    """A job whose launcher listens already, while mpirun starts the ranks only when this block ends."""
+    script = tmp_path / "mpirun"
+    script.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] || while [ ! -e go ]; do sleep 0.05; done\nexec {mpirun.find().path} "$@"\n'
+    )
+    script.chmod(0o755)
+    program = write_program(tmp_path, "print('fine')")
+    started = Started(["run", "-np", str(num_ranks), "--mpirun", str(script), "python", program], tmp_path)
+    assert eventually(lambda: any("/bin/sh" in command for command in processes(started.mark).values()), 60)
+    yield started, address_of(started.mark)
+    (tmp_path / "go").touch()
+
+
+def assert_all_is_fine(started: Started) -> None:
+    ended = started.finish()
+    assert ended.status == 0 and sorted(ended.out.splitlines()) == ["[1] fine", "fine"], ended
+    assert ended.err == "", ended
+
+
+NOTHING_TO_SEE = {
+    "nested beyond all limits": b"[" * 200_000,
+    "nested": b"[" * 4_000,
+    "no JSON": b"\xff" * 100,
+    "empty": b"",
+    "a proof for nothing": bytes(32),
+    "a wrong proof": control.with_proof("00" * 32, "rank", bytes(32), HELLO),
+}
+
+
 @pytest.mark.parallel
-def test_launcher_gives_nothing_to_a_stranger(tmp_path: Path):
+def test_job_survives_strangers_who_come_before_its_ranks(tmp_path: Path):
+    with before_the_ranks(tmp_path, 2) as (started, address):
+        for what, payload in NOTHING_TO_SEE.items():
+            channel = stranger(address.port)
+            kind, _ = wait_for_frame(channel)
+            assert kind is Kind.NONCE, what
+            with contextlib.suppress(ConnectionError):  # closed before all of it was sent
+                channel.sock.sendall(struct.pack("!BQ", Kind.HELLO, len(payload)) + payload)
+            assert wait_for_frame(channel) is None, what
+        # Of another job, and of none that there is.
+        for token, rank, size in ((address.token, 0, 3), ("00" * 32, 0, 2)):
+            channel = stranger(address.port)
+            _, nonce = wait_for_frame(channel)
+            channel.send(Kind.HELLO, control.with_proof(token, "rank", nonce, {**HELLO, "rank": rank, "size": size}))
+            assert wait_for_frame(channel) is None, (token, rank, size)
+    assert_all_is_fine(started)
+
+
+@pytest.mark.parallel
+def test_job_survives_strangers_who_hold_connections(tmp_path: Path):
+    with before_the_ranks(tmp_path, 2) as (started, address):
+        silent = [stranger(address.port) for _ in range(100)]
+        for channel in silent:  # half a frame each
+            channel.sock.sendall(struct.pack("!BQ", Kind.HELLO, 100) + b"[")
+        assert wait_for_frame(silent[0])[0] is Kind.NONCE
+        assert wait_for_frame(silent[0]) is None  # dismissed for those that came later
+        assert wait_for_frame(silent[-1])[0] is Kind.NONCE
+    assert wait_for_frame(silent[-1]) is None  # when all ranks had come
+    assert_all_is_fine(started)
+
+
+@pytest.mark.parallel
+def test_nobody_can_connect_when_all_ranks_have_come(tmp_path: Path):
     program = write_program(tmp_path, "here('up')\nwhile not Path('go').exists(): time.sleep(0.02)\nprint('fine')")
     started = Started(["run", "-np", "2", "python", program], tmp_path)
     started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
-    address = address_of(started.mark)
-    wrong = control.proof("00" * 32, "rank", b"?")
-    hello = {"proof": wrong, "nonce": "00", "rank": 0, "size": 2, "host": "h", "pid": 1}
-    for message in (hello, {**hello, "rank": 99}, {**hello, "rank": None}, {}):
-        channel = Channel(socket.create_connection(("127.0.0.1", address.port), timeout=10))
-        kind, _ = wait_for_frame(channel)
-        assert kind is Kind.NONCE
-        channel.send(Kind.HELLO, message)
-        assert wait_for_frame(channel) is None
-    # One who knows the token, but comes as a rank that is there already.
-    channel = Channel(socket.create_connection(("127.0.0.1", address.port), timeout=10))
-    _, nonce = wait_for_frame(channel)
-    channel.send(Kind.HELLO, {**hello, "proof": control.proof(address.token, "rank", nonce)})
-    assert wait_for_frame(channel) is None
+    with pytest.raises(ConnectionRefusedError):
+        stranger(address_of(started.mark).port)
     (tmp_path / "go").touch()
-    ended = started.finish()
-    assert ended.status == 0 and sorted(ended.out.splitlines()) == ["[1] fine", "fine"], ended
+    assert_all_is_fine(started)
+
+
+def test_entrance_dismisses_who_proves_nothing_in_time(monkeypatch: pytest.MonkeyPatch):
+    listener, address = control.listen(several_hosts=False)
+    door = Entrance(listener, address.token, 1)
+    early = stranger(address.port)
+    assert eventually(lambda: door.serve(listener.fileno()) is None and door.someone_waits)
+    monkeypatch.setattr(entrance, "_PROOF_SECONDS", -1.0)
+    late = stranger(address.port)
+    assert eventually(lambda: door.serve(listener.fileno()) is None and len(door.fds) == 3)
+    door.tick()
+    assert len(door.fds) == 2
+    assert wait_for_frame(late)[0] is Kind.NONCE and wait_for_frame(late) is None
+    door.close()
+    assert door.fds == [] and wait_for_frame(early)[0] is Kind.NONCE and wait_for_frame(early) is None
+
+
+def test_entrance_dismisses_the_oldest_when_too_many_wait():
+    listener, address = control.listen(several_hosts=False)
+    door = Entrance(listener, address.token, 3)
+    most = 3 + entrance._MORE_THAN_RANKS
+    strangers = []
+    for _ in range(most + 2):
+        strangers.append(stranger(address.port))
+        before = door.fds
+        assert eventually(lambda before=before: door.serve(listener.fileno()) is None and door.fds != before)
+    assert len(door.fds) == 1 + most
+    for channel in strangers[:2]:
+        assert wait_for_frame(channel)[0] is Kind.NONCE and wait_for_frame(channel) is None
+    door.close()
+    for channel in strangers:
+        channel.close()
+
+
+def test_entrance_lets_a_rank_in_that_says_it_in_pieces():
+    listener, address = control.listen(several_hosts=False)
+    door = Entrance(listener, address.token, 1)
+    rank = stranger(address.port)
+    assert eventually(lambda: door.serve(listener.fileno()) is None and door.someone_waits)
+    _, nonce = wait_for_frame(rank)
+    payload = control.with_proof(address.token, "rank", nonce, HELLO)
+    found = None
+    for byte in struct.pack("!BQ", Kind.HELLO, len(payload)) + payload:
+        assert found is None
+        rank.sock.sendall(bytes([byte]))
+        (fd,) = [fd for fd in door.fds if fd != listener.fileno()]
+        found = door.serve(fd)
+    assert found is not None and found[1] == HELLO and found[0].proven and not door.someone_waits
+    found[0].close()
+    door.close()
+    rank.close()
 
 
 @pytest.mark.parallel
@@ -54,17 +164,17 @@ def test_launcher_starts_a_rank_only_for_a_proof(tmp_path: Path):
     mpirun.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "mpirun (Open MPI) 5" || exec sleep 600\n')
     mpirun.chmod(0o755)
     started = Started(["run", "-np", "1", "--mpirun", str(mpirun), "--", "true"], tmp_path)
-    assert eventually(lambda: any("sleep 600" in command for command in processes(started.mark).values()), 20)
+    assert eventually(lambda: any("sleep 600" in command for command in processes(started.mark).values()), 60)
     address = address_of(started.mark)
-    hello = {"nonce": "00", "rank": 0, "size": 1, "host": "h", "pid": 1}
     for token, welcome in (("00" * 32, False), (address.token, True)):
-        channel = Channel(socket.create_connection(("127.0.0.1", address.port), timeout=10))
+        channel = stranger(address.port)
         _, nonce = wait_for_frame(channel)
-        channel.send(Kind.HELLO, {**hello, "proof": control.proof(token, "rank", nonce)})
+        channel.send(Kind.HELLO, control.with_proof(token, "rank", nonce, HELLO))
         frame = wait_for_frame(channel)
         assert (frame is not None) == welcome
     assert frame[0] is Kind.WELCOME
-    assert json.loads(frame[1])["proof"] == control.proof(address.token, "launcher", b"\0")
+    assert control.proven("00" * 32, "launcher", bytes(32), frame[1]) is None
+    assert control.proven(address.token, "launcher", bytes(32), frame[1])["environment"]["LAUNCH_TEST"] == started.mark
     channel.close()
     ended = started.finish()
     assert ended.status == 1 and "rank 0 on host h failed first" in ended.err, ended
@@ -82,7 +192,7 @@ def address_of(mark: str) -> Address:
     raise AssertionError(processes(mark))
 
 
-@pytest.mark.parametrize("answer", ["a wrong proof", "no proof"])
+@pytest.mark.parametrize("answer", ["a wrong proof", "no proof", "nested beyond all limits"])
 def test_wrapper_runs_nothing_for_a_stranger(answer: str, tmp_path: Path):
     listener, address = control.listen(several_hosts=False)
     env = environment("-", tmp_path, {"KERAS_DDL_LAUNCHER": str(address), "PMI_RANK": "0", "PMI_SIZE": "1"})
@@ -93,16 +203,21 @@ def test_wrapper_runs_nothing_for_a_stranger(answer: str, tmp_path: Path):
         stderr=subprocess.STDOUT,
         text=True,
     )
-    listener.settimeout(20)
-    channel = Channel(listener.accept()[0])
-    channel.send(Kind.NONCE, os.urandom(32))
+    listener.settimeout(60)
+    channel = Channel(listener.accept()[0], control.FROM_A_STRANGER)
+    nonce = os.urandom(control.NONCE_BYTES)
+    channel.send(Kind.NONCE, nonce)
     kind, payload = wait_for_frame(channel)
-    assert kind is Kind.HELLO and set(json.loads(payload)) == {"proof", "nonce", "rank", "size", "host", "pid"}
+    hello = control.proven(address.token, "rank", nonce, payload)
+    assert kind is Kind.HELLO and set(hello) == {"nonce", "rank", "size", "host", "pid"}
     if answer == "a wrong proof":
-        welcome = {"proof": "00" * 32, "job": "x", "host": "", "environment": {}, "directory": "/", "terminal": {}}
-        channel.send(Kind.WELCOME, welcome | {"stdin": False, "sends_file": False})
+        welcome = {"job": "x", "host": "", "environment": {}, "directory": "/", "terminal": {}, "kept": None}
+        welcome |= {"stdin": False, "sends_file": False}
+        channel.send(Kind.WELCOME, control.with_proof("00" * 32, "launcher", bytes.fromhex(hello["nonce"]), welcome))
+    elif answer == "nested beyond all limits":
+        channel.send(Kind.WELCOME, b"[" * 200_000)
     channel.send(Kind.START)
-    said, _ = wrapper.communicate(timeout=20)
-    assert wrapper.returncode == 1, said
+    said, _ = wrapper.communicate(timeout=60)
+    assert wrapper.returncode == 1 and "Traceback" not in said, said
     assert not (tmp_path / "made").exists()
     listener.close()

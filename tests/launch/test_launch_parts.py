@@ -79,6 +79,7 @@ def test_mpirun_command_of_hydra():
 
 def test_mpirun_environment_hides_an_outer_job(monkeypatch: pytest.MonkeyPatch):
     outer = {"OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1", "PMI_RANK": "1", "HYDI_CONTROL_FD": "7"}
+    outer |= {"KERAS_DDL_RANK_PROCESS": "99"}
     monkeypatch.setattr(mpirun.os, "geteuid", lambda: 1000)
     inner = mpirun.environment({**outer, "OMPI_MCA_btl": "tcp,self", "PATH": "/bin"})
     assert inner == {"OMPI_MCA_btl": "tcp,self", "PATH": "/bin", "I_MPI_PIN": "0"}
@@ -126,8 +127,8 @@ def test_rank_and_size_outside_of_mpirun_is_a_clear_error():
 def connected() -> tuple[Channel, Channel]:
     listener, address = control.listen(several_hosts=False)
     listener.setblocking(True)
-    ours = Channel(control.connect(address))
-    theirs = Channel(listener.accept()[0])
+    ours = Channel(control.connect(address), control.FROM_A_LAUNCHER)
+    theirs = Channel(listener.accept()[0], control.FROM_A_STRANGER)
     listener.close()
     return ours, theirs
 
@@ -142,7 +143,7 @@ def received(channel: Channel, count: int) -> list[tuple[Kind, bytes]]:
 
 def test_channel_carries_frames_of_any_size():
     ours, theirs = connected()
-    ours.proven = theirs.proven = True
+    theirs.trust()
     big = bytes(5_000_000)
     for kind, payload in ((Kind.OUT, b""), (Kind.RESULT, big), (Kind.EXIT, {"status": 1})):
         ours.send(kind, payload)
@@ -195,7 +196,7 @@ def test_stdin_is_read_only_as_far_as_rank_0_takes_it():
             stdin.forward(ours)
             rounds += 1
             assert rounds < 100
-        theirs.proven = True
+        theirs.trust()
         sent = sum(len(payload) for _, payload in received(theirs, rounds))
         assert 0 < sent <= 1 << 16
         stdin.taken(10)

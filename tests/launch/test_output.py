@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from keras_ddl.launch import output
+from keras_ddl.launch import output, startup_notes
 from keras_ddl.launch.output import RankOutput, Screen, TextSink
 
 TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: bad\n"
@@ -152,3 +152,52 @@ def test_text_sink_joins_split_characters():
         sink.write(bytes([byte]))
     sink.write(b"\xff\n")
     assert stream.getvalue() == "ü€\n\ufffd\n"
+
+
+PREFACE = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+ONEDNN = b"I0000 00:00:1795426935.%06d    6131 port.cc:153] oneDNN custom operations are on. You may see ...\n"
+GUARD = b"2026-01-31 12:00:%02d.000000: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary\n"
+CPU = b"To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow with the appropriate "
+CPU += b"compiler flags.\n"
+ERROR = b"E0000 00:00:1795426935.000001    6131 cuda_driver.cc:7] device 3 is on fire\n"
+
+
+def all_notes(number: int) -> bytes:
+    return PREFACE + ONEDNN % number + GUARD % number + CPU
+
+
+@pytest.mark.parametrize("size", [1, 40, 97, 10_000])
+def test_output_notes_of_tensorflow_are_shown_once_a_job(size: int):
+    _, err, _, ranks = screen_of(2)
+    for rank, output_of_rank in enumerate(ranks):
+        data = all_notes(rank) + b"own line\r\n" + all_notes(2) + ERROR
+        for start in range(0, len(data), size):
+            output_of_rank.feed("err", data[start : start + size])
+    tails = [rank.end(failed=True)[1].encode() for rank in ranks]
+    assert err.data == all_notes(0) + b"own line\r\n" + ERROR + b"[1] own line\n[1] " + ERROR
+    assert tails == [b"own line\r\n" + ERROR] * 2  # what may say why it has failed
+
+
+def test_output_notes_are_not_shown_where_they_are_not_wanted():
+    out, err = Recorder(), Recorder()
+    rank = RankOutput(0, Screen(out, err, shows_notes=False))
+    rank.feed("err", all_notes(0) + b"own line\n")
+    assert err.data == b"own line\n"
+    rank.feed("out", PREFACE)
+    assert out.data == PREFACE
+
+
+def test_output_line_that_begins_like_a_note_is_shown_after_a_while(monkeypatch: pytest.MonkeyPatch):
+    _, err, _, (rank,) = screen_of(1)
+    rank.feed("err", PREFACE[:30])
+    assert rank.tick() and err.data == b""
+    monkeypatch.setattr(startup_notes, "_REST_SECONDS", 0.0)
+    assert not rank.tick() and err.data == PREFACE[:30]
+    rank.feed("err", b" are mine\n" + PREFACE)
+    assert err.data == PREFACE[:30] + b" are mine\n" + PREFACE
+
+
+def test_output_last_lines_do_not_begin_within_a_note():
+    _, _, _, (rank,) = screen_of(1)
+    rank.feed("err", (ONEDNN % 1).replace(b"...", b"x" * output._TAIL_BYTES) + b"own line\n")
+    assert rank.end(failed=True)[1] == "own line\n"

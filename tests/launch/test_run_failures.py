@@ -72,6 +72,19 @@ def test_run_killed_rank_is_named_with_its_signal(tmp_path: Path):
     assert "ranks 0, 2: stopped" in ended.err, ended
 
 
+def test_run_notes_of_tensorflow_come_once_and_explain_no_failure(tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        "import signal, keras, tensorflow as tf\ntf.constant(1)\nif RANK == 1: os.kill(os.getpid(), signal.SIGKILL)",
+    )
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.status == 128 + 9, ended
+    for note in ("InitializeLog", "oneDNN", "cpu_feature_guard", "To enable the following instructions"):
+        assert ended.err.count(note) <= 1, ended
+    assert "InitializeLog" in ended.err  # else this shows nothing: TensorFlow has become silent
+    assert ended.err.splitlines()[-1].endswith("failed first, and the job was ended: killed by SIGKILL"), ended
+
+
 def test_run_killed_wrapper_takes_its_program_along(tmp_path: Path):
     program = write_program(tmp_path, "Path(f'ppid-{RANK}').write_text(str(os.getppid())); here('up')\ntime.sleep(600)")
     started = Started(["run", "-np", "2", "python", program], tmp_path)

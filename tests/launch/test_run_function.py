@@ -56,6 +56,17 @@ def test_run_function_returns_results_by_rank_and_shows_output():
     assert "[2] error of 2" in err.getvalue()
 
 
+def test_run_function_shows_no_notes_of_tensorflow_in_a_cell():
+    def work():
+        os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n")
+        os.write(2, b"own line\n")
+
+    err = io.StringIO()
+    with redirect_stderr(err):
+        keras_ddl.run(work, np=1)
+    assert err.getvalue() == "own line\n"
+
+
 def test_run_function_output_is_live(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     times = {}

@@ -1,0 +1,69 @@
+"""Child processes of a rank, which are no ranks: how they know, and what happens when one would be a rank.
+
+A process that multiprocessing spawns imports the script again. Where that calls init() at its top, the child would call
+MPI as its parent's rank; and a pool makes another child for each that ends. So the child refuses, and takes the rank
+with it unless the script catches the error.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+from keras_ddl import config
+from keras_ddl.communicator import error_report
+from keras_ddl.errors import NotInitializedError
+
+_TERMINATION_SECONDS = 2.0
+_LOOK_SECONDS = 0.02
+
+
+def mark_rank() -> None:
+    """Says to child processes, which inherit the environment, that this process is the rank."""
+    os.environ[config.VARIABLES["RANK_PROCESS"].environment_name] = str(os.getpid())
+
+
+def refuse(rank: int | None) -> None:
+    """Returns in a rank's own process; `rank` is what the launcher's variables say, also to children.
+
+    From then on an uncaught exception of a refused process ends the rank.
+
+    Raises: NotInitializedError: this process is a child of a rank.
+    """
+    marked = config.get("RANK_PROCESS")
+    # The server of multiprocessing's "forkserver" may be older than the mark.
+    imports_for_parent = getattr(multiprocessing.current_process(), "_inheriting", False)
+    if marked == os.getpid() or not (marked or imports_for_parent):
+        return
+    parent = marked or os.getppid()
+    error_report.install(rank or 0, lambda status: _end(parent))
+    raise NotInitializedError(
+        "keras_ddl.init() (Strategy() calls it) is for a rank's own process, not for child processes that import the "
+        f"script again. Received: a call in process {os.getpid()}, a child of process {parent}"
+        f'{"" if rank is None else f" (rank {rank})"}. Put what the script does under `if __name__ == "__main__":`, '
+        "and above it what the children need."
+    )
+
+
+def _end(pid: int) -> None:
+    """Ends the process `pid`, if it still is an ancestor of this one."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        if not _is_ancestor(pid):
+            return
+        os.kill(pid, signum)
+        end = time.monotonic() + _TERMINATION_SECONDS
+        while time.monotonic() < end and _is_ancestor(pid):
+            time.sleep(_LOOK_SECONDS)
+
+
+def _is_ancestor(pid: int) -> bool:
+    other = os.getppid()
+    try:
+        while other not in (0, pid):
+            other = int(Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended meanwhile
+        return False
+    return other == pid
