@@ -47,7 +47,13 @@ class Value:
 
     def constant(self) -> np.ndarray | None:
         """Returns the value if tracing shows it."""
-        return tf.get_static_value(self.tensor)
+        found = tf.get_static_value(self.tensor)
+        if found is None and self.node.type == "Slice":  # a column of paddings, in the gradient of a Pad
+            of, begin, size = (each.constant() for each in self.node.inputs)
+            if of is None or begin is None or size is None:
+                return None
+            return of[tuple(slice(a, None if n == -1 else a + n) for a, n in zip(begin, size))]
+        return found
 
     def __repr__(self) -> str:
         return f"<{self.key} {self.dtype.name}{self.shape}>"
