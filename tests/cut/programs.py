@@ -189,7 +189,7 @@ def _of_truth(d: _Drawing) -> str:
 @_line
 def _where(d: _Drawing) -> str:
     a = d.pick("b")
-    return f"tf.where({a}, {d.one_of(d.pick(), 0.0)}, {d.pick()})"
+    return f"tf.where({a}, {d.one_of(d.pick(), 'tf.zeros([], tf.float64)')}, {d.pick()})"
 
 
 @_line
