@@ -250,7 +250,9 @@ def _joined(d: _Drawing) -> str:
 def _parted(d: _Drawing) -> str:
     a = d.pick(ranks=(1, 2, 3))
     axis, count = d.axis(a), int(d.rng.integers(2, 4))
-    return d.one_of(f"tf.split({a}, {count}, {axis})[{d.one_of(0, -1)}]", f"tf.unstack({a}, axis={d.one_of(-1, 1)})[0]")
+    if len({shape[-1] for shape in d.shape(a)}) != 1:
+        raise LookupError("an axis of known length")
+    return d.one_of(f"tf.split({a}, {count}, {axis})[{d.one_of(0, -1)}]", f"tf.unstack({a}, axis=-1)[0]")
 
 
 @_line
