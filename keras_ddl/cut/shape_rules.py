@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.cut.dims import ONE, Dim, product
-from keras_ddl.cut.extents import Dims, Extents, Numbers, broadcast, extents, numbers
+from keras_ddl.cut.extents import MOST_VALUES, Dims, Extents, Numbers, broadcast, extents, numbers
 from keras_ddl.cut.program import Node, Value
 
 # ---- values
@@ -86,6 +86,46 @@ def _floor_div(known: Extents, node: Node) -> Numbers | None:
     if b is None or any(each == 0 for each in b.entries):
         return None
     return _of_two(lambda one, other: one.floor_divided_by(other))(known, node)
+
+
+@numbers("FloorMod")
+def _floor_mod(known: Extents, node: Node) -> Numbers | None:
+    a, b = (known.constants(each) for each in node.inputs)
+    if a is None or b is None or len(b) != 1 or b[0] == 0:
+        return None
+    return Numbers([each % b[0] for each in a], node.outputs[0].rank == 0)
+
+
+@numbers("Range")
+def _counted(known: Extents, node: Node) -> Numbers | None:
+    found = [known.constants(each) for each in node.inputs]
+    if any(each is None for each in found) or found[2] == [0]:
+        return None
+    entries = range(*(each[0] for each in found))
+    return Numbers(entries) if len(entries) <= MOST_VALUES else None
+
+
+@numbers("Fill")
+def _repeated(known: Extents, node: Node) -> Numbers | None:
+    length, entry = known.constants(node.inputs[0]), known.number(node.inputs[1])
+    if entry is None or length is None or len(length) != 1 or length[0] > MOST_VALUES:
+        return None
+    return Numbers([entry] * length[0])
+
+
+@numbers("DynamicStitch")
+def _stitched(known: Extents, node: Node) -> Numbers | None:
+    """How gradients of reductions make the shape with the reduced axes kept: the later entry counts."""
+    count = len(node.inputs) // 2
+    found: dict[int, Dim] = {}
+    for at, data in zip(node.inputs[:count], node.inputs[count:]):
+        places, entries = known.constants(at), known.numbers(data)
+        if places is None or entries is None or len(places) != len(entries.entries):
+            return None
+        found.update(zip(places, entries.entries))
+    if sorted(found) != list(range(len(found))):
+        return None
+    return Numbers([found[i] for i in range(len(found))])
 
 
 @numbers("GatherV2")
