@@ -24,6 +24,7 @@ from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.registry import rule_of
 from keras_ddl.cut.report import Report
 from keras_ddl.cut.scalars import Scalars, as_vector, times
+from keras_ddl.cut.seeds import agreed_seeds
 from keras_ddl.cut.states import WHOLE, Partial, Rows, State, Whole
 
 
@@ -57,10 +58,12 @@ class Builder:
         batch: the rows, see `Batch`.
         collectives: what sums and gathers.
         report: is told of every collective.
+        seed: equal on all ranks; random operations that the program gave no seed get one made from it.
     """
 
-    def __init__(self, program: Program, batch: Batch, collectives: Collectives, report: Report) -> None:
+    def __init__(self, program: Program, batch: Batch, collectives: Collectives, report: Report, seed: int = 0) -> None:
         self.program = program
+        self.seed = seed
         self.batch = batch
         self.collectives = collectives
         self.report = report
@@ -217,8 +220,8 @@ class Builder:
         """
         operation = node.operation
         known = {key: value for key, value in operation.node_def.attr.items() if not key.startswith("_")}
-        for name, value in attrs.items():
-            known[name] = value
+        known.update(agreed_seeds(node, self.seed))
+        known.update(attrs)
         made = tf.compat.v1.get_default_graph().create_op(
             operation.type,
             list(inputs),

@@ -11,6 +11,9 @@ import numpy as np
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Report, Rows, build_step
 
+# Every rank's collectives wait in threads of one pool.
+tf.config.threading.set_inter_op_parallelism_threads(32)
+
 _COMBINE = {
     "sum": lambda parts: np.sum(parts, axis=0, dtype=parts[0].dtype),
     "max": lambda parts: np.max(parts, axis=0),
