@@ -30,6 +30,7 @@ def build_step(
     *,
     inputs_are_whole: bool = False,
     report: Report | None = None,
+    seed: int = 0,
     captured: Callable[[Any], Any] = lambda outer: outer,
 ) -> list[tf.Tensor]:
     """Makes, in the graph that is being traced, what one rank has to do of a step.
@@ -41,13 +42,15 @@ def build_step(
         batch: the rows of all ranks and of this one.
         collectives: what sums and gathers.
         report: is told what was made.
+        seed: equal on all ranks, another for every step that is built. Stateful random operations without seeds of
+            their own (tf.random.normal without tf.random.set_seed) are given seeds made from it.
         captured: given an outer tensor that the step uses (a variable's handle), returns what this rank uses.
     Returns: the step's outputs in order, whole, equal on all ranks.
     """
     program = Program(graph)
     if report is not None:
         report.program = program.digest()
-    builder = Builder(program, batch, collectives, report or Report())
+    builder = Builder(program, batch, collectives, report or Report(), seed)
     for value, outer in program.captured:
         builder.give(value, captured(outer), WHOLE)
     for value, tensor, state in zip(program.inputs, inputs, states):

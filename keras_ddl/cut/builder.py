@@ -24,6 +24,7 @@ from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.registry import rule_of
 from keras_ddl.cut.report import Report
 from keras_ddl.cut.scalars import Scalars, as_vector, times
+from keras_ddl.cut.seeds import agreed_seeds
 from keras_ddl.cut.states import WHOLE, Partial, Rows, State, Whole
 
 
@@ -57,10 +58,12 @@ class Builder:
         batch: the rows, see `Batch`.
         collectives: what sums and gathers.
         report: is told of every collective.
+        seed: equal on all ranks; random operations that the program gave no seed get one made from it.
     """
 
-    def __init__(self, program: Program, batch: Batch, collectives: Collectives, report: Report) -> None:
+    def __init__(self, program: Program, batch: Batch, collectives: Collectives, report: Report, seed: int = 0) -> None:
         self.program = program
+        self.seed = seed
         self.batch = batch
         self.collectives = collectives
         self.report = report
@@ -72,6 +75,7 @@ class Builder:
         self._made: dict[Any, tf.Tensor] = {}  # a value in another state than it was made in
         self._same: dict[Value, Value] = {}  # what was only passed on, by what it was passed on from
         self._recipes: dict[Value, Callable[[Rows], tf.Tensor | None]] = {}
+        self._wholes: dict[Value, Callable[[], tf.Tensor]] = {}
         self._done: dict[Node, list[tf.Operation]] = {}
         self._node: Node | None = None
         self._names = 0
@@ -116,6 +120,10 @@ class Builder:
         if isinstance(piece.state, Partial):
             self.sums.want(value, piece.tensor, piece.state.op, self._node)
             raise Waiting
+        if value in self._wholes:
+            with _no_dependencies():
+                found = self._made[value, WHOLE] = self._wholes[value]()
+            return found
         with _no_dependencies():
             found = moving.gathered(self, value, piece.tensor, piece.state)
         self._made[value, WHOLE] = found
@@ -158,6 +166,10 @@ class Builder:
             return None
         with _no_dependencies():
             return recipe(rows)
+
+    def give_whole(self, value: Value, recipe: Callable[[], tf.Tensor]) -> None:
+        """Says how all of a value that is held as rows is made on every rank, so that it need not be gathered."""
+        self._wholes[value] = recipe
 
     def has_recipe(self, value: Value) -> bool:
         """Whether rows of a whole value can be made without making it whole."""
@@ -223,8 +235,8 @@ class Builder:
         """
         operation = node.operation
         known = {key: value for key, value in operation.node_def.attr.items() if not key.startswith("_")}
-        for name, value in attrs.items():
-            known[name] = value
+        known.update(agreed_seeds(node, self.seed))
+        known.update(attrs)
         made = tf.compat.v1.get_default_graph().create_op(
             operation.type,
             list(inputs),

@@ -14,6 +14,9 @@ from keras_ddl.cut.program import Node, Value
 @numbers("Identity", "Cast", "StopGradient", "PreventGradient", "Squeeze", "ExpandDims", "Reshape", "EnsureShape")
 def _same(known: Extents, node: Node) -> Numbers | None:
     found = known.numbers(node.inputs[0])
+    if found is None and node.type == "Reshape" and node.inputs[0].dtype.is_integer:
+        constant = node.inputs[0].constant()
+        found = None if constant is None or constant.size > MOST_VALUES else Numbers(constant.ravel().tolist())
     if found is None or not node.inputs[0].dtype.is_integer:
         return None
     if node.outputs[0].rank not in (0, 1):

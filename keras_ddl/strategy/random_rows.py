@@ -32,13 +32,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl.compat.tensorflow import constant_value_as_shape, tf
+from keras_ddl.cut import philox
 from keras_ddl.strategy import step
 from keras_ddl.strategy.row_kinds import ROWS, RowKinds
 from keras_ddl.strategy.row_share import RowShare
-
-_PHILOX = 1
-_BITS_OF_A_GROUP = 128  # what one value of the counter gives; a number takes 32 bits of it, or 64
-_LARGE = (tf.float64, tf.int64, tf.uint64)
 
 # Operations, by graph, above which there is no concatenation of rows.
 _plain: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
@@ -195,23 +192,19 @@ def _moved(
 ) -> tf.Tensor:
     """Draws `rows` of a larger draw from a generator whose counter is moved to their first number."""
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
-    group = _BITS_OF_A_GROUP // (64 if dtype in _LARGE else 32)
     known = math.prod(static[1:]) if all(each is not None for each in static[1:]) else None
+    in_groups = known is not None and known % philox.numbers_of_a_group(dtype) == 0
+
+    def draw_from(counter: tf.Tensor, shape: Any) -> tf.Tensor:
+        return draw(shape=shape, key=key, counter=counter, alg=philox.ALGORITHM, dtype=dtype)
+
     parts = []
     for start, length in zip(rows.starts, rows.lengths):
         with tf.device("CPU:0"), tf.name_scope("keras_ddl_rows"):
             of_a_row = tf.reduce_prod(shape[1:]) if known is None else tf.constant(known, tf.int64)
             skipped = start * of_a_row
-            position = _forward(counter, skipped // group)
             part_shape = tf.concat([[length], shape[1:]], 0)
-        arguments = {"key": key, "counter": position, "alg": _PHILOX, "dtype": dtype}
-        if known is not None and known % group == 0:
-            parts.append(draw(shape=part_shape, **arguments))
-            continue
-        with tf.device("CPU:0"):
-            over = skipped % group
-            count = length * of_a_row
-        parts.append(tf.reshape(draw(shape=[over + count], **arguments)[over:], part_shape))
+        parts.append(philox.stretch(draw_from, counter, skipped, part_shape, dtype, in_groups=in_groups))
     return _together(parts, static)
 
 
@@ -228,13 +221,6 @@ def _kinds(tensor: tf.Tensor) -> RowKinds | None:
     """Returns what is known of the running step's graph, if `tensor` belongs to one."""
     running = step.innermost()
     return running.values.kinds if running is not None and _is_symbolic(tensor) else None
-
-
-def _forward(counter: tf.Tensor, groups: tf.Tensor) -> tf.Tensor:
-    """Adds to a counter of 128 bits, two uint64 of which the first is the low one."""
-    low = counter[0] + tf.cast(groups, tf.uint64)
-    carry = tf.cast(low < counter[0], tf.uint64)
-    return tf.stack([low, counter[1] + carry])
 
 
 def _spread(value: tf.Tensor, rows: _Rows, rank: int) -> tf.Tensor:

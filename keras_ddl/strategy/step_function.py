@@ -6,6 +6,7 @@ No part of Keras is changed for it.
 
 from __future__ import annotations
 
+import secrets
 import warnings
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -51,6 +52,7 @@ class StepFunction:
         self._bucket_size = bucket_size
         self._scope = f"{self.__name__}_{number}"
         self._calls = 0
+        self._seed = 0  # of draws without a seed in the step that is traced now, equal on all ranks
         self._traced: dict[Hashable, _Traced] = {}
         self._known: set[Any] = set()  # variables that are equal on all ranks already
 
@@ -158,6 +160,7 @@ class StepFunction:
 
         concrete = tf.function(whole, autograph=False).get_concrete_function(*specs)
         self._refuse_collectives(concrete)
+        self._seed = communicator.broadcast_object(secrets.randbits(31), name=f"{self._scope}/seed")
         self._agree_on_variables(concrete)
         report = cut.Report()
         found = _Traced(self, concrete, shapes, [Rows(0) if each else WHOLE for each in cuts], counts, report)
@@ -230,6 +233,7 @@ class StepFunction:
             collectives,
             inputs_are_whole=self._batches == "global",
             report=report,
+            seed=self._seed,
         )
 
     def _batch(self, batches: list[tf.Tensor], counts: tuple[int, ...]) -> cut.Batch:

@@ -1,0 +1,54 @@
+"""A stretch out of the middle of a random draw, without what comes before it.
+
+Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) makes group n of a draw from the key and
+the counter plus n alone. TensorFlow's uniform and normal draws take their numbers group by group, on CPU and GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_ddl.compat.tensorflow import tf
+
+ALGORITHM = 1
+_BITS_OF_A_GROUP = 128  # what one value of the counter gives; a number takes 32 bits of it, or 64
+
+
+def numbers_of_a_group(dtype: tf.DType) -> int:
+    """Returns how many numbers of a dtype one value of the counter gives."""
+    return _BITS_OF_A_GROUP // (64 if dtype.size == 8 else 32)
+
+
+def stretch(
+    draw: Callable[[tf.Tensor, Any], tf.Tensor],
+    counter: tf.Tensor,
+    skipped: Any,
+    shape: Any,
+    dtype: tf.DType,
+    *,
+    in_groups: bool,
+) -> tf.Tensor:
+    """Returns the numbers of a draw that follow its first `skipped`, in `shape`.
+
+    Args:
+        draw: given a counter and a shape, draws. counter: of the whole draw, two uint64, the first is the low one.
+        skipped: int or int64 scalar. shape: ints or int64 vector. dtype: of the numbers.
+        in_groups: whether `skipped` is certainly a multiple of `numbers_of_a_group(dtype)`.
+    Cost: that of the shape's numbers, and of at most three more.
+    """
+    group = numbers_of_a_group(dtype)
+    with tf.device("CPU:0"):
+        moved = _forward(counter, skipped // group)
+    if in_groups:
+        return draw(moved, shape)
+    with tf.device("CPU:0"):
+        over = skipped % group
+        count = tf.reduce_prod(tf.cast(shape, tf.int64))
+    return tf.reshape(draw(moved, [over + count])[over:], shape)
+
+
+def _forward(counter: tf.Tensor, groups: Any) -> tf.Tensor:
+    low = counter[0] + tf.cast(groups, tf.uint64)
+    carry = tf.cast(low < counter[0], tf.uint64)
+    return tf.stack([low, counter[1] + carry])

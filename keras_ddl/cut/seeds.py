@@ -1,0 +1,26 @@
+"""Seeds of stateful random operations.
+
+Such an operation is made whole on every rank, and draws alike where its seeds are equal. Without seeds TensorFlow
+takes them from the process's entropy: every rank would draw other numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from keras_ddl.cut.program import Node
+
+
+def agreed_seeds(node: Node, seed: int) -> dict[str, Any]:
+    """Returns the attributes that give an operation without seeds its own, made from `seed` and its place; {} if
+    it has some, or is not random.
+    """
+    known = node.operation.node_def.attr
+    if "seed" not in known or known["seed"].i or known["seed2"].i:
+        return {}
+    digest = hashlib.sha256(f"{seed}/{node.key}".encode()).digest()
+    names = [each.name for each in node.operation.op_def.attr if each.name in ("seed", "seed2")]
+    halves = (digest[:4], digest[4:8])
+    numbers = [1 + (int.from_bytes(half, "little") & 0x3FFFFFFF) for half in halves]  # never 0, which means none
+    return {name: type(known["seed"])(i=number) for name, number in zip(names, numbers)}

@@ -1,0 +1,119 @@
+"""Random numbers of a cut step are those of one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cut.simulated import Simulation
+
+from keras_ddl.compat.tensorflow import tf
+
+BATCH = np.arange(33.0).reshape(11, 3)
+
+
+def rows_of(x):
+    return tf.shape(x, tf.int64)[0]
+
+
+def check(step, size, static, *, batch=BATCH, variables=(), times=2):
+    """Compares every rank with one process, bit for bit."""
+    simulation = Simulation(step, [batch], size, static=static, variables=variables)
+    for _ in range(times):
+        found = simulation(batch)
+        expected = simulation.expected(batch)
+        for rank in found:
+            for ours, theirs in zip(rank, expected, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+
+
+def draws():
+    seed = tf.constant([3, 4])
+    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    raw = tf.raw_ops
+    for dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16):
+        yield lambda s, d=dtype: raw.StatelessRandomUniformV2(shape=s, key=key, counter=counter, alg=1, dtype=d)
+        yield lambda s, d=dtype: raw.StatelessRandomNormalV2(shape=s, key=key, counter=counter, alg=3, dtype=d)
+    for dtype in (tf.int32, tf.int64, tf.uint32, tf.uint64):
+        yield lambda s, d=dtype: raw.StatelessRandomUniformFullIntV2(shape=s, key=key, counter=counter, alg=3, dtype=d)
+        if dtype.name.startswith("u"):
+            continue  # StatelessRandomUniformIntV2 has no kernel for them
+        low, high = tf.constant(2, dtype), tf.constant(90, dtype)
+        yield lambda s, d=dtype, low=low, high=high: raw.StatelessRandomUniformIntV2(
+            shape=s, key=key, counter=counter, alg=1, minval=low, maxval=high
+        )
+
+
+@pytest.mark.parametrize("size, static", [(2, True), (3, True), (2, False), (3, False)])
+def test_draw_of_rows_is_the_rows_of_the_whole_draw(size, static):
+    def step(x):
+        kinds = []
+        for draw in draws():
+            for tail in ([3], [2, 4], []):
+                noise = draw(tf.concat([[rows_of(x)], tf.constant(tail, tf.int64)], 0))
+                kinds.append(noise if noise.dtype.is_floating else tf.cast(noise, tf.float64))
+        # Elementwise with rows: each rank needs its own rows of the draw.
+        return tf.concat([tf.cast(tf.reshape(each, [rows_of(x), -1]), tf.float64) + 0 * x[:, :1] for each in kinds], 1)
+
+    check(step, size, static, times=1)
+
+
+@pytest.mark.parametrize("size, static", [(2, True), (3, False)])
+def test_draw_of_rows_makes_no_whole_draw(size, static):
+    def step(x):
+        noise = tf.random.stateless_normal([rows_of(x), 3], seed=[1, 2], dtype=tf.float64)
+        return tf.reduce_sum(x * noise, 0)
+
+    simulation = Simulation(step, [BATCH], size, static=static)
+    np.testing.assert_allclose(simulation(BATCH)[1][0], simulation.expected(BATCH)[0], rtol=1e-12)
+    assert [each.kind for each in simulation.reports[0].entries] == ["sum"]
+    assert needed_draws(simulation) == 1
+
+
+def needed_draws(simulation, kind="StatelessRandomNormalV2"):
+    """How many draws of rank 0's graph run."""
+    numbers = [tf.constant(0, tf.int64)] * 3
+    mine = BATCH.shape[0] // simulation.size + (BATCH.shape[0] % simulation.size > 0)
+    graph = simulation.functions[0].get_concrete_function(*numbers, tf.constant(BATCH[:mine])).graph
+    pending, seen = [each.op for each in graph.outputs] + list(graph.control_outputs), {}
+    while pending:
+        op = pending.pop()
+        if op.name not in seen:
+            seen[op.name] = op.type
+            pending += [each.op for each in op.inputs] + list(op.control_inputs)
+    return list(seen.values()).count(kind)
+
+
+@pytest.mark.parametrize("size, static", [(2, True), (3, False)])
+def test_draw_of_two_batches_one_after_the_other(size, static):
+    def step(x):
+        both = tf.concat([x, -x], 0)
+        noise = tf.random.stateless_uniform([2 * rows_of(x), 3], seed=[1, 2], dtype=tf.float32)
+        words = tf.random.stateless_uniform([3 * rows_of(x), 1], seed=[1, 5], dtype=tf.float64)
+        return both + tf.cast(noise, tf.float64), words + tf.reshape(x, [-1, 1])
+
+    check(step, size, static)
+
+
+def stateful(x, seed):
+    shape = [rows_of(x), 3]
+    noise = tf.random.normal(shape, seed=seed, dtype=tf.float64) + tf.random.uniform(shape, seed=seed, dtype=tf.float64)
+    gamma = tf.random.gamma([4], 2.0, seed=seed, dtype=tf.float64)
+    return tf.concat([tf.random.shuffle(x, seed=seed), x * noise, x * 0 + gamma[0]], 1)
+
+
+@pytest.mark.parametrize("size, static", [(2, True), (3, False)])
+def test_stateful_draws_with_seeds_are_those_of_one_process_call_after_call(size, static):
+    check(lambda x: stateful(x, 7), size, static, times=3)
+
+
+@pytest.mark.parametrize("size, static", [(2, True), (3, False)])
+def test_stateful_draws_without_seeds_are_equal_on_all_ranks(size, static):
+    def step(x):  # a whole result: what is gathered is equal in any case
+        return tf.random.normal([rows_of(x), 3], dtype=tf.float64) + tf.random.uniform([3], dtype=tf.float64)
+
+    simulation = Simulation(step, [BATCH], size, static=static)
+    first, second = simulation(BATCH), simulation(BATCH)
+    for rank in range(1, size):
+        np.testing.assert_array_equal(first[rank][0], first[0][0])
+        np.testing.assert_array_equal(second[rank][0], second[0][0])
+    assert not np.array_equal(first[0][0], second[0][0])
