@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -29,6 +30,10 @@ _FORWARDING_SECONDS = 0.2
 _LEAVING_SECONDS = 10.0
 _LOOK_SECONDS = 0.005
 _ABORT_LIMIT_SECONDS = 5.0
+
+# What TensorFlow writes, amid its own words, of an exception in a function that it has called, such as a generator of
+# data. Each line is followed by an empty one.
+_EMBEDDED = re.compile(r"^Traceback \(most recent call last\):\n.*?(?=\n*\t \[\[|\n*\Z)", re.MULTILINE | re.DOTALL)
 
 _installed = False
 _lock = threading.Lock()
@@ -58,15 +63,25 @@ def install(
 
     def in_main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         main_hook(kind, error, trace)
+        print(own_traceback(error), end="", file=sys.stderr)
         if os.getpid() == process:  # a forked child is no rank
             end(kind, error, trace)
 
     def in_thread(arguments: threading.ExceptHookArgs) -> None:
         thread_hook(arguments)
+        print(own_traceback(arguments.exc_value), end="", file=sys.stderr)
         if os.getpid() == process and arguments.exc_type is not SystemExit:
             end(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
 
     sys.excepthook, threading.excepthook = in_main, in_thread
+
+
+def own_traceback(error: BaseException | None) -> str:
+    """Returns the traceback of the program's own exception in an error of TensorFlow, "" where there is none."""
+    if error is None or not type(error).__module__.startswith("tensorflow."):
+        return ""
+    found = _EMBEDDED.search(str(error))
+    return re.sub(r"\n\n+", "\n", found[0]) + "\n" if found else ""
 
 
 def write(rank: int, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
@@ -74,13 +89,15 @@ def write(rank: int, kind: type[BaseException], error: BaseException | None, tra
     if not config.is_set("RUN_DIR"):
         return
     path = Path(config.get("RUN_DIR")) / f"error-{rank}.txt"
+    own = own_traceback(error)
+    summary = own or traceback.format_exception_only(kind, error)[-1]
     report = {
         "rank": rank,
         "host": socket.gethostname(),
         "time": time.time(),
         "type": kind.__name__,
-        "summary": traceback.format_exception_only(kind, error)[-1].strip(),
-        "traceback": "".join(traceback.format_exception(kind, error, trace)),
+        "summary": summary.strip().rpartition("\n")[2] if own else summary.strip(),
+        "traceback": "".join(traceback.format_exception(kind, error, trace)) + own,
     }
     part = path.with_suffix(f".part-{os.getpid()}-{threading.get_ident()}")
     try:

@@ -11,6 +11,7 @@ from typing import Any
 _LAST_LINE = re.compile(r"^(?:\s*\|? ?)([A-Za-z_][\w.]*)(?::\s?(.*))?$")
 # Errors that a rank has because another one is gone.
 _CONSEQUENCES = ("RankLostError",)
+_MISSED = re.compile(r"\brank (\d+) (?:on host \S+ \(process \d+\) died|has left)")
 # The MPI library adds these to a rank's stderr when the rank aborts.
 _BOILERPLATE = re.compile(r"^(Abort\(\d+\) on node|application called MPI_Abort|internal ABORT|\[unset\]|-{20,}$)")
 # Blocks of mpirun's output (between rulers) that only say that a rank has failed.
@@ -80,6 +81,8 @@ class RankOutcome:
             return "lost without a report" if self.host else "not started"
         if self.stopped_by is not None:
             return f"stopped by {self.stopped_by}"
+        if self.status == 0:
+            return "ended with status 0 in the middle of the job (os._exit?)"
         if self.status < 0:
             return f"killed by {signal_name(-self.status)}"
         return f"ended with exit status {self.status}"
@@ -93,9 +96,20 @@ class RankOutcome:
 
 
 def first_failure(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
-    """Returns the rank whose failure explains the others', None when all are done or were only told to end."""
+    """Returns the rank whose failure explains the others', None when all are done or were only told to end.
+
+    Where they only miss a rank that has ended with status 0, it is that one.
+    """
     causes = [o for o in outcomes if not o.done and not (o.stopped_by is not None and not o.error)]
-    return min(causes, key=lambda o: (o.is_consequence, o.failed_at, o.rank), default=None)
+    first = min(causes, key=_order, default=None)
+    if first is not None and first.is_consequence:
+        missed = {int(rank) for rank in _MISSED.findall(first.error_text)}
+        return min((o for o in outcomes if o.done and o.rank in missed), key=_order, default=first)
+    return first
+
+
+def _order(outcome: RankOutcome) -> tuple[bool, float, int]:
+    return outcome.is_consequence, outcome.failed_at, outcome.rank
 
 
 def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: str = "") -> str:
@@ -119,7 +133,7 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     lines.append(f"keras-ddl: rank {first.rank}{where} {what}, and the job was ended: {first.describe()}{status}")
     if first.error_text:
         lines.append(first.error_text)
-    elif first.stderr_tail.strip():
+    elif first.stderr_tail.strip() and not first.done:
         tail = [line for line in first.stderr_tail.strip().splitlines() if not _BOILERPLATE.match(line)]
         lines.append("The last lines of its stderr:")
         lines += tail[-_TAIL_LINES:]

@@ -14,6 +14,9 @@ from keras_ddl.launch.startup_notes import NoteFilter, StartupNotes
 # A traceback is held back this long. If the rank ends meanwhile, the traceback belongs to its failure and is shown (or
 # only summarised) at the end; otherwise the program has caught and logged it, and it is shown in its place.
 _HOLD_SECONDS = 3.0
+# One that says that another rank is gone is held until that rank must have told why (error_report waits for it, too).
+_CONSEQUENCE = re.compile(rb"^(?:keras_ddl\.errors\.)?RankLostError: ", re.MULTILINE)
+_HOLD_CONSEQUENCE_SECONDS = 15.0
 _HOLD_BYTES = 1 << 18
 # On a screen without cursor movement, other ranks' lines wait so long for rank 0 to finish its line.
 _UNFINISHED_QUIET_SECONDS = 0.2
@@ -178,8 +181,10 @@ class RankOutput:
     def tick(self) -> bool:
         """Releases what was held long enough. Returns whether something is still held."""
         self._show("err", self._hold(self._notes.tick()))
-        if self._held and time.monotonic() - self._held_since > _HOLD_SECONDS:
-            self._release()
+        if self._held:
+            limit = _HOLD_CONSEQUENCE_SECONDS if _CONSEQUENCE.search(self._held) else _HOLD_SECONDS
+            if time.monotonic() - self._held_since > limit:
+                self._release()
         return bool(self._held) or self._notes.holds
 
     @property

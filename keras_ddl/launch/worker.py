@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 
 from keras_ddl import config
+from keras_ddl.communicator.error_report import own_traceback
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch.control import CALL_FILE, RESULT_FILE
 
@@ -39,7 +40,9 @@ def main() -> None:
     except BaseException as error:
         # The frames of this file say nothing to the caller.
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
-        _leave(run_dir, {"error": _pickled_error(error), "traceback": traceback.format_exc()})
+        own = own_traceback(error)  # raised by the caller, TensorFlow's error would come last
+        pickled = None if own else _pickled_error(error)
+        _leave(run_dir, {"error": pickled, "traceback": traceback.format_exc() + own})
         raise
     _leave(run_dir, result)
 

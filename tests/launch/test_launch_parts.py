@@ -222,6 +222,14 @@ def test_first_failure_is_the_earliest_cause():
     assert first_failure([lost, early, killed]) is killed
 
 
+def test_first_failure_is_the_rank_that_the_others_miss():
+    missing = [failed(0, 5.0, "RankLostError: rank 2 on host h (process 7) died"), failed(1, 5.5, status=0)]
+    missing.append(failed(2, 9.0, status=0))
+    assert first_failure(missing).rank == 2
+    assert first_failure([*missing, failed(3, 8.0, "ValueError: x")]).rank == 3
+    assert first_failure([failed(0, 1.0, status=0), failed(1, 2.0, status=0)]) is None
+
+
 def test_first_failure_may_have_been_stopped_after_its_error():
     # MPI_Abort: mpirun ends the rank that called it as well.
     aborted = failed(0, 1.0, "ValueError: x", stopped_by="mpirun", status=-15)

@@ -59,6 +59,68 @@ keras_ddl.barrier()
     assert "rank 1 on host" in ended.err and "ended with exit status 3" in ended.err
 
 
+@pytest.mark.parametrize("end", ["os._exit(0)", "print('bye', flush=True); os._exit(0)"])
+def test_run_rank_that_ends_with_status_0_in_mid_job_is_named(end: str, tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        f"""
+import keras_ddl
+keras_ddl.init()
+keras_ddl.barrier()
+if RANK == 1: {end}
+keras_ddl.barrier()
+""",
+    )
+    ended = run(["run", "-np", "3", "python", program], tmp_path)
+    assert ended.status == 1, ended
+    last = ended.err.splitlines()[-1]
+    assert "rank 1 on host" in last and last.endswith("ended with status 0 in the middle of the job (os._exit?)"), ended
+    assert "ranks 0, 2: keras_ddl.errors.RankLostError: " in ended.err and "Traceback" not in ended.err, ended
+
+
+def test_run_own_words_of_a_rank_that_is_slow_to_end_come_last(tmp_path: Path):
+    # Longer than the others' tracebacks are held back for without reason.
+    program = write_program(
+        tmp_path,
+        """
+import atexit
+atexit.register(lambda: RANK == 1 and time.sleep(5))
+import keras_ddl
+keras_ddl.init()
+keras_ddl.barrier()
+if RANK == 1:
+    print("no licence left", file=sys.stderr)
+    sys.exit(3)
+keras_ddl.barrier()
+""",
+    )
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.status == 3, ended
+    assert ended.err.splitlines()[-1] == "no licence left" and "Traceback" not in ended.err, ended
+
+
+def test_run_exception_in_a_generator_of_data_comes_last(tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        """
+import keras_ddl
+import tensorflow as tf
+
+def rows():
+    yield 1
+    raise KeyError("my own mistake")
+
+keras_ddl.init()
+list(tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((), tf.int32)))
+""",
+    )
+    ended = run(["run", "-np", "1", "python", program], tmp_path)
+    assert ended.status == 1, ended
+    lines = ended.err.splitlines()
+    assert lines[-1] == "KeyError: 'my own mistake'" and " in rows" in lines[-4] + lines[-3], ended
+    assert "failed first, and the job was ended: KeyError: 'my own mistake' (exit status 1)" in ended.err, ended
+
+
 def test_run_killed_rank_is_named_with_its_signal(tmp_path: Path):
     program = write_program(
         tmp_path, "if RANK == 1: here('pid'); Path('pid-1').write_text(str(os.getpid())); here('up')\ntime.sleep(600)"

@@ -114,6 +114,21 @@ def test_run_function_raises_the_exception_of_the_rank():
     assert "launch/worker.py" not in str(cause)
 
 
+def test_run_function_ends_with_the_exception_of_its_generator_of_data():
+    def work():
+        import tensorflow as tf
+
+        def rows():
+            yield 1
+            raise KeyError("my own mistake")
+
+        list(tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((), tf.int32)))
+
+    with pytest.raises(RankError) as caught:
+        keras_ddl.run(work, np=1)
+    assert str(caught.value).splitlines()[-1] == "KeyError: 'my own mistake'", caught.value
+
+
 def test_run_function_that_exits_or_is_killed_raises_rank_error():
     def leave():
         sys.exit(3 if number() == 0 else 0)

@@ -54,7 +54,8 @@ Status PeerWatch::Check() {
     if (!peer.gone) {
       return {DDL_ABORTED,
               places_.Of(peer.rank) +
-                  " died. Look at the end of its output; a process killed for memory leaves none (dmesg tells)."};
+                  " died. Look at the end of its output; a process that was killed for memory (dmesg tells), or that "
+                  "called os._exit, leaves none."};
     }
     if (peer.process >= 0) close(std::exchange(processes_[static_cast<size_t>(peer.process)].fd, -1));
   }
