@@ -19,7 +19,8 @@ def agreed_seeds(node: Node, seed: int) -> dict[str, Any]:
     known = node.operation.node_def.attr
     if "seed" not in known or known["seed"].i or known["seed2"].i:
         return {}
-    digest = hashlib.sha256(f"{seed}/{node.key}".encode()).digest()
+    # By its place, not its name, which may differ between ranks.
+    digest = hashlib.sha256(f"{seed}/{node.position}".encode()).digest()
     names = [each.name for each in node.operation.op_def.attr if each.name in ("seed", "seed2")]
     halves = (digest[:4], digest[4:8])
     numbers = [1 + (int.from_bytes(half, "little") & 0x3FFFFFFF) for half in halves]  # never 0, which means none

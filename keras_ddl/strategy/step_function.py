@@ -169,11 +169,13 @@ class StepFunction:
         return found
 
     def _refuse_collectives(self, concrete: Any) -> None:
-        own = next((each for each in concrete.graph.get_operations() if each.type.startswith("Ddl")), None)
+        traced = concrete.graph.as_graph_def()
+        nodes = [*traced.node, *(node for function in traced.library.function for node in function.node_def)]
+        own = next((each.op for each in nodes if each.op.startswith("Ddl")), None)
         if own is not None:
             raise ConfigError(
                 f"{self.__name__}: a step of Strategy.function sees the whole batch, as one process does: nothing is "
-                f"left to be reduced or gathered in it. Received: {own.type} (rank {self.rank}). Leave the collective "
+                f"left to be reduced or gathered in it. Received: {own} (rank {self.rank}). Leave the collective "
                 "out, or use it in a loop of strategy.run."
             )
 

@@ -1,0 +1,47 @@
+"""Functions of the host and what they write: once, by rank 0."""
+
+import numpy as np
+import pytest
+from cut.simulated import Simulation
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+
+X = np.random.default_rng(0).normal(size=(7, 3))
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_host_functions_run_once_and_all_ranks_have_what_they_return(static):
+    calls = []
+
+    def count(x):
+        calls.append(x.shape)
+        return x[:2] + len(calls), np.array([len(calls) > 0])
+
+    def step(x):
+        some, flag = tf.numpy_function(count, [2.0 * x], [tf.float64, tf.bool])
+        return tf.reshape(some, [2, 3]), flag
+
+    simulation = Simulation(step, (X,), 3, static=static)
+    found = simulation(X)
+    assert calls == [(7, 3)]
+    for some, flag in found:
+        np.testing.assert_array_equal(some, 2.0 * X[:2] + 1)
+        np.testing.assert_array_equal(flag, [True])
+
+
+def test_host_prints_once_and_all_rows(capfd):
+    def step(x):
+        tf.print("sum of", tf.shape(x)[0], "rows", summarize=-1)
+        return tf.reduce_sum(x)
+
+    Simulation(step, (X,), 2)(X)
+    assert capfd.readouterr().err.count("sum of 7 rows") == 1
+
+
+def test_host_functions_of_text_are_refused():
+    def step(x):
+        return tf.numpy_function(lambda a: b"text", [x], tf.string)
+
+    with pytest.raises(ConfigError, match="numbers or truth values.*string.*rank"):
+        Simulation(step, (X,), 2)(X)
