@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import keras
 
 from keras_ddl import export
 from keras_ddl.callbacks._first_rank import on_first_rank
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import is_built, layers_of
 from keras_ddl.errors import ConfigError, ExportError
 
@@ -103,7 +103,7 @@ class BaseGraphs:
             whole = None if name is None else model
             base = export.write_base_graph(part, self._dir, name=name, whole=whole, **self._options[name])
             for sentence in base.warnings:
-                warnings.warn(sentence, stacklevel=2)
+                stack_position.warn(sentence)
             self.written.append(base)
 
 

@@ -9,7 +9,6 @@ any order, and a restored run goes on exactly. The rate is written only when a f
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ import keras
 
 from keras_ddl.callbacks._first_rank import is_first_rank
 from keras_ddl.callbacks._momentum import MomentumCorrection
+from keras_ddl.communicator import stack_position
 from keras_ddl.errors import ConfigError
 
 
@@ -209,5 +209,5 @@ class LearningRateController:
 
     def _warn(self, text: str) -> None:
         if text[:40] not in self._warned and is_first_rank():
-            warnings.warn(text, stacklevel=4)
+            stack_position.warn(text)
         self._warned.add(text[:40])

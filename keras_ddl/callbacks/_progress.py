@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 from keras_ddl import communicator
 from keras_ddl.callbacks._first_rank import is_first_rank
 from keras_ddl.callbacks._training_state import agree_on_local_state
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.strategy import metric_state, position
 from keras_ddl.strategy.keras_patches.saving import mark_state_local
@@ -160,11 +160,10 @@ class Restoration:
         states = [self._under(f"metrics/{rank}/") for rank in range(self._record["ranks"])]
         if [tuple(v.shape) for v in variables] != [v.shape for v in states[0]]:
             if is_first_rank():
-                warnings.warn(
+                stack_position.warn(
                     "An epoch that is resumed in its middle goes on with the metrics of its first part. Received: "
                     f"{len(variables)} metric variables here, {len(states[0])} in the checkpoint. This epoch's logs "
-                    "count the rest only.",
-                    stacklevel=2,
+                    "count the rest only."
                 )
             return
         for number, (variable, way) in enumerate(zip(variables, self._record["metrics"])):

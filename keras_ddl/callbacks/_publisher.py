@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 from keras_ddl.callbacks._first_rank import on_first_rank
 from keras_ddl.checkpoint import Checkpoint
 from keras_ddl.checkpoint.durable import being_read, make_directory
+from keras_ddl.communicator import stack_position
 from keras_ddl.errors import ExportError
 
 # Of the job: the exporting process is no rank.
@@ -79,11 +79,10 @@ class Publisher:
         higher = [int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal() and int(entry.name) > step]
         if higher and directory not in self._told:
             self._told.add(directory)
-            warnings.warn(
+            stack_position.warn(
                 f"A server loads the highest version, and Checkpoint numbers versions by steps. Received: {directory} "
                 f"with version {max(higher)}, higher than step {step}: a server goes on with that. Give publish_to a "
-                "directory of its own for each run, or remove the earlier run's versions.",
-                stacklevel=2,
+                "directory of its own for each run, or remove the earlier run's versions."
             )
         command = [sys.executable, "-m", "keras_ddl.cli", "export", self._checkpoints, directory]
         options = ["--which", step, "--version", "step", "--keep", self._keep]
@@ -114,8 +113,7 @@ def wait_for(publisher: Publisher | None) -> None:
 
 
 def _warn_of_failure(step: int, directory: Path, said: str) -> None:
-    warnings.warn(
+    stack_position.warn(
         f"Checkpoint publishes each checkpoint to {directory}. Received: step {step} could not be exported: {said}. "
-        "Training goes on; earlier versions are untouched.",
-        stacklevel=2,
+        "Training goes on; earlier versions are untouched."
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import numbers
-import warnings
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_ddl import communicator
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import rows_counted
 
 
@@ -84,11 +84,10 @@ class AverageLogs(keras.callbacks.Callback):
                 key: [r for r, has in enumerate(everyone) if key not in has] for key in set.union(*everyone) - common
             }
             if communicator.rank() == 0:
-                warnings.warn(
+                stack_position.warn(
                     "AverageLogs averages the values that all ranks have in their logs. Received: "
                     + "; ".join(f"{key!r} missing on rank(s) {ranks}" for key, ranks in sorted(some.items()))
-                    + ". These stay local: log them on every rank.",
-                    stacklevel=2,
+                    + ". These stay local: log them on every rank."
                 )
         return sorted(common)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import numbers
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from keras_ddl.checkpoint import model_state
 from keras_ddl.checkpoint.background import BackgroundWriter
 from keras_ddl.checkpoint.durable import make_directory
 from keras_ddl.checkpoint.snapshot import Buffers
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import optimizers_of, unwrapped
 from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.strategy import keras_patches
@@ -308,11 +308,10 @@ class Checkpoint(keras.callbacks.Callback):
     def _warn_without_monitor(self, metrics: Mapping[str, float], has_logs: bool) -> None:
         if has_logs and self.save_best and self.monitor not in metrics and not self._warned:
             self._warned = True
-            warnings.warn(
+            stack_position.warn(
                 f"Checkpoint cannot tell the best checkpoint: monitor={self.monitor!r} is not in the epoch's logs, "
                 f"which hold {sorted(metrics)}. Pass validation_data to fit, or another monitor. All are saved; the "
-                f"newest {self.keep} stay.",
-                stacklevel=3,
+                f"newest {self.keep} stay."
             )
 
     def _rates(self) -> dict[str, float] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._loss_judge import LossJudge
 from keras_ddl.callbacks._momentum import MomentumCorrection
 from keras_ddl.callbacks._training_state import build_optimizer
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import optimizers_with_rates
 from keras_ddl.errors import ConfigError
 from keras_ddl.schedules import positive
@@ -210,4 +210,4 @@ class DivergenceGuard(keras.callbacks.Callback):
 
     def _say(self, message: str) -> None:
         self.message = message
-        warnings.warn(message, stacklevel=2)
+        stack_position.warn(message)

@@ -8,11 +8,19 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl import config
-from keras_ddl.communicator import binding, child_process, error_report, group, mpi, native_library, recording
+from keras_ddl.communicator import (
+    binding,
+    child_process,
+    error_report,
+    group,
+    mpi,
+    native_library,
+    recording,
+    stack_position,
+)
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
 from keras_ddl.topology import Topology, make_topology, plain_mode, tf_config
@@ -327,11 +335,10 @@ def _check_alone_on_purpose(launcher: config.Launcher | None) -> None:
         tf_config.check_not_one_of_a_cluster()
     tasks = config.allocation_size()
     if tasks is not None and tasks > 1:
-        warnings.warn(
+        stack_position.warn(
             f"keras_ddl runs alone (rank 0 of size 1) inside a Slurm allocation of {tasks} tasks. If the ranks were "
             "meant to work together, start the script with `keras-ddl run`, mpirun, or srun --mpi=pmix.",
             RuntimeWarning,
-            stacklevel=3,
         )
 
 

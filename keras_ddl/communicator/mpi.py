@@ -10,10 +10,9 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import warnings
 from typing import TYPE_CHECKING
 
-from keras_ddl.communicator import native_library
+from keras_ddl.communicator import native_library, stack_position
 from keras_ddl.config import Launcher
 from keras_ddl.errors import DependencyError
 
@@ -120,11 +119,10 @@ def _warn_about_launcher(launcher: Launcher | None) -> None:
     # Most MPICHs end the process when they find Open MPI's PMIx, before anybody could catch an error. Some can use it.
     built_for = native_library.mpi_text("ddl_mpi_library")
     if launcher is not None and launcher.name == "Open MPI" and launcher.name != built_for:
-        warnings.warn(
+        stack_position.warn(
             f"The ranks were started by Open MPI's mpirun, but keras_ddl was built for {built_for}, which may refuse "
             f"to start now. {_remedy()}",
             RuntimeWarning,
-            stacklevel=4,
         )
 
 

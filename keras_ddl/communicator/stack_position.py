@@ -1,7 +1,11 @@
-"""Where this process's main thread is, for the message about a collective that a rank does not come to.
+"""Which line of the user's own code this process is at, for warnings and for waits.
 
-Rank 0 asks through the native library, which hands the question to a thread that waits in C without the interpreter's
-lock. If the main thread keeps that lock, in some library's C code, the answer never comes, and rank 0 says just that.
+Rank 0 asks a rank that does not come to a collective, through the native library, which hands the question to a thread
+that waits in C without the interpreter's lock. If the main thread keeps that lock, in some library's C code, the answer
+never comes, and rank 0 says just that.
+
+Not the user's own are the standard library, installed packages, keras_ddl, and code without a file, such as the
+functions that TensorFlow generates for ops ("<string>"), unless there is nothing else, as in `python -c`.
 """
 
 from __future__ import annotations
@@ -10,16 +14,17 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", "__autograph_generated_file")
-_LIBRARY_FOLDERS = tuple(
-    folder + os.sep for folder in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), _PACKAGE}
-)
+_FOLDERS = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(os.__file__).parent), _PACKAGE}
+_LIBRARY_FOLDERS = tuple(folder + os.sep for folder in _FOLDERS | {os.path.realpath(folder) for folder in _FOLDERS})
+_TYPED_IN = ("<stdin>", "<ipython-input")
 
 
 def answer_questions(next_question: Callable[[], bool], answer: Callable[[str], None]) -> None:
@@ -40,9 +45,7 @@ def main_thread() -> str:
     innermost = sys._current_frames().get(threading.main_thread().ident)
     if innermost is None:
         return "no line of Python: its main thread has ended"
-    frame: FrameType | None = innermost
-    while frame is not None and _is_library(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = _users_frame(innermost)
     if frame is None or frame is innermost:
         return _position(innermost)
     return f"{_position(frame)} (inside {_position(innermost)})"
@@ -50,14 +53,43 @@ def main_thread() -> str:
 
 def user_line(frames: Any) -> str | None:
     """Returns e.g. "train.py:12": of a traceback's frames, innermost last, the innermost one of the user's own code."""
-    for frame in reversed(list(frames or ())):
-        if not _is_library(frame.filename):
-            return f"{_short(frame.filename)}:{frame.lineno}"
-    return None
+    outward = list(frames or ())[::-1]
+    index = _users([frame.filename for frame in outward])
+    return None if index is None else f"{_short(outward[index].filename)}:{outward[index].lineno}"
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """As `warnings.warn`, at the innermost line of the user's own code in this thread."""
+    caller = sys._getframe(1)
+    frame = _users_frame(caller) or caller
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__") or "<unknown>"
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+def _users_frame(innermost: FrameType) -> FrameType | None:
+    frames = list(_outward(innermost))
+    index = _users([frame.f_code.co_filename for frame in frames])
+    return None if index is None else frames[index]
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _users(paths: list[str]) -> int | None:
+    """Returns which of `paths`, innermost first, is the user's own: with a file, else the outermost without one."""
+    own = (index for index, path in enumerate(paths) if not _is_library(path))
+    without_file = (index for index in reversed(range(len(paths))) if paths[index] == "<string>")
+    return next(own, next(without_file, None))
 
 
 def _is_library(path: str) -> bool:
-    return path.startswith(("<frozen", *_LIBRARY_FOLDERS)) or any(part in path for part in _LIBRARY_PARTS)
+    if path.startswith("<"):
+        return not path.startswith(_TYPED_IN)
+    return path.startswith(_LIBRARY_FOLDERS) or any(part in path for part in _LIBRARY_PARTS)
 
 
 def _position(frame: FrameType) -> str:
@@ -71,7 +103,7 @@ def _short(path: str) -> str:
     """The path below the working directory, that of a file of keras_ddl, the last two parts of a library's, or all."""
     if path.startswith(_PACKAGE + os.sep):
         return str(Path(path).relative_to(Path(_PACKAGE).parent))
-    if _is_library(path):
+    if _is_library(path) and not path.startswith("<"):
         return str(Path(*Path(path).parts[-2:]))
     try:
         return str(Path(path).relative_to(Path.cwd()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import config
-from keras_ddl.communicator import native_library
+from keras_ddl.communicator import native_library, stack_position
 from keras_ddl.compat import tensorflow_packages
 from keras_ddl.errors import DependencyError
 
@@ -114,11 +113,10 @@ def _load_ops() -> ModuleType:
     path = native_library.library_path("libkeras_ddl_tf.so")
     native_library.core()  # the ops find the communicator in the core that Python loaded
     if not asynchronous() and config.get("TF_KERNELS") == "auto":
-        warnings.warn(
+        stack_position.warn(
             f"keras_ddl was not tested with TensorFlow {tf.__version__} (tested: {_WORKS}): its ops use synchronous "
             "kernels, and communication does not overlap with computation.",
             RuntimeWarning,
-            stacklevel=3,
         )
     try:
         with config.override("TF_KERNELS", "async" if asynchronous() else "sync"):

@@ -9,12 +9,12 @@ trains for the first time: that they do together, and a model that one rank alon
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keras_ddl import communicator, ops
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat.tensorflow import after_each_variable, tf, with_initializer, with_initializers
 from keras_ddl.ddl import job
 from keras_ddl.ddl.origin import comes_from
@@ -83,12 +83,11 @@ def settle(variables: Iterable[Any]) -> None:
             return
         ops.broadcast_variables(new)
     if tf.executing_eagerly() and communicator.rank() == 0:  # a tf.function computes its gradients only afterwards
-        warnings.warn(
+        stack_position.warn(
             "ddl: variables must be equal on all ranks before gradients are computed. Received: other values on some "
             f"ranks when {variable_lists.describe(new)} were first trained; rank 0's are taken, and the gradients of "
             "this one step are of each rank's own. Call keras_ddl.broadcast_variables(model.variables) before, or give "
-            "fit DDLGlobalVariablesCallback().",
-            stacklevel=3,
+            "fit DDLGlobalVariablesCallback()."
         )
 
 

@@ -11,11 +11,11 @@ those given. `root_rank` counts among all ranks, also in a process set.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from keras_ddl import ops
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.horovod.basics import Average, ReduceOp, Sum, check_sparse, reduce_op
@@ -252,7 +252,7 @@ def _op(op: Any, average: bool | None) -> ReduceOp:
     if average is not None:
         if op is not None:
             raise ConfigError("average is the old form of op, so only one may be given. Received: both. Use op.")
-        warnings.warn("average= is deprecated: use op=hvd.Average or op=hvd.Sum.", DeprecationWarning, stacklevel=4)
+        stack_position.warn("average= is deprecated: use op=hvd.Average or op=hvd.Sum.", DeprecationWarning)
         return Average if average else Sum
     return reduce_op(op)
 

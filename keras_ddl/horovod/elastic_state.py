@@ -5,12 +5,12 @@ from __future__ import annotations
 import abc
 import itertools
 import pickle
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.checkpoint import commits
+from keras_ddl.communicator import stack_position
 from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.horovod import old_keras_names
 from keras_ddl.launch import host_watch
@@ -101,10 +101,9 @@ class State(abc.ABC):
         if content is not None:
             self._commits.write(self._number, content)
         elif self._number == 1:
-            warnings.warn(
+            stack_position.warn(
                 f"What a restart is to begin with has to be known. Received: {type(self).__name__}, whose content() "
-                "returns None, so that a restart begins anew. Use ObjectState, or return what was saved.",
-                stacklevel=3,
+                "returns None, so that a restart begins anew. Use ObjectState, or return what was saved."
             )
 
     def take_up_commit(self) -> bool:

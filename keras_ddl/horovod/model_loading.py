@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
@@ -55,9 +55,8 @@ def load_model(
 def _warn_of_means(optimizer: keras.optimizers.Optimizer, passes: int | None) -> None:
     steps = getattr(keras_compat.unwrapped(optimizer), "gradient_accumulation_steps", None)
     if steps and passes is None:
-        warnings.warn(
+        stack_position.warn(
             f"load_model: the saved optimizer accumulates the gradients of {steps} batches, and averages them. Pass "
             f"backward_passes_per_step={steps} if it was a DistributedOptimizer with that, which adds them up; or "
-            "average_aggregated_gradients=True as well if it had that.",
-            stacklevel=3,
+            "average_aggregated_gradients=True as well if it had that."
         )

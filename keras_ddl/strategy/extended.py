@@ -6,7 +6,6 @@ Variables are plain tf.Variables and per-replica values plain tensors: there is 
 from __future__ import annotations
 
 import contextlib
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator, ops
+from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
@@ -144,7 +144,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
         array = broadcast_value(value.numpy(), label)
         if name == "learning_rate" and array != value.numpy():
             received = f"{array:g} on rank 0, {value.numpy():g} on rank {self.rank}"
-            warnings.warn(ONE_LEARNING_RATE.format(received), stacklevel=2)
+            stack_position.warn(ONE_LEARNING_RATE.format(received))
         return tf.constant(array, dtype=value.dtype)
 
     def _agreed_in_graph(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
@@ -178,11 +179,10 @@ class Reading:
     def _repeat_epoch_ends(self, target: dict[str, Any]) -> None:
         ends, dataset = target["ends"], self.iterator.data_adapter.py_dataset
         if not _same_numbers(ends[0], self._ends[0]):
-            warnings.warn(
+            stack_position.warn(
                 "A PyDataset that draws random numbers in on_epoch_end is in another order in another process, unless "
                 "the script sets the seeds. Received: a checkpoint of a run with other numbers. Call "
-                "keras.utils.set_random_seed(n), or give the Strategy a seed, before the data is made.",
-                stacklevel=2,
+                "keras.utils.set_random_seed(n), or give the Strategy a seed, before the data is made."
             )
         now = self.random_states()
         for states in ends[1:]:
@@ -207,12 +207,11 @@ class Reading:
         mine = self._order()
         unseeded = [0, 0] in mine
         if target["batches"] and (mine != target["order"] or unseeded):
-            warnings.warn(
+            stack_position.warn(
                 "A run that goes on inside an epoch must read in the order in which the run before it began. Received: "
                 f"a dataset that shuffles with seeds {mine}, and {target['order']} before. Rows of this epoch may come "
                 "twice or not at all. Call keras.utils.set_random_seed(n), or give the Strategy a seed, before the "
-                "data is made.",
-                stacklevel=2,
+                "data is made."
             )
 
 

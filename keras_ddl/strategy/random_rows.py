@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import collections
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat.tensorflow import constant_value_as_shape, tf
 from keras_ddl.cut import philox
 from keras_ddl.strategy import step
@@ -115,7 +115,7 @@ def warn_once(what: str, message: str) -> None:
     """Warns of `what` once per process."""
     if what not in _warned:
         _warned.add(what)
-        warnings.warn(message, stacklevel=3)
+        stack_position.warn(message)
 
 
 def _shape(shape: Any) -> tuple[tf.Tensor, tf.TensorShape]:

@@ -12,12 +12,12 @@ which backpropagation on each rank gives when it starts at the rank's own totals
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl import ops
+from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.stack_position import user_line
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
@@ -262,12 +262,11 @@ class RowValues:
         if self.kinds is not None or self.owner.__dict__.get("_ddl_warned_of_eager"):
             return
         self.owner.__dict__["_ddl_warned_of_eager"] = True
-        warnings.warn(
+        stack_position.warn(
             "With run_eagerly=True there is no graph that tells how a value depends on the rows of the batch: losses, "
             "trackers and logs by hand count as means over the rank's rows, and what metrics of the program's own hold "
             f"is added up. Received: {what} on {self.share.size} ranks (rank {self.share.rank}). Leave run_eagerly out "
-            "where a loss is a sum, a ratio over the batch, or the like.",
-            stacklevel=3,
+            "where a loss is a sum, a ratio over the batch, or the like."
         )
 
     def _warn(self, value: tf.Tensor, kind: Kind) -> None:
@@ -282,11 +281,10 @@ class RowValues:
         else:
             what = "depends on the rows of the batch in a way that keras_ddl cannot read from its graph"
             remedy = "Write it with means, sums, and functions of these, over the rows"
-        warnings.warn(
+        stack_position.warn(
             f"A loss, tracker or log entry {what}, so it is taken for a mean over rows and will not be exactly that of "
             f"one process. Received: {value.op.name!r} ({value.op.type}) made in {where} (rank {self.share.rank}). "
-            f"{remedy}. See docs/losses.md.",
-            stacklevel=3,
+            f"{remedy}. See docs/losses.md."
         )
 
 

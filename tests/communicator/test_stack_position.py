@@ -1,7 +1,15 @@
 """Where the main thread is: the innermost line of the user's own code, whatever library it is inside."""
 
+import ast
 import json
+import subprocess
+import sys
 import threading
+import traceback
+import warnings
+from collections.abc import Callable
+
+import pytest
 
 from keras_ddl.communicator import stack_position
 
@@ -42,6 +50,48 @@ def test_position_behind_a_callback_from_a_library():
     text = seen_from_another_thread(wait_in_a_callback)
     assert "wait_in_a_callback.hook" in text
     assert "json" not in text.partition(" (inside ")[0]
+
+
+def generated(source: str) -> Callable:
+    """The function `f` of code without a file, as TensorFlow makes it for ops."""
+    names = {"stack_position": stack_position, "traceback": traceback}
+    exec(compile(source, "<string>", "exec"), names)
+    return names["f"]
+
+
+def test_position_is_not_in_generated_code():
+    text = generated("def f(): return stack_position.main_thread()")()
+    assert "test_stack_position.py:" in text.partition(" (inside ")[0], text
+    frames = generated("def f(): return traceback.extract_stack()")()
+    assert "test_stack_position.py:" in stack_position.user_line(frames)
+
+
+def test_position_is_in_generated_code_when_there_is_nothing_else():
+    source = "from keras_ddl.communicator import stack_position as s\ndef f():\n  print(s.main_thread())\n\nf()"
+    done = subprocess.run([sys.executable, "-P", "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("<string>:5 (inside "), done.stdout
+    library = traceback.FrameSummary(ast.__file__, 50, "parse")
+    assert stack_position.user_line([library]) is None
+    assert stack_position.user_line([traceback.FrameSummary("<string>", 717, "f"), library]) == "<string>:717"
+    assert stack_position.user_line([traceback.FrameSummary("<frozen runpy>", 88, "f"), library]) is None
+
+
+def test_warning_names_the_line_that_called_libraries():
+    def warn_in_libraries():
+        class Visitor(ast.NodeVisitor):
+            visit_Name = staticmethod(generated("def f(_): stack_position.warn('look', RuntimeWarning)"))
+
+        Visitor().visit(ast.parse("x"))
+
+    with pytest.warns(RuntimeWarning, match="look") as caught:
+        warn_in_libraries()
+        line = sys._getframe().f_lineno
+    assert (caught[0].filename, caught[0].lineno) == (__file__, line - 4)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            warn_in_libraries()
+    assert len(found) == 1  # once for each place, as any warning
 
 
 def test_answers_until_closed():

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from keras_ddl import communicator
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import array_slicing, keras, tree
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
@@ -140,7 +140,7 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
     if not agreeing:
         raise RankMismatchError(f"{_RULE} {received} (rank {rank}). {_REMEDY}")
     if rank == 0:
-        warnings.warn(f"{_RULE} {received}, which is right only if they were drawn at random. {_REMEDY}", stacklevel=6)
+        stack_position.warn(f"{_RULE} {received}, which is right only if they were drawn at random. {_REMEDY}")
 
 
 def warn_of_equal_batches(batch: Any, rank: int) -> None:
@@ -155,11 +155,10 @@ def warn_of_equal_batches(batch: Any, rank: int) -> None:
     content = [pickle.dumps(leaf) if leaf.dtype.hasobject else leaf.tobytes() for leaf in leaves]
     everyone = communicator.all_gather_object(hashlib.sha256(b"".join(content)).digest(), name="keras_ddl/batch")
     if len(set(everyone)) == 1:
-        warnings.warn(
+        stack_position.warn(
             "train_on_batch and test_on_batch take each rank's own rows; the batch of all ranks together is what they "
             f"train on. Received: the same rows on all {len(everyone)} ranks (rank {rank}), which are so counted "
-            f"{len(everyone)} times. Pass this rank's part of them (keras_ddl.data.chunk), or use fit, which takes it.",
-            stacklevel=4,
+            f"{len(everyone)} times. Pass this rank's part of them (keras_ddl.data.chunk), or use fit, which takes it."
         )
 
 

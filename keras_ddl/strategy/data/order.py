@@ -20,11 +20,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from keras_ddl import config, ops
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
@@ -293,12 +293,11 @@ def warn_of_unlike_values(rank: int) -> None:
     _notes().unlike.assign([-1, 0])
     names = _components.get(key // _MANY // 2**16, [])
     which = _listed(names, [i for i in range(_WORDS) if words >> i & 1])
-    warnings.warn(
+    stack_position.warn(
         "Ranks read the same rows with other values. "
         f"Received: batch {key % _MANY} differs between ranks in {which}, while another component is equal. "
         "That is so when values are drawn at random by threads or by unseeded generators (augmentation), and then does "
-        "no harm, but is not what one process would have drawn; else look for the cause.",
-        stacklevel=2,
+        "no harm, but is not what one process would have drawn; else look for the cause."
     )
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import threading
-import warnings
 from typing import Any
 
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import (
     TESTED,
     ArrayDataAdapter,
@@ -60,21 +60,19 @@ def install() -> None:
             return
         _installed = True
     if not keras.__version__.startswith(TESTED):
-        warnings.warn(
+        stack_position.warn(
             f"keras_ddl was tested with Keras {', '.join(TESTED)}* and changes parts of Keras that are not public. "
             f"Received: Keras {keras.__version__}. Compare a short run with one on a single rank, or install a tested "
-            "version.",
-            stacklevel=3,
+            "version."
         )
     for owner, name, make in _table():
         original = getattr(owner, name, None)
         if original is None:
             where = getattr(owner, "__qualname__", getattr(owner, "__name__", owner))
-            warnings.warn(
+            stack_position.warn(
                 f"keras_ddl patches {where}.{name}, which Keras {keras.__version__} does not have: what "
                 f"keras_ddl.{make.__module__.rpartition('.')[2]}.{make.__name__} promises will not hold. Install Keras "
-                f"{TESTED[-1]}*.",
-                stacklevel=3,
+                f"{TESTED[-1]}*."
             )
             continue
         replacement = make(original)

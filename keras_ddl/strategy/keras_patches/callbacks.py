@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import communicator, timeline
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.strategy import agreement, layer_state
@@ -169,7 +169,7 @@ def _warn_of_rates(told: list[tuple[list[float], int]], rank: int) -> None:
     rates, steps = zip(*told)
     if rank == 0 and any(each != rates[0] for each in rates) and len(set(steps)) == 1:
         received = (f"{', '.join(f'{rate:g}' for rate in each)} on rank {other}" for other, each in enumerate(rates))
-        warnings.warn(ONE_LEARNING_RATE.format(", ".join(received)), stacklevel=2)
+        stack_position.warn(ONE_LEARNING_RATE.format(", ".join(received)))
 
 
 def on_epoch_begin(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,11 +7,11 @@ backend/tensorflow/optimizer.py (3.15.1).
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl import ops
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
@@ -236,12 +236,11 @@ def _check_context(optimizer: Any) -> None:
         raise ConfigError(outside_message("An optimizer", optimizer.name, running, mine))
     if mine is not None and running is None and mine.size > 1 and not getattr(optimizer, "_ddl_warned", False):
         object.__setattr__(optimizer, "_ddl_warned", True)
-        warnings.warn(
+        stack_position.warn(
             f"Optimizer {optimizer.name!r} was made under a keras_ddl.Strategy but applies gradients outside of "
             f"strategy.run: they are this rank's own (rank {mine.rank} of {mine.size}), and the ranks' weights will "
             "drift apart unless you have reduced them yourself (keras_ddl.all_reduce_n). Call the step with "
-            "strategy.run(step, args=(batch,)).",
-            stacklevel=4,
+            "strategy.run(step, args=(batch,))."
         )
 
 

@@ -11,11 +11,11 @@ import copy
 import functools
 import io
 import os
-import warnings
 import zlib
 from collections.abc import Callable
 from typing import Any
 
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.strategy import agreement, layer_state
@@ -93,11 +93,10 @@ def _warn_of_local_state(model: Any, strategy: Any) -> None:
     local = [v for layer in model._flatten_layers() for v in _gathered_by(layer)]
     if local:
         model.__dict__["_ddl_warned_of_state"] = True
-        warnings.warn(
+        stack_position.warn(
             "A model saved within an epoch holds the statistics that this rank's layers have gathered from its own "
             f"rows. Received: {local[0].path} of model {model.name!r} (rank {strategy.rank}). Save at the end of an "
-            "epoch, call model.evaluate() on all ranks before, or give BatchNormalization synchronized=True.",
-            stacklevel=6,
+            "epoch, call model.evaluate() on all ranks before, or give BatchNormalization synchronized=True."
         )
 
 

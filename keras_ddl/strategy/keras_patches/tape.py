@@ -10,10 +10,10 @@ Patched: tensorflow/python/eager/backprop.py, ops/gradients_impl.py (TensorFlow 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.stack_position import user_line
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
@@ -114,13 +114,12 @@ def _warn_of_bare_means(strategy: Any, target: Any) -> None:
         return
     strategy._ddl_warned_of_means = True
     where = user_line(getattr(found.op, "traceback", None)) or found.op.name
-    warnings.warn(
+    stack_position.warn(
         "In strategy.run gradients are summed over ranks, as in tf.distribute: a loss must be the rank's part of that "
         f"of the whole batch. Received: a mean over the rank's own rows, made in {where} (rank {strategy.rank} of "
         f"{strategy.size}), whose gradient would be {strategy.size} times that of one process. Use a keras.losses "
         "object, which is scaled for you, or tf.nn.compute_average_loss(per_row, global_batch_size=...), or write the "
-        "step as the train_step of a model, where a mean is what it says.",
-        stacklevel=4,
+        "step as the train_step of a model, where a mean is what it says."
     )
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
@@ -95,19 +95,17 @@ def _warn_if_alone(model: Any) -> None:
     others = [strategy for strategy in keras_compat.strategies if strategy.size > 1]
     if others and not model.__dict__.get("_ddl_warned"):
         model.__dict__["_ddl_warned"] = True
-        warnings.warn(
+        stack_position.warn(
             f"Model {model.name!r} was made outside the scope of the keras_ddl.Strategy of this process: rank "
             f"{others[0].rank} trains it alone, on all of the data. Make it under `with strategy.scope():` to train "
-            "it on all ranks.",
-            stacklevel=4,
+            "it on all ranks."
         )
     elif _trains_unreduced(model) and not model.__dict__.get("_ddl_warned"):
         model.__dict__["_ddl_warned"] = True
-        warnings.warn(
+        stack_position.warn(
             f"Optimizer {model.optimizer.name!r} of model {model.name!r} does not reduce gradients, and others of this "
             "process do: each rank trains this model alone. What is loaded, cloned, unpickled or made from a "
-            "configuration has a plain optimizer: compile the model with a DistributedOptimizer.",
-            stacklevel=4,
+            "configuration has a plain optimizer: compile the model with a DistributedOptimizer."
         )
 
 
