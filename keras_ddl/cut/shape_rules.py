@@ -166,6 +166,14 @@ def _strided_slice(known: Extents, node: Node) -> Numbers | None:
     return Numbers(found.entries[slice(first, last, stride[0])])
 
 
+@numbers("InvertPermutation")
+def _inverted(known: Extents, node: Node) -> Numbers | None:
+    order = known.constants(node.inputs[0])
+    if order is None or sorted(order) != list(range(len(order))):
+        return None
+    return Numbers([order.index(i) for i in range(len(order))])
+
+
 @numbers("BroadcastArgs")
 def _broadcast_args(known: Extents, node: Node) -> Numbers | None:
     shapes = [known.numbers(each) for each in node.inputs]
