@@ -1,10 +1,13 @@
 """The rules, one file a topic; importing this registers them (registry.py says what a rule is)."""
 
 from keras_ddl.cut.rules import (
+    branches,
     contractions,
     convolutions,
     elementwise,
     indexing,
+    lists,
+    loops,
     losses,
     reductions,
     shapes,
@@ -13,10 +16,13 @@ from keras_ddl.cut.rules import (
 )
 
 __all__ = [
+    "branches",
     "contractions",
     "convolutions",
     "elementwise",
     "indexing",
+    "lists",
+    "loops",
     "losses",
     "reductions",
     "shapes",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.dims import ONE
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.states import PARTIAL, Partial, Rows, Whole
+from keras_ddl.cut.states import PARTIAL, ListOf, Partial, Rows, Whole
 
 UNARY = (
     "Neg Exp Log Log1p Expm1 Sqrt Rsqrt Square Tanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign Abs Sign Floor Ceil "
@@ -67,7 +68,7 @@ def identity(b: Any, node: Any) -> Any:
 def of_whole(b: Any, node: Any) -> Any:
     """Of operands of which rows can be made by themselves (a random draw), rows of the result can."""
     pieces = b.make_whole(node)
-    if any(b.has_recipe(each) for each in node.inputs) and not node.after:
+    if any(b.has_recipe(each) for each in node.inputs) and not node.after and node.outputs[0].dtype != tf.variant:
         b.give_recipe(node.outputs[0], lambda rows: _rows_of(b, node, rows))
     return pieces
 
@@ -91,6 +92,10 @@ def _rows_of(b: Any, node: Any, rows: Rows) -> Any:
 
 @rule("AddN")
 def add_n(b: Any, node: Any) -> Any:
+    lists = next((b.state(each) for each in node.inputs if isinstance(b.state(each), ListOf)), None)
+    if lists is not None:
+        held = [b.list_of(each, lists) for each in node.inputs]
+        return None if any(each is None for each in held) else [(b.make(node, held)[0], lists)]
     if all(b.state(each) == PARTIAL for each in node.inputs):
         return [(b.make(node, [b.held(each) for each in node.inputs])[0], PARTIAL)]
     return binary(b, node)
@@ -108,14 +113,20 @@ def binary(b: Any, node: Any) -> Any:
 
 def _of_parts(b: Any, node: Any, states: list[Any]) -> Any:
     """Sums of parts, and parts times or divided by what every rank has: linear, broadcast or not."""
-    linear = node.type in ("Add", "AddV2", "Sub") and all(each == PARTIAL for each in states)
+    additive = node.type in ("Add", "AddV2", "Sub", "AddN")
+    linear = additive and all(each == PARTIAL for each in states)
+    if additive and b.in_loop and all(isinstance(each, Whole) or each == PARTIAL for each in states):
+        # The loop's sum goes on as parts, which are summed when the loop is over.
+        if any(b.dims(each) is None or b.dims(each) != b.dims(node.outputs[0]) for each in node.inputs):
+            return None
+        return [(b.make(node, [b.part(each) for each in node.inputs])[0], PARTIAL)]
     if node.type == "Mul":
         linear = sorted(map(str, states)) == sorted(map(str, [PARTIAL, Whole()]))
     if node.type in ("RealDiv", "Div", "DivNoNan") and node.outputs[0].dtype.is_floating:
         linear = states == [PARTIAL, Whole()]
     # A part that is repeated is summed before: there is less of it.
-    part = next(value for value, state in zip(node.inputs, states) if state == PARTIAL)
-    if not linear or b.dims(part) is None or b.dims(part) != b.dims(node.outputs[0]):
+    part = next((value for value, state in zip(node.inputs, states) if state == PARTIAL), None)
+    if part is None or not linear or b.dims(part) is None or b.dims(part) != b.dims(node.outputs[0]):
         return None
     return [(b.make(node, [b.held(each) for each in node.inputs])[0], PARTIAL)]
 
