@@ -213,10 +213,22 @@ def captured_from(placeholder: tf.Tensor) -> Any:
 _captures: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
-def called_graph(call: tf.Operation) -> Any:
-    """Returns the graph of the function that an operation calls; None if TensorFlow does not tell."""
+def called_graph(call: tf.Operation, attr: str = "f") -> Any:
+    """Returns the graph of the function that an operation names in `attr`; None if TensorFlow does not tell."""
     try:
-        return call.graph._get_function(call.get_attr("f").name).graph
+        return _graph_of(call, call.get_attr(attr))
+    except ValueError:
+        return None
+
+
+def called_graphs(call: tf.Operation) -> list[Any]:
+    """Returns the graphs of the branches of a Case, None for one that TensorFlow does not tell."""
+    return [_graph_of(call, each) for each in call.get_attr("branches")]
+
+
+def _graph_of(call: tf.Operation, function: Any) -> Any:
+    try:
+        return call.graph._get_function(function.name).graph
     except (AttributeError, ValueError):
         return None
 

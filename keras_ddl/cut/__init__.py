@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import rules, shape_rules  # noqa: F401  (they register)
+from keras_ddl.cut import list_rules, rules, shape_rules  # noqa: F401  (they register)
 from keras_ddl.cut.builder import Batch, Builder
 from keras_ddl.cut.collectives import Collectives, OfRanks
 from keras_ddl.cut.dims import Dim

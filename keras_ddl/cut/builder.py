@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import moving
 from keras_ddl.cut.collectives import COMBINED_DTYPES, Collectives, Sums
-from keras_ddl.cut.dims import Dim, dim, number_of
+from keras_ddl.cut.dims import Dim, Unknown, dim, number_of
 from keras_ddl.cut.extents import Dims, Extents
 from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.registry import rule_of
 from keras_ddl.cut.report import Report
 from keras_ddl.cut.scalars import Scalars, as_vector, times
 from keras_ddl.cut.seeds import agreed_seeds
-from keras_ddl.cut.states import WHOLE, Partial, Rows, State, Whole
+from keras_ddl.cut.states import PARTIAL, WHOLE, ListOf, Partial, Rows, State, Whole
 
 
 class Piece(NamedTuple):
@@ -59,9 +59,18 @@ class Builder:
         collectives: what sums and gathers.
         report: is told of every collective.
         seed: equal on all ranks; random operations that the program gave no seed get one made from it.
+        scope: begins the names of collectives; the same on all ranks.
     """
 
-    def __init__(self, program: Program, batch: Batch, collectives: Collectives, report: Report, seed: int = 0) -> None:
+    def __init__(
+        self,
+        program: Program,
+        batch: Batch,
+        collectives: Collectives,
+        report: Report,
+        seed: int = 0,
+        scope: str = "",
+    ) -> None:
         self.program = program
         self.seed = seed
         self.batch = batch
@@ -70,15 +79,18 @@ class Builder:
         rows = Dim(batch.total) if isinstance(batch.total, int) else Dim.unknown("rows")
         self.extents = Extents(rows)
         self.scalars = Scalars(self)
-        self.sums = Sums(collectives, report)
+        self.sums = Sums(collectives, report, scope)
+        self.in_loop = False  # where nothing can move between ranks
+        self.waits_outside = False
         self._pieces: dict[Value, Piece] = {}
         self._made: dict[Any, tf.Tensor] = {}  # a value in another state than it was made in
         self._same: dict[Value, Value] = {}  # what was only passed on, by what it was passed on from
-        self._recipes: dict[Value, Callable[[Rows], tf.Tensor | None]] = {}
+        self._recipes: dict[Value, Callable[[Any], tf.Tensor | None]] = {}
         self._wholes: dict[Value, Callable[[], tf.Tensor]] = {}
         self._done: dict[Node, list[tf.Operation]] = {}
         self._node: Node | None = None
         self._names = 0
+        self.scope = scope
         self._last: list[tf.Operation] = []
 
     # ---- what rules ask
@@ -125,7 +137,8 @@ class Builder:
                 found = self._made[value, WHOLE] = self._wholes[value]()
             return found
         with _no_dependencies():
-            found = moving.gathered(self, value, piece.tensor, piece.state)
+            move = moving.gathered_list if isinstance(piece.state, ListOf) else moving.gathered
+            found = move(self, value, piece.tensor, piece.state)
         self._made[value, WHOLE] = found
         self.report.gathered(value, self._node)
         return found
@@ -139,10 +152,8 @@ class Builder:
     def wholes(self, values: Sequence[Value]) -> list[tf.Tensor]:
         """Returns the whole tensors. Raises: Waiting: some have yet to be summed; all of them are asked for."""
         for value in values:
-            state = self.state(value)
-            origin = self._same.get(value, value)
-            if isinstance(state, Partial):
-                self.sums.want(origin, self.held(value), state.op, self._node)
+            if isinstance(self.state(value), Partial):
+                self._attempt(lambda: self.whole(value))  # noqa: B023
         return [self.whole(each) for each in values]
 
     def cut(self, value: Value, rows: Rows) -> tf.Tensor:
@@ -160,6 +171,35 @@ class Builder:
             self._made[value, rows] = found
         return found
 
+    def part(self, value: Value) -> tf.Tensor:
+        """Returns this rank's part of the sum that a whole value is, or that it is a part of."""
+        if self.state(value) == PARTIAL:
+            return self.held(value)
+        key = (self._same.get(value, value), PARTIAL)
+        if key not in self._made:
+            whole = self.whole(value)
+            with _no_dependencies():
+                self._made[key] = moving.part_of(self, whole)
+        return self._made[key]
+
+    def list_of(self, value: Value, state: ListOf) -> tf.Tensor | None:
+        """Returns a list in this state; None where it cannot be had."""
+        if self.state(value) == state:
+            return self.held(value)
+        value = self._same.get(value, value)
+        if (value, state) not in self._made:
+            recipe = self._recipes.get(value)
+            with _no_dependencies():
+                found = recipe(state) if recipe is not None else None
+            if found is None:
+                return None
+            self._made[value, state] = found
+        return self._made[value, state]
+
+    def number_outside(self, unknown: Unknown) -> Any:
+        """Returns a number that only the graph around this one knows."""
+        raise KeyError(f"{unknown}: no value of this name")
+
     def _of_recipe(self, value: Value, rows: Rows) -> tf.Tensor | None:
         recipe = self._recipes.get(value)
         if recipe is None or not self.fits(value, rows):
@@ -175,10 +215,11 @@ class Builder:
         """Whether rows of a whole value can be made without making it whole."""
         return value in self._recipes
 
-    def give_recipe(self, value: Value, recipe: Callable[[Rows], tf.Tensor | None]) -> None:
+    def give_recipe(self, value: Value, recipe: Callable[[Any], tf.Tensor | None]) -> None:
         """Says how a rank's rows of a whole value are made. The whole tensor then runs only if something reads it.
 
-        recipe: is given a cut that fits the value; returns the rows, or None where it cannot make them.
+        recipe: is given a cut that fits the value (of a list: its state); returns the rows, or None where it cannot
+            make them.
         """
         self._recipes[value] = recipe
 
@@ -205,7 +246,7 @@ class Builder:
     def next_name(self, kind: str) -> str:
         """Returns a name for a collective. Ranks count alike; what Keras names may differ between them."""
         self._names += 1
-        return f"{kind}_{self._names}"
+        return f"{self.scope}{kind}_{self._names}"
 
     def is_only_reshaped(self, value: Value) -> bool:
         """Whether nothing reads `value` but Reshape: then axes of extent 1 do not matter."""
@@ -297,6 +338,8 @@ class Builder:
             if not postponed and not ends:
                 return
             self._ask_ahead(ends)
+            if self.waits_outside and not self.sums:
+                raise Waiting
             self._take_sums(self.sums.make())
             ready, postponed = postponed, []
             heapq.heapify(ready)
@@ -328,6 +371,11 @@ class Builder:
             return self.cut(value, state)
         if isinstance(state, Whole):
             return self.whole(value)
+        if state == PARTIAL:
+            return self.part(value)
+        found = self.list_of(value, state) if isinstance(state, ListOf) else None
+        if found is not None:
+            return found
         raise AssertionError(f"{value} cannot become {state}")
 
     def _attempt(self, call: Callable[[], Any]) -> bool:
@@ -336,6 +384,10 @@ class Builder:
         except Waiting:
             return False
         return True
+
+    def ran(self, operation: tf.Operation) -> None:
+        """Says that `operation` is one that the node being made consists of: what runs after the node waits for it."""
+        self._last.append(operation)
 
     def _try(self, node: Node) -> bool:
         self._node, self._last = node, []

@@ -39,7 +39,8 @@ class Sums:
     Two values collected together do not depend on one another's sums, so they may travel in one bucket.
     """
 
-    def __init__(self, collectives: Collectives, report: Report) -> None:
+    def __init__(self, collectives: Collectives, report: Report, scope: str = "") -> None:
+        self._scope = scope
         self._collectives = collectives
         self._report = report
         self._wanted: dict[Value, tuple[tf.Tensor, str, Node | None]] = {}
@@ -48,6 +49,10 @@ class Sums:
     def want(self, value: Value, tensor: tf.Tensor, op: str, reader: Node | None) -> None:
         """Asks for a value, which a later `make` returns."""
         self._wanted.setdefault(value, (tensor, op, reader))
+
+    def __bool__(self) -> bool:
+        """Whether any value is asked for."""
+        return bool(self._wanted)
 
     def make(self) -> dict[Value, tf.Tensor]:
         """Makes the collectives for all that was asked for; returns the whole tensors. COLLECTIVE."""
@@ -62,14 +67,14 @@ class Sums:
                 sizes = [_bytes(value) for value in values]
                 for bucket in self._collectives.buckets(sizes, [_numeric_name(value) for value in values]):
                     members = [values[i] for i in bucket]
-                    name = f"{op}_{self._count}"
+                    name = f"{self._scope}{op}_{self._count}"
                     self._count += 1
                     found = self._collectives.reduce([_numeric(wanted[value][0]) for value in members], op, name)
                     for value, tensor in zip(members, found):
                         tensor = tf.cast(tensor, tf.bool) if value.dtype == tf.bool else tensor
                         tensor.set_shape(wanted[value][0].shape)
                         done[value] = tensor
-                    self._report.reduced(name, members, [wanted[value][2] for value in members])
+                    self._report.reduced(op, members, [wanted[value][2] for value in members])
         return done
 
 

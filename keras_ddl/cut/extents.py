@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.contents import Content
 from keras_ddl.cut.dims import ONE, Dim, dim, product
 from keras_ddl.cut.program import Node, Value
 
@@ -23,6 +24,7 @@ MOST_VALUES = 32  # longer integer vectors are data, not shapes
 
 _extents: dict[str, Callable[..., Any]] = {}
 _values: dict[str, Callable[..., Any]] = {}
+_contents: dict[str, Callable[..., Any]] = {}
 
 
 class Numbers:
@@ -49,6 +51,7 @@ class Extents:
         self.named: dict[str, Value] = {}  # by the keys that unknowns are made of
         self._dims: dict[Value, Dims | None] = {}
         self._numbers: dict[Value, Numbers | None] = {}
+        self._contents: dict[Value, Content | None] = {}
 
     def set_dims(self, value: Value, dims: Dims | None) -> None:
         self._dims[value] = dims
@@ -72,7 +75,7 @@ class Extents:
         found = rule(self, node) if rule is not None else None
         for output in node.outputs:
             told = found[output.index] if found is not None else None
-            self._dims[output] = _merged(output, told)
+            self._dims[output] = merged(output, told)
             self.named[output.key] = output
 
     def numbers(self, value: Value) -> Numbers | None:
@@ -81,6 +84,16 @@ class Extents:
             self.named[value.key] = value
             self._numbers[value] = self._infer_numbers(value)
         return self._numbers[value]
+
+    def content(self, value: Value) -> Content | None:
+        """Returns what is known of the elements of a list; None: nothing."""
+        if value not in self._contents:
+            rule = _contents.get(value.node.type)
+            self._contents[value] = rule(self, value.node) if rule is not None else None
+        return self._contents[value]
+
+    def set_content(self, value: Value, content: Content | None) -> None:
+        self._contents[value] = content
 
     def number(self, value: Value) -> Dim | None:
         """Returns the entry of an integer scalar (or of a vector of one entry)."""
@@ -113,7 +126,7 @@ class Extents:
         return Numbers([Dim.unknown("entry", value.key, i) for i in range(length)])
 
 
-def _merged(output: Value, told: Any) -> Dims | None:
+def merged(output: Value, told: Any) -> Dims | None:
     """Returns what a rule tells, corrected by what tracing knows for certain."""
     if output.rank is None:
         return tuple(map(dim, told)) if told is not None else None
@@ -145,6 +158,16 @@ def numbers(*types: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
         _values.update(dict.fromkeys(types, rule))
+        return rule
+
+    return register
+
+
+def contents(*types: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers what is known of the elements of the list that operations give as their first output."""
+
+    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
+        _contents.update(dict.fromkeys(types, rule))
         return rule
 
     return register

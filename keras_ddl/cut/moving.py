@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.scalars import as_vector, times
-from keras_ddl.cut.states import Rows
+from keras_ddl.cut.states import ListOf, Rows
 
 if TYPE_CHECKING:
     from keras_ddl.cut.builder import Builder
@@ -48,22 +49,62 @@ def _static_shape(builder: Builder, whole: tf.TensorShape, rows: Rows) -> list[i
 
 def gathered(builder: Builder, value: Value, held: tf.Tensor, rows: Rows) -> tf.Tensor:
     """Returns the whole tensor. COLLECTIVE."""
+    dims = builder.dims(value)
+    found = gathered_rows(builder, builder.next_name("gather"), held, rows, lambda axis: builder.number(dims[axis]))
+    found.set_shape([each.number for each in dims])
+    return found
+
+
+def gathered_rows(builder: Builder, name: str, held: tf.Tensor, rows: Rows, extent: Callable[[int], Any]) -> tf.Tensor:
+    """Returns the whole tensor; `extent`: gives the extents of the axes that are not cut. COLLECTIVE."""
     if held.dtype == tf.bool:
-        return tf.cast(gathered(builder, value, tf.cast(held, tf.uint8), rows), tf.bool)
-    axis, name = rows.axis, builder.next_name("gather")
+        return tf.cast(gathered_rows(builder, name, tf.cast(held, tf.uint8), rows, extent), tf.bool)
+    axis, rank = rows.axis, held.shape.rank
     if axis == 0 and rows.blocks == 1:
         # Whole rows lie one after the other; a rank's unit is part of each.
-        found = builder.collectives.gather(held, name)
-    else:
-        # [front, blocks, rows, unit, back], rows first on the way.
-        dims = builder.dims(value)
-        front = [builder.number(each) for each in dims[:axis]]
-        back = [builder.number(each) for each in dims[axis + 1 :]]
-        blocks, unit = builder.number(rows.blocks), builder.number(rows.unit)
-        parted = tf.reshape(held, as_vector([*front, blocks, builder.batch.mine, unit, *back]))
-        order = [axis + 1, *(i for i in range(len(dims) + 2) if i != axis + 1)]
-        found = builder.collectives.gather(tf.transpose(parted, order), name)
-        back_order = [order.index(i) for i in range(len(order))]
-        found = tf.reshape(tf.transpose(found, back_order), as_vector([builder.number(each) for each in dims]))
-    found.set_shape([each.number for each in builder.dims(value)])
-    return found
+        return builder.collectives.gather(held, name)
+    # [front, blocks, rows, unit, back], rows first on the way.
+    front = [extent(each) for each in range(axis)]
+    back = [extent(each) for each in range(axis + 1, rank)]
+    blocks, unit = builder.number(rows.blocks), builder.number(rows.unit)
+    parted = tf.reshape(held, as_vector([*front, blocks, builder.batch.mine, unit, *back]))
+    order = [axis + 1, *(i for i in range(rank + 2) if i != axis + 1)]
+    found = builder.collectives.gather(tf.transpose(parted, order), name)
+    back_order = [order.index(i) for i in range(len(order))]
+    whole = builder.number(builder.extent(rows))
+    return tf.reshape(tf.transpose(found, back_order), as_vector([*front, whole, *back]))
+
+
+def part_of(builder: Builder, whole: tf.Tensor) -> tf.Tensor:
+    """Returns this rank's part of a sum that is `whole`: all of it on the first rank, zeros on the others."""
+    return whole if builder.collectives.rank == 0 else tf.zeros_like(whole)
+
+
+def gathered_list(builder: Builder, value: Value, held: tf.Tensor, state: ListOf) -> tf.Tensor:
+    """Returns the list of whole elements. COLLECTIVE."""
+    content, rows = builder.extents.content(value), state.element
+    dims = content.known_dims() if content is not None else None
+    shape: Any = -1
+    if dims is not None:
+        shape = [
+            builder.local_extent(rows) if axis == rows.axis else _or_any(builder, each)
+            for axis, each in enumerate(dims)
+        ]
+        shape = tf.cast(as_vector(shape), tf.int32)
+    stacked = tf.raw_ops.TensorListStack(
+        input_handle=held, element_shape=shape, element_dtype=tf.as_dtype(state.dtype), num_elements=-1
+    )
+    if stacked.shape.rank is None:
+        raise AssertionError(f"{value}: a list of tensors whose rank is unknown cannot be gathered")
+    found = gathered_rows(
+        builder,
+        builder.next_name("gather"),
+        stacked,
+        rows.at(rows.axis + 1),
+        lambda axis: tf.shape(stacked, out_type=tf.int64)[axis],
+    )
+    return tf.raw_ops.TensorListFromTensor(tensor=found, element_shape=tf.shape(found, out_type=tf.int64)[1:])
+
+
+def _or_any(builder: Builder, extent: Any) -> Any:
+    return -1 if extent is None else builder.number(extent)

@@ -91,16 +91,17 @@ class Node:
 
 
 class Program:
-    """A traced function as nodes in an order in which they can run.
+    """A traced function as nodes in an order in which they can run. `prefix`: begins the key of every node.
 
     Attributes:
         nodes: what the outputs and side effects need, no more.
         inputs: one value for each argument. captured: values with the outer tensor that each stands for.
+        placeholders: one value for each input of the graph, captured or not.
         outputs: one value for each of the function's outputs. effects: nodes that must run though nothing reads them.
     """
 
-    def __init__(self, graph: Any) -> None:
-        inner = _Inlining("", list(graph.inputs), None, graph)
+    def __init__(self, graph: Any, prefix: str = "") -> None:
+        inner = _Inlining(prefix, list(graph.inputs), None, graph)
         self.placeholders = inner.arguments
         outers = {internal.name: external for external, internal in graph.captures}
         given = list(zip(graph.inputs, self.placeholders))

@@ -57,21 +57,25 @@ class Report:
         reason = "is a result" if reader is None else f"{reader.type} needs all rows"
         self.entries.append(Entry("gather", bytes_of(value), [value.key], reason, line_of(reader or value.node)))
 
-    def reduced(self, name: str, values: Sequence[Value], readers: Sequence[Node | None]) -> None:
+    def reduced(self, op: str, values: Sequence[Value], readers: Sequence[Node | None]) -> None:
         """Values were combined in one collective."""
         sizes = [bytes_of(value) for value in values]
         total = None if any(each is None for each in sizes) else sum(sizes)
         kinds = sorted({"results" if each is None else each.type for each in readers})
         self.entries.append(
-            Entry(
-                name.split("_")[0], total, [v.key for v in values], "for " + ", ".join(kinds), line_of(values[0].node)
-            )
+            Entry(op, total, [v.key for v in values], "for " + ", ".join(kinds), line_of(values[0].node))
         )
 
     def computed_whole(self, node: Node, inputs: Sequence[Value]) -> None:
         """An operation without a rule for inputs of which a rank holds its rows."""
         if inputs:
             self.whole[node.type] = self.whole.get(node.type, 0) + 1
+
+    def add(self, other: Report) -> None:
+        """Adds what was made in a branch or a loop's body."""
+        self.entries += other.entries
+        for each, count in other.whole.items():
+            self.whole[each] = self.whole.get(each, 0) + count
 
 
 def bytes_of(value: Value) -> int | None:

@@ -49,7 +49,9 @@ class Scalars:
 
     def _looked_up(self, unknown: Unknown) -> Any:
         key, at = unknown.operands
-        value = self._builder.extents.named[key]
+        value = self._builder.extents.named.get(key)
+        if value is None:
+            return self._builder.number_outside(unknown)
         graph = tf.compat.v1.get_default_graph()
         if (graph, unknown) not in self._made:
             if unknown.kind == "extent":

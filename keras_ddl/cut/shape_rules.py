@@ -166,6 +166,20 @@ def _strided_slice(known: Extents, node: Node) -> Numbers | None:
     return Numbers(found.entries[slice(first, last, stride[0])])
 
 
+@numbers("ConcatOffset")
+def _offsets(known: Extents, node: Node) -> list[Numbers | None] | None:
+    """Where the parts of a concatenation begin."""
+    axis, shapes = known.constants(node.inputs[0]), [known.numbers(each) for each in node.inputs[1:]]
+    if axis is None or any(each is None for each in shapes) or not 0 <= axis[0] < len(shapes[0].entries):
+        return None
+    found: list[Numbers | None] = []
+    start = Dim(0)
+    for each in shapes:
+        found.append(Numbers([start if at == axis[0] else Dim(0) for at in range(len(each.entries))]))
+        start = start + each.entries[axis[0]]
+    return found
+
+
 @numbers("InvertPermutation")
 def _inverted(known: Extents, node: Node) -> Numbers | None:
     order = known.constants(node.inputs[0])

@@ -41,6 +41,17 @@ class Partial:
     op: str = "sum"
 
 
-State = Whole | Rows | Partial
+@dataclass(frozen=True)
+class ListOf:
+    """A list of tensors (a TensorList, an Optional) each of which is held as `element` says. Equally many on all ranks.
+
+    `dtype`: name of the elements' type. A list whose elements are whole is Whole.
+    """
+
+    element: Rows
+    dtype: str
+
+
+State = Whole | Rows | Partial | ListOf
 WHOLE = Whole()
 PARTIAL = Partial()

@@ -1,11 +1,14 @@
 """The rules, one file a topic; importing this registers them (registry.py says what a rule is)."""
 
 from keras_ddl.cut.rules import (
+    branches,
     contractions,
     convolutions,
     elementwise,
     host,
     indexing,
+    lists,
+    loops,
     losses,
     random,
     reductions,
@@ -15,11 +18,14 @@ from keras_ddl.cut.rules import (
 )
 
 __all__ = [
+    "branches",
     "contractions",
     "convolutions",
     "elementwise",
     "host",
     "indexing",
+    "lists",
+    "loops",
     "losses",
     "random",
     "reductions",

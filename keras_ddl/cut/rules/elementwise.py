@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.dims import ONE
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.states import PARTIAL, Partial, Rows, Whole
+from keras_ddl.cut.states import PARTIAL, ListOf, Partial, Rows, Whole
 
 UNARY = (
     "Neg Exp Log Log1p Expm1 Sqrt Rsqrt Square Tanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign Abs Sign Floor Ceil "
@@ -69,7 +70,7 @@ def identity(b: Any, node: Any) -> Any:
 def of_whole(b: Any, node: Any) -> Any:
     """Of operands of which rows can be made by themselves (a random draw), rows of the result can."""
     pieces = b.make_whole(node)
-    if any(b.has_recipe(each) for each in node.inputs) and not node.after:
+    if any(b.has_recipe(each) for each in node.inputs) and not node.after and node.outputs[0].dtype != tf.variant:
         b.give_recipe(node.outputs[0], lambda rows: _rows_of(b, node, rows))
     return pieces
 
@@ -93,6 +94,10 @@ def _rows_of(b: Any, node: Any, rows: Rows) -> Any:
 
 @rule("AddN")
 def add_n(b: Any, node: Any) -> Any:
+    lists = next((b.state(each) for each in node.inputs if isinstance(b.state(each), ListOf)), None)
+    if lists is not None:
+        held = [b.list_of(each, lists) for each in node.inputs]
+        return None if any(each is None for each in held) else [(b.make(node, held)[0], lists)]
     if all(b.state(each) == PARTIAL for each in node.inputs):
         return [(b.make(node, [b.held(each) for each in node.inputs])[0], PARTIAL)]
     return binary(b, node)
@@ -113,9 +118,15 @@ def _of_parts(b: Any, node: Any, states: list[Any]) -> Any:
 
     Of any other factor it is not known whether it is inf: 1 * inf + 0 * inf is not 1 * inf.
     """
-    first, second = node.inputs
-    if node.type in ("Add", "AddV2", "Sub"):
-        linear = states == [PARTIAL, PARTIAL]
+    additive = node.type in ("Add", "AddV2", "Sub", "AddN")
+    if additive and b.in_loop and all(isinstance(each, Whole) or each == PARTIAL for each in states):
+        # The loop's sum goes on as parts, which are summed when the loop is over.
+        if any(b.dims(each) is None or b.dims(each) != b.dims(node.outputs[0]) for each in node.inputs):
+            return None
+        return [(b.make(node, [b.part(each) for each in node.inputs])[0], PARTIAL)]
+    first, second = (*node.inputs, *node.inputs)[:2]
+    if additive:
+        linear = all(each == PARTIAL for each in states)
     elif node.type == "Mul":
         # Integers wrap around alike in any order.
         exact = node.outputs[0].dtype.is_integer

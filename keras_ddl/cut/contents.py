@@ -1,0 +1,62 @@
+"""What is known of the elements of a list (a TensorList, an Optional) before the step runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from keras_ddl.cut.dims import Dim
+
+NONE_YET = "none yet"  # of a list into which nothing was put: it agrees with anything
+Entries = tuple[Dim | None, ...]
+
+
+@dataclass(frozen=True)
+class Content:
+    """Of every element alike.
+
+    Attributes:
+        declared: the element shape of the list, -1 where it leaves an extent open; None: unknown.
+        dims: extents of the whole elements; None: unknown, also for one of them.
+        numbers: entries of integer elements of rank 0 or 1.
+    """
+
+    declared: Entries | None
+    dims: Entries | str | None
+    numbers: Entries | str | None
+
+    def known_dims(self) -> Entries | None:
+        return None if isinstance(self.dims, str) else self.dims
+
+    def known_numbers(self) -> Entries | None:
+        return None if isinstance(self.numbers, str) else self.numbers
+
+    def mapped(self, change: Any) -> Content:
+        """Returns the content with every entry that `change` gives for one (None: unknown)."""
+
+        def of(entries: Any) -> Any:
+            return entries if entries is None or isinstance(entries, str) else tuple(map(change, entries))
+
+        return Content(of(self.declared), of(self.dims), of(self.numbers))
+
+
+def joined(one: Content | None, other: Content | None) -> Content | None:
+    """Returns what holds for the elements of both."""
+    if one is None or other is None:
+        return None
+    return Content(
+        joined_entries(one.declared, other.declared),
+        joined_entries(one.dims, other.dims),
+        joined_entries(one.numbers, other.numbers),
+    )
+
+
+def joined_entries(one: Any, other: Any) -> Any:
+    """Returns the entries that are equal in both, None for the others."""
+    if one == NONE_YET:
+        return other
+    if other == NONE_YET:
+        return one
+    if one is None or other is None or len(one) != len(other):
+        return None
+    return tuple(a if a is not None and a == b else None for a, b in zip(one, other))

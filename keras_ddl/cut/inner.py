@@ -1,0 +1,172 @@
+"""The graph of a branch or of a loop's body, made for one rank as the step's is."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.builder import Builder, Waiting
+from keras_ddl.cut.contents import Content
+from keras_ddl.cut.dims import Dim, Unknown
+from keras_ddl.cut.extents import merged
+from keras_ddl.cut.program import Node, Program, Value
+from keras_ddl.cut.report import Report
+from keras_ddl.cut.states import ListOf, Partial, Rows, State, Whole
+
+
+class Refused(Exception):
+    """Something would have to move between ranks in a loop."""
+
+
+class Promote(Exception):
+    """A list that a loop carries has to be cut, as the loop's body puts rows into it."""
+
+    def __init__(self, value: Value, state: ListOf) -> None:
+        super().__init__(value, state)
+        self.value = value
+        self.state = state
+
+
+class Refusing:
+    """Collectives of a loop: there are none, as its rounds are not told apart by name."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+        raise Refused(name)
+
+    def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        raise Refused(name)
+
+    def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
+        return [list(range(len(sizes)))]
+
+
+class Inner(Builder):
+    """Builder of a graph inside the one that `parent` makes.
+
+    Values of the parent that are lent to it can be brought into another state outside: sums always are, so that they
+    travel with the step's; rows are gathered outside of loops, and inside of branches, which may not run.
+
+    Args:
+        node: the operation that has the graph; `label`: which of its graphs.
+        outside: TensorFlow's graph that the parent makes.
+        is_loop: whether it runs more than once, so that nothing can move between ranks in it.
+    """
+
+    def __init__(self, parent: Builder, node: Node, graph: Any, label: str, outside: Any, *, is_loop: bool) -> None:
+        scope = f"{parent.scope}{node.position}/{label}/"  # by place: names may differ between ranks
+        seed = zlib.crc32(f"{parent.seed}/{scope}".encode())
+        self.parent = parent
+        collectives = parent.collectives
+        if is_loop and not parent.in_loop:
+            collectives = Refusing(collectives.rank, collectives.size)
+        super().__init__(Program(graph, scope), parent.batch, collectives, Report(), seed, scope)
+        self.in_loop = is_loop or parent.in_loop
+        self._outside_graph = outside
+        self._lent: dict[Value, Value] = {}
+        self._carried: set[Value] = set()
+
+    def lend(self, value: Value, outer: Value) -> None:
+        """Says that a placeholder stands for a value of the parent."""
+        self._lent[value] = outer
+        known = self.parent.extents
+        self.give_known(value, self.parent.held(outer), self.parent.state(outer), known.dims(outer))
+        if value.dtype.is_integer:
+            self.extents.set_numbers(value, known.numbers(outer))
+        if value.dtype == tf.variant:
+            self.extents.set_content(value, known.content(outer))
+
+    def carry(self, value: Value, tensor: tf.Tensor, state: State, dims: Any, content: Content | None) -> None:
+        """Says that a placeholder stands for what a loop carries from round to round."""
+        self._carried.add(value)
+        self.give_known(value, tensor, state, dims)
+        self.extents.set_content(value, content)
+
+    def give_known(self, value: Value, tensor: tf.Tensor, state: State, dims: Any) -> None:
+        self.extents.named[value.key] = value
+        found = merged(value, dims)
+        if isinstance(state, Rows) and found is not None:
+            found = (*found[: state.axis], self.extent(state), *found[state.axis + 1 :])
+        self.give(value, tensor, state, found)
+
+    @contextmanager
+    def _outside(self) -> Iterator[None]:
+        try:
+            with self._outside_graph.as_default():
+                yield
+        except Waiting:
+            self.waits_outside = True
+            raise
+
+    def _origin(self, value: Value) -> Value | None:
+        return self._lent.get(self._same.get(value, value))
+
+    def whole(self, value: Value) -> tf.Tensor:
+        origin, state = self._origin(value), self.state(value)
+        if origin is not None and not isinstance(state, Whole) and (self.in_loop or isinstance(state, Partial)):
+            with self._outside():
+                return self.parent.whole(origin)
+        return super().whole(value)
+
+    def cut(self, value: Value, rows: Rows) -> tf.Tensor:
+        origin = self._origin(value)
+        if origin is not None and isinstance(self.state(value), Whole):
+            with self._outside():
+                return self.parent.cut(origin, rows)
+        return super().cut(value, rows)
+
+    def list_of(self, value: Value, state: ListOf) -> tf.Tensor | None:
+        origin = self._origin(value)
+        if self.state(value) == state:
+            return self.held(value)
+        if origin is not None:
+            with self._outside():
+                return self.parent.list_of(origin, state)
+        value = self._same.get(value, value)
+        if value in self._carried and isinstance(self.state(value), Whole):
+            raise Promote(value, state)
+        return super().list_of(value, state)
+
+    def has_recipe(self, value: Value) -> bool:
+        origin = self._lent.get(value)
+        return super().has_recipe(value) if origin is None else self.parent.has_recipe(origin)
+
+    def number_outside(self, unknown: Unknown) -> Any:
+        with self._outside():
+            return self.parent.scalars.of(Dim(1, [unknown]))
+
+    def knows_outside(self, number: Dim) -> bool:
+        """Whether an integer means the same outside of this graph."""
+        return all(self._is_outside(each) for each in number.unknowns)
+
+    def _is_outside(self, unknown: Unknown) -> bool:
+        if unknown.kind in ("extent", "entry"):
+            return unknown.operands[0] not in self.extents.named
+        return all(self.knows_outside(each) for each in unknown.operands)
+
+    def dims_outside(self, value: Value) -> Any:
+        """Returns the extents of a value as far as they are known outside of this graph."""
+        dims = self.dims(value)
+        return None if dims is None else tuple(each if self.knows_outside(each) else None for each in dims)
+
+    def content_outside(self, value: Value) -> Content | None:
+        """Returns what is known of a list's elements outside of this graph."""
+        content = self.extents.content(value) if value.dtype == tf.variant else None
+        return None if content is None else content.mapped(self._visible)
+
+    def _visible(self, number: Dim | None) -> Dim | None:
+        return number if number is not None and self.knows_outside(number) else None
+
+
+def operation_behind(tensor: tf.Tensor) -> tf.Operation:
+    """Returns the If, Case or While that gives a tensor of tf.cond, tf.switch_case or tf.while_loop."""
+    operation = tensor.op
+    while operation.type == "Identity":
+        operation = operation.inputs[0].op
+    return operation

@@ -1,0 +1,173 @@
+"""While: what a loop carries is cut where its rounds keep it cut; nothing moves between ranks in a loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.contents import joined, joined_entries
+from keras_ddl.cut.extents import merged
+from keras_ddl.cut.inner import Inner, Promote, Refused, operation_behind
+from keras_ddl.cut.program import Program
+from keras_ddl.cut.registry import rule
+from keras_ddl.cut.states import PARTIAL, WHOLE, Rows, Whole
+
+MOST_TRIES = 50
+
+
+class _Changed(Exception):
+    """After a round, more is carried in another state, or less is known of it, than was supposed."""
+
+
+@rule("While", "StatelessWhile")
+def while_loop(b: Any, node: Any) -> Any:
+    condition, body = (tf_compat.called_graph(node.operation, each) for each in ("cond", "body"))
+    count = len(node.inputs)
+    if condition is None or body is None or len(condition.inputs) != count or len(body.inputs) != count:
+        return None
+    loop = _Loop(b, node, condition, body)
+    for _ in range(MOST_TRIES):
+        try:
+            return loop.make()
+        except _Changed:
+            continue
+        except Promote as wish:
+            if not loop.promote(wish):
+                raise
+        except Refused:
+            if b.in_loop:
+                raise
+            return None
+    return None
+
+
+class _Loop:
+    """What is supposed of what the loop carries: states, extents, contents of lists. Tried until a round keeps it."""
+
+    def __init__(self, b: Any, node: Any, condition: Any, body: Any) -> None:
+        self.b, self.node = b, node
+        self.graphs = {"condition": condition, "body": body}
+        program = Program(body)
+        same = [_origin(end) is start for start, end in zip(program.placeholders, program.outputs)]
+        self.carried = [i for i, each in enumerate(same) if not each]
+        values = node.inputs
+        self.states = {i: b.state(values[i]) for i in self.carried}
+        self.dims = {i: b.dims(values[i]) for i in self.carried}
+        self.contents = {i: b.extents.content(values[i]) for i in self.carried}
+        self._numbers: dict[Any, int] = {}
+        self.shapes = {i: program.placeholders[i].shape for i in self.carried}
+
+    def make(self) -> Any:
+        b, node = self.b, self.node
+        self.outside = tf.compat.v1.get_default_graph()
+        starts = [self._start(i) for i in self.carried]
+        invariants = [self._shape(i) for i in self.carried]
+        inners: dict[str, Inner] = {}
+
+        def condition(*carried: tf.Tensor) -> tf.Tensor:
+            inner = inners["condition"] = self._inner("condition", carried)
+            wanted = inner.program.outputs[0]
+            inner.build({wanted: WHOLE})
+            return tf.identity(inner.result(wanted))
+
+        def body(*carried: tf.Tensor) -> list[tf.Tensor]:
+            inner = inners["body"] = self._inner("body", carried)
+            inner.build({})
+            self._compare(inner)
+            found = [tf.identity(inner.result(inner.program.outputs[i], self.states[i])) for i in self.carried]
+            for tensor, shape in zip(found, invariants):
+                tensor.set_shape(shape)
+            return found
+
+        found = tf.while_loop(
+            condition, body, starts, shape_invariants=invariants, parallel_iterations=node.attr("parallel_iterations")
+        )
+        found = list(found) if isinstance(found, (list, tuple)) else [found]
+        b.ran(operation_behind(found[0]))
+        for inner in inners.values():
+            b.report.add(inner.report)
+        pieces = []
+        place = {i: at for at, i in enumerate(self.carried)}
+        for i, output in enumerate(node.outputs):
+            value = node.inputs[i]
+            b.extents.named[output.key] = output
+            known = self.dims[i] if i in place else b.dims(value)
+            b.extents.set_dims(output, merged(output, known))
+            b.extents.set_content(output, self.contents[i] if i in place else b.extents.content(value))
+            if i in place:
+                pieces.append((found[place[i]], self.states[i]))
+            else:
+                pieces.append((b.held(value), b.state(value)))
+        return pieces
+
+    def _start(self, i: int) -> Any:
+        value, state = self.node.inputs[i], self.states[i]
+        if isinstance(state, Rows):
+            if self.b.state(value) != state and not self.b.fits(value, state):
+                raise Refused(value)
+            return self.b.cut(value, state)
+        if isinstance(state, Whole) or state == PARTIAL:
+            return self.b.whole(value) if isinstance(state, Whole) else self.b.part(value)
+        found = self.b.list_of(value, state) if hasattr(state, "element") else None
+        if found is None:
+            raise Refused(value)
+        return found
+
+    def _shape(self, i: int) -> tf.TensorShape:
+        shape, state = self.shapes[i], self.states[i]
+        if not isinstance(state, Rows) or shape.rank is None:
+            return shape
+        local = self.b.local_extent(state)
+        extents = shape.as_list()
+        extents[state.axis] = local if isinstance(local, int) else None
+        return tf.TensorShape(extents)
+
+    def _inner(self, label: str, carried: Any) -> Inner:
+        inner = Inner(self.b, self.node, self.graphs[label], label, self.outside, is_loop=True)
+        values = inner.program.placeholders
+        for i, tensor in zip(self.carried, carried):
+            inner.carry(values[i], tensor, self.states[i], self.dims[i], self.contents[i])
+        for i, value in enumerate(values):
+            if i not in self.states:
+                inner.lend(value, self.node.inputs[i])
+        self._numbers = {value: i for i, value in enumerate(values)}
+        return inner
+
+    def promote(self, wish: Promote) -> bool:
+        """Has a list cut from the start, if it is this loop that carries it."""
+        if wish.value not in self._numbers:
+            return False
+        self.states[self._numbers[wish.value]] = wish.state
+        return True
+
+    def _compare(self, inner: Inner) -> None:
+        """Holds what a round ends with against what was supposed. Raises: _Changed; Refused: they cannot agree."""
+        changed = False
+        for i in self.carried:
+            end = inner.program.outputs[i]
+            state, dims, content = inner.state(end), inner.dims_outside(end), inner.content_outside(end)
+            if isinstance(self.states[i], Whole) and not isinstance(state, Whole):
+                self.states[i], changed = state, True
+            elif state != self.states[i] and not self._becomes(inner, end, self.states[i]):
+                raise Refused(end)
+            if isinstance(self.states[i], Rows) and dims is not None:
+                axis = self.states[i].axis  # its extent is the batch's, whatever it is called
+                dims = (*dims[:axis], inner.extent(self.states[i]), *dims[axis + 1 :])
+            agreed = joined_entries(self.dims[i], dims)
+            both = joined(self.contents[i], content)
+            if agreed != self.dims[i] or both != self.contents[i]:
+                self.dims[i], self.contents[i], changed = agreed, both, True
+        if changed:
+            raise _Changed
+
+    def _becomes(self, inner: Inner, end: Any, wanted: Any) -> bool:
+        if not isinstance(inner.state(end), Whole):
+            return False
+        return wanted == PARTIAL or isinstance(wanted, Rows) and inner.fits(end, wanted)
+
+
+def _origin(value: Any) -> Any:
+    while value.node.type == "Identity":
+        value = value.node.inputs[0]
+    return value
