@@ -93,8 +93,7 @@ class RankProcess:
             if self._welcome:
                 kill_marked(self._mark)
                 shutil.rmtree(self._run_dir, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    self._run_dir.parent.rmdir()  # the last rank of this host removes it
+                self._leave_host()
                 # A launcher that is gone starts nothing again; one that cannot be reached may.
                 if self._job_dir is not None and not (self._keeps_job_dir or self._channel.timed_out):
                     shutil.rmtree(self._job_dir, ignore_errors=True)
@@ -269,6 +268,15 @@ class RankProcess:
             return None, 0.0
         written = report.get("time")
         return report, max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
+
+    def _leave_host(self) -> None:
+        """Removes the job's directory, if this is the last rank of this host, with what its ranks shared there."""
+        folder = self._run_dir.parent
+        if not any(folder.glob("rank-*")):
+            for shared in folder.glob("keras_ddl-*"):  # the rest is mpirun's, which still runs
+                shutil.rmtree(shared, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     def _say_goodbye(self) -> None:
         deadline = time.monotonic() + _GOODBYE_SECONDS

@@ -5,7 +5,8 @@ of its own. The ranks of a host meet at a lock instead: the first to come writes
 later finds in the job's record that it has been carried out. Hosts that share a file system write once each; that is
 right, too, because what is written appears under its name by one rename, and is the same.
 
-A lock ends with the process that holds it, so no rank waits for one that is gone.
+A lock ends with the process that holds it, so no rank waits for one that is gone, and nobody holds the record of a job
+that was killed: the next one removes it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from keras_ddl import config
 from keras_ddl.errors import DeadlineError
 
 _POLL_SECONDS = 0.01
+_PREFIX = "keras_ddl-saves-"
 
 
 class SaveRecords:
@@ -33,9 +35,14 @@ class SaveRecords:
 
     def __init__(self, job: str, rank: int) -> None:
         self.rank = rank
-        self.folder = Path(tempfile.gettempdir(), f"keras_ddl-saves-{job}")
+        # What is in the directory of its ranks, the launcher removes, whatever has become of them.
+        base = Path(config.get("RUN_DIR")).parent if config.is_set("RUN_DIR") else Path(tempfile.gettempdir())
+        self.folder = base / f"{_PREFIX}{job}"
+        self._held: int | None = None
         self._seen: dict[str, int] = {}  # by path: how many entries of the record this rank's calls have come to
-        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
+        for abandoned in base.glob(f"{_PREFIX}*"):
+            _remove_unless_held(abandoned)
+        atexit.register(self._leave, os.getpid())
 
     @contextlib.contextmanager
     def claim(self, path: str, call: str) -> Iterator[bool]:
@@ -70,7 +77,7 @@ class SaveRecords:
 
     @contextlib.contextmanager
     def _locked(self, path: str) -> Iterator[IO[str]]:
-        self.folder.mkdir(mode=0o700, exist_ok=True)
+        self._hold()
         limit, begin = config.get("DEADLINE_SECONDS"), time.monotonic()
         with self._file_of(path).open("a+") as file:
             while True:
@@ -88,6 +95,34 @@ class SaveRecords:
                 time.sleep(_POLL_SECONDS)
             file.seek(0)
             yield file
+
+    def _hold(self) -> None:
+        """Makes the folder, and holds it until this process ends."""
+        while self._held is None:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another job has taken it for abandoned in between
+                held = os.open(self.folder, os.O_RDONLY)
+                fcntl.flock(held, fcntl.LOCK_SH)
+                if self.folder.exists() and os.path.samestat(os.fstat(held), self.folder.stat()):
+                    self._held = held
+                else:
+                    os.close(held)
+
+    def _leave(self, process: int) -> None:
+        if self._held is not None and os.getpid() == process:  # a forked child shares the lock
+            os.close(self._held)
+            self._held = None
+            _remove_unless_held(self.folder)
+
+
+def _remove_unless_held(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # held, gone meanwhile, or another user's
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
 def write_whole(path: str, write: Callable[[str], Any]) -> Any:

@@ -41,7 +41,7 @@ state.register_reset_callbacks([lambda: resets.append(state.batch)])
 
 @hvd.elastic.run
 def train(state):
-    while state.batch < 3 or (hvd.size() == 1 and state.batch < 300):
+    while state.batch < 3 or (hvd.size() == 1 and state.batch < 2000):
         state.batch += 1
         state.sizes.append(hvd.size())
         if state.batch == 3:

@@ -14,18 +14,18 @@ import pytest
 from keras_ddl.launch import control, entrance, mpirun
 from keras_ddl.launch.control import Address, Channel, Kind
 from keras_ddl.launch.entrance import Entrance
-from launch.launching import Started, environment, eventually, processes, write_program
+from launch.launching import LIMIT_SECONDS, Started, environment, eventually, processes, write_program
 
 HELLO = {"nonce": "00" * 32, "rank": 0, "size": 1, "host": "h", "pid": 1}
 
 
 def stranger(port: int) -> Channel:
-    return Channel(socket.create_connection(("127.0.0.1", port), timeout=10), control.FROM_A_LAUNCHER)
+    return Channel(socket.create_connection(("127.0.0.1", port), timeout=LIMIT_SECONDS), control.FROM_A_LAUNCHER)
 
 
 def wait_for_frame(channel: Channel) -> tuple[Kind, bytes] | None:
     """The next frame; None when the other side has closed the connection."""
-    channel.sock.settimeout(60)
+    channel.sock.settimeout(LIMIT_SECONDS)
     while not channel.closed:
         for frame in channel.read():
             return frame
@@ -42,7 +42,7 @@ def before_the_ranks(tmp_path: Path, num_ranks: int) -> Iterator[tuple[Started, 
     script.chmod(0o755)
     program = write_program(tmp_path, "print('fine')")
     started = Started(["run", "-np", str(num_ranks), "--mpirun", str(script), "python", program], tmp_path)
-    assert eventually(lambda: any("/bin/sh" in command for command in processes(started.mark).values()), 60)
+    assert eventually(lambda: any("/bin/sh" in command for command in processes(started.mark).values()))
     yield started, address_of(started.mark)
     (tmp_path / "go").touch()
 
@@ -164,7 +164,7 @@ def test_launcher_starts_a_rank_only_for_a_proof(tmp_path: Path):
     mpirun.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "mpirun (Open MPI) 5" || exec sleep 600\n')
     mpirun.chmod(0o755)
     started = Started(["run", "-np", "1", "--mpirun", str(mpirun), "--", "true"], tmp_path)
-    assert eventually(lambda: any("sleep 600" in command for command in processes(started.mark).values()), 60)
+    assert eventually(lambda: any("sleep 600" in command for command in processes(started.mark).values()))
     address = address_of(started.mark)
     for token, welcome in (("00" * 32, False), (address.token, True)):
         channel = stranger(address.port)
@@ -203,7 +203,7 @@ def test_wrapper_runs_nothing_for_a_stranger(answer: str, tmp_path: Path):
         stderr=subprocess.STDOUT,
         text=True,
     )
-    listener.settimeout(60)
+    listener.settimeout(LIMIT_SECONDS)
     channel = Channel(listener.accept()[0], control.FROM_A_STRANGER)
     nonce = os.urandom(control.NONCE_BYTES)
     channel.send(Kind.NONCE, nonce)
@@ -217,7 +217,7 @@ def test_wrapper_runs_nothing_for_a_stranger(answer: str, tmp_path: Path):
     elif answer == "nested beyond all limits":
         channel.send(Kind.WELCOME, b"[" * 200_000)
     channel.send(Kind.START)
-    said, _ = wrapper.communicate(timeout=60)
+    said, _ = wrapper.communicate(timeout=LIMIT_SECONDS)
     assert wrapper.returncode == 1 and "Traceback" not in said, said
     assert not (tmp_path / "made").exists()
     listener.close()

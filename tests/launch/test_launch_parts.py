@@ -14,6 +14,7 @@ from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
 from keras_ddl.launch.outcome import RankOutcome, explain, first_failure
 from keras_ddl.launch.rank_environment import merge, rank_and_size
 from keras_ddl.launch.stdin import StdinForwarder
+from launch.launching import LIMIT_SECONDS
 
 
 def fake_mpirun(folder: Path, says: str) -> str:
@@ -135,7 +136,7 @@ def connected() -> tuple[Channel, Channel]:
 
 def received(channel: Channel, count: int) -> list[tuple[Kind, bytes]]:
     frames: list[tuple[Kind, bytes]] = []
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + LIMIT_SECONDS
     while len(frames) < count and not channel.closed and time.monotonic() < deadline:
         frames += channel.read()
     return frames

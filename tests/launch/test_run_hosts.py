@@ -60,7 +60,6 @@ def test_run_hosts_failure_names_the_host(on_hosts: list[str], tmp_path: Path):
     assert ended.status == 1, ended
     assert "rank 3 on host h1 failed first" in ended.err, ended
     assert ended.err.splitlines()[-1] == "ValueError: over there"
-    assert ended.seconds < 30, ended
 
 
 def test_run_hosts_death_of_a_host_is_no_success(on_hosts: list[str], tmp_path: Path):
@@ -72,7 +71,6 @@ def test_run_hosts_death_of_a_host_is_no_success(on_hosts: list[str], tmp_path: 
     kill_host(started.mark, tmp_path, "h1")
     ended = started.finish()
     assert ended.status != 0, ended
-    assert ended.seconds < 30, ended
     assert "on host h1 failed first" in ended.err and "lost" in ended.err, ended
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from keras_ddl.launch.mpirun import HYDRA, find
-from launch.launching import Started, run, write_program
+from launch.launching import LIMIT_SECONDS, Started, run, write_program
 
 pytestmark = pytest.mark.parallel
 
@@ -170,7 +170,7 @@ def on_terminal(arguments, folder, *, rows, columns, when=None):
     subprocess.run(["stty", "rows", str(rows), "cols", str(columns)], stdin=theirs, check=True)
     started = Started(arguments, folder, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     shown = b""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LIMIT_SECONDS
     while started.process.poll() is None and time.monotonic() < deadline:
         if select.select([ours], [], [], 0.05)[0]:
             shown += os.read(ours, 65536)

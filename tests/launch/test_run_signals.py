@@ -20,8 +20,18 @@ while True: time.sleep(1)
 """
 
 
-def start(folder: Path, program: str) -> Started:
-    started = Started(["run", "-np", "2", "python", write_program(folder, program)], folder)
+# A launcher that gives ranks longer to clean up after Ctrl-C than a test may take.
+PATIENT = """
+import sys
+from keras_ddl.launch import supervisor
+supervisor._INTERRUPT_GRACE_SECONDS = 2000.0
+from keras_ddl.cli import main
+sys.exit(main())
+"""
+
+
+def start(folder: Path, program: str, **options: object) -> Started:
+    started = Started(["run", "-np", "2", "python", write_program(folder, program)], folder, **options)
     started.wait_for(folder / "up-0", folder / "up-1")
     started.began = time.monotonic()
     return started
@@ -43,7 +53,6 @@ except KeyboardInterrupt:
     assert (tmp_path / "clean-0").exists() and (tmp_path / "clean-1").exists(), ended
     assert "Traceback" not in ended.err, ended
     assert "[1] cleaning up" in ended.out
-    assert ended.seconds < 20
 
 
 def test_run_sigterm_ends_the_job(tmp_path: Path):
@@ -51,7 +60,6 @@ def test_run_sigterm_ends_the_job(tmp_path: Path):
     started.process.terminate()
     ended = started.finish()
     assert ended.status == 143, ended
-    assert ended.seconds < 20, ended
 
 
 def test_run_interrupt_kills_ranks_that_ignore_it(tmp_path: Path):
@@ -59,18 +67,19 @@ def test_run_interrupt_kills_ranks_that_ignore_it(tmp_path: Path):
     started.process.send_signal(signal.SIGINT)
     ended = started.finish()
     assert ended.status == 130, ended
-    assert 4 < ended.seconds < 20, ended
+    assert ended.seconds > 4, ended  # what ranks get to clean up
 
 
 def test_run_second_interrupt_kills_at_once(tmp_path: Path):
     # With MPI: nobody is left to remove its shared memory.
-    started = start(tmp_path, "from mpi4py import MPI\nassert MPI.COMM_WORLD.allreduce(1) == 2\n" + STUBBORN)
+    started = start(
+        tmp_path, "from mpi4py import MPI\nassert MPI.COMM_WORLD.allreduce(1) == 2\n" + STUBBORN, main=("-c", PATIENT)
+    )
     started.process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     started.process.send_signal(signal.SIGINT)
     ended = started.finish()
     assert ended.status == 130, ended
-    assert ended.seconds < 5, ended  # what ranks get after one
     assert started.segments  # which are gone, or `finish` would have said so
 
 
@@ -82,7 +91,6 @@ def test_run_stubborn_mpirun_is_killed(tmp_path: Path):
     started.process.terminate()
     ended = started.finish()
     assert ended.status == 143, ended
-    assert ended.seconds < 25, ended
 
 
 def test_run_killed_launcher_leaves_no_process(tmp_path: Path):

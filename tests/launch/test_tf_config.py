@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from harness.emulated_hosts import emulated_hosts
-from launch.launching import environment, run, write_program
+from launch.launching import LIMIT_SECONDS, environment, run, write_program
 
 pytestmark = pytest.mark.parallel
 
@@ -32,7 +32,9 @@ def alone(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedPro
     program = write_program(tmp_path, PROGRAM)
     env = environment("-", tmp_path, {"TF_CONFIG": text})
     command = [sys.executable, program, *arguments]
-    return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
 
 
 def test_tf_config_of_a_cluster_without_a_launcher_names_the_command_that_starts_it(tmp_path: Path):

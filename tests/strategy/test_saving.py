@@ -1,0 +1,85 @@
+"""The record of what ranks have saved: it is gone when they are, however they have ended."""
+
+import multiprocessing
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from keras_ddl.strategy.saving import SaveRecords
+from launch.launching import Started, write_program
+
+
+def save_and_wait(job: str, folder: str, saved: "multiprocessing.synchronize.Event") -> None:
+    records = SaveRecords(job, 0)
+    with records.claim(f"{folder}/model", "call"):
+        Path(folder, "model").touch()
+    saved.set()
+    signal.pause()
+
+
+@pytest.fixture
+def records_of_another_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A process with records in the directory for temporary files, which is `tmp_path`."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("KERAS_DDL_RUN_DIR", raising=False)
+    context = multiprocessing.get_context("fork")
+    saved = context.Event()
+    process = context.Process(target=save_and_wait, args=("other", str(tmp_path), saved))
+    process.start()
+    assert saved.wait(60)
+    yield process
+    process.kill()
+    process.join()
+
+
+def records_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("keras_ddl-saves-*")]
+
+
+def test_records_of_a_job_that_lives_stay_and_those_of_a_killed_one_go(records_of_another_job, tmp_path: Path) -> None:
+    SaveRecords("mine", 0)
+    assert records_in(tmp_path) == ["keras_ddl-saves-other"]
+    records_of_another_job.kill()
+    records_of_another_job.join()
+    assert records_in(tmp_path) == ["keras_ddl-saves-other"]
+    SaveRecords("mine", 0)
+    assert records_in(tmp_path) == []
+
+
+def test_records_go_with_the_last_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path / "rank-0"))
+    ranks = [SaveRecords("mine", rank) for rank in range(2)]
+    written = []
+    for rank in ranks:
+        with rank.claim(f"{tmp_path}/model", "call") as mine:
+            (tmp_path / "model").touch()
+            written.append(mine)
+    assert written == [True, False]
+    ranks[0]._leave(os.getpid())
+    assert records_in(tmp_path) == ["keras_ddl-saves-mine"]
+    ranks[1]._leave(os.getpid() + 1)  # a forked child
+    assert records_in(tmp_path) == ["keras_ddl-saves-mine"]
+    ranks[1]._leave(os.getpid())
+    assert records_in(tmp_path) == []
+
+
+@pytest.mark.parallel
+def test_ranks_that_are_killed_after_saving_leave_nothing(tmp_path: Path) -> None:
+    program = write_program(
+        tmp_path,
+        """
+import signal
+import keras, keras_ddl
+with keras_ddl.Strategy().scope():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+model.save("model.keras")
+assert list(Path(os.environ["TMPDIR"]).glob("**/keras_ddl-saves-*/*"))
+keras_ddl.barrier()
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+    )
+    ended = Started(["run", "-np", "2", "python", program], tmp_path).finish()  # which looks for what is left
+    assert ended.status == 128 + signal.SIGKILL, ended
