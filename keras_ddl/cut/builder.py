@@ -198,7 +198,8 @@ class Builder:
     def give_recipe(self, value: Value, recipe: Callable[[Any], tf.Tensor | None]) -> None:
         """Says how a rank's rows of a whole value are made. The whole tensor then runs only if something reads it.
 
-        recipe: is given a cut that fits the value (of a list: its state); returns the rows, or None where it cannot make them.
+        recipe: is given a cut that fits the value (of a list: its state); returns the rows, or None where it cannot
+            make them.
         """
         self._recipes[value] = recipe
 

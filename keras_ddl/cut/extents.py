@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_ddl.cut.dims import ONE, Dim, dim, product
 from keras_ddl.cut.contents import Content
+from keras_ddl.cut.dims import ONE, Dim, dim, product
 from keras_ddl.cut.program import Node, Value
 
 Dims = tuple[Dim, ...]

@@ -86,11 +86,9 @@ def gathered_list(builder: Builder, value: Value, held: tf.Tensor, state: ListOf
     dims = content.known_dims() if content is not None else None
     shape: Any = -1
     if dims is not None:
-        shape = [
-            builder.local_extent(rows) if axis == rows.axis else _or_any(builder, each)
-            for axis, each in enumerate(dims)
-        ]
-        shape = tf.cast(as_vector(shape), tf.int64)
+        entries = [_or_any(builder, each) for each in dims]
+        entries[rows.axis] = builder.local_extent(rows)
+        shape = tf.cast(as_vector(entries), tf.int32)
     stacked = tf.raw_ops.TensorListStack(
         input_handle=held, element_shape=shape, element_dtype=tf.as_dtype(state.dtype), num_elements=-1
     )
@@ -99,7 +97,7 @@ def gathered_list(builder: Builder, value: Value, held: tf.Tensor, state: ListOf
     found = gathered_rows(
         builder, value.key, stacked, rows.at(rows.axis + 1), lambda axis: tf.shape(stacked, out_type=tf.int64)[axis]
     )
-    return tf.raw_ops.TensorListFromTensor(tensor=found, element_shape=tf.shape(found, out_type=tf.int64)[1:])
+    return tf.raw_ops.TensorListFromTensor(tensor=found, element_shape=tf.shape(found)[1:])
 
 
 def _or_any(builder: Builder, extent: Any) -> Any:

@@ -123,6 +123,25 @@ def _strided_slice(known: Extents, node: Node) -> Numbers | None:
     return Numbers(found.entries[slice(first, last, stride[0])])
 
 
+@numbers("InvertPermutation")
+def _invert_permutation(known: Extents, node: Node) -> Numbers | None:
+    found = known.constants(node.inputs[0])
+    return None if found is None else Numbers([found.index(i) for i in range(len(found))])
+
+
+@numbers("ConcatOffset")
+def _concat_offset(known: Extents, node: Node) -> list[Numbers | None] | None:
+    axis, shapes = known.constants(node.inputs[0]), [known.numbers(each) for each in node.inputs[1:]]
+    if axis is None or any(each is None for each in shapes):
+        return None
+    found, offset = [], Dim(0)
+    for each in shapes:
+        rank = len(each.entries)
+        found.append(Numbers([offset if at == axis[0] % rank else Dim(0) for at in range(rank)]))
+        offset = offset + each.entries[axis[0]]
+    return found
+
+
 @numbers("BroadcastArgs")
 def _broadcast_args(known: Extents, node: Node) -> Numbers | None:
     shapes = [known.numbers(each) for each in node.inputs]

@@ -11,6 +11,9 @@ import numpy as np
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Report, Rows, build_step
 
+# A rank that waits for the others holds one of TensorFlow's threads: a machine of few cores has too few of them.
+tf.config.threading.set_inter_op_parallelism_threads(16)
+
 _COMBINE = {
     "sum": lambda parts: np.sum(parts, axis=0, dtype=parts[0].dtype),
     "max": lambda parts: np.max(parts, axis=0),

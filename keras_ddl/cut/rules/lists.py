@@ -41,9 +41,9 @@ def new_list(b: Any, node: Any) -> Any:
         known, rows = b.extents.numbers(shape), state.element
         if known is None or node.attr("element_dtype").name != state.dtype:
             return None
-        if not known.is_scalar:
-            if rows.axis >= len(known.entries) or known.entries[rows.axis] not in (-1, b.extent(rows)):
-                return None
+        entries = known.entries
+        if not known.is_scalar and (rows.axis >= len(entries) or entries[rows.axis] not in (-1, b.extent(rows))):
+            return None
         return b.make(node, [local_element_shape(b, shape, rows), b.whole(number)])[0]
 
     b.give_recipe(node.outputs[0], recipe)

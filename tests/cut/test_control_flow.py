@@ -1,0 +1,204 @@
+"""Branches and loops of a cut step: equal to one process, and cut inside where docs say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from cut.simulated import Simulation
+
+from keras_ddl.compat.tensorflow import tf
+
+CASES = [(2, True, 6), (3, False, 7), (3, True, 2)]
+LAYERS = keras.layers
+
+
+def batch(rows: int) -> np.ndarray:
+    return np.random.default_rng(rows).normal(size=(rows, 4, 3))
+
+
+def check(step: Any, rows: int, size: int, static: bool, variables: Any = (), times: int = 2) -> Simulation:
+    x = batch(rows)
+    simulation = Simulation(step, (x,), size, static=static, variables=variables)
+    for _ in range(times):
+        found, expected = simulation(x), simulation.expected(x)
+        for outputs in found:
+            for one, other in zip(outputs, expected):
+                assert one.shape == other.shape
+                np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    for copies in simulation.copies:
+        for each in variables:
+            np.testing.assert_allclose(copies[id(each.handle)].numpy(), each.numpy(), rtol=0, atol=1e-12)
+    return simulation
+
+
+def gathers(simulation: Simulation) -> list[str]:
+    return [each.reason for each in simulation.reports[0].entries if each.kind == "gather"]
+
+
+def recurrent(kind: str) -> tuple[Any, list[Any]]:
+    keras.utils.set_random_seed(1)
+    options = {"return_sequences": "sequences" in kind, "dtype": "float64"}
+    layer = (LAYERS.GRU if "gru" in kind else LAYERS.LSTM)(5, **options)
+    if "both" in kind:
+        layer = LAYERS.Bidirectional(layer, dtype="float64")
+    layer.build((None, 4, 3))
+    variables = [each.value for each in layer.trainable_variables]
+
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        mask = x[:, :, 0] > -0.5 if "mask" in kind else None
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.square(layer(x, mask=mask)))
+        gradients = tape.gradient(loss, [x, *variables])
+        return [loss, *map(tf.convert_to_tensor, gradients)]
+
+    return step, variables
+
+
+@pytest.mark.parametrize(("size", "static", "rows"), CASES)
+@pytest.mark.parametrize("kind", ["lstm", "gru_sequences", "lstm_mask_sequences", "lstm_both_sequences"])
+def test_recurrent_layer_is_cut_in_both_directions(kind: str, size: int, static: bool, rows: int) -> None:
+    step, variables = recurrent(kind)
+    simulation = check(step, rows, size, static, variables)
+    assert simulation.reports[0].whole == {}
+    assert set(gathers(simulation)) <= {"is a result"}, gathers(simulation)
+
+
+def scan(x: tf.Tensor) -> list[tf.Tensor]:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        found = tf.scan(lambda a, e: tf.tanh(a + e), tf.transpose(x, [1, 0, 2]))
+        loss = tf.reduce_sum(tf.square(found[-1]))
+    return [loss, tape.gradient(loss, x)]
+
+
+def keras_scan(x: tf.Tensor) -> list[tf.Tensor]:
+    last, _ = keras.ops.scan(lambda c, e: (c + e * c, c), x[:, 0], keras.ops.transpose(x, (1, 0, 2)))
+    return [tf.reduce_sum(last), last]
+
+
+def rows_mapped(x: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.map_fn(lambda e: tf.cumsum(e) * tf.reduce_max(e), x)]
+
+
+def steps_mapped(x: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.map_fn(lambda e: e * tf.reduce_sum(e, -1, keepdims=True), tf.transpose(x, [1, 0, 2]))]
+
+
+def fori(x: tf.Tensor) -> list[tf.Tensor]:
+    return [keras.ops.fori_loop(0, 3, lambda i, a: a * 0.5 + tf.cast(i, a.dtype) * x, x)]
+
+
+def until_small(x: tf.Tensor) -> list[tf.Tensor]:
+    """How often it runs depends on all rows."""
+    return [keras.ops.while_loop(lambda a: tf.reduce_sum(tf.abs(a)) > 1.0, lambda a: (a * 0.5,), (x,))[0]]
+
+
+def sums_of_rounds(x: tf.Tensor) -> list[tf.Tensor]:
+    """A sum over rows that goes from round to round, and is not read in them."""
+    zero = tf.zeros([3], x.dtype)
+    return list(tf.while_loop(lambda i, s: i < 3, lambda i, s: [i + 1, s + tf.reduce_sum(x, [0, 1])], [0, zero]))
+
+
+def nested(x: tf.Tensor) -> list[tf.Tensor]:
+    def inner(a: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(
+            lambda j, _: j < 2, lambda j, c: [j + 1, tf.cond(j < 1, lambda: c * x, lambda: c)], [0, a]
+        )[1]
+
+    return [tf.while_loop(lambda i, _: i < 2, lambda i, a: [i + 1, inner(a)], [0, tf.ones_like(x)])[1]]
+
+
+def rounds_that_need_all_rows(x: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.while_loop(lambda i, _: i < 3, lambda i, a: [i + 1, a / tf.reduce_sum(a * a)], [0, x])[1]]
+
+
+def switched(x: tf.Tensor) -> list[tf.Tensor]:
+    which = tf.cast(tf.reduce_sum(x) > 0, tf.int32) + 1
+    branches = [lambda: x, lambda: tf.zeros_like(x), lambda: x / tf.reduce_sum(x)]
+    return [tf.switch_case(which, branches)]
+
+
+def branch_gradient(x: tf.Tensor) -> list[tf.Tensor]:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        each = tf.cond(tf.reduce_sum(x) > 100, lambda: x * 2, lambda: tf.tanh(x) * x)
+        loss = tf.reduce_sum(tf.square(each))
+    return [loss, tape.gradient(loss, x)]
+
+
+def different_states(x: tf.Tensor) -> list[tf.Tensor]:
+    yes = tf.reduce_sum(x) > 0
+    return [
+        tf.cond(yes, lambda: tf.reduce_sum(x), lambda: tf.constant(2.0, x.dtype)),
+        tf.cond(yes, lambda: x, lambda: -x),
+    ]
+
+
+def called(x: tf.Tensor) -> list[tf.Tensor]:
+    @tf.custom_gradient
+    def clipped(v: tf.Tensor) -> Any:
+        return tf.tanh(v), lambda g: tf.clip_by_norm(g, 0.1)
+
+    @tf.function(autograph=False)
+    def twice(v: tf.Tensor) -> tf.Tensor:
+        return clipped(v) * 2
+
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(tf.recompute_grad(lambda v: twice(tf.sin(v)))(x))
+    return [loss, tape.gradient(loss, x)]
+
+
+STEPS = {
+    each.__name__: each
+    for each in (
+        scan, keras_scan, rows_mapped, steps_mapped, fori, until_small, sums_of_rounds, nested,
+        rounds_that_need_all_rows, switched, branch_gradient, different_states, called,
+    )
+}  # fmt: skip
+CUT = {"scan", "keras_scan", "steps_mapped", "fori", "sums_of_rounds", "nested", "branch_gradient"}
+
+
+@pytest.mark.parametrize(("size", "static", "rows"), CASES)
+@pytest.mark.parametrize("name", STEPS)
+def test_control_flow_equals_one_process(name: str, size: int, static: bool, rows: int) -> None:
+    simulation = check(STEPS[name], rows, size, static)
+    if name in CUT:
+        assert simulation.reports[0].whole == {}
+        assert set(gathers(simulation)) <= {"is a result"}
+
+
+@pytest.mark.parametrize(("size", "static", "rows"), CASES)
+def test_assignments_in_branches_run_once_in_the_branch_that_is_taken(size: int, static: bool, rows: int) -> None:
+    total, count = tf.Variable(tf.zeros([3], tf.float64)), tf.Variable(0)
+
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        def add() -> tf.Tensor:
+            return total.assign_add(tf.reduce_sum(x, [0, 1])).read_value()
+
+        def start_again() -> tf.Tensor:
+            return total.assign(tf.reduce_max(x, [0, 1])).read_value()
+
+        found = tf.cond(count.assign_add(1) % 2 == 0, start_again, add)
+        return [found, total.read_value()]
+
+    check(step, rows, size, static, [total, count], times=3)
+
+
+@pytest.mark.parametrize(("size", "static", "rows"), CASES)
+def test_gradients_accumulated_by_keras_equal_one_process(size: int, static: bool, rows: int) -> None:
+    weight = keras.Variable(np.ones((3, 2)), dtype="float64")
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2)
+    optimizer.build([weight])
+
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight))
+        optimizer.apply(tape.gradient(loss, [weight.value]))
+        return [loss]
+
+    check(step, rows, size, static, [each.value for each in (weight, *optimizer.variables)], times=4)
