@@ -103,7 +103,7 @@ def gathered_list(builder: Builder, value: Value, held: tf.Tensor, state: ListOf
         rows.at(rows.axis + 1),
         lambda axis: tf.shape(stacked, out_type=tf.int64)[axis],
     )
-    return tf.raw_ops.TensorListFromTensor(tensor=found, element_shape=tf.shape(found, out_type=tf.int64)[1:])
+    return tf.raw_ops.TensorListFromTensor(tensor=found, element_shape=tf.shape(found)[1:])
 
 
 def _or_any(builder: Builder, extent: Any) -> Any:
