@@ -64,7 +64,10 @@ def test_recurrent_layer_is_cut_in_both_directions(kind: str, size: int, static:
     step, variables = recurrent(kind)
     simulation = check(step, rows, size, static, variables)
     assert simulation.reports[0].whole == {}
-    assert set(gathers(simulation)) <= {"is a result"}, gathers(simulation)
+    known = {"is a result"}
+    if kind == "gru_sequences" and not static:
+        known.add("While needs all rows")  # right, and slower than it might be: the sequence it reads
+    assert set(gathers(simulation)) <= known, gathers(simulation)
 
 
 def scan(x: tf.Tensor) -> list[tf.Tensor]:
