@@ -123,6 +123,14 @@ def _strided_slice(known: Extents, node: Node) -> Numbers | None:
     return Numbers(found.entries[slice(first, last, stride[0])])
 
 
+@numbers("FloorMod")
+def _floor_mod(known: Extents, node: Node) -> Numbers | None:
+    one, other = (known.constants(each) for each in node.inputs)
+    if one is None or other is None or len(one) != 1 or len(other) != 1 or not other[0]:
+        return None
+    return Numbers([one[0] % other[0]], node.outputs[0].rank == 0)
+
+
 @numbers("InvertPermutation")
 def _invert_permutation(known: Extents, node: Node) -> Numbers | None:
     found = known.constants(node.inputs[0])
