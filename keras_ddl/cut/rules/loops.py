@@ -36,6 +36,8 @@ def while_loop(b: Any, node: Any) -> Any:
             if not loop.promote(wish):
                 raise
         except Refused:
+            if loop.suppose_rows():
+                continue
             if b.in_loop:
                 raise
             return None
@@ -56,6 +58,7 @@ class _Loop:
         self.dims = {i: b.dims(values[i]) for i in self.carried}
         self.contents = {i: b.extents.content(values[i]) for i in self.carried}
         self._numbers: dict[Any, int] = {}
+        self._supposed = False
         self.shapes = {i: program.placeholders[i].shape for i in self.carried}
 
     def make(self) -> Any:
@@ -133,6 +136,18 @@ class _Loop:
                 inner.lend(value, self.node.inputs[i])
         self._numbers = {value: i for i, value in enumerate(values)}
         return inner
+
+    def suppose_rows(self) -> bool:
+        """Supposes, once, that whole tensors of the batch's extent (a layer's first state) are cut. Whether any is."""
+        if self._supposed:
+            return False
+        self._supposed = True
+        before = dict(self.states)
+        for i, dims in self.dims.items():
+            axis = next((axis for axis, each in enumerate(dims or ()) if each == self.b.rows), None)
+            if isinstance(self.states[i], Whole) and axis is not None:
+                self.states[i] = Rows(axis)
+        return self.states != before
 
     def promote(self, wish: Promote) -> bool:
         """Has a list cut from the start, if it is this loop that carries it."""
