@@ -44,6 +44,15 @@ def foreign_directory() -> Iterator[Path]:
         shutil.rmtree(parent)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives TensorFlow the threads that simulated ranks wait in, before any module of tests starts it."""
+    if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
+        return  # xdist's controller runs no test
+    import tensorflow as tf
+
+    tf.config.threading.set_inter_op_parallelism_threads(32)
+
+
 @pytest.hookimpl(optionalhook=True)  # also without the plug-in
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> side_by_side.Scheduler:
     return side_by_side.Scheduler(config, log)

@@ -11,9 +11,8 @@ import numpy as np
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Report, Rows, build_step
 
-# A rank that waits for another occupies one of the threads in which TensorFlow runs operations. Read when TensorFlow
-# starts, which is after the tests are collected.
-tf.config.threading.set_inter_op_parallelism_threads(32)
+# A rank that waits for another occupies one of the threads in which TensorFlow runs operations (tests/conftest.py).
+assert tf.config.threading.get_inter_op_parallelism_threads() >= 32
 
 _COMBINE = {
     "sum": lambda parts: np.sum(parts, axis=0, dtype=parts[0].dtype),
