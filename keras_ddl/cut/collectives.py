@@ -95,7 +95,12 @@ def _bytes(value: Value) -> int:
 
 
 class OfRanks:
-    """Collectives of the job's ranks (keras_ddl.ops). `scope`: begins every name. `bucket_bytes`: bound on a bucket."""
+    """Collectives of the job's ranks (keras_ddl.ops).
+
+    Args:
+        scope: begins every name.
+        plan: groups tensors, as `Collectives.buckets` does.
+    """
 
     def __init__(self, scope: str, rank: int, size: int, plan: Any) -> None:
         self.rank = rank
