@@ -13,8 +13,8 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl.callbacks._first_rank import on_first_rank
 from keras_ddl.callbacks._training_state import broadcast_training_state
 from keras_ddl.checkpoint import model_state
-from keras_ddl.compat.keras import optimizers_of, strategy_of
-from keras_ddl.strategy import agreement, layer_state
+from keras_ddl.compat.keras import optimizers_of
+from keras_ddl.strategy import agreement
 
 
 def step_of(model: Any) -> int:
@@ -49,7 +49,6 @@ class MemoryOfGood:
             return None
         for variable, value in self._confirmed.values:
             variable.assign(value)
-        layer_state.begin(self._model)
         self._latest = self._confirmed
         return self._confirmed.step
 
@@ -58,9 +57,6 @@ class MemoryOfGood:
         return "window that was good"
 
     def _copy(self) -> _Copy:
-        strategy = strategy_of(self._model)
-        if strategy is not None and strategy.size > 1:
-            layer_state.agree(self._model, strategy.size)  # else a rank would go back to what its own rows have left
         return _Copy(step_of(self._model), [(v, np.array(v.numpy())) for v in _variables(self._model)])
 
 

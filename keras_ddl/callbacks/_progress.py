@@ -22,8 +22,7 @@ from keras_ddl.callbacks._first_rank import is_first_rank
 from keras_ddl.callbacks._training_state import agree_on_local_state
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
-from keras_ddl.strategy import metric_state, position
-from keras_ddl.strategy.keras_patches.saving import mark_state_local
+from keras_ddl.strategy import fits, position
 
 RECORD = "progress.json"
 ARRAYS = "progress.npz"
@@ -37,8 +36,6 @@ _REMEMBERED = {
 # What the ranks' states of a metric are together, for those that are no sum.
 _TOGETHER = {
     "mean": lambda values: values.astype(np.float64).mean(axis=0),
-    "max": lambda values: values.max(axis=0),
-    "min": lambda values: values.min(axis=0),
     "equal": lambda values: values[0],
 }
 
@@ -66,10 +63,13 @@ def capture(
             arrays[f"callbacks/{name}/{number}"] = exact
     if batches:
         numbers = {key: float(value) for key, value in (logs or {}).items() if np.ndim(value) == 0}
-        found = _metric_variables(model)
-        everyone = _gather((numbers, [variable.numpy() for variable, _ in found]), "metrics")
+        found = keras_compat.metric_variables(model)
+        mine = (numbers, [variable.numpy() for variable in found])
+        # Under a Strategy metrics are those of one process, on every rank.
+        shared = keras_compat.strategy_of(model) is not None
+        everyone = [mine] if shared else _gather(mine, "metrics")
         record["logs"] = [theirs for theirs, _ in everyone]
-        record["metrics"] = [metric_state.reduction_of(metric, variable) for variable, metric in found]
+        record["metrics"] = ["equal" if shared else _way_of(variable) for variable in found]
         for rank, (_, states) in enumerate(everyone):
             arrays.update({f"metrics/{rank}/{number}": state for number, state in enumerate(states)})
     return record, arrays
@@ -85,11 +85,7 @@ def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
     if not communicator.is_initialized() or communicator.size() == 1:
         yield {}
         return
-    variables = keras_compat.layer_state(model)
-    if any(variable.aggregation == "sum" for variable in variables):  # what was agreed on last belongs to their value
-        agree_on_local_state(model)
-        yield {}
-        return
+    variables = keras_compat.layer_state(model) if keras_compat.strategy_of(model) is None else []
     if not variables and not keras_compat.accumulators_of(model):
         yield {}
         return
@@ -104,8 +100,6 @@ def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
     finally:
         for i in differing:
             variables[i].assign(values[i])
-        if differing:
-            mark_state_local(model)
 
 
 def read_progress(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -145,7 +139,9 @@ class Restoration:
                 one.best_weights = weights
         logs = self._record.get("logs")
         if logs is not None:
-            self._model.__dict__["_ddl_logs_before"] = logs[self._rank if self._same_ranks else 0]
+            fit = fits.of(self._model)
+            if fit is not None:
+                fit.logs_before = logs[self._place(len(logs))]
             self._restore_metrics()
         if self._same_ranks:
             layers = keras_compat.layer_state(self._model)
@@ -156,8 +152,8 @@ class Restoration:
 
     def _restore_metrics(self) -> None:
         """Each rank's own metrics; for another number of ranks, what all together had seen becomes rank 0's."""
-        variables = [variable for variable, _ in _metric_variables(self._model)]
-        states = [self._under(f"metrics/{rank}/") for rank in range(self._record["ranks"])]
+        variables = keras_compat.metric_variables(self._model)
+        states = [self._under(f"metrics/{rank}/") for rank in range(len(self._record["logs"]))]
         if [tuple(v.shape) for v in variables] != [v.shape for v in states[0]]:
             if is_first_rank():
                 stack_position.warn(
@@ -167,8 +163,8 @@ class Restoration:
                 )
             return
         for number, (variable, way) in enumerate(zip(variables, self._record["metrics"])):
-            if self._same_ranks:
-                variable.assign(states[self._rank][number])
+            if self._same_ranks or len(states) == 1:
+                variable.assign(states[self._place(len(states))][number])
                 continue
             values = np.stack([theirs[number] for theirs in states])
             if way == "sum":
@@ -176,17 +172,18 @@ class Restoration:
             else:
                 variable.assign(_TOGETHER[way](values).astype(values.dtype))
 
+    def _place(self, told: int) -> int:
+        """Whose of the states that `told` ranks have told are this rank's."""
+        return self._rank if self._same_ranks and self._rank < told else 0
+
     def _under(self, prefix: str) -> list[Any]:
         found = {int(key[len(prefix) :]): value for key, value in self._arrays.items() if key.startswith(prefix)}
         return [found[number] for number in sorted(found)]
 
 
-def _metric_variables(model: Any) -> list[tuple[Any, Any]]:
-    """Returns (variable, its metric) of all a model's metrics, each once."""
-    found = {
-        id(v): (v, metric) for metric in metric_state.flat(model.metrics) for v in getattr(metric, "_variables", [])
-    }
-    return list(found.values())
+def _way_of(variable: Any) -> str:
+    """Returns how the ranks' own states of a metric combine: "sum" | "mean" | "equal"."""
+    return {"mean": "mean", "only_first_replica": "equal"}.get(variable.aggregation, "sum")
 
 
 def _named(others: Sequence[Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from keras_ddl.callbacks._training_state import broadcast_training_state
 from keras_ddl.checkpoint import model_state
 from keras_ddl.compat.keras import layers_of, unwrapped
 from keras_ddl.errors import CheckpointError
-from keras_ddl.strategy import position
+from keras_ddl.strategy import fits
 
 
 @dataclasses.dataclass
@@ -56,7 +56,7 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
         restoration = Restoration(model, *told["progress"])
         restoration.at_train_begin()
     ended = told["stopped_of"] is not None and told["stopped_of"] == epochs
-    position.begin_at(model, told["stopped_of"] if ended else told["epoch"])
+    fits.begin_at(model, told["stopped_of"] if ended else told["epoch"])
     if is_first_rank():
         inside = f", batch {told['in_epoch'] + 1}" if told["in_epoch"] else ""
         print(f"Checkpoint: going on from step {told['step']}, epoch {told['epoch'] + 1}{inside}")

@@ -67,8 +67,10 @@ def steps_taken(optimizers: Iterable[Any]) -> int | None:
 def agree_on_local_state(model: Any) -> None:
     """Makes one state of what the ranks gather from their own rows, for a checkpoint inside an epoch. COLLECTIVE.
 
-    Layers' state is agreed on; gradients that are accumulated for the next update are summed, on rank 0.
+    Layers' state is agreed on, which under a Strategy is equal already; gradients that are accumulated for the next
+    update are summed, on rank 0.
     """
     if communicator.is_initialized() and communicator.size() > 1:
-        layer_state.agree(model, communicator.size())
-        agreement.collect_accumulated_gradients(keras_compat.accumulators_of(model), communicator.rank())
+        if keras_compat.strategy_of(model) is None:
+            layer_state.agree(model, communicator.size())
+        agreement.collect_accumulated_gradients(agreement.accumulated_parts(model), communicator.rank())

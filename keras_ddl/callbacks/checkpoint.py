@@ -28,7 +28,7 @@ from keras_ddl.checkpoint.snapshot import Buffers
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import optimizers_of, unwrapped
 from keras_ddl.errors import CheckpointError, ConfigError
-from keras_ddl.strategy import keras_patches
+from keras_ddl.strategy import fits, keras_patches
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -218,7 +218,9 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch = epoch + 1
-        self.model.__dict__.pop("_ddl_logs_before", None)
+        fit = fits.of(self.model)
+        if fit is not None:
+            fit.logs_before = None
         if self._bases.is_due:
             self._bases.write(self.model)
         step = self._step()

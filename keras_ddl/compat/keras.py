@@ -21,15 +21,10 @@ with tensorflow_packages.private_imports("keras", "3.15", "'keras>=3.15,<3.16'")
     from keras.src import tree
     from keras.src.backend.common import global_state
     from keras.src.backend.common.name_scope import current_path
-    from keras.src.backend.tensorflow import image as tf_image
-    from keras.src.backend.tensorflow import random as tf_random
     from keras.src.backend.tensorflow import trainer as tf_trainer
     from keras.src.backend.tensorflow.core import Variable as TFVariable
-    from keras.src.backend.tensorflow.optimizer import TFOptimizer
     from keras.src.callbacks import CallbackList
-    from keras.src.layers import BatchNormalization
     from keras.src.legacy.saving import legacy_h5_format
-    from keras.src.losses import loss as loss_module
     from keras.src.optimizers import LossScaleOptimizer
     from keras.src.optimizers.base_optimizer import BaseOptimizer
     from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
@@ -47,13 +42,11 @@ tensorflow_packages.check_keras_backend()  # ~/.keras/keras.json may have named 
 __all__ = [
     "ArrayDataAdapter",
     "BaseOptimizer",
-    "BatchNormalization",
     "CallbackList",
     "GeneratorDataAdapter",
     "LossScaleOptimizer",
     "PyDatasetAdapter",
     "TESTED",
-    "TFOptimizer",
     "TFVariable",
     "Trainer",
     "array_slicing",
@@ -64,11 +57,12 @@ __all__ = [
     "is_ours",
     "keras",
     "legacy_h5_format",
+    "accumulates",
     "accumulators_of",
     "is_accumulating",
     "layer_state",
-    "loss_module",
     "make_global_seed_generator",
+    "metric_variables",
     "metrics_in",
     "named_optimizers_of",
     "optimizers_in",
@@ -84,8 +78,6 @@ __all__ = [
     "scope_strategy",
     "strategies",
     "strategy_of",
-    "tf_image",
-    "tf_random",
     "tf_trainer",
     "tree",
     "unwrapped",
@@ -215,6 +207,12 @@ def accumulators_of(model: Any) -> list[Any]:
     return [variable for variables in lists for variable in variables if variable is not None]
 
 
+def accumulates(model: Any) -> bool:
+    """Whether an optimizer of the model updates once for several steps."""
+    parts = [each for one in optimizers_of(model) for each in optimizers_in(one)]
+    return any(getattr(each, "gradient_accumulation_steps", None) for each in parts)
+
+
 def is_accumulating(model: Any) -> bool:
     """Whether an optimizer of the model is between two updates, with gradients accumulated for the second."""
     for one in optimizers_of(model):
@@ -237,6 +235,19 @@ def metrics_in(model: Any) -> list[Any]:
     given = [tree.flatten(getattr(compiled, name, None)) for name in ("_user_metrics", "_user_weighted_metrics")]
     tracked = [each for metric in model.metrics for each in getattr(metric, "metrics", [metric])]
     return [each for each in [*tracked, *(one for some in given for one in some)] if not isinstance(each, (str, type))]
+
+
+def metric_variables(model: Any) -> list[Any]:
+    """Returns the variables of a model's metrics, and of those inside them, each once."""
+    found: dict[int, Any] = {}
+    pending = list(model.metrics)
+    while pending:
+        metric = pending.pop(0)
+        if id(metric) not in found:
+            found[id(metric)] = metric
+            pending.extend([*getattr(metric, "_metrics", []), *(getattr(metric, "metrics", None) or [])])
+    variables = [each for metric in found.values() for each in getattr(metric, "_variables", [])]
+    return list({id(each): each for each in variables}.values())
 
 
 def plain_name(name: str) -> str:

@@ -6,6 +6,7 @@ which keras_ddl cannot work ends in a DependencyError that says what to install.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -80,6 +81,7 @@ __all__ = [
     "is_stateful",
     "load_ops",
     "not_recorded",
+    "outside_strategies",
     "shuffle_seeds",
     "tf",
     "traced_for_xla",
@@ -192,6 +194,21 @@ def shuffle_seeds(dataset: ShuffleDataset) -> tuple[int, int]:
 def clone_function(function: polymorphic_function.Function, python_function: Any) -> polymorphic_function.Function:
     """Returns a tf.function of `python_function` with the options of `function`."""
     return function._clone(python_function=python_function)
+
+
+def outside_strategies() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which no tf.distribute strategy is active, also inside of a scope."""
+    return _default_replica_context() if tf.distribute.has_strategy() else contextlib.nullcontext()
+
+
+@functools.cache
+def _default_replica_context() -> Any:
+    found: list[Any] = []
+    # Scopes belong to threads: a new one is in none.
+    thread = threading.Thread(target=lambda: found.append(tf.distribute.get_replica_context()))
+    thread.start()
+    thread.join()
+    return found[0]
 
 
 def is_eager(tensor: Any) -> bool:

@@ -1,12 +1,12 @@
 """The step of one process, cut into ranks: docs/cut.md.
 
-graph = tf.function(step).get_concrete_function(...).graph     # traced on the whole batch
-outputs = build_step(graph, local_inputs, ...)                 # in the rank's own tf.function
+program = Program(tf.function(step).get_concrete_function(...).graph)   # traced on the whole batch
+outputs = build_step(program, local_inputs, ...)                        # in the rank's own tf.function
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
@@ -16,13 +16,13 @@ from keras_ddl.cut.collectives import Collectives, OfRanks
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.program import Program
 from keras_ddl.cut.report import Report
-from keras_ddl.cut.states import WHOLE, Rows, State
+from keras_ddl.cut.states import PARTIAL, WHOLE, Rows, State
 
-__all__ = ["WHOLE", "Batch", "Collectives", "OfRanks", "Report", "Rows", "State", "build_step"]
+__all__ = ["WHOLE", "Batch", "Collectives", "OfRanks", "Program", "Report", "Rows", "State", "build_step"]
 
 
 def build_step(
-    graph: Any,
+    program: Program,
     inputs: Sequence[tf.Tensor],
     states: Sequence[State],
     batch: Batch,
@@ -32,11 +32,13 @@ def build_step(
     report: Report | None = None,
     seed: int = 0,
     captured: Callable[[Any], Any] = lambda outer: outer,
+    keeps_rows: bool = False,
+    parts: Collection[Any] = (),
 ) -> list[tf.Tensor]:
     """Makes, in the graph that is being traced, what one rank has to do of a step.
 
     Args:
-        graph: of the step traced on the whole batch.
+        program: the step traced on the whole batch.
         inputs: what this rank has of each of the step's arguments; `states`: how it is to be held.
         inputs_are_whole: every rank was given whole arguments, out of which it takes its rows.
         batch: the rows of all ranks and of this one.
@@ -45,14 +47,17 @@ def build_step(
         seed: equal on all ranks, another for every step that is built. Stateful random operations without seeds of
             their own (tf.random.normal without tf.random.set_seed) are given seeds made from it.
         captured: given an outer tensor that the step uses (a variable's handle), returns what this rank uses.
+        keeps_rows: return outputs that are held as rows along axis 0 as this rank's rows. They are gathered all the
+            same: other ranks may want them whole.
+        parts: outer tensors (handles of variables) of which each rank holds a part of a sum, from step to step.
     Returns: the step's outputs in order, whole, equal on all ranks.
     """
-    program = Program(graph)
     if report is not None:
         report.program = program.digest()
     builder = Builder(program, batch, collectives, report or Report(), seed)
     for value, outer in program.captured:
-        builder.give(value, captured(outer), WHOLE)
+        is_part = any(outer is each for each in parts)
+        builder.give(value, captured(outer), PARTIAL if is_part else WHOLE)
     for value, tensor, state in zip(program.inputs, inputs, states):
         dims = _input_dims(builder, value, state)
         if inputs_are_whole and isinstance(state, Rows):
@@ -60,7 +65,11 @@ def build_step(
         else:
             builder.give(value, tensor, state, dims)
     builder.build()
-    return [builder.result(value) for value in program.outputs]
+    wholes = [builder.result(value) for value in program.outputs]
+    if not keeps_rows:
+        return wholes
+    held = [(value, builder.state(value)) for value in program.outputs]
+    return [builder.held(value) if state == Rows(0) else whole for (value, state), whole in zip(held, wholes)]
 
 
 def _input_dims(builder: Builder, value: Any, state: State) -> tuple[Dim, ...] | None:

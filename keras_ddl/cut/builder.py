@@ -26,6 +26,7 @@ from keras_ddl.cut.report import Report
 from keras_ddl.cut.scalars import Scalars, as_vector, times
 from keras_ddl.cut.seeds import agreed_seeds
 from keras_ddl.cut.states import PARTIAL, WHOLE, ListOf, Partial, Rows, State, Whole
+from keras_ddl.errors import ConfigError
 
 
 class Piece(NamedTuple):
@@ -130,6 +131,11 @@ class Builder:
         if found is not None:
             return found
         if isinstance(piece.state, Partial):
+            if value.dtype == tf.resource:
+                raise ConfigError(
+                    "A variable that accumulates gradients between updates is read, assigned and added to, nothing "
+                    f"else. Received: {self._node} (rank {self.collectives.rank}). Use a variable of your own."
+                )
             self.sums.want(value, piece.tensor, piece.state.op, self._node)
             raise Waiting
         if value in self._wholes:
@@ -417,7 +423,7 @@ class Builder:
         """Whether `value` can be brought back from `state`: it must be known where rows are, and how parts combine."""
         if isinstance(state, Rows):
             return self.dims(value) is not None
-        return not isinstance(state, Partial) or value.dtype in COMBINED_DTYPES
+        return not isinstance(state, Partial) or value.dtype in (*COMBINED_DTYPES, tf.resource)
 
     def _apply(self, node: Node) -> list[Any]:
         if all(isinstance(self.state(each), Whole) for each in node.inputs):

@@ -11,9 +11,9 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.basics import ReduceOp
+from keras_ddl.horovod.keras_patches import counting_updates, install
 from keras_ddl.horovod.reduction import GradientReduction, check_no_strategy
 from keras_ddl.strategy import keras_patches
-from keras_ddl.strategy.keras_patches.optimizer import counting_updates
 
 
 def DistributedOptimizer(
@@ -117,6 +117,7 @@ def _distribute(
     reduction = GradientReduction(label, **arguments)
     factor = _accumulate(inner, passes, average_passes)
     keras_patches.install()
+    install()
     # Set past Keras's tracking: neither is a part of the optimizer that is saved or restored. They stand in the
     # object, not in a class of its own, so that Keras saves the class that it knows.
     object.__setattr__(inner, "_ddl_reduction", reduction)

@@ -15,7 +15,7 @@ from keras_ddl.strategy import agreement, bucket_size, cluster, keras_patches, o
 from keras_ddl.strategy.data import order
 from keras_ddl.strategy.device import choose_device
 from keras_ddl.strategy.extended import DdlExtended
-from keras_ddl.strategy.keras_patches import trainer
+from keras_ddl.strategy.keras_step import KerasSteps, model_of
 from keras_ddl.strategy.saving import SaveRecords
 from keras_ddl.strategy.step_function import StepFunction
 
@@ -120,11 +120,13 @@ class Strategy(tf.distribute.Strategy):
         if self.size > 1:
             job = (secrets.token_hex(8), drift_check_percent)
             token, drift_check_percent = communicator.broadcast_object(job, name="keras_ddl/job")
+            self.job = token  # a text that only the ranks of this job share
             self.saves = SaveRecords(token, self.rank)
         self.drift_check_share = drift_check_percent / 100
         device = choose_device(communicator.local_rank())
         super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
         self.extended.sparse_as_dense = sparse_as_dense
+        self.keras_steps = KerasSteps(self)
         self._functions = 0  # made by `function`: numbers tell their collectives apart
         keras_compat.strategies.add(self)
         one_per_job.remember(self)
@@ -173,9 +175,10 @@ class Strategy(tf.distribute.Strategy):
         Returns: what `fn` returns, this rank's.
         Raises: errors of keras_ddl.errors when the ranks disagree or one is lost.
         """
-        if self.size > 1:
-            fn = trainer.as_step(fn)  # a model's train_step means the same whoever calls it
         with order.translate_errors():
+            found = model_of(fn) if self.size > 1 else None
+            if found is not None:  # a step of Keras means the same whoever calls it
+                return self.keras_steps.run(*found, fn, args, kwargs or {})
             return super().run(fn, args, kwargs, options)
 
     def function(
@@ -228,9 +231,7 @@ class Strategy(tf.distribute.Strategy):
             step,
             batches=batches,
             reduce_retracing=reduce_retracing,
-            rank=self.rank,
-            size=self.size,
-            bucket_size=self.extended.bucket_size,
+            strategy=self,
             number=self._functions,
         )
 

@@ -9,7 +9,7 @@ import hashlib
 import os
 import pickle
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,11 +17,11 @@ import numpy as np
 from keras_ddl import communicator, ops
 from keras_ddl.communicator.comparison import first_difference
 from keras_ddl.communicator.dtypes import DTYPES
+from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras, optimizers_of, plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
-from keras_ddl.strategy import metric_state
 from keras_ddl.strategy.extended import broadcast_value
 
 
@@ -132,6 +132,14 @@ def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0) -> N
         ops.broadcast_variables(plain, root=root)
 
 
+def accumulated_parts(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables in which each rank accumulates its part of gradients between updates.
+
+    Run eagerly, every rank accumulates all of them: there are no parts.
+    """
+    return [] if model.run_eagerly else keras_compat.accumulators_of(model)
+
+
 def collect_accumulated_gradients(accumulators: Sequence[keras.Variable], rank: int) -> None:
     """Moves the ranks' partly accumulated gradients to rank 0, where a checkpoint finds all of them.
 
@@ -149,73 +157,6 @@ def keep_accumulated_gradients_of_rank_0(accumulators: Sequence[keras.Variable],
             variable.assign(tf.zeros_like(variable.value))
 
 
-def global_logs(
-    model: keras.Model,
-    logs: Mapping[str, Any],
-    rank: int,
-    size: int,
-    share: float,
-    choose: Callable[[Any], Any],
-) -> dict[str, Any]:
-    """Returns a step's or epoch's logs over all ranks.
-
-    Metrics are made from states reduced over ranks (means, counts and confusion matrices are sums, so this is exact),
-    while each rank's own state stays as it is. A number of a custom train_step that is no metric's is weighed by the
-    ranks' shares of the rows of the last step.
-
-    Args:
-        logs: what the last step returned on this rank; logs may hold logs.
-        share: this rank's share of the rows of the last step.
-        choose: Keras's rule, given the logs: the metrics' results if their keys are the logs' keys, else the logs.
-    Cost: one all-reduce of 8 bytes per element of metric state.
-    """
-    local = _flat(model.get_metrics_result()) if model.metrics else {}
-    flat_logs = _flat(logs)
-    numbers = sorted(key for key, value in flat_logs.items() if _is_number(value))
-    # A log entry that is a metric's result, under whatever name, is that metric's. Whether it is, is agreed too: on one
-    # rank it might be equal by chance.
-    pairs = [(key, name) for key in numbers for name in sorted(local, key=lambda name, key=key: name != key)]
-    of_metrics = [float(_is_result(flat_logs[key], local[name])) for key, name in pairs]
-    own = [float(flat_logs[key]) * share if share else 0.0 for key in numbers]
-    extra = np.array([*own, *of_metrics])
-    with metric_state.reduced(model.metrics, rank, size, name_of(model, "metrics"), extra) as total:
-        results = _flat(model.get_metrics_result()) if model.metrics else {}
-        chosen = choose(logs)
-        # Values, not variables: a result may be the metric's own variable, which gets its state back.
-        if set(_flat(chosen)) == set(results):
-            return _packed(chosen, results)
-    everyone = dict(zip(numbers, total[: len(numbers)]))
-    votes = reversed(list(zip(pairs, total[len(numbers) :])))  # the metric of the entry's own name comes last and wins
-    agreed = {key: name for (key, name), count in votes if count == size}
-    return _packed(chosen, {key: results[agreed[key]] if key in agreed else everyone[key] for key in numbers})
-
-
-def _flat(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {key: value} of logs that may hold logs, by their innermost keys, as Keras shows them."""
-    found = {}
-    for key, value in logs.items():
-        if isinstance(value, Mapping):
-            found.update(_flat(value))
-        else:
-            found[key] = value if isinstance(value, str) else _array(value)
-    return found
-
-
-def _array(value: Any) -> Any:
-    try:
-        return np.array(value)
-    except (TypeError, ValueError):
-        return value
-
-
-def _packed(logs: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns logs of the form of `logs`, with those values that are given."""
-    return {
-        key: _packed(value, values) if isinstance(value, Mapping) else values.get(key, value)
-        for key, value in logs.items()
-    }
-
-
 def name_of(model: keras.Model, what: str) -> str:
     """Returns the name of a collective that concerns a model."""
     return f"keras_ddl/{plain_name(model.name)}/{what}"
@@ -224,15 +165,6 @@ def name_of(model: keras.Model, what: str) -> str:
 def any_rank(flag: bool, name: str) -> bool:
     """Whether any rank says so."""
     return bool(communicator.all_reduce_array(np.array([flag], np.int32), op="max", name=name)[0])
-
-
-def _is_number(value: Any) -> bool:
-    return not isinstance(value, str) and np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number)
-
-
-def _is_result(value: Any, result: Any) -> bool:
-    """Whether a log entry is the result of the metric of its name, rather than something a step computed itself."""
-    return result is not None and np.array_equal(np.asarray(value), np.asarray(result), equal_nan=True)
 
 
 def _describe(variable: keras.Variable) -> str:

@@ -24,7 +24,6 @@ from keras_ddl.compat.keras import plain_name
 from keras_ddl.errors import DriftError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.checksum import checksum
-from keras_ddl.strategy.keras_patches.optimizer import accumulators
 
 _FIRST_INTERVAL = 8  # steps, before it is known what they and the check take
 _AT_MOST = 10_000
@@ -151,6 +150,6 @@ def _weights(model: Any) -> list[Any]:
 
 def _state_of_optimizers(model: Any) -> list[Any]:
     optimizers = [each for each in keras_compat.optimizers_of(model) if each.built]
-    left_out = {id(v) for each in optimizers for v in accumulators(each)}
+    left_out = {id(v) for v in keras_compat.accumulators_of(model)}
     held = {id(v): v for each in optimizers for v in each.variables if id(v) not in left_out}
     return list(held.values())

@@ -19,9 +19,10 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import buckets, data, step, variables
+from keras_ddl.strategy import buckets, data, variables, whole_step
 from keras_ddl.strategy.bucket_size import BucketSize
 from keras_ddl.strategy.row_share import RowShare
+from keras_ddl.strategy.sparse import Tables
 
 # Ranks' random streams, where they differ, differ by a multiple of this (odd, so all multiples differ; the golden ratio
 # times 2**31, so that they are far from the small steps by which users number their own seeds).
@@ -34,7 +35,7 @@ ONE_LEARNING_RATE = (
 def seed_offset(rank: int) -> int:
     """What is added to a random seed on `rank` where ranks are to draw different numbers; 0 on rank 0.
 
-    Those are the stateful operations of TensorFlow. Keras's seeds are equal on all ranks: random_rows.py.
+    Those are the stateful operations of TensorFlow in `strategy.run`. Keras's seeds are equal on all ranks.
     """
     return rank * _SEED_STRIDE % 2**31
 
@@ -65,15 +66,15 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
         self.bucket_size = bucket_size
         self.sparse_as_dense: bool | str = "auto"
         self.share = RowShare(rank, size)
+        self._warned_of_updates = False
         self.agrees_on_variables = True  # False while callbacks run, which may do so on one rank
-        self.counts_rows = True  # False while predict_on_batch runs, which is one rank's own
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     # ---- who and where
     @property
     def _num_replicas_in_sync(self) -> int:
-        # A step of Keras means what it means in one process: what it divides by this would otherwise be divided twice.
-        return self.size if step.current() is None else 1
+        # A step that sees the whole batch means what it means in one process.
+        return 1 if whole_step.is_traced() else self.size
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -190,10 +191,9 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
                 self._functions[fn] = tf_compat.clone_function(fn, in_replica)
             return self._functions[fn](*args, **kwargs)
         with tf.device(self.device), self._rank_seed(), ReplicaContext(self._container_strategy(), self.rank):
-            if self.size > 1 and self.counts_rows:
+            if self.size > 1:
                 args, kwargs = self.share.begin_step((args, kwargs))
-            with step.running((args, kwargs), self.share):
-                return fn(*args, **kwargs)
+            return fn(*args, **kwargs)
 
     @contextlib.contextmanager
     def _rank_seed(self):
@@ -214,6 +214,15 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
             return fn(var, *args, **(kwargs or {}))
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        # Keras's optimizers come here outside of replica context.
+        if self.size > 1 and not whole_step.is_traced() and not self._warned_of_updates:
+            self._warned_of_updates = True
+            stack_position.warn(
+                "An optimizer that was made under a keras_ddl.Strategy applies gradients outside of strategy.run: they "
+                f"are this rank's own (rank {self.rank} of {self.size}), and the ranks' weights will drift apart "
+                "unless you have reduced them yourself (keras_ddl.all_reduce_n). Make the step with strategy.function, "
+                "or call it with strategy.run(step, args=(batch,))."
+            )
         return self._update_non_slot(var, fn, (var, *args), kwargs, group)
 
     def _update_non_slot(self, colocate_with: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
@@ -224,7 +233,8 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
     # ---- collectives
     def _all_reduce(self, reduce_op: tf.distribute.ReduceOp, values: list[Any], name: str) -> list[Any]:
         op = "mean" if reduce_op == tf.distribute.ReduceOp.MEAN else "sum"
-        return buckets.all_reduce_in_buckets(values, op=op, name=name, bucket_size=self.bucket_size)
+        tables = Tables(self.sparse_as_dense)
+        return buckets.all_reduce_in_buckets(values, op=op, name=name, bucket_size=self.bucket_size, tables=tables)
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         flat = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in tf.nest.flatten(value)]

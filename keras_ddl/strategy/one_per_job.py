@@ -47,3 +47,18 @@ def differences(one: Any, other: Any) -> str:
         return "before keras_ddl.shutdown()"
     pairs = [(name, value, other.settings[name]) for name, value in one.settings.items()]
     return "with " + ", ".join(f"{name}={a!r} instead of {b!r}" for name, a, b in pairs if a != b)
+
+
+def outside_message(what: str, name: str, strategy: Any, other: Any = None) -> str:
+    """The message for a model or an optimizer made outside the scope of `strategy`, maybe in that of another."""
+    if other is not None:
+        return (
+            "What is trained together must be made under one keras_ddl.Strategy. "
+            f"Received: {name!r}, made under one {differences(other, strategy)} (rank {strategy.rank}). "
+            "Make one Strategy with the settings that you want, and use its scope everywhere."
+        )
+    return (
+        f"{what} that is trained under a keras_ddl.Strategy must be made inside its scope. "
+        f"Received: {name!r}, made outside (rank {strategy.rank}). Move the line that makes it under "
+        "`with strategy.scope():`."
+    )

@@ -8,7 +8,6 @@ order.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CheckpointError
+from keras_ddl.strategy import fits
 from keras_ddl.strategy.data.order import KEYS
 
 # Datasets whose order in an epoch depends on how often they were iterated, and on nothing else.
@@ -84,12 +84,12 @@ class Reading:
         self._target = position
         self._restore(position["now"])
 
-    def epoch(self, original: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+    def epoch(self, original: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Yields what `EpochIterator._enumerate_iterator` does; after `go_to`, from the position on."""
         target, self._target = self._target, None
         if target is None:
             self._begin = self.random_states()
-            yield from original(self.iterator)
+            yield from original()
             return
         self._warn_of_another_order(target)
         self._read_epochs(target, original)
@@ -100,7 +100,7 @@ class Reading:
         makes_batches = (keras_compat.GeneratorDataAdapter, keras_compat.PyDatasetAdapter)
         dropped = 0
         skipping = bool(target["batches"]) and not isinstance(self.iterator.data_adapter, makes_batches)
-        for first, last, data in original(self.iterator):
+        for first, last, data in original():
             if first < target["batches"]:
                 _drop(data, first, last, target["batches"])
                 dropped = last + 1
@@ -132,7 +132,7 @@ class Reading:
 
     # ---- earlier epochs ----------------------------------------------------------------------------------------------
 
-    def _read_epochs(self, target: dict[str, Any], original: Callable[[Any], Iterator[Any]]) -> None:
+    def _read_epochs(self, target: dict[str, Any], original: Callable[[], Iterator[Any]]) -> None:
         """Brings the pipeline to the beginning of the epoch: its seeds move on each time that it is iterated."""
         iterator = self.iterator
         if iterator.steps_per_epoch or self._must_be_read():
@@ -140,7 +140,7 @@ class Reading:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # that data of unknown length ends
                     with iterator.catch_stop_iteration():
-                        for first, last, data in original(iterator):
+                        for first, last, data in original():
                             for _ in range(first, last + 1):
                                 next(data)
             return
@@ -199,7 +199,7 @@ class Reading:
         iterator = self.iterator
         seeds = [list(tf_compat.shuffle_seeds(each)) for each in _Dataset(iterator).shuffles()]
         by_keras = isinstance(iterator.data_adapter, keras_compat.ArrayDataAdapter) and iterator.data_adapter._shuffle
-        if by_keras and getattr(iterator, "_ddl_shuffle", None) is None and tf_compat.global_seed() is None:
+        if by_keras and not iterator.shuffles_by_agreement and tf_compat.global_seed() is None:
             seeds.append([0, 0])
         return seeds
 
@@ -244,33 +244,10 @@ class _Dataset:
             iter(self._dataset)
 
 
-def begin_at(model: Any, epoch: int) -> None:
-    """Makes the fit that begins, and no later one, begin with `epoch`."""
-    model._initial_epoch = epoch
-    model.__dict__["_ddl_resumed"] = True
-
-
-def attach(model: Any, iterator: Any) -> None:
-    """Notes that `iterator` gives a fit of `model` its batches."""
-    iterator._ddl_reading = Reading(iterator, keras_compat.strategy_of(model))
-    model.__dict__["_ddl_reading"] = iterator._ddl_reading
-
-
 def of(model: Any) -> Reading | None:
     """Returns the reading of the fit that runs, or None outside of one."""
-    return model.__dict__.get("_ddl_reading")
-
-
-@contextlib.contextmanager
-def of_one_fit(model: Any) -> Iterator[None]:
-    """At the end, forgets the reading, and the epoch with which a resumed fit has begun."""
-    try:
-        yield
-    finally:
-        for name in ("_ddl_reading", "_ddl_logs_before"):
-            model.__dict__.pop(name, None)
-        if model.__dict__.pop("_ddl_resumed", False):
-            model._initial_epoch = None
+    fit = fits.of(model)
+    return None if fit is None else fit.reading
 
 
 def _same_numbers(one: dict[str, Any], other: dict[str, Any]) -> bool:

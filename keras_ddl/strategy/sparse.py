@@ -1,12 +1,11 @@
-"""Gradients of embedding tables, as one process would have had them from the whole batch.
+"""Gradients of embedding tables that each rank has made from its own rows, reduced over ranks.
 
 A gradient lists rows of the table. Where the indices come from the rows of the batch, one process would have listed
 those of all ranks, so they are put one after another: Adam and others square the rows of a token that occurs twice one
-by one. Where they do not (a table of positions, of relative distances, a whole table as slices), each rank lists the
-same indices and one process would have listed them once: the values are added up. Where a program has made the indices
-unique, it would have done so for the whole batch: rows of the same index are added up. A table that is used in several
-ways has a gradient in several parts, and each is treated for itself. The traced graph tells which is which; in eager
-mode, indices that are equal on all ranks are taken for such as do not come from the batch.
+by one. A table that is used in several ways has a gradient in several parts, and each is treated for itself. In eager
+mode, indices that are equal on all ranks are taken for such as do not come from the batch (a table of positions): one
+process would have listed them once, and the values are added up. This is for loops of strategy.run and other front
+ends: a step that sees the whole batch is cut, table and all (keras_ddl/cut).
 
 A table that is looked up and multiplied, too (the projection of a model with tied embeddings), has a gradient in a
 sparse and a dense part. TensorFlow adds these up to a dense tensor, which does not come here. What comes are gradients
@@ -27,9 +26,7 @@ from keras_ddl import communicator, ops
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.row_kinds import INDEPENDENT, RowKinds
 
-_UNIQUE = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
 _PASSES_ON = ("Reshape", "Cast", "Identity")
 
 
@@ -40,13 +37,11 @@ class Tables:
     as_dense: True: as whole tables, like any gradient (an optimizer then treats a row that occurs twice as one, which
         is what it does with dense gradients); False: never; "auto": where that is fewer bytes and the same update.
     add_up: rows of the same index may come added up: the optimizer is linear in the gradient. Equal on all ranks.
-    kinds: reads the graph; None in eager mode, and where nothing is known of the batch.
     compare: in eager mode, compare the indices over ranks.
     """
 
     as_dense: bool | str = "auto"
     add_up: bool = False
-    kinds: RowKinds | None = None
     compare: bool = True
 
 
@@ -102,34 +97,26 @@ def _reduce_part(
     if how in ("shared", "table"):
         reduced = ops.all_reduce(values, op=op, name=f"{name}/values", comm=comm)
         return tf.IndexedSlices(reduced, indices, whole.dense_shape)
-    once = how == "unique"
     if how == "table or rows" and not tables.add_up:
         return _table_or_rows(part, op, name, comm)
-    if not (tables.add_up or once) or tables.as_dense is False or whole.dense_shape is None:
-        gathered = ops.all_reduce(part, op=op, name=name, comm=comm)
-        return _once(gathered) if once else gathered
-    return _fewer_bytes(part, op, name, once, comm)
+    if not tables.add_up or tables.as_dense is False or whole.dense_shape is None:
+        return ops.all_reduce(part, op=op, name=name, comm=comm)
+    return _fewer_bytes(part, op, name, comm)
 
 
-def _fewer_bytes(slices: tf.IndexedSlices, op: str, name: str, once: bool, comm: Communicator) -> tf.IndexedSlices:
+def _fewer_bytes(slices: tf.IndexedSlices, op: str, name: str, comm: Communicator) -> tf.IndexedSlices:
     """Gathers the rows or reduces the table. Decided anew in every step, from a number that all ranks share: the rows
     that they have together. Ranks may differ in their own rows, in their batches' shapes and in when they trace.
-
-    `once`: return only rows that occurred, in the order in which one process would have met them.
     """
     table_rows = tf.cast(slices.dense_shape[0], tf.int64)
     rows = ops.all_reduce(tf.size(slices.indices, out_type=tf.int64), op="sum", name=f"{name}/rows", comm=comm)
 
     def whole_table() -> tuple[tf.Tensor, tf.Tensor]:
         table = ops.all_reduce(_table(slices, table_rows), op=op, name=f"{name}/table", comm=comm)
-        if not once:
-            return table, tf.cast(tf.range(table_rows), slices.indices.dtype)
-        occurred, _ = tf.unique(ops.all_gather(slices.indices, name=f"{name}/occurred", comm=comm))
-        return tf.gather(table, occurred), occurred
+        return table, tf.cast(tf.range(table_rows), slices.indices.dtype)
 
     def rows_that_occurred() -> tuple[tf.Tensor, tf.Tensor]:
         gathered = ops.all_reduce(slices, op=op, name=name, comm=comm)
-        gathered = _once(gathered) if once else gathered
         return gathered.values, gathered.indices
 
     values, indices = tf.cond(rows > 2 * table_rows, whole_table, rows_that_occurred)
@@ -162,18 +149,11 @@ def _table(slices: tf.IndexedSlices, rows: Any) -> tf.Tensor:
     return tf.math.unsorted_segment_sum(slices.values, slices.indices, rows)
 
 
-def _once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns each row that occurs once, with those of the same index added up."""
-    indices, position = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, position, tf.size(indices))
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
-
-
 def _parts(slices: tf.IndexedSlices, tables: Tables, name: str) -> list[tuple[tf.Tensor, tf.Tensor, str]]:
     """Returns [(values, indices, how)]: a gradient by the ways in which its table is used.
 
-    how: "rows", "shared" (the same on all ranks), "unique", "table" (all rows, in order); "table or rows" of a tf.cond,
-    in whose branches TensorFlow makes slices of a dense gradient where another branch has slices.
+    how: "rows", "shared" (the same on all ranks, in eager mode), "table" (all rows, in order); "table or rows" of a
+    tf.cond, in whose branches TensorFlow makes slices of a dense gradient where another branch has slices.
     """
     if tf_compat.is_eager(slices.indices):
         equal = tables.compare and _equal_on_all_ranks(slices.indices, name)
@@ -181,8 +161,8 @@ def _parts(slices: tf.IndexedSlices, tables: Tables, name: str) -> list[tuple[tf
     parts: list[tuple[str, list[tf.Tensor]]] = []
     rows = _static_rows(slices)
     for indices in _components(slices.indices):
-        how = _origin(indices, rows, tables.kinds)
-        if parts and parts[-1][0] == how and how in ("rows", "shared"):  # what is listed once in each part stays apart
+        how = _origin(indices, rows)
+        if parts and parts[-1][0] == how == "rows":
             parts[-1][1].append(indices)
         else:
             parts.append((how, [indices]))
@@ -203,23 +183,11 @@ def _components(indices: tf.Tensor) -> Sequence[tf.Tensor]:
     return [part for each in operation.inputs[:-1] for part in _components(each)]
 
 
-def _origin(indices: tf.Tensor, rows: int | None, kinds: RowKinds | None) -> str:
+def _origin(indices: tf.Tensor, rows: int | None) -> str:
     if _is_table(indices, rows):
         return "table"
-    if any(_origin(each, rows, None) != "rows" for each in tf_compat.outputs_of_branches(indices)):
+    if any(_origin(each, rows) != "rows" for each in tf_compat.outputs_of_branches(indices)):
         return "table or rows"
-    if kinds is None:
-        return "rows"
-    if kinds.of(indices) == INDEPENDENT:
-        return "shared"
-    seen, pending = set(), [indices]
-    while pending:
-        tensor = pending.pop()
-        if tensor.op.type in _UNIQUE:
-            return "unique"
-        if tensor.op.name not in seen:
-            seen.add(tensor.op.name)
-            pending.extend(tensor.op.inputs)
     return "rows"
 
 

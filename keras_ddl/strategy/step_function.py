@@ -6,8 +6,6 @@ No part of Keras is changed for it.
 
 from __future__ import annotations
 
-import secrets
-import warnings
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -16,13 +14,11 @@ import numpy as np
 from keras_ddl import communicator, config, cut, ops
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.states import WHOLE, Rows, State
-from keras_ddl.errors import ConfigError, RankMismatchError
-from keras_ddl.strategy import buckets
-from keras_ddl.strategy.bucket_size import BucketSize
+from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy.data import chunk, order
+from keras_ddl.strategy.whole_step import WholeStep
 
 _FIRST = 3  # calls whose arguments are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
-_LARGE = 1 << 20  # bytes gathered in a step of which the user is told
 
 
 class StepFunction:
@@ -34,27 +30,22 @@ class StepFunction:
         *,
         batches: str,
         reduce_retracing: bool,
-        rank: int,
-        size: int,
-        bucket_size: BucketSize,
+        strategy: Any,
         number: int,
     ) -> None:
         self.__wrapped__ = step
         self.__name__ = getattr(step, "__name__", type(step).__name__)
-        self.reports: list[cut.Report] = []
         self._function = (
             step
             if isinstance(step, tf.types.experimental.PolymorphicFunction)
             else tf.function(step, reduce_retracing=reduce_retracing)
         )
         self._reduce_retracing = reduce_retracing
-        self._batches, self.rank, self._size = batches, rank, size
-        self._bucket_size = bucket_size
+        self._batches, self.rank, self._size = batches, strategy.rank, strategy.size
         self._scope = f"{self.__name__}_{number}"
+        self.whole_step = WholeStep(self.__name__, self._scope, strategy)
         self._calls = 0
-        self._seed = 0  # of draws without a seed in the step that is traced now, equal on all ranks
         self._traced: dict[Hashable, _Traced] = {}
-        self._known: set[Any] = set()  # variables that are equal on all ranks already
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step. COLLECTIVE. Returns: what one process would get, on every rank."""
@@ -70,7 +61,7 @@ class StepFunction:
 
     def explain(self) -> str:
         """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
-        return "\n\n".join(report.text() for report in self.reports)
+        return self.whole_step.explain()
 
     def _rows_of(self, tensors: list[tf.Tensor]) -> int | None:
         """The batch's rows: extent 0 of the first argument that has one."""
@@ -140,12 +131,6 @@ class StepFunction:
     def _trace(
         self, arguments: Any, leaves: list[Any], cuts: tuple[bool, ...], shapes: list[Any], counts: tuple[int, ...]
     ) -> _Traced:
-        if tf.distribute.has_strategy():
-            raise ConfigError(
-                f"{self.__name__}: a step of Strategy.function is traced as one process would trace it, outside of any "
-                f"strategy's scope. Received: {type(tf.distribute.get_strategy()).__name__} is active (rank "
-                f"{self.rank}). Make models and optimizers without a scope, and call the step outside of it."
-            )
         places = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
         specs = [tf.TensorSpec(shape, leaves[i].dtype) for i, shape in zip(places, shapes)]
         constants = [None if tf.is_tensor(leaf) else leaf for leaf in leaves]
@@ -158,26 +143,10 @@ class StepFunction:
             args, kwargs = tf.nest.pack_sequence_as(arguments, given, expand_composites=True)
             return self._function(*args, **kwargs)
 
-        concrete = tf.function(whole, autograph=False).get_concrete_function(*specs)
-        self._refuse_collectives(concrete)
-        self._seed = communicator.broadcast_object(secrets.randbits(31), name=f"{self._scope}/seed")
-        self._agree_on_variables(concrete)
-        report = cut.Report()
-        found = _Traced(self, concrete, shapes, [Rows(0) if each else WHOLE for each in cuts], counts, report)
-        self.reports.append(report)
-        self._check_same(report)
+        concrete = self.whole_step.trace(whole, specs)
+        found = _Traced(self, concrete, shapes, [Rows(0) if each else WHOLE for each in cuts], counts)
+        self._check_same(self.whole_step.reports[-1])
         return found
-
-    def _refuse_collectives(self, concrete: Any) -> None:
-        traced = concrete.graph.as_graph_def()
-        nodes = [*traced.node, *(node for function in traced.library.function for node in function.node_def)]
-        own = next((each.op for each in nodes if each.op.startswith("Ddl")), None)
-        if own is not None:
-            raise ConfigError(
-                f"{self.__name__}: a step of Strategy.function sees the whole batch, as one process does: nothing is "
-                f"left to be reduced or gathered in it. Received: {own} (rank {self.rank}). Leave the collective "
-                "out, or use it in a loop of strategy.run."
-            )
 
     def _check_same(self, report: cut.Report) -> None:
         everyone = communicator.all_gather_object(report.digest(), name=f"{self._scope}/traced")
@@ -189,54 +158,12 @@ class StepFunction:
                 "around the step."
             )
 
-    def _agree_on_variables(self, concrete: Any) -> None:
-        """Gives rank 0's values to variables that this step uses first, however the script made them."""
-        by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
-        used = [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
-        variables = [each for each in used if each.ref() not in self._known]
-        self._known.update(each.ref() for each in variables)
-        numeric = [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
-        if numeric:
-            ops.broadcast_variables(numeric, root=0)
-
-    def tell(self, report: cut.Report) -> None:
-        """Shows, on rank 0, what a step that was just traced moves."""
-        if self.rank != 0:
-            return
-        if config.get("EXPLAIN_STEP"):
-            print(f"{self.__name__}, one step:\n{report.text()}", flush=True)
-        for each in report.large_gathers(_LARGE):
-            warnings.warn(
-                f"{self.__name__}: {each.bytes:,} bytes are gathered in each step, because {each.reason}"
-                + (f" ({each.line})" if each.line else "")
-                + ". That is right, and slower than it might be.",
-                stacklevel=4,
-            )
-
-    def plan(self, sizes: Any, dtypes: Any) -> list[list[int]]:
-        """Groups what is summed into buckets. `sizes`: bytes, in the order in which they become ready."""
-        last = len(sizes) - 1
-        bound = self._bucket_size.bound(sum(sizes))
-        # Gradients come in the order of their layers there, the last of which are ready first.
-        found = buckets.plan_buckets(sizes[::-1], dtypes[::-1], bucket_bytes=bound)
-        return [[last - i for i in bucket] for bucket in found]
-
     def build(
-        self, concrete: Any, states: list[State], counts: tuple[int, ...], report: cut.Report, local: list[tf.Tensor]
+        self, program: cut.Program, states: list[State], counts: tuple[int, ...], local: list[tf.Tensor]
     ) -> list[Any]:
         """Makes this rank's graph of a traced step, from its arguments in the graph that is being traced."""
-        collectives = cut.OfRanks(self._scope, self.rank, self._size, self.plan)
         batch = self._batch([each for each, state in zip(local, states) if isinstance(state, Rows)], counts)
-        return cut.build_step(
-            concrete.graph,
-            local,
-            states,
-            batch,
-            collectives,
-            inputs_are_whole=self._batches == "global",
-            report=report,
-            seed=self._seed,
-        )
+        return self.whole_step.build(program, local, states, batch, inputs_are_whole=self._batches == "global")
 
     def _batch(self, batches: list[tf.Tensor], counts: tuple[int, ...]) -> cut.Batch:
         if counts:
@@ -263,10 +190,9 @@ class _Traced:
         shapes: list[Any],
         states: list[State],
         counts: tuple[int, ...],
-        report: cut.Report,
     ) -> None:
         self.shapes = shapes
-        self._concrete = concrete  # keeps what the graph uses alive
+        program = cut.Program(concrete.graph)
         structured = concrete.graph.structured_outputs
         self._outputs = tf.nest.flatten(structured, expand_composites=True)
         self._structured = structured
@@ -278,10 +204,9 @@ class _Traced:
 
         @tf.autograph.experimental.do_not_convert
         def rank_step(*local: tf.Tensor) -> list[tf.Tensor]:
-            return owner.build(concrete, states, counts, report, list(local))
+            return owner.build(program, states, counts, list(local))
 
         self._run = tf.function(rank_step, autograph=False).get_concrete_function(*specs)
-        owner.tell(report)
 
     def takes(self, shapes: list[Any]) -> bool:
         """Whether these shapes of arguments are among those that it was traced for."""

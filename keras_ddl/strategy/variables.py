@@ -3,25 +3,24 @@
 In `strategy.run`, assigning to a variable of SUM or MEAN assigns the sum or mean over ranks of what they assign, to one
 of ONLY_FIRST_REPLICA what rank 0 does. A variable of ON_READ is this rank's own there; read outside of `run` it is the
 sum, mean or rank 0's value, and reading is then COLLECTIVE. A variable without aggregation (the default) may be given
-what is equal on all ranks: what depends on the rank's rows is refused by name.
+what is equal on all ranks, which is compared when the step runs: other values are refused by name.
 
-In a step of Keras, which means what it means in one process, an assigned value is made that of one process where the
-graph tells how (row_values.py), as for the state of layers. Keras's own variables are none of this: layer_state.py,
-metric_state.py and the optimizers look after them.
+Of Keras's own variables, those of metrics take part: what ranks add to them in `strategy.run` is added up at once, so
+that a metric's result is that of all rows on every rank, there and outside. The optimizers look after the others.
+
+Steps that see the whole batch (strategy.function, fit) mean what they mean in one process, and come to none of this.
 """
 
 from __future__ import annotations
 
 import functools
-import zlib
 from typing import Any
 
 from keras_ddl import communicator, ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import step
-from keras_ddl.strategy.row_kinds import INDEPENDENT
+from keras_ddl.strategy import whole_step
 from keras_ddl.strategy.thread_value import ThreadValue
 from keras_ddl.strategy.variable_origin import is_of_the_program
 
@@ -33,6 +32,11 @@ _SCATTERS = (
     *(f"scatter_{what}" for what in ("sub", "add", "max", "min", "mul", "div", "update")),
     *(f"scatter_nd_{what}" for what in ("sub", "add", "update", "max", "min")),
     "batch_scatter_update",
+)
+_EQUAL = "A variable without aggregation must be assigned what is equal on all ranks."
+_REMEDY = (
+    "Reduce the value first (tf.distribute.get_replica_context().all_reduce), or make the variable with "
+    "aggregation=tf.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"
 )
 _updating = ThreadValue(False)
 
@@ -59,10 +63,37 @@ def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchron
 
 
 def adopt(variable: tf.Variable) -> tf.Variable:
-    """Makes a new variable one of several ranks', unless it is one of Keras's."""
+    """Makes a new variable one of several ranks', unless it is one of Keras's layers or optimizers."""
     if is_of_the_program():
         variable.__class__ = _class_for(type(variable))
+    elif variable.synchronization == _ON_READ and variable.aggregation != _NONE:
+        variable.__class__ = _class_of_metric(type(variable))
     return variable
+
+
+@functools.cache
+def _class_of_metric(base: type) -> type:
+    return type(base.__name__, (_OfMetric, base), {"__module__": base.__module__})
+
+
+class _OfMetric:
+    """A variable of a metric: all ranks hold what all of them have added."""
+
+    def assign(self, value, *args, **kwargs):
+        if _in_replica() is not None:
+            value = self._everyone(tf.convert_to_tensor(value, self.dtype))
+        return super().assign(value, *args, **kwargs)
+
+    def assign_add(self, delta, *args, **kwargs):
+        if _in_replica() is not None:
+            delta = _aggregated(self, tf.convert_to_tensor(delta, self.dtype))
+        return super().assign_add(delta, *args, **kwargs)
+
+    def _everyone(self, value: tf.Tensor) -> tf.Tensor:
+        if self.aggregation != _SUM:
+            return _aggregated(self, value)
+        before = self.read_value()  # the same on all ranks
+        return before + _aggregated(self, value - before)
 
 
 @functools.cache
@@ -99,7 +130,8 @@ class _OfSeveralRanks:
     def _read_variable_op(self, *args, **kwargs):
         value = super()._read_variable_op(*args, **kwargs)
         outside = self.synchronization == _ON_READ and _in_replica() is None
-        return _aggregated(self, value) if outside and not _updating.get() else value
+        is_own = _updating.get() or whole_step.is_traced()
+        return _aggregated(self, value) if outside and not is_own else value
 
     def __repr__(self):
         with updating():  # a look at it, on one rank perhaps
@@ -115,7 +147,7 @@ def _assigned(variable: Any, value: Any, how: str = "assign") -> Any:
     strategy = _in_replica()
     on_read = variable.synchronization == _ON_READ
     if strategy is None:
-        if on_read and variable.aggregation == _SUM and not _updating.get():
+        if on_read and variable.aggregation == _SUM and not _updating.get() and not whole_step.is_traced():
             if how != "assign":
                 _refuse(
                     "A variable of ON_READ and SUM cannot be added to outside of strategy.run: it is a sum over ranks.",
@@ -129,37 +161,28 @@ def _assigned(variable: Any, value: Any, how: str = "assign") -> Any:
     if on_read:
         return value
     value = tf.convert_to_tensor(value, variable.dtype)
-    running = step.innermost()
-    kinds = running.values.kinds if running is not None and not tf.executing_eagerly() else None
-    kind = None if kinds is None else kinds.of(value)
-    if kind is not None and running.model is not None:  # a step of Keras
-        if kind == INDEPENDENT:
-            return value
-        if kind.is_sum and not kind.mixed:
-            return ops.all_reduce(value)
-        if value.dtype.is_floating and not kind.mixed and kind.name in ("total", "count", "function"):
-            return running.values.everyone(value)
     if variable.aggregation != _NONE:
         return _aggregated(variable, value)
-    differs = _differs(variable, value) if kind is None else kind != INDEPENDENT
-    if differs:
-        _refuse(
-            "A variable without aggregation must be assigned what is equal on all ranks.",
-            f"{variable.name}.{how} of a value that depends on this rank's rows",
-            strategy.rank,
-            "Reduce the value first (tf.distribute.get_replica_context().all_reduce), or make the variable with "
-            "aggregation=tf.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA",
-        )
-    return value
+    return _equal(variable, how, value, strategy.rank)
 
 
-def _differs(variable: Any, value: tf.Tensor) -> bool:
-    """Whether ranks hold different values. COLLECTIVE; of an eager step."""
-    if not tf.executing_eagerly():
-        return False
-    mine = zlib.crc32(value.numpy().tobytes())
-    everyone = communicator.all_gather_object(mine, name=f"keras_ddl/assign/{_label(variable)}")
-    return len(set(everyone)) > 1
+def _equal(variable: Any, how: str, value: tf.Tensor, rank: int) -> tf.Tensor:
+    """Returns `value` after the ranks have compared it. COLLECTIVE: 16 bytes.
+
+    Raises: ConfigError: it is not the same on all ranks; in a graph, TensorFlow's error with the same words.
+    """
+    received = f"{variable.name}.{how} of a value that is not the same on all ranks"
+    found = tf.raw_ops.Fingerprint(data=tf.reshape(tf.io.serialize_tensor(value), [1]), method="farmhash64")
+    mine = tf.cast(found[0], tf.int64)  # bytes
+    least_and_most = ops.all_reduce(tf.stack([mine, -mine]), op="min", name=f"variable/{_label(variable)}/compared")
+    same = tf.reduce_all(least_and_most == tf.stack([mine, -mine]))
+    if tf.executing_eagerly():
+        if not bool(same):
+            _refuse(_EQUAL, received, rank, _REMEDY)
+        return value
+    message = f"keras_ddl: {_EQUAL} Received: {received} (rank {rank}). {_REMEDY}."
+    with tf.control_dependencies([tf.debugging.Assert(same, [message])]):
+        return tf.identity(value)
 
 
 def _aggregated(variable: Any, value: tf.Tensor) -> tf.Tensor:

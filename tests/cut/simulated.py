@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import Batch, Report, Rows, build_step
+from keras_ddl.cut import Batch, Program, Report, Rows, build_step
 
 # A rank that waits for another occupies one of the threads in which TensorFlow runs operations (tests/conftest.py).
 assert tf.config.threading.get_inter_op_parallelism_threads() >= 32
@@ -121,7 +121,7 @@ class Simulation:
             at, count = chunks(rows, self.size)[rank]
             batch = Batch(rows, count, at) if self.static else Batch(total, mine, first)
             return build_step(
-                graph,
+                Program(graph),
                 local,
                 [Rows(0)] * len(local),
                 batch,

@@ -14,7 +14,7 @@ import numpy as np
 from cut.simulated import chunks
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import Batch, Report, build_step
+from keras_ddl.cut import Batch, Program, Report, build_step
 from keras_ddl.cut.states import WHOLE, Rows
 
 _OPTIONS = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
@@ -132,7 +132,12 @@ class Together:
                     local += [tf.compat.v1.placeholder(each.dtype, each.shape) for each in wholes]
                     feeds[rank] = [*numbers, *local]
                     outputs[rank] = build_step(
-                        self.graph, local, states, batch, _Collectives(turns, rank), report=self.reports[size][rank]
+                        Program(self.graph),
+                        local,
+                        states,
+                        batch,
+                        _Collectives(turns, rank),
+                        report=self.reports[size][rank],
                     )
                 turns.pass_on(rank)
             except BaseException as error:

@@ -1,11 +1,15 @@
-"""Variables: every rank has them whole; rows of a table are looked up by rows of indices."""
+"""Variables: every rank has them whole; rows of a table are looked up by rows of indices.
+
+A variable in which gradients are accumulated between updates may hold a part of a sum on each rank instead: then its
+handle is held as a part, and so is what is read from it and assigned to it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.states import Partial
+from keras_ddl.cut.states import PARTIAL, Partial
 
 
 @rule("ResourceGather")
@@ -15,3 +19,17 @@ def look_up(b: Any, node: Any) -> Any:
     if isinstance(state, Partial) or node.attr("batch_dims"):
         return None
     return [(b.make(node, [b.whole(table), b.held(indices)])[0], state)]
+
+
+@rule("ReadVariableOp")
+def read(b: Any, node: Any) -> Any:
+    return [(b.make(node, [b.held(node.inputs[0])])[0], PARTIAL)]
+
+
+@rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+def assign(b: Any, node: Any) -> Any:
+    variable, value = node.inputs
+    if b.state(variable) != PARTIAL:
+        return None
+    b.make(node, [b.held(variable), b.part(value)])
+    return []

@@ -2,13 +2,23 @@
 
 from keras_ddl.strategy.data.files import from_files
 from keras_ddl.strategy.data.per_rank import PerRankDataset, per_rank_dataset
-from keras_ddl.strategy.data.rows import check_batch_rows, chunk, gather_rows, row_count, static_rows, take_chunk
-from keras_ddl.strategy.data.share import agree_number, check_shuffle_seeds, is_shared, share_dataset
+from keras_ddl.strategy.data.rows import (
+    BatchRows,
+    check_batch_rows,
+    chunk,
+    gather_rows,
+    row_count,
+    static_rows,
+    take_chunk,
+)
+from keras_ddl.strategy.data.share import agree_number, batch_rows_of, check_shuffle_seeds, is_shared, share_dataset
 from keras_ddl.strategy.data.source import from_source
 
 __all__ = [
+    "BatchRows",
     "PerRankDataset",
     "agree_number",
+    "batch_rows_of",
     "check_batch_rows",
     "check_shuffle_seeds",
     "chunk",

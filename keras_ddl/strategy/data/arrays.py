@@ -17,7 +17,7 @@ from keras_ddl.compat.keras import array_slicing, keras, tree
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy.data import order
-from keras_ddl.strategy.data.rows import check_batch_rows, chunk
+from keras_ddl.strategy.data.rows import BatchRows, check_batch_rows, chunk
 from keras_ddl.strategy.data.share import MARK, share_dataset
 from keras_ddl.strategy.data.untuned import untuned
 
@@ -72,7 +72,8 @@ def dataset_of_rows(
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False  # they would copy the arrays
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    return untuned(dataset.with_options(options)).prefetch(tf.data.AUTOTUNE)
+    whole = BatchRows(batch_size if rows % batch_size == 0 else None, is_chunked=True)
+    return _marked(untuned(dataset.with_options(options)).prefetch(tf.data.AUTOTUNE), whole)
 
 
 def _in_order(rows, batch_size, rank, size, number, _):
@@ -109,11 +110,13 @@ def _cut(positions, batch_size, rank, size):
     if whole == rows:
         return found
     first, end = chunk(rows - whole, rank, size)
-    return found.concatenate(tf.data.Dataset.from_tensors(positions[whole + first : whole + end]))
+    found = found.concatenate(tf.data.Dataset.from_tensors(positions[whole + first : whole + end]))
+    # Open on all ranks alike, also where the last batch gives this one as many rows as the others do.
+    return found.map(lambda mine: tf.raw_ops.PlaceholderWithDefault(input=mine, shape=[None]))
 
 
-def _marked(dataset):
-    setattr(dataset, MARK, True)
+def _marked(dataset, whole=None):
+    setattr(dataset, MARK, whole or BatchRows())
     return dataset
 
 

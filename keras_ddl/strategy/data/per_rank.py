@@ -9,6 +9,7 @@ from keras_ddl import communicator, ops
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.data.rows import BatchRows
 from keras_ddl.strategy.data.share import MARK, agree_number
 
 
@@ -36,7 +37,7 @@ class PerRankDataset(tf_compat.UnaryUnchangedStructureDataset):
         self._agreed = agreed or _agree(own)
         whole = _until_all_end(own, *self._agreed)
         super().__init__(whole, tf_compat.variant_tensor(whole))
-        setattr(self, MARK, True)
+        setattr(self, MARK, BatchRows())
 
     def map(self, *args: Any, **kwargs: Any) -> PerRankDataset:
         """As tf.data.Dataset.map, of the rank's own batches."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.compat.keras import PyDatasetAdapter, keras
-from keras_ddl.strategy.data.rows import check_batch_rows, chunk
+from keras_ddl.strategy.data.rows import BatchRows, check_batch_rows, chunk
 from keras_ddl.strategy.data.share import MARK
 from keras_ddl.strategy.data.untuned import untuned
 
@@ -31,7 +31,7 @@ class RowsAdapter(PyDatasetAdapter):
     def get_tf_dataset(self) -> Any:
         """Returns the batches, marked as cut."""
         dataset = untuned(super().get_tf_dataset())
-        setattr(dataset, MARK, True)
+        setattr(dataset, MARK, BatchRows())
         return dataset
 
 

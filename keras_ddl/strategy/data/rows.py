@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """What is known of the batches of a dataset before a step is traced; the same on all ranks.
+
+    Attributes:
+        total: rows of each whole batch. is_chunked: a rank holds those that `chunk` says.
+        is_local: a step is this rank's alone, on the rows that it was given (predict_on_batch).
+    """
+
+    total: int | None = None
+    is_chunked: bool = False
+    is_local: bool = False
 
 
 def chunk(rows: Any, rank: int, size: int) -> tuple[Any, Any]:

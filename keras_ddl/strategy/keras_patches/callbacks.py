@@ -1,24 +1,24 @@
-"""Patches of Keras's CallbackList: writers write on rank 0, all ranks stop together and start from the same state.
+"""The list that calls the callbacks: writers write on rank 0, all ranks stop together and start from the same state.
 
-Patched: keras/src/callbacks/callback_list.py (3.15.1).
+It stands in the place of keras/src/callbacks/callback_list.py's (3.15.1) where Keras's trainer makes one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from keras_ddl import communicator, timeline
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
-from keras_ddl.strategy import agreement, layer_state
+from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.drift import DriftCheck
 from keras_ddl.strategy.extended import ONE_LEARNING_RATE
-from keras_ddl.strategy.keras_patches.saving import SavesWithinEpochs, mark_state_local
-from keras_ddl.strategy.keras_patches.trainer import global_logs_of
+from keras_ddl.strategy.keras_patches.saving import SavesWithinEpochs
 
 # Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
 # BackupAndRestore restores on rank 0 is sent to all.
@@ -28,44 +28,74 @@ _BATCH_HOOKS = {
     "test": ("on_test_batch_begin", "on_test_batch_end"),
     "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
+_KerasList = keras_compat.CallbackList
 
 
 class _Silent(keras.callbacks.Callback):
     """Stands in for a writer on ranks other than 0."""
 
 
-HOOKS = tuple(
-    f"on_{what}"
-    for what in (
-        *(f"{kind}_{edge}" for kind in ("train", "test", "predict", "epoch") for edge in ("begin", "end")),
-        *(f"{kind}batch_{edge}" for kind in ("", "train_", "test_", "predict_") for edge in ("begin", "end")),
-    )
-)
+def adopted(callbacks: Any) -> Any:
+    """Returns what a program passes as `callbacks`; a list of Keras's class becomes one of this module's."""
+    if type(callbacks) is _KerasList:
+        callbacks.__class__ = CallbackList
+        if callbacks.model is not None:
+            callbacks.set_model(callbacks.model)
+    return callbacks
 
 
-def hook(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets callbacks make variables on one rank, as rank 0's do that load or trace a model, also when fit is called
-    inside the scope, where making a variable is otherwise COLLECTIVE.
+def _hook(name: str) -> Callable[..., Any]:
+    """A method that lets callbacks make variables on one rank, as rank 0's do that load or trace a model, also when fit
+    is called inside the scope, where making a variable is otherwise COLLECTIVE.
     """
+    original = getattr(_KerasList, name)
 
-    def wrapper(self, *args, **kwargs):
-        strategy = _shared_strategy(self)
-        if strategy is None:
+    @functools.wraps(original)
+    def method(self: CallbackList, *args: Any, **kwargs: Any) -> Any:
+        with self._of_one_rank():
             return original(self, *args, **kwargs)
+
+    return method
+
+
+class CallbackList(_KerasList):
+    """Keras's, for a model of several ranks."""
+
+    # Class attributes: lists of Keras's own class become lists of this one.
+    _drift: DriftCheck | None = None
+    _saves: SavesWithinEpochs | None = None
+    _step_begin: float | None = None
+    _ask_to_stop: frozenset[str] = frozenset()  # kinds of loops in which a callback of some rank may ask to stop
+
+    on_batch_begin = _hook("on_batch_begin")
+    on_batch_end = _hook("on_batch_end")
+    on_test_batch_begin = _hook("on_test_batch_begin")
+    on_predict_batch_begin = _hook("on_predict_batch_begin")
+    on_train_end = _hook("on_train_end")
+    on_test_end = _hook("on_test_end")
+    on_predict_end = _hook("on_predict_end")
+
+    @property
+    def _strategy(self) -> Any:
+        """The Strategy of the callbacks' model if it has more than one rank, else None."""
+        strategy = keras_compat.strategy_of(self.model)
+        return strategy if strategy is not None and strategy.size > 1 else None
+
+    @contextlib.contextmanager
+    def _of_one_rank(self) -> Iterator[None]:
+        strategy = self._strategy
+        if strategy is None:
+            yield
+            return
         extended = strategy.extended
         before, extended.agrees_on_variables = extended.agrees_on_variables, False
         try:
-            return original(self, *args, **kwargs)
+            yield
         finally:
             extended.agrees_on_variables = before
 
-    return wrapper
-
-
-def set_model(original: Callable[..., Any]) -> Callable[..., Any]:
-    """On ranks other than 0, replaces callbacks that write; puts those last that keep the state of the others."""
-
-    def wrapper(self, model):
+    def set_model(self, model: Any) -> None:
+        """On ranks other than 0, replaces callbacks that write; puts those last that keep the state of the others."""
         strategy = keras_compat.strategy_of(model)
         on_other_rank = strategy is not None and strategy.rank != 0
         if on_other_rank:
@@ -79,9 +109,120 @@ def set_model(original: Callable[..., Any]) -> Callable[..., Any]:
                 vars(callback).pop("_save_model", None)
                 if on_other_rank:
                     callback._save_model = functools.partial(_decide_only, callback)
-        original(self, model)
+        super().set_model(model)
 
-    return wrapper
+    def on_train_begin(self, logs: Any = None) -> None:
+        """After all callbacks: one model, one epoch to begin with, and rank 0's values everywhere.
+
+        Last, so that what a callback has restored on rank 0 is included.
+        """
+        with self._of_one_rank():
+            super().on_train_begin(logs)
+        strategy = self._strategy
+        if strategy is None:
+            return
+        model, rank = self.model, strategy.rank
+        agreement.check_same_model(model, rank)
+        _agree_on_steps(self, strategy)
+        start = communicator.broadcast_object(model._initial_epoch, name=agreement.name_of(model, "initial_epoch"))
+        model._initial_epoch = start
+        partial = agreement.accumulated_parts(model)
+        skip = {id(variable) for variable in partial}
+        agreement.broadcast_variables([v for v in agreement.all_variables(model) if id(v) not in skip])
+        agreement.keep_accumulated_gradients_of_rank_0(partial, rank)
+        _agree_on_global_seed(model, rank)
+        self._drift = DriftCheck(model, rank, strategy.drift_check_share)
+        self._saves = SavesWithinEpochs(self, strategy)
+        self._agree_who_may_stop("train")
+        self._agree_to_stop_training()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """After all callbacks: Python's generator, which will shuffle a PyDataset, is the same on all ranks."""
+        with self._of_one_rank():
+            super().on_epoch_begin(epoch, logs)
+        strategy = self._strategy
+        if strategy is None:
+            return
+        mine = (bool(self.model.__dict__.get("stop_training")), agreement.python_random_digest())
+        everyone = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
+        self._drift.begin_epoch()
+        strategy.random_state.agree_python([digest for _, digest in everyone])
+        self._set_agreed_stop(any(stop for stop, _ in everyone))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """After all callbacks: the ranks' weights are compared; stop on all ranks if any wants to."""
+        with self._of_one_rank():
+            super().on_epoch_end(epoch, logs)
+        if self._strategy is not None:
+            self._drift.after_epoch()
+            self._agree_to_stop_training()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """After all callbacks: the step begins in the timeline, if one is being written."""
+        with self._of_one_rank():
+            super().on_train_batch_begin(batch, logs)
+        self._step_begin = time.monotonic() if timeline.is_on() else None
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Before: what rank 0 is about to save is that of all ranks. After: stop on all ranks if any wants to, where a
+        callback could ask for it.
+        """
+        if self._step_begin is not None:
+            timeline.add_span(f"step {batch}", self._step_begin)
+        strategy = self._strategy
+        if strategy is not None:
+            self._saves.before_batch_end(batch)
+        with self._of_one_rank():
+            super().on_train_batch_end(batch, logs)
+        if strategy is None:
+            return
+        self._drift.after_batch()
+        if "train" in self._ask_to_stop:
+            self._agree_to_stop_training()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """After all callbacks: whether ranks will ask each other after each batch."""
+        with self._of_one_rank():
+            super().on_test_begin(logs)
+        self._agree_who_may_stop("test")
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """As `on_test_begin`."""
+        with self._of_one_rank():
+            super().on_predict_begin(logs)
+        self._agree_who_may_stop("predict")
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """After all callbacks: stop on all ranks if any wants to."""
+        with self._of_one_rank():
+            super().on_test_batch_end(batch, logs)
+        self._agree_to_stop("test", "stop_evaluating")
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        """As `on_test_batch_end`."""
+        with self._of_one_rank():
+            super().on_predict_batch_end(batch, logs)
+        self._agree_to_stop("predict", "stop_predicting")
+
+    def _agree_who_may_stop(self, kind: str) -> None:
+        if self._strategy is not None:
+            name = agreement.name_of(self.model, f"{kind}_batch_hooks")
+            asks = agreement.any_rank(_may_stop(self, kind), name)
+            self._ask_to_stop = self._ask_to_stop | {kind} if asks else self._ask_to_stop - {kind}
+
+    def _agree_to_stop(self, kind: str, attribute: str) -> None:
+        if kind in self._ask_to_stop and self._strategy is not None:
+            wants = bool(getattr(self.model, attribute, False))
+            setattr(self.model, attribute, agreement.any_rank(wants, agreement.name_of(self.model, attribute)))
+
+    def _agree_to_stop_training(self) -> None:
+        wants = bool(self.model.__dict__.get("stop_training"))
+        self._set_agreed_stop(agreement.any_rank(wants, agreement.name_of(self.model, "stop_training")))
+
+    def _set_agreed_stop(self, stop: bool) -> None:
+        fit = fits.of(self.model)
+        if fit is not None:
+            fit.agreed_stop = stop
 
 
 def _writers() -> tuple[type, ...]:
@@ -95,36 +236,6 @@ def _decide_only(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch:
         checkpoint._should_save_model(epoch, batch, logs, checkpoint._get_file_path(epoch, batch, logs))
     finally:
         checkpoint.verbose = verbose
-
-
-def on_train_begin(original: Callable[..., Any]) -> Callable[..., Any]:
-    """After all callbacks: one model, one epoch to begin with, and rank 0's values everywhere.
-
-    Last, so that what a callback has restored on rank 0 is included.
-    """
-
-    def wrapper(self, logs=None):
-        original(self, logs)
-        strategy = _shared_strategy(self)
-        if strategy is None:
-            return
-        model, rank = self.model, strategy.rank
-        agreement.check_same_model(model, rank)
-        _agree_on_steps(self, strategy)
-        start = communicator.broadcast_object(model._initial_epoch, name=agreement.name_of(model, "initial_epoch"))
-        model._initial_epoch = start
-        partial = keras_compat.accumulators_of(model)
-        skip = {id(variable) for variable in partial}
-        agreement.broadcast_variables([v for v in agreement.all_variables(model) if id(v) not in skip])
-        agreement.keep_accumulated_gradients_of_rank_0(partial, rank)
-        layer_state.begin(model)
-        _agree_on_global_seed(model, rank)
-        self._ddl_drift = DriftCheck(model, rank, strategy.drift_check_share)
-        self._ddl_saves = SavesWithinEpochs(self, strategy)
-        self._ddl_train_stop = agreement.any_rank(_may_stop(self, "train"), agreement.name_of(model, "batch_hooks"))
-        _agree_to_stop(self)
-
-    return wrapper
 
 
 def _agree_on_global_seed(model: keras.Model, rank: int) -> None:
@@ -170,119 +281,6 @@ def _warn_of_rates(told: list[tuple[list[float], int]], rank: int) -> None:
     if rank == 0 and any(each != rates[0] for each in rates) and len(set(steps)) == 1:
         received = (f"{', '.join(f'{rate:g}' for rate in each)} on rank {other}" for other, each in enumerate(rates))
         stack_position.warn(ONE_LEARNING_RATE.format(", ".join(received)))
-
-
-def on_epoch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
-    """After all callbacks: Python's generator, which will shuffle a PyDataset, is the same on all ranks."""
-
-    def wrapper(self, epoch, logs=None):
-        original(self, epoch, logs)
-        strategy = _shared_strategy(self)
-        if strategy is None:
-            return
-        mine = (bool(self.model.__dict__.get("stop_training")), agreement.python_random_digest())
-        everyone = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
-        self._ddl_drift.begin_epoch()
-        strategy.random_state.agree_python([digest for _, digest in everyone])
-        self.model.__dict__["_ddl_agreed_stop"] = any(stop for stop, _ in everyone)
-
-    return wrapper
-
-
-def on_epoch_end(original: Callable[..., Any]) -> Callable[..., Any]:
-    """After all callbacks: the ranks' weights are compared; stop on all ranks if any wants to."""
-
-    def wrapper(self, epoch, logs=None):
-        original(self, epoch, logs)
-        if _shared_strategy(self) is not None:
-            self._ddl_drift.after_epoch()
-            _agree_to_stop(self)
-
-    return wrapper
-
-
-def on_train_batch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
-    """After all callbacks: the step begins in the timeline, if one is being written."""
-
-    def wrapper(self, batch, logs=None):
-        original(self, batch, logs)
-        if _shared_strategy(self) is not None:
-            mark_state_local(self.model)
-        self._ddl_step_begin = time.monotonic() if timeline.is_on() else None
-
-    return wrapper
-
-
-def on_train_batch_end(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Before: what rank 0 is about to save, and the logs it may choose by, are those of all ranks. After: stop on all
-    ranks if any wants to, where a callback could ask for it.
-    """
-
-    def wrapper(self, batch, logs=None):
-        if getattr(self, "_ddl_step_begin", None) is not None:
-            timeline.add_span(f"step {batch}", self._ddl_step_begin)
-        strategy = _shared_strategy(self)
-        if strategy is not None and self._ddl_saves.before_batch_end(batch):
-            # ModelCheckpoint may compare the loss or show it in the file's name.
-            logs = global_logs_of(self.model, keras_compat.pythonify_logs(logs), strategy)
-        original(self, batch, logs)
-        if strategy is None:
-            return
-        self._ddl_drift.after_batch()
-        if self._ddl_train_stop:
-            _agree_to_stop(self)
-
-    return wrapper
-
-
-def _agree_to_stop(callbacks: Any) -> None:
-    model = callbacks.model
-    wants = bool(model.__dict__.get("stop_training"))
-    model.__dict__["_ddl_agreed_stop"] = agreement.any_rank(wants, agreement.name_of(model, "stop_training"))
-
-
-def _begin(kind: str) -> Callable[..., Any]:
-    def patch(original):
-        def wrapper(self, logs=None):
-            original(self, logs)
-            if _shared_strategy(self) is not None:
-                stops = agreement.any_rank(_may_stop(self, kind), agreement.name_of(self.model, f"{kind}_batch_hooks"))
-                setattr(self, f"_ddl_{kind}_stop", stops)
-
-        return wrapper
-
-    patch.__name__ = f"on_{kind}_begin"
-    return patch
-
-
-def _batch_end(kind: str, attribute: str) -> Callable[..., Any]:
-    def patch(original):
-        def wrapper(self, batch, logs=None):
-            original(self, batch, logs)
-            if getattr(self, f"_ddl_{kind}_stop", False) and _shared_strategy(self) is not None:
-                wants = bool(getattr(self.model, attribute, False))
-                setattr(
-                    self.model,
-                    attribute,
-                    agreement.any_rank(wants, agreement.name_of(self.model, attribute)),
-                )
-
-        return wrapper
-
-    patch.__name__ = f"on_{kind}_batch_end"
-    return patch
-
-
-on_test_begin = _begin("test")
-on_test_batch_end = _batch_end("test", "stop_evaluating")
-on_predict_begin = _begin("predict")
-on_predict_batch_end = _batch_end("predict", "stop_predicting")
-
-
-def _shared_strategy(callbacks: Any) -> Any:
-    """The Strategy of the callbacks' model if it has more than one rank, else None."""
-    strategy = keras_compat.strategy_of(getattr(callbacks, "model", None))
-    return strategy if strategy is not None and strategy.size > 1 else None
 
 
 def _may_stop(callbacks: Any, kind: str) -> bool:

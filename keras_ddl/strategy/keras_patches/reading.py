@@ -1,24 +1,137 @@
-"""Patches of how Keras reads data: building from the data's spec, agreed shuffling, checks before the first step.
+"""How Keras reads data: this rank's rows, agreed shuffling, checks before the first step, and fits that go on inside an
+epoch (`strategy.position`).
 
-Patched: keras/src/backend/tensorflow/trainer.py, trainers/data_adapters/array_data_adapter.py (3.15.1).
+Replaced: TFEpochIterator, and `_maybe_symbolic_build` of keras/src/backend/tensorflow/trainer.py (3.15.1).
 """
 
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import KerasDdlError
-from keras_ddl.strategy import data
+from keras_ddl.strategy import data, fits, position
 from keras_ddl.strategy.data import arrays, py_dataset
+from keras_ddl.strategy.keras_step import UNKNOWN, BatchRows
+from keras_ddl.strategy.thread_value import ThreadValue
 
-_thread = threading.local()
+_KerasIterator = keras_compat.tf_trainer.TFEpochIterator
+_reader = ThreadValue()
+_iterators: weakref.WeakKeyDictionary[Any, BatchRows] = weakref.WeakKeyDictionary()
+
+
+def rows_of(iterator: Any) -> BatchRows:
+    """Returns what is known of the batches of a tf.data iterator that an EpochIterator has made."""
+    return _iterators.get(iterator, UNKNOWN)
+
+
+class Reader:
+    """What a call of fit, evaluate or predict reads. Inside `as_current()`, the first EpochIterator made is its own."""
+
+    def __init__(self, model: Any, trains: bool = False) -> None:
+        self.model = model
+        self.trains = trains
+        self.batch_rows: BatchRows | None = None  # None until there is an iterator
+
+    def as_current(self) -> Any:
+        """Returns a context for the call."""
+        return _reader.set_to(self)
+
+
+def current() -> Reader | None:
+    """Returns the reader of the call that runs on this thread."""
+    return _reader.get()
+
+
+class EpochIterator(_KerasIterator):
+    """Keras's, for the rows of a rank."""
+
+    def __init__(self, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+        self._reading: position.Reading | None = None
+        self._shuffle_seed: tf.Variable | None = None
+        self.batch_rows = UNKNOWN
+        if keras_compat.is_ours(distribute_strategy):
+            self._init_rows(distribute_strategy, args, kwargs)
+        else:
+            super().__init__(distribute_strategy, *args, **kwargs)
+        reader = current()
+        if reader is not None and reader.batch_rows is None:
+            reader.batch_rows = self.batch_rows
+            if reader.trains:
+                fit = fits.of(reader.model)
+                self._reading = fit.reading = position.Reading(self, keras_compat.strategy_of(reader.model))
+
+    @property
+    def shuffles_by_agreement(self) -> bool:
+        """Whether arrays are shuffled by seeds that the ranks agree on, because the script has set none."""
+        return self._shuffle_seed is not None
+
+    def _init_rows(self, strategy: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        rank, size = strategy.rank, strategy.size
+        data.check_batch_rows(kwargs.get("batch_size"), size, rank, "batch_size")
+        if py_dataset.has_rows(kwargs.get("x")):
+            chosen = {key: kwargs[key] for key in ("shuffle", "class_weight") if key in kwargs}
+            kwargs["x"] = py_dataset.RowsAdapter(kwargs["x"], rank, size, **chosen)
+        super(_KerasIterator, self).__init__(*args, **kwargs)
+        self._distribute_strategy = strategy
+        adapter = self.data_adapter
+        if isinstance(adapter, keras_compat.ArrayDataAdapter):
+            dataset = self._rows_of_arrays(adapter, strategy)
+        else:
+            dataset = strategy.experimental_distribute_dataset(adapter.get_tf_dataset())
+        self._distributed_dataset = dataset
+        self.batch_rows = data.batch_rows_of(dataset)
+        if size == 1:
+            return
+        arrays.check_same_arrays(getattr(adapter, "_inputs", None), rank)
+        first_batches = getattr(adapter, "_first_batches", None)  # of a generator, which Keras has looked at
+        if first_batches:
+            rows = next((len(leaf) for leaf in tf.nest.flatten(first_batches[0]) if getattr(leaf, "shape", ())), None)
+            data.check_batch_rows(rows, size, rank, "the generator's first batch")
+
+    def _rows_of_arrays(self, adapter: Any, strategy: Any) -> tf.data.Dataset:
+        """Reads this rank's rows only. Shuffles alike on all ranks and differently in each epoch, also when the script
+        has set no seed.
+
+        A global seed alone would do the first but not the second: under one, the permutation that Keras draws inside
+        the dataset is the same in every epoch. When the script itself has set a seed, Keras's order is left as it is.
+        """
+        shuffle_rows = tf.random.shuffle
+        if adapter._shuffle and not strategy.random_state.seeded_by_script:
+            self._shuffle_seed = tf.Variable([0, 0], dtype=tf.int64, trainable=False, name="keras_ddl_shuffle_seed")
+            shuffle_rows = functools.partial(_shuffle_from, self._shuffle_seed, [0])
+        return arrays.dataset_of_rows(
+            adapter._inputs,
+            strategy.rank,
+            strategy.size,
+            data.agree_number(),
+            batch_size=adapter._batch_size,
+            shuffle=adapter._shuffle,
+            shuffle_rows=shuffle_rows,
+        )
+
+    def _get_iterator(self) -> Any:
+        if self._shuffle_seed is not None:  # that of the epoch that begins
+            self._shuffle_seed.assign(self._distribute_strategy.random_state.next_shuffle_seed())
+        return super()._get_iterator()
+
+    def _enumerate_iterator(self) -> Iterator[Any]:
+        """An epoch begins where the reading was told to go."""
+        epoch = super()._enumerate_iterator
+        for first, last, iterator in epoch() if self._reading is None else self._reading.epoch(epoch):
+            _iterators[iterator] = self.batch_rows
+            yield first, last, iterator
+
+
+def _shuffle_from(seed: tf.Variable, counter: list[int], value: tf.Tensor) -> tf.Tensor:
+    counter[0] += 1
+    return tf.random.experimental.stateless_shuffle(value, seed=seed + counter[0])
 
 
 def maybe_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,79 +178,3 @@ def _symbolic(spec: Any) -> Any:
     if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
         return _UNKNOWN
     return keras.KerasTensor(tuple(spec.shape), keras.backend.standardize_dtype(spec.dtype))
-
-
-def epoch_iterator_init(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Checks the batch size and prepares shuffling."""
-
-    def __init__(self, distribute_strategy=None, *args, **kwargs):
-        if not keras_compat.is_ours(distribute_strategy):
-            original(self, distribute_strategy, *args, **kwargs)
-            return
-        rank, size = distribute_strategy.rank, distribute_strategy.size
-        data.check_batch_rows(kwargs.get("batch_size"), size, rank, "batch_size")
-        self._ddl_shuffle = None
-        if py_dataset.has_rows(kwargs.get("x")):
-            chosen = {key: kwargs[key] for key in ("shuffle", "class_weight") if key in kwargs}
-            kwargs["x"] = py_dataset.RowsAdapter(kwargs["x"], rank, size, **chosen)
-        _thread.iterator, _thread.strategy = self, distribute_strategy
-        try:
-            original(self, distribute_strategy, *args, **kwargs)
-        finally:
-            _thread.iterator = _thread.strategy = None
-        if size == 1:
-            return
-        arrays.check_same_arrays(getattr(self.data_adapter, "_inputs", None), rank)
-        first_batches = getattr(self.data_adapter, "_first_batches", None)  # of a generator, which Keras has looked at
-        if first_batches:
-            rows = next((len(leaf) for leaf in tf.nest.flatten(first_batches[0]) if getattr(leaf, "shape", ())), None)
-            data.check_batch_rows(rows, size, rank, "the generator's first batch")
-
-    return __init__
-
-
-def array_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Reads this rank's rows of arrays only. Shuffles alike on all ranks and differently in each epoch, also when the
-    script has set no seed.
-
-    A global seed alone would do the first but not the second: under one, the permutation that Keras draws inside the
-    dataset is the same in every epoch. When the script itself has set a seed, Keras's order is left as it is.
-    """
-
-    def get_tf_dataset(self):
-        strategy = getattr(_thread, "strategy", None)
-        if strategy is None:
-            return original(self)
-        shuffle_rows = tf.random.shuffle
-        if self._shuffle and not strategy.random_state.seeded_by_script:
-            seed = tf.Variable([0, 0], dtype=tf.int64, trainable=False, name="keras_ddl_shuffle_seed")
-            _thread.iterator._ddl_shuffle = (strategy, seed)
-            shuffle_rows = functools.partial(_shuffle_from, seed, [0])
-        return arrays.dataset_of_rows(
-            self._inputs,
-            strategy.rank,
-            strategy.size,
-            data.agree_number(),
-            batch_size=self._batch_size,
-            shuffle=self._shuffle,
-            shuffle_rows=shuffle_rows,
-        )
-
-    return get_tf_dataset
-
-
-def _shuffle_from(seed: tf.Variable, counter: list[int], value: tf.Tensor) -> tf.Tensor:
-    counter[0] += 1
-    return tf.random.experimental.stateless_shuffle(value, seed=seed + counter[0])
-
-
-def get_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Sets the seed of the epoch that begins."""
-
-    def _get_iterator(self):
-        if getattr(self, "_ddl_shuffle", None) is not None:
-            strategy, seed = self._ddl_shuffle
-            seed.assign(strategy.random_state.next_shuffle_seed())
-        return original(self)
-
-    return _get_iterator

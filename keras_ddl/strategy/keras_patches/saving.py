@@ -15,10 +15,9 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
-from keras_ddl.strategy import agreement, layer_state
+from keras_ddl.strategy import agreement
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.saving import write_whole
 from keras_ddl.strategy.thread_value import ThreadValue
@@ -35,7 +34,6 @@ def once(original: Callable[..., Any]) -> Callable[..., Any]:
         is_path = isinstance(filepath, (str, os.PathLike))
         if strategy is None or strategy.size == 1 or not is_path or _saving.get():
             return original(model, filepath, *args, **kwargs)
-        _warn_of_local_state(model, strategy)
         path = os.fspath(filepath)
         agrees, strategy.extended.agrees_on_variables = strategy.extended.agrees_on_variables, False
         try:
@@ -82,53 +80,28 @@ def _call_of(name: str, model: Any) -> str:
     return f"{name}-{steps}-{seen:08x}"
 
 
-def mark_state_local(model: Any) -> None:
-    """Notes that a step has changed what layers gather from the rank's own rows; agreement ends that."""
-    model.__dict__["_ddl_state_is_local"] = True
-
-
-def _warn_of_local_state(model: Any, strategy: Any) -> None:
-    if not model.__dict__.get("_ddl_state_is_local") or model.__dict__.get("_ddl_warned_of_state"):
-        return
-    local = [v for layer in model._flatten_layers() for v in _gathered_by(layer)]
-    if local:
-        model.__dict__["_ddl_warned_of_state"] = True
-        stack_position.warn(
-            "A model saved within an epoch holds the statistics that this rank's layers have gathered from its own "
-            f"rows. Received: {local[0].path} of model {model.name!r} (rank {strategy.rank}). Save at the end of an "
-            "epoch, call model.evaluate() on all ranks before, or give BatchNormalization synchronized=True."
-        )
-
-
-def _gathered_by(layer: Any) -> list[Any]:
-    if getattr(layer, "synchronized", False):
-        return []
-    own = getattr(layer, "_non_trainable_variables", [])
-    return [v for v in own if keras.backend.is_float_dtype(v.dtype)]
-
-
 class SavesWithinEpochs:
-    """Makes moving statistics and accumulated gradients those of all ranks before a callback of rank 0 saves them in
-    the middle of an epoch (ModelCheckpoint and BackupAndRestore with a number as save_freq).
+    """Gives rank 0 all of the accumulated gradients before a callback of rank 0 saves them in the middle of an epoch
+    (ModelCheckpoint and BackupAndRestore with a number as save_freq).
     """
 
     def __init__(self, callbacks: Any, strategy: Any) -> None:
         self._callbacks, self._strategy = callbacks, strategy
         name = agreement.name_of(callbacks.model, "saves_within_epochs")
-        self._is_on = agreement.any_rank(strategy.rank == 0 and bool(self._savers()), name)
+        self._is_on = agreement.any_rank(
+            strategy.rank == 0 and bool(self._savers()) and keras_compat.accumulates(callbacks.model), name
+        )
 
-    def before_batch_end(self, batch: int) -> bool:
-        """Returns whether rank 0 is about to save. COLLECTIVE, where rank 0 has such a callback."""
+    def before_batch_end(self, batch: int) -> None:
+        """COLLECTIVE, where rank 0 has such a callback and gradients are accumulated."""
         if not self._is_on:
-            return False
+            return
         model, strategy = self._callbacks.model, self._strategy
         # A copy is asked, for the question counts batches.
         due = strategy.rank == 0 and any(copy.copy(each)._should_save_on_batch(batch) for each in self._savers())
         due = agreement.any_rank(due, agreement.name_of(model, "save_is_due"))
         if due:
-            layer_state.agree(model, strategy.size)
-            agreement.collect_accumulated_gradients(keras_compat.accumulators_of(model), strategy.rank)
-        return due
+            agreement.collect_accumulated_gradients(agreement.accumulated_parts(model), strategy.rank)
 
     def _savers(self) -> list[Any]:
         kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)

@@ -1,0 +1,46 @@
+"""What Keras's optimizers do differently around a DistributedOptimizer, for which they have no hook.
+
+Installed when the first one is made. Patched: keras/src/optimizers/base_optimizer.py, loss_scale_optimizer.py (3.15.1).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.strategy.thread_value import ThreadValue
+
+# While an optimizer that reduces by itself updates: what Keras computes there counts updates.
+counting_updates = ThreadValue(False)
+
+
+@functools.cache
+def install() -> None:
+    """Changes the two classes, once per process."""
+    keras_compat.BaseOptimizer.iterations = _iterations(keras_compat.BaseOptimizer.iterations)
+    keras_compat.LossScaleOptimizer.check_finite = _check_finite(keras_compat.LossScaleOptimizer.check_finite)
+
+
+def _iterations(original: property) -> property:
+    """An optimizer that reduces by itself shows batches, also where it accumulates gradients."""
+
+    def counted(self):
+        """How many steps have been taken, as tf.Variable or tensor."""
+        if keras_compat.own_reduction(self) is not None and not counting_updates.get():
+            return self._iterations
+        return original.fget(self)
+
+    return property(counted, original.fset, original.fdel)
+
+
+def _check_finite(original: Any) -> Any:
+    """Gradients that are yet to be reduced may overflow on one rank: then all skip the step."""
+
+    @functools.wraps(original)
+    def check_finite(self, grads):
+        finite = original(self, grads)
+        reduction = keras_compat.own_reduction(self.inner_optimizer)
+        return finite if reduction is None else reduction.all_agree(finite)
+
+    return check_finite

@@ -1,0 +1,49 @@
+"""What is known of a fit while it runs, by model: Keras's objects get no attributes for it."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keras_ddl.strategy.position import Reading
+
+
+class Fit:
+    """One call of fit."""
+
+    def __init__(self) -> None:
+        self.reading: Reading | None = None  # of the training data
+        self.resumed_at: int | None = None  # the epoch with which a resumed fit has begun
+        self.logs_before: dict[str, Any] | None = None  # of the part of an epoch that another process has trained
+        self.agreed_stop: bool | None = None  # whether ranks have agreed to stop; None: nothing is agreed on
+
+
+_running: weakref.WeakKeyDictionary[Any, Fit] = weakref.WeakKeyDictionary()
+
+
+def of(model: Any) -> Fit | None:
+    """Returns the fit of `model` that runs, or None outside of one."""
+    return _running.get(model)
+
+
+def begin_at(model: Any, epoch: int) -> None:
+    """Makes the fit of `model` that runs, and no later one, begin with `epoch`."""
+    model._initial_epoch = epoch
+    fit = of(model)
+    if fit is not None:
+        fit.resumed_at = epoch
+
+
+@contextlib.contextmanager
+def running(model: Any) -> Iterator[Fit]:
+    """Inside, `of(model)` is the fit that is yielded."""
+    fit = _running[model] = Fit()
+    try:
+        yield fit
+    finally:
+        _running.pop(model, None)
+        if fit.resumed_at is not None:
+            model._initial_epoch = None

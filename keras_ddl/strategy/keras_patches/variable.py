@@ -1,0 +1,21 @@
+"""The tf.Variable of a keras.Variable, which is none of the program's own (strategy/variables.py).
+
+Patched: keras/src/backend/tensorflow/core.py (3.15.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_ddl.strategy.variable_origin import not_of_the_program
+
+
+def initialize(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the tf.Variable, knowing whose it is."""
+
+    def _initialize(self, value):
+        with not_of_the_program():
+            return original(self, value)
+
+    return _initialize

@@ -1,0 +1,210 @@
+"""Steps of Keras (train_step, test_step, predict_step) on several ranks: what one process would compute.
+
+Keras calls them through `Strategy.run`, with this rank's rows of the batch. In a graph the step is traced on the whole
+batch and cut into ranks (whole_step.py). Run eagerly there is no graph to be cut: the rows of all ranks are gathered,
+and every rank computes the step on all of them, which is right, and no faster than one process.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from keras_ddl import cut
+from keras_ddl.communicator import stack_position
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.states import WHOLE, Rows
+from keras_ddl.strategy.data import BatchRows, chunk, gather_rows, order, row_count
+from keras_ddl.strategy.thread_value import ThreadValue
+from keras_ddl.strategy.whole_step import WholeStep, as_one_process
+
+_STEPS = ("train_step", "test_step", "predict_step")
+_NAME = "rows"
+
+
+UNKNOWN = BatchRows()
+LOCAL = BatchRows(is_local=True)
+_rows = ThreadValue(UNKNOWN)
+
+
+def with_rows(rows: BatchRows) -> Any:
+    """Returns a context in which steps of Keras are traced for batches of which so much is known."""
+    return _rows.set_to(rows)
+
+
+def model_of(function: Any) -> tuple[Any, str] | None:
+    """Returns the model whose step `function` is and the step's name, or None for a function of the program's own."""
+    model, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+    if isinstance(model, keras_compat.Trainer):
+        return (model, name) if name in _STEPS else None
+    if getattr(function, "__module__", None) != keras_compat.tf_trainer.__name__:
+        return None
+    model = next((each for each in _cells(function) if isinstance(each, keras_compat.Trainer)), None)
+    return None if model is None else (model, "predict_step")  # in Keras's wrapper
+
+
+def _cells(function: Any) -> list[Any]:
+    found = []
+    while function is not None:
+        found += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+        function = getattr(function, "__wrapped__", None)
+    return found
+
+
+class KerasSteps:
+    """The steps of the models that train under a Strategy of several ranks."""
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._steps: weakref.WeakKeyDictionary[Any, dict[str, WholeStep]] = weakref.WeakKeyDictionary()
+        self._told: set[str] = set()  # whose eager steps were warned of
+
+    def run(self, model: Any, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls a step of `model` with this rank's rows. COLLECTIVE. Returns: what one process would get."""
+        if _rows.get().is_local:
+            with as_one_process():
+                return function(*args, **kwargs)
+        if tf.executing_eagerly():
+            return self._run_whole(model, name, function, args, kwargs)
+        return self._run_cut(model, name, function, args, kwargs)
+
+    def explain(self, model: Any) -> str:
+        """Returns the collectives of the model's steps, as `Strategy.function(...).explain()` does."""
+        return "\n\n".join(step.explain() for step in self._steps.get(model, {}).values())
+
+    def _step_of(self, model: Any, name: str) -> WholeStep:
+        steps = self._steps.setdefault(model, {})
+        if name not in steps:
+            label = keras_compat.plain_name(model.name)
+            steps[name] = WholeStep(f"{type(model).__name__}.{name}", f"{label}/{name}", self._strategy)
+        return steps[name]
+
+    def _run_whole(self, model: Any, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self._strategy.rank == 0:
+            self._tell_once(f"{type(model).__name__}.{name}")
+        args, kwargs = self._strategy.extended.share.begin_step((args, kwargs))
+        leaves = tf.nest.flatten((args, kwargs))
+        whole = [self._gathered(leaf, f"{name}/batch_{i}") for i, leaf in enumerate(leaves)]
+        args, kwargs = tf.nest.pack_sequence_as((args, kwargs), whole)
+        with as_one_process():
+            return function(*args, **kwargs)
+
+    def _tell_once(self, name: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            stack_position.warn(
+                f"{name} runs eagerly: every rank computes all rows of every batch, which is right and no faster than "
+                "one process. Leave out run_eagerly=True to share the work."
+            )
+
+    def _gathered(self, leaf: Any, name: str) -> Any:
+        if not _is_tensor(leaf) or _rank(leaf) == 0:
+            return leaf
+        return gather_rows(leaf, self._strategy.rank, name=name)
+
+    def _run_cut(self, model: Any, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        step = self._step_of(model, name)
+        known, (rank, size) = _rows.get(), (step.rank, step.size)
+        arguments = tf.nest.map_structure(_as_tensor, (args, kwargs))
+        rows = row_count(arguments)
+        if rows is None:  # nothing to share: every rank computes all of it
+            batch = cut.Batch(1, int(rank == 0), min(rank, 1))
+        else:
+            counts, arguments = order.begin_step(rows, arguments, _NAME)
+            if known.is_chunked and known.total is not None:
+                first, end = chunk(known.total, rank, size)
+                batch = cut.Batch(known.total, end - first, first)
+            else:
+                total = tf.reduce_sum(counts) if known.total is None else known.total
+                batch = cut.Batch(total, counts[rank], tf.reduce_sum(counts[:rank]))
+        leaves = tf.nest.flatten(arguments)
+        places = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf)]
+        constants = [None if _is_tensor(leaf) else leaf for leaf in leaves]
+        first_rows = next((_static_rows(leaves[i]) for i in places if _rank(leaves[i]) != 0), None)
+        specs, local, states = [], [], []
+        for place in places:
+            leaf = leaves[place]
+            if _is_rows(leaf, first_rows):
+                specs.append(tf.TensorSpec([known.total, *leaf.shape[1:]], leaf.dtype))
+                local.append(_checked(leaf, rows, step, place))
+                states.append(Rows(0))
+            else:
+                whole = self._gathered(leaf, f"{step.scope}/batch_{place}")
+                specs.append(_open_spec(whole))
+                components = tf.nest.flatten(whole, expand_composites=True)
+                local += components
+                states += [WHOLE] * len(components)
+
+        @tf.autograph.experimental.do_not_convert
+        def whole_step(*tensors: Any) -> Any:
+            given = list(constants)
+            for place, tensor in zip(places, tensors):
+                given[place] = tensor
+            args, kwargs = tf.nest.pack_sequence_as(arguments, given)
+            return function(*args, **kwargs)
+
+        concrete = step.trace(whole_step, specs, parts=lambda: _accumulators(model))
+        parts = [each.handle for each in _accumulators(model)]
+        keeps_rows = name == "predict_step" and self._strategy.gather_predictions == "rank0" and rank != 0
+        outputs = iter(
+            step.build(cut.Program(concrete.graph), local, states, batch, keeps_rows=keeps_rows, parts=parts)
+        )
+        structured = concrete.graph.structured_outputs
+        flat = tf.nest.flatten(structured, expand_composites=True)
+        filled = [next(outputs) if tf.is_tensor(each) else each for each in flat]
+        return tf.nest.pack_sequence_as(structured, filled, expand_composites=True)
+
+
+def _accumulators(model: Any) -> list[tf.Variable]:
+    """The variables in which each rank accumulates its part of gradients between updates."""
+    return [each.value for each in keras_compat.accumulators_of(model)]
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return (tf.is_tensor(leaf) or isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))) and not isinstance(
+        leaf, tf.Variable
+    )
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return tf.convert_to_tensor(leaf) if hasattr(leaf, "__array__") and not tf.is_tensor(leaf) else leaf
+
+
+def _rank(leaf: Any) -> int | None:
+    return leaf.shape.rank
+
+
+def _static_rows(leaf: Any) -> int | None:
+    return leaf.shape[0] if leaf.shape.rank else None
+
+
+def _is_rows(leaf: Any, first_rows: int | None) -> bool:
+    """Whether a leaf holds the batch's rows: not those of another batch beside it, as far as tracing knows."""
+    return isinstance(leaf, tf.Tensor) and bool(leaf.shape.rank) and _static_rows(leaf) in (first_rows, None)
+
+
+def _checked(leaf: tf.Tensor, rows: tf.Tensor, step: WholeStep, place: int) -> tf.Tensor:
+    """Returns a leaf that certainly has as many rows as the batch's first."""
+    if leaf.shape[0] is not None:
+        return leaf
+    found = tf.shape(leaf, out_type=tf.int64)[0]
+    message = (
+        f"keras_ddl: the tensors of a batch must have equally many rows, or numbers of rows that are known before the "
+        f"step is traced (drop_remainder=True). Received: {step.name}, component {place} of the batch has another "
+        f"number of rows than the first (rank {step.rank})."
+    )
+    with tf.control_dependencies([tf.debugging.assert_equal(found, rows, message)]):
+        return tf.identity(leaf)
+
+
+def _open_spec(whole: Any) -> Any:
+    """Returns the spec of a gathered leaf, whose rows are not this rank's."""
+    if isinstance(whole, tf.RaggedTensor):
+        shape = [None, *whole.shape[1:]]
+        return tf.RaggedTensorSpec(shape, whole.dtype, whole.ragged_rank, whole.row_splits.dtype)
+    if isinstance(whole, tf.SparseTensor):
+        rank = whole.shape.rank
+        return tf.SparseTensorSpec(None if rank is None else [None, *whole.shape[1:]], whole.dtype)
+    return tf.TensorSpec(whole.shape, whole.dtype)

@@ -1,0 +1,146 @@
+"""A step traced as one process would trace it, on the whole batch, and made again as one rank's part of it.
+
+What `Strategy.function` and the steps of Keras (keras_step.py) share. No part of Keras is changed for it: while a step
+is traced no strategy is active, so the graph is that of one process; keras_ddl/cut makes the rank's graph out of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_ddl import config, cut, ops
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import buckets
+from keras_ddl.strategy.thread_value import ThreadValue
+
+_LARGE = 1 << 20  # bytes gathered in a step of which the user is told
+_tracing = ThreadValue(False)
+
+
+def is_traced() -> bool:
+    """Whether this thread is tracing, or running, a step as one process would."""
+    return _tracing.get()
+
+
+def as_one_process() -> Any:
+    """Returns a context in which the program's code means what it means in one process."""
+    return _AsOneProcess()
+
+
+class _AsOneProcess:
+    def __enter__(self) -> None:
+        self._contexts = (_tracing.set_to(True), tf_compat.outside_strategies())
+        for each in self._contexts:
+            each.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for each in reversed(self._contexts):
+            each.__exit__(*error)
+
+
+class WholeStep:
+    """A step of the program: traces it, and makes this rank's graph of what was traced.
+
+    Args:
+        name: what messages call the step. scope: begins the names of its collectives, the same on all ranks.
+        strategy: whose ranks share the batch.
+    """
+
+    def __init__(self, name: str, scope: str, strategy: Any) -> None:
+        self.name = name
+        self.scope = scope
+        self.rank, self.size = strategy.rank, strategy.size
+        self._strategy = strategy
+        self.reports: list[cut.Report] = []
+        self._traced: list[Any] = []  # keeps what the ranks' graphs use alive
+        self._known: set[Any] = set()  # variables that are equal on all ranks already
+
+    def explain(self) -> str:
+        """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
+        return "\n\n".join(report.text() for report in self.reports)
+
+    def trace(
+        self, step: Callable[..., Any], specs: Sequence[Any], parts: Callable[[], list[tf.Variable]] = list
+    ) -> Any:
+        """Returns `step` as a concrete function of whole arguments. COLLECTIVE where it uses variables first.
+
+        parts: gives, when the step has been traced, the variables of which each rank holds a part of a sum.
+        """
+        with as_one_process():
+            concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
+        self._refuse_collectives(concrete)
+        self._agree_on_variables(concrete, parts())
+        self._traced.append(concrete)
+        return concrete
+
+    def build(
+        self,
+        program: cut.Program,
+        local: Sequence[tf.Tensor],
+        states: Sequence[cut.State],
+        batch: cut.Batch,
+        **options: Any,
+    ) -> list[tf.Tensor]:
+        """Makes this rank's part of a traced step in the graph that is being traced; returns its outputs, whole.
+
+        local: what this rank has of each argument, held as `states` says. options: as `cut.build_step` takes them.
+        """
+        scope = f"{self.scope}/{program.digest().hex()[:8]}"  # ranks that traced other steps do not meet
+        collectives = cut.OfRanks(scope, self.rank, self.size, self._plan)
+        report = cut.Report()
+        seed = zlib.crc32(f"{self._strategy.job}/{scope}".encode()) % 2**31
+        with tf.device(self._strategy.extended.device):
+            outputs = cut.build_step(program, local, states, batch, collectives, report=report, seed=seed, **options)
+        self.reports.append(report)
+        self._tell(report)
+        return outputs
+
+    def _plan(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
+        """Groups what is summed into buckets. `sizes`: bytes, in the order in which they become ready."""
+        last = len(sizes) - 1
+        bound = self._strategy.extended.bucket_size.bound(sum(sizes))
+        # Gradients come in the order of their layers there, the last of which are ready first.
+        found = buckets.plan_buckets(list(sizes)[::-1], list(dtypes)[::-1], bucket_bytes=bound)
+        return [[last - i for i in bucket] for bucket in found]
+
+    def _refuse_collectives(self, concrete: Any) -> None:
+        traced = concrete.graph.as_graph_def()
+        nodes = [*traced.node, *(node for function in traced.library.function for node in function.node_def)]
+        own = next((each.op for each in nodes if each.op.startswith("Ddl")), None)
+        if own is not None:
+            raise ConfigError(
+                f"{self.name}: this step sees the whole batch, as one process does: nothing is left to be reduced or "
+                f"gathered in it. Received: {own} (rank {self.rank}). Leave the collective out, or use it in a loop of "
+                "strategy.run."
+            )
+
+    def _agree_on_variables(self, concrete: Any, parts: list[tf.Variable]) -> None:
+        """Gives rank 0's values to variables that this step uses first, however the script made them."""
+        by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
+        used = [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
+        self._known.update(each.ref() for each in parts)
+        variables = [each for each in used if each.ref() not in self._known]
+        self._known.update(each.ref() for each in variables)
+        numeric = [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
+        if numeric:
+            with tf.init_scope():
+                ops.broadcast_variables(numeric, root=0)
+
+    def _tell(self, report: cut.Report) -> None:
+        """Shows, on rank 0, what a step that was just traced moves."""
+        if self.rank != 0:
+            return
+        if config.get("EXPLAIN_STEP"):
+            print(f"{self.name}, one step:\n{report.text()}", flush=True)
+        for each in report.large_gathers(_LARGE):
+            warnings.warn(
+                f"{self.name}: {each.bytes:,} bytes are gathered in each step, because {each.reason}"
+                + (f" ({each.line})" if each.line else "")
+                + ". That is right, and slower than it might be.",
+                stacklevel=4,
+            )
