@@ -118,7 +118,13 @@ class Program:
         """Returns what is the same wherever the same program was traced, whatever it is named there."""
         text = [(node.type, [(v.node.position, v.index) for v in node.inputs]) for node in self.nodes]
         shapes = [str(value.shape) for node in self.nodes for value in node.outputs]
-        return hashlib.sha256(repr((text, shapes)).encode()).digest()
+        # What depends on the rank would be computed by each as its own. Texts are names of files, of each host perhaps.
+        constants = [
+            node.operation.node_def.attr["value"].tensor.SerializeToString(deterministic=True)
+            for node in self.nodes
+            if node.type == "Const" and node.outputs[0].dtype != tf.string
+        ]
+        return hashlib.sha256(repr((text, shapes, constants)).encode()).digest()
 
     def readers(self, value: Value) -> list[Node | None]:
         """Returns the nodes that read a value; None among them stands for the function's outputs."""

@@ -19,7 +19,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import buckets, data, variables, whole_step
+from keras_ddl.strategy import buckets, data, fits, variables, whole_step
 from keras_ddl.strategy.bucket_size import BucketSize
 from keras_ddl.strategy.row_share import RowShare
 from keras_ddl.strategy.sparse import Tables
@@ -214,8 +214,9 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
             return fn(var, *args, **(kwargs or {}))
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
-        # Keras's optimizers come here outside of replica context.
-        if self.size > 1 and not whole_step.is_traced() and not self._warned_of_updates:
+        # Keras's optimizers come here outside of replica context; at the end of fit with moving averages of weights.
+        is_alone = self.size > 1 and not whole_step.is_traced() and not fits.any_is_running()
+        if is_alone and not self._warned_of_updates:
             self._warned_of_updates = True
             stack_position.warn(
                 "An optimizer that was made under a keras_ddl.Strategy applies gradients outside of strategy.run: they "

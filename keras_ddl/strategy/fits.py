@@ -29,6 +29,11 @@ def of(model: Any) -> Fit | None:
     return _running.get(model)
 
 
+def any_is_running() -> bool:
+    """Whether any model trains in fit."""
+    return bool(_running)
+
+
 def begin_at(model: Any, epoch: int) -> None:
     """Makes the fit of `model` that runs, and no later one, begin with `epoch`."""
     model._initial_epoch = epoch

@@ -7,7 +7,6 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.row_kinds import RowKinds
 from keras_ddl.strategy.sparse import Tables, all_reduce_slices
 from strategy.common import (
     RANK,
@@ -87,9 +86,7 @@ def check_slices_are_reduced_as_rows_or_as_a_table():
 
             def reduce(values, indices, shape=slices.dense_shape, add_up=add_up):
                 slices = tf.IndexedSlices(values, indices, shape)
-                return all_reduce_slices(
-                    slices, op="sum", name="slices", tables=Tables(add_up=add_up, kinds=RowKinds(None))
-                )
+                return all_reduce_slices(slices, op="sum", name="slices", tables=Tables(add_up=add_up))
 
             for result in [each(slices.values, slices.indices) for each in (reduce, tf.function(reduce))]:
                 as_table = add_up and rows > 2 * table_rows
@@ -97,29 +94,6 @@ def check_slices_are_reduced_as_rows_or_as_a_table():
                 expected = np.zeros([table_rows, 2])
                 expected[min(1, table_rows - 1)] = sum(r * (r + 1) for r in range(SIZE))
                 np.testing.assert_array_equal(tf.convert_to_tensor(result), expected)
-
-
-def check_rows_listed_once_are_reduced_as_rows_or_as_a_table():
-    """Each rank lists `listed` of 6 rows, from another one on: those of the others come in one process's order."""
-    for listed in (1, 6):
-
-        @tf.function
-        def reduce(indices, listed=listed):
-            indices, _ = tf.unique(indices)
-            values = tf.cast(indices[:, tf.newaxis], tf.float64) + tf.constant([[1.0, 10.0 * RANK]], tf.float64)
-            slices = tf.IndexedSlices(values, indices, tf.constant([6, 2]))
-            return all_reduce_slices(slices, op="mean", name=f"once_{listed}", tables=Tables(kinds=RowKinds(None)))
-
-        everyones = [[(row + rank) % 6 for row in range(listed)] * 2 for rank in range(SIZE)]
-        mine = tf.constant(everyones[RANK], tf.int64)
-        function = reduce.get_concrete_function(tf.TensorSpec([None], tf.int64))
-        result = function(mine)
-        occurred = list(dict.fromkeys(row for rows in everyones for row in rows))
-        np.testing.assert_array_equal(result.indices, occurred)
-        expected = np.zeros([6, 2])
-        for rank, rows in enumerate(everyones):
-            expected[rows] += np.stack([np.add(rows, 1.0), np.add(rows, 10.0 * rank)], 1) / SIZE
-        np.testing.assert_allclose(result.values, expected[occurred], rtol=1e-15)
 
 
 def check_a_whole_table_among_slices_is_not_gathered():
@@ -146,13 +120,3 @@ def check_a_whole_table_among_slices_is_not_gathered():
         assert len(result.indices) == len(result.values) == listed, (add_up, as_dense, result.indices)
         np.testing.assert_array_equal(result.indices[:4], range(4))
         np.testing.assert_array_equal(tf.convert_to_tensor(result), dense)
-
-
-def check_only_plain_sgd_lets_rows_be_added_up():
-    from keras_ddl.strategy.keras_patches.optimizer import is_linear
-
-    assert is_linear(keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1))
-    for limit in ("clipnorm", "clipvalue", "global_clipnorm"):
-        assert not is_linear(keras.optimizers.SGD(0.1, **{limit: 1.0}))
-    assert not is_linear(keras.optimizers.Adam())
-    assert not is_linear(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))

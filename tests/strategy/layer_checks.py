@@ -1,11 +1,9 @@
 """State that layers update in call, against one process. Run by test_strategy.py; see oracle.py."""
 
-import numpy as np
-
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from strategy.common import RANK, SIZE, STRATEGY, X, Y, check_equal_on_all_ranks, keras, set_precision
+from strategy.common import STRATEGY, X, Y, keras, set_precision
 from strategy.oracle import Trained, case
 
 layers, ops = keras.layers, keras.ops
@@ -54,18 +52,6 @@ COUNTERS = {"rows": {"dtype": "int32"}, "steps": {"dtype": "int64"}, "total": {"
 @case()
 def check_counters_without_aggregation(scope):
     return train(scope, lambda: Stateful(count, **COUNTERS))
-
-
-@case()
-def check_sums_of_eager_steps_are_added_up_when_ranks_agree(scope):
-    def update(layer, x):
-        layer.rows.assign_add(ops.shape(x)[0])
-
-    with scope:
-        model = build(Stateful(update, rows={"dtype": "int32", "aggregation": "sum"}), run_eagerly=True)
-    model.set_weights([np.full_like(w, 3) for w in model.get_weights()])
-    model.fit(X[:40], Y[:40], batch_size=10, epochs=2, shuffle=False, verbose=0)
-    return Trained(model, {"evaluated": model.evaluate(X, Y, verbose=0)})
 
 
 @case()
@@ -119,67 +105,3 @@ def refusal(layer, **arguments):
     except ConfigError as error:
         return str(error)
     raise AssertionError("no ConfigError")
-
-
-def check_rows_kept_in_state_are_refused():
-    def update(layer, x):
-        layer.queue.assign(ops.concatenate([x, layer.queue], axis=0)[:16])
-
-    def unknown(layer, x):
-        layer.queue.assign(ops.concatenate([x, layer.queue[: -ops.shape(x)[0]]], axis=0))
-
-    for each in (unknown, update):
-        message = refusal(lambda each=each: Stateful(each, queue={"shape": (16, 6)}))
-        assert "'queue' of layer 'stateful" in message and "keras_ddl.all_gather" in message, message
-
-
-def check_integers_that_differ_are_refused_by_name():
-    def update(layer, x):
-        layer.positive.assign(layer.positive + ops.cast(ops.any(x > 0), "int32") * (RANK + 1))
-
-    for run_eagerly in (False, True):
-        message = refusal(
-            lambda: Stateful(update, positive={"dtype": "int32"}), run_eagerly=run_eagerly, x=abs(X[:40]), y=Y[:40]
-        )
-        assert "'positive' of layer 'stateful" in message and "aggregation='sum'" in message, message
-        assert "on rank 0 and another on rank 1" in message
-
-
-def check_aggregation_decides_where_rows_cannot_be_told():
-    def update(layer, x):
-        for name in ("mean", "first", "plain"):
-            variable = getattr(layer, name)
-            variable.assign(variable + RANK + 1.0)
-
-    set_precision("float64")
-    state = {"mean": {"aggregation": "mean"}, "first": {"aggregation": "only_first_replica"}, "plain": {}}
-    trained = train(STRATEGY.scope(), lambda: Stateful(update, **state), run_eagerly=True, x=X[:20], y=Y[:20])
-    mean = 4 * (SIZE + 1) / 2  # of steps in which rank r adds r + 1
-    layer = trained.model.layers[1]
-    assert [float(v.numpy()) for v in (layer.mean, layer.first, layer.plain)] == [mean, 4.0, mean]
-
-
-def check_variances_are_averaged_and_ranks_without_rows_change_nothing():
-    def update(layer, x):
-        layer.variance.assign(0.5 * layer.variance + 0.5 * ops.var(x, axis=0))
-
-    set_precision("float64")
-    for run_eagerly in (False, True):
-        rows = 2 * SIZE + 1 if not run_eagerly else 2 * SIZE
-        with STRATEGY.scope():
-            model = build(Stateful(update, variance={"shape": (6,)}), run_eagerly)
-        model.fit(X[:rows], Y[:rows], batch_size=2 * SIZE, shuffle=False, verbose=0)
-        assert np.isfinite(model.layers[1].variance.numpy()).all() and model.layers[1].variance.numpy().any()
-        check_equal_on_all_ranks(model)
-
-
-def check_recurrent_layers_that_carry_state_on_are_refused():
-    with STRATEGY.scope():
-        model = keras.Sequential([keras.Input((2, 3), batch_size=10), layers.GRU(2, stateful=True)])
-        model.compile("sgd", "mse")
-    try:
-        model.fit(np.zeros((20, 2, 3)), np.zeros((20, 2)), batch_size=10, verbose=0)
-    except ConfigError as error:
-        assert "stateful=True" in str(error)
-    else:
-        raise AssertionError("no ConfigError")

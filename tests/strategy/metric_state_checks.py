@@ -1,11 +1,8 @@
 """Metrics and their state as programs write them. Run by test_strategy.py; see oracle.py."""
 
-import pytest
-
-import keras_ddl
 from harness.rank_program import long
-from strategy.common import SIZE, STRATEGY, X, Y, keras, small_model
-from strategy.oracle import case, differences, fit
+from strategy.common import X, Y, keras, small_model
+from strategy.oracle import case, fit
 
 layers, ops = keras.layers, keras.ops
 
@@ -86,37 +83,6 @@ def check_metric_that_says_how_its_state_combines(scope):
         model = small_model()
         model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[Declared(largest)])
     return fit(model)
-
-
-def check_metric_whose_state_does_not_combine_is_refused():
-    def median(value, y, p):
-        return value.assign(ops.median(ops.abs(y - p)))
-
-    found, _ = differences(lambda scope: train_with_metric(scope, median))
-    assert all("raised ConfigError: The state of a metric must combine over ranks" in each for each in found), found
-    assert len(found) == SIZE, found
-
-
-def check_metric_whose_state_is_a_list_is_refused():
-    class Listed(keras.metrics.Metric):
-        def __init__(self):
-            super().__init__(name="listed")
-            self.values = []
-
-        def update_state(self, y_true, y_pred, sample_weight=None):
-            self.values.append(float(ops.mean(y_true)))
-
-        def result(self):
-            return sum(self.values)
-
-        def reset_state(self):
-            self.values = []
-
-    with STRATEGY.scope():
-        model = small_model()
-        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[Listed()], run_eagerly=True)
-    with pytest.raises(keras_ddl.errors.ConfigError, match="must keep its state in variables.*'listed'"):
-        fit(model, X[:8], Y[:8])
 
 
 @case()

@@ -1,7 +1,5 @@
 """Random numbers of the ranks: those that one process would have drawn. Run by test_strategy.py; see oracle.py."""
 
-import warnings
-
 import numpy as np
 
 import keras_ddl
@@ -251,76 +249,24 @@ COUNT = 2 * SIZE + 1  # rows of all ranks
 
 
 def by_row(rows, columns):
-    """Values of this rank's rows, by their position in the batch."""
-    first = RANK * 2 + min(RANK, 1) if tf.distribute.has_strategy() else 0
-    return tf.tile(tf.cast(tf.range(first, first + rows), tf.float32)[:, None] + 1.0, [1, columns])
-
-
-def draw_on_ranks(draw, eagerly):
-    """What the ranks draw in a step on COUNT rows, and what one process draws, twice."""
-    generators = [random.SeedGenerator(17) for _ in range(2)]
-    batch = next(iter(STRATEGY.experimental_distribute_dataset(tf.data.Dataset.range(COUNT).batch(COUNT))))
-
-    def step(rows):
-        return draw(rows.shape[0] if eagerly else tf.shape(rows)[0], generators[0])
-
-    function = step if eagerly else tf.function(step, input_signature=[tf.TensorSpec([None], tf.int64)])
-    for _ in range(2):
-        yield STRATEGY.run(function, args=(batch,)), draw(COUNT, generators[1])
+    """Parameters that differ between rows."""
+    return 1.0 + tf.cast(tf.range(rows), tf.float32)[:, tf.newaxis] * tf.ones([columns])
 
 
 @long
-def check_draws_of_every_kind_are_the_rows_of_one():
+def check_draws_of_every_kind_are_those_of_one_process():
     set_precision("float32")
+    rows = tf.zeros([COUNT, 1])
     for name, draw in DRAWS.items():
-        for eagerly in (False, True):
-            if eagerly and name == "folded":
-                continue  # whether a known number is rows cannot be told
-            for mine, whole in draw_on_ranks(draw, eagerly):
-                everyone = np.concatenate(keras_ddl.all_gather_object(mine.numpy(), name="draws"))
-                assert everyone.tobytes() == whole.numpy().tobytes(), f"{name}, eagerly={eagerly}"
 
+        def step(rows, seed, draw=draw):
+            return draw(tf.shape(rows)[0], seed)
 
-def check_draws_that_are_not_of_rows_are_equal_on_all_ranks():
-    set_precision("float32")
-
-    def draw(rows, seed):
-        numbers = [random.normal((4, 3), seed=seed), random.uniform((), seed=seed)]
-        numbers += [random.truncated_normal((7, 3), seed=seed), random.shuffle(tf.range(5), seed=seed)]
-        return tf.concat([tf.reshape(tf.cast(each, tf.float32), [-1]) for each in numbers], 0)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the shuffle
-        for eagerly in (False, True):
-            for mine, one in draw_on_ranks(draw, eagerly):
-                assert mine.numpy().tobytes() == one.numpy().tobytes()
-
-
-def check_shuffle_of_rows_stays_on_the_rank_and_of_columns_is_equal():
-    from keras_ddl.strategy import random_rows
-
-    def draw(rows, seed):
-        table = by_row(rows, 3) * 10.0 + tf.range(3.0)
-        return random.shuffle(random.shuffle(table, axis=1, seed=seed), seed=seed)
-
-    random_rows._warned.discard("shuffle")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for mine, one in draw_on_ranks(draw, False):
-            everyone = np.concatenate(keras_ddl.all_gather_object(mine.numpy(), name="shuffled"))
-            order = np.argsort(everyone[:, 0])
-            np.testing.assert_array_equal(everyone[order], one.numpy()[np.argsort(one.numpy()[:, 0])])
-    assert len([each for each in caught if "permutes the rows that this rank holds" in str(each.message)]) == 1
-
-
-def check_eager_dropout_of_several_rows_for_each_warns():
-    from keras_ddl.strategy import random_rows
-
-    random_rows._warned.discard("eager multiple")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        list(draw_on_ranks(lambda rows, seed: random.dropout(tf.ones([rows * 2, 3]), 0.5, seed=seed), True))
-    assert len([each for each in caught if "in a step that runs eagerly" in str(each.message)]) == 1
+        seeds = [keras.random.SeedGenerator(3) for _ in range(2)]
+        one = tf.function(lambda rows, step=step, seeds=seeds: step(rows, seeds[0]))
+        all_ranks = STRATEGY.function(lambda rows, step=step, seeds=seeds: step(rows, seeds[1]))
+        for _ in range(2):
+            assert all_ranks(rows).numpy().tobytes() == one(rows).numpy().tobytes(), name
 
 
 def check_streams_of_tensorflows_own_operations_differ():

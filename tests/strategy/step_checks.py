@@ -1,7 +1,5 @@
 """Training steps written by hand. Run by test_strategy.py; see oracle.py."""
 
-import warnings
-
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import STRATEGY, X, Y, keras, small_model
@@ -185,22 +183,6 @@ def check_rows_compared_with_those_of_all_ranks(scope):
 
 def scope_strategy():
     return tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-
-
-def check_rows_compared_on_each_rank_are_warned_about():
-    class Contrastive(ByHand):
-        def loss_of(self, x, y, predicted):
-            logits = ops.matmul(y, ops.transpose(predicted))
-            return ops.mean(keras.losses.sparse_categorical_crossentropy(tf.range(tf.shape(x)[0]), logits))
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with STRATEGY.scope():
-            model = Contrastive()
-            model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
-        fit(model, X[:20], Y[:20])  # this loss cannot be computed without rows, which a rank may have in a short batch
-    messages = [str(each.message) for each in caught]
-    assert any("compares rows of the batch with each other" in each for each in messages), messages
 
 
 @case()

@@ -119,8 +119,9 @@ def _of_parts(b: Any, node: Any, states: list[Any]) -> Any:
     Of any other factor it is not known whether it is inf: 1 * inf + 0 * inf is not 1 * inf.
     """
     additive = node.type in ("Add", "AddV2", "Sub", "AddN")
-    if additive and b.in_loop and all(isinstance(each, Whole) or each == PARTIAL for each in states):
-        # The loop's sum goes on as parts, which are summed when the loop is over.
+    goes_on = b.in_loop or any(_is_accumulated(b, each) for each in node.inputs)
+    if additive and goes_on and all(isinstance(each, Whole) or each == PARTIAL for each in states):
+        # The sum goes on as parts, which are summed when the loop is over, or with what is accumulated.
         if any(b.dims(each) is None or b.dims(each) != b.dims(node.outputs[0]) for each in node.inputs):
             return None
         return [(b.make(node, [b.part(each) for each in node.inputs])[0], PARTIAL)]
@@ -140,6 +141,11 @@ def _of_parts(b: Any, node: Any, states: list[Any]) -> Any:
     if not linear or any(b.dims(each) is None or b.dims(each) != b.dims(node.outputs[0]) for each in parts):
         return None
     return [(b.make(node, [b.held(each) for each in node.inputs])[0], PARTIAL)]
+
+
+def _is_accumulated(b: Any, value: Any) -> bool:
+    """Whether a value is read from a variable of which each rank holds a part."""
+    return value.node.type == "ReadVariableOp" and b.state(value) == PARTIAL
 
 
 def _is_finite(b: Any, value: Any) -> bool:
