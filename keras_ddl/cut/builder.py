@@ -289,7 +289,7 @@ class Builder:
             list(inputs),
             [each.dtype for each in operation.outputs],
             attrs=known,
-            name=operation.name.rsplit("/", 1)[-1],
+            name=operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type,  # as a name may begin
         )
         self._last.append(made)  # also from recipes, which run while another node is made: it then waits for them
         return list(made.outputs)

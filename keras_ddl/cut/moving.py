@@ -82,6 +82,8 @@ def part_of(builder: Builder, whole: tf.Tensor) -> tf.Tensor:
 
 def gathered_list(builder: Builder, value: Value, held: tf.Tensor, state: ListOf) -> tf.Tensor:
     """Returns the list of whole elements. COLLECTIVE."""
+    if state.optional:
+        return _gathered_optional(builder, value, held, state)
     content, rows = builder.extents.content(value), state.element
     dims = content.known_dims() if content is not None else None
     shape: Any = -1
@@ -104,6 +106,24 @@ def gathered_list(builder: Builder, value: Value, held: tf.Tensor, state: ListOf
         lambda axis: tf.shape(stacked, out_type=tf.int64)[axis],
     )
     return tf.raw_ops.TensorListFromTensor(tensor=found, element_shape=tf.shape(found)[1:])
+
+
+def _gathered_optional(builder: Builder, value: Value, held: tf.Tensor, state: ListOf) -> tf.Tensor:
+    """Returns the Optional of a whole tensor, or of none: all ranks have one, or none has. COLLECTIVE."""
+    content, rows = builder.extents.content(value), state.element
+    dims = content.known_dims() if content is not None else None
+    if dims is None:
+        raise AssertionError(f"{value}: an Optional of a tensor whose rank is unknown cannot be gathered")
+    shape = [each.number if each is not None and axis != rows.axis else None for axis, each in enumerate(dims)]
+    name = builder.next_name("gather")
+
+    def some() -> tf.Tensor:
+        types = {"output_types": [tf.as_dtype(state.dtype)], "output_shapes": [tf.TensorShape(shape)]}
+        mine = tf.raw_ops.OptionalGetValue(optional=held, **types)[0]
+        extent = lambda axis: tf.shape(mine, out_type=tf.int64)[axis]  # noqa: E731
+        return tf.raw_ops.OptionalFromValue(components=[gathered_rows(builder, name, mine, rows, extent)])
+
+    return tf.cond(tf.raw_ops.OptionalHasValue(optional=held), some, lambda: tf.raw_ops.OptionalNone())
 
 
 def _or_any(builder: Builder, extent: Any) -> Any:

@@ -45,11 +45,12 @@ class Partial:
 class ListOf:
     """A list of tensors (a TensorList, an Optional) each of which is held as `element` says. Equally many on all ranks.
 
-    `dtype`: name of the elements' type. A list whose elements are whole is Whole.
+    `dtype`: name of the elements' type. `optional`: it is an Optional. A list whose elements are whole is Whole.
     """
 
     element: Rows
     dtype: str
+    optional: bool = False
 
 
 State = Whole | Rows | Partial | ListOf

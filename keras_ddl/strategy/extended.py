@@ -166,6 +166,10 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
 
         return agreed
 
+    def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[Any]:
+        """Everything of this process is on one device. Keras's optimizers ask also where no scope is active."""
+        return contextlib.nullcontext()
+
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         pass  # layers made outside the scope have plain variables, as those made inside
 

@@ -39,7 +39,7 @@ def new_list(b: Any, node: Any) -> Any:
 
     def recipe(state: ListOf) -> Any:
         known, rows = b.extents.numbers(shape), state.element
-        if known is None or node.attr("element_dtype").name != state.dtype:
+        if known is None or state.optional or node.attr("element_dtype").name != state.dtype:
             return None
         entries = known.entries
         if not known.is_scalar and (rows.axis >= len(entries) or entries[rows.axis] not in (-1, b.extent(rows))):
@@ -57,7 +57,13 @@ def of_whole_tensor(b: Any, node: Any) -> Any:
 
     def recipe(state: ListOf) -> Any:
         rows = state.element.at(state.element.axis + 1)
-        if value.dtype.name != state.dtype or value.rank is None or rows.axis >= value.rank or not b.fits(value, rows):
+        if (
+            state.optional
+            or value.dtype.name != state.dtype
+            or value.rank is None
+            or rows.axis >= value.rank
+            or not b.fits(value, rows)
+        ):
             return None
         return b.make(node, [b.cut(value, rows), local_element_shape(b, shape, state.element)])[0]
 
@@ -68,7 +74,7 @@ def of_whole_tensor(b: Any, node: Any) -> Any:
 @rule("OptionalNone", of_whole=True)
 def nothing(b: Any, node: Any) -> Any:
     pieces = b.make_whole(node)
-    b.give_recipe(node.outputs[0], lambda state: pieces[0].tensor)
+    b.give_recipe(node.outputs[0], lambda state: pieces[0].tensor if state.optional else None)
     return pieces
 
 
@@ -150,7 +156,7 @@ def optional(b: Any, node: Any) -> Any:
     rows = b.state(node.inputs[0])
     if len(node.inputs) != 1 or not isinstance(rows, Rows):
         return None
-    return [(b.make(node, [b.held(node.inputs[0])])[0], ListOf(rows, node.inputs[0].dtype.name))]
+    return [(b.make(node, [b.held(node.inputs[0])])[0], ListOf(rows, node.inputs[0].dtype.name, True))]
 
 
 @rule("OptionalGetValue")
