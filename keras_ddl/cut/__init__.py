@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import list_rules, rules, shape_rules  # noqa: F401  (they register)
+from keras_ddl.cut import list_rules, own_statistics, rules, shape_rules  # noqa: F401  (they register)
 from keras_ddl.cut.builder import Batch, Builder
 from keras_ddl.cut.collectives import Collectives, OfRanks
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.program import Program
 from keras_ddl.cut.report import Report
+from keras_ddl.cut.rules.own_statistics import OwnStatistics
 from keras_ddl.cut.states import WHOLE, Rows, State
 
 __all__ = ["WHOLE", "Batch", "Collectives", "OfRanks", "Report", "Rows", "State", "build_step"]
@@ -31,6 +32,7 @@ def build_step(
     inputs_are_whole: bool = False,
     report: Report | None = None,
     seed: int = 0,
+    batch_statistics: str = "global",
     captured: Callable[[Any], Any] = lambda outer: outer,
 ) -> list[tf.Tensor]:
     """Makes, in the graph that is being traced, what one rank has to do of a step.
@@ -44,6 +46,7 @@ def build_step(
         report: is told what was made.
         seed: equal on all ranks, another for every step that is built. Stateful random operations without seeds of
             their own (tf.random.normal without tf.random.set_seed) are given seeds made from it.
+        batch_statistics: of BatchNormalization: "global": of the whole batch; "rank": of each rank's own rows.
         captured: given an outer tensor that the step uses (a variable's handle), returns what this rank uses.
     Returns: the step's outputs in order, whole, equal on all ranks.
     """
@@ -51,6 +54,10 @@ def build_step(
     if report is not None:
         report.program = program.digest()
     builder = Builder(program, batch, collectives, report or Report(), seed)
+    if batch_statistics == "rank":
+        calls, others = own_statistics.find(program)
+        builder.apart = OwnStatistics(calls)
+        builder.report.found_statistics(len(calls), others)
     for value, outer in program.captured:
         builder.give(value, captured(outer), WHOLE)
     for value, tensor, state in zip(program.inputs, inputs, states):

@@ -91,6 +91,7 @@ class Simulation:
         arguments: an example batch: shapes and dtypes.
         static: whether tracing sees the number of rows.
         variables: that the step uses; each rank has copies of its own.
+        options: of build_step.
     """
 
     def __init__(
@@ -101,8 +102,9 @@ class Simulation:
         *,
         static: bool = True,
         variables: Sequence[tf.Variable] = (),
+        **options: Any,
     ) -> None:
-        self.size, self.static = size, static
+        self.size, self.static, self.options = size, static, options
         self.reports = [Report() for _ in range(size)]
         rows = arguments[0].shape[0]
         specs = [tf.TensorSpec([rows if static else None, *a.shape[1:]], a.dtype) for a in map(np.asarray, arguments)]
@@ -128,6 +130,7 @@ class Simulation:
                 collectives,
                 report=self.reports[rank],
                 captured=lambda outer: copies[id(outer)].handle if id(outer) in copies else outer,
+                **self.options,
             )
 
         return tf.function(step, autograph=False, reduce_retracing=True)
