@@ -38,6 +38,7 @@ class StepFunction:
         size: int,
         bucket_size: BucketSize,
         number: int,
+        batch_statistics: str = "global",
     ) -> None:
         self.__wrapped__ = step
         self.__name__ = getattr(step, "__name__", type(step).__name__)
@@ -48,7 +49,7 @@ class StepFunction:
             else tf.function(step, reduce_retracing=reduce_retracing)
         )
         self._reduce_retracing = reduce_retracing
-        self._batches, self.rank, self._size = batches, rank, size
+        self._batches, self.rank, self._size, self._batch_statistics = batches, rank, size, batch_statistics
         self._bucket_size = bucket_size
         self._scope = f"{self.__name__}_{number}"
         self._calls = 0
@@ -236,6 +237,7 @@ class StepFunction:
             inputs_are_whole=self._batches == "global",
             report=report,
             seed=self._seed,
+            batch_statistics=self._batch_statistics,
         )
 
     def _batch(self, batches: list[tf.Tensor], counts: tuple[int, ...]) -> cut.Batch:

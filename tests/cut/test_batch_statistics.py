@@ -28,12 +28,13 @@ class Chunks(layers.Layer):
 
     def build(self, shape: Any) -> None:
         size = (shape[self.axis],)
-        self.gamma = self.add_weight(shape=size, initializer="ones", name="gamma")
-        self.beta = self.add_weight(shape=size, initializer="zeros", name="beta")
-        self.moving_mean = self.add_weight(shape=size, initializer="zeros", trainable=False, name="moving_mean")
-        self.moving_variance = self.add_weight(shape=size, initializer="ones", trainable=False, name="moving_variance")
+        self.gamma = self.add_weight(shape=size, initializer="ones", name="gamma", autocast=False)
+        self.beta = self.add_weight(shape=size, initializer="zeros", name="beta", autocast=False)
+        self.moving_mean = self.add_weight(shape=size, initializer="zeros", trainable=False, autocast=False)
+        self.moving_variance = self.add_weight(shape=size, initializer="ones", trainable=False, autocast=False)
 
     def call(self, x: Any, training: bool = False) -> Any:
+        given, x = x, tf.cast(x, "float64" if x.dtype == tf.float64 else "float32")
         rank = x.shape.rank
         axes = [axis for axis in range(rank) if axis != self.axis % rank]
         channels = [1 if axis in axes else -1 for axis in range(rank)]
@@ -44,9 +45,10 @@ class Chunks(layers.Layer):
             found.append((part - mean) / tf.sqrt(variance + self.own_epsilon))
             share = tf.cast(tf.shape(part)[0] / tf.shape(x)[0], x.dtype)
             means, variances = means + share * tf.reshape(mean, [-1]), variances + share * tf.reshape(variance, [-1])
-        self.moving_mean.assign(self.moving_mean * MOMENTUM + means * (1 - MOMENTUM))
-        self.moving_variance.assign(self.moving_variance * MOMENTUM + variances * (1 - MOMENTUM))
-        return tf.concat(found, 0) * tf.reshape(self.gamma, channels) + tf.reshape(self.beta, channels)
+        for kept, new in ((self.moving_mean, means), (self.moving_variance, variances)):
+            kept.assign(tf.cast(kept, x.dtype) * MOMENTUM + new * (1 - MOMENTUM))
+        gamma, beta = (tf.reshape(tf.cast(each, x.dtype), channels) for each in (self.gamma, self.beta))
+        return tf.cast(tf.concat(found, 0) * gamma + beta, given.dtype)
 
 
 def keras_layer(axis: int = -1, epsilon: float = 1e-3) -> keras.Layer:
@@ -102,10 +104,14 @@ def _precision() -> Any:
 
 
 class Training:
-    """A model, its optimizer, and a step."""
+    """A model with normalisation of some kind, its optimizer, and a step."""
 
-    def __init__(self, model: keras.Model, loss: Callable[..., Any] | None = None) -> None:
-        self.model, self.loss = model, loss or self.mean_error
+    def __init__(
+        self, build: Callable[[Normalize], keras.Model], normalize: Normalize, loss: Callable[..., Any] | None = None
+    ) -> None:
+        keras.utils.set_random_seed(5)
+        self.model, self.loss = build(normalize), loss or self.mean_error
+        model = self.model
         rng = np.random.default_rng(2)
         model.set_weights([rng.uniform(0.1, 0.9, size=each.shape) for each in model.get_weights()])
         self.optimizer = keras.optimizers.Adam(1e-2, global_clipnorm=1.0)
@@ -113,7 +119,8 @@ class Training:
 
     @staticmethod
     def mean_error(model: keras.Model, x: Any, y: Any) -> Any:
-        return tf.reduce_mean(tf.square(model(x, training=True) - y))
+        found = model(x, training=True)
+        return tf.reduce_mean(tf.square(tf.cast(found, y.dtype) - y)) + sum(model.losses)
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -148,8 +155,7 @@ def assert_trains_as(one: Training, cut: Training, simulation: Simulation, rows:
         for found in simulation(x, y):
             np.testing.assert_allclose(found[0], expected, rtol=1e-11, atol=1e-12)
     for copies in simulation.copies:
-        pairs = [pair for pair in zip(cut.variables, one.variables, strict=True) if pair[0].dtype != tf.uint32]
-        for mine, theirs in pairs:  # but for the seeds of dropout
+        for mine, theirs in zip(cut.variables, one.variables, strict=True):
             np.testing.assert_allclose(copies[id(mine.handle)], theirs, rtol=1e-10, atol=1e-11)
     first = simulation.copies[0]
     for copies in simulation.copies[1:]:
@@ -160,14 +166,247 @@ def rows_of(rows: int, size: int) -> list[int]:
     return [count for _, count in chunks(rows, size)]
 
 
+def chunked(rows: int, size: int) -> Normalize:
+    return lambda **given: Chunks(rows_of(rows, size), **given)
+
+
 @pytest.mark.parametrize("static", [True, False], ids=["static", "symbolic"])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("build", MODELS)
 def test_rank_equals_one_process_that_normalizes_each_rank_s_rows(build: Any, size: int, static: bool) -> None:
-    cut = Training(build(keras_layer))
-    one = Training(build(lambda **given: Chunks(rows_of(ROWS, size), **given)))
+    cut, one = Training(build, keras_layer), Training(build, chunked(ROWS, size))
     simulation = simulated(cut, size, static=static)
     assert_trains_as(one, cut, simulation)
     report = simulation.reports[0]
     assert (report.own_statistics > 0, report.statistics_left) == (True, 0)
     assert [each.kind for each in report.entries if each.kind == "gather"] == []
+
+
+@pytest.mark.parametrize("build", MODELS)
+@pytest.mark.parametrize("static", [True, False], ids=["static", "symbolic"])
+def test_global_equals_one_process(build: Any, static: bool) -> None:
+    cut, one = Training(build, keras_layer), Training(build, keras_layer)
+    simulation = simulated(cut, 3, statistics="global", static=static)
+    assert_trains_as(one, cut, simulation)
+    assert "BatchNormalization" not in simulation.reports[0].text()
+
+
+def moved(training: Training, **options: Any) -> list[Any]:
+    """Returns the collectives of a step."""
+    simulation = simulated(training, 2, **options)
+    simulation(*data(training.model))
+    return simulation.reports[0].entries
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "symbolic"])
+@pytest.mark.parametrize("build", [dense, convolutional])
+def test_rank_moves_moments_in_one_bucket_with_gradients_and_loss(build: Any, static: bool) -> None:
+    training = Training(build, keras_layer)
+    assert len(moved(training, static=static, statistics="global")) > 2 * 4
+    entries = moved(training, static=static)
+    moments = 2 * 2
+    assert [len(each.values) for each in entries] == [1 + len(training.model.trainable_variables) + moments]
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "symbolic"])
+@pytest.mark.parametrize("epsilon", [1e-3, 0.0])
+def test_rank_without_rows_has_no_share(epsilon: float, static: bool) -> None:
+    rows, size = 4, 3  # 2, 2 and 0
+    counts = [2, 2, 0]
+
+    def uneven(_: int, __: int) -> list[tuple[int, int]]:
+        return [(0, 2), (2, 2), (4, 0)]
+
+    cut = Training(dense, lambda: keras_layer(epsilon=epsilon))
+    one = Training(dense, lambda: Chunks(counts, epsilon=epsilon))
+    simulation = simulated(cut, size, rows, static=static, chunks=uneven)
+    assert_trains_as(one, cut, simulation, rows)
+    assert simulation.reports[0].own_statistics == 2
+
+
+# ---- what is left to the whole batch
+
+
+class OwnMoments(layers.Layer):
+    """A user's own layer, with names as Keras's has them."""
+
+    def build(self, shape: Any) -> None:
+        self.moving_mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        mean, variance = tf.nn.moments(x, [0])
+        self.moving_mean.assign(self.moving_mean * 0.9 + mean * 0.1)
+        return tf.nn.batch_normalization(x, mean, variance, None, None, 1e-3)
+
+
+class Penalized(layers.BatchNormalization):
+    """Makes more of the moments than Keras does."""
+
+    def _moments(self, inputs: Any, mask: Any) -> Any:
+        mean, variance = super()._moments(inputs, mask)
+        self.add_loss(tf.reduce_sum(tf.square(mean)))
+        return mean, variance
+
+
+class Chosen(layers.BatchNormalization):
+    """In a branch."""
+
+    def call(self, x: Any, training: bool = False, mask: Any = None) -> Any:
+        normalize = super().call
+        return tf.cond(tf.reduce_sum(x) > -1e9, lambda: normalize(x, training=True), lambda: x)
+
+
+class Repeated(layers.BatchNormalization):
+    """In a loop."""
+
+    def call(self, x: Any, training: bool = False, mask: Any = None) -> Any:
+        normalize = super().call
+        return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, normalize(x, training=True)), (0, x))[1]
+
+
+class Called(layers.BatchNormalization):
+    """In a function of its own, whose gradient is a function, too."""
+
+    def build(self, shape: Any) -> None:
+        super().build(shape)
+        self.function = tf.function(lambda x: super(Called, self).call(x, training=True), autograph=False)
+
+    def call(self, x: Any, training: bool = False, mask: Any = None) -> Any:
+        return self.function(x)
+
+
+def frozen() -> keras.Layer:
+    layer = keras_layer()
+    layer.trainable = False
+    return layer
+
+
+def masked(_: Normalize) -> keras.Model:
+    inputs = keras.Input((5,))
+    words = layers.Reshape((5, 1))(layers.ReLU()(inputs))
+    hidden = keras_layer()(layers.Dense(3)(layers.Masking()(words)))
+    return keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(hidden)))
+
+
+LEFT = {
+    "synchronized": lambda: layers.BatchNormalization(synchronized=True),
+    "frozen": frozen,
+    "renormalized": lambda: layers.BatchNormalization(renorm=True),
+    "own moments": OwnMoments,
+    "penalized": Penalized,
+    "in a branch": Chosen,
+    "in a loop": Repeated,
+    "in a function": Called,
+    "of layers": layers.LayerNormalization,
+    "of groups": lambda: layers.GroupNormalization(1),
+}
+
+
+def assert_left(build: Any, normalize: Normalize, loss: Any = None) -> None:
+    """Checks that "rank" is "global" here."""
+    cut, one = Training(build, normalize, loss), Training(build, normalize, loss)
+    simulation = simulated(cut, 2)
+    assert_trains_as(one, cut, simulation)
+    assert simulation.reports[0].own_statistics == 0
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_other_statistics_are_those_of_one_process(name: str) -> None:
+    assert_left(dense, LEFT[name])
+
+
+def test_masked_statistics_are_those_of_one_process() -> None:
+    assert_left(masked, keras_layer)
+
+
+def test_inference_statistics_are_those_of_one_process() -> None:
+    assert_left(dense, keras_layer, lambda model, x, y: tf.reduce_mean(tf.square(model(x, training=False) - y)))
+
+
+def test_statistics_with_a_second_gradient_are_those_of_one_process() -> None:
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = model(x, training=True)
+        return tf.reduce_mean(tf.square(found - y)) + tf.reduce_mean(tf.square(tape.gradient(found, x)))
+
+    assert_left(dense, keras_layer, loss)
+
+
+# ---- one layer, several gradients
+
+
+def two_sided(model: Any, x: Any, y: Any) -> Any:
+    """As in an adversarial step: a call without a gradient, and one with two."""
+    fake = tf.stop_gradient(model(x * 2.0, training=True))
+    with tf.GradientTape() as tape:
+        found = model(x, training=True)
+        errors = tf.reduce_mean(tf.square(found - y))
+    inner = tape.gradient(errors, model.trainable_variables[0].value)
+    return errors + tf.reduce_mean(tf.square(found - fake)) + tf.reduce_sum(tf.stop_gradient(tf.abs(inner)))
+
+
+def both_in_one(model: Any, x: Any, y: Any) -> Any:
+    """Two batches one after the other, of each of which a rank has its rows."""
+    found = model(tf.concat([x, x * 3.0 - 1.0], 0), training=True)
+    return tf.reduce_mean(tf.square(found[: x.shape[0]] - y)) + tf.reduce_mean(tf.abs(found[x.shape[0] :]))
+
+
+class InterleavedChunks(Chunks):
+    """Of two batches one after the other."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        first, second = (tf.split(each, self.counts) for each in tf.split(x, 2))
+        order = [each for pair in zip(first, second) for each in pair]
+        counts, self.counts = self.counts, [2 * count for count in self.counts]
+        found = super().call(tf.concat(order, 0))
+        self.counts = counts
+        parts = tf.split(found, [count for count in self.counts for _ in range(2)])
+        return tf.concat([*parts[::2], *parts[1::2]], 0)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_rank_with_a_call_without_gradient_and_one_with_two(size: int) -> None:
+    cut, one = Training(dense, keras_layer, two_sided), Training(dense, chunked(ROWS, size), two_sided)
+    simulation = simulated(cut, size)
+    assert_trains_as(one, cut, simulation)
+    assert simulation.reports[0].own_statistics == 4
+
+
+def test_rank_with_batches_one_after_the_other() -> None:
+    counts = rows_of(ROWS, 2)
+    cut, one = (
+        Training(dense, keras_layer, both_in_one),
+        Training(dense, lambda **given: InterleavedChunks(counts, **given), both_in_one),
+    )
+    simulation = simulated(cut, 2)
+    assert_trains_as(one, cut, simulation)
+    assert simulation.reports[0].own_statistics == 2
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16"])
+def test_rank_with_half_precision(policy: str) -> None:
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy(policy)
+    cut, one = Training(dense, keras_layer), Training(dense, chunked(ROWS, 2))
+    x, y = (each.astype("float32") for each in data(cut.model))
+    simulation = Simulation(cut.step, (x, y), 2, variables=cut.variables, batch_statistics="rank")
+    expected = one.step(x, y)
+    for found in simulation(x, y):
+        np.testing.assert_allclose(found[0], expected, rtol=0.05)
+    assert simulation.reports[0].own_statistics == 2
+    for mine, theirs in zip(cut.variables, one.variables, strict=True):
+        found = simulation.copies[0][id(mine.handle)]
+        np.testing.assert_allclose(tf.cast(found, tf.float32), tf.cast(theirs, tf.float32), rtol=0.05, atol=0.02)
+
+
+def test_statistics_are_found_whatever_layers_are_called() -> None:
+    def named(first: str, second: str) -> list[list[str]]:
+        names = iter([first, second])
+        training = Training(dense, lambda: layers.BatchNormalization(name=next(names)))
+        x, y = data(training.model)
+        calls, left = own_statistics.find(Program(tf.function(training.step).get_concrete_function(x, y).graph))
+        assert left == 0
+        return [list(call.parts.values()) for call in calls]
+
+    assert named("a", "b") == named("a_1", "a") == named("moments", "gradient_tape") != []
