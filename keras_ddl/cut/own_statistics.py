@@ -48,6 +48,7 @@ VALUE = "value"  # an own value of own and whole ones
 SUM = "sum"  # over the rank's rows
 TERM = "term"  # a sum of sums, or of a sum and own and whole values
 ROW = "row"  # rows of rows and own and whole values
+UPDATE = "update"  # the mean over ranks, times a constant: the new part of a moving statistic
 SPREAD = "spread"  # the gradient of a mean, before it is divided by the whole number of rows: rows of a sum
 
 
@@ -163,6 +164,7 @@ def _understand(program: Program, call: Call, candidates: Sequence[Node]) -> boo
             continue
         update = _moving_average(program, call, node)
         if update:
+            call.parts[node] = UPDATE
             updates.update(update)
             continue
         kinds = [call.kind(value) for value in node.inputs]

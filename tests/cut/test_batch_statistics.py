@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from cut.chunks import MOMENTUM, Chunks
 from cut.simulated import Simulation, chunks
 
 from keras_ddl.compat.tensorflow import tf
@@ -16,39 +17,6 @@ from keras_ddl.cut.program import Program
 
 layers = keras.layers
 ROWS = 7
-MOMENTUM = 0.9
-
-
-class Chunks(layers.Layer):
-    """The oracle: normalises parts of the batch one by one, in plain TensorFlow."""
-
-    def __init__(self, counts: Sequence[int], axis: int = -1, epsilon: float = 1e-3) -> None:
-        super().__init__()
-        self.counts, self.axis, self.own_epsilon = [each for each in counts if each], axis, epsilon
-
-    def build(self, shape: Any) -> None:
-        size = (shape[self.axis],)
-        self.gamma = self.add_weight(shape=size, initializer="ones", name="gamma", autocast=False)
-        self.beta = self.add_weight(shape=size, initializer="zeros", name="beta", autocast=False)
-        self.moving_mean = self.add_weight(shape=size, initializer="zeros", trainable=False, autocast=False)
-        self.moving_variance = self.add_weight(shape=size, initializer="ones", trainable=False, autocast=False)
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        given, x = x, tf.cast(x, "float64" if x.dtype == tf.float64 else "float32")
-        rank = x.shape.rank
-        axes = [axis for axis in range(rank) if axis != self.axis % rank]
-        channels = [1 if axis in axes else -1 for axis in range(rank)]
-        found, means, variances = [], 0.0, 0.0
-        for part in tf.split(x, self.counts):
-            mean = tf.reduce_mean(part, axes, keepdims=True)
-            variance = tf.reduce_mean(tf.square(part - mean), axes, keepdims=True)
-            found.append((part - mean) / tf.sqrt(variance + self.own_epsilon))
-            share = tf.cast(tf.shape(part)[0] / tf.shape(x)[0], x.dtype)
-            means, variances = means + share * tf.reshape(mean, [-1]), variances + share * tf.reshape(variance, [-1])
-        for kept, new in ((self.moving_mean, means), (self.moving_variance, variances)):
-            kept.assign(tf.cast(kept, x.dtype) * MOMENTUM + new * (1 - MOMENTUM))
-        gamma, beta = (tf.reshape(tf.cast(each, x.dtype), channels) for each in (self.gamma, self.beta))
-        return tf.cast(tf.concat(found, 0) * gamma + beta, given.dtype)
 
 
 def keras_layer(axis: int = -1, epsilon: float = 1e-3) -> keras.Layer:
@@ -162,19 +130,27 @@ def assert_trains_as(one: Training, cut: Training, simulation: Simulation, rows:
         assert all(copies[key].numpy().tobytes() == first[key].numpy().tobytes() for key in first)
 
 
-def rows_of(rows: int, size: int) -> list[int]:
-    return [count for _, count in chunks(rows, size)]
+def chunked(size: int) -> Normalize:
+    return lambda **given: Chunks(lambda rows: [count for _, count in chunks(rows, size)], **given)
 
 
-def chunked(rows: int, size: int) -> Normalize:
-    return lambda **given: Chunks(rows_of(rows, size), **given)
+def _cases() -> list[Any]:
+    """Every model on 2 and 3 ranks, static and symbolic, of which the quick tests take a part."""
+    return [
+        pytest.param(
+            *(build, size, static),
+            id=f"{build.__name__}-{size}-{'static' if static else 'symbolic'}",
+            marks=[pytest.mark.long] if (index + size) % 2 != static else [],
+        )
+        for index, build in enumerate(MODELS)
+        for size in (2, 3)
+        for static in (True, False)
+    ]
 
 
-@pytest.mark.parametrize("static", [True, False], ids=["static", "symbolic"])
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("build", MODELS)
+@pytest.mark.parametrize(("build", "size", "static"), _cases())
 def test_rank_equals_one_process_that_normalizes_each_rank_s_rows(build: Any, size: int, static: bool) -> None:
-    cut, one = Training(build, keras_layer), Training(build, chunked(ROWS, size))
+    cut, one = Training(build, keras_layer), Training(build, chunked(size))
     simulation = simulated(cut, size, static=static)
     assert_trains_as(one, cut, simulation)
     report = simulation.reports[0]
@@ -182,8 +158,7 @@ def test_rank_equals_one_process_that_normalizes_each_rank_s_rows(build: Any, si
     assert [each.kind for each in report.entries if each.kind == "gather"] == []
 
 
-@pytest.mark.parametrize("build", MODELS)
-@pytest.mark.parametrize("static", [True, False], ids=["static", "symbolic"])
+@pytest.mark.parametrize(("build", "static"), [(dense, True), (convolutional, False)])
 def test_global_equals_one_process(build: Any, static: bool) -> None:
     cut, one = Training(build, keras_layer), Training(build, keras_layer)
     simulation = simulated(cut, 3, statistics="global", static=static)
@@ -199,7 +174,7 @@ def moved(training: Training, **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["static", "symbolic"])
-@pytest.mark.parametrize("build", [dense, convolutional])
+@pytest.mark.parametrize("build", [dense, convolutional, nested_and_shared])
 def test_rank_moves_moments_in_one_bucket_with_gradients_and_loss(build: Any, static: bool) -> None:
     training = Training(build, keras_layer)
     assert len(moved(training, static=static, statistics="global")) > 2 * 4
@@ -212,13 +187,12 @@ def test_rank_moves_moments_in_one_bucket_with_gradients_and_loss(build: Any, st
 @pytest.mark.parametrize("epsilon", [1e-3, 0.0])
 def test_rank_without_rows_has_no_share(epsilon: float, static: bool) -> None:
     rows, size = 4, 3  # 2, 2 and 0
-    counts = [2, 2, 0]
 
     def uneven(_: int, __: int) -> list[tuple[int, int]]:
         return [(0, 2), (2, 2), (4, 0)]
 
     cut = Training(dense, lambda: keras_layer(epsilon=epsilon))
-    one = Training(dense, lambda: Chunks(counts, epsilon=epsilon))
+    one = Training(dense, lambda: Chunks(lambda _: [2, 2, 0], epsilon=epsilon))
     simulation = simulated(cut, size, rows, static=static, chunks=uneven)
     assert_trains_as(one, cut, simulation, rows)
     assert simulation.reports[0].own_statistics == 2
@@ -352,43 +326,39 @@ def both_in_one(model: Any, x: Any, y: Any) -> Any:
     return tf.reduce_mean(tf.square(found[: x.shape[0]] - y)) + tf.reduce_mean(tf.abs(found[x.shape[0] :]))
 
 
-class InterleavedChunks(Chunks):
-    """Of two batches one after the other."""
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        first, second = (tf.split(each, self.counts) for each in tf.split(x, 2))
-        order = [each for pair in zip(first, second) for each in pair]
-        counts, self.counts = self.counts, [2 * count for count in self.counts]
-        found = super().call(tf.concat(order, 0))
-        self.counts = counts
-        parts = tf.split(found, [count for count in self.counts for _ in range(2)])
-        return tf.concat([*parts[::2], *parts[1::2]], 0)
-
-
 @pytest.mark.parametrize("size", [2, 3])
 def test_rank_with_a_call_without_gradient_and_one_with_two(size: int) -> None:
-    cut, one = Training(dense, keras_layer, two_sided), Training(dense, chunked(ROWS, size), two_sided)
+    cut, one = Training(dense, keras_layer, two_sided), Training(dense, chunked(size), two_sided)
     simulation = simulated(cut, size)
     assert_trains_as(one, cut, simulation)
     assert simulation.reports[0].own_statistics == 4
 
 
 def test_rank_with_batches_one_after_the_other() -> None:
-    counts = rows_of(ROWS, 2)
     cut, one = (
         Training(dense, keras_layer, both_in_one),
-        Training(dense, lambda **given: InterleavedChunks(counts, **given), both_in_one),
+        Training(dense, lambda **given: chunked(2)(batches=2, **given), both_in_one),
     )
     simulation = simulated(cut, 2)
     assert_trains_as(one, cut, simulation)
     assert simulation.reports[0].own_statistics == 2
 
 
+def test_rank_with_a_model_that_is_recomputed() -> None:
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        return tf.reduce_mean(tf.square(tf.recompute_grad(lambda x: model(x, training=True))(x) - y))
+
+    cut, one = Training(dense, keras_layer, loss), Training(dense, chunked(2), loss)
+    simulation = simulated(cut, 2)
+    assert_trains_as(one, cut, simulation)
+    assert simulation.reports[0].own_statistics == 4  # two layers, and both once more
+
+
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16"])
 def test_rank_with_half_precision(policy: str) -> None:
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy(policy)
-    cut, one = Training(dense, keras_layer), Training(dense, chunked(ROWS, 2))
+    cut, one = Training(dense, keras_layer), Training(dense, chunked(2))
     x, y = (each.astype("float32") for each in data(cut.model))
     simulation = Simulation(cut.step, (x, y), 2, variables=cut.variables, batch_statistics="rank")
     expected = one.step(x, y)

@@ -43,6 +43,8 @@ class OwnStatistics:
         part = call.parts[node]
         if part in (own.MEAN, own.VARIANCE):
             return [self._own(b, node, _moment(b, node, rows, part))]
+        if part == own.UPDATE:
+            return b.make_whole(node)  # asks for the mean now: a second call of the layer is not to wait for the first
         if part == own.SUM:
             return [(_sum(b, node, rows), PARTIAL)]
         if part == own.SPREAD:
