@@ -6,7 +6,9 @@ What is changed in Keras is in strategy/keras_patches. Both were written for the
 from __future__ import annotations
 
 import re
+import sys
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from keras_ddl.compat import tensorflow_packages
@@ -54,6 +56,7 @@ __all__ = [
     "forget_global_seed_generator",
     "global_seed_generator",
     "io_utils",
+    "is_batch_moment",
     "is_ours",
     "keras",
     "legacy_h5_format",
@@ -90,6 +93,15 @@ TESTED = ("3.15.",)
 strategies: weakref.WeakSet[Any] = weakref.WeakSet()
 # What optimizers reduce their gradients with where there is no Strategy, for the warning about optimizers that do not.
 reductions: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def is_batch_moment(frames: Iterable[Any]) -> bool:
+    """Whether an operation was made by BatchNormalization's `_moments`. `frames`: of its traceback.
+
+    Not by that of a subclass, unless it calls Keras's.
+    """
+    home = sys.modules[BatchNormalization.__module__].__file__
+    return any(frame.name == "_moments" and frame.filename == home for frame in frames)
 
 
 def is_ours(strategy: Any) -> bool:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import list_rules, rules, shape_rules  # noqa: F401  (they register)
+from keras_ddl.cut import list_rules, own_statistics, rules, shape_rules  # noqa: F401  (they register)
 from keras_ddl.cut.builder import Batch, Builder
 from keras_ddl.cut.collectives import Collectives, OfRanks
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.program import Program
 from keras_ddl.cut.report import Report
+from keras_ddl.cut.rules.own_statistics import OwnStatistics
 from keras_ddl.cut.states import PARTIAL, WHOLE, Rows, State
 
 __all__ = ["WHOLE", "Batch", "Collectives", "OfRanks", "Program", "Report", "Rows", "State", "build_step"]
@@ -31,6 +32,7 @@ def build_step(
     inputs_are_whole: bool = False,
     report: Report | None = None,
     seed: int = 0,
+    batch_statistics: str = "global",
     captured: Callable[[Any], Any] = lambda outer: outer,
     keeps_rows: bool = False,
     parts: Collection[Any] = (),
@@ -46,6 +48,7 @@ def build_step(
         report: is told what was made.
         seed: equal on all ranks, another for every step that is built. Stateful random operations without seeds of
             their own (tf.random.normal without tf.random.set_seed) are given seeds made from it.
+        batch_statistics: of BatchNormalization: "global": of the whole batch; "rank": of each rank's own rows.
         captured: given an outer tensor that the step uses (a variable's handle), returns what this rank uses.
         keeps_rows: return outputs that are held as rows along axis 0 as this rank's rows. They are gathered all the
             same: other ranks may want them whole.
@@ -55,6 +58,10 @@ def build_step(
     if report is not None:
         report.program = program.digest()
     builder = Builder(program, batch, collectives, report or Report(), seed)
+    if batch_statistics == "rank":
+        calls, others = own_statistics.find(program)
+        builder.apart = OwnStatistics(calls)
+        builder.report.found_statistics(len(calls), others)
     for value, outer in program.captured:
         is_part = any(outer is each for each in parts)
         builder.give(value, captured(outer), PARTIAL if is_part else WHOLE)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import moving
@@ -51,6 +51,16 @@ class Batch(NamedTuple):
     first: Any
 
 
+class Apart(Protocol):
+    """What makes some operations in a way that their types do not tell: rules/own_statistics.py."""
+
+    def make(self, b: Builder, node: Node) -> list[Any] | None:
+        """Returns a (tensor, state) for each output; None for all other operations. Raises: Waiting."""
+
+    def before(self, node: Node) -> Node | None:
+        """Returns a node that must be made before `node`, besides its inputs."""
+
+
 class Builder:
     """Makes one rank's graph. Every rank takes the same decisions: none depends on how many rows a rank has.
 
@@ -81,6 +91,7 @@ class Builder:
         self.extents = Extents(rows)
         self.scalars = Scalars(self)
         self.sums = Sums(collectives, report, scope)
+        self.apart: Apart | None = None
         self.in_loop = False  # where nothing can move between ranks
         self.waits_outside = False
         self._pieces: dict[Value, Piece] = {}
@@ -321,7 +332,7 @@ class Builder:
         nodes = [node for node in self.program.nodes if node not in self._done]
         if wanted is None:
             wanted = dict.fromkeys(self.program.outputs, WHOLE)
-        readers, missing = _dependencies(nodes)
+        readers, missing = _dependencies(nodes, self.apart)
         ready = [(node.position, 0) for node in nodes if missing[node] == 0]
         by_position = {node.position: node for node in nodes}
         heapq.heapify(ready)
@@ -426,6 +437,9 @@ class Builder:
         return not isinstance(state, Partial) or value.dtype in (*COMBINED_DTYPES, tf.resource)
 
     def _apply(self, node: Node) -> list[Any]:
+        found = self.apart.make(self, node) if self.apart is not None else None
+        if found is not None:
+            return found
         if all(isinstance(self.state(each), Whole) for each in node.inputs):
             rule = rule_of(node.type, of_whole=True)
             found = rule(self, node) if rule is not None else None
@@ -439,13 +453,16 @@ class Builder:
         return found
 
 
-def _dependencies(nodes: Sequence[Node]) -> tuple[dict[Node, list[Node]], dict[Node, int]]:
+def _dependencies(nodes: Sequence[Node], apart: Apart | None) -> tuple[dict[Node, list[Node]], dict[Node, int]]:
     """Returns which nodes read each node, and of how many others each has to wait."""
     known = set(nodes)
     readers: dict[Node, list[Node]] = {}
     missing = {}
     for node in nodes:
         before = {each for each in (*(value.node for value in node.inputs), *node.after) if each in known}
+        first = apart.before(node) if apart is not None else None
+        if first in known:
+            before.add(first)
         missing[node] = len(before)
         for each in before:
             readers.setdefault(each, []).append(node)

@@ -28,11 +28,13 @@ class Report:
     entries: list[Entry] = field(default_factory=list)
     whole: dict[str, int] = field(default_factory=dict)
     program: bytes = b""  # digest of the step that was traced
+    own_statistics: int = 0  # calls of BatchNormalization with the statistics of the rank's rows
+    statistics_left: int = 0  # calls that could not be
 
     def digest(self) -> bytes:
         """Returns what must be the same on all ranks: the traced step, and the collectives in their order."""
         moved = [(each.kind, each.bytes, len(each.values), each.reason) for each in self.entries]
-        return hashlib.sha256(self.program + repr(moved).encode()).digest()
+        return hashlib.sha256(self.program + repr((moved, self.own_statistics)).encode()).digest()
 
     def text(self) -> str:
         """Returns a table of the collectives of a step."""
@@ -43,6 +45,11 @@ class Report:
             lines.append(f"{each.kind:<12}{size:>14}  {len(each.values):>7}  {each.reason}{where}")
         known = sum(each.bytes or 0 for each in self.entries)
         lines.append(f"{len(self.entries)} collectives a step, {known:,} bytes and what depends on the batch")
+        if self.own_statistics or self.statistics_left:
+            lines.append(
+                f"BatchNormalization by each rank's own rows: {self.own_statistics} calls; by the whole batch, for "
+                f"want of certainty: {self.statistics_left}"
+            )
         if self.whole:
             kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.whole.items()))
             lines.append(f"computed whole on every rank, for want of a rule: {kinds}")
@@ -51,6 +58,10 @@ class Report:
     def large_gathers(self, bytes_: int) -> list[Entry]:
         """Returns what is gathered though a rank has but rows of it, above so many bytes."""
         return [each for each in self.entries if each.kind == "gather" and (each.bytes or 0) > bytes_]
+
+    def found_statistics(self, own: int, left: int) -> None:
+        """Of so many calls of BatchNormalization each rank takes its own statistics, of others not."""
+        self.own_statistics, self.statistics_left = own, left
 
     def gathered(self, value: Value, reader: Node | None) -> None:
         """A value's rows were gathered because `reader` needs all of them."""

@@ -50,6 +50,10 @@ class Strategy(tf.distribute.Strategy):
             the script has set, if all ranks have set the same ones, else rank 0's.
         gather_predictions: what `model.predict` returns: "all": all rows, on every rank; "rank0": all rows on rank 0
             and on every other rank its own rows only, for predictions that a host's memory does not hold several times.
+        batch_statistics: with what BatchNormalization normalises in fit and `strategy.function`. "global": the moments of the
+            whole batch, as one process does. "rank": each rank with those of its own rows, as in Horovod and PyTorch's
+            DDP, without a collective for them; moving statistics are the mean of what each rank would have kept,
+            weighed by rows. Layers with synchronized=True keep to the whole batch.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is not given; its implementation says nothing here.
         unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices; refused
@@ -70,6 +74,7 @@ class Strategy(tf.distribute.Strategy):
         drift_check_percent: float | None = None,
         seed: int | None = None,
         gather_predictions: str = "all",
+        batch_statistics: str = "global",
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         **unsupported_tf_args: Any,
     ) -> None:
@@ -104,12 +109,18 @@ class Strategy(tf.distribute.Strategy):
                 "Strategy: gather_predictions must be 'all' or 'rank0'. "
                 f"Received: gather_predictions={gather_predictions!r} (rank {topology.rank})."
             )
+        if batch_statistics not in ("global", "rank"):
+            raise ConfigError(
+                "Strategy: batch_statistics must be 'global' or 'rank'. "
+                f"Received: batch_statistics={batch_statistics!r} (rank {topology.rank}). Leave it out for 'global'."
+            )
         self.gather_predictions = gather_predictions
         self.settings = {  # as this rank gave them; where rank 0's count, another may not have got what it asked for
             "bucket_bytes": config.get("BUCKET_BYTES") if bucket_bytes is None else bucket_bytes,
             "sparse_as_dense": sparse_as_dense,
             "drift_check_percent": drift_check_percent,
             "gather_predictions": gather_predictions,
+            "batch_statistics": batch_statistics,
         }
         threads.share_cores(topology)
         keras_patches.install()

@@ -95,7 +95,17 @@ class WholeStep:
         report = cut.Report()
         seed = zlib.crc32(f"{self._strategy.job}/{scope}".encode()) % 2**31
         with tf.device(self._strategy.extended.device):
-            outputs = cut.build_step(program, local, states, batch, collectives, report=report, seed=seed, **options)
+            outputs = cut.build_step(
+                program,
+                local,
+                states,
+                batch,
+                collectives,
+                report=report,
+                seed=seed,
+                batch_statistics=self._strategy.settings["batch_statistics"],
+                **options,
+            )
         self.reports.append(report)
         self._tell(report)
         return outputs

@@ -5,10 +5,12 @@ import io
 
 import keras
 import numpy as np
+from cut.chunks import MOMENTUM, Chunks
 
 import keras_ddl
 from keras_ddl import config
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy.data import chunk
 from strategy.common import RANK, SIZE, STRATEGY, raises, set_precision
 
 RNG = np.random.default_rng(5)
@@ -117,6 +119,47 @@ def check_function_of_two_optimizers_and_rows_one_after_the_other():
         return [*generator.get_weights(), *critic.get_weights(), *losses]
 
     assert_same(loop(STRATEGY.function, batches()), expected(loop, batches()))
+
+
+def check_function_normalizes_by_each_rank_s_rows():
+    def loop(wrap, data, normalize):
+        set_precision("float64")
+        keras.utils.set_random_seed(6)
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(5), normalize(), layers.ReLU(), layers.Dense(3)])
+        optimizer = keras.optimizers.Adam(1e-2, global_clipnorm=0.5)
+        loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+        @wrap
+        def train_step(x, y):
+            with tf.GradientTape() as tape:
+                loss = loss_fn(y, model(x, training=True))
+            optimizer.apply(tape.gradient(loss, model.trainable_weights), model.trainable_weights)
+            return loss
+
+        losses = [train_step(x, y).numpy() for x, y in data]
+        return [*losses, *model.get_weights(), *(each.numpy() for each in optimizer.variables)]
+
+    def split(rows):
+        ends = [chunk(rows, rank, SIZE) for rank in range(SIZE)]
+        return [end - first for first, end in ends]
+
+    strategy = keras_ddl.Strategy(batch_statistics="rank")
+    data = [*batches(), (X[:2], Y[:2])]  # and a batch of which not every rank has a row
+    step = []
+
+    def wrap(function):
+        step.append(strategy.function(function))
+        return step[0]
+
+    found = loop(wrap, data, lambda: layers.BatchNormalization(momentum=MOMENTUM))
+    one = loop(lambda function: tf.function(function, autograph=False), data, lambda: Chunks(split))
+    assert_same(found, one, 1e-12)
+    text = step[0].explain()
+    assert "own rows: 1 calls" in text and "1 collectives a step" in text, text
+
+
+def check_function_refuses_other_batch_statistics():
+    raises(keras_ddl.errors.ConfigError, "'global' or 'rank'", lambda: keras_ddl.Strategy(batch_statistics="local"))
 
 
 def check_function_gives_rank_0_values_to_variables():

@@ -90,7 +90,9 @@ class Simulation:
         step: a Python function of tensors with a batch along axis 0.
         arguments: an example batch: shapes and dtypes.
         static: whether tracing sees the number of rows.
+        chunks: gives (first, number of) rows by rank.
         variables: that the step uses; each rank has copies of its own.
+        options: of build_step.
     """
 
     def __init__(
@@ -100,9 +102,11 @@ class Simulation:
         size: int,
         *,
         static: bool = True,
+        chunks: Callable[[int, int], list[tuple[int, int]]] = chunks,
         variables: Sequence[tf.Variable] = (),
+        **options: Any,
     ) -> None:
-        self.size, self.static = size, static
+        self.size, self.static, self.chunks, self.options = size, static, chunks, options
         self.reports = [Report() for _ in range(size)]
         rows = arguments[0].shape[0]
         specs = [tf.TensorSpec([rows if static else None, *a.shape[1:]], a.dtype) for a in map(np.asarray, arguments)]
@@ -118,7 +122,7 @@ class Simulation:
         graph, copies = self.concrete.graph, self.copies[rank]
 
         def step(total: tf.Tensor, first: tf.Tensor, mine: tf.Tensor, *local: tf.Tensor) -> Any:
-            at, count = chunks(rows, self.size)[rank]
+            at, count = self.chunks(rows, self.size)[rank]
             batch = Batch(rows, count, at) if self.static else Batch(total, mine, first)
             return build_step(
                 Program(graph),
@@ -128,6 +132,7 @@ class Simulation:
                 collectives,
                 report=self.reports[rank],
                 captured=lambda outer: copies[id(outer)].handle if id(outer) in copies else outer,
+                **self.options,
             )
 
         return tf.function(step, autograph=False, reduce_retracing=True)
@@ -139,7 +144,7 @@ class Simulation:
     def __call__(self, *arguments: np.ndarray) -> list[list[np.ndarray]]:
         """Returns the outputs of each rank."""
         found: list[Any] = [None] * self.size
-        parts = chunks(arguments[0].shape[0], self.size)
+        parts = self.chunks(arguments[0].shape[0], self.size)
 
         def run(rank: int) -> None:
             first, mine = parts[rank]

@@ -1,0 +1,382 @@
+"""`batch_statistics="rank"`: what one process computes that normalises each rank's rows by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from cut.chunks import MOMENTUM, Chunks
+from cut.simulated import Simulation, chunks
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import own_statistics
+from keras_ddl.cut.program import Program
+
+layers = keras.layers
+ROWS = 7
+
+
+def keras_layer(axis: int = -1, epsilon: float = 1e-3) -> keras.Layer:
+    return layers.BatchNormalization(axis=axis, momentum=MOMENTUM, epsilon=epsilon)
+
+
+Normalize = Callable[..., keras.Layer]
+
+
+def dense(normalize: Normalize) -> keras.Model:
+    return keras.Sequential([
+        keras.Input((5,)), normalize(), layers.Dense(6, activation="tanh"), normalize(), layers.Dense(2),
+    ])  # fmt: skip
+
+
+def convolutional(normalize: Normalize) -> keras.Model:
+    x = inputs = keras.Input((6, 6, 2))
+    for filters in (3, 4):
+        x = layers.ReLU()(normalize()(layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)))
+        x = layers.MaxPooling2D()(x)
+    return keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
+
+
+def of_channels_first(normalize: Normalize) -> keras.Model:
+    inputs = keras.Input((4, 3, 3))
+    hidden = normalize(axis=1)(layers.Dense(3)(inputs))
+    return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(hidden)))
+
+
+def of_sequences(normalize: Normalize) -> keras.Model:
+    inputs = keras.Input((4, 3))
+    hidden = normalize()(layers.Dense(5)(inputs))
+    return keras.Model(inputs, layers.Dense(2)(layers.LSTM(4)(hidden)))
+
+
+def nested_and_shared(normalize: Normalize) -> keras.Model:
+    block = keras.Sequential([layers.Dense(5), normalize(), layers.Activation("tanh")])
+    inputs = keras.Input((5,))
+    return keras.Model(inputs, layers.Dense(2)(block(block(inputs) + inputs)))
+
+
+MODELS = [dense, convolutional, of_channels_first, of_sequences, nested_and_shared]
+
+
+@pytest.fixture(autouse=True)
+def _precision() -> Any:
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx(before[0])
+    keras.config.set_dtype_policy(before[1])
+
+
+class Training:
+    """A model with normalisation of some kind, its optimizer, and a step."""
+
+    def __init__(
+        self, build: Callable[[Normalize], keras.Model], normalize: Normalize, loss: Callable[..., Any] | None = None
+    ) -> None:
+        keras.utils.set_random_seed(5)
+        self.model, self.loss = build(normalize), loss or self.mean_error
+        model = self.model
+        rng = np.random.default_rng(2)
+        model.set_weights([rng.uniform(0.1, 0.9, size=each.shape) for each in model.get_weights()])
+        self.optimizer = keras.optimizers.Adam(1e-2, global_clipnorm=1.0)
+        self.optimizer.build(model.trainable_variables)
+
+    @staticmethod
+    def mean_error(model: keras.Model, x: Any, y: Any) -> Any:
+        found = model(x, training=True)
+        return tf.reduce_mean(tf.square(tf.cast(found, y.dtype) - y)) + sum(model.losses)
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        return [each.value for each in (*self.model.variables, *self.optimizer.variables)]
+
+    def step(self, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.loss(self.model, x, y)
+        weights = self.model.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, [each.value for each in weights]), weights)
+        return loss
+
+
+def data(model: keras.Model, rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(rows)
+    return rng.normal(size=(rows, *model.input_shape[1:])) + 0.5, rng.normal(size=(rows, 2))
+
+
+def simulated(training: Training, size: int, rows: int = ROWS, *, statistics: str = "rank", **options: Any) -> Any:
+    arguments = data(training.model, rows)
+    return Simulation(
+        training.step, arguments, size, variables=training.variables, batch_statistics=statistics, **options
+    )
+
+
+def assert_trains_as(one: Training, cut: Training, simulation: Simulation, rows: int = ROWS, steps: int = 3) -> None:
+    """Checks losses, weights and statistics of `cut` on ranks against `one` in this process."""
+    x, y = data(one.model, rows)
+    step = tf.function(one.step, autograph=False)
+    for _ in range(steps):
+        expected = step(x, y)
+        for found in simulation(x, y):
+            np.testing.assert_allclose(found[0], expected, rtol=1e-11, atol=1e-12)
+    for copies in simulation.copies:
+        for mine, theirs in zip(cut.variables, one.variables, strict=True):
+            np.testing.assert_allclose(copies[id(mine.handle)], theirs, rtol=1e-10, atol=1e-11)
+    first = simulation.copies[0]
+    for copies in simulation.copies[1:]:
+        assert all(copies[key].numpy().tobytes() == first[key].numpy().tobytes() for key in first)
+
+
+def chunked(size: int) -> Normalize:
+    return lambda **given: Chunks(lambda rows: [count for _, count in chunks(rows, size)], **given)
+
+
+def _cases() -> list[Any]:
+    """Every model on 2 and 3 ranks, static and symbolic, of which the quick tests take a part."""
+    return [
+        pytest.param(
+            *(build, size, static),
+            id=f"{build.__name__}-{size}-{'static' if static else 'symbolic'}",
+            marks=[pytest.mark.long] if (index + size) % 2 != static else [],
+        )
+        for index, build in enumerate(MODELS)
+        for size in (2, 3)
+        for static in (True, False)
+    ]
+
+
+@pytest.mark.parametrize(("build", "size", "static"), _cases())
+def test_rank_equals_one_process_that_normalizes_each_rank_s_rows(build: Any, size: int, static: bool) -> None:
+    cut, one = Training(build, keras_layer), Training(build, chunked(size))
+    simulation = simulated(cut, size, static=static)
+    assert_trains_as(one, cut, simulation)
+    report = simulation.reports[0]
+    assert (report.own_statistics > 0, report.statistics_left) == (True, 0)
+    assert [each.kind for each in report.entries if each.kind == "gather"] == []
+
+
+@pytest.mark.parametrize(("build", "static"), [(dense, True), (convolutional, False)])
+def test_global_equals_one_process(build: Any, static: bool) -> None:
+    cut, one = Training(build, keras_layer), Training(build, keras_layer)
+    simulation = simulated(cut, 3, statistics="global", static=static)
+    assert_trains_as(one, cut, simulation)
+    assert "BatchNormalization" not in simulation.reports[0].text()
+
+
+def moved(training: Training, **options: Any) -> list[Any]:
+    """Returns the collectives of a step."""
+    simulation = simulated(training, 2, **options)
+    simulation(*data(training.model))
+    return simulation.reports[0].entries
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "symbolic"])
+@pytest.mark.parametrize("build", [dense, convolutional, nested_and_shared])
+def test_rank_moves_moments_in_one_bucket_with_gradients_and_loss(build: Any, static: bool) -> None:
+    training = Training(build, keras_layer)
+    assert len(moved(training, static=static, statistics="global")) > 2 * 4
+    entries = moved(training, static=static)
+    moments = 2 * 2
+    assert [len(each.values) for each in entries] == [1 + len(training.model.trainable_variables) + moments]
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "symbolic"])
+@pytest.mark.parametrize("epsilon", [1e-3, 0.0])
+def test_rank_without_rows_has_no_share(epsilon: float, static: bool) -> None:
+    rows, size = 4, 3  # 2, 2 and 0
+
+    def uneven(_: int, __: int) -> list[tuple[int, int]]:
+        return [(0, 2), (2, 2), (4, 0)]
+
+    cut = Training(dense, lambda: keras_layer(epsilon=epsilon))
+    one = Training(dense, lambda: Chunks(lambda _: [2, 2, 0], epsilon=epsilon))
+    simulation = simulated(cut, size, rows, static=static, chunks=uneven)
+    assert_trains_as(one, cut, simulation, rows)
+    assert simulation.reports[0].own_statistics == 2
+
+
+# ---- what is left to the whole batch
+
+
+class OwnMoments(layers.Layer):
+    """A user's own layer, with names as Keras's has them."""
+
+    def build(self, shape: Any) -> None:
+        self.moving_mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        mean, variance = tf.nn.moments(x, [0])
+        self.moving_mean.assign(self.moving_mean * 0.9 + mean * 0.1)
+        return tf.nn.batch_normalization(x, mean, variance, None, None, 1e-3)
+
+
+class Penalized(layers.BatchNormalization):
+    """Makes more of the moments than Keras does."""
+
+    def _moments(self, inputs: Any, mask: Any) -> Any:
+        mean, variance = super()._moments(inputs, mask)
+        self.add_loss(tf.reduce_sum(tf.square(mean)))
+        return mean, variance
+
+
+class Chosen(layers.BatchNormalization):
+    """In a branch."""
+
+    def call(self, x: Any, training: bool = False, mask: Any = None) -> Any:
+        normalize = super().call
+        return tf.cond(tf.reduce_sum(x) > -1e9, lambda: normalize(x, training=True), lambda: x)
+
+
+class Repeated(layers.BatchNormalization):
+    """In a loop."""
+
+    def call(self, x: Any, training: bool = False, mask: Any = None) -> Any:
+        normalize = super().call
+        return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, normalize(x, training=True)), (0, x))[1]
+
+
+class Called(layers.BatchNormalization):
+    """In a function of its own, whose gradient is a function, too."""
+
+    def build(self, shape: Any) -> None:
+        super().build(shape)
+        self.function = tf.function(lambda x: super(Called, self).call(x, training=True), autograph=False)
+
+    def call(self, x: Any, training: bool = False, mask: Any = None) -> Any:
+        return self.function(x)
+
+
+def frozen() -> keras.Layer:
+    layer = keras_layer()
+    layer.trainable = False
+    return layer
+
+
+def masked(_: Normalize) -> keras.Model:
+    inputs = keras.Input((5,))
+    words = layers.Reshape((5, 1))(layers.ReLU()(inputs))
+    hidden = keras_layer()(layers.Dense(3)(layers.Masking()(words)))
+    return keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(hidden)))
+
+
+LEFT = {
+    "synchronized": lambda: layers.BatchNormalization(synchronized=True),
+    "frozen": frozen,
+    "renormalized": lambda: layers.BatchNormalization(renorm=True),
+    "own moments": OwnMoments,
+    "penalized": Penalized,
+    "in a branch": Chosen,
+    "in a loop": Repeated,
+    "in a function": Called,
+    "of layers": layers.LayerNormalization,
+    "of groups": lambda: layers.GroupNormalization(1),
+}
+
+
+def assert_left(build: Any, normalize: Normalize, loss: Any = None) -> None:
+    """Checks that "rank" is "global" here."""
+    cut, one = Training(build, normalize, loss), Training(build, normalize, loss)
+    simulation = simulated(cut, 2)
+    assert_trains_as(one, cut, simulation)
+    assert simulation.reports[0].own_statistics == 0
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_other_statistics_are_those_of_one_process(name: str) -> None:
+    assert_left(dense, LEFT[name])
+
+
+def test_masked_statistics_are_those_of_one_process() -> None:
+    assert_left(masked, keras_layer)
+
+
+def test_inference_statistics_are_those_of_one_process() -> None:
+    assert_left(dense, keras_layer, lambda model, x, y: tf.reduce_mean(tf.square(model(x, training=False) - y)))
+
+
+def test_statistics_with_a_second_gradient_are_those_of_one_process() -> None:
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = model(x, training=True)
+        return tf.reduce_mean(tf.square(found - y)) + tf.reduce_mean(tf.square(tape.gradient(found, x)))
+
+    assert_left(dense, keras_layer, loss)
+
+
+# ---- one layer, several gradients
+
+
+def two_sided(model: Any, x: Any, y: Any) -> Any:
+    """As in an adversarial step: a call without a gradient, and one with two."""
+    fake = tf.stop_gradient(model(x * 2.0, training=True))
+    with tf.GradientTape() as tape:
+        found = model(x, training=True)
+        errors = tf.reduce_mean(tf.square(found - y))
+    inner = tape.gradient(errors, model.trainable_variables[0].value)
+    return errors + tf.reduce_mean(tf.square(found - fake)) + tf.reduce_sum(tf.stop_gradient(tf.abs(inner)))
+
+
+def both_in_one(model: Any, x: Any, y: Any) -> Any:
+    """Two batches one after the other, of each of which a rank has its rows."""
+    found = model(tf.concat([x, x * 3.0 - 1.0], 0), training=True)
+    return tf.reduce_mean(tf.square(found[: x.shape[0]] - y)) + tf.reduce_mean(tf.abs(found[x.shape[0] :]))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_rank_with_a_call_without_gradient_and_one_with_two(size: int) -> None:
+    cut, one = Training(dense, keras_layer, two_sided), Training(dense, chunked(size), two_sided)
+    simulation = simulated(cut, size)
+    assert_trains_as(one, cut, simulation)
+    assert simulation.reports[0].own_statistics == 4
+
+
+def test_rank_with_batches_one_after_the_other() -> None:
+    cut, one = (
+        Training(dense, keras_layer, both_in_one),
+        Training(dense, lambda **given: chunked(2)(batches=2, **given), both_in_one),
+    )
+    simulation = simulated(cut, 2)
+    assert_trains_as(one, cut, simulation)
+    assert simulation.reports[0].own_statistics == 2
+
+
+def test_rank_with_a_model_that_is_recomputed() -> None:
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        return tf.reduce_mean(tf.square(tf.recompute_grad(lambda x: model(x, training=True))(x) - y))
+
+    cut, one = Training(dense, keras_layer, loss), Training(dense, chunked(2), loss)
+    simulation = simulated(cut, 2)
+    assert_trains_as(one, cut, simulation)
+    assert simulation.reports[0].own_statistics == 4  # two layers, and both once more
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16"])
+def test_rank_with_half_precision(policy: str) -> None:
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy(policy)
+    cut, one = Training(dense, keras_layer), Training(dense, chunked(2))
+    x, y = (each.astype("float32") for each in data(cut.model))
+    simulation = Simulation(cut.step, (x, y), 2, variables=cut.variables, batch_statistics="rank")
+    expected = one.step(x, y)
+    for found in simulation(x, y):
+        np.testing.assert_allclose(found[0], expected, rtol=0.05)
+    assert simulation.reports[0].own_statistics == 2
+    for mine, theirs in zip(cut.variables, one.variables, strict=True):
+        found = simulation.copies[0][id(mine.handle)]
+        np.testing.assert_allclose(tf.cast(found, tf.float32), tf.cast(theirs, tf.float32), rtol=0.05, atol=0.02)
+
+
+def test_statistics_are_found_whatever_layers_are_called() -> None:
+    def named(first: str, second: str) -> list[list[str]]:
+        names = iter([first, second])
+        training = Training(dense, lambda: layers.BatchNormalization(name=next(names)))
+        x, y = data(training.model)
+        calls, left = own_statistics.find(Program(tf.function(training.step).get_concrete_function(x, y).graph))
+        assert left == 0
+        return [list(call.parts.values()) for call in calls]
+
+    assert named("a", "b") == named("a_1", "a") == named("moments", "gradient_tape") != []
