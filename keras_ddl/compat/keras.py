@@ -100,7 +100,7 @@ def is_batch_moment(frames: Iterable[Any]) -> bool:
 
     Not by that of a subclass, unless it calls Keras's.
     """
-    home = sys.modules[BatchNormalization.__module__].__file__
+    home = sys.modules[keras.layers.BatchNormalization.__module__].__file__
     return any(frame.name == "_moments" and frame.filename == home for frame in frames)
 
 

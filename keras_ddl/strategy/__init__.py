@@ -50,9 +50,9 @@ class Strategy(tf.distribute.Strategy):
             the script has set, if all ranks have set the same ones, else rank 0's.
         gather_predictions: what `model.predict` returns: "all": all rows, on every rank; "rank0": all rows on rank 0
             and on every other rank its own rows only, for predictions that a host's memory does not hold several times.
-        batch_statistics: with what BatchNormalization normalises in fit and `strategy.function`. "global": the moments of the
-            whole batch, as one process does. "rank": each rank with those of its own rows, as in Horovod and PyTorch's
-            DDP, without a collective for them; moving statistics are the mean of what each rank would have kept,
+        batch_statistics: with what BatchNormalization normalises in fit and `strategy.function`. "global": the moments
+            of the whole batch, as one process does. "rank": each rank with those of its own rows, as in Horovod and
+            PyTorch's DDP, without a collective for them; moving statistics are the mean of what each rank would have kept,
             weighed by rows. Layers with synchronized=True keep to the whole batch.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is not given; its implementation says nothing here.
