@@ -52,8 +52,8 @@ class Strategy(tf.distribute.Strategy):
             and on every other rank its own rows only, for predictions that a host's memory does not hold several times.
         batch_statistics: with what BatchNormalization normalises in fit and `strategy.function`. "global": the moments
             of the whole batch, as one process does. "rank": each rank with those of its own rows, as in Horovod and
-            PyTorch's DDP, without a collective for them; moving statistics are the mean of what each rank would have kept,
-            weighed by rows. Layers with synchronized=True keep to the whole batch.
+            PyTorch's DDP, without a collective for them; moving statistics are the mean of what each rank would have
+            kept, weighed by rows. Layers with synchronized=True keep to the whole batch.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is not given; its implementation says nothing here.
         unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices; refused
