@@ -14,6 +14,7 @@ from keras_ddl.cut.rules import (
     reductions,
     shapes,
     slices,
+    strings,
     variables,
 )
 
@@ -31,5 +32,6 @@ __all__ = [
     "reductions",
     "shapes",
     "slices",
+    "strings",
     "variables",
 ]
