@@ -411,6 +411,11 @@ class Builder:
             if dims is None:
                 raise AssertionError(f"{value}: a cut of a tensor whose rank is unknown")
             axis = piece.state.axis
+            if piece.tensor.shape.rank is None:  # told by Python when the step was traced, not by the operation
+                local = self.local_extent(piece.state)
+                shape = [each.number for each in dims]
+                shape[axis] = local if isinstance(local, int) else None
+                piece.tensor.set_shape(shape)
             self.extents.set_dims(value, (*dims[:axis], self.extent(piece.state), *dims[axis + 1 :]))
 
     def _can_be(self, value: Value, state: State) -> bool:

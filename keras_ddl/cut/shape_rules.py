@@ -406,6 +406,12 @@ def finds_for_each_key(node: Node) -> bool:
     return keys.rank is not None and node.outputs[0].rank == keys.rank and not is_dense
 
 
+@extents("DenseBincount")
+def _counted_entries(known: Extents, node: Node) -> list[Any]:
+    dims, size = known.dims(node.inputs[0]), known.number(node.inputs[1])
+    return [None if dims is None or not dims else (*dims[:-1], size)]
+
+
 @extents("LookupTableFindV2")
 def _found(known: Extents, node: Node) -> list[Any]:
     return [known.dims(node.inputs[1]) if finds_for_each_key(node) else None]

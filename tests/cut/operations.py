@@ -592,3 +592,20 @@ def tables(x: Any) -> Any:
     pairs = filled([[0, 0], [1, 1]], tf.constant([1.0, 2.0], tf.float64), pairs)
     found += [_found(pairs, keys[:, :2], missing), _found(pairs, keys[:, 1:], missing)]
     return found
+
+
+@case("DenseBincount")
+def counted(x: Any) -> Any:
+    entries, size = tf.cast(tf.abs(x) * 2, tf.int32), tf.constant(3)
+    none = tf.zeros([0], tf.float64)
+    options = [
+        (entries, none),
+        (entries[:, 0], none),
+        (entries, x),
+        (entries[:, 0], x[:, 1]),
+        (tf.transpose(entries), none),
+    ]
+    found = [raw.DenseBincount(input=value, size=size, weights=weights) for value, weights in options]
+    found += [raw.DenseBincount(input=value, size=size, weights=none, binary_output=True) for value, _ in options]
+    most = tf.reduce_max(entries) + 1
+    return [*found, raw.DenseBincount(input=entries, size=most, weights=none), tf.math.bincount(entries, axis=-1)]

@@ -57,6 +57,22 @@ def one_hot(b: Any, node: Any) -> Any:
     return [(made, state.at(state.axis + (axis <= state.axis)))]
 
 
+@rule("DenseBincount")
+def bincount(b: Any, node: Any) -> Any:
+    """Counts of each row [rows, n], or of all entries [n]."""
+    value, size, weights = node.inputs
+    state, dims = b.state(value), b.dims(value)
+    if not isinstance(state, Rows) or state.axis or node.attr("binary_output") and len(dims) == 1:
+        return None
+    unweighted = weights.shape.num_elements() == 0 if weights.rank is not None else False
+    if not unweighted and (b.dims(weights) is None or len(b.dims(weights)) != len(dims) or not b.fits(weights, state)):
+        return None
+    b.wholes([size])
+    given = b.whole(weights) if unweighted else b.cut(weights, state)
+    made = b.make(node, [b.held(value), b.whole(size), given])[0]
+    return [(made, state if len(dims) == 2 else PARTIAL)]
+
+
 @rule("UnsortedSegmentSum")
 def segment_sum(b: Any, node: Any) -> Any:
     """Rows added up by index: each rank adds up its own. Where all rows are fewer bytes than the sum, they travel."""
