@@ -14,7 +14,8 @@ from keras_ddl.cut import list_rules, rules, shape_rules  # noqa: F401  (they re
 from keras_ddl.cut.builder import Batch, Builder
 from keras_ddl.cut.collectives import Collectives, OfRanks
 from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.program import Program
+from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import Report
 from keras_ddl.cut.states import WHOLE, Rows, State
 
@@ -32,6 +33,7 @@ def build_step(
     report: Report | None = None,
     seed: int = 0,
     captured: Callable[[Any], Any] = lambda outer: outer,
+    tell: Callable[[Extents, Sequence[Value]], None] = lambda extents, inputs: None,
 ) -> list[tf.Tensor]:
     """Makes, in the graph that is being traced, what one rank has to do of a step.
 
@@ -45,6 +47,7 @@ def build_step(
         seed: equal on all ranks, another for every step that is built. Stateful random operations without seeds of
             their own (tf.random.normal without tf.random.set_seed) are given seeds made from it.
         captured: given an outer tensor that the step uses (a variable's handle), returns what this rank uses.
+        tell: says what is known of the extents of whole arguments.
     Returns: the step's outputs in order, whole, equal on all ranks.
     """
     program = Program(graph)
@@ -59,6 +62,7 @@ def build_step(
             builder.give_rows_of(value, tensor, state, dims)
         else:
             builder.give(value, tensor, state, dims)
+    tell(builder.extents, program.inputs)
     builder.build()
     return [builder.result(value) for value in program.outputs]
 
