@@ -6,11 +6,11 @@ outputs = build_step(graph, local_inputs, ...)                 # in the rank's o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import list_rules, rules, shape_rules  # noqa: F401  (they register)
+from keras_ddl.cut import list_rules, ragged_extents, rules, shape_rules  # noqa: F401  (they register)
 from keras_ddl.cut.builder import Batch, Builder
 from keras_ddl.cut.collectives import Collectives, OfRanks
 from keras_ddl.cut.dims import Dim
@@ -33,7 +33,7 @@ def build_step(
     report: Report | None = None,
     seed: int = 0,
     captured: Callable[[Any], Any] = lambda outer: outer,
-    tell: Callable[[Extents, Sequence[Value]], None] = lambda extents, inputs: None,
+    tell: Callable[[Extents, Sequence[Value]], Iterable[Value]] = lambda extents, inputs: (),
 ) -> list[tf.Tensor]:
     """Makes, in the graph that is being traced, what one rank has to do of a step.
 
@@ -47,7 +47,7 @@ def build_step(
         seed: equal on all ranks, another for every step that is built. Stateful random operations without seeds of
             their own (tf.random.normal without tf.random.set_seed) are given seeds made from it.
         captured: given an outer tensor that the step uses (a variable's handle), returns what this rank uses.
-        tell: says what is known of the extents of whole arguments.
+        tell: says what is known of the extents of whole arguments that are made of the batch's rows; returns these.
     Returns: the step's outputs in order, whole, equal on all ranks.
     """
     program = Program(graph)
@@ -62,7 +62,7 @@ def build_step(
             builder.give_rows_of(value, tensor, state, dims)
         else:
             builder.give(value, tensor, state, dims)
-    tell(builder.extents, program.inputs)
+    builder.add_of_batch(tell(builder.extents, program.inputs))
     builder.build()
     return [builder.result(value) for value in program.outputs]
 

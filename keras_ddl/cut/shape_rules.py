@@ -241,7 +241,8 @@ SAME = (
     "LeakyRelu Softmax LogSoftmax BiasAdd Cumsum Cumprod ReverseV2 Snapshot CheckNumerics Ndtri BesselI0e BesselI1e "
     "Invert Conj StringLower StringUpper StringStrip StringLength AsString StringToNumber StringToHashBucket "
     "StringToHashBucketFast StringToHashBucketStrong StaticRegexReplace StaticRegexFullMatch RegexReplace "
-    "RegexFullMatch DecodeBase64 EncodeBase64 UnicodeTranscode UnicodeScript Bucketize"
+    "RegexFullMatch DecodeBase64 EncodeBase64 UnicodeTranscode UnicodeScript Bucketize RandomShuffle ReverseSequence "
+    "MatrixBandPart"
 )
 extents(*SAME.split())(_first_input)
 

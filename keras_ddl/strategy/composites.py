@@ -100,12 +100,14 @@ class Composites:
                 report.entries.append(Entry("gather", None, [kind] * len(parts), f"is a {kind} argument", ""))
         return found
 
-    def tell(self, extents: Extents, values: Sequence[Value]) -> None:
-        """Tells the cut how many rows they have. `values`: of the arguments' tensors."""
+    def tell(self, extents: Extents, values: Sequence[Value]) -> list[Value]:
+        """Tells the cut how many rows they have. `values`: of the arguments' tensors. Returns theirs."""
+        found: list[Value] = []
         for each in self._arguments:
             if not each.has_rows:
                 continue
             parts = values[each.first : each.last]
+            found += parts
             if isinstance(each.leaf, tf.RaggedTensor):
                 extents.set_dims(parts[1], (extents.rows + 1,))
                 continue
@@ -114,6 +116,7 @@ class Composites:
             extents.named[shape.key] = shape
             dims = [Dim.unknown("entry", shape.key, axis) if n is None else Dim(n) for axis, n in others]
             extents.set_numbers(shape, Numbers([extents.rows, *dims]))
+        return found
 
 
 def is_composite(leaf: Any) -> bool:
