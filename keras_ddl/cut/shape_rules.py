@@ -438,6 +438,14 @@ def _cross_entropy(known: Extents, node: Node) -> list[Any]:
     return [None if dims is None else dims[:1], dims]
 
 
+@extents("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def _transformed(known: Extents, node: Node) -> list[Any]:
+    dims, size = known.dims(node.inputs[0]), known.numbers(node.inputs[2])
+    if dims is None or size is None or len(size.entries) != 2:
+        return [None]
+    return [(dims[0], *(each if each.is_extent else None for each in size.entries), dims[3])]
+
+
 @extents("Range")
 def _range(known: Extents, node: Node) -> list[Any]:
     start, limit, step = (known.number(each) if each.dtype.is_integer else None for each in node.inputs)

@@ -609,3 +609,15 @@ def counted(x: Any) -> Any:
     found += [raw.DenseBincount(input=value, size=size, weights=none, binary_output=True) for value, _ in options]
     most = tf.reduce_max(entries) + 1
     return [*found, raw.DenseBincount(input=entries, size=most, weights=none), tf.math.bincount(entries, axis=-1)]
+
+
+@case("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def transformed(x: Any) -> Any:
+    images, size = _images(x, 4, 3, 2), tf.constant([3, 4])
+    each = tf.cast(tf.pad(x, [[0, 0], [0, 5]]) * 0.1, tf.float32) + tf.constant([1.0, 0, 0, 0, 1, 0, 0, 0])
+    one, options = each[:1] * 0 + [1.0, 0.2, 0, 0, 0.9, 0.5, 0, 0], {"output_shape": size, "interpolation": "BILINEAR"}
+    found = []
+    for transforms in (each, one, tf.constant([[1.0, 0.2, 0, 0, 0.9, 0.5, 0, 0]])):
+        found += [raw.ImageProjectiveTransformV2(images=images, transforms=transforms, **options)]
+        found += [raw.ImageProjectiveTransformV3(images=images, transforms=transforms, fill_value=2.0, **options)]
+    return found
