@@ -19,7 +19,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import moving
 from keras_ddl.cut.collectives import COMBINED_DTYPES, Collectives, Sums
-from keras_ddl.cut.dims import Dim, Unknown, dim, number_of
+from keras_ddl.cut.dims import Dim, Unknown, dim
 from keras_ddl.cut.extents import Dims, Extents
 from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.registry import rule_of
@@ -92,6 +92,7 @@ class Builder:
         self._recipes: dict[Value, Callable[[Any], tf.Tensor | None]] = {}
         self._wholes: dict[Value, Callable[[], tf.Tensor]] = {}
         self._of_batch: set[Value] = set()  # what is computed of the batch's entries
+        self._own: dict[Node, Value] = {}  # sums that rules make
         self._depths: dict[Value, int] = {}
         self._done: dict[Node, list[tf.Operation]] = {}
         self._node: Node | None = None
@@ -113,6 +114,10 @@ class Builder:
     def constants(self, value: Value) -> list[int] | None:
         """Returns the entries of an integer tensor of rank 0 or 1 if they are certain, else None."""
         return self.extents.constants(value)
+
+    def is_made(self, value: Value) -> bool:
+        """Whether a value was made already; the same on all ranks."""
+        return value in self._pieces
 
     def state(self, value: Value) -> State:
         """Returns how this rank holds `value`."""
@@ -154,6 +159,17 @@ class Builder:
         for value, output in zip(node.inputs, node.outputs):
             self._same[output] = self._same.get(value, value)
         return [self._pieces[value] for value in node.inputs]
+
+    def summed(self, node: Node, part: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns the sum over ranks of what only the rule of `node` knows. Raises: Waiting: it has yet to be summed.
+
+        part: makes this rank's part; called once.
+        """
+        if node not in self._own:
+            tensor = part()
+            self._own[node] = Value(tensor, node, -1)
+            self._pieces[self._own[node]] = Piece(tensor, PARTIAL)
+        return self.whole(self._own[node])
 
     def wholes(self, values: Sequence[Value]) -> list[tf.Tensor]:
         """Returns the whole tensors. Raises: Waiting: some have yet to be summed; all of them are asked for."""
@@ -252,11 +268,6 @@ class Builder:
         return tf.cast(tf.convert_to_tensor(self.local_shape(dims, rows)), dtype)
 
     as_vector = staticmethod(lambda entries: as_vector(entries))
-
-    def is_smaller(self, dims: Dims, than: Dims | None) -> bool:
-        """Whether a tensor of `dims` certainly has fewer entries. False where the batch decides."""
-        one, other = number_of(dims), number_of(than or ())
-        return one is not None and than is not None and other is not None and one < other
 
     def next_name(self, kind: str) -> str:
         """Returns a name for a collective. Ranks count alike; what Keras names may differ between them."""

@@ -14,7 +14,7 @@ from keras_ddl.cut.rules import elementwise
 raw = tf.raw_ops
 CASES: dict[str, list[Callable[[Any], Any]]] = {}
 # Rules of control flow and of what hosts do, of which the tests by these names are.
-TESTED_ELSEWHERE = ("branches", "loops", "lists", "random", "host")
+TESTED_ELSEWHERE = ("branches", "loops", "lists", "random", "host", "tables")
 # What the operand has to be like, where not any number will do.
 _INTEGERS = {"Invert", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift"}
 _ANY_INTEGERS = {"Mod", "FloorMod", "FloorDiv", "TruncateDiv", "TruncateMod"}

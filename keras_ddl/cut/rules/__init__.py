@@ -15,6 +15,7 @@ from keras_ddl.cut.rules import (
     shapes,
     slices,
     strings,
+    tables,
     variables,
 )
 
@@ -33,5 +34,6 @@ __all__ = [
     "shapes",
     "slices",
     "strings",
+    "tables",
     "variables",
 ]
