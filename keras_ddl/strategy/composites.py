@@ -7,6 +7,7 @@ together, so that what is made of them with a row for each can be cut again.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from keras_ddl.strategy.data.rows import gather_rows
 
 
 class _Argument(NamedTuple):
-    leaf: Any
+    spec: Any  # its type as it was given; None: it is no tensor, or one by itself
     has_rows: bool  # is ragged or sparse, with the rows of the batch
     first: int  # of its tensors among those of all arguments
     last: int
@@ -48,7 +49,8 @@ class Composites:
         for leaf in leaves:
             last = first + sum(map(tf.is_tensor, tf.nest.flatten(leaf, expand_composites=True)))
             has_rows = isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) and _rows(leaf) == self.rows
-            self._arguments.append(_Argument(leaf, has_rows, first, last))
+            spec = tf.type_spec_from_value(leaf) if is_composite(leaf) else None
+            self._arguments.append(_Argument(spec, has_rows, first, last))
             first = last
             if own_rows and is_composite(leaf) and not isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
                 raise ConfigError(
@@ -65,7 +67,15 @@ class Composites:
 
         rows: of the whole batch if they are known when the step is traced.
         """
-        return tf.nest.pack_sequence_as(self.structure, [_spec(each, rows) for each in self._arguments])
+        leaves = tf.nest.flatten(self.structure)
+        found = [leaf if each.spec is None else _whole_spec(each, rows) for leaf, each in zip(leaves, self._arguments)]
+        return tf.nest.pack_sequence_as(self.structure, found)
+
+    def without_tensors(self) -> Composites:
+        """Returns what a trace may keep: the types, of which `whole`, `local_rows` and `tell` are made."""
+        found = copy.copy(self)
+        found.structure = None
+        return found
 
     def shapes(self) -> list[tf.TensorShape | None]:
         """Returns, for every tensor of the arguments, its shape of the whole where it is a part of another; else None.
@@ -74,8 +84,8 @@ class Composites:
         """
         found: list[tf.TensorShape | None] = []
         for each in self._arguments:
-            if is_composite(each.leaf):
-                found += [part.shape for part in tf.nest.flatten(_spec(each, None), expand_composites=True)]
+            if each.spec is not None:
+                found += [part.shape for part in tf.nest.flatten(_whole_spec(each, None), expand_composites=True)]
             elif each.last > each.first:
                 found.append(None)
         return found
@@ -108,10 +118,10 @@ class Composites:
                 continue
             parts = values[each.first : each.last]
             found += parts
-            if isinstance(each.leaf, tf.RaggedTensor):
+            if isinstance(each.spec, tf.RaggedTensorSpec):
                 extents.set_dims(parts[1], (extents.rows + 1,))
                 continue
-            others = enumerate(each.leaf.shape.as_list()[1:], 1)
+            others = enumerate(each.spec.shape.as_list()[1:], 1)
             shape = parts[2]
             extents.named[shape.key] = shape
             dims = [Dim.unknown("entry", shape.key, axis) if n is None else Dim(n) for axis, n in others]
@@ -135,19 +145,17 @@ def _rows(leaf: Any) -> int | None:
     return int(leaf.shape[0])
 
 
-def _spec(argument: _Argument, rows: int | None) -> Any:
-    """Returns the type of a whole argument; a leaf that is a tensor by itself, or none, as it is."""
-    leaf = argument.leaf
-    if not is_composite(leaf):
-        return leaf
+def _whole_spec(argument: _Argument, rows: int | None) -> Any:
+    """Returns the type of the whole of an argument that consists of several tensors."""
+    spec = argument.spec
     if not argument.has_rows:
-        return tf.type_spec_from_value(leaf)
-    shape = [rows, *leaf.shape[1:]]
-    if isinstance(leaf, tf.SparseTensor):
-        return tf.SparseTensorSpec(shape, leaf.dtype)
-    return tf.RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, leaf.row_splits.dtype)
+        return spec
+    shape = [rows, *spec.shape[1:]]
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensorSpec(shape, spec.dtype)
+    return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
 
 
 def _packed(argument: _Argument, tensors: Sequence[tf.Tensor]) -> Any:
     parts = list(tensors[argument.first : argument.last])
-    return tf.nest.pack_sequence_as(_spec(argument, None), parts, expand_composites=True)
+    return tf.nest.pack_sequence_as(_whole_spec(argument, None), parts, expand_composites=True)

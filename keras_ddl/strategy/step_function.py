@@ -169,9 +169,8 @@ class StepFunction:
         self._seed = communicator.broadcast_object(secrets.randbits(31), name=f"{self._scope}/seed")
         self._agree_on_variables(concrete)
         report = cut.Report()
-        found = _Traced(
-            self, concrete, arguments, shapes, [Rows(0) if each else WHOLE for each in cuts], counts, report
-        )
+        states: list[State] = [Rows(0) if each else WHOLE for each in cuts]
+        found = _Traced(self, concrete, arguments.without_tensors(), shapes, states, counts, report)
         self.reports.append(report)
         self._check_same(report)
         return found
