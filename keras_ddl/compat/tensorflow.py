@@ -55,7 +55,7 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]'
     from tensorflow.python.framework.func_graph import FuncGraph
     from tensorflow.python.framework.ops import EagerTensor
     from tensorflow.python.framework.tensor_util import constant_value_as_shape
-    from tensorflow.python.ops import ref_variable, resource_variable_ops, variable_v1, variables
+    from tensorflow.python.ops import handle_data_util, ref_variable, resource_variable_ops, variable_v1, variables
 
 __all__ = [
     "InputContext",
@@ -253,6 +253,14 @@ def _graph_of(call: tf.Operation, function: Any) -> Any:
 def is_stateful(operation: tf.Operation) -> bool:
     """Whether an operation does more than its outputs say."""
     return operation.op_def.is_stateful
+
+
+def variable_shape(handle: tf.Tensor) -> tf.TensorShape | None:
+    """Returns the shape of the variable that a handle in a graph stands for, None if it is not known."""
+    data = handle_data_util.get_resource_handle_data(handle)
+    if not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    return tf.TensorShape(data.shape_and_type[0].shape)
 
 
 def outputs_of_branches(tensor: tf.Tensor) -> list[tf.Tensor]:

@@ -6,15 +6,16 @@ outputs = build_step(program, local_inputs, ...)                        # in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import list_rules, own_statistics, rules, shape_rules  # noqa: F401  (they register)
+from keras_ddl.cut import list_rules, own_statistics, ragged_extents, rules, shape_rules  # noqa: F401  (they register)
 from keras_ddl.cut.builder import Batch, Builder
 from keras_ddl.cut.collectives import Collectives, OfRanks
 from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.program import Program
+from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import Report
 from keras_ddl.cut.rules.own_statistics import OwnStatistics
 from keras_ddl.cut.states import PARTIAL, WHOLE, Rows, State
@@ -36,6 +37,7 @@ def build_step(
     captured: Callable[[Any], Any] = lambda outer: outer,
     keeps_rows: bool = False,
     parts: Collection[Any] = (),
+    tell: Callable[[Extents, Sequence[Value]], Iterable[Value]] = lambda extents, inputs: (),
 ) -> list[tf.Tensor]:
     """Makes, in the graph that is being traced, what one rank has to do of a step.
 
@@ -53,6 +55,7 @@ def build_step(
         keeps_rows: return outputs that are held as rows along axis 0 as this rank's rows. They are gathered all the
             same: other ranks may want them whole.
         parts: outer tensors (handles of variables) of which each rank holds a part of a sum, from step to step.
+        tell: says what is known of the extents of whole arguments that are made of the batch's rows; returns these.
     Returns: the step's outputs in order, whole, equal on all ranks.
     """
     if report is not None:
@@ -71,6 +74,7 @@ def build_step(
             builder.give_rows_of(value, tensor, state, dims)
         else:
             builder.give(value, tensor, state, dims)
+    builder.add_of_batch(tell(builder.extents, program.inputs))
     builder.build()
     wholes = [builder.result(value) for value in program.outputs]
     if not keeps_rows:

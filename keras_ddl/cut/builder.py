@@ -12,13 +12,14 @@ and goes in buckets.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import moving
 from keras_ddl.cut.collectives import COMBINED_DTYPES, Collectives, Sums
-from keras_ddl.cut.dims import Dim, Unknown, dim, number_of
+from keras_ddl.cut.dims import Dim, Unknown, dim
 from keras_ddl.cut.extents import Dims, Extents
 from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.registry import rule_of
@@ -27,6 +28,9 @@ from keras_ddl.cut.scalars import Scalars, as_vector, times
 from keras_ddl.cut.seeds import agreed_seeds
 from keras_ddl.cut.states import PARTIAL, WHOLE, ListOf, Partial, Rows, State, Whole
 from keras_ddl.errors import ConfigError
+
+_OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+_DEEPEST = 64  # operations that are made again rather than gathering what they give
 
 
 class Piece(NamedTuple):
@@ -99,6 +103,9 @@ class Builder:
         self._same: dict[Value, Value] = {}  # what was only passed on, by what it was passed on from
         self._recipes: dict[Value, Callable[[Any], tf.Tensor | None]] = {}
         self._wholes: dict[Value, Callable[[], tf.Tensor]] = {}
+        self._of_batch: set[Value] = set()  # what is computed of the batch's entries
+        self._own: dict[Node, Value] = {}  # sums that rules make
+        self._depths: dict[Value, int] = {}
         self._done: dict[Node, list[tf.Operation]] = {}
         self._node: Node | None = None
         self._names = 0
@@ -119,6 +126,10 @@ class Builder:
     def constants(self, value: Value) -> list[int] | None:
         """Returns the entries of an integer tensor of rank 0 or 1 if they are certain, else None."""
         return self.extents.constants(value)
+
+    def is_made(self, value: Value) -> bool:
+        """Whether a value was made already; the same on all ranks."""
+        return value in self._pieces
 
     def state(self, value: Value) -> State:
         """Returns how this rank holds `value`."""
@@ -165,6 +176,17 @@ class Builder:
         for value, output in zip(node.inputs, node.outputs):
             self._same[output] = self._same.get(value, value)
         return [self._pieces[value] for value in node.inputs]
+
+    def summed(self, node: Node, part: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns the sum over ranks of what only the rule of `node` knows. Raises: Waiting: it has yet to be summed.
+
+        part: makes this rank's part; called once.
+        """
+        if node not in self._own:
+            tensor = part()
+            self._own[node] = Value(tensor, node, -1)
+            self._pieces[self._own[node]] = Piece(tensor, PARTIAL)
+        return self.whole(self._own[node])
 
     def wholes(self, values: Sequence[Value]) -> list[tf.Tensor]:
         """Returns the whole tensors. Raises: Waiting: some have yet to be summed; all of them are asked for."""
@@ -228,6 +250,15 @@ class Builder:
         """Says how all of a value that is held as rows is made on every rank, so that it need not be gathered."""
         self._wholes[value] = recipe
 
+    def is_of_batch(self, value: Value) -> bool:
+        """Whether a value is computed of the batch's entries, and not of its extents alone."""
+        return value in self._of_batch
+
+    def has_whole(self, value: Value) -> bool:
+        """Whether all of a value that is held as rows can be had without gathering it."""
+        value = self._same.get(value, value)
+        return (value, WHOLE) in self._made or value in self._wholes
+
     def has_recipe(self, value: Value) -> bool:
         """Whether rows of a whole value can be made without making it whole."""
         return value in self._recipes
@@ -254,11 +285,6 @@ class Builder:
         return tf.cast(tf.convert_to_tensor(self.local_shape(dims, rows)), dtype)
 
     as_vector = staticmethod(lambda entries: as_vector(entries))
-
-    def is_smaller(self, dims: Dims, than: Dims | None) -> bool:
-        """Whether a tensor of `dims` certainly has fewer entries. False where the batch decides."""
-        one, other = number_of(dims), number_of(than or ())
-        return one is not None and than is not None and other is not None and one < other
 
     def next_name(self, kind: str) -> str:
         """Returns a name for a collective. Ranks count alike; what Keras names may differ between them."""
@@ -319,8 +345,14 @@ class Builder:
         """Says what a placeholder of the program is."""
         self._pieces[value] = Piece(tensor, state)
         self._done[value.node] = []
+        if not isinstance(state, Whole):
+            self._of_batch.add(value)
         if dims is not None:
             self.extents.set_dims(value, dims)
+
+    def add_of_batch(self, values: Iterable[Value]) -> None:
+        """Says that whole values are computed of the batch's entries."""
+        self._of_batch.update(values)
 
     def give_rows_of(self, value: Value, whole: tf.Tensor, rows: Rows, dims: Dims | None) -> None:
         """Says that a placeholder is held as rows of a tensor that this rank also has whole."""
@@ -423,11 +455,18 @@ class Builder:
 
     def _keep(self, value: Value, piece: Piece) -> None:
         self._pieces[value] = piece
+        if value.node.type not in _OF_SHAPES and any(map(self.is_of_batch, value.node.inputs)):
+            self._of_batch.add(value)
         if isinstance(piece.state, Rows):
             dims = self.dims(value)
             if dims is None:
                 raise AssertionError(f"{value}: a cut of a tensor whose rank is unknown")
             axis = piece.state.axis
+            if piece.tensor.shape.rank is None:  # told by Python when the step was traced, not by the operation
+                local = self.local_extent(piece.state)
+                shape = [each.number for each in dims]
+                shape[axis] = local if isinstance(local, int) else None
+                piece.tensor.set_shape(shape)
             self.extents.set_dims(value, (*dims[:axis], self.extent(piece.state), *dims[axis + 1 :]))
 
     def _can_be(self, value: Value, state: State) -> bool:
@@ -443,14 +482,64 @@ class Builder:
         if all(isinstance(self.state(each), Whole) for each in node.inputs):
             rule = rule_of(node.type, of_whole=True)
             found = rule(self, node) if rule is not None else None
-            return self.make_whole(node) if found is None else found
+            return self._as_rows(node, self.make_whole(node)) if found is None else found
         rule = rule_of(node.type)
         found = rule(self, node) if rule is not None else None
         if found is None or not all(self._can_be(value, piece[1]) for value, piece in zip(node.outputs, found)):
             pieces = self.make_whole(node)
             self.report.computed_whole(node, [each for each in node.inputs if isinstance(self.state(each), Rows)])
-            return pieces
+            return self._as_rows(node, pieces)
+        if all(isinstance(piece[1], Rows) for piece in found):
+            self._keep_whole(node)
         return found
+
+    def _keep_whole(self, node: Node) -> None:
+        """What is counted and compared on the way to indices is computed again of wholes at hand, not gathered."""
+        if node.after or tf_compat.is_stateful(node.operation) or any(map(self._is_number, node.outputs)):
+            return
+        depth = 1 + max(map(self._depth, node.inputs), default=0)
+        if depth <= _DEEPEST:
+            for value in node.outputs:
+                self._depths[value] = depth
+                self.give_whole(value, lambda value=value: self.make_whole(node)[value.index].tensor)
+
+    def _depth(self, value: Value) -> int:
+        """Operations from what is whole at hand to a value; _DEEPEST or more if it is not known how to."""
+        if isinstance(self.state(value), Whole):
+            return 0
+        value = self._same.get(value, value)
+        return self._depths.get(value, 0) if self.has_whole(value) else _DEEPEST
+
+    @staticmethod
+    def _is_number(value: Value) -> bool:
+        return not (value.dtype.is_integer or value.dtype in (tf.bool, tf.string))
+
+    def _as_rows(self, node: Node, pieces: list[Piece]) -> list[Piece]:
+        """Holds what was computed whole, with a row for each of the batch's, as rows: a rank goes on with its own.
+
+        What needs all of it takes it whole as it is. Only of the batch's entries, and only where rows come about: of a
+        whole input that has the extent, too, nothing has made rows until now, so it may have it by chance, as a square
+        matrix of weights. Not vectors, of which all is soon computed, while what follows of rows of them may have to
+        travel. Not in loops, where nothing can.
+        """
+        if self.in_loop or not any(map(self.is_of_batch, node.inputs)):
+            return pieces
+        had_rows = any(isinstance(self.state(each), Rows) for each in node.inputs)
+        if not had_rows and any(_is_matrix(self.dims(each)) and self.rows in self.dims(each) for each in node.inputs):
+            return pieces
+        return [self._piece_as_rows(value, piece) for value, piece in zip(node.outputs, pieces)]
+
+    def _piece_as_rows(self, value: Value, piece: Piece) -> Piece:
+        rows, dims = Rows(0), self.dims(value)
+        if value.dtype in (tf.variant, tf.resource) or not _is_matrix(dims) or not self.fits(value, rows):
+            return piece
+        self._made[value, WHOLE] = piece.tensor
+        with _no_dependencies():
+            return Piece(moving.sliced(self, piece.tensor, rows), rows)
+
+
+def _is_matrix(dims: Dims | None) -> bool:
+    return dims is not None and sum(each != 1 for each in dims) > 1
 
 
 def _dependencies(nodes: Sequence[Node], apart: Apart | None) -> tuple[dict[Node, list[Node]], dict[Node, int]]:

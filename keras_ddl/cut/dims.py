@@ -110,6 +110,13 @@ class Dim:
             return self
         if self.unknowns == other.unknowns:
             return Dim(self.factor + other.factor, self.unknowns)
+        for one, added in ((self, other), (other, self)):
+            term = one.unknowns[0] if one.factor == len(one.unknowns) == 1 else None
+            if added.number is not None and term is not None and term.kind == "sum":  # (rows + 1) - 1
+                first, second = term.operands
+                if None in (first.number, second.number) and first.number != second.number:
+                    rest, number = (first, second) if first.number is None else (second, first)
+                    return rest + (number + added)
         return Dim.unknown("sum", *sorted((self, other), key=repr))
 
     def __sub__(self, other: Dim | int) -> Dim:

@@ -77,6 +77,8 @@ class Inner(Builder):
         self._lent[value] = outer
         known = self.parent.extents
         self.give_known(value, self.parent.held(outer), self.parent.state(outer), known.dims(outer))
+        if self.parent.is_of_batch(outer):
+            self.add_of_batch([value])
         if value.dtype.is_integer:
             self.extents.set_numbers(value, known.numbers(outer))
         if value.dtype == tf.variant:
@@ -109,7 +111,8 @@ class Inner(Builder):
 
     def whole(self, value: Value) -> tf.Tensor:
         origin, state = self._origin(value), self.state(value)
-        if origin is not None and not isinstance(state, Whole) and (self.in_loop or isinstance(state, Partial)):
+        moves = self.in_loop or isinstance(state, Partial)
+        if origin is not None and not isinstance(state, Whole) and (moves or self.parent.has_whole(origin)):
             with self._outside():
                 return self.parent.whole(origin)
         return super().whole(value)
@@ -132,6 +135,10 @@ class Inner(Builder):
         if value in self._carried and isinstance(self.state(value), Whole):
             raise Promote(value, state)
         return super().list_of(value, state)
+
+    def has_whole(self, value: Value) -> bool:
+        origin = self._origin(value)
+        return super().has_whole(value) if origin is None else self.parent.has_whole(origin)
 
     def has_recipe(self, value: Value) -> bool:
         origin = self._lent.get(value)

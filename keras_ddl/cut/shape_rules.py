@@ -239,7 +239,10 @@ SAME = (
     "Abs Sign Floor Ceil Round Rint Reciprocal Inv Erf Erfc Erfinv Lgamma Digamma Sin Cos Tan Asin Acos Atan Sinh "
     "Cosh Asinh Acosh Atanh Cast LogicalNot StopGradient PreventGradient IsFinite IsNan IsInf ZerosLike OnesLike "
     "LeakyRelu Softmax LogSoftmax BiasAdd Cumsum Cumprod ReverseV2 Snapshot CheckNumerics Ndtri BesselI0e BesselI1e "
-    "Invert Conj"
+    "Invert Conj StringLower StringUpper StringStrip StringLength AsString StringToNumber StringToHashBucket "
+    "StringToHashBucketFast StringToHashBucketStrong StaticRegexReplace StaticRegexFullMatch RegexReplace "
+    "RegexFullMatch DecodeBase64 EncodeBase64 UnicodeTranscode UnicodeScript Bucketize RandomShuffle ReverseSequence "
+    "MatrixBandPart"
 )
 extents(*SAME.split())(_first_input)
 
@@ -254,7 +257,7 @@ BROADCASTING = (
     "Equal NotEqual LogicalAnd LogicalOr FloorDiv FloorMod Mod TruncateDiv TruncateMod Xdivy Xlogy Xlog1py MulNoNan "
     "Atan2 ReluGrad Relu6Grad TanhGrad SigmoidGrad SqrtGrad RsqrtGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad "
     "LeakyReluGrad InvGrad ReciprocalGrad SelectV2 AddN BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift "
-    "ApproximateEqual NextAfter Igamma Igammac Zeta Polygamma Betainc ClipByValue"
+    "StringJoin Substr ApproximateEqual NextAfter Igamma Igammac Zeta Polygamma Betainc ClipByValue"
 )
 
 
@@ -391,6 +394,30 @@ def _gathered(known: Extents, node: Node) -> list[Any]:
     return [(*dims[:position], *at[batch:], *dims[position + 1 :])]
 
 
+def finds_for_each_key(node: Node) -> bool:
+    """Whether a look-up certainly gives an entry for each entry of the keys.
+
+    Tables may have vectors for keys or values. Dense tables alone have such keys, and what tf.lookup finds in one has
+    no shape when it is traced, unless the table is made inside of the step.
+    """
+    table, keys = node.inputs[0].node, node.inputs[1]
+    while table.type == "Identity":
+        table = table.inputs[0].node
+    is_dense = table.type.startswith("MutableDenseHashTable")
+    return keys.rank is not None and node.outputs[0].rank == keys.rank and not is_dense
+
+
+@extents("DenseBincount")
+def _counted_entries(known: Extents, node: Node) -> list[Any]:
+    dims, size = known.dims(node.inputs[0]), known.number(node.inputs[1])
+    return [None if dims is None or not dims else (*dims[:-1], size)]
+
+
+@extents("LookupTableFindV2")
+def _found(known: Extents, node: Node) -> list[Any]:
+    return [known.dims(node.inputs[1]) if finds_for_each_key(node) else None]
+
+
 def _tail(front: Dims, output: Value) -> list[Dim | None]:
     rest = output.shape.as_list()[len(front) :]
     return [*front, *(None if each is None else Dim(each) for each in rest)]
@@ -409,6 +436,14 @@ def _one_hot(known: Extents, node: Node) -> list[Any]:
 def _cross_entropy(known: Extents, node: Node) -> list[Any]:
     dims = known.dims(node.inputs[0])
     return [None if dims is None else dims[:1], dims]
+
+
+@extents("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def _transformed(known: Extents, node: Node) -> list[Any]:
+    dims, size = known.dims(node.inputs[0]), known.numbers(node.inputs[2])
+    if dims is None or size is None or len(size.entries) != 2:
+        return [None]
+    return [(dims[0], *(each if each.is_extent else None for each in size.entries), dims[3])]
 
 
 @extents("Range")

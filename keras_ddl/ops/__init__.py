@@ -35,6 +35,7 @@ from keras_ddl.ops.arguments import (
 )
 from keras_ddl.ops.errors import translate_errors
 from keras_ddl.ops.exchange import all_to_all
+from keras_ddl.ops.strings import all_gather_strings
 
 __all__ = [
     "all_gather",
@@ -159,14 +160,18 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
 
     Args:
         tensor: shape [n_r, ...]; n_r may differ between ranks and be 0, the other dimensions and the dtype are equal.
-            A scalar counts as one row. Besides the dtypes of `all_reduce`: bool, int16, uint16, uint32, uint64.
+            A scalar counts as one row. Besides the dtypes of `all_reduce`: bool, int16, uint16, uint32, uint64,
+            complex64, complex128, and string.
         name, comm: as in `all_reduce`.
     Returns: shape [sum of n_r, ...]; [size] for scalars.
     Raises: as `all_reduce`.
     Cost: the result's bytes less the own ones received per rank. Its gradient costs one all_reduce of the result.
     """
-    tensor, dtype = to_wire_dtype(movable(tensor, "all_gather"), rows=True)
+    tensor = movable(tensor, "all_gather", tf.string)
     comm = communicator_of(comm)
+    if tensor.dtype == tf.string:
+        return all_gather_strings(tensor, name, comm)
+    tensor, dtype = to_wire_dtype(tensor, rows=True)
     if comm.size == 1:
         gathered = tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tf.identity(tensor)
     else:
@@ -179,8 +184,8 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Comm
     """Returns rank `root`'s `tensor` on every rank.
 
     Args:
-        tensor: shape [...], equal on all ranks, as is the dtype (those of `all_gather`); values of other ranks than
-            `root` do not matter.
+        tensor: shape [...], equal on all ranks, as is the dtype (those of `all_gather` but string); values of other
+            ranks than `root` do not matter.
         root: rank, 0 <= root < size.
         name, comm: as in `all_reduce`.
     Returns: shape [...].

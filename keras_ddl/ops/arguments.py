@@ -13,13 +13,15 @@ from keras_ddl.errors import ConfigError
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "avg": "mean", "min": "min", "max": "max", "product": "product"}
 _DTYPES = tuple(tf.as_dtype(name) for name in DTYPES)
 # Collectives that only move values take more dtypes. These travel as another dtype of the same bytes, with so many more
-# dimensions of 1: ranks whose dtypes differ have other shapes then, and learn of it.
+# dimensions of 1: ranks whose dtypes differ have other shapes then, and learn of it. Complex numbers travel in pairs.
 _WIRE_DTYPES = {
     tf.bool: (tf.uint8, 1),
     tf.int16: (tf.float16, 1),
     tf.uint16: (tf.float16, 2),
     tf.uint32: (tf.int32, 1),
     tf.uint64: (tf.int64, 1),
+    tf.complex64: (tf.float32, 1),
+    tf.complex128: (tf.float64, 1),
 }
 
 
@@ -52,9 +54,9 @@ def dense_tensor(value: Any, function: str, dtypes: Sequence[tf.DType] = _DTYPES
     return tensor
 
 
-def movable(value: Any, function: str) -> tf.Tensor:
-    """Returns `value` as a tensor. Raises: ConfigError: it is sparse, or of a dtype that cannot be moved."""
-    return dense_tensor(value, function, (*_DTYPES, *_WIRE_DTYPES))
+def movable(value: Any, function: str, *more: tf.DType) -> tf.Tensor:
+    """Returns `value` as a tensor. Raises: ConfigError: it is sparse, or of a dtype that does not move."""
+    return dense_tensor(value, function, (*_DTYPES, *_WIRE_DTYPES, *more))
 
 
 def to_wire_dtype(tensor: tf.Tensor, *, rows: bool = False) -> tuple[tf.Tensor, tf.DType]:
@@ -63,7 +65,10 @@ def to_wire_dtype(tensor: tf.Tensor, *, rows: bool = False) -> tuple[tf.Tensor, 
     if dtype in _WIRE_DTYPES:
         moved, marks = _WIRE_DTYPES[dtype]
         tensor = tf.reshape(tensor, [1]) if rows and tensor.shape.rank == 0 else tensor
-        tensor = tf.cast(tensor, moved) if dtype == tf.bool else tf.bitcast(tensor, moved)
+        if dtype.is_complex:
+            tensor = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)  # has a gradient, which bitcast has not
+        else:
+            tensor = tf.cast(tensor, moved) if dtype == tf.bool else tf.bitcast(tensor, moved)
         for _ in range(marks):
             tensor = tf.expand_dims(tensor, -1)
     return tensor, dtype
@@ -76,6 +81,8 @@ def from_wire_dtype(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     _, marks = _WIRE_DTYPES[dtype]
     for _ in range(marks):
         tensor = tf.squeeze(tensor, -1)
+    if dtype.is_complex:
+        return tf.complex(*tf.unstack(tensor, 2, -1))
     return tf.cast(tensor, tf.bool) if dtype == tf.bool else tf.bitcast(tensor, dtype)
 
 

@@ -8,14 +8,17 @@ and every rank computes the step on all of them, which is right, and no faster t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl import cut
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.program import Value
 from keras_ddl.cut.states import WHOLE, Rows
+from keras_ddl.strategy.composites import tell_rows
 from keras_ddl.strategy.data import BatchRows, chunk, gather_rows, order, row_count
 from keras_ddl.strategy.thread_value import ThreadValue
 from keras_ddl.strategy.whole_step import WholeStep, as_one_process
@@ -149,7 +152,16 @@ class KerasSteps:
         parts = [each.handle for each in _accumulators(model)]
         keeps_rows = name == "predict_step" and self._strategy.gather_predictions == "rank0" and rank != 0
         outputs = iter(
-            step.build(cut.Program(concrete.graph), local, states, batch, keeps_rows=keeps_rows, parts=parts)
+            step.build(
+                cut.Program(concrete.graph),
+                local,
+                states,
+                batch,
+                cut.Report(),
+                keeps_rows=keeps_rows,
+                parts=parts,
+                tell=lambda extents, values: _tell(extents, values, specs),
+            )
         )
         structured = concrete.graph.structured_outputs
         flat = tf.nest.flatten(structured, expand_composites=True)
@@ -197,6 +209,19 @@ def _checked(leaf: tf.Tensor, rows: tf.Tensor, step: WholeStep, place: int) -> t
     )
     with tf.control_dependencies([tf.debugging.assert_equal(found, rows, message)]):
         return tf.identity(leaf)
+
+
+def _tell(extents: Extents, values: Sequence[Value], specs: list[Any]) -> list[Value]:
+    """Tells the cut which arguments that it has whole have the rows of the batch."""
+    found: list[Value] = []
+    rest = list(values)
+    for spec in specs:
+        count = len(tf.nest.flatten(spec, expand_composites=True))
+        parts, rest = rest[:count], rest[count:]
+        if count > 1 and spec.shape.rank is not None:
+            tell_rows(extents, spec, parts)
+            found += parts
+    return found
 
 
 def _open_spec(whole: Any) -> Any:

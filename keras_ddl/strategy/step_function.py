@@ -15,6 +15,7 @@ from keras_ddl import communicator, config, cut, ops
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.states import WHOLE, Rows, State
 from keras_ddl.errors import RankMismatchError
+from keras_ddl.strategy.composites import Composites, is_composite
 from keras_ddl.strategy.data import chunk, order
 from keras_ddl.strategy.whole_step import WholeStep
 
@@ -51,11 +52,11 @@ class StepFunction:
         """Runs the step. COLLECTIVE. Returns: what one process would get, on every rank."""
         if self._size == 1 or not tf.executing_eagerly():
             return self._function(*args, **kwargs)
-        leaves = [_tensor(leaf) for leaf in tf.nest.flatten((args, kwargs), expand_composites=True)]
+        arguments = Composites(tf.nest.map_structure(_tensor, (args, kwargs)), own_rows=self._batches == "rank")
+        leaves = tf.nest.flatten(arguments.structure, expand_composites=True)
         tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
-        rows = self._rows_of(tensors)
-        self._compare(tensors)
-        traced = self._find((args, kwargs), leaves, rows)
+        self._compare(tensors, arguments)
+        traced = self._find(arguments, leaves)
         with ops.translate_errors():
             return traced(tensors)
 
@@ -63,11 +64,7 @@ class StepFunction:
         """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
         return self.whole_step.explain()
 
-    def _rows_of(self, tensors: list[tf.Tensor]) -> int | None:
-        """The batch's rows: extent 0 of the first argument that has one."""
-        return next((int(each.shape[0]) for each in tensors if each.shape.rank), None)
-
-    def _compare(self, tensors: list[tf.Tensor]) -> None:
+    def _compare(self, tensors: list[tf.Tensor], arguments: Composites) -> None:
         """Checks now and then that all ranks were given the same."""
         call, every = self._calls, config.get("DATA_CHECK_BATCHES")
         self._calls += 1
@@ -77,7 +74,7 @@ class StepFunction:
         if self._batches == "global":
             look = [look, order.digest(tensors).numpy().tolist()]
         else:
-            look = [(name, shape[1:] if shape else shape) for name, shape in look]
+            look = [arguments.kind, [(name, shape[1:] if shape else shape) for name, shape in look]]
         everyone = communicator.all_gather_object(look, name=f"{self._scope}/arguments")
         other = next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), None)
         if other is not None:
@@ -89,21 +86,23 @@ class StepFunction:
                 'strategy.function(step, batches="rank").'
             )
 
-    def _find(self, arguments: Any, leaves: list[Any], rows: int | None) -> _Traced:
-        tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
-        cuts = tuple(bool(each.shape.rank) and each.shape[0] == rows for each in tensors)
-        structure = tf.nest.map_structure(lambda _: None, arguments, expand_composites=True)
+    def _find(self, arguments: Composites, leaves: list[Any]) -> _Traced:
+        tensors, rows = [leaf for leaf in leaves if tf.is_tensor(leaf)], arguments.rows
+        parts = arguments.shapes()
+        cuts = tuple(
+            part is None and bool(each.shape.rank) and each.shape[0] == rows for part, each in zip(parts, tensors)
+        )
         constants = tuple(_constant(leaf) for leaf in leaves if not tf.is_tensor(leaf))
         places = tuple(tf.is_tensor(leaf) for leaf in leaves)
         kind: Hashable = (
-            repr(structure), constants, places, cuts, tuple((each.dtype, each.shape.rank) for each in tensors)
+            arguments.kind, constants, places, cuts, tuple((each.dtype, each.shape.rank) for each in tensors)
         )  # fmt: skip
-        shapes = [tuple(each.shape) for each in tensors]
+        shapes = [tuple(each.shape if part is None else part) for part, each in zip(parts, tensors)]
         if self._reduce_retracing:
             return self._find_open(kind, arguments, leaves, cuts, shapes)
         counts = self._counts(rows)
         shapes = [(sum(counts), *shape[1:]) if is_cut and counts else shape for shape, is_cut in zip(shapes, cuts)]
-        kind = (kind, tuple(shapes), counts)
+        kind = (kind, tuple(shapes), counts, rows)
         if kind not in self._traced:
             self._traced[kind] = self._trace(arguments, leaves, cuts, shapes, counts)
         return self._traced[kind]
@@ -115,7 +114,7 @@ class StepFunction:
         return tuple(communicator.all_gather_object(rows, name=f"{self._scope}/rows"))
 
     def _find_open(
-        self, kind: Hashable, arguments: Any, leaves: list[Any], cuts: tuple[bool, ...], shapes: list[Any]
+        self, kind: Hashable, arguments: Composites, leaves: list[Any], cuts: tuple[bool, ...], shapes: list[Any]
     ) -> _Traced:
         """As tf.function(reduce_retracing=True): extents that change are left open, from the second size on."""
         before = self._traced.get(kind)
@@ -129,22 +128,30 @@ class StepFunction:
         return self._traced[kind]
 
     def _trace(
-        self, arguments: Any, leaves: list[Any], cuts: tuple[bool, ...], shapes: list[Any], counts: tuple[int, ...]
+        self,
+        arguments: Composites,
+        leaves: list[Any],
+        cuts: tuple[bool, ...],
+        shapes: list[Any],
+        counts: tuple[int, ...],
     ) -> _Traced:
         places = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
         specs = [tf.TensorSpec(shape, leaves[i].dtype) for i, shape in zip(places, shapes)]
         constants = [None if tf.is_tensor(leaf) else leaf for leaf in leaves]
+        known = None if self._reduce_retracing else sum(counts) or arguments.rows
+        structure = arguments.specs(known)
 
         @tf.autograph.experimental.do_not_convert
         def whole(*tensors: Any) -> Any:
             given = list(constants)
             for place, tensor in zip(places, tensors):
                 given[place] = tensor
-            args, kwargs = tf.nest.pack_sequence_as(arguments, given, expand_composites=True)
+            args, kwargs = tf.nest.pack_sequence_as(structure, given, expand_composites=True)
             return self._function(*args, **kwargs)
 
         concrete = self.whole_step.trace(whole, specs)
-        found = _Traced(self, concrete, shapes, [Rows(0) if each else WHOLE for each in cuts], counts)
+        states: list[State] = [Rows(0) if each else WHOLE for each in cuts]
+        found = _Traced(self, concrete, arguments.without_tensors(), shapes, states, counts)
         self._check_same(self.whole_step.reports[-1])
         return found
 
@@ -159,20 +166,32 @@ class StepFunction:
             )
 
     def build(
-        self, program: cut.Program, states: list[State], counts: tuple[int, ...], local: list[tf.Tensor]
+        self,
+        program: cut.Program,
+        arguments: Composites,
+        states: list[State],
+        counts: tuple[int, ...],
+        local: list[tf.Tensor],
     ) -> list[Any]:
         """Makes this rank's graph of a traced step, from its arguments in the graph that is being traced."""
-        batch = self._batch([each for each, state in zip(local, states) if isinstance(state, Rows)], counts)
-        return self.whole_step.build(program, local, states, batch, inputs_are_whole=self._batches == "global")
+        batches = [each for each, state in zip(local, states) if isinstance(state, Rows)]
+        rows = arguments.local_rows(local) if self._reduce_retracing else arguments.rows
+        report = cut.Report()
+        return self.whole_step.build(
+            program,
+            arguments.whole(local, self.rank, self._scope, report),
+            states,
+            self._batch(_rows_of(batches[0]) if batches else rows, counts),
+            report,
+            inputs_are_whole=self._batches == "global",
+            tell=arguments.tell,
+        )
 
-    def _batch(self, batches: list[tf.Tensor], counts: tuple[int, ...]) -> cut.Batch:
+    def _batch(self, rows: Any, counts: tuple[int, ...]) -> cut.Batch:
         if counts:
             return cut.Batch(sum(counts), counts[self.rank], sum(counts[: self.rank]))
-        if not batches:
-            return cut.Batch(1, int(self.rank == 0), min(self.rank, 1))
-        rows: Any = batches[0].shape[0]
         if rows is None:
-            rows = tf.shape(batches[0], out_type=tf.int64)[0]
+            return cut.Batch(1, int(self.rank == 0), min(self.rank, 1))
         if self._batches == "global":
             first, end = chunk(rows, self.rank, self._size)
             return cut.Batch(rows, end - first, first)
@@ -187,6 +206,7 @@ class _Traced:
         self,
         owner: StepFunction,
         concrete: Any,
+        arguments: Composites,
         shapes: list[Any],
         states: list[State],
         counts: tuple[int, ...],
@@ -204,7 +224,7 @@ class _Traced:
 
         @tf.autograph.experimental.do_not_convert
         def rank_step(*local: tf.Tensor) -> list[tf.Tensor]:
-            return owner.build(program, states, counts, list(local))
+            return owner.build(program, arguments, states, counts, list(local))
 
         self._run = tf.function(rank_step, autograph=False).get_concrete_function(*specs)
 
@@ -220,7 +240,13 @@ class _Traced:
 
 def _tensor(leaf: Any) -> Any:
     """Arrays and tensors are arguments of the traced step; numbers, texts and objects are constants of it."""
+    if is_composite(leaf):
+        return leaf
     return tf.convert_to_tensor(leaf) if tf.is_tensor(leaf) or isinstance(leaf, (np.ndarray, np.generic)) else leaf
+
+
+def _rows_of(tensor: tf.Tensor) -> Any:
+    return tf.shape(tensor, out_type=tf.int64)[0] if tensor.shape[0] is None else tensor.shape[0]
 
 
 def _constant(leaf: Any) -> Hashable:

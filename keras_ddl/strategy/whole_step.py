@@ -84,15 +84,16 @@ class WholeStep:
         local: Sequence[tf.Tensor],
         states: Sequence[cut.State],
         batch: cut.Batch,
+        report: cut.Report,
         **options: Any,
     ) -> list[tf.Tensor]:
         """Makes this rank's part of a traced step in the graph that is being traced; returns its outputs, whole.
 
-        local: what this rank has of each argument, held as `states` says. options: as `cut.build_step` takes them.
+        local: what this rank has of each argument, held as `states` says. report: is told what is made. options: as
+            `cut.build_step` takes them.
         """
         scope = f"{self.scope}/{program.digest().hex()[:8]}"  # ranks that traced other steps do not meet
         collectives = cut.OfRanks(scope, self.rank, self.size, self._plan)
-        report = cut.Report()
         seed = zlib.crc32(f"{self._strategy.job}/{scope}".encode()) % 2**31
         with tf.device(self._strategy.extended.device):
             outputs = cut.build_step(

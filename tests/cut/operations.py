@@ -14,7 +14,7 @@ from keras_ddl.cut.rules import elementwise
 raw = tf.raw_ops
 CASES: dict[str, list[Callable[[Any], Any]]] = {}
 # Rules of control flow and of what hosts do, of which the tests by these names are.
-TESTED_ELSEWHERE = ("branches", "loops", "lists", "random", "host")
+TESTED_ELSEWHERE = ("branches", "loops", "lists", "random", "host", "tables")
 # What the operand has to be like, where not any number will do.
 _INTEGERS = {"Invert", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift"}
 _ANY_INTEGERS = {"Mod", "FloorMod", "FloorDiv", "TruncateDiv", "TruncateMod"}
@@ -532,3 +532,92 @@ def repeated(x: Any) -> Any:
         tf.reverse(tf.transpose(x), [-1, 0]),
     ]
     return [*found, tf.pad(tf.reduce_sum(x, 0), [[1, 1]])]
+
+
+@case("StringLower", "StringUpper", "StringStrip", "StringLength", "AsString", "StringToNumber", "StringToHashBucket")
+@case("StringToHashBucketFast", "StringToHashBucketStrong", "StaticRegexReplace", "StaticRegexFullMatch")
+@case("RegexReplace", "RegexFullMatch", "DecodeBase64", "EncodeBase64", "UnicodeTranscode", "UnicodeScript")
+@case("StringJoin", "Substr", "Bucketize")
+def texts(x: Any) -> Any:
+    numbers = tf.cast(x * 100, tf.int32)
+    text = tf.strings.as_string(numbers)
+    mixed = tf.strings.join(["  aB", text, "\u00e9 "])
+    found = [text, mixed, tf.strings.lower(mixed), tf.strings.upper(mixed), tf.strings.strip(mixed)]
+    found += [tf.strings.length(mixed), tf.strings.to_number(text), tf.strings.as_string(tf.reduce_sum(numbers, 0))]
+    found += [raw.StringToHashBucket(string_tensor=text, num_buckets=7), tf.strings.to_hash_bucket_fast(text, 9)]
+    found += [
+        tf.strings.to_hash_bucket_strong(tf.transpose(text), 9, [1, 2]),
+        tf.strings.regex_replace(text, "1", "one"),
+    ]
+    found += [tf.strings.regex_full_match(text, "-.*"), tf.strings.join([text, text[:, ::-1], "x"], "/")]
+    pattern = tf.strings.as_string(tf.reduce_max(numbers) % 10)
+    found += [raw.RegexReplace(input=text, pattern=pattern, rewrite="[\\0]")]
+    found += [raw.RegexFullMatch(input=text, pattern=tf.strings.join([".*", pattern])), tf.sort(numbers, 0)]
+    found += [
+        tf.io.decode_base64(tf.io.encode_base64(mixed)),
+        tf.strings.unicode_transcode(mixed, "UTF-8", "UTF-16-BE"),
+    ]
+    found += [tf.strings.unicode_script(numbers), tf.strings.substr(mixed, 1, 2)]
+    found += [tf.strings.substr(mixed, tf.cast(x[:, :1] > 0, tf.int32), tf.cast(x[:, 1:2] > 0, tf.int32) + 1)]
+    column, line = text[:, 0], tf.constant(["a", "b", "c"])
+    found += [tf.strings.join([column, column]), tf.gather(line, tf.argmax(x, 1)), tf.reverse(text, [0])]
+    found += [raw.Bucketize(input=x, boundaries=[-0.5, 0.0, 1.0]), raw.Bucketize(input=tf.transpose(x), boundaries=[])]
+    return [*found, tf.strings.reduce_join(text, 1), tf.strings.reduce_join(text, 0)]
+
+
+def _found(table: Any, keys: Any, missing: Any) -> Any:
+    return raw.LookupTableFindV2(table_handle=table, keys=keys, default_value=missing)
+
+
+@case("LookupTableFindV2")
+def tables(x: Any) -> Any:
+    keys = tf.cast(x * 3, tf.int64)
+
+    def filled(keys: Any, values: Any, handle: Any) -> Any:
+        keys = tf.constant(keys, tf.int64)
+        with tf.control_dependencies([raw.LookupTableInsertV2(table_handle=handle, keys=keys, values=values)]):
+            return tf.identity(handle)
+
+    types = {"key_dtype": tf.int64, "value_dtype": tf.float64}
+    numbers = filled([0, 1, -1], tf.constant([5.0, 6.0, 7.0], tf.float64), raw.MutableHashTableV2(**types))
+    missing = tf.constant(0.5, tf.float64)
+    found = [_found(numbers, keys, missing), _found(numbers, tf.transpose(keys), tf.reduce_max(x))]
+    found += [_found(numbers, keys[:, 0], missing), _found(numbers, tf.reduce_max(keys, 0), missing)]
+    vectors = raw.MutableHashTableOfTensorsV2(**types, value_shape=[2])
+    vectors = filled([0, 1], tf.constant([[1.0, 2.0], [3.0, 4.0]], tf.float64), vectors)
+    found += [_found(vectors, keys[:, 0], missing[None] * [1, 2])]
+    pairs = raw.MutableDenseHashTableV2(
+        empty_key=tf.constant([99, 99], tf.int64), deleted_key=tf.constant([98, 98], tf.int64), value_dtype=tf.float64
+    )
+    pairs = filled([[0, 0], [1, 1]], tf.constant([1.0, 2.0], tf.float64), pairs)
+    found += [_found(pairs, keys[:, :2], missing), _found(pairs, keys[:, 1:], missing)]
+    return found
+
+
+@case("DenseBincount")
+def counted(x: Any) -> Any:
+    entries, size = tf.cast(tf.abs(x) * 2, tf.int32), tf.constant(3)
+    none = tf.zeros([0], tf.float64)
+    options = [
+        (entries, none),
+        (entries[:, 0], none),
+        (entries, x),
+        (entries[:, 0], x[:, 1]),
+        (tf.transpose(entries), none),
+    ]
+    found = [raw.DenseBincount(input=value, size=size, weights=weights) for value, weights in options]
+    found += [raw.DenseBincount(input=value, size=size, weights=none, binary_output=True) for value, _ in options]
+    most = tf.reduce_max(entries) + 1
+    return [*found, raw.DenseBincount(input=entries, size=most, weights=none), tf.math.bincount(entries, axis=-1)]
+
+
+@case("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def transformed(x: Any) -> Any:
+    images, size = _images(x, 4, 3, 2), tf.constant([3, 4])
+    each = tf.cast(tf.pad(x, [[0, 0], [0, 5]]) * 0.1, tf.float32) + tf.constant([1.0, 0, 0, 0, 1, 0, 0, 0])
+    one, options = each[:1] * 0 + [1.0, 0.2, 0, 0, 0.9, 0.5, 0, 0], {"output_shape": size, "interpolation": "BILINEAR"}
+    found = []
+    for transforms in (each, one, tf.constant([[1.0, 0.2, 0, 0, 0.9, 0.5, 0, 0]])):
+        found += [raw.ImageProjectiveTransformV2(images=images, transforms=transforms, **options)]
+        found += [raw.ImageProjectiveTransformV3(images=images, transforms=transforms, fill_value=2.0, **options)]
+    return found

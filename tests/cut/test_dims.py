@@ -52,3 +52,9 @@ def test_dims_are_equal_only_when_certain():
     assert Dim(3) == 3 and dim(3).number == 3 and rows.number is None
     assert number_of([2, Dim(5)]) == 10 and number_of([rows, 2]) is None and product([]) == 1
     assert Unknown("entry", "x:0", 1) == Unknown("entry", "x:0", 1) != Unknown("entry", "x:0", 2)
+
+
+def test_sums_with_numbers_are_told() -> None:
+    rows = Dim.unknown("rows")
+    assert (rows + 1) - 1 == rows and (rows * 2 + 3) + 4 == rows * 2 + 7 and (rows + 1) - 2 != rows
+    assert (rows + rows * rows) + 1 != rows and ((rows + 1) * 2) - 2 != rows

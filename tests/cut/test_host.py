@@ -39,9 +39,20 @@ def test_host_prints_once_and_all_rows(capfd):
     assert capfd.readouterr().err.count("sum of 7 rows") == 1
 
 
-def test_host_functions_of_text_are_refused():
+def test_host_functions_give_texts_and_complex_numbers_to_all_ranks():
     def step(x):
-        return tf.numpy_function(lambda a: b"text", [x], tf.string)
+        return tf.numpy_function(lambda a: np.array([b"one", b"two"]), [x], tf.string), tf.numpy_function(
+            lambda a: a[0] * 2j, [x], tf.complex128
+        )
 
-    with pytest.raises(ConfigError, match="numbers or truth values.*string.*rank"):
+    for texts, numbers in Simulation(step, (X,), 2)(X):
+        assert texts.tolist() == [b"one", b"two"]
+        np.testing.assert_array_equal(numbers, X[0] * 2j)
+
+
+def test_host_functions_of_anything_else_are_refused():
+    def step(x):
+        return tf.raw_ops.PyFunc(input=[x], token="none", Tout=[tf.variant])
+
+    with pytest.raises(ConfigError, match="numbers, truth values or texts.*variant.*rank"):
         Simulation(step, (X,), 2)(X)

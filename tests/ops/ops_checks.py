@@ -131,7 +131,7 @@ def check_reduce_scatter_equals_numpy():
 
 def check_all_gather_equals_numpy_with_uneven_rows():
     graph = tf.function(ops.all_gather, reduce_retracing=True)
-    for dtype in (*DTYPES, "bool", "int16", "uint16", "uint32", "uint64"):
+    for dtype in (*DTYPES, "bool", "int16", "uint16", "uint32", "uint64", "complex64", "complex128"):
         for first, rest in ((0, (2,)), (1, ()), (5, (3, 2)), (4, (0,))):
             shapes = [(first + (rank * 3) % 4 if rank else first, *rest) for rank in range(SIZE)]
             parts = [np.abs(values(dtype, shape, rank)) for rank, shape in enumerate(shapes)]
@@ -141,13 +141,30 @@ def check_all_gather_equals_numpy_with_uneven_rows():
             for function in (ops.all_gather, graph):
                 result = function(x)
                 assert result.dtype == dtype
-                np.testing.assert_array_equal(tf.cast(result, tf.float64), expected, err_msg=f"{dtype} {shapes}")
+                wide = tf.cast(result, tf.complex128 if result.dtype.is_complex else tf.float64)
+                np.testing.assert_array_equal(wide, expected, err_msg=f"{dtype} {shapes}")
     np.testing.assert_array_equal(ops.all_gather(tf.constant(RANK)), np.arange(SIZE))
     np.testing.assert_array_equal(graph(tf.constant(RANK)), np.arange(SIZE))
+    z = ops.all_gather(tf.complex([1.0 + RANK], [-2.0 * RANK]))
+    np.testing.assert_array_equal(z, [1 + rank - 2j * rank for rank in range(SIZE)])
+
+
+def check_all_gather_of_strings_equals_numpy_with_uneven_rows():
+    graph = tf.function(ops.all_gather, reduce_retracing=True)
+    words = [b"", b"a", b"\x00\xff\x80 and more", "\u4e2d".encode(), b"long " * 60_000]
+    for first, rest in ((0, (2,)), (1, ()), (5, (3, 2)), (4, (0,))):
+        shapes = [(first + (rank * 3) % 4 if rank else first, *rest) for rank in range(SIZE)]
+        parts = [np.resize(np.array(words[rank % 4 :], object), np.prod(shape)) for rank, shape in enumerate(shapes)]
+        parts = [part.reshape(shape) for part, shape in zip(parts, shapes)]
+        for function in (ops.all_gather, graph):
+            result = function(tf.constant(parts[RANK], tf.string))
+            assert result.dtype == tf.string and result.shape == np.concatenate(parts).shape
+            np.testing.assert_array_equal(result, np.concatenate(parts))
+    np.testing.assert_array_equal(ops.all_gather(f"rank {RANK}"), [f"rank {rank}".encode() for rank in range(SIZE)])
 
 
 def check_broadcast_equals_the_roots_values():
-    for dtype in (*DTYPES, "bool", "uint32"):
+    for dtype in (*DTYPES, "bool", "uint32", "complex64"):
         for root in range(SIZE):
             shapes = [0, (), 7, (70, 1001)]
             mine = [tf.cast(tf.abs(tensor("float64", shape)), dtype) for shape in shapes]

@@ -15,6 +15,8 @@ from keras_ddl.cut.rules import (
     reductions,
     shapes,
     slices,
+    strings,
+    tables,
     variables,
 )
 
@@ -33,5 +35,7 @@ __all__ = [
     "reductions",
     "shapes",
     "slices",
+    "strings",
+    "tables",
     "variables",
 ]

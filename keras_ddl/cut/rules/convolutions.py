@@ -70,6 +70,14 @@ rule(*_RESIZE_GRADIENTS)(_keeping_rows((0, 1)))
 rule("ResizeNearestNeighborGrad")(_keeping_rows((0,)))
 
 
+@rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def transformed(b: Any, node: Any) -> Any:
+    """Images each with a transform of its own, or all with one."""
+    dims = b.dims(node.inputs[1])
+    one = dims is not None and dims[0] == 1 and not isinstance(b.state(node.inputs[1]), Rows)
+    return _keeping_rows((0,) if one else (0, 1))(b, node)
+
+
 @rule(*_OF_FILTER)
 def filter_gradient(b: Any, node: Any) -> Any:
     found = _by_row(b, node, (0, 2))

@@ -41,8 +41,8 @@ def _function(b: Any, node: Any) -> Any:
     if other is not None:
         raise ConfigError(
             "A function of the host in a step runs on rank 0, and its results travel to the other ranks: they must be "
-            f"numbers or truth values. Received: {other.name} of {node.type} (rank {b.collectives.rank}). Return "
-            "numbers, or call it outside of the step."
+            f"numbers, truth values or texts. Received: {other.name} of {node.type} (rank {b.collectives.rank}). "
+            "Return numbers, or call it outside of the step."
         )
     inputs = b.wholes(node.inputs)
     is_first = b.collectives.rank == 0
@@ -61,7 +61,7 @@ def _function(b: Any, node: Any) -> Any:
 
 
 def _travels(dtype: tf.DType) -> bool:
-    return dtype.is_floating or dtype.is_integer or dtype == tf.bool
+    return dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype in (tf.bool, tf.string)
 
 
 for each in (False, True):

@@ -1,0 +1,37 @@
+"""Rows written to tables of variables, as optimizers do with gradients of embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.collectives import COMBINED_DTYPES
+from keras_ddl.cut.dims import Dim
+from keras_ddl.cut.registry import rule
+from keras_ddl.cut.rules.indexing import is_cheaper_summed
+from keras_ddl.cut.states import Partial, Rows
+
+
+@rule("ResourceScatterAdd", "ResourceScatterSub")
+def scatter(b: Any, node: Any) -> Any:
+    """Rows added to those of a variable: where that is fewer bytes, a table of sums is, which ranks sum."""
+    variable, indices, updates = node.inputs
+    rows = next((b.state(each) for each in (updates, indices) if isinstance(b.state(each), Rows)), None)
+    shape, dims, at = tf_compat.variable_shape(variable.tensor), b.dims(updates), b.dims(indices)
+    if rows is None or shape is None or not shape.is_fully_defined() or None in (dims, at) or b.in_loop:
+        return None
+    if rows.axis >= len(at) or len(dims) != len(at) + shape.rank - 1 or updates.dtype not in COMBINED_DTYPES:
+        return None
+    if not b.fits(indices, rows) or not b.fits(updates, rows):
+        return None
+    if not is_cheaper_summed(dims, [*map(Dim, shape)], updates.dtype):
+        return None
+    b.wholes([each for each in (indices, updates) if isinstance(b.state(each), Partial)])
+
+    def part() -> tf.Tensor:
+        return tf.math.unsorted_segment_sum(b.cut(updates, rows), b.cut(indices, rows), shape[0])
+
+    assign = tf.raw_ops.AssignAddVariableOp if node.type == "ResourceScatterAdd" else tf.raw_ops.AssignSubVariableOp
+    b.ran(assign(resource=b.whole(variable), value=b.summed(node, part)))
+    return []

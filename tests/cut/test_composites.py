@@ -1,0 +1,132 @@
+"""Ragged and sparse tensors in a step: what one process gives, and the network behind them cut."""
+
+import keras
+import numpy as np
+import pytest
+from cut.simulated import Simulation
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.composites import Composites
+
+RNG = np.random.default_rng(0)
+TOKENS, LENGTHS, LABELS = RNG.integers(0, 50, [12, 6]), RNG.integers(0, 7, 12), RNG.normal(size=(12, 1))
+TABLE, FIRST, SECOND = (RNG.normal(size=shape) for shape in ([50, 8], [8, 16], [16, 1]))
+
+
+def padded(table, tokens):
+    return tf.reduce_mean(tf.gather(table, tokens.to_tensor()), 1)
+
+
+def padded_to_a_length(table, tokens):
+    return tf.reduce_mean(tf.gather(table, tokens.to_tensor(shape=[None, 7])), 1)
+
+
+def flat_values(table, tokens):
+    return tf.reduce_sum(tf.ragged.map_flat_values(lambda each: tf.gather(table, each), tokens), 1)
+
+
+def means(table, tokens):
+    return tf.reduce_mean(tf.ragged.map_flat_values(lambda each: tf.gather(table, each), tokens) * 2.0, 1)
+
+
+def sparse_look_up(table, tokens):
+    return tf.nn.safe_embedding_lookup_sparse(table, tokens.to_sparse(), combiner="mean")
+
+
+def from_sparse(table, tokens):
+    return tf.reduce_mean(tf.gather(table, tf.sparse.to_dense(tokens.to_sparse())), 1)
+
+
+def sparse_product(table, tokens):
+    sparse = tf.cast(tokens, tf.float64).to_sparse()
+    return tf.sparse.sparse_dense_matmul(sparse, table[: sparse.dense_shape[1]])
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize(
+    "vectors", [padded, padded_to_a_length, flat_values, means, sparse_look_up, from_sparse, sparse_product]
+)
+def test_network_behind_ragged_tokens_is_cut(vectors, static):
+    variables = [tf.Variable(each) for each in (TABLE, FIRST, SECOND)]
+
+    def step(tokens, lengths, labels):
+        ragged = tf.RaggedTensor.from_tensor(tokens, lengths + 1 if vectors is means else lengths)
+        with tf.GradientTape() as tape:
+            table, first, second = [tf.convert_to_tensor(each) for each in variables]
+            tape.watch([table, first, second])
+            loss = tf.reduce_mean(tf.square(tf.tanh(vectors(table, ragged) @ first) @ second - labels))
+        return [loss, *map(tf.convert_to_tensor, tape.gradient(loss, [table, first, second]))]
+
+    given = (TOKENS, LENGTHS, LABELS)
+    simulation = Simulation(step, given, 3, static=static, variables=variables)
+    expected = simulation.expected(*given)
+    for found in simulation(*given):
+        for mine, one in zip(found, expected):
+            np.testing.assert_allclose(mine, one, rtol=0, atol=1e-13)
+    sums = [each for each in simulation.reports[0].entries if each.kind == "sum"]
+    assert len(sums) == 1 and len(sums[0].values) >= 3, simulation.reports[0].text()
+
+
+def test_square_weights_stay_whole_where_the_batch_has_their_extent():
+    weights = tf.Variable(RNG.normal(size=(12, 12)))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weights))
+        gradient = tape.gradient(loss, weights)
+        gradient /= tf.norm(gradient)
+        for _ in range(3):
+            gradient = 1.5 * gradient - 0.5 * gradient @ tf.transpose(gradient) @ gradient
+        weights.assign_sub(gradient)
+        return loss
+
+    simulation = Simulation(step, (RNG.normal(size=(12, 12)),), 2, variables=[weights])
+    simulation(RNG.normal(size=(12, 12)))
+    assert len(simulation.reports[0].entries) == 1, simulation.reports[0].text()
+
+
+def test_whole_at_hand_is_not_gathered_in_a_branch():
+    def step(x):
+        order = tf.sort(x, 0)
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: tf.sort(order * 1.0, 0) + order, lambda: order[::-1])
+
+    x = np.abs(RNG.normal(size=(7, 3)))
+    simulation = Simulation(step, (x,), 3)
+    for found in simulation(x):
+        np.testing.assert_array_equal(found[0], 2 * np.sort(x, 0))
+
+
+def test_composites_are_whole_and_open():
+    ragged, bag = tf.ragged.constant([[1, 2], [], [3]]), tf.sparse.from_dense([[1.0, 0.0]] * 3)
+    other = tf.ragged.constant([[1], [2]])
+    found = Composites(({"ragged": ragged, "bag": bag}, [other, tf.ones([3, 3]), 7]), own_rows=True)
+    assert found.rows == 3
+    shapes = [None if each is None else each.as_list() for each in found.shapes()]
+    assert shapes == [[None, 2], [None], [2], [None], [None], [None], [3], None]
+    named, others = found.specs(9)
+    assert named["ragged"].shape.as_list() == [9, None] and named["bag"].shape.as_list() == [9, 2]
+    assert others[0].shape.as_list() == [2, None] and others[2] == 7
+    shorter = {"ragged": ragged[:2], "bag": tf.sparse.slice(bag, [0, 0], [2, 2])}
+    more = Composites((shorter, [other, tf.ones([3, 3]), 7]), own_rows=True)
+    assert more.rows == 2 and more.kind != found.kind  # the other one might be of the batch
+
+
+def test_composites_of_other_kinds_are_refused_only_as_rows():
+    slices = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([0, 1]))
+    assert Composites((slices, tf.ones([2])), own_rows=False).rows == 2
+    with pytest.raises(ConfigError, match="ragged and sparse.*Received: IndexedSlices"):
+        Composites((slices,), own_rows=True)
+
+
+def test_keras_embedding_of_ragged_tokens_equals_one_process():
+    layer = keras.layers.Embedding(50, 4, dtype="float64")
+    layer.build()
+
+    def step(tokens, lengths):
+        ragged = tf.RaggedTensor.from_tensor(tokens, lengths)
+        return tf.reduce_sum(tf.ragged.map_flat_values(layer, ragged), 1) * tf.cast(lengths[:, None], tf.float64)
+
+    simulation = Simulation(step, (TOKENS, LENGTHS), 3, static=False)
+    for found in simulation(TOKENS, LENGTHS):
+        np.testing.assert_allclose(found[0], simulation.expected(TOKENS, LENGTHS)[0], atol=1e-13)

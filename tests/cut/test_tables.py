@@ -1,0 +1,63 @@
+"""Embeddings with tokens that repeat: optimizers do what they do in one process, and what moves is the smaller."""
+
+import keras
+import numpy as np
+import pytest
+from cut.simulated import Simulation
+
+from keras_ddl.compat.tensorflow import tf
+
+RNG = np.random.default_rng(0)
+TOKENS, LABELS = RNG.integers(0, 9, [12, 6]), RNG.normal(size=(12, 1))
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.1),
+    "clipped": lambda: keras.optimizers.Adam(0.1, global_clipnorm=0.1),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.1),
+}
+
+
+def _trained(optimizer, rows, tied, static):
+    """Returns the report of a step, after two whose variables were compared."""
+    layers = [keras.layers.Embedding(rows, 8, dtype="float64"), keras.layers.Dense(1, dtype="float64")]
+    layers[0].build()
+    layers[1].build((None, 8))
+    embedding, head = layers
+    weights = [*embedding.trainable_variables, *head.trainable_variables]
+    optimizer.build(weights)
+    variables = list({id(v.value.handle): v.value for v in [*weights, *optimizer.variables]}.values())
+
+    def step(tokens, labels):
+        with tf.GradientTape() as tape:
+            vectors = tf.tanh(tf.reduce_mean(embedding(tokens), 1))
+            loss = tf.reduce_mean(tf.square(head(vectors) - labels))
+            if tied:
+                loss += tf.reduce_mean(tf.square(vectors @ tf.transpose(embedding.embeddings.value)))
+        optimizer.apply(tape.gradient(loss, [each.value for each in weights]), weights)
+        return loss
+
+    simulation = Simulation(step, (TOKENS, LABELS), 3, static=static, variables=variables)
+    for _ in range(2):
+        simulation.expected(TOKENS, LABELS)
+        simulation(TOKENS, LABELS)
+    for copies in simulation.copies:
+        for each in variables:
+            np.testing.assert_allclose(copies[id(each.handle)], each, rtol=1e-12, atol=1e-12)
+    return simulation.reports[0]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_tables_are_updated_as_by_one_process(optimizer, tied):
+    for rows, static in ((10, True), (500, True), (500, False)):
+        report = _trained(OPTIMIZERS[optimizer](), rows, tied, static)
+        gathers = [each for each in report.entries if each.kind == "gather"]
+        sums = max(each.bytes for each in report.entries if each.kind == "sum")
+        table, values = rows * 8 * 8, TOKENS.size * 8 * 8
+        if optimizer == "rmsprop" and not tied:
+            continue  # it takes the tokens that occur, each once, which has no rule
+        if tied or 2 * table < values or not static:
+            assert gathers == [] and sums >= table, report.text()
+        else:
+            assert sums < table and all(each.bytes <= values for each in gathers), report.text()
