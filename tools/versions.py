@@ -3,8 +3,8 @@
     make test-versions                                 # every pair
     make test-versions ARGS="nightly+2.21 --no-table"  # one, and the page stays as it is
 
-For each pair `tests/versions/checks.py` runs once with Keras alone and once on 2 ranks; what it checks stands there. The
-output of a pair is kept in build/versions/. Ends with 1 if a check of any pair failed.
+For each pair `tests/versions/checks.py` runs once with Keras alone and once on 2 ranks; what it checks stands there.
+The output of a pair is kept in build/versions/. Ends with 1 if a check of any pair failed.
 """
 
 from __future__ import annotations
@@ -83,8 +83,10 @@ def main() -> None:
         print(f"==== Keras {pair[0]}, TensorFlow {pair[1]}", flush=True)
         start = time.monotonic()
         wrong, versions = try_pair(pair, arguments.wheel, arguments.checks or [], arguments.seconds)
+        shown = ""
         for name, error in wrong.items():
-            print(f"{name:16} {error or 'ok'}")
+            print(f"{name:16} {'the same' if error and error == shown else error or 'ok'}")
+            shown = error or shown
         row = Row(result_of(wrong), versions, datetime.date.today().isoformat())
         print(
             f"{row.result}: {versions} ({time.monotonic() - start:.0f} s; all output is in {log_of(pair)})", flush=True
