@@ -19,7 +19,7 @@ tensorflow_packages.check_keras_backend()
 import keras
 
 # Versions with which `make test-versions` passed.
-TESTED = ("3.13.", "3.14.", "3.15.")
+TESTED = ("3.13", "3.14", "3.15")
 
 
 def _defining(public: type, name: str) -> type:
