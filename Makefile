@@ -14,7 +14,6 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
             if $$p -c '$(RUNS)' 2>/dev/null; then command -v $$p; break; fi; done)
 ARGS ?=
 WORKERS ?= 3
-KERAS ?= keras
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -30,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help setup demo test test-all test-next-keras docs lint format clean
+.PHONY: help setup demo test test-all test-versions docs lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -47,12 +46,8 @@ test: $(STAMP) ## run the tests; ARGS="-k name" chooses
 test-all: $(STAMP) ## run every test, also what takes minutes, many ranks or much memory
 	$(BIN)/pytest -n $(WORKERS) -m '' $(ARGS)
 
-test-next-keras: ## try the newest Keras, also a pre-release, in an environment of its own; KERAS="keras==..." chooses
-	$(MAKE) setup VENV=$(VENV)-next-keras
-	$(VENV)-next-keras/bin/python -m pip install -q --no-compile --no-deps --upgrade --pre '$(KERAS)'
-	@$(VENV)-next-keras/bin/pytest -n $(WORKERS) tests/compat tests/strategy tests/callbacks tests/checkpoint tests/export \
-	  $(ARGS); status=$$?; $(VENV)-next-keras/bin/python -c 'import importlib.metadata as m; \
-	  print("Keras", m.version("keras"), "works" if '$$status' == 0 else "does not work", "with keras_ddl")'; exit $$status
+test-versions: $(STAMP) ## try pairs of Keras and TensorFlow, write the table in docs/install.md; ARGS="3.14+2.21" chooses
+	@$(BIN)/python tools/versions.py $(ARGS)
 
 docs: $(STAMP) ## one site of docs/ and the docstrings in build/site; a broken link is an error
 	TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m sphinx -q -W --keep-going -E \
@@ -70,7 +65,7 @@ format: $(STAMP) ## format what lint checks
 	git ls-files '*.cc' '*.h' | xargs -r $(BIN)/clang-format -i
 
 clean: ## remove the environment and everything built
-	rm -rf $(VENV) $(VENV)-next-keras build dist demo-output .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist demo-output .pytest_cache .ruff_cache
 
 $(BIN)/python:
 	@[ -n "$(PYTHON)" ] || { echo "No Python 3.11, 3.12 or 3.13 was found: install one, or pass PYTHON=..."; exit 1; }

@@ -19,25 +19,39 @@ tensorflow_packages.check_keras_backend()
 
 import keras
 
-with tensorflow_packages.private_imports("keras", "3.15", "'keras>=3.15,<3.16'"):
-    from keras.src import tree
-    from keras.src.backend.common import global_state
+# Versions with which `make test-versions` passed.
+TESTED = ("3.13", "3.14", "3.15")
+
+
+def _defining(public: type, name: str) -> type:
+    """Returns the class that gives a public class the attribute `name`: itself or a base, wherever that was made."""
+    for each in public.__mro__:
+        if name in vars(each):
+            return each
+    raise ImportError(f"{public.__module__}.{public.__qualname__} has no {name}")
+
+
+with tensorflow_packages.private_imports("keras", "3.13 to 3.15", "'keras>=3.13,<3.16'"):
     from keras.src.backend.common.name_scope import current_path
     from keras.src.backend.tensorflow import trainer as tf_trainer
-    from keras.src.backend.tensorflow.core import Variable as TFVariable
-    from keras.src.callbacks import CallbackList
     from keras.src.legacy.saving import legacy_h5_format
-    from keras.src.optimizers import LossScaleOptimizer
-    from keras.src.optimizers.base_optimizer import BaseOptimizer
-    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
     from keras.src.saving import saving_lib
     from keras.src.trainers.data_adapters import array_slicing
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
     from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
     from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-    from keras.src.trainers.trainer import Trainer
     from keras.src.utils import io_utils
-    from keras.src.utils.python_utils import pythonify_logs
+
+    # What is not public about public classes: the bases that are changed, and the modules that they are made in.
+    BaseOptimizer = _defining(keras.optimizers.Optimizer, "_backend_apply_gradients")
+    TFVariable = _defining(keras.Variable, "_initialize")
+    Trainer = _defining(keras.Model, "compile")
+    _seed_generator = sys.modules[keras.random.SeedGenerator.__module__]
+    _global_state, _GLOBAL_SEED_GENERATOR = _seed_generator.global_state, _seed_generator.GLOBAL_SEED_GENERATOR
+
+CallbackList = keras.callbacks.CallbackList
+LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
+tree = keras.tree
 
 tensorflow_packages.check_keras_backend()  # ~/.keras/keras.json may have named another one
 
@@ -86,8 +100,6 @@ __all__ = [
     "unwrapped",
     "weights_made_trainable",
 ]
-
-TESTED = ("3.15.",)
 
 # Strategies of more than one rank, for the warning about models made outside of them.
 strategies: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -271,21 +283,35 @@ def plain_name(name: str) -> str:
     return re.sub(r"_\d+(?=[/_]|$)", "", name)
 
 
+def pythonify_logs(logs: Any) -> dict[str, Any]:
+    """Returns logs as Keras gives them to callbacks: sorted, dicts inside of them flattened, numbers as floats."""
+    found: dict[str, Any] = {}
+    for name, value in sorted((logs or {}).items()):
+        if isinstance(value, dict):
+            found |= pythonify_logs(value)
+            continue
+        try:
+            found[name] = float(value)
+        except Exception:  # text, more than one number, whatever cannot be one
+            found[name] = keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value
+    return found
+
+
 def global_seed_generator() -> Any:
     """Returns the generator behind `seed=None` of keras.random, or None if nothing has used it yet."""
-    return global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    return _global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
 
 
 def make_global_seed_generator() -> Any:
     """Returns that generator; makes it, without a draw from Python's random numbers, if nothing has used it yet."""
     if global_seed_generator() is None:
-        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, keras.random.SeedGenerator(0))
+        _global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, keras.random.SeedGenerator(0))
     return global_seed_generator()
 
 
 def forget_global_seed_generator() -> None:
     """Lets Keras make that generator anew when it is used next."""
-    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)
+    _global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, None)
 
 
 def layer_state(model: Any) -> list[Any]:

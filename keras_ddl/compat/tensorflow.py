@@ -39,23 +39,25 @@ VERSION = tensorflow_packages.check_version(tf.__version__, OLDEST)
 
 _WORKS = f"{TESTED[0][0]}.{TESTED[0][1]} to {TESTED[-1][0]}.{TESTED[-1][1]}"
 with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]' or 'keras_ddl[gpu]'"):
-    from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDataset
     from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset as ShuffleDataset
-    from tensorflow.python.distribute.distribute_lib import (
-        InputContext,
-        ReplicaContext,
-        StrategyExtendedV1,
-        UpdateContext,
-        ValueContext,
-    )
+    from tensorflow.python.distribute.distribute_lib import UpdateContext
     from tensorflow.python.eager import record
     from tensorflow.python.eager.context import global_seed
-    from tensorflow.python.eager.polymorphic_function import polymorphic_function
     from tensorflow.python.framework import auto_control_deps
-    from tensorflow.python.framework.func_graph import FuncGraph
-    from tensorflow.python.framework.ops import EagerTensor
     from tensorflow.python.framework.tensor_util import constant_value_as_shape
-    from tensorflow.python.ops import handle_data_util, ref_variable, resource_variable_ops, variable_v1, variables
+    from tensorflow.python.ops import handle_data_util, ref_variable, resource_variable_ops
+
+    # What TensorFlow exports for Keras.
+    FuncGraph, EagerTensor = tf.__internal__.FuncGraph, tf.__internal__.EagerTensor
+    # The class of every tf.function, and modules that public classes are made in.
+    _Function = type(tf.function(lambda: None))
+    _function_file = sys.modules[_Function.__module__].__file__
+    variables, variable_v1 = sys.modules[tf.Variable.__module__], sys.modules[tf.compat.v1.Variable.__module__]
+
+InputContext = tf.distribute.InputContext
+ReplicaContext = tf.distribute.ReplicaContext
+StrategyExtendedV1 = tf.compat.v1.distribute.StrategyExtended
+ValueContext = tf.distribute.experimental.ValueContext
 
 __all__ = [
     "InputContext",
@@ -92,6 +94,21 @@ __all__ = [
 
 
 _loading = threading.Lock()
+
+
+class UnaryUnchangedStructureDataset(tf.data.Dataset):
+    """A dataset of what another one holds, for subclasses to say how: `variant` is the handle of its operation."""
+
+    def __init__(self, dataset: tf.data.Dataset, variant: tf.Tensor) -> None:
+        self._input_dataset = dataset
+        super().__init__(variant)
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._input_dataset]
+
+    @property
+    def element_spec(self) -> Any:
+        return self._input_dataset.element_spec
 
 
 def asynchronous() -> bool:
@@ -159,8 +176,8 @@ def traced_for_xla() -> bool:
         return False
     frame = sys._getframe(1)
     while frame is not None:
-        owner = frame.f_locals.get("self") if frame.f_code.co_filename == polymorphic_function.__file__ else None
-        if isinstance(owner, polymorphic_function.Function) and getattr(owner, "_jit_compile", False):
+        owner = frame.f_locals.get("self") if frame.f_code.co_filename == _function_file else None
+        if isinstance(owner, _Function) and getattr(owner, "_jit_compile", False):
             return True
         frame = frame.f_back
     return False
@@ -191,7 +208,7 @@ def shuffle_seeds(dataset: ShuffleDataset) -> tuple[int, int]:
     return int(dataset._seed), int(dataset._seed2)
 
 
-def clone_function(function: polymorphic_function.Function, python_function: Any) -> polymorphic_function.Function:
+def clone_function(function: Any, python_function: Any) -> Any:
     """Returns a tf.function of `python_function` with the options of `function`."""
     return function._clone(python_function=python_function)
 

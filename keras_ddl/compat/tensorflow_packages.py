@@ -121,7 +121,7 @@ def private_imports(package: str, works: str, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         version = getattr(sys.modules.get(package), "__version__", "of unknown version")
         raise DependencyError(
             f"keras_ddl uses parts of {package} that are not public, and works with {package} {works}. "

@@ -107,9 +107,9 @@ import keras_ddl; keras_ddl.Strategy
     ("program", "environment", "words"),
     [
         (
-            WITHOUT.format(package="keras", module="keras.src.callbacks"),
+            WITHOUT.format(package="keras", module="keras.src.trainers.data_adapters.array_data_adapter"),
             {},
-            ["works with keras 3.15. Received: keras 3.", "keras.src.callbacks", "'keras>=3.15,<3.16'"],
+            ["works with keras 3.13 to 3.15. Received: keras 3.", "array_data_adapter", "'keras>=3.13,<3.16'"],
         ),
         (
             WITHOUT.format(package="tensorflow", module="tensorflow.python.distribute.distribute_lib"),
