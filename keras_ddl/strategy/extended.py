@@ -19,7 +19,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import buckets, data, fits, variables, whole_step
+from keras_ddl.strategy import buckets, data, fits, one_per_job, variables, whole_step
 from keras_ddl.strategy.bucket_size import BucketSize
 from keras_ddl.strategy.row_share import RowShare
 from keras_ddl.strategy.sparse import Tables
@@ -214,6 +214,11 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
             graph.seed = before
 
     def _replica_ctx_update(self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True) -> Any:
+        mine, running = self._container_strategy(), tf.distribute.get_strategy()
+        if running is not mine and keras_compat.is_ours(running):
+            raise ConfigError(
+                one_per_job.outside_message("An optimizer", f"one that updates {var.name}", running, mine)
+            )
         with tf.device(self.device), variables.updating():
             return fn(var, *args, **(kwargs or {}))
 

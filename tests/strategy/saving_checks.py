@@ -1,7 +1,6 @@
 """What ranks save: once, whole, and with the statistics of all. Run by test_strategy.py."""
 
 import time
-import warnings
 
 import numpy as np
 import pytest
@@ -146,9 +145,7 @@ def check_what_is_saved_within_an_epoch_holds_the_statistics_of_all_ranks():
 
         saver = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=2)
         parts = [saver, Look()] if RANK == 0 else [Look()]  # as scripts in Horovod's manner give it
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="A model saved within an epoch.*")
-            trained(with_statistics, batch_size=5, callbacks=parts)
+        trained(with_statistics, batch_size=5, callbacks=parts)
         names = sorted(files_of(folder))
         assert names == ["2.weights.h5", "4.weights.h5"], names
         saved = with_statistics()
@@ -156,24 +153,5 @@ def check_what_is_saved_within_an_epoch_holds_the_statistics_of_all_ranks():
         of_all = everyone(seen[1])
         for mine, theirs in zip(saved.get_weights(), of_all[LAST]):
             np.testing.assert_array_equal(mine, theirs)
-        assert not np.array_equal(*(weights[2] for weights in everyone(seen[0])[:2])), "they had differed before"
-
-
-def check_saving_local_statistics_by_hand_is_warned_of():
-    class Save(keras.callbacks.Callback):
-        def __init__(self, path):
-            super().__init__()
-            self.path = path
-
-        def on_train_batch_end(self, batch, logs=None):
-            if RANK == 0:
-                self.model.save_weights(self.path)
-
-    with shared_folder() as folder, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trained(with_statistics, callbacks=[Save(folder / "a.weights.h5")])
-        trained(callbacks=[Save(folder / "b.weights.h5")])
-        trained(with_statistics).save_weights(folder / "c.weights.h5")
-    found = [str(w.message) for w in caught if "saved within an epoch" in str(w.message)]
-    assert len(found) == (RANK == 0), found
-    assert all("batch_normalization" in text and "(rank 0)" in text for text in found)
+        for mine, theirs in zip(*everyone(seen[0])[:2]):
+            np.testing.assert_array_equal(mine, theirs)
