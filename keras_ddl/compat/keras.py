@@ -46,6 +46,7 @@ with tensorflow_packages.private_imports("keras", "3.13 to 3.15", "'keras>=3.13,
     BaseOptimizer = _defining(keras.optimizers.Optimizer, "_backend_apply_gradients")
     TFVariable = _defining(keras.Variable, "_initialize")
     Trainer = _defining(keras.Model, "compile")
+    TFTrainer = _defining(keras.Model, "make_train_function")
     _seed_generator = sys.modules[keras.random.SeedGenerator.__module__]
     _global_state, _GLOBAL_SEED_GENERATOR = _seed_generator.global_state, _seed_generator.GLOBAL_SEED_GENERATOR
 
@@ -63,6 +64,7 @@ __all__ = [
     "LossScaleOptimizer",
     "PyDatasetAdapter",
     "TESTED",
+    "TFTrainer",
     "TFVariable",
     "Trainer",
     "array_slicing",

@@ -40,10 +40,10 @@ class Strategy(tf.distribute.Strategy):
         mode: as in `keras_ddl.init`, which this calls.
         bucket_bytes: bound on the gradients sent as one collective, or "auto" to measure what fits this job;
             KERAS_DDL_BUCKET_BYTES by default, and "auto" without it.
-        sparse_as_dense: how gradients of embedding tables (tf.IndexedSlices) travel. "auto": as the rows that occurred,
-            or as whole tables where that is fewer bytes and gives the same update; False: always as rows; True: always
-            as whole tables, like any gradient. Adam and others then treat a token that occurs twice in a batch as one
-            process does with dense gradients.
+        sparse_as_dense: how gradients of embedding tables (tf.IndexedSlices) travel in loops of `strategy.run`. "auto"
+            and False: as the rows that occurred; True: as whole tables, like any gradient. Adam and others then treat a
+            token that occurs twice in a batch as one process does with dense gradients. In fit and `function` the
+            update is that of one process, however they travel.
         drift_check_percent: part of the training time in which the ranks compare their weights, 0 for never;
             KERAS_DDL_DRIFT_CHECK_PERCENT by default, and 1 without it. Rank 0's counts.
         seed: sets all random seeds as keras.utils.set_random_seed does, also when this is called again. Default: those
@@ -179,9 +179,11 @@ class Strategy(tf.distribute.Strategy):
         return cluster.resolver(self.topology)
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        """Calls `fn` on this rank's values, in replica context: optimizers sum gradients over ranks, and Keras losses
-        are scaled by this rank's share of the rows in `args`; losses by hand are to be divided by the global batch, as
-        in tf.distribute. COLLECTIVE over all ranks.
+        """Calls `fn` on this rank's values, in replica context: tf.distribute's convention. Optimizers sum gradients
+        over ranks; Keras losses are divided by the number of ranks, losses by hand are to be divided by the global
+        batch. COLLECTIVE over all ranks. For a step that means what it means in one process there is `function`.
+
+        A model's train_step, test_step or predict_step means what it means in `fit`: the step of one process.
 
         Returns: what `fn` returns, this rank's.
         Raises: errors of keras_ddl.errors when the ranks disagree or one is lost.

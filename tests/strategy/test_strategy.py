@@ -61,26 +61,32 @@ def test_strategy_refuses_another_keras_backend():
 
 
 @pytest.mark.parallel
-def test_strategy_warns_of_an_unknown_keras():
+def test_strategy_warns_of_an_unknown_keras_and_refuses_one_that_lacks_something():
     def make():
         import warnings
 
         from keras_ddl.compat import keras as keras_compat
 
         keras_compat.keras.__version__ = "4.0.0"
-        del keras_compat.tf_trainer.TensorFlowTrainer._maybe_symbolic_build
+        import keras_ddl
+
+        build = keras_compat.TFTrainer._maybe_symbolic_build
+        del keras_compat.TFTrainer._maybe_symbolic_build
+        messages = []
+        for _ in range(2):
+            try:
+                keras_ddl.Strategy()
+            except keras_ddl.errors.DependencyError as error:
+                messages.append(str(error))
+        keras_compat.TFTrainer._maybe_symbolic_build = build
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            import keras_ddl
-
             keras_ddl.Strategy()
-        return [str(w.message) for w in caught]
+        return messages, [str(w.message) for w in caught]
 
-    messages = run_ranks(make, 1).check().ranks[0].result
-    assert any("Received: Keras 4.0.0" in m for m in messages)
-    assert any(
-        "patches TensorFlowTrainer._maybe_symbolic_build, which Keras 4.0.0 does not have" in m for m in messages
-    )
+    refused, warned = run_ranks(make, 1).check().ranks[0].result
+    assert len(refused) == 2 and "_maybe_symbolic_build, which Keras 4.0.0 does not have" in refused[0]
+    assert any("Received: Keras 4.0.0" in message for message in warned)
 
 
 @pytest.mark.parallel

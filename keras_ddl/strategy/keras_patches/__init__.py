@@ -1,8 +1,8 @@
 """The table of patches that make Keras exact under a Strategy.
 
-They are installed when the first Strategy is made. Each asks whether the model, optimizer or context at hand belongs to
-a keras_ddl.Strategy and otherwise does what Keras does. A version of Keras they were not written for is a warning, and
-a patch point it does not have is named in one.
+They are installed when the first Strategy is made. Each asks whether the model at hand belongs to a keras_ddl.Strategy
+and otherwise does what Keras does. A version of Keras they were not written for is a warning, and one that lacks
+something that they replace is refused. None changes what is computed: losses, metrics, optimizers and layers are Keras's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import (
     TESTED,
+    TFTrainer,
     TFVariable,
     Trainer,
     io_utils,
@@ -22,6 +23,7 @@ from keras_ddl.compat.keras import (
     saving_lib,
     tf_trainer,
 )
+from keras_ddl.errors import DependencyError
 from keras_ddl.strategy.keras_patches import callbacks, reading, saving, trainer, variable
 
 _lock = threading.Lock()
@@ -29,45 +31,48 @@ _installed = False
 
 
 def install() -> None:
-    """Installs the patches, once per process."""
+    """Installs the patches, once per process.
+
+    Raises: DependencyError: this Keras lacks something that is to be replaced. Nothing is replaced then, and no later
+        call does without it: a part of the patches would train wrongly without a word.
+    """
     global _installed
     with _lock:
         if _installed:
             return
-        _installed = True
-    if not keras.__version__.startswith(TESTED):
-        stack_position.warn(
-            f"keras_ddl was tested with Keras {', '.join(TESTED)}* and changes parts of Keras that are not public. "
-            f"Received: Keras {keras.__version__}. Compare a short run with one on a single rank, or install a tested "
-            "version."
-        )
-    for owner, name, make in _table():
-        original = getattr(owner, name, None)
-        if original is None:
-            where = getattr(owner, "__qualname__", getattr(owner, "__name__", owner))
+        if not keras.__version__.startswith(TESTED):
             stack_position.warn(
-                f"keras_ddl patches {where}.{name}, which Keras {keras.__version__} does not have: what "
-                f"keras_ddl.{make.__module__.rpartition('.')[2]}.{make.__name__} promises will not hold. Install Keras "
-                f"{TESTED[-1]}*."
+                f"keras_ddl was tested with Keras {', '.join(TESTED)} and changes parts of Keras that are not public. "
+                f"Received: Keras {keras.__version__}. Compare a short run with one on a single rank, or install a "
+                "tested version."
             )
-            continue
-        replacement = make(original)
-        is_function = callable(original) and not isinstance(original, type)
-        setattr(owner, name, functools.wraps(original)(replacement) if is_function else replacement)
-    tf_trainer.TensorFlowTrainer.stop_training = trainer.STOP_TRAINING
+        table = _table()
+        for owner, name, _ in table:
+            if not hasattr(owner, name):
+                where = getattr(owner, "__qualname__", getattr(owner, "__name__", owner))
+                raise DependencyError(
+                    f"keras_ddl replaces {where}.{name}, which Keras {keras.__version__} does not have. Install Keras "
+                    f"{TESTED[-1]}."
+                )
+        for owner, name, make in table:
+            original = getattr(owner, name)
+            replacement = make(original)
+            is_function = callable(original) and not isinstance(original, type)
+            setattr(owner, name, functools.wraps(original)(replacement) if is_function else replacement)
+        TFTrainer.stop_training = trainer.STOP_TRAINING
+        _installed = True
 
 
 def _table() -> list[tuple[Any, str, Any]]:
     """Returns (owner, attribute, function from the original to its replacement) for every patch."""
-    tensorflow_trainer = tf_trainer.TensorFlowTrainer
     return [
         (Trainer, "compile", trainer.compile_model),
-        (tensorflow_trainer, "fit", trainer.fit),
-        (tensorflow_trainer, "evaluate", trainer.evaluate_or_predict),
-        (tensorflow_trainer, "predict", trainer.evaluate_or_predict),
-        (tensorflow_trainer, "_make_function", trainer.make_function),
-        (tensorflow_trainer, "make_predict_function", trainer.make_predict_function),
-        (tensorflow_trainer, "_maybe_symbolic_build", reading.maybe_symbolic_build),
+        (TFTrainer, "fit", trainer.fit),
+        (TFTrainer, "evaluate", trainer.evaluate_or_predict),
+        (TFTrainer, "predict", trainer.evaluate_or_predict),
+        (TFTrainer, "_make_function", trainer.make_function),
+        (TFTrainer, "make_predict_function", trainer.make_predict_function),
+        (TFTrainer, "_maybe_symbolic_build", reading.maybe_symbolic_build),
         (Trainer, "_get_metrics_result_or_logs", trainer.get_metrics_result_or_logs),
         (tf_trainer, "TFEpochIterator", lambda _: reading.EpochIterator),
         (tf_trainer.callbacks_module, "CallbackList", lambda _: callbacks.CallbackList),
