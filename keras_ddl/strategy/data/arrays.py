@@ -112,7 +112,12 @@ def _cut(positions, batch_size, rank, size):
     first, end = chunk(rows - whole, rank, size)
     found = found.concatenate(tf.data.Dataset.from_tensors(positions[whole + first : whole + end]))
     # Open on all ranks alike, also where the last batch gives this one as many rows as the others do.
-    return found.map(lambda mine: tf.raw_ops.PlaceholderWithDefault(input=mine, shape=[None]))
+    return found.map(_with_open_rows)
+
+
+@tf.autograph.experimental.do_not_convert
+def _with_open_rows(positions):
+    return tf.raw_ops.PlaceholderWithDefault(input=positions, shape=[None])
 
 
 def _marked(dataset, whole=None):

@@ -2,7 +2,8 @@
 
 They are installed when the first Strategy is made. Each asks whether the model at hand belongs to a keras_ddl.Strategy
 and otherwise does what Keras does. A version of Keras they were not written for is a warning, and one that lacks
-something that they replace is refused. None changes what is computed: losses, metrics, optimizers and layers are Keras's.
+something that they replace is refused. None changes what is computed: losses, metrics, optimizers and layers are as
+Keras made them.
 """
 
 from __future__ import annotations
