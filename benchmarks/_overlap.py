@@ -41,7 +41,7 @@ def watched(train: Callable[[], None]) -> Overlap | None:
 
 
 def _steps(path: Path) -> list[tuple[float, float]]:
-    gradients = [one for one in timeline.collectives(path) if "/gradients/" in one.name]
+    gradients = [one for one in timeline.collectives(path) if "/train_step/" in one.name]
     found = []
     for event in timeline.read(path):
         if event.get("cat") != "step":

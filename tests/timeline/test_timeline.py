@@ -51,11 +51,11 @@ def test_timeline_shows_buckets_on_the_wire_while_backward_runs(tmp_path):
         mine = timeline.read(timeline.path_of_rank(path, rank))
         steps = [event for event in mine if event.get("cat") == "step"]
         assert [step["name"] for step in steps] == ["step 0"] * 6
-        buckets = [
-            one for one in timeline.collectives(timeline.path_of_rank(path, rank)) if "gradients/bucket_" in one.name
-        ]
+        sums = [one for one in timeline.collectives(timeline.path_of_rank(path, rank)) if "/train_step/" in one.name]
+        buckets = [one for one in sums if one.bytes > 1024]  # the rest are metrics
         assert {one.kind for one in buckets} == {"all_reduce"} and {one.rank for one in buckets} == {rank}
-        assert sum(one.bytes for one in buckets) == 6 * 4 * (6 * (512 * 512 + 512) + 513)
+        weights = 6 * 4 * (6 * (512 * 512 + 512) + 513)
+        assert weights <= sum(one.bytes for one in buckets) < 1.001 * weights
         early = []
         for step in steps:
             begin, end = step["ts"] * 1e-6, (step["ts"] + step["dur"]) * 1e-6
