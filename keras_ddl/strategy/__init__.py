@@ -40,10 +40,11 @@ class Strategy(tf.distribute.Strategy):
         mode: as in `keras_ddl.init`, which this calls.
         bucket_bytes: bound on the gradients sent as one collective, or "auto" to measure what fits this job;
             KERAS_DDL_BUCKET_BYTES by default, and "auto" without it.
-        sparse_as_dense: how gradients of embedding tables (tf.IndexedSlices) travel. "auto": as the rows that occurred,
-            or as whole tables where that is fewer bytes and gives the same update; False: always as rows; True: always
-            as whole tables, like any gradient. Adam and others then treat a token that occurs twice in a batch as one
-            process does with dense gradients.
+        sparse_as_dense: how gradients of embedding tables (tf.IndexedSlices) travel in loops of `Strategy.run`; fit and
+            `strategy.function` move what is fewer bytes. "auto": as the rows that occurred, or as whole tables where
+            that is fewer bytes and gives the same update; False: always as rows; True: always as whole tables, like any
+            gradient. Adam and others then treat a token that occurs twice in a batch as one process does with dense
+            gradients.
         drift_check_percent: part of the training time in which the ranks compare their weights, 0 for never;
             KERAS_DDL_DRIFT_CHECK_PERCENT by default, and 1 without it. Rank 0's counts.
         seed: sets all random seeds as keras.utils.set_random_seed does, also when this is called again. Default: those
@@ -179,9 +180,10 @@ class Strategy(tf.distribute.Strategy):
         return cluster.resolver(self.topology)
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        """Calls `fn` on this rank's values, in replica context: optimizers sum gradients over ranks, and Keras losses
-        are scaled by this rank's share of the rows in `args`; losses by hand are to be divided by the global batch, as
-        in tf.distribute. COLLECTIVE over all ranks.
+        """Calls `fn` on this rank's values, in replica context, with tf.distribute's convention: optimizers sum gradients
+        over ranks, Keras losses are divided by the number of ranks, losses by hand are to be divided by the global
+        batch. A step of a Keras model (train_step, test_step, predict_step) gives what it gives in one process.
+        COLLECTIVE over all ranks.
 
         Returns: what `fn` returns, this rank's.
         Raises: errors of keras_ddl.errors when the ranks disagree or one is lost.
@@ -210,8 +212,8 @@ class Strategy(tf.distribute.Strategy):
 
         It takes the place of tf.function in an unchanged loop: losses, metrics, clipping, several optimizers, whatever
         stands in the step means what it means in one process. The step is traced on the whole batch, and the graph is
-        cut into ranks. Models and optimizers are made without `strategy.scope()`; variables get rank 0's values when
-        the step first uses them.
+        cut into ranks. Models and optimizers need no `strategy.scope()`; variables get rank 0's values when the step
+        first uses them.
 
         Args:
             step: a function of tensors, or a tf.function. Tensors and arrays whose axis 0 is as long as that of the
