@@ -2,9 +2,9 @@
 
     keras-ddl run -np 2 python examples/custom_loop.py
 
-This is tf.distribute's convention: inside `strategy.run` Keras losses are divided by the number of ranks and the optimizer
-sums gradients over the ranks. `strategy.function` (docs/cut.md) makes the step of a single process instead, also where a
-short last batch leaves the ranks with unequal rows.
+This is tf.distribute's convention: inside `strategy.run` Keras losses are divided by the number of ranks and the
+optimizer sums gradients over the ranks. `strategy.function` (docs/cut.md) makes the step of a single process instead,
+also where a short last batch leaves the ranks with unequal rows.
 """
 
 from __future__ import annotations

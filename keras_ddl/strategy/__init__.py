@@ -180,9 +180,9 @@ class Strategy(tf.distribute.Strategy):
         return cluster.resolver(self.topology)
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        """Calls `fn` on this rank's values, in replica context, with tf.distribute's convention: optimizers sum gradients
-        over ranks, Keras losses are divided by the number of ranks, losses by hand are to be divided by the global
-        batch. A step of a Keras model (train_step, test_step, predict_step) gives what it gives in one process.
+        """Calls `fn` on this rank's values, in replica context, with tf.distribute's convention: optimizers sum
+        gradients over ranks, Keras losses are divided by the number of ranks, losses by hand are to be divided by the
+        global batch. A step of a Keras model (train_step, test_step, predict_step) gives what it gives in one process.
         COLLECTIVE over all ranks.
 
         Returns: what `fn` returns, this rank's.
