@@ -2,9 +2,9 @@
 
     keras-ddl run -np 2 python examples/contrastive.py
 
-A rank has its rows only, so it gathers those of all ranks to compare its own with. `keras_ddl.all_gather` has a
-gradient: it flows back to the ranks whose rows they are, and the step is the one a single process would make with the
-whole batch (SimCLR: Chen et al., arXiv 2002.05709). The two views are drawn at random, the same on any number of ranks.
+The step is written for the whole batch, and every rank computes its rows of it: the other views' codes are gathered
+because all rows are compared with them (SimCLR: Chen et al., arXiv 2002.05709), which `--explain-step` shows. The two
+views are drawn at random, the same on any number of ranks.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ import keras_ddl
 class Contrastive(keras.Model):
     """Codes of two views of an image are to be nearer to each other than to those of any other image of the batch."""
 
-    def __init__(self, strategy: keras_ddl.Strategy) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.encoder = keras.Sequential(
             [keras.layers.Flatten(), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(16)]
         )
         self.view = keras.Sequential([keras.layers.RandomTranslation(0.1, 0.1), keras.layers.GaussianNoise(0.1)])
-        self.strategy = strategy
 
     def call(self, images: tf.Tensor) -> tf.Tensor:
         return ops.normalize(self.encoder(images), axis=1)
@@ -38,9 +37,8 @@ class Contrastive(keras.Model):
         one, other = self.view(images, training=True), self.view(images, training=True)
         with tf.GradientTape() as tape:
             codes, others = self(one), self(other)
-            everyone = keras_ddl.all_gather(others)  # the rows of all ranks, in order
-            logits = ops.matmul(codes, ops.transpose(everyone)) / 0.2
-            own = tf.range(tf.shape(codes, tf.int64)[0]) + self.strategy.first_row()
+            logits = ops.matmul(codes, ops.transpose(others)) / 0.2
+            own = tf.range(tf.shape(codes, tf.int64)[0])
             loss = ops.mean(keras.losses.sparse_categorical_crossentropy(own, logits, from_logits=True))
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)
@@ -57,7 +55,7 @@ def main() -> None:
     strategy = keras_ddl.Strategy(seed=3)
     images, _ = load_split()["train"]
     with strategy.scope():
-        model = Contrastive(strategy)
+        model = Contrastive()
         model.compile(keras.optimizers.Adam(2e-3))
     history = model.fit(images, batch_size=arguments.batch_size, epochs=arguments.epochs, verbose=0).history
     weights = keras_ddl.all_gather_object([w.tobytes() for w in model.get_weights()])

@@ -2,8 +2,9 @@
 
     keras-ddl run -np 2 python examples/custom_loop.py
 
-Inside `strategy.run` Keras losses are scaled by this rank's share of the batch's rows and the optimizer sums gradients
-over the ranks, so the step is the one a single process would make with the whole batch.
+This is tf.distribute's convention: inside `strategy.run` Keras losses are divided by the number of ranks and the
+optimizer sums gradients over the ranks. `strategy.function` (docs/cut.md) makes the step of a single process instead,
+also where a short last batch leaves the ranks with unequal rows.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main() -> None:
     batches = batches.shuffle(len(images), seed=3).batch(arguments.batch_size)
     batches = strategy.experimental_distribute_dataset(batches)  # each rank gets its rows of every batch
     for epoch in range(arguments.epochs):
-        # Each rank's loss is its share of the batch's mean: the sum over ranks is the mean.
+        # Each rank's loss is its mean divided by the number of ranks: the sum over ranks is the mean of these.
         shares = [train_step(*batch) for batch in batches]
         loss = strategy.reduce("SUM", tf.add_n(shares) / len(shares))
         if strategy.rank == 0:

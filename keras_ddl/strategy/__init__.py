@@ -212,8 +212,8 @@ class Strategy(tf.distribute.Strategy):
 
         It takes the place of tf.function in an unchanged loop: losses, metrics, clipping, several optimizers, whatever
         stands in the step means what it means in one process. The step is traced on the whole batch, and the graph is
-        cut into ranks. Models and optimizers are made without `strategy.scope()`; variables get rank 0's values when
-        the step first uses them.
+        cut into ranks. Models and optimizers need no `strategy.scope()`; variables get rank 0's values when the step
+        first uses them.
 
         Args:
             step: a function of tensors, or a tf.function. Tensors and arrays whose axis 0 is as long as that of the

@@ -14,10 +14,10 @@ import numpy as np
 from keras_ddl import communicator, config, cut, ops
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.states import WHOLE, Rows, State
-from keras_ddl.errors import RankMismatchError
+from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy.composites import Composites, is_composite
 from keras_ddl.strategy.data import chunk, order
-from keras_ddl.strategy.whole_step import WholeStep
+from keras_ddl.strategy.whole_step import WholeStep, is_traced
 
 _FIRST = 3  # calls whose arguments are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
 
@@ -50,8 +50,14 @@ class StepFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step. COLLECTIVE. Returns: what one process would get, on every rank."""
-        if self._size == 1 or not tf.executing_eagerly():
+        if self._size == 1 or is_traced():  # within another step of the whole batch
             return self._function(*args, **kwargs)
+        if not tf.executing_eagerly():
+            raise ConfigError(
+                f"{self.__name__}: a step of Strategy.function makes a tf.function of its own, and is called outside of "
+                f"others. Received: a call while another function is traced (rank {self.rank}). Leave out the tf.function "
+                "around it, or put strategy.function in its place."
+            )
         arguments = Composites(tf.nest.map_structure(_tensor, (args, kwargs)), own_rows=self._batches == "rank")
         leaves = tf.nest.flatten(arguments.structure, expand_composites=True)
         tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]

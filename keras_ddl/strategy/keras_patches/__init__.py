@@ -1,4 +1,4 @@
-"""The table of patches that make Keras exact under a Strategy.
+"""The table of what a Strategy replaces in Keras: how fit reads, calls back and saves. None of it is mathematics.
 
 They are installed when the first Strategy is made. Each asks whether the model at hand belongs to a keras_ddl.Strategy
 and otherwise does what Keras does. A version of Keras they were not written for is a warning, and one that lacks
