@@ -54,9 +54,9 @@ class StepFunction:
             return self._function(*args, **kwargs)
         if not tf.executing_eagerly():
             raise ConfigError(
-                f"{self.__name__}: a step of Strategy.function makes a tf.function of its own, and is called outside of "
-                f"others. Received: a call while another function is traced (rank {self.rank}). Leave out the tf.function "
-                "around it, or put strategy.function in its place."
+                f"{self.__name__}: a step of Strategy.function is a tf.function of its own, and is called outside of "
+                f"others. Received: a call while another function is traced (rank {self.rank}). Leave out the "
+                "tf.function around it, or put strategy.function in its place."
             )
         arguments = Composites(tf.nest.map_structure(_tensor, (args, kwargs)), own_rows=self._batches == "rank")
         leaves = tf.nest.flatten(arguments.structure, expand_composites=True)
