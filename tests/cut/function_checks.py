@@ -87,7 +87,7 @@ def check_function_with_open_sizes_is_traced_twice():
         return functions[0]
 
     found = guide_loop(wrap, data)
-    assert len(functions[0].reports) == 2, len(functions[0].reports)
+    assert len(functions[0].whole_step.reports) == 2, len(functions[0].whole_step.reports)
     assert_same(found, expected(lambda _, d: guide_loop(tf.function(reduce_retracing=True), d), data))
 
 
@@ -177,12 +177,15 @@ def check_function_refuses_other_batches_on_a_rank():
     assert float(step(np.ones(8))) == 8.0  # and goes on
 
 
-def check_function_refuses_a_scope_and_wrong_arguments():
-    def inside():
-        with STRATEGY.scope():
-            STRATEGY.function(lambda x: x)(tf.ones([4]))
+def check_function_in_a_scope_and_in_other_functions():
+    step = STRATEGY.function(lambda x: tf.reduce_sum(x) / x.shape[0])
+    with STRATEGY.scope():
+        assert float(step(tf.ones([4]))) == 1.0
+    assert float(STRATEGY.function(lambda x: step(x) + 1.0)(tf.ones([4]))) == 2.0
+    raises(keras_ddl.errors.ConfigError, "outside of others", lambda: tf.function(step)(tf.ones([4])))
 
-    raises(keras_ddl.errors.ConfigError, "without a scope", inside)
+
+def check_function_refuses_wrong_arguments():
     raises(keras_ddl.errors.ConfigError, "batches='mine'", lambda: STRATEGY.function(lambda x: x, batches="mine"))
     raises(keras_ddl.errors.ConfigError, "Received: int", lambda: STRATEGY.function(3))
 

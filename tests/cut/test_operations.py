@@ -36,4 +36,5 @@ def test_operations_of_rows_equal_those_of_one_process(program: object) -> None:
 
 
 def test_every_type_of_operation_with_a_rule_is_tried() -> None:
-    assert sorted(set(types_to_try()) - set(CASES)) == []
+    of_parts = {"ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}  # test_parts.py
+    assert sorted(set(types_to_try()) - set(CASES) - of_parts) == []

@@ -8,6 +8,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.dims import Dim, product
 from keras_ddl.cut.extents import Dims
 from keras_ddl.cut.registry import rule
+from keras_ddl.cut.scalars import as_vector
 from keras_ddl.cut.states import WHOLE, Partial, Rows, Whole
 
 
@@ -43,8 +44,26 @@ def reshape(b: Any, node: Any) -> Any:
     rows = rows_after(before, after, state, b.rows)
     if rows is None:
         return None
-    made = tf.reshape(b.held(value), b.local_shape(after, rows))
-    return [(made, rows)]
+    shape: list[Any] = []
+    for axis, extent in enumerate(after):
+        if axis == rows.axis:
+            shape.append(b.local_extent(rows))
+        elif _is_named_by(extent, node.outputs[0].key):  # only the operand tells, perhaps by -1
+            shape.append(tf.cast(b.whole(wanted)[axis], tf.int64))
+        else:
+            shape.append(b.number(extent))
+    return [(tf.reshape(b.held(value), as_vector(shape)), rows)]
+
+
+def _is_named_by(extent: Dim, key: str) -> bool:
+    """Whether an extent is known by nothing but a tensor that is yet to be made."""
+    for unknown in extent.unknowns:
+        if unknown.kind in ("extent", "entry"):
+            if unknown.operands[0] == key:
+                return True
+        elif any(isinstance(each, Dim) and _is_named_by(each, key) for each in unknown.operands):
+            return True
+    return False
 
 
 def rows_after(before: Dims, after: Dims, state: Rows, rows: Dim) -> Rows | None:
