@@ -4,6 +4,8 @@ Each is written as for one process and was wrong, without a word, where ranks gu
 test_strategy.py; see oracle.py.
 """
 
+import numpy as np
+
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import LABELS, RNG, X, Y, keras
@@ -13,7 +15,12 @@ from strategy.program_checks import apply, squares, train, train_step
 layers, ops = keras.layers, keras.ops
 SGD = keras.optimizers.SGD
 SEQUENCES = RNG.normal(size=(43, 5, 3))
+TOKENS = RNG.integers(0, 9, size=(43, 5)).astype("int32")
 POSITIONS = RNG.permutation(43).astype("int32")
+_LOW = RNG.uniform(0, 0.6, size=(43, 2, 2))
+BOXES = np.concatenate([_LOW, _LOW + 0.4, RNG.integers(0, 3, size=(43, 2, 1))], axis=-1)  # corners, class
+_CORNERS = np.stack(np.meshgrid(np.arange(3) / 3, np.arange(3) / 3), axis=-1).reshape(9, 2)
+ANCHORS = np.concatenate([_CORNERS, _CORNERS + 0.4], axis=-1)
 
 
 def normal(seed=3):
@@ -148,6 +155,7 @@ def check_stateful_lstm(scope):
 # ---- the batch mixed with itself -------------------------------------------------------------------------------------
 
 
+@long
 @case()
 def check_mixup(scope):
     def step(model, x, y):
@@ -166,6 +174,7 @@ def check_mixup(scope):
     return train_step(scope, step, build)
 
 
+@long
 @case()
 def check_cutmix(scope):
     class CutMix(layers.Layer):
@@ -205,6 +214,7 @@ def check_attention_across_rows(scope):
     return with_layer(scope, Across)
 
 
+@long
 @case()
 def check_standard_deviation_of_minibatches(scope):
     class Deviation(layers.Layer):
@@ -216,6 +226,7 @@ def check_standard_deviation_of_minibatches(scope):
     return with_layer(scope, Deviation)
 
 
+@long
 @case()
 def check_standard_deviation_of_groups(scope):
     class Grouped(layers.Layer):
@@ -232,19 +243,16 @@ def check_standard_deviation_of_groups(scope):
 # ---- layers ----------------------------------------------------------------------------------------------------------
 
 
+@long
 @case(tolerance=1e-12)
 def check_masked_batch_normalization(scope):
-    tokens = RNG_TOKENS
     with scope:
         inputs = keras.Input((5,), dtype="int32")
         hidden = layers.Embedding(9, 4, mask_zero=True)(inputs)
         hidden = layers.BatchNormalization(momentum=0.8)(hidden)
         model = keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(hidden)))
         model.compile(SGD(0.05), "mse")
-    return fit(model, tokens)
-
-
-RNG_TOKENS = RNG.integers(0, 9, size=(43, 5)).astype("int32")
+    return fit(model, TOKENS)
 
 
 @case()
@@ -268,6 +276,7 @@ def check_mixture_of_experts(scope):
     return with_layer(scope, Experts)
 
 
+@long
 @case()
 def check_transfer_learning_with_batch_normalization(scope):
     with scope:
@@ -367,6 +376,7 @@ def check_wgan_with_a_gradient_penalty(scope):
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
 
+@long
 @case(tolerance=1e-6)  # Keras computes it in float32
 def check_ctc_in_an_endpoint_layer(scope):
     class Endpoint(layers.Layer):
@@ -383,26 +393,25 @@ def check_ctc_in_an_endpoint_layer(scope):
         logits = layers.Dense(4)(layers.GRU(4, return_sequences=True)(sequence))
         model = keras.Model({"s": sequence, "labels": labels}, Endpoint()([labels, logits]))
         model.compile(SGD(0.05))
-    labels = 1 + (RNG_TOKENS[:, :2] % 3)
+    labels = 1 + (TOKENS[:, :2] % 3)
     return fit(model, {"s": SEQUENCES, "labels": labels.astype("int32")}, None, batch_size=10)
 
 
+@long
 @case(tolerance=1e-6)  # Keras computes it in float32
 def check_ctc_as_a_loss(scope):
     with scope:
         model = keras.Sequential([keras.Input((5, 3)), layers.Conv1D(4, 3, padding="same"), layers.Dense(4)])
         model.compile(SGD(0.05), keras.losses.CTC())
-    return fit(model, SEQUENCES, 1 + (RNG_TOKENS[:, :2] % 3))
+    return fit(model, SEQUENCES, 1 + (TOKENS[:, :2] % 3))
 
 
+@long
 @case()
 def check_detection(scope):
-    anchors = np_grid()
-    boxes = RNG_BOXES
-
     def loss(y, p):
         # y: [rows, boxes, 4 corners + class]; p: [rows, anchors, 4 + 3]
-        there = tf.constant(anchors)
+        there = tf.constant(ANCHORS)
         low = tf.maximum(there[None, :, None, :2], y[:, None, :, :2])
         high = tf.minimum(there[None, :, None, 2:], y[:, None, :, 2:4])
         overlap = tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1)
@@ -424,25 +433,7 @@ def check_detection(scope):
     with scope:
         model = keras.Sequential([keras.Input((6,)), layers.Dense(9 * 7), layers.Reshape((9, 7))])
         model.compile(SGD(0.02), loss)
-    return fit(model, X, boxes)
-
-
-def np_grid():
-    import numpy as np
-
-    x, y = np.meshgrid(np.arange(3) / 3, np.arange(3) / 3)
-    low = np.stack([x.ravel(), y.ravel()], axis=-1)
-    return np.concatenate([low, low + 0.4], axis=-1)
-
-
-def _boxes():
-    import numpy as np
-
-    low = RNG.uniform(0, 0.6, size=(43, 2, 2))
-    return np.concatenate([low, low + 0.4, RNG.integers(0, 3, size=(43, 2, 1))], axis=-1)
-
-
-RNG_BOXES = _boxes()
+    return fit(model, X, BOXES)
 
 
 @case()
@@ -480,6 +471,7 @@ def check_all_triplets(scope):
     return with_loss(scope, loss, y=LABELS.astype("float64"))
 
 
+@long
 @case()
 def check_mean_discrepancy(scope):
     def kernel(a, b):
@@ -501,6 +493,7 @@ def check_pinball_by_stack(scope):
     return with_loss(scope, loss)
 
 
+@long
 @case()
 def check_ranks_of_scores(scope):
     def loss(y, p):
@@ -545,6 +538,7 @@ def check_neighbours_by_position(scope):
     return train(scope, loss)
 
 
+@long
 @case()
 def check_sorted_batch(scope):
     def loss(y, p):
@@ -561,6 +555,7 @@ def check_sorted_batch(scope):
     return train(scope, loss)
 
 
+@long
 @case(tolerance=1e-12)
 def check_whitening_by_svd(scope):
     def loss(y, p):
@@ -588,6 +583,7 @@ def check_means_by_label(scope):
     return train(scope, loss)
 
 
+@long
 @case()
 def check_transport_by_sinkhorn(scope):
     def loss(y, p):
@@ -603,6 +599,7 @@ def check_transport_by_sinkhorn(scope):
     return train(scope, loss)
 
 
+@long
 @case()
 def check_transport_by_sinkhorn_in_a_loop(scope):
     def loss(y, p):
@@ -633,6 +630,7 @@ def check_condition_on_a_statistic(scope):
 # ---- loops -----------------------------------------------------------------------------------------------------------
 
 
+@long
 @case()
 def check_loops_over_time(scope):
     class Recurrent(layers.Layer):
@@ -673,6 +671,7 @@ def check_scan_over_rows(scope):
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 
+@long
 @case()
 def check_invariant_risk(scope):
     def step(model, x, y):
@@ -690,6 +689,7 @@ def check_invariant_risk(scope):
     return train_step(scope, step)
 
 
+@long
 @case(tolerance=1e-12)
 def check_product_with_the_hessian(scope):
     def step(model, x, y):
@@ -707,6 +707,7 @@ def check_product_with_the_hessian(scope):
     return train_step(scope, step)
 
 
+@long
 @case()
 def check_gradient_of_ones_own_clipped(scope):
     class Clipped(layers.Layer):
