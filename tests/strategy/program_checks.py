@@ -55,7 +55,7 @@ def train(scope, loss_of, **compiled):
     return fit(model)
 
 
-def train_step(scope, step, build=lambda model: None):
+def train_step(scope, step, build=lambda model: None, x=X, y=Y):
     """A model with `step(model, x, y)`, which returns the logs, as train_step."""
 
     class Stepping(keras.Model):
@@ -73,7 +73,7 @@ def train_step(scope, step, build=lambda model: None):
     with scope:
         model = Stepping()
         model.compile(SGD(0.05))
-    return fit(model)
+    return fit(model, x, y)
 
 
 def squares(y, predicted):
