@@ -17,6 +17,11 @@ def _all_whole(b: Any, values: Any) -> bool:
     return all(isinstance(b.state(each), Whole) for each in values)
 
 
+def _int64(vector: Any) -> tf.Tensor:
+    """Of two vectors one may be known when the step is traced and the other not: of one type all the same."""
+    return tf.cast(vector, tf.int64)
+
+
 @rule("StridedSlice")
 def strided_slice(b: Any, node: Any) -> Any:
     value = node.inputs[0]
@@ -61,7 +66,7 @@ def _some_blocks(b: Any, node: Any, state: Rows, spec: Any, begin: Any, end: Any
     rank = len(b.dims(value))
     start, size = [0] * rank, [-1] * rank
     start[state.axis], size[state.axis] = first * width, (last - first) * width
-    part = tf.slice(b.held(value), b.as_vector(start), b.as_vector(size))
+    part = tf.slice(b.held(value), _int64(b.as_vector(start)), _int64(b.as_vector(size)))
     masks = {name: _int(node.attr(name) | 1 << place) for name in ("begin_mask", "end_mask")}
     made = b.make(node, [part, *map(b.whole, node.inputs[1:])], **masks)[0]
     return [(made, Rows(spec.output_axis(state.axis), Dim(last - first), state.unit))]
@@ -148,7 +153,7 @@ def slice_(b: Any, node: Any) -> Any:
     if begin.entries[axis] != 0 or size.entries[axis] not in (Dim(-1), dims[axis]):
         return None
     sizes = [Dim(-1) if i == axis else each for i, each in enumerate(size.entries)]
-    made = tf.slice(b.held(value), b.vector(begin.entries), b.vector(sizes))
+    made = tf.slice(b.held(value), _int64(b.vector(begin.entries)), _int64(b.vector(sizes)))
     return [(made, state)]
 
 
