@@ -1,6 +1,7 @@
 """keras_ddl: distributed data-parallel training for Keras 3.
 
-    with keras_ddl.Strategy().scope():
+    strategy = keras_ddl.Strategy()
+    with strategy.scope():
         model = ...
         model.compile(...)
     model.fit(x, y, batch_size=...)

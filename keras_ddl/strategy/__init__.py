@@ -1,4 +1,4 @@
-"""`with keras_ddl.Strategy().scope():` around building and compiling, then plain fit, evaluate and predict."""
+"""`with strategy.scope():` around building and compiling, then plain fit, evaluate and predict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from keras_ddl.strategy.step_function import StepFunction
 class Strategy(tf.distribute.Strategy):
     """Synchronous data-parallel training: one process per device, each global batch split by rows over the ranks.
 
-        with keras_ddl.Strategy().scope():
+        strategy = keras_ddl.Strategy()
+        with strategy.scope():
             model = keras.Sequential([...])
             model.compile("adam", "mse", metrics=["mae"])
         model.fit(x, y, batch_size=64)          # 64 rows over all ranks

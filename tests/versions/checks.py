@@ -50,16 +50,12 @@ def rows(seed: int = 5) -> tuple[np.ndarray, np.ndarray]:
     return random.normal(size=(37, 6)), random.integers(0, 3, size=37)
 
 
-def perceptron(synchronized: bool = True) -> Any:
-    """Returns a model whose training on a rank's rows only would end elsewhere: by statistics and random numbers.
-
-    Args:
-        synchronized: of BatchNormalization; fit computes the statistics over all ranks only then (docs/strategy.md).
-    """
+def perceptron() -> Any:
+    """Returns a model whose training on a rank's rows only would end elsewhere: by statistics and random numbers."""
     from keras import layers, models
 
     inputs = layers.Input((6,))
-    hidden = layers.BatchNormalization(synchronized=synchronized)(layers.Dense(8, activation="tanh")(inputs))
+    hidden = layers.BatchNormalization()(layers.Dense(8, activation="tanh")(inputs))
     return models.Model(inputs, layers.Dense(3)(layers.Dropout(0.3)(hidden)))
 
 
@@ -129,7 +125,7 @@ def check_function(run: Run) -> Values:
     import keras
     import tensorflow as tf
 
-    model = perceptron(synchronized=False)
+    model = perceptron()
     optimizer = keras.optimizers.Adam(1e-2, global_clipnorm=0.5)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     accuracy = keras.metrics.SparseCategoricalAccuracy()

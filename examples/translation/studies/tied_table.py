@@ -74,7 +74,8 @@ def both_ways(paths: Sequence[Path], rows: int, width: int, tokens: int, count: 
     batches = make_batches(paths, subwords, settings)
     sizes = {"vocabulary": rows, "width": width, "layers": 1, "heads": 2, "inner": width}
     gathered = _steps(Watched(gather=True, **sizes), batches, count)
-    with keras_ddl.Strategy().scope():
+    strategy = keras_ddl.Strategy()
+    with strategy.scope():
         table = _steps(Watched(gather=False, **sizes), batches, count)
     return [
         {"gathered": one, "table": other, "lookups": batches.tokens(step)[1]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.scalars import as_vector
 
 
 def at_least_one(b: Any, tensor: tf.Tensor, axis: int) -> tf.Tensor:
@@ -27,6 +28,5 @@ def without_it(b: Any, tensor: tf.Tensor, axis: int) -> tf.Tensor:
         return tensor
     extent = tf.shape(tensor, out_type=tf.int64)[axis]
     kept = extent * tf.cast(mine > 0, tf.int64)
-    return tf.slice(
-        tensor, [0] * tensor.shape.rank, [kept if each == axis else -1 for each in range(tensor.shape.rank)]
-    )
+    size = [kept if each == axis else -1 for each in range(tensor.shape.rank)]
+    return tf.slice(tensor, tf.zeros([tensor.shape.rank], tf.int64), as_vector(size))
