@@ -18,6 +18,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.program import Value
 from keras_ddl.cut.states import WHOLE, Rows
+from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.composites import tell_rows
 from keras_ddl.strategy.data import BatchRows, chunk, gather_rows, order, row_count
 from keras_ddl.strategy.thread_value import ThreadValue
@@ -126,12 +127,13 @@ class KerasSteps:
         places = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf)]
         constants = [None if _is_tensor(leaf) else leaf for leaf in leaves]
         first_rows = next((_static_rows(leaves[i]) for i in places if _rank(leaves[i]) != 0), None)
+        others = known.of_others if known.is_chunked else frozenset()
         specs, local, states = [], [], []
         for place in places:
             leaf = leaves[place]
-            if _is_rows(leaf, first_rows):
+            if isinstance(leaf, tf.Tensor) and leaf.shape.rank and place not in others:
                 specs.append(tf.TensorSpec([known.total, *leaf.shape[1:]], leaf.dtype))
-                local.append(_checked(leaf, rows, step, place))
+                local.append(_checked(leaf, first_rows, rows, step, place))
                 states.append(Rows(0))
             else:
                 whole = self._gathered(leaf, f"{step.scope}/batch_{place}")
@@ -192,22 +194,23 @@ def _static_rows(leaf: Any) -> int | None:
     return leaf.shape[0] if leaf.shape.rank else None
 
 
-def _is_rows(leaf: Any, first_rows: int | None) -> bool:
-    """Whether a leaf holds the batch's rows: not those of another batch beside it, as far as tracing knows."""
-    return isinstance(leaf, tf.Tensor) and bool(leaf.shape.rank) and _static_rows(leaf) in (first_rows, None)
+def _checked(leaf: tf.Tensor, first_rows: int | None, rows: tf.Tensor, step: WholeStep, place: int) -> tf.Tensor:
+    """Returns a leaf that certainly has as many rows as the batch's first.
 
-
-def _checked(leaf: tf.Tensor, rows: tf.Tensor, step: WholeStep, place: int) -> tf.Tensor:
-    """Returns a leaf that certainly has as many rows as the batch's first."""
-    if leaf.shape[0] is not None:
-        return leaf
-    found = tf.shape(leaf, out_type=tf.int64)[0]
-    message = (
-        f"keras_ddl: the tensors of a batch must have equally many rows, or numbers of rows that are known before the "
-        f"step is traced (drop_remainder=True). Received: {step.name}, component {place} of the batch has another "
-        f"number of rows than the first (rank {step.rank})."
+    Raises: ConfigError: it has not; where only the running step tells, TensorFlow's error with the same words.
+    """
+    mine = _static_rows(leaf)
+    rule = (
+        "The tensors of a batch must have equally many rows, or come from a dataset whose spec tells how many each has "
+        f"(drop_remainder=True). Received: component {place} of the batch of {step.name} has another number of rows "
+        f"than the first (rank {step.rank})."
     )
-    with tf.control_dependencies([tf.debugging.assert_equal(found, rows, message)]):
+    if mine is not None and first_rows is not None:
+        if mine != first_rows:
+            raise ConfigError(rule)
+        return leaf
+    equal = tf.debugging.assert_equal(tf.shape(leaf, out_type=tf.int64)[0], rows, f"keras_ddl: {rule}")
+    with tf.control_dependencies([equal]):
         return tf.identity(leaf)
 
 

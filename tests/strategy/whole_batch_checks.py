@@ -5,10 +5,12 @@ test_strategy.py; see oracle.py.
 """
 
 import numpy as np
+import pytest
 
+import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import LABELS, RNG, X, Y, keras
+from strategy.common import LABELS, RNG, STRATEGY, X, Y, keras
 from strategy.oracle import Trained, case, fit
 from strategy.program_checks import apply, squares, train, train_step
 
@@ -784,3 +786,48 @@ def check_metrics_of_ones_own(scope):
         model = keras.Sequential([keras.Input((6,)), layers.Dense(5, activation="tanh"), layers.Dense(2)])
         model.compile(SGD(0.05), "mse", metrics=[Concordance(), Extremes(), Median()])
     return fit(model, validation_data=(X[:17], Y[:17]))
+
+
+# ---- batches that consist of several ---------------------------------------------------------------------------------
+
+
+class TwoBatches(keras.Model):
+    """Trains on rows with labels and on other rows without, as many as the data has of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = layers.Dense(3)
+
+    def call(self, x):
+        return self.encoder(x)
+
+    def train_step(self, data):
+        labelled, others = data
+        with tf.GradientTape() as tape:
+            codes, everyone = self(labelled), self(others)
+            alike = ops.matmul(codes, ops.transpose(everyone))
+            loss = ops.mean(ops.square(codes)) + ops.mean(ops.square(alike - 1.0))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"alike": loss}
+
+
+def two_batches(one, other, drop_remainder=True):
+    parts = [tf.data.Dataset.from_tensor_slices(X[: 4 * batch]).batch(batch, drop_remainder) for batch in (one, other)]
+    return tf.data.Dataset.zip(tuple(parts))
+
+
+@case()
+def check_two_batches_of_other_sizes(scope):
+    """Some ranks have as many rows of one as of the other, and some have not."""
+    with scope:
+        model = TwoBatches()
+        model.compile(SGD(0.05))
+    return fit(model, two_batches(7, 8), None)
+
+
+def check_two_batches_of_sizes_that_are_not_known_are_refused():
+    with STRATEGY.scope():
+        model = TwoBatches()
+        model.compile(SGD(0.05))
+    with pytest.raises(keras_ddl.errors.KerasDdlError, match="(?s)equally many rows.*drop_remainder=True"):
+        model.fit(two_batches(6, 9, drop_remainder=False), verbose=0)

@@ -17,11 +17,13 @@ class BatchRows:
     Attributes:
         total: rows of each whole batch. is_chunked: a rank holds those that `chunk` says.
         is_local: a step is this rank's alone, on the rows that it was given (predict_on_batch).
+        of_others: which of the flattened components have the rows of another batch (datasets that are zipped).
     """
 
     total: int | None = None
     is_chunked: bool = False
     is_local: bool = False
+    of_others: frozenset[int] = frozenset()
 
 
 def chunk(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
@@ -109,6 +111,14 @@ def gather_rows(value: Any, rank: int, *, name: str) -> Any:
     if value.dtype == tf.bool:
         return tf.cast(ops.all_gather(tf.cast(value, tf.uint8), name=name), tf.bool)
     return ops.all_gather(value, name=name)
+
+
+def chunked_rows(spec: Any) -> BatchRows:
+    """Returns what the element_spec of whole batches, of which each rank keeps its chunk, tells of their rows."""
+    total = static_rows(spec)
+    rows = [static_rows(leaf) for leaf in tf.nest.flatten(spec)]
+    others = frozenset(place for place, each in enumerate(rows) if each not in (None, total))
+    return BatchRows(total, is_chunked=True, of_others=others)
 
 
 def static_rows(batch: Any) -> int | None:

@@ -16,7 +16,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy.data import order
-from keras_ddl.strategy.data.rows import BatchRows, check_batch_rows, static_rows, take_chunk
+from keras_ddl.strategy.data.rows import BatchRows, check_batch_rows, chunked_rows, static_rows, take_chunk
 
 MARK = "_keras_ddl_rank_share"  # attribute of a dataset of a rank's rows: what is known of its whole batches
 _last_number = 0
@@ -62,7 +62,7 @@ def share_dataset(dataset: tf.data.Dataset, rank: int, size: int, number: int | 
     options.deterministic = True  # else parallel maps give each rank another order of rows
     # In the thread that asks for the batch: taking rows costs microseconds, handing them from thread to thread more.
     shared = dataset.map(take_rows).with_options(options)
-    setattr(shared, MARK, BatchRows(static_rows(dataset.element_spec), is_chunked=True))
+    setattr(shared, MARK, chunked_rows(spec))
     return shared
 
 
