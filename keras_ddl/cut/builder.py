@@ -29,6 +29,8 @@ from keras_ddl.cut.seeds import agreed_seeds
 from keras_ddl.cut.states import PARTIAL, WHOLE, ListOf, Partial, Rows, State, Whole
 from keras_ddl.errors import ConfigError
 
+# Without the wrapper that looks for a deprecated argument at every call: a quarter of the time of a cut.
+_create_op = getattr(tf.Graph.create_op, "__wrapped__", tf.Graph.create_op)
 _OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 _DEEPEST = 64  # operations that are made again rather than gathering what they give
 
@@ -321,12 +323,13 @@ class Builder:
         known = {key: value for key, value in operation.node_def.attr.items() if not key.startswith("_")}
         known.update(agreed_seeds(node, self.seed))
         known.update(attrs)
-        made = tf.compat.v1.get_default_graph().create_op(
+        made = _create_op(
+            tf.compat.v1.get_default_graph(),
             operation.type,
             list(inputs),
             [each.dtype for each in operation.outputs],
             attrs=known,
-            name=operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type,  # as a name may begin
+            name=operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type,
         )
         self._last.append(made)  # also from recipes, which run while another node is made: it then waits for them
         return list(made.outputs)
