@@ -354,6 +354,7 @@ def test_rank_with_a_model_that_is_recomputed() -> None:
     assert simulation.reports[0].own_statistics == 4  # two layers, and both once more
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16"])
 def test_rank_with_half_precision(policy: str) -> None:
     keras.config.set_floatx("float32")

@@ -93,6 +93,7 @@ def check_memory_bank_by_position(scope):
     return fit(model, {"x": X, "place": POSITIONS}, Y, batch_size=10)
 
 
+@long
 @case()
 def check_running_variance(scope):
     class Scaled(layers.Layer):
@@ -111,6 +112,7 @@ def check_running_variance(scope):
     return with_layer(scope, Scaled)
 
 
+@long
 @case()
 def check_vector_quantisation_with_moving_averages(scope):
     class Quantiser(layers.Layer):
@@ -145,6 +147,7 @@ def check_vector_quantisation_with_moving_averages(scope):
     return fit(model, SEQUENCES)
 
 
+@long
 @case()
 def check_stateful_lstm(scope):
     with scope:
@@ -257,6 +260,7 @@ def check_masked_batch_normalization(scope):
     return fit(model, TOKENS)
 
 
+@long
 @case()
 def check_mixture_of_experts(scope):
     class Experts(layers.Layer):
@@ -485,6 +489,7 @@ def check_mean_discrepancy(scope):
     return with_loss(scope, loss)
 
 
+@long
 @case()
 def check_pinball_by_stack(scope):
     def loss(y, p):
@@ -529,6 +534,7 @@ def check_sizes_of_the_batch(scope):
     return train(scope, loss)
 
 
+@long
 @case()
 def check_neighbours_by_position(scope):
     def loss(y, p):
@@ -572,6 +578,7 @@ def check_whitening_by_svd(scope):
     return train(scope, loss)
 
 
+@long
 @case()
 def check_means_by_label(scope):
     def loss(y, p):
