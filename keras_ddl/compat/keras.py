@@ -89,7 +89,6 @@ __all__ = [
     "optimizers_with_rates",
     "own_reduction",
     "plain_name",
-    "pythonify_logs",
     "reductions",
     "replica_strategy",
     "rows_counted",
@@ -283,20 +282,6 @@ def plain_name(name: str) -> str:
     depend on that.
     """
     return re.sub(r"_\d+(?=[/_]|$)", "", name)
-
-
-def pythonify_logs(logs: Any) -> dict[str, Any]:
-    """Returns logs as Keras gives them to callbacks: sorted, dicts inside of them flattened, numbers as floats."""
-    found: dict[str, Any] = {}
-    for name, value in sorted((logs or {}).items()):
-        if isinstance(value, dict):
-            found |= pythonify_logs(value)
-            continue
-        try:
-            found[name] = float(value)
-        except Exception:  # text, more than one number, whatever cannot be one
-            found[name] = keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value
-    return found
 
 
 def global_seed_generator() -> Any:

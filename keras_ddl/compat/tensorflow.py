@@ -10,8 +10,7 @@ import contextlib
 import functools
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -41,10 +40,8 @@ _WORKS = f"{TESTED[0][0]}.{TESTED[0][1]} to {TESTED[-1][0]}.{TESTED[-1][1]}"
 with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]' or 'keras_ddl[gpu]'"):
     from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset as ShuffleDataset
     from tensorflow.python.distribute.distribute_lib import UpdateContext
-    from tensorflow.python.eager import record
     from tensorflow.python.eager.context import global_seed
     from tensorflow.python.framework import auto_control_deps
-    from tensorflow.python.framework.tensor_util import constant_value_as_shape
     from tensorflow.python.ops import handle_data_util, ref_variable, resource_variable_ops
 
     # What TensorFlow exports for Keras.
@@ -70,11 +67,8 @@ __all__ = [
     "after_each_variable",
     "asynchronous",
     "called_graph",
-    "captured_from",
     "clone_function",
-    "compute_again",
     "constant_value",
-    "constant_value_as_shape",
     "dataset_inputs",
     "dataset_kind",
     "global_seed",
@@ -82,7 +76,6 @@ __all__ = [
     "is_nondeterministic",
     "is_stateful",
     "load_ops",
-    "not_recorded",
     "outside_strategies",
     "shuffle_seeds",
     "tf",
@@ -233,20 +226,6 @@ def is_eager(tensor: Any) -> bool:
     return isinstance(tensor, EagerTensor)
 
 
-def captured_from(placeholder: tf.Tensor) -> Any:
-    """Returns the tensor of the outer graph that a function's placeholder stands for; None for an argument."""
-    graph = placeholder.graph
-    if not isinstance(graph, FuncGraph):
-        return None
-    known = _captures.setdefault(graph, {})
-    if len(known) != len(graph.captures):
-        known.update((inner.op.name, outer) for outer, inner in graph.captures)
-    return known.get(placeholder.op.name)
-
-
-_captures: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-
-
 def called_graph(call: tf.Operation, attr: str = "f") -> Any:
     """Returns the graph of the function that an operation names in `attr`; None if TensorFlow does not tell."""
     try:
@@ -321,43 +300,6 @@ def constant_value(tensor: tf.Tensor) -> Any:
         limits = [constant_value(each) for each in operation.inputs]
         return None if any(each is None for each in limits) else np.arange(*limits)
     return None
-
-
-def not_recorded() -> Any:
-    """Returns a context in which no gradient tape records."""
-    return record.stop_recording()
-
-
-def compute_again(
-    operations: Sequence[tf.Operation],
-    result: tf.Tensor,
-    given: Mapping[Any, tf.Tensor],
-    change: Callable[[tf.Tensor, tf.Tensor, Sequence[tf.Tensor]], tf.Tensor] = lambda before, again, inputs: again,
-) -> tf.Tensor:
-    """Repeats operations of the graph that is being traced, with other inputs.
-
-    Args:
-        operations: in the order in which they were made; none calls a function.
-        result: an output of one of them.
-        given: by (operation's name, index of the output): what takes the place of that output.
-        change: given an output, its repetition, and the inputs that this was computed from: what is used instead.
-    Returns: what takes the place of `result`.
-    """
-    made = dict(given)
-    for operation in operations:
-        inputs = [made.get((each.op.name, each.value_index), each) for each in operation.inputs]
-        again = operation.graph.create_op(
-            operation.type,
-            inputs,
-            [each.dtype for each in operation.outputs],
-            name=operation.name + "_again",
-            attrs=dict(operation.node_def.attr),
-            op_def=operation.op_def,
-        )
-        for output in again.outputs:
-            before = operation.outputs[output.value_index]
-            made.setdefault((operation.name, output.value_index), change(before, output, inputs))
-    return made[result.op.name, result.value_index]
 
 
 def after_each_variable(call: Callable[[Any], None]) -> None:

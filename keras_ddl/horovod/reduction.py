@@ -21,13 +21,10 @@ from keras_ddl.horovod.basics import ReduceOp, check_sparse, reduce_op
 from keras_ddl.horovod.failures import as_tensorflow_errors
 from keras_ddl.strategy import bucket_size
 from keras_ddl.strategy.buckets import plan_buckets
-from keras_ddl.strategy.sparse import Tables, all_reduce_slices
+from keras_ddl.strategy.sparse import all_reduce_slices
 
 # Buckets of some of the ranks: a measurement would be a collective of all of them.
 _BYTES_IN_PROCESS_SETS = 8 << 20
-
-# Rows of a table as in Horovod: those of all ranks, also where they have the same indices.
-_GATHERED = Tables(compare=False)
 
 # Attribute of what a tape has reduced: Horovod's optimizers leave gradients alone that a loop hands to them.
 _REDUCED = "_ddl_reduced"
@@ -150,7 +147,8 @@ class GradientReduction:
             elif isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
                 check_sparse(self.op)
                 name = f"{self.name}/sparse_{i}"
-                result[i] = all_reduce_slices(gradient, op=self.op, name=name, tables=_GATHERED, comm=comm)
+                # As in Horovod: the rows of all ranks, also where they have the same indices.
+                result[i] = all_reduce_slices(gradient, op=self.op, name=name, compare=False, comm=comm)
             else:
                 result[i] = tf.convert_to_tensor(gradient)
                 dense.append(i)

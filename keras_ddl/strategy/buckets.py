@@ -13,7 +13,7 @@ from typing import Any
 from keras_ddl import config, ops
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy.bucket_size import BucketSize
-from keras_ddl.strategy.sparse import Tables, all_reduce_slices
+from keras_ddl.strategy.sparse import all_reduce_slices
 
 
 def plan_buckets(
@@ -61,7 +61,7 @@ def plan_buckets(
 
 
 def all_reduce_in_buckets(
-    tensors: Sequence[Any], *, op: str = "sum", name: str, bucket_size: BucketSize, tables: Tables | None = None
+    tensors: Sequence[Any], *, op: str = "sum", name: str, bucket_size: BucketSize, as_dense: bool = False
 ) -> list[Any]:
     """Reduces a list of gradients over all ranks, bucket by bucket.
 
@@ -71,20 +71,20 @@ def all_reduce_in_buckets(
         op: as in `ops.all_reduce_n`; IndexedSlices take "sum" and "mean".
         name: of the gradients; appears in error messages.
         bucket_size: of `bucket_size.agree`.
-        tables: how IndexedSlices are reduced, see `sparse.Tables`.
+        as_dense: IndexedSlices travel as whole tables, like any gradient. An optimizer then treats a row that occurs
+            twice as one, which is what it does with dense gradients.
     Returns: the reduced tensors in the same order. IndexedSlices stay so, as one process would have had them from
-        the whole batch, unless `tables.as_dense`.
+        the whole batch, unless `as_dense`.
     Raises: RankMismatchError: the ranks' lists differ.
     Cost: one all-reduce per bucket, and for IndexedSlices what `all_reduce_slices` costs.
     """
-    tables = tables or Tables()
-    if tables.as_dense is True:
+    if as_dense:
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     result = list(tensors)
     dense = [i for i, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     for i, tensor in enumerate(tensors):
         if isinstance(tensor, tf.IndexedSlices):
-            result[i] = all_reduce_slices(tensor, op=op, name=f"{name}/sparse_{i}", tables=tables)
+            result[i] = all_reduce_slices(tensor, op=op, name=f"{name}/sparse_{i}")
 
     # An unknown dimension (never in gradients of variables) counts as 1: the plan must not depend on the batch.
     sizes = [tensors[i].dtype.size * _static_elements(tensors[i].shape) for i in dense]

@@ -22,7 +22,6 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import buckets, data, fits, one_per_job, variables, whole_step
 from keras_ddl.strategy.bucket_size import BucketSize
 from keras_ddl.strategy.row_share import RowShare
-from keras_ddl.strategy.sparse import Tables
 
 # Ranks' random streams, where they differ, differ by a multiple of this (odd, so all multiples differ; the golden ratio
 # times 2**31, so that they are far from the small steps by which users number their own seeds).
@@ -243,8 +242,8 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
     # ---- collectives
     def _all_reduce(self, reduce_op: tf.distribute.ReduceOp, values: list[Any], name: str) -> list[Any]:
         op = "mean" if reduce_op == tf.distribute.ReduceOp.MEAN else "sum"
-        tables = Tables(self.sparse_as_dense)
-        return buckets.all_reduce_in_buckets(values, op=op, name=name, bucket_size=self.bucket_size, tables=tables)
+        as_dense = self.sparse_as_dense is True
+        return buckets.all_reduce_in_buckets(values, op=op, name=name, bucket_size=self.bucket_size, as_dense=as_dense)
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         flat = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in tf.nest.flatten(value)]

@@ -74,10 +74,6 @@ class KerasSteps:
             return self._run_whole(model, name, function, args, kwargs)
         return self._run_cut(model, name, function, args, kwargs)
 
-    def explain(self, model: Any) -> str:
-        """Returns the collectives of the model's steps, as `Strategy.function(...).explain()` does."""
-        return "\n\n".join(step.explain() for step in self._steps.get(model, {}).values())
-
     def _step_of(self, model: Any, name: str) -> WholeStep:
         steps = self._steps.setdefault(model, {})
         if name not in steps:

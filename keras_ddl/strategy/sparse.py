@@ -10,14 +10,13 @@ ends: a step that sees the whole batch is cut, table and all (keras_ddl/cut).
 A table that is looked up and multiplied, too (the projection of a model with tied embeddings), has a gradient in a
 sparse and a dense part. TensorFlow adds these up to a dense tensor, which does not come here. What comes are gradients
 of programs that made slices of the dense part, all rows in order ("assumed sparse", Cavdar et al., arXiv 1905.04035):
-such a part is not gathered, and where rows may be added up, the others are added to it before anything is sent.
+such a part is not gathered.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,23 +29,8 @@ from keras_ddl.compat.tensorflow import tf
 _PASSES_ON = ("Reshape", "Cast", "Identity")
 
 
-@dataclass(frozen=True)
-class Tables:
-    """How the gradients of tables are to be reduced.
-
-    as_dense: True: as whole tables, like any gradient (an optimizer then treats a row that occurs twice as one, which
-        is what it does with dense gradients); False: never; "auto": where that is fewer bytes and the same update.
-    add_up: rows of the same index may come added up: the optimizer is linear in the gradient. Equal on all ranks.
-    compare: in eager mode, compare the indices over ranks.
-    """
-
-    as_dense: bool | str = "auto"
-    add_up: bool = False
-    compare: bool = True
-
-
 def all_reduce_slices(
-    slices: tf.IndexedSlices, *, op: str, name: str, tables: Tables, comm: Communicator | None = None
+    slices: tf.IndexedSlices, *, op: str, name: str, compare: bool = True, comm: Communicator | None = None
 ) -> tf.IndexedSlices:
     """Reduces `slices` over all ranks.
 
@@ -54,24 +38,18 @@ def all_reduce_slices(
         slices: rows of a table of shape [n, ...], the same on all ranks; each rank may have another number of rows.
         op: "sum" or "mean".
         name: match key, equal on all ranks.
+        compare: in eager mode, compare the indices over ranks.
         comm: the ranks; None: all.
-    Returns: the rows that one process would have listed, see above; or, if adding up is allowed and there are more than
-        twice as many rows as the table has, each row of the table once. The twice is what an all-reduce sends more
-        than an all-gather.
+    Returns: the rows that one process would have listed, see above.
     Raises: as `ops.all_reduce`.
-    Cost: two all-gathers of the rows, or one all-reduce of those with equal indices, or of the whole table; to decide,
-        8 bytes.
+    Cost: two all-gathers of the rows, or one all-reduce of those with equal indices.
     """
     comm = communicator.communicator_of(comm)
     if comm.size == 1:
         return slices
-    parts = _parts(slices, tables, name)
-    if tables.add_up and tables.as_dense is not False and any(how == "table" for _, _, how in parts):
-        rows = _static_rows(slices)
-        table = ops.all_reduce(_table(slices, rows), op=op, name=f"{name}/table", comm=comm)
-        return tf.IndexedSlices(table, tf.range(rows, dtype=slices.indices.dtype), slices.dense_shape)
+    parts = _parts(slices, compare, name)
     reduced = [
-        _reduce_part(values, indices, how, slices, op, f"{name}{i or ''}", tables, comm)
+        _reduce_part(values, indices, how, slices, op, f"{name}{i or ''}", comm)
         for i, (values, indices, how) in enumerate(parts)
     ]
     if len(reduced) == 1:
@@ -90,37 +68,15 @@ def _reduce_part(
     whole: tf.IndexedSlices,
     op: str,
     name: str,
-    tables: Tables,
     comm: Communicator,
 ) -> tf.IndexedSlices:
     part = tf.IndexedSlices(values, indices, whole.dense_shape)
     if how in ("shared", "table"):
         reduced = ops.all_reduce(values, op=op, name=f"{name}/values", comm=comm)
         return tf.IndexedSlices(reduced, indices, whole.dense_shape)
-    if how == "table or rows" and not tables.add_up:
+    if how == "table or rows":
         return _table_or_rows(part, op, name, comm)
-    if not tables.add_up or tables.as_dense is False or whole.dense_shape is None:
-        return ops.all_reduce(part, op=op, name=name, comm=comm)
-    return _fewer_bytes(part, op, name, comm)
-
-
-def _fewer_bytes(slices: tf.IndexedSlices, op: str, name: str, comm: Communicator) -> tf.IndexedSlices:
-    """Gathers the rows or reduces the table. Decided anew in every step, from a number that all ranks share: the rows
-    that they have together. Ranks may differ in their own rows, in their batches' shapes and in when they trace.
-    """
-    table_rows = tf.cast(slices.dense_shape[0], tf.int64)
-    rows = ops.all_reduce(tf.size(slices.indices, out_type=tf.int64), op="sum", name=f"{name}/rows", comm=comm)
-
-    def whole_table() -> tuple[tf.Tensor, tf.Tensor]:
-        table = ops.all_reduce(_table(slices, table_rows), op=op, name=f"{name}/table", comm=comm)
-        return table, tf.cast(tf.range(table_rows), slices.indices.dtype)
-
-    def rows_that_occurred() -> tuple[tf.Tensor, tf.Tensor]:
-        gathered = ops.all_reduce(slices, op=op, name=name, comm=comm)
-        return gathered.values, gathered.indices
-
-    values, indices = tf.cond(rows > 2 * table_rows, whole_table, rows_that_occurred)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
+    return ops.all_reduce(part, op=op, name=name, comm=comm)
 
 
 def _table_or_rows(slices: tf.IndexedSlices, op: str, name: str, comm: Communicator) -> tf.IndexedSlices:
@@ -144,19 +100,14 @@ def _table_or_rows(slices: tf.IndexedSlices, op: str, name: str, comm: Communica
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def _table(slices: tf.IndexedSlices, rows: Any) -> tf.Tensor:
-    """Returns the whole table, with rows of the same index added up."""
-    return tf.math.unsorted_segment_sum(slices.values, slices.indices, rows)
-
-
-def _parts(slices: tf.IndexedSlices, tables: Tables, name: str) -> list[tuple[tf.Tensor, tf.Tensor, str]]:
+def _parts(slices: tf.IndexedSlices, compare: bool, name: str) -> list[tuple[tf.Tensor, tf.Tensor, str]]:
     """Returns [(values, indices, how)]: a gradient by the ways in which its table is used.
 
     how: "rows", "shared" (the same on all ranks, in eager mode), "table" (all rows, in order); "table or rows" of a
     tf.cond, in whose branches TensorFlow makes slices of a dense gradient where another branch has slices.
     """
     if tf_compat.is_eager(slices.indices):
-        equal = tables.compare and _equal_on_all_ranks(slices.indices, name)
+        equal = compare and _equal_on_all_ranks(slices.indices, name)
         return [(slices.values, slices.indices, "shared" if equal else "rows")]
     parts: list[tuple[str, list[tf.Tensor]]] = []
     rows = _static_rows(slices)

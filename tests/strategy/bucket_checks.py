@@ -7,7 +7,7 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.sparse import Tables, all_reduce_slices
+from keras_ddl.strategy.sparse import all_reduce_slices
 from strategy.common import (
     RANK,
     SIZE,
@@ -74,26 +74,18 @@ def check_buckets_can_overlap_with_backward():
     assert len(set(backward.values())) == 5, backward  # each needs one layer more of backward than the one before
 
 
-def check_slices_are_reduced_as_rows_or_as_a_table():
-    """Rank r has r rows, so a rank without any takes the same decision as the others."""
-    own = tf.IndexedSlices(
-        tf.ones([RANK, 2], tf.float64) * (RANK + 1), tf.ones([RANK], tf.int32), tf.constant([1000, 2])
-    )
-    rows = SIZE * (SIZE - 1) // 2
-    for table_rows in (1, rows // 2 + 1, 1000):
-        for add_up in (True, False):
-            slices = tf.IndexedSlices(own.values, own.indices * (table_rows > 1), tf.constant([table_rows, 2]))
+def check_slices_are_gathered():
+    """Rank r has r rows, so one has none."""
+    own = tf.IndexedSlices(tf.ones([RANK, 2], tf.float64) * (RANK + 1), tf.ones([RANK], tf.int32), tf.constant([3, 2]))
 
-            def reduce(values, indices, shape=slices.dense_shape, add_up=add_up):
-                slices = tf.IndexedSlices(values, indices, shape)
-                return all_reduce_slices(slices, op="sum", name="slices", tables=Tables(add_up=add_up))
+    def reduce(values, indices):
+        return all_reduce_slices(tf.IndexedSlices(values, indices, own.dense_shape), op="sum", name="slices")
 
-            for result in [each(slices.values, slices.indices) for each in (reduce, tf.function(reduce))]:
-                as_table = add_up and rows > 2 * table_rows
-                assert len(result.indices) == (table_rows if as_table else rows), (table_rows, add_up)
-                expected = np.zeros([table_rows, 2])
-                expected[min(1, table_rows - 1)] = sum(r * (r + 1) for r in range(SIZE))
-                np.testing.assert_array_equal(tf.convert_to_tensor(result), expected)
+    for result in [each(own.values, own.indices) for each in (reduce, tf.function(reduce))]:
+        assert len(result.indices) == SIZE * (SIZE - 1) // 2
+        expected = np.zeros([3, 2])
+        expected[1] = sum(r * (r + 1) for r in range(SIZE))
+        np.testing.assert_array_equal(tf.convert_to_tensor(result), expected)
 
 
 def check_a_whole_table_among_slices_is_not_gathered():
@@ -103,20 +95,14 @@ def check_a_whole_table_among_slices_is_not_gathered():
     dense = keras_ddl.all_reduce(
         tf.convert_to_tensor(tf.IndexedSlices(both, tf.concat([np.arange(4), rows], 0), [4, 2]))
     )
-    for add_up, as_dense, listed in (
-        (False, "auto", 4 + SIZE * (SIZE + 1) // 2),
-        (True, "auto", 4),
-        (True, False, 4 + SIZE * (SIZE + 1) // 2),
-    ):
 
-        @tf.function
-        def reduce(rows, values, add_up=add_up, as_dense=as_dense):
-            whole = tf.cast(tf.range(tf.shape(values[:4])[0]), tf.int64)
-            slices = tf.IndexedSlices(values, tf.concat([whole, rows], 0), tf.constant([4, 2], tf.int64))
-            tables = Tables(as_dense, add_up)
-            return all_reduce_slices(slices, op="sum", name=f"whole_{add_up}_{as_dense}", tables=tables)
+    @tf.function
+    def reduce(rows, values):
+        whole = tf.cast(tf.range(tf.shape(values[:4])[0]), tf.int64)
+        slices = tf.IndexedSlices(values, tf.concat([whole, rows], 0), tf.constant([4, 2], tf.int64))
+        return all_reduce_slices(slices, op="sum", name="whole")
 
-        result = reduce(rows, both)
-        assert len(result.indices) == len(result.values) == listed, (add_up, as_dense, result.indices)
-        np.testing.assert_array_equal(result.indices[:4], range(4))
-        np.testing.assert_array_equal(tf.convert_to_tensor(result), dense)
+    result = reduce(rows, both)
+    assert len(result.indices) == len(result.values) == 4 + SIZE * (SIZE + 1) // 2, result.indices
+    np.testing.assert_array_equal(result.indices[:4], range(4))
+    np.testing.assert_array_equal(tf.convert_to_tensor(result), dense)
