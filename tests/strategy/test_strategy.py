@@ -17,7 +17,7 @@ def checks(*names: str) -> list[Path]:
 
 
 # One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
-OF_THREE = ("exact", "loop", "state", "bucket", "random", "metric", "whole_batch")
+OF_THREE = ("exact", "loop", "state", "bucket", "random", "metric", "whole_batch", "batch_loss", "batch_loop")
 PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
 DATA = ("data", "order", "row")
 OF_TWO = ("training", "callback", "decision", "saving", "drift", "guard", "error", *PROGRAMS, *DATA, "tf_distribute")
