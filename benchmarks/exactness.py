@@ -6,8 +6,8 @@ Contestants take turns in one run, on whole batches of which each rank keeps its
 
     bare    a train_step outside of any Strategy that takes the ranks' mean gradients in the same buckets, and applies
             them: what any data-parallel training must do
-    exact   plain `fit` under keras_ddl.Strategy: rows counted and weighed, the order of the data compared, losses and
-            metrics of the whole batch, one state of layers, weights compared between ranks
+    exact   plain `fit` under keras_ddl.Strategy: one process's step cut into ranks (docs/cut.md), rows counted, the
+            order of the data and the weights compared between ranks, losses and metrics of the whole batch
 
 Both train a network of 25 million parameters by default. cost = exact - bare, of pairs measured right after one
 another; the promise is at most 5 % of a step of `bare`. per epoch = what an epoch takes beyond its steps. Collectives
@@ -34,7 +34,7 @@ from _rounds import machine, slowest_rank
 
 import keras_ddl
 from keras_ddl import timeline
-from keras_ddl.strategy import buckets
+from keras_ddl.gradients import buckets
 from keras_ddl.strategy.data import share_dataset
 
 CONTESTANTS = ("bare", "exact")

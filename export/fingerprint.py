@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.checkpoint import durable
+from keras_ddl.files import digests
 
 _FILE = "fingerprint.pb"
 
 
 def follow_weights(folder: Path) -> None:
     """Notes new weights: of one graph's versions only this field differs."""
-    index = durable.digest(folder / "variables" / "variables.index")
+    index = digests.digest(folder / "variables" / "variables.index")
     _change(folder, lambda fingerprint: setattr(fingerprint, "checkpoint_hash", int(index[:16], 16)))
 
 

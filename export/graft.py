@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl.checkpoint import durable
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, ExportError
@@ -29,6 +28,7 @@ from keras_ddl.export.proof.validate import HALF_TOLERANCE, TOLERANCE, CleanProc
 from keras_ddl.export.signatures import METHODS, composites, declarations
 from keras_ddl.export.signatures.saved_graph import DEFAULT
 from keras_ddl.export.sources.weights import Source, read, source_of_checkpoint
+from keras_ddl.files import digests, durable
 
 _WHAT = "An export"
 
@@ -127,7 +127,7 @@ def export_saved_model(
         on_disk = thread.submit(durable.sync_tree, staged)
         proof = _prove(staged, base, source, process, validate)
         clock.lap("validate")
-        size = durable.size_of(staged)
+        size = digests.size_of(staged)
         on_disk.result()
         versions.publish(staged, final)
         removed = versions.prune(final, keep) if keep is not None else []

@@ -32,8 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.checkpoint import BASE, base_directory, durable, list_bases
+from keras_ddl.checkpoint import BASE, base_directory, list_bases
 from keras_ddl.errors import ExportError
+from keras_ddl.files import digests, durable
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -80,8 +81,8 @@ class Manifest:
 
 def write(folder: Path, record: dict[str, Any]) -> None:
     """Writes the record of a filled base directory, with its inventory and seal."""
-    record = {"format": FORMAT, **record, "files": durable.inventory(folder)}
-    (folder / NAME).write_text(json.dumps(durable.sealed(record), indent=1))
+    record = {"format": FORMAT, **record, "files": digests.inventory(folder)}
+    (folder / NAME).write_text(json.dumps(digests.sealed(record), indent=1))
 
 
 def is_name(name: object) -> bool:
@@ -102,7 +103,7 @@ def read(ckpt_dir: str | Path, name: str | None = None) -> Manifest:
         if name is not None or len(parts) > 1:
             remedy = f"Name one: --model {parts[0]}" if parts else "Leave --model out"
             raise ExportError(
-                f"An export is of one model. Received: {ckpt_dir} with base graphs of "
+                f"An export takes one model. Received: {ckpt_dir} with base graphs of "
                 f"{', '.join(parts) or 'one model'}, and --model (model=) {name!r}. {remedy}."
             )
         name = parts[0]
@@ -120,13 +121,13 @@ def read(ckpt_dir: str | Path, name: str | None = None) -> Manifest:
         _refuse(path, f"{NAME} is missing")
     except (OSError, ValueError) as error:
         _refuse(path, f"{NAME} cannot be read ({error})")
-    if not durable.is_sealed(record):
+    if not digests.is_sealed(record):
         _refuse(path, f"{NAME} was altered after it was written (its SHA-256 differs)")
     if record["format"] != FORMAT:
         _refuse(
             path, f"{NAME} is of format {record['format']}, not {FORMAT}; export with the keras_ddl that trained it"
         )
-    problem = durable.difference(path, record["files"], contents=True)
+    problem = digests.difference(path, record["files"], contents=True)
     if problem is not None:
         _refuse(path, problem)
     return Manifest(path, record)
@@ -135,5 +136,5 @@ def read(ckpt_dir: str | Path, name: str | None = None) -> Manifest:
 def _refuse(path: Path, problem: str) -> None:
     raise ExportError(
         f"The base graph must be as training wrote it. Received: {path}: {problem}. Copy it again, or train one step "
-        f"with resume=True, which writes it anew."
+        f"with resume=True, which writes it again."
     )

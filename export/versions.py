@@ -6,8 +6,8 @@ import errno
 import warnings
 from pathlib import Path
 
-from keras_ddl.checkpoint import durable
 from keras_ddl.errors import ExportError
+from keras_ddl.files import durable
 
 _WHAT = "An export"
 KINDS = ("saved_model.pb", "model.onnx", "model.tflite")  # one of these tells what a version is
@@ -26,7 +26,7 @@ def choose(out_dir: Path, version: int | str | None, step: int | None, kind: str
         version = step
     if version is not None and not (str(version).isascii() and str(version).isdigit() and int(version) < 2**63):
         raise ExportError(
-            f"A version is a whole number of 0 or more, for that is what TensorFlow Serving loads. Received: "
+            f"A version must be a whole number, 0 or more, because TensorFlow Serving loads only those. Received: "
             f"{version!r}. Give a number, 'step', or nothing for the next one."
         )
     if version is not None and (out_dir / str(int(version))).exists():

@@ -141,7 +141,7 @@ __all__ = [
 
 
 def topology() -> _topology_module.Topology:
-    """Returns where the ranks are; see `keras_ddl.topology.Topology`.
+    """Returns where the ranks are, as `Topology` of the module keras_ddl.topology.
 
     Raises:
         NotInitializedError: before `init` or after `shutdown`.

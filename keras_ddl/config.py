@@ -140,16 +140,16 @@ _TABLE = (
         "LOST_AFTER_SECONDS",
         "seconds, 1 or more",
         8.0,
-        "A host that shows no sign of life this long is given up (RankLostError): longer than what a link full of data "
-        "delays. Ranks of one host are watched by the system instead.",
+        "A host that shows no sign of life for this long is given up (RankLostError): longer than a saturated link "
+        "delays messages. Ranks of one host are watched through the operating system instead.",
     ),
     Variable("STAGING_BYTES", "bytes", 64 << 20, "Bound on the shared memory through which one host's ranks reduce."),
     Variable(
         "CMA",
         "0 or 1",
         True,
-        "1: the ranks of a host may read and write each other's buffers themselves (cross memory attach), where the "
-        "system lets them (Yama: only with kernel.yama.ptrace_scope=0) and that is measured to be faster; 0: through "
+        "1: the ranks of a host may read and write each other's buffers directly (cross memory attach), if the "
+        "system allows it (Yama: only with kernel.yama.ptrace_scope=0) and that is measured to be faster; 0: through "
         "shared memory only.",
     ),
     Variable(
@@ -157,7 +157,7 @@ _TABLE = (
         "bytes or auto",
         "auto",
         "Gradients sent as one collective: large enough for full bandwidth, small enough to overlap with backward. "
-        "'auto' measures when the first Strategy is made; a number is taken as it is.",
+        "'auto' measures when the first Strategy is created; a number is used as it is.",
     ),
     Variable(
         "EXPLAIN_STEP",
@@ -170,15 +170,17 @@ _TABLE = (
         "DRIFT_CHECK_PERCENT",
         "percent",
         1.0,
-        "The part of the training time in which the ranks of a Strategy compare their weights, beside the ends of "
-        "epochs; 0 for never. Weights that differ train on unnoticed.",
+        "The part of the training time in which the ranks of a Strategy compare their weights, in addition to the "
+        "ends of "
+        "epochs; 0 for never: then a difference goes unnoticed.",
     ),
     Variable(
         "DATA_CHECK_BATCHES",
         "count",
         20,
-        "Beside the first batches every one that is a multiple of this is compared over ranks, as far as a digest "
-        "tells, because ranks cut their rows out of the same batch; 0: none is.",
+        "Besides the first batches, every batch with a multiple of this number is compared between ranks, as far "
+        "as a digest "
+        "shows, because ranks take their rows from the same batch; 0: none.",
     ),
     Variable(
         "ISA",
@@ -218,11 +220,11 @@ _TABLE = (
         "RANK_PROCESS",
         "count",
         0,
-        "Set by init: the process that is the rank, for its child processes, which are none.",
+        "Set by init: the process id of the rank, so that its child processes know that they are not ranks.",
     ),
     Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank leaves the report of an uncaught exception."),
     Variable("LAUNCHER", "text", None, "Set by the launcher for the wrapper of each rank: where it reports to."),
-    Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one beside python, then PATH."),
+    Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one next to python, then PATH."),
 )
 
 VARIABLES: Mapping[str, Variable] = {row.name: row for row in _TABLE}

@@ -1,4 +1,4 @@
-"""The errors of keras_ddl: one family, so that `except keras_ddl.errors.KerasDdlError` catches all of them.
+"""The errors of keras_ddl: one hierarchy, so that `except keras_ddl.errors.KerasDdlError` catches all of them.
 
 Each also derives from the built-in exception a caller would expect. A message states the rule, what was received, on
 which rank, and what to do.
@@ -34,7 +34,7 @@ class KerasDdlError(Exception):
 
 
 class ConfigError(KerasDdlError, ValueError):
-    """An argument or a KERAS_DDL_* variable that no rank could work with."""
+    """An invalid argument or KERAS_DDL_* variable."""
 
 
 class NotInitializedError(KerasDdlError, RuntimeError):
@@ -61,7 +61,7 @@ class RankLostError(KerasDdlError, RuntimeError):
 
 
 class DeadlineError(KerasDdlError, TimeoutError):
-    """Ranks did not come to a collective within KERAS_DDL_DEADLINE_SECONDS."""
+    """Ranks did not arrive at a collective within KERAS_DDL_DEADLINE_SECONDS."""
 
 
 class CheckFailedError(KerasDdlError, RuntimeError):
@@ -69,7 +69,7 @@ class CheckFailedError(KerasDdlError, RuntimeError):
 
 
 class CollectiveError(KerasDdlError, RuntimeError):
-    """A collective failed for another reason: a defect, or an error of the operating system or of MPI."""
+    """A collective failed for another reason: a bug, or an error of the operating system or of MPI."""
 
 
 class CheckpointError(KerasDdlError, RuntimeError):
@@ -77,11 +77,11 @@ class CheckpointError(KerasDdlError, RuntimeError):
 
 
 class ExportError(KerasDdlError, RuntimeError):
-    """A SavedModel that cannot be made, or that did not reproduce its stored sample."""
+    """A SavedModel that cannot be created, or that did not reproduce its stored sample."""
 
 
 class ServingError(KerasDdlError, RuntimeError):
-    """A model server that does not answer, or that refuses a request."""
+    """A model server that does not respond, or that rejects a request."""
 
 
 class LaunchError(KerasDdlError, RuntimeError):

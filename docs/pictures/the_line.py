@@ -1,28 +1,30 @@
-"""The stations of keras_ddl, in the order in which a job passes them: `python docs/pictures/the_line.py`."""
+"""The layers of keras_ddl, in the order in which a job uses them: `python docs/pictures/the_line.py`."""
 
 from drawing import picture, rectangle, text, write
 
-WIDTH, HEIGHT = 860, 396
+WIDTH, HEIGHT = 1030, 396
 WIDE, HIGH, GAP = 148, 128, 22
 TOP, LEFT = 34, 16
-PER_ROW = 5
-BANDS = (  # what a station needs, as the colour of its head
+PER_ROW = 6
+BANDS = (  # what a layer needs, as the colour of its head
     ("#57606a", "needs neither TensorFlow nor Keras"),
     ("#2f6db3", "TensorFlow"),
     ("#b3541e", "TensorFlow and Keras"),
 )
 
-STATIONS = (
+LAYERS = (
     ("launch", 0, "keras_ddl/launch/", "starts a process for / each device, reports / the first that fails"),
-    ("topology", 0, "keras_ddl/topology/", "who shares a host: the / box of ranks, and what / all-reduce costs on it"),
+    ("topology", 0, "keras_ddl/topology/", "who shares a host; the / box of ranks; what an / all-reduce costs on it"),
     ("communicator", 0, "keras_ddl/communicator/", "init, rank, size, split; / collectives on arrays / and objects"),
-    ("native", 0, "native/core/ native/mpi/", "agreed on by name; / shared memory inside a / host, rings between"),
+    ("native", 0, "native/core/ native/mpi/", "matched by name; in a / host shared memory, / between hosts rings"),
     ("ops", 1, "keras_ddl/ops/ native/tf/", "collectives on tensors, / in graphs as well, and / their gradients"),
-    ("buckets", 1, "keras_ddl/strategy/", "gradients in groups, / the last layers' first, / during backward"),
-    ("strategy", 2, "keras_ddl/strategy/", "each rank's rows; Keras / put right where ranks / would change it"),
+    ("cut", 1, "keras_ddl/cut/", "a step traced whole, as / in one process, is made / again for a rank's rows"),
+    ("buckets", 1, "keras_ddl/gradients/", "sums in groups, those / that are ready first, / during backward"),
+    ("strategy", 2, "keras_ddl/strategy/", "each rank's rows; has / Keras trace the step, / runs what was cut"),
     ("callbacks", 2, "keras_ddl/callbacks/", "checkpoints, resume, / warm-up: what a / strategy cannot know"),
-    ("export", 1, "keras_ddl/checkpoint/ export/", "weights into the base / graph, proved: a plain / SavedModel"),
-    ("command line", 0, "keras_ddl/cli/", "keras-ddl run, bench, / export, info; nothing / imports it"),
+    ("export", 1, "keras_ddl/checkpoint/ export/", "weights into the base / graph, checked: a plain / SavedModel"),
+    ("serving", 1, "keras_ddl/serving/", "a server for trials, / with the interfaces of / TensorFlow Serving"),
+    ("command line", 0, "keras_ddl/cli/", "keras-ddl run, bench, / export, serve, info; / nothing imports it"),
 )
 
 
@@ -31,8 +33,8 @@ def corner(number: int) -> tuple[int, int]:
     return LEFT + column * (WIDE + GAP), TOP + row * (HIGH + 46)
 
 
-def station(number: int) -> list[str]:
-    name, band, paths, words = STATIONS[number]
+def layer(number: int) -> list[str]:
+    name, band, paths, words = LAYERS[number]
     x, y = corner(number)
     head = f'<path d="M{x} {y + 28} v-22 q0 -6 6 -6 h{WIDE - 12} q6 0 6 6 v22 z" fill="{BANDS[band][0]}"/>'
     parts = [rectangle(x, y, WIDE, HIGH, "frame"), head, text(x + WIDE / 2, y + 19, f"{number + 1} {name}", "on bold")]
@@ -49,10 +51,10 @@ def arrows() -> list[str]:
         '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" '
         'markerUnits="userSpaceOnUse" orient="auto"><path class="tip" d="M0 0 L8 4 L0 8 z"/></marker>'
     ]
-    for number in range(len(STATIONS) - 1):
+    for number in range(len(LAYERS) - 1):
         (x, y), (next_x, next_y) = corner(number), corner(number + 1)
         way = f"M{x + WIDE} {y + HIGH / 2} H{next_x - 1}"
-        if next_y > y:  # to the begin of the next row
+        if next_y > y:  # to the beginning of the next row
             middle = y + HIGH + 23
             way = f"M{x + WIDE / 2} {y + HIGH} V{middle} H{next_x + WIDE / 2} V{next_y - 1}"
         parts.append(f'<path class="way" d="{way}" marker-end="url(#tip)"/>')
@@ -60,21 +62,21 @@ def arrows() -> list[str]:
 
 
 def caption() -> list[str]:
-    line = "The way of a job. Imports point back along it; only 1 also reads 2 and 3."
+    line = "The layers of a job. Imports point back along them; only 1 also imports 2 and 3, and 9 imports 10."
     parts = [text(LEFT, TOP - 14, line, "", "start")]
     x, y = LEFT, corner(PER_ROW)[1] + HIGH + 24
     for colour, words in BANDS:
         parts.append(f'<rect x="{x}" y="{y - 10}" width="12" height="12" rx="2" fill="{colour}"/>')
         parts.append(text(x + 18, y, words, "small", "start"))
         x += 50 + 6.4 * len(words)
-    ways = "A gradient goes from 7 by way of 6 and 5 to 4, and back. A weight goes from 7 by way of 8 to 9."
+    ways = "A gradient goes from 8 through 6, 7 and 5 to 4, and back. A weight goes from 8 through 9 to 10."
     return [*parts, text(LEFT, y + 24, ways, "", "start")]
 
 
 def draw() -> str:
-    title = "The stations of a job: " + ", ".join(name for name, *_ in STATIONS)
-    stations = [part for number in range(len(STATIONS)) for part in station(number)]
-    return picture(WIDTH, HEIGHT, title, [*arrows(), *stations, *caption()])
+    title = "The layers of a job: " + ", ".join(name for name, *_ in LAYERS)
+    boxes = [part for number in range(len(LAYERS)) for part in layer(number)]
+    return picture(WIDTH, HEIGHT, title, [*arrows(), *boxes, *caption()])
 
 
 if __name__ == "__main__":

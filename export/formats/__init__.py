@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from keras_ddl.checkpoint import durable
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ConfigError, ExportError
 from keras_ddl.export import versions
@@ -22,6 +21,7 @@ from keras_ddl.export.formats import converters
 from keras_ddl.export.graft import ExportResult
 from keras_ddl.export.manifest import PROVENANCE
 from keras_ddl.export.proof import replay
+from keras_ddl.files import digests, durable
 
 OPSETS = (9, 18)  # that tf2onnx 1.17 writes, and that have what conversion.py adds to it
 QUANTIZED = ("float16", "dynamic")
@@ -105,7 +105,7 @@ def export_format(
             **found,
             **proved,
             "versions": found["versions"] | proved["versions"],
-            "sha256": durable.digest(staged / chosen.file),
+            "sha256": digests.digest(staged / chosen.file),
         }
         (staged / PROVENANCE).write_text(json.dumps(record, indent=1))
         size = (staged / chosen.file).stat().st_size

@@ -91,7 +91,7 @@ def convert(
         )
     if "failed" in found:
         raise ExportError(
-            f"A converter takes the SavedModel or names what is in its way. Received: {found['failed']} for {name} to "
+            f"The converter could not convert the SavedModel. Received: {found['failed']} for {name} to "
             f"{chosen.name}. Nothing was published. Serve the SavedModel."
         )
     return found

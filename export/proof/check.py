@@ -79,7 +79,8 @@ def check_saved_model(
     signatures = signatures_of(path)
     if "serving_default" not in signatures:
         raise ExportError(
-            f"What is served has a signature serving_default. Received: {path}, with {sorted(signatures) or 'none'}."
+            f"A SavedModel must have a signature serving_default to be served. Received: {path}, with "
+            f"{sorted(signatures) or 'none'}."
         )
     problems, answers, seconds = list(scan.problems), "", {}
     with contextlib.ExitStack() as stack:
@@ -111,7 +112,7 @@ def signatures_of(path: Path) -> dict[str, Any]:
     saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
     served = [graph for graph in saved.meta_graphs if "serve" in graph.meta_info_def.tags]
     if not served:
-        raise ExportError(f"The graph that is served is tagged 'serve'. Received: {path}, which has none.")
+        raise ExportError(f"The graph to serve must be tagged 'serve'. Received: {path}, which has none.")
 
     def described(tensors: Any) -> dict[str, Any]:
         shapes = {name: tf.TensorShape(info.tensor_shape) for name, info in tensors.items()}

@@ -38,7 +38,7 @@ class ScanReport:
         listed = "\n  ".join(self.problems[:_MOST])
         more = f"\n  and {len(self.problems) - _MOST} more" if len(self.problems) > _MOST else ""
         raise ExportError(
-            f"A server runs only TensorFlow's own ops, on any machine. Received: {what} with\n  {listed}{more}\n"
+            f"A server runs only TensorFlow's own ops, without fixed devices. Received: {what} with\n  {listed}{more}\n"
             f"Take these out of call(training=False): communicate only in training, write Python functions as "
             f"TensorFlow ops, and name no GPU in the model."
         )
@@ -68,7 +68,9 @@ def scan_saved_model(path: str | Path, allow_ops: Iterable[str] = ()) -> ScanRep
     except (OSError, DecodeError) as error:
         versions = sorted(int(each.name) for each in Path(path).glob("[0-9]*/") if each.name.isdigit())
         remedy = f" Give one of its versions: {Path(path) / str(versions[-1])}." if versions else ""
-        raise ExportError(f"A SavedModel directory holds saved_model.pb. Received: {file}: {error}.{remedy}") from error
+        raise ExportError(
+            f"A SavedModel directory must hold saved_model.pb. Received: {file}: {error}.{remedy}"
+        ) from error
 
 
 def scan_proto(saved_model: Any, allow_ops: Iterable[str] = ()) -> ScanReport:

@@ -87,7 +87,7 @@ class CleanProcess:
             output, errors = self._process.communicate(json.dumps(request) + "\n", timeout=_SECONDS)
         except subprocess.TimeoutExpired as error:
             raise ExportError(
-                f"The clean process answers the sample within {_SECONDS:.0f} s. Received: nothing for "
+                f"The clean process must run the sample within {_SECONDS:.0f} s. Received: nothing for "
                 f"{request['path']}. Try validate='here', or a smaller sample."
             ) from error
         for line in output.splitlines():
@@ -98,7 +98,7 @@ class CleanProcess:
                 return told
         tail = "\n".join(errors.splitlines()[-12:])
         raise ExportError(
-            f"The clean process loads the SavedModel as a server does. Received: it ended with status "
+            f"The clean process must load the SavedModel as a server does. Received: it ended with status "
             f"{self._process.returncode} while loading {request['path']}:\n{tail}"
         )
 
@@ -164,13 +164,14 @@ def validate_saved_model(
         raise
     except Exception as error:  # whatever keeps a server from answering
         raise ExportError(
-            f"A server must load the SavedModel and answer the stored sample. Received: {type(error).__name__}: "
+            f"A server must load the SavedModel and run the stored sample. Received: {type(error).__name__}: "
             f"{error} Nothing was published. Check the ops with scan_saved_model, and the TensorFlow version."
         ) from error
     if answer["problems"]:
         listed = "; ".join(answer["problems"])
         raise ExportError(
-            f"The SavedModel must answer the stored sample as the trained model did. Received: {listed}. Nothing was "
+            f"The SavedModel must give the trained model's outputs for the stored sample. Received: {listed}. "
+            f"Nothing was "
             f"published. Was the base graph written by another version of the model's code, or on another device?"
         )
     return answer

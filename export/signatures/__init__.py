@@ -138,7 +138,7 @@ def trace(
         except Exception as error:
             whose = "its sample's inputs by name" if name in own_inputs else "the model's inputs"
             raise ExportError(
-                f"A signature's function is called with {whose}, and answers tensors. Received: that of "
+                f"A signature's function is called with {whose}, and must return tensors. Received: that of "
                 f"{name!r} failed with {type(error).__name__}: {error}."
             ) from error
 
@@ -291,7 +291,7 @@ def _servable(outputs: Mapping[str, Any], float32: bool) -> dict[str, Any]:
             parts = {name: tf.convert_to_tensor(tensor)}
         for part, each in parts.items():
             if part in found:
-                raise ExportError(f"A signature's outputs have names of their own. Received: {part!r} twice.")
+                raise ExportError(f"The outputs of a signature must have different names. Received: {part!r} twice.")
             half = each.dtype in (tf.float16, tf.bfloat16)
             found[part] = tf.cast(each, tf.float32) if float32 and half else tf.identity(each)
     return found

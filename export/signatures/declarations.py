@@ -49,12 +49,12 @@ def read(signatures: Mapping[str, Any] | None, *, functions: bool, taken: Iterab
     """
     declared = Declared()
     if not isinstance(signatures or {}, Mapping):
-        raise ExportError(f"signatures maps names to what they answer. Received: {type(signatures).__name__}.")
+        raise ExportError(f"signatures must map names to outputs. Received: {type(signatures).__name__}.")
     for name, value in (signatures or {}).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in taken:
             raise ExportError(
-                f"A signature has a name of letters, digits, '_', '.' and '-' that no other has. Received: {name!r}"
-                f"{', which is there already' if name in taken else ''}."
+                f"A signature must have a unique name of letters, digits, '_', '.' and '-'. Received: {name!r}"
+                f"{', which already exists' if name in taken else ''}."
             )
         if isinstance(value, EncodedImages):
             declared.images[name] = value
@@ -96,7 +96,7 @@ def check(declared: Declared, answers: Iterable[str], layers: Iterable[str]) -> 
             more = f" and {len(others) - _MOST} more" if len(others) > _MOST else ""
             inside = f"; layers {others[:_MOST]}{more}" if others else ""
             raise ExportError(
-                f"A signature answers what the model's outputs or layers answer. Received: {name!r} with {unknown}. "
+                f"A signature returns outputs of the model or of its layers. Received: {name!r} with {unknown}. "
                 f"There are outputs {sorted(answers)}{inside}."
             )
 

@@ -96,7 +96,7 @@ def image_input(images: EncodedImages, inputs: Mapping[str, Any]) -> ImageInput:
         )
     if images.name != name and images.name in inputs:
         raise ExportError(
-            f"EncodedImages needs a name for its input that no other has. Received: {images.name!r}; the inputs are "
+            f"EncodedImages needs a unique name for its input. Received: {images.name!r}; the inputs are "
             f"{_listed(inputs)}. Give name=."
         )
     dtype, shape = inputs[name]

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.checkpoint import durable
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
 from keras_ddl.export import versions
@@ -23,6 +22,7 @@ from keras_ddl.export.proof import replay
 from keras_ddl.export.proof.scan import scan_proto
 from keras_ddl.export.proof.validate import CleanProcess, validate_saved_model
 from keras_ddl.export.sources import saved_variables, weight_files
+from keras_ddl.files import digests, durable
 
 _WHAT = "An export"
 _BASE = "_basegraph.meta"
@@ -78,7 +78,7 @@ def export_graph(
         _write(servable, meta, file, prefix, fed, answers, staged / "model", golden)
         answer = validate_saved_model(staged / "model", None, golden, process=process)
         same = "bit for bit" if answer["bitwise"] else f"to within {answer['largest']:.1e}"
-        size = durable.size_of(staged / "model")
+        size = digests.size_of(staged / "model")
         versions.publish(staged / "model", final)
         removed = versions.prune(final, keep) if keep is not None else []
     return ExportResult(

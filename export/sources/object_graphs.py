@@ -68,8 +68,8 @@ class ObjectGraph:
         best = named or best
         if most == len(keys) and len({tuple(sorted(found.items())) for _, found in best}) > 1:
             raise ExportError(
-                f"One object in a TensorFlow checkpoint is the model. Received: "
-                f"{', '.join(sorted(' '.join(names) for names, _ in best))}, which all fit. Give a file with one of "
+                f"Exactly one object in a TensorFlow checkpoint must match the model. Received: "
+                f"{', '.join(sorted(' '.join(names) for names, _ in best))}, which all match. Give a file with one of "
                 "them, or name it in training as the file does: Checkpoint(serve=...)."
             )
         return best[0][1] if best else {}

@@ -74,8 +74,9 @@ def places(meta: Any, servable: Any, prefix: Path) -> dict[str, Place]:
         )
         unlike = f"with {'; '.join(others[:_MOST])}" if others else ""
         raise ExportError(
-            f"A checkpoint holds each variable of the graph that is served. Received: {prefix}, "
-            f"{' and '.join(filter(None, (without, unlike)))}. Is it of this graph? A graph for inference names its "
+            f"A checkpoint must hold each variable of the graph to be served. Received: {prefix}, "
+            f"{' and '.join(filter(None, (without, unlike)))}. Does it belong to this graph? A graph for inference "
+            f"must name its "
             "variables as the one for training does, or has a Saver that says how they are saved."
         )
     return found
@@ -118,7 +119,8 @@ def _values(found: Mapping[str, Place], prefix: Path) -> Iterator[tuple[str, Any
             held = (place.tensor, reader.get_tensor(place.tensor))
         if held[1].dtype.kind == "f" and not np.isfinite(held[1]).all():
             raise ExportError(
-                f"Weights that are served are numbers. Received: NaN or Inf in {place.tensor!r} of {prefix}. Take an "
+                f"Weights must be finite numbers to be served. Received: NaN or Inf in {place.tensor!r} of "
+                f"{prefix}. Take an "
                 "earlier checkpoint."
             )
         yield name, place.of(held[1])

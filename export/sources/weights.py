@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl.checkpoint import durable, model_state
+from keras_ddl.checkpoint import model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
 from keras_ddl.export.manifest import Manifest
 from keras_ddl.export.sources import weight_files
+from keras_ddl.files import digests
 
 _WHAT = "An export"
 _MOST = 5
@@ -67,7 +68,7 @@ def read(source: Source, base: Manifest) -> Iterator[dict[str, Any]]:
     bad: list[str] = []
     for group in groups:
         for key in [key for key in constants if key in group]:
-            if durable.digest_bytes(group.pop(key).numpy().tobytes()) != constants[key]:
+            if digests.digest_bytes(group.pop(key).numpy().tobytes()) != constants[key]:
                 raise ExportError(
                     f"What the base graph holds as a constant must not change in training. Received: "
                     f"{bundle.name_of(key)!r} in {source.name} differs from when the graph was traced. Call adapt() "
@@ -92,7 +93,7 @@ def _agreement(source: Source, name: str | None) -> bool | None:
     evidence = (state.get("base") if name is None else state.get("bases", {}).get(name)) or {}
     if evidence.get("agrees") is False:
         raise ExportError(
-            f"The base graph must answer as the model did when step {source.step} was saved. Received: "
+            f"The base graph must give the model's outputs as of step {source.step}. Received: "
             f"{'; '.join(evidence['problems'])}. Something that the graph holds as a constant was changed after "
             f"training began (an attribute of a layer, an adapt()). Set it before fit(), or make it a weight."
         )
@@ -109,7 +110,7 @@ def _from_checkpoint(found: ckpt.Checkpoint, base: Manifest, constants: list[str
         for key, place in wanted.items():
             if held.get(place) != specs[key]:
                 raise ExportError(
-                    f"A checkpoint brings every variable that the base graph reads. Received: {found.path} with "
+                    f"A checkpoint must hold every variable that the base graph reads. Received: {found.path} with "
                     f"{held.get(place) or 'nothing'} for {bundle.name_of(key)!r}, which is {specs[key]} in the graph. "
                     f"Save with save_checkpoint(base=...), or export a checkpoint of the run that wrote the graph."
                 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl.checkpoint import durable, model_state
+from keras_ddl.checkpoint import model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import CheckpointError, ExportError
 from keras_ddl.export import manifest
@@ -22,6 +22,7 @@ from keras_ddl.export.signatures import METHODS, Classify, Regress, declarations
 from keras_ddl.export.tracing.inputs import find_inputs
 from keras_ddl.export.tracing.isolation import isolated
 from keras_ddl.export.tracing.tracer import Traced, Tracer, answer
+from keras_ddl.files import durable
 
 _WHAT = "A base graph"
 
@@ -114,7 +115,7 @@ def write_base_graph(
             "A part of a model has a name of letters, digits, '_' and '-', by which an export finds its graph. "
             f"Received: name={name!r}. Give name='generator', for example."
         )
-    from keras_ddl.compat.keras import has_call  # imports Keras
+    from keras_ddl.compat.models import has_call  # imports Keras
 
     root = durable.make_directory(Path(ckpt_dir), _WHAT, ExportError)
     path = root / ckpt.base_directory(name)
@@ -149,7 +150,8 @@ def _refuse_other_checkpoints(root: Path, record: Mapping[str, Any]) -> None:
         model_state.match(record["variables"], whole[-1].state["weights"], "weight", whole[-1].path)
     except CheckpointError as error:
         raise ExportError(
-            f"A checkpoint directory holds one model. Received: {root}, with {len(whole)} checkpoints of another: "
+            f"A checkpoint directory must hold only one model. Received: {root}, with {len(whole)} checkpoints of "
+            f"another: "
             f"{error} Give another directory, or move them aside with checkpoint.set_aside({str(root)!r})."
         ) from error
 

@@ -68,6 +68,6 @@ def unchanged(variables: Iterable[Any]) -> Iterator[None]:
 
 def layers_of(model: Any) -> list[Any]:
     """Returns the model and all layers inside it, however deep, also in Python lists."""
-    from keras_ddl.compat import keras  # exporting needs none
+    from keras_ddl.compat import models  # exporting needs no Keras
 
-    return keras.layers_of(model)
+    return models.layers_of(model)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.checkpoint import durable, model_state
+from keras_ddl.checkpoint import model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
 from keras_ddl.export import manifest, signatures
@@ -23,6 +23,7 @@ from keras_ddl.export.sources.object_graphs import places_in_objects
 from keras_ddl.export.sources.weight_files import places_in_h5
 from keras_ddl.export.tracing.inputs import Inputs
 from keras_ddl.export.tracing.isolation import layers_of, portable_layers, unchanged
+from keras_ddl.files import digests
 
 UNTRACKED = "untracked"
 
@@ -236,7 +237,7 @@ class Tracer:
                     f"The model must answer sample=. Received: {type(error).__name__}: {error}. Give rows as in fit."
                 ) from error
             warnings.append(
-                f"the model does not answer made-up rows ({type(error).__name__}), so an export cannot compare "
+                f"the model fails on generated rows ({type(error).__name__}), so an export cannot compare "
                 f"outputs; give sample="
             )
             return None, None
@@ -301,7 +302,7 @@ def _tf_variable(variable: Any) -> Any:
 
 
 def _fingerprint(variable: Any) -> str:
-    return durable.digest_bytes(model_state.tensor_of(variable).numpy().tobytes())
+    return digests.digest_bytes(model_state.tensor_of(variable).numpy().tobytes())
 
 
 def _is_half(layer: Any) -> bool:

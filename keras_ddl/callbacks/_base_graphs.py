@@ -9,9 +9,9 @@ from typing import Any
 import keras
 
 from keras_ddl import export
-from keras_ddl.callbacks._first_rank import on_first_rank
 from keras_ddl.communicator import stack_position
-from keras_ddl.compat.keras import is_built, layers_of
+from keras_ddl.communicator.first_rank import on_first_rank
+from keras_ddl.compat.models import is_built, layers_of
 from keras_ddl.errors import ConfigError, ExportError
 
 Serve = str | Sequence[str] | Mapping[str, Any] | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from keras_ddl.callbacks._first_rank import on_first_rank
+from keras_ddl.communicator.first_rank import on_first_rank
 
 
 class Clock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.checkpoint.direction import direction_of_name
-from keras_ddl.compat.keras import metrics_in
+from keras_ddl.compat.models import metrics_in
 from keras_ddl.errors import ConfigError
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl.callbacks._first_rank import on_first_rank
-from keras_ddl.callbacks._training_state import broadcast_training_state
 from keras_ddl.checkpoint import model_state
-from keras_ddl.compat.keras import optimizers_of
+from keras_ddl.communicator.first_rank import on_first_rank
+from keras_ddl.compat.models import optimizers_of, steps_taken
+from keras_ddl.resuming.training_state import broadcast_training_state
 from keras_ddl.strategy import agreement
 
 
 def step_of(model: Any) -> int:
     """Returns the optimizer steps made; of several optimizers, those of the one with the most."""
-    return max((int(each.iterations.numpy()) for each in optimizers_of(model)), default=0)
+    return steps_taken(optimizers_of(model)) or 0
 
 
 @dataclass

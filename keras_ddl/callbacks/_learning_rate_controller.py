@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import keras
 
-from keras_ddl.callbacks._first_rank import is_first_rank
 from keras_ddl.callbacks._momentum import MomentumCorrection
 from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.first_rank import is_first_rank
 from keras_ddl.errors import ConfigError
 
 
@@ -77,7 +77,7 @@ class LearningRateController:
             self._fit, self._factors, self._opened, self._warned = fit, [], False, set()
         if factor.is_warmup and any(other.is_warmup for other in self._factors):
             raise ConfigError(
-                "fit takes one LearningRateWarmup: two would scale the learning rate twice. Received: 2. "
+                "fit takes only one LearningRateWarmup: two would scale the learning rate twice. Received: 2. "
                 "Remove one, or do with LearningRateSchedule what the second does."
             )
         self._factors.append(factor)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_ddl.callbacks._learning_rate_controller import LearningRateController, controller_of
-from keras_ddl.compat.keras import unwrapped
+from keras_ddl.compat.models import unwrapped
 from keras_ddl.errors import ConfigError
 from keras_ddl.schedules import positive
 

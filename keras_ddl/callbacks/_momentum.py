@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_ddl.compat.keras import unwrapped
+from keras_ddl.compat.models import unwrapped
 
 
 def buffers_with_rate(optimizer: Any) -> list[Any]:

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from keras_ddl.callbacks._first_rank import on_first_rank
 from keras_ddl.checkpoint import Checkpoint
-from keras_ddl.checkpoint.durable import being_read, make_directory
 from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.errors import ExportError
+from keras_ddl.files.durable import being_read, make_directory
 
 # Of the job: the exporting process is no rank.
 _OF_JOB = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "KERAS_DDL_")
@@ -81,7 +81,7 @@ class Publisher:
             self._told.add(directory)
             stack_position.warn(
                 f"A server loads the highest version, and Checkpoint numbers versions by steps. Received: {directory} "
-                f"with version {max(higher)}, higher than step {step}: a server goes on with that. Give publish_to a "
+                f"with version {max(higher)}, higher than step {step}: a server keeps serving that. Give publish_to a "
                 "directory of its own for each run, or remove the earlier run's versions."
             )
         command = [sys.executable, "-m", "keras_ddl.cli", "export", self._checkpoints, directory]
@@ -115,5 +115,5 @@ def wait_for(publisher: Publisher | None) -> None:
 def _warn_of_failure(step: int, directory: Path, said: str) -> None:
     stack_position.warn(
         f"Checkpoint publishes each checkpoint to {directory}. Received: step {step} could not be exported: {said}. "
-        "Training goes on; earlier versions are untouched."
+        "Training continues; earlier versions are untouched."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import numbers
 from typing import Any
 
@@ -11,7 +10,8 @@ import numpy as np
 
 from keras_ddl import communicator
 from keras_ddl.communicator import stack_position
-from keras_ddl.compat.keras import rows_counted
+from keras_ddl.communicator.comparison import is_equal
+from keras_ddl.compat.models import rows_counted
 
 
 class AverageLogs(keras.callbacks.Callback):
@@ -29,7 +29,7 @@ class AverageLogs(keras.callbacks.Callback):
             "val_" by its rows of validation, as far as Keras has counted them (a `train_step` of one's own may not
             have). For ranks with batches of their own, which need not be equally many.
 
-    Cost: at each epoch end, one gather of 8 bytes per rank and one all-reduce of 8 bytes per key.
+    Cost: at each epoch end, one gather of 32 bytes per rank and one all-reduce of 8 bytes per key.
     """
 
     def __init__(self, by_rows: bool = False) -> None:
@@ -57,31 +57,30 @@ class AverageLogs(keras.callbacks.Callback):
             mine = np.array([float(logs[key]) for key in keys], np.float64)
             op = "mean"
             if self.by_rows:
-                shares, op = self._shares(keys), "sum"
+                weights, op = self._row_weights(keys), "sum"
                 # A rank without rows has no values: what stands in its logs then (0, NaN) is none.
-                mine = np.where(shares == 0, 0.0, mine) * shares
+                mine = np.where(weights == 0, 0.0, mine) * weights
             mean = communicator.all_reduce_array(mine, op=op, name="AverageLogs/values")
             logs.update(zip(keys, mean.tolist()))
 
-    def _shares(self, keys: list[str]) -> np.ndarray:
+    def _row_weights(self, keys: list[str]) -> np.ndarray:
         """Returns this rank's part of the rows behind each key. COLLECTIVE."""
         self._rows.setdefault(False, rows_counted(self.model))
         mine = np.array([self._rows[False], self._rows.get(True, 0.0)])
         rows = communicator.all_reduce_array(mine, name="AverageLogs/rows")
-        share = np.divide(mine, rows, out=np.full(2, 1 / communicator.size()), where=rows > 0)
-        return np.array([share[int(key.startswith("val_"))] for key in keys])
+        weights = np.divide(mine, rows, out=np.full(2, 1 / communicator.size()), where=rows > 0)
+        return np.array([weights[int(key.startswith("val_"))] for key in keys])
 
     def _agree(self, keys: list[str]) -> list[str]:
         """Returns the keys that every rank has. The names travel only when they differ somewhere."""
-        digest = hashlib.sha256("\0".join(keys).encode()).digest()[:8]
-        if len(set(communicator.all_gather_object(digest, name="AverageLogs/digest"))) == 1:
+        if is_equal("\0".join(keys).encode(), "AverageLogs/digest"):
             return keys
-        everyone = [set(other) for other in communicator.all_gather_object(keys, name="AverageLogs/keys")]
-        common = set.intersection(*everyone)
+        gathered = [set(other) for other in communicator.all_gather_object(keys, name="AverageLogs/keys")]
+        common = set.intersection(*gathered)
         if not self._warned:
             self._warned = True
             some = {
-                key: [r for r, has in enumerate(everyone) if key not in has] for key in set.union(*everyone) - common
+                key: [r for r, has in enumerate(gathered) if key not in has] for key in set.union(*gathered) - common
             }
             if communicator.rank() == 0:
                 stack_position.warn(

@@ -8,8 +8,9 @@ from typing import Any
 import keras
 
 from keras_ddl import communicator
-from keras_ddl.callbacks._training_state import broadcast_training_state
-from keras_ddl.errors import NotInitializedError, RankMismatchError
+from keras_ddl.communicator.comparison import require_equal
+from keras_ddl.errors import NotInitializedError
+from keras_ddl.resuming.training_state import broadcast_training_state
 
 
 class BroadcastVariables(keras.callbacks.Callback):
@@ -44,15 +45,15 @@ class BroadcastVariables(keras.callbacks.Callback):
                 "Call keras_ddl.init() at the top of the script, or build the model under keras_ddl.Strategy().scope()."
             )
         # A rank that has built its model and one that has not would meet in different collectives.
-        built = communicator.all_gather_object(bool(self.model.built), name="BroadcastVariables/built")
+        require_equal(
+            "built" if self.model.built else "not built",
+            "BroadcastVariables/built",
+            "All ranks must have built their model, or none.",
+            "Build it (or call it on a batch) on every rank.",
+        )
         self._done = False
-        if all(built):
+        if self.model.built:
             self._broadcast()
-        elif any(built):
-            raise RankMismatchError(
-                "All ranks must have built their model, or none. Received: built="
-                f"{dict(enumerate(built))} by rank. Build it (or call it on a batch) on every rank."
-            )
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if not self._done and self.model.built:

@@ -15,19 +15,18 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl.callbacks._base_graphs import BaseGraphs, Serve
 from keras_ddl.callbacks._clock import Clock
 from keras_ddl.callbacks._direction import resolve_direction
-from keras_ddl.callbacks._first_rank import is_first_rank, on_first_rank
 from keras_ddl.callbacks._learning_rate_controller import controller_of
-from keras_ddl.callbacks._progress import ARRAYS, RECORD, Restoration, agreed_layer_state, capture
 from keras_ddl.callbacks._publisher import Publisher, wait_for
-from keras_ddl.callbacks._resume import resume_from_latest
-from keras_ddl.callbacks._training_state import steps_taken
 from keras_ddl.checkpoint import model_state
 from keras_ddl.checkpoint.background import BackgroundWriter
-from keras_ddl.checkpoint.durable import make_directory
 from keras_ddl.checkpoint.snapshot import Buffers
 from keras_ddl.communicator import stack_position
-from keras_ddl.compat.keras import optimizers_of, unwrapped
+from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
+from keras_ddl.compat.models import optimizers_of, steps_taken, unwrapped
 from keras_ddl.errors import CheckpointError, ConfigError
+from keras_ddl.files.durable import make_directory
+from keras_ddl.resuming import resume_from_latest
+from keras_ddl.resuming.progress import ARRAYS, RECORD, Restoration, agreed_layer_state, capture
 from keras_ddl.strategy import fits, keras_patches
 
 
@@ -178,6 +177,8 @@ class Checkpoint(keras.callbacks.Callback):
         resumed = resume_from_latest(self.model, self.dir, self.params.get("epochs"))
         self._epoch, self._saved, self._batches = resumed.epoch, resumed.step, resumed.batches
         self._restoration = resumed.restoration
+        if resumed.rates and self.model.optimizer is not None:
+            controller_of(unwrapped(self.model.optimizer)).restore(resumed.rates)
 
     # ---- training ----------------------------------------------------------------------------------------------------
 

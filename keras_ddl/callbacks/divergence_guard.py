@@ -15,10 +15,10 @@ from keras_ddl.callbacks._last_good import CheckpointsOfGood, MemoryOfGood, step
 from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._loss_judge import LossJudge
 from keras_ddl.callbacks._momentum import MomentumCorrection
-from keras_ddl.callbacks._training_state import build_optimizer
 from keras_ddl.communicator import stack_position
-from keras_ddl.compat.keras import optimizers_with_rates
+from keras_ddl.compat.models import optimizers_with_rates
 from keras_ddl.errors import ConfigError
+from keras_ddl.resuming.training_state import build_optimizer
 from keras_ddl.schedules import positive
 from keras_ddl.strategy.keras_patches.trainer import stop_on_all_ranks
 

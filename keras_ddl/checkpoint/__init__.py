@@ -4,7 +4,7 @@
         weights.index, .data-*   a TensorFlow bundle, keyed as the base graph's variables (model_state.py)
         optimizer.index, .data-* the optimizer's state, for an exact resume
         golden.npz               what the base graph answers to the stored sample with these weights
-        progress.json, .npz      what a run is besides its variables (callbacks/_progress.py)
+        progress.json, .npz      what a run is besides its variables (resuming/progress.py)
         state.json               step, epoch, metrics, size and SHA-256 of every file, and of itself
     ckpt/base/                   the servable graph (keras_ddl.export); base-<name>/ that of a part of the model
     ckpt/previous-1/             an earlier run's base and checkpoints (`set_aside`)
@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.checkpoint import durable
 from keras_ddl.checkpoint.direction import direction_of_name
 from keras_ddl.errors import CheckpointError
+from keras_ddl.files import digests, durable
 
 FORMAT = 1
 STATE = "state.json"
@@ -160,7 +160,7 @@ def validate(checkpoint: Checkpoint) -> None:
     Raises: CheckpointError: a file is missing, cut short or altered.
     """
     _whole(checkpoint, checkpoint.path.parent)
-    problem = durable.difference(checkpoint.path, (checkpoint.state or {})["files"], contents=True)
+    problem = digests.difference(checkpoint.path, (checkpoint.state or {})["files"], contents=True)
     if problem is not None:
         _refuse(checkpoint.path, problem)
 
@@ -198,8 +198,8 @@ def write(
     try:
         with durable.staging_directory(root) as staged:
             state.update(fill(staged) or {})
-            state["files"] = durable.inventory(staged)
-            (staged / STATE).write_text(json.dumps(durable.sealed(state), indent=1))
+            state["files"] = digests.inventory(staged)
+            (staged / STATE).write_text(json.dumps(digests.sealed(state), indent=1))
             durable.publish(staged, final, replace=True)
     except OSError as error:
         raise CheckpointError(durable.explain(error, _WHAT, final)) from error
@@ -306,7 +306,7 @@ def _read(path: Path, step: int) -> Checkpoint:
         return Checkpoint(path, step, problem=f"{STATE} is missing")
     except (ValueError, OSError) as error:
         return Checkpoint(path, step, problem=f"{STATE} cannot be read ({error})")
-    if not durable.is_sealed(state):
+    if not digests.is_sealed(state):
         return Checkpoint(path, step, problem=f"{STATE} was altered after it was written (its SHA-256 differs)")
     if state["format"] != FORMAT or state["step"] != step:
         received = f"format {state['format']} and step {state['step']}, not {FORMAT} and {step}"
@@ -321,7 +321,7 @@ def _read(path: Path, step: int) -> Checkpoint:
         saved_at=state["saved_at"],
         extra=state["extra"],
         state=state,
-        problem=durable.difference(path, state["files"], contents=False),
+        problem=digests.difference(path, state["files"], contents=False),
     )
 
 
@@ -333,9 +333,9 @@ def _whole(checkpoint: Checkpoint, ckpt_dir: str | Path) -> Checkpoint:
 
 def _refuse(path: Path, problem: str) -> None:
     others = [each.step for each in list_checkpoints(path.parent) if each.problem is None and each.path != path]
-    remedy = f"use an earlier step ({_few(others)} look whole)" if others else "there is no other checkpoint beside it"
+    remedy = f"use an earlier step ({_few(others)} look complete)" if others else "there is no other checkpoint there"
     raise CheckpointError(
-        f"A checkpoint must be whole to be read. Received: {path}: {problem}. Copy it again or remove it; {remedy}."
+        f"A checkpoint must be complete to be read. Received: {path}: {problem}. Copy it again or remove it; {remedy}."
     )
 
 
@@ -348,7 +348,7 @@ def _storable(name: str, value: Any) -> float | str:
         number = float(value)
     except (TypeError, ValueError) as error:
         raise CheckpointError(
-            f"A metric is one number. Received: {name}={value!r}. Leave it out of metrics=."
+            f"A metric must be one number. Received: {name}={value!r}. Leave it out of metrics=."
         ) from error
     return number if math.isfinite(number) else repr(number)  # JSON has no NaN; float('nan') reads it back
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from keras_ddl import communicator, config
-from keras_ddl.checkpoint import durable
 from keras_ddl.errors import CheckpointError
+from keras_ddl.files import durable
 
 _WHAT = "A commit"
 _NAME = re.compile(r"^commit-(\d+)$")
@@ -52,17 +52,7 @@ class Commits:
         try:
             if not folder.is_dir():
                 folder.mkdir(parents=True)
-            with durable.staging_directory(folder) as staging:
-                part = staging / "part"
-                with part.open("wb") as file:
-                    end = _Checked(file)
-                    pickle.dump(content, end, protocol=5)
-                    file.write(_END.pack(_MARK, end.crc, end.length))
-                if self.synced:
-                    durable.sync_file(part)
-                part.replace(folder / f"commit-{number}")
-            if self.synced:
-                durable.sync_file(folder)
+            durable.write_whole(folder / f"commit-{number}", lambda part: _write(part, content), synced=self.synced)
             for old, path in _in_folder(folder)[_KEPT:]:
                 if old < number:
                     path.unlink(missing_ok=True)
@@ -78,6 +68,13 @@ class Commits:
         """Removes what killed writers have left."""
         for folder in self.directory.glob("rank-*"):
             durable.sweep_temporaries(folder)
+
+
+def _write(path: str, content: Any) -> None:
+    with Path(path).open("wb") as file:
+        end = _Checked(file)
+        pickle.dump(content, end, protocol=5)
+        file.write(_END.pack(_MARK, end.crc, end.length))
 
 
 class _Checked:

@@ -172,7 +172,7 @@ def restore_checkpoint(
         if state["optimizer"] is None:
             raise CheckpointError(
                 f"An exact resume needs the optimizer's state. Received: {found.path}, which holds weights only. "
-                f"Pass optimizer=False to start the optimizer anew."
+                f"Pass optimizer=False to start with a new optimizer."
             )
         build_optimizers(model, optimizers_to_build(model, found))
         optimizers = _optimizers_of(model)
@@ -195,7 +195,7 @@ def weights_of(model: Any) -> dict[str, Any]:
 
     Paths that several variables share get '#2', '#3'... in that order.
     """
-    from keras_ddl.compat.keras import is_built  # an export reads checkpoints without Keras
+    from keras_ddl.compat.models import is_built  # an export reads checkpoints without Keras
 
     if not is_built(model):
         raise CheckpointError(
@@ -208,8 +208,8 @@ def weights_of(model: Any) -> dict[str, Any]:
 def trackable(model: Any) -> Any:
     """Returns an object with all variables of a built model, for `tf.train.Checkpoint(model=trackable(model), ...)`.
 
-    tf.train.Checkpoint of a Keras 3.15 model itself leaves out layers in lists, dicts and nested tuples, without a
-    word. With this in its place it saves and restores all; `keras-ddl export --weights` takes such files.
+    tf.train.Checkpoint of a Keras 3.15 model itself silently leaves out layers in lists, dicts and nested tuples.
+    With this in its place it saves and restores all; `keras-ddl export --weights` takes such files.
     Raises: CheckpointError: the model is not built.
     """
     import tensorflow as tf
@@ -246,7 +246,7 @@ def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[s
             raise CheckpointError(
                 f"A checkpoint's optimizers go back into those of the model. Received: {checkpoint.path} with "
                 f"{name!r}; the model has {sorted(optimizers)}. Make it as it was before fit, as an attribute of the "
-                f"model, or pass optimizer=False to start them anew."
+                f"model, or pass optimizer=False to start with new ones."
             )
         if not optimizers[name].built:
             known = keys and all(key in place for key in keys)
@@ -265,7 +265,7 @@ def build_optimizers(model: Any, plan: Sequence[tuple[str, Sequence[int] | None]
 
 
 def _optimizers_of(model: Any) -> dict[str, Any]:
-    from keras_ddl.compat.keras import named_optimizers_of  # an export reads checkpoints without Keras
+    from keras_ddl.compat.models import named_optimizers_of  # an export reads checkpoints without Keras
 
     return named_optimizers_of(model)
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from keras_ddl.checkpoint import durable
 from keras_ddl.errors import KerasDdlError
+from keras_ddl.files import durable
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # of every variable's key in an object-based TensorFlow checkpoint
 

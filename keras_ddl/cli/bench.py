@@ -33,7 +33,7 @@ def _sized(text: str) -> dict[str, object]:
     return {"type": _Bytes(), "default": text, "show_default": True, "metavar": "SIZE"}
 
 
-@click.command("bench", short_help="Measure all_reduce beside MPI_Allreduce.")
+@click.command("bench", short_help="Compare all_reduce with MPI_Allreduce.")
 @click.option("-np", "--np", "num_ranks", type=click.IntRange(min=1), help="Start this many ranks.", metavar="N")
 @click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:2,h1:2.", metavar="HOSTS")
 @click.option("--mode", help="Topology: p, or dimensions such as x:2x2 (KERAS_DDL_MODE).", metavar="MODE")
@@ -41,11 +41,11 @@ def _sized(text: str) -> dict[str, object]:
 @click.option("-e", "--end", help="Largest buffer of a rank.", **_sized("64M"))
 @click.option("-f", "--factor", type=click.FloatRange(min=1, min_open=True), default=4.0, show_default=True,
               help="From one size to the next.")  # fmt: skip
-@click.option("-d", "--dtype", type=click.Choice(list(DTYPES)), default="float32", show_default=True, help="Elements.")
+@click.option("-d", "--dtype", type=click.Choice(list(DTYPES)), default="float32", show_default=True, help="Dtype.")
 @click.option("-o", "--op", type=click.Choice(_OPS), default="sum", show_default=True, help="Reduction.")
 @click.option("-n", "--iters", type=click.IntRange(min=1), default=20, show_default=True, help="Calls per size.")
 @click.option("-w", "--warmup", type=click.IntRange(min=0), default=25, show_default=True,
-              help="Calls before them; in the first 25 the engine tries its schemes.")  # fmt: skip
+              help="Warm-up calls; during the first 25 the engine tries its schemes.")  # fmt: skip
 @click.option("-c/-C", "--check/--no-check", default=True, show_default=True, help="Compare results with NumPy's.")
 @click.option("--mpi/--no-mpi", default=True, show_default=True, help="Measure MPI_Allreduce too.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write the figures to this file too.")

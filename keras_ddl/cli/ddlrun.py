@@ -35,19 +35,19 @@ def _no_number_of_ranks(_: click.Context, option: click.Parameter, value: str | 
 
 
 @click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help", "-help"]})
-@_option("m", "mode", help="DDL's mode; default: p, with the dimensions below where there are racks or aisles.")
+@_option("m", "mode", help="DDL's mode; default: p, with the dimensions below if there are racks or aisles.")
 @_option("ddloption", "ddlarg", multiple=True, help="An option for DDL, as in '-dump_iter 50'; may be repeated.")
 @_option("no_ddloptions", is_flag=True, help="Leave DDL_OPTIONS to the script, which calls ddl.init(options).")
 @_option("rf", "rankfile", type=click.Path(exists=True, dir_okay=False), help="The host of each rank.")
 @_option("H", "host", help="Hosts, separated by commas; default: this one.")
-@_option("hostfile", type=click.Path(exists=True, dir_okay=False), help="Hosts, one on each line.")
+@_option("hostfile", type=click.Path(exists=True, dir_okay=False), help="A file with one host per line.")
 @_option("nodes", type=click.IntRange(min=1), help="Number of hosts in each rack; default: all, in equal parts.")
 @_option("aisles", type=click.IntRange(min=1), default=1, help="Number of aisles.")
 @_option("racks", type=click.IntRange(min=1), default=1, help="Number of racks in each aisle.")
-@_option("accelerators", type=click.IntRange(min=1), help="Ranks of each host; default: the GPUs of this one.")
-@_option("tcp", is_flag=True, help="Between hosts: sockets, also where there is InfiniBand.")
+@_option("accelerators", type=click.IntRange(min=1), help="Ranks per host; default: the number of GPUs here.")
+@_option("tcp", is_flag=True, help="Use sockets between hosts, even if there is InfiniBand.")
 @_option("mpiarg", multiple=True, help="Argument(s) for mpirun; may be repeated.")
-@_option("v", "verbose", is_flag=True, help="Show the mpirun command and what mpirun says.")
+@_option("v", "verbose", is_flag=True, help="Show the mpirun command and mpirun's output.")
 @click.option("-np", "--np", "-n", hidden=True, expose_value=False, callback=_no_number_of_ranks)
 @click.option("--dry-run", is_flag=True, help="Print DDL_OPTIONS and the mpirun command, and do nothing.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]...")
@@ -81,7 +81,9 @@ def command(
         raise ConfigError(f"The hosts must be given once. Received: {' and '.join(given)}. Leave out all but one.")
     if rankfile is not None:
         if accelerators is not None:
-            raise ConfigError("A rank file says how many ranks a host has. Received: -accelerators, too. Leave it out.")
+            raise ConfigError(
+                "A rank file says how many ranks a host has. Received: -accelerators as well. Leave it out."
+            )
         hosts = parse_rankfile(Path(rankfile).read_text(encoding="utf-8"))
     else:
         names = host.split(",") if host else _lines(hostfile) if hostfile else []
@@ -119,7 +121,7 @@ def _warn_of_another_ddl(program: Sequence[str]) -> None:
     script = next((Path(word) for word in program if word.endswith(".py")), None)
     if script is not None and script.with_name("ddl.py").is_file():
         click.echo(
-            f"ddlrun: `import ddl` in {script} finds {script.with_name('ddl.py')}, which lies beside it, in place of "
+            f"ddlrun: `import ddl` in {script} finds {script.with_name('ddl.py')}, which is next to it, instead of "
             "keras_ddl's module. IBM's own ddl.py needs its library: rename the file, or move it elsewhere.",
             err=True,
         )

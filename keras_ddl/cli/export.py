@@ -21,31 +21,33 @@ if TYPE_CHECKING:
 @click.argument("checkpoints", metavar="CHECKPOINTS", required=False)
 @click.argument("output", metavar="OUTPUT", required=False)
 @click.option("--which", default="latest", show_default=True, help="latest, best, or a step.", metavar="WHICH")
-@click.option("--metric", help="The metric that decides what is best; default: what was monitored.", metavar="NAME")
+@click.option("--metric", help="The metric that decides which is best; default: the monitored one.", metavar="NAME")
 @click.option(
     "--mode",
     type=click.Choice(["auto", "min", "max"]),
     default="auto",
     show_default=True,
-    help="Whether the least or the greatest value of the metric is best.",
+    help="Whether the lowest or the highest value of the metric is best.",
 )
-@click.option("--version", help="Number, or step; default: the highest in OUTPUT plus one.", metavar="N")
-@click.option("--keep", type=click.IntRange(min=1), help="Remove all versions but so many, the highest.", metavar="N")
+@click.option("--version", help="A number, or 'step'; default: the highest in OUTPUT plus one.", metavar="N")
+@click.option("--keep", type=click.IntRange(min=1), help="Keep only the N highest versions.", metavar="N")
 @click.option("--model", help="The part of the model, as Checkpoint(serve=...) named it.", metavar="NAME")
 @click.option(
     "--signature",
     multiple=True,
-    help="A further signature, or what serving_default answers: outputs, or layers; again for each.",
+    help="An additional signature, or the outputs of serving_default: outputs or layers; repeatable.",
     metavar="NAME:OUTPUT,...",
 )
 @click.option(
     "--encoded-images",
     multiple=True,
-    help="A signature that takes JPEG and PNG files, as in from_image:scale=1/255,resize=bilinear; again for each.",
+    help="A signature that takes JPEG and PNG files, as in from_image:scale=1/255,resize=bilinear; repeatable.",
     metavar="NAME:OPTION=VALUE,...",
 )
 @click.option("--weights", help="Take the weights from this file instead.", metavar="FILE")
-@click.option("--model-name", default="model", show_default=True, help="Its name on the server.", metavar="NAME")
+@click.option(
+    "--model-name", default="model", show_default=True, help="The model's name on the server.", metavar="NAME"
+)
 @click.option("--no-verify", is_flag=True, help="Do not replay the stored sample.")
 @click.option("--no-warmup", is_flag=True, help="Do not store warm-up requests for the server.")
 @click.option(
@@ -53,15 +55,15 @@ if TYPE_CHECKING:
     type=click.Choice(["saved_model", "onnx", "tflite"]),
     default="saved_model",
     show_default=True,
-    help="What to write; CHECKPOINTS may be a SavedModel for the others.",
+    help="Output format; for onnx and tflite CHECKPOINTS may be a SavedModel.",
 )
-@click.option("--opset", type=int, help="With --format onnx; default: what the converter prefers.", metavar="N")
+@click.option("--opset", type=int, help="With --format onnx; default: the converter's.", metavar="N")
 @click.option("--quantize", type=click.Choice(["float16", "dynamic"]), help="With --format tflite: smaller weights.")
-@click.option("--check", metavar="VERSION", help="Only prove that VERSION, anyone's SavedModel, can be served.")
-@click.option("--sample", metavar="FILE", help="With --check or --format: the rows to ask it, an .npz file.")
-@click.option("--inputs", metavar="NAMES", help="Of a graph-mode script: NAME=TENSOR,...; default: the placeholders.")
-@click.option("--outputs", metavar="NAMES", help="Of a graph-mode script: NAME=TENSOR,...; default: the only one.")
-@click.option("--meta-graph", metavar="FILE", help="Of a graph-mode script: its graph, if it is not found.")
+@click.option("--check", metavar="VERSION", help="Only check whether VERSION, any SavedModel, can be served.")
+@click.option("--sample", metavar="FILE", help="With --check or --format: the rows to run, an .npz file.")
+@click.option("--inputs", metavar="NAMES", help="For a graph-mode script: NAME=TENSOR,...; default: the placeholders.")
+@click.option("--outputs", metavar="NAMES", help="For a graph-mode script: NAME=TENSOR,...; default: the only one.")
+@click.option("--meta-graph", metavar="FILE", help="For a graph-mode script: its graph, if it is not found.")
 def command(
     checkpoints: str | None,
     output: str | None,

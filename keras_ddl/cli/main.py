@@ -15,9 +15,9 @@ from keras_ddl.errors import ConfigError, KerasDdlError
 _COMMANDS = {
     "run": ("keras_ddl.cli.run", "Run a program on several ranks."),
     "export": ("keras_ddl.cli.export", "Turn a checkpoint into a SavedModel for serving."),
-    "serve": ("keras_ddl.cli.serve", "Serve a SavedModel over gRPC and REST, to try it."),
-    "predict": ("keras_ddl.cli.predict", "Ask a model server."),
-    "bench": ("keras_ddl.cli.bench", "Measure all_reduce beside MPI_Allreduce."),
+    "serve": ("keras_ddl.cli.serve", "Serve a SavedModel over gRPC and REST, for trials."),
+    "predict": ("keras_ddl.cli.predict", "Query a model server."),
+    "bench": ("keras_ddl.cli.bench", "Compare all_reduce with MPI_Allreduce."),
     "info": ("keras_ddl.cli.info", "Show versions, MPI, the machine and the settings in effect."),
 }
 _USAGE_STATUS = 2
@@ -47,7 +47,9 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error of keras-ddl itself.")
-@click.option("--version", is_flag=True, callback=_show_version, expose_value=False, is_eager=True, help="Show it.")
+@click.option(
+    "--version", is_flag=True, callback=_show_version, expose_value=False, is_eager=True, help="Show the version."
+)
 def group() -> None:
     """Distributed data-parallel training for Keras 3.
 

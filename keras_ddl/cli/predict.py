@@ -1,4 +1,4 @@
-"""keras-ddl predict: asks a model server, for a quick look."""
+"""keras-ddl predict: queries a model server, for a quick look."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, ServingError
 
 
-@click.command("predict", short_help="Ask a model server.")
+@click.command("predict", short_help="Query a model server.")
 @click.argument("url")
 @click.argument("rows", metavar="ROWS", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option("--model", default="model", show_default=True, help="Its name on the server.", metavar="NAME")
+@click.option("--model", default="model", show_default=True, help="The model's name on the server.", metavar="NAME")
 @click.option("--version", type=click.IntRange(min=1), help="Default: the newest.", metavar="N")
 @click.option("--signature", default="serving_default", show_default=True, metavar="NAME")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds.")
@@ -29,7 +29,7 @@ from keras_ddl.errors import ConfigError, ServingError
 def command(
     url: str, rows: str, model: str, version: int | None, signature: str, timeout: float, output: str | None
 ) -> None:
-    """Ask the server at URL for what a model makes of ROWS.
+    """Send ROWS to the model server at URL and show the outputs.
 
     \b
     keras-ddl predict http://localhost:8501 rows.npz
@@ -44,9 +44,9 @@ def command(
     scheme, separator, address = url.rstrip("/").partition("://")
     ask = {"http": _by_rest, "https": _by_rest, "grpc": _by_grpc}.get(scheme if separator else "")
     if ask is None:
-        raise ConfigError(f"URL begins with http://, https:// or grpc://. Received: {url!r}.")
+        raise ConfigError(f"URL must begin with http://, https:// or grpc://. Received: {url!r}.")
     if output is not None and Path(output).suffix not in (".npz", ".json"):
-        raise ConfigError(f"--output is written as .npz or .json. Received: {output!r}.")
+        raise ConfigError(f"--output must end in .npz or .json. Received: {output!r}.")
     inputs = _read(rows)
     outputs = ask(f"{scheme}://{address}" if ask is _by_rest else address, model, version, signature, inputs, timeout)
     outputs = {name: _readable(array) for name, array in outputs.items()}
@@ -198,4 +198,4 @@ def _storable(name: str, array: Any) -> Any:
 
 
 def _refused(where: str, why: str) -> ServingError:
-    return ServingError(f"A server answers with outputs. Received from {where}: {why}")
+    return ServingError(f"A server must respond with outputs. Received from {where}: {why}")

@@ -22,23 +22,29 @@ _COUNT = click.IntRange(min=1)
 @click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:2,h1:2.", metavar="HOSTS")
 @click.option("--tf-config", is_flag=True, help="Start the cluster that TF_CONFIG names: hosts and ranks.")
 @click.option(
-    "--tf-config-file", type=click.Path(exists=True, dir_okay=False), help="The same, of a file.", metavar="FILE"
+    "--tf-config-file", type=click.Path(exists=True, dir_okay=False), help="The same, from a file.", metavar="FILE"
 )
 @click.option("--mode", help="Topology: p, or dimensions such as x:2x2 (KERAS_DDL_MODE).", metavar="MODE")
 @click.option("--mpirun", help="The mpirun to use (KERAS_DDL_MPIRUN).", metavar="PATH")
 @click.option("--mpi-arg", "mpi_args", multiple=True, help="Argument(s) for mpirun; may be repeated.", metavar="ARG")
 @click.option("-x", "--env", "env", multiple=True, help="Variable for the program; may be repeated.", metavar="K=V")
-@click.option("--as-horovod", is_flag=True, help="Let `import horovod.tensorflow` find keras_ddl.horovod.")
+@click.option("--as-horovod", is_flag=True, help="Make `import horovod.tensorflow` find keras_ddl.horovod.")
 @click.option("--explain-step", is_flag=True, help="List each collective of a step and why (KERAS_DDL_EXPLAIN_STEP).")
-@click.option("--restarts", type=click.IntRange(min=0), default=0, help="Start again so often on failure.", metavar="N")
-@click.option("--min-np", "--min-num-proc", type=_COUNT, help="Go on with so few when hosts are lost.", metavar="N")
-@click.option("--max-np", "--max-num-proc", type=_COUNT, help="Take so many when there are more hosts.", metavar="N")
-@click.option("--host-discovery-script", help="Prints the hosts there are, as lines host:slots.", metavar="COMMAND")
-@click.option("--slots", "--slots-per-host", type=_COUNT, default=1, help="Of hosts without a number.", metavar="N")
-@click.option("--hosts-timeout", type=float, default=600.0, help="Wait so long for hosts (600).", metavar="SECONDS")
-@click.option("--timeout", type=float, help="End the job after so many seconds (status 124).", metavar="SECONDS")
-@click.option("--output-dir", type=click.Path(file_okay=False), help="Keep each rank's output in a file here.")
-@click.option("--verbose", "-v", is_flag=True, help="Show the mpirun command and what mpirun says.")
+@click.option(
+    "--restarts", type=click.IntRange(min=0), default=0, help="Restart up to N times on failure.", metavar="N"
+)
+@click.option(
+    "--min-np", "--min-num-proc", type=_COUNT, help="Continue with as few as N when hosts are lost.", metavar="N"
+)
+@click.option("--max-np", "--max-num-proc", type=_COUNT, help="Use up to N when there are more hosts.", metavar="N")
+@click.option("--host-discovery-script", help="Prints the available hosts, as lines host:slots.", metavar="COMMAND")
+@click.option(
+    "--slots", "--slots-per-host", type=_COUNT, default=1, help="Ranks on hosts without a number.", metavar="N"
+)
+@click.option("--hosts-timeout", type=float, default=600.0, help="How long to wait for hosts (600).", metavar="SECONDS")
+@click.option("--timeout", type=float, help="End the job after this many seconds (status 124).", metavar="SECONDS")
+@click.option("--output-dir", type=click.Path(file_okay=False), help="Save each rank's output in a file here.")
+@click.option("--verbose", "-v", is_flag=True, help="Show the mpirun command and mpirun's output.")
 @click.option("--dry-run", is_flag=True, help="Print the mpirun command and do nothing.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[--] PROGRAM [ARGUMENTS]...")
 def command(
@@ -73,7 +79,7 @@ def command(
     keras-ddl run --tf-config python train.py
     keras-ddl run -np 4 --restarts 3 train.py
 
-    The output of rank 0 is shown as it comes; whole lines of the others are shown with their rank in front. When a
+    The output of rank 0 is shown as it arrives; whole lines of the others are shown with their rank in front. When a
     rank fails, all are ended, and the traceback of the first that failed is the last thing printed. The exit status is
     0 when every rank ended with 0, that of the first failed rank otherwise (128 + number for a signal). With --restarts
     the job is then started again.
@@ -148,17 +154,17 @@ def _cluster(
 
 
 def run_job(job: object, **attempts: object) -> int:
-    """Runs the job, showing what its ranks write; `attempts`: as for Attempts. Returns its exit status."""
-    from keras_ddl.launch.attempts import Attempts
+    """Runs the job, showing what its ranks write; `attempts`: as for RestartLoop. Returns its exit status."""
     from keras_ddl.launch.output import FileDescriptorSink, Screen
+    from keras_ddl.launch.restarts import RestartLoop
     from keras_ddl.launch.stdin import stdin_fd
 
     sys.stdout.flush()
     sinks = {"stdout": FileDescriptorSink(1), "stderr": FileDescriptorSink(2)}
     terminals = {name: fd for (name, sink), fd in zip(sinks.items(), (1, 2)) if sink.terminal}
-    attempts_of_job = Attempts(job, Screen(*sinks.values()), stdin=stdin_fd(), terminals=terminals, **attempts)
+    loop = RestartLoop(job, Screen(*sinks.values()), stdin=stdin_fd(), terminals=terminals, **attempts)
     try:
-        result = attempts_of_job.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        result = loop.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         sinks["stderr"].write(result.failure_text.encode())
     except BrokenPipeError:  # the reader of our output has left (`| head`)
         return 128 + signal.SIGPIPE

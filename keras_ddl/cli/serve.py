@@ -1,4 +1,4 @@
-"""keras-ddl serve: a server to try a SavedModel with."""
+"""keras-ddl serve: a server for trying a SavedModel."""
 
 from __future__ import annotations
 
@@ -16,21 +16,31 @@ from keras_ddl.errors import ConfigError, DependencyError
 _MODULES = ("tensorflow_serving", "grpc", "grpc_health", "aiohttp", "prometheus_client")
 
 
-@click.command("serve", short_help="Serve a SavedModel over gRPC and REST, to try it.")
+@click.command("serve", short_help="Serve a SavedModel over gRPC and REST, for trials.")
 @click.argument("directories", nargs=-1, metavar="[NAME=]DIRECTORY...")
 @click.option("--model-name", help="Name of a single DIRECTORY; default: model.", metavar="NAME")
-@click.option("--model-config-file", help="Models, versions and labels, as of TensorFlow Serving.", metavar="FILE")
+@click.option(
+    "--model-config-file", help="Models, versions and labels, in TensorFlow Serving's format.", metavar="FILE"
+)
 @click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")
-@click.option("--port", "grpc_port", default=8500, show_default=True, help="Of gRPC; 0 chooses one.")
-@click.option("--rest-port", default=8501, show_default=True, help="Of REST; 0 chooses one.")
-@click.option("--threads", type=click.IntRange(min=0), default=0, help="That answer; default: one for each core.")
+@click.option("--port", "grpc_port", default=8500, show_default=True, help="gRPC port; 0 chooses one.")
+@click.option("--rest-port", default=8501, show_default=True, help="REST port; 0 chooses one.")
+@click.option("--threads", type=click.IntRange(min=0), default=0, help="Worker threads; default: one per core.")
 @click.option("--queue", type=click.IntRange(min=0), default=1000, show_default=True, help="Requests that may wait.")
-@click.option("--max-batch-size", type=click.IntRange(min=1), help="Answer so many rows together.", metavar="ROWS")
-@click.option("--batch-timeout-ms", default=1.0, show_default=True, help="How long the first row waits for others.")
-@click.option("--max-message-mb", default=64.0, show_default=True, help="Of a request, and of an answer by gRPC.")
-@click.option("--timeout", default=30.0, show_default=True, help="Seconds for a request by REST.")
-@click.option("--poll-seconds", default=1.0, show_default=True, help="How often to look for versions.")
-@click.option("--drain-seconds", default=30.0, show_default=True, help="To answer what is under way at the end.")
+@click.option(
+    "--max-batch-size", type=click.IntRange(min=1), help="Batch up to this many rows together.", metavar="ROWS"
+)
+@click.option(
+    "--batch-timeout-ms", default=1.0, show_default=True, help="How long the first row of a batch waits for others."
+)
+@click.option(
+    "--max-message-mb", default=64.0, show_default=True, help="Maximum size of a request, and of a gRPC response."
+)
+@click.option("--timeout", default=30.0, show_default=True, help="Time limit of a REST request in seconds.")
+@click.option("--poll-seconds", default=1.0, show_default=True, help="How often to look for new versions.")
+@click.option(
+    "--drain-seconds", default=30.0, show_default=True, help="Time at shutdown for running requests to finish."
+)
 @click.option("--access-log", help="A JSON line for each request, to this file; - for stdout.", metavar="FILE")
 def command(
     directories: tuple[str, ...],
@@ -67,16 +77,17 @@ def command(
     if missing:
         raise DependencyError(
             f"keras-ddl serve needs the extra 'serving': pip install 'keras_ddl[serving]'. Not found: {missing}. "
-            "Beside tensorflow-cpu: pip install --no-deps tensorflow-serving-api, as it requires the full tensorflow."
+            "With tensorflow-cpu: pip install --no-deps tensorflow-serving-api, because it requires the full "
+            "tensorflow."
         )
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import_without_keras()
-    from keras_ddl.serving import policies
-    from keras_ddl.serving.batches import Batching
+    from keras_ddl.serving import model_config
+    from keras_ddl.serving.batching import Batching
     from keras_ddl.serving.server import Options, Server
 
     if model_config_file is not None:
-        models = policies.read_file(model_config_file)
+        models = model_config.read_file(model_config_file)
     _log_to_stderr()
     options = Options(
         host=host,
@@ -98,7 +109,7 @@ def command(
         sys.stdout.flush()
 
     if not Server(models, options).run(started):
-        click.echo(f"keras-ddl serve: requests that took longer than {drain_seconds:g} s are given up.", err=True)
+        click.echo(f"keras-ddl serve: requests that took longer than {drain_seconds:g} s are abandoned.", err=True)
         sys.stderr.flush()
         os._exit(0)  # their threads would keep the process
 
@@ -118,7 +129,7 @@ def _log_to_stderr() -> None:
 
 def _models(directories: tuple[str, ...], model_name: str | None, config_file: str | None) -> list:
     """Returns the models that the command line names. Raises: ConfigError: none, or by both ways."""
-    from keras_ddl.serving.policies import ModelConfig
+    from keras_ddl.serving.model_config import ModelConfig
 
     if bool(directories) == (config_file is not None):
         raise ConfigError(
@@ -135,13 +146,14 @@ def _models(directories: tuple[str, ...], model_name: str | None, config_file: s
             name, path = model_name or "model", text
         if not Path(path).is_dir():
             raise ConfigError(
-                f"DIRECTORY holds versions, as saved_model/1. Received: {path!r}, where no directory is. "
-                "If training is still to write it, make it: the server waits for the first version."
+                f"DIRECTORY must hold versions, such as saved_model/1. Received: {path!r}, which is not a directory. "
+                "If training has yet to write it, create it: the server waits for the first version."
             )
         if (Path(path) / "saved_model.pb").exists():
             raise ConfigError(
-                f"DIRECTORY holds versions, as saved_model/1. Received: {path!r}, which is a SavedModel. "
-                f"Give the directory around it: {str(Path(path).resolve().parent)!r}."
+                f"DIRECTORY must hold versions, such as saved_model/1. Received: {path!r}, which is itself a "
+                f"SavedModel. "
+                f"Give its parent directory: {str(Path(path).resolve().parent)!r}."
             )
         models.append(ModelConfig(name, Path(path)))
     names = [each.name for each in models]

@@ -50,7 +50,7 @@ def init(mode: str | None = None) -> Topology:
     this is rank 0 of size 1, without MPI. From then on an uncaught exception ends all ranks.
 
     Args:
-        mode: the topology, 'p' or 'x:LxH[xR]', equal on all ranks (see `keras_ddl.topology.parse_mode`). Default:
+        mode: the topology, 'p' or 'x:LxH[xR]', equal on all ranks (see `parse_mode` of keras_ddl.topology). Default:
             KERAS_DDL_MODE, else the -mode of DDL_OPTIONS, else 'p'.
 
     Raises:
@@ -141,7 +141,7 @@ def communicator_with_id(id: int) -> Communicator:
     found = communicator_of(None) if id == binding.WORLD else group.find(id)
     if found is None:
         raise NotInitializedError(
-            "The communicator of a traced collective is not there: it was closed, or this rank takes no part in it. "
+            "The communicator of a traced collective does not exist: it was closed, or this rank takes no part in it. "
             "Make it again with keras_ddl.split(), and trace the function again."
         )
     return found
@@ -315,15 +315,15 @@ def _meet(world: Any, mode: str) -> tuple[Topology, Any]:
         "KERAS_DDL_DEADLINE_SECONDS": config.get("DEADLINE_SECONDS"),
         "KERAS_DDL_LOST_AFTER_SECONDS": config.get("LOST_AFTER_SECONDS"),
     }
-    everybody = world.allgather((config.host_key(), config.get("RACK"), mine, mpi.finalises))
+    gathered = world.allgather((config.host_key(), config.get("RACK"), mine, mpi.finalises))
     for setting in mine:
         ranks_by_value: dict[str, list[int]] = {}
-        for other, (_, _, settings, _) in enumerate(everybody):
+        for other, (_, _, settings, _) in enumerate(gathered):
             ranks_by_value.setdefault(repr(settings[setting]), []).append(other)
         if len(ranks_by_value) > 1:
             received = "; ".join(f"{value} on rank(s) {ranks}" for value, ranks in ranks_by_value.items())
             raise RankMismatchError(f"init: the {setting} must be equal on all ranks. Received: {received}.")
-    hosts, racks, _, finalises = zip(*everybody)
+    hosts, racks, _, finalises = zip(*gathered)
     if not all(finalises):
         mpi.no_exit_status_consensus()
     return make_topology(world.rank, hosts, mode, racks), native_library.mpi_transport(world.py2f())

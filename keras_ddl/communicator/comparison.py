@@ -1,43 +1,105 @@
-"""Lists that must be the same on all ranks, and the first place where they are not."""
+"""What must be the same on all ranks: where it is not, every rank raises the same error, which says how it differs."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import NamedTuple
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from keras_ddl import communicator
 from keras_ddl.communicator.group import Communicator
+from keras_ddl.errors import RankMismatchError
 
 
-class Difference(NamedTuple):
-    """Where rank 0's list and another rank's part; each side says which entry it has there, and of how many."""
-
-    position: int
-    of_rank_0: str
-    rank: int
-    of_rank: str
+def digest(content: bytes) -> bytes:
+    """Returns 32 bytes that are equal where `content` is."""
+    return hashlib.sha256(content).digest()
 
 
-def first_difference(
-    comm: Communicator, keys: Sequence[str], name: str, texts: Sequence[str] | None = None
-) -> Difference | None:
-    """Compares `keys` over the ranks of `comm`; None when all are equal. COLLECTIVE.
+def is_equal(content: bytes, name: str, *, comm: Communicator | None = None) -> bool:
+    """Whether `content` is equal on all ranks of `comm`. COLLECTIVE. Cost: 32 bytes per rank."""
+    return len(set(communicator.all_gather_object(digest(content), name, comm=comm))) == 1
+
+
+def differing(contents: Sequence[bytes], name: str) -> dict[int, int]:
+    """Returns which of `contents` are not equal on all ranks: position -> the first rank that differs from rank 0.
+
+    COLLECTIVE. Cost: 4 bytes per rank and entry.
+    """
+    sums = communicator.all_gather_object([zlib.crc32(content) for content in contents], name)
+    others = [other_rank([of_rank[place] for of_rank in sums]) for place in range(len(contents))]
+    return {place: other for place, other in enumerate(others) if other is not None}
+
+
+def other_rank(values: Sequence[Any]) -> int | None:
+    """Returns the first rank whose value is not rank 0's; None: all are equal."""
+    return next((rank for rank, value in enumerate(values) if value != values[0]), None)
+
+
+def _side_by_side(of_rank_0: Any, of_other: Any, other: int) -> str:
+    return f"{of_rank_0} on rank 0 and {of_other} on rank {other}"
+
+
+def require_equal(
+    value: Any,
+    name: str,
+    rule: str,
+    remedy: str,
+    *,
+    received: Callable[[Any, Any, int], str] = _side_by_side,
+    comm: Communicator | None = None,
+) -> None:
+    """Checks that `value`, which can be pickled, is equal on all ranks of `comm`. COLLECTIVE, under `name`.
 
     Args:
-        keys: what must be equal, entry by entry.
-        texts: how the entries are shown; default: the keys.
+        rule, remedy: sentences for the error.
+        received: takes rank 0's value, another one and the rank that has it; returns how they differ.
+    Raises: RankMismatchError: on every rank.
+    """
+    require_equal_values(communicator.all_gather_object(value, name, comm=comm), rule, remedy, received=received)
+
+
+def require_equal_values(
+    values: Sequence[Any], rule: str, remedy: str, *, received: Callable[[Any, Any, int], str] = _side_by_side
+) -> None:
+    """As `require_equal`, of what has been gathered from all ranks already. Not collective."""
+    other = other_rank(values)
+    if other is not None:
+        how = received(values[0], values[other], other)
+        raise RankMismatchError(f"{rule} Received: {how} (rank {communicator.rank()}). {remedy}")
+
+
+def require_equal_lists(
+    keys: Sequence[str],
+    name: str,
+    rule: str,
+    remedy: str,
+    *,
+    entry: str,
+    texts: Sequence[str] | None = None,
+    comm: Communicator | None = None,
+) -> None:
+    """Checks that `keys` are equal on all ranks of `comm`, entry by entry. COLLECTIVE.
+
+    Args:
+        entry: what one of them is called.
+        texts: how they are shown; default: the keys.
+    Raises: RankMismatchError: on every rank, with the first entry that differs.
     Cost: 32 bytes per rank; the whole lists only when they differ.
     """
-    digests = comm.all_gather_object(hashlib.sha256("\n".join(keys).encode()).digest(), name=f"{name}_digest")
-    if all(digest == digests[0] for digest in digests):
-        return None
-    lists = comm.all_gather_object((list(keys), list(keys if texts is None else texts)), name=name)
-    (first, first_texts) = lists[0]
-    rank = next(rank for rank, (theirs, _) in enumerate(lists) if theirs != first)
-    theirs, their_texts = lists[rank]
-    position = next(i for i in range(max(len(first), len(theirs))) if first[i : i + 1] != theirs[i : i + 1])
-    return Difference(position, _entry(first_texts, position), rank, _entry(their_texts, position))
+    if is_equal("\n".join(keys).encode(), f"{name}_digest", comm=comm):
+        return
+    lists = communicator.all_gather_object((list(keys), list(keys if texts is None else texts)), name, comm=comm)
+    first = lists[0][0]
+    other = next(rank for rank, (theirs, _) in enumerate(lists) if theirs != first)
+    theirs = lists[other][0]
+    place = next(i for i in range(max(len(first), len(theirs))) if first[i : i + 1] != theirs[i : i + 1])
+    shown = [_shown(lists[rank][1], place) for rank in (0, other)]
+    raise RankMismatchError(
+        f"{rule} Received: {entry} {place} is {_side_by_side(*shown, other)} (rank {communicator.rank()}). {remedy}"
+    )
 
 
-def _entry(texts: Sequence[str], position: int) -> str:
-    return f"{repr(texts[position]) if position < len(texts) else 'none'} (of {len(texts)})"
+def _shown(texts: Sequence[str], place: int) -> str:
+    return f"{repr(texts[place]) if place < len(texts) else 'none'} (of {len(texts)})"

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from keras_ddl import config
 from keras_ddl.errors import RankLostError
+from keras_ddl.files.durable import write_whole
 
 _INTERRUPTED = 130
 # mpirun forwards what a rank has written through pipes; what is still in them when the job is aborted is lost.
@@ -99,13 +100,9 @@ def write(rank: int, kind: type[BaseException], error: BaseException | None, tra
         "summary": summary.strip().rpartition("\n")[2] if own else summary.strip(),
         "traceback": "".join(traceback.format_exception(kind, error, trace)) + own,
     }
-    part = path.with_suffix(f".part-{os.getpid()}-{threading.get_ident()}")
     try:
-        part.write_text(json.dumps(report))
-        if path.exists():
-            part.unlink()
-        else:
-            part.rename(path)
+        if not path.exists():
+            write_whole(path, lambda part: Path(part).write_text(json.dumps(report)), synced=False)
     except OSError as problem:  # reporting must not hide the error itself
         print(f"keras_ddl: rank {rank} could not write {path}: {problem}", file=sys.stderr)
 

@@ -83,7 +83,8 @@ class Communicator:
 
     def __reduce__(self) -> Any:
         raise ConfigError(
-            f"A communicator belongs to the process that made it. Received: {self!r}, to be pickled. Call split() on "
+            f"A communicator belongs to the process that created it. Received: {self!r}, to be pickled. Call "
+            f"split() on "
             "every rank instead."
         )
 
@@ -105,15 +106,15 @@ class Communicator:
         if name is not None and not (isinstance(name, str) and 0 < len(name.encode()) <= _MAX_NAME_BYTES):
             raise ConfigError(f"split: name must be a text of 1 to {_MAX_NAME_BYTES} bytes. Received: name={name!r}.")
         match = self._name("split", name)
-        everyone = self._gather((*_checked(color, key), next(_splits)), match)
-        _check_split(everyone)
-        colors = [color for color, _, _, _ in everyone]
+        gathered = self._gather((*_checked(color, key), next(_splits)), match)
+        _check_split(gathered)
+        colors = [color for color, _, _, _ in gathered]
         if color is None:
             return None
         ranks = [r for r, other in enumerate(colors) if other == colors[self.rank]]
-        ranks.sort(key=lambda r: everyone[r][1])
+        ranks.sort(key=lambda r: gathered[r][1])
         place = part_of(self.topology, ranks)
-        number = _id(f"{self.id} {self.world_ranks} {everyone[0][3]} {match} {color!r}")
+        number = _id(f"{self.id} {self.world_ranks} {gathered[0][3]} {match} {color!r}")
         transport = parent.sub_transport(ranks, tag=number) if len(ranks) > 1 else None
         label = name or match.rpartition("/")[2]
         world_ranks = tuple(self.world_ranks[r] for r in ranks)
@@ -310,13 +311,13 @@ def _checked(color: Any, key: Any) -> tuple[Any, Any, str]:
     return color, key, wrong
 
 
-def _check_split(everyone: list[tuple[Any, Any, str, int]]) -> None:
-    for rank, (_, _, wrong, _) in enumerate(everyone):
+def _check_split(gathered: list[tuple[Any, Any, str, int]]) -> None:
+    for rank, (_, _, wrong, _) in enumerate(gathered):
         if wrong:
             rule = "a number, a text or None" if wrong == "color" else "a number"
             raise ConfigError(f"split: {wrong} must be {rule}. Received: something else on rank {rank}.")
     ranks: dict[str, list[int]] = {}
-    for rank, (color, _, _, _) in enumerate(everyone):
+    for rank, (color, _, _, _) in enumerate(gathered):
         if color is not None:
             ranks.setdefault(type(color).__name__, []).append(rank)
     if len(ranks) > 1:

@@ -10,17 +10,25 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import list_rules, own_statistics, ragged_extents, rules, shape_rules  # noqa: F401  (they register)
-from keras_ddl.cut.builder import Batch, Builder
+from keras_ddl.cut import (  # noqa: F401  (they register)
+    extent_rules,
+    list_rules,
+    number_rules,
+    own_statistics,
+    ragged_extents,
+    rules,
+)
+from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives, OfRanks
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.pieces import Batch
 from keras_ddl.cut.program import Program, Value
-from keras_ddl.cut.report import Report
+from keras_ddl.cut.report import FEW_ROWS, Report
 from keras_ddl.cut.rules.own_statistics import OwnStatistics
 from keras_ddl.cut.states import PARTIAL, WHOLE, Rows, State
 
-__all__ = ["WHOLE", "Batch", "Collectives", "OfRanks", "Program", "Report", "Rows", "State", "build_step"]
+__all__ = ["FEW_ROWS", "WHOLE", "Batch", "Collectives", "OfRanks", "Program", "Report", "Rows", "State", "build_step"]
 
 
 def build_step(

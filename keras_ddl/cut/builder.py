@@ -11,50 +11,29 @@ and goes in buckets.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import moving
 from keras_ddl.cut.collectives import COMBINED_DTYPES, Collectives, Sums
 from keras_ddl.cut.dims import Dim, Unknown, dim
 from keras_ddl.cut.extents import Dims, Extents
+from keras_ddl.cut.pieces import Batch, Piece, Waiting
 from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.registry import rule_of
 from keras_ddl.cut.report import Report
-from keras_ddl.cut.scalars import Scalars, as_vector, times
+from keras_ddl.cut.scalars import Scalars
+from keras_ddl.cut.schedule import Schedule
 from keras_ddl.cut.seeds import agreed_seeds
 from keras_ddl.cut.states import PARTIAL, WHOLE, ListOf, Partial, Rows, State, Whole
+from keras_ddl.cut.two_states import TwoStates
 from keras_ddl.errors import ConfigError
 
 # Without the wrapper that looks for a deprecated argument at every call: a quarter of the time of a cut.
 _create_op = getattr(tf.Graph.create_op, "__wrapped__", tf.Graph.create_op)
 _OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
-_DEEPEST = 64  # operations that are made again rather than gathering what they give
-
-
-class Piece(NamedTuple):
-    """What a rank holds of a value: a tensor of its graph, and how that relates to the whole."""
-
-    tensor: tf.Tensor
-    state: State
-
-
-class Waiting(Exception):
-    """A node needs a sum that has not been made yet: it is made after the next sums."""
-
-
-class Batch(NamedTuple):
-    """The rows of the step. Each an int where it is known when the step is traced, else an int64 scalar of its graph.
-
-    Attributes: total: of all ranks. mine: of this rank. first: those of the ranks before this one.
-    """
-
-    total: Any
-    mine: Any
-    first: Any
+_LARGE = 1024  # bytes of a constant that is not compared with others
 
 
 class Apart(Protocol):
@@ -107,9 +86,10 @@ class Builder:
         self._wholes: dict[Value, Callable[[], tf.Tensor]] = {}
         self._of_batch: set[Value] = set()  # what is computed of the batch's entries
         self._own: dict[Node, Value] = {}  # sums that rules make
-        self._depths: dict[Value, int] = {}
+        self._two_states = TwoStates(self)
         self._done: dict[Node, list[tf.Operation]] = {}
         self._node: Node | None = None
+        self._constants: dict[Any, tf.Tensor] = {}
         self._names = 0
         self.scope = scope
         self._last: list[tf.Operation] = []
@@ -150,15 +130,16 @@ class Builder:
         piece = self._pieces[value]
         if isinstance(piece.state, Whole):
             return piece.tensor
-        value = self._same.get(value, value)
+        value = self.origin(value)
         found = self._made.get((value, WHOLE))
         if found is not None:
             return found
         if isinstance(piece.state, Partial):
             if value.dtype == tf.resource:
                 raise ConfigError(
-                    "A variable that accumulates gradients between updates is read, assigned and added to, nothing "
-                    f"else. Received: {self._node} (rank {self.collectives.rank}). Use a variable of your own."
+                    "A variable that accumulates gradients between updates may only be read, assigned and added "
+                    "to, nothing "
+                    f"else. Received: {self._node} (rank {self.collectives.rank}). Use a separate variable."
                 )
             self.sums.want(value, piece.tensor, piece.state.op, self._node)
             raise Waiting
@@ -176,7 +157,7 @@ class Builder:
     def pass_on(self, node: Node) -> list[Piece]:
         """Gives the node's inputs as its outputs: what is moved for one need not be moved for the other."""
         for value, output in zip(node.inputs, node.outputs):
-            self._same[output] = self._same.get(value, value)
+            self._same[output] = self.origin(value)
         return [self._pieces[value] for value in node.inputs]
 
     def summed(self, node: Node, part: Callable[[], tf.Tensor]) -> tf.Tensor:
@@ -201,7 +182,7 @@ class Builder:
         """Returns this rank's rows of `value`. Raises: Waiting."""
         if self.state(value) == rows:
             return self.held(value)
-        value = self._same.get(value, value)
+        value = self.origin(value)
         found = self._made.get((value, rows))
         if found is None:
             found = self._of_recipe(value, rows)
@@ -216,7 +197,7 @@ class Builder:
         """Returns this rank's part of the sum that a whole value is, or that it is a part of."""
         if self.state(value) == PARTIAL:
             return self.held(value)
-        key = (self._same.get(value, value), PARTIAL)
+        key = (self.origin(value), PARTIAL)
         if key not in self._made:
             whole = self.whole(value)
             with _no_dependencies():
@@ -227,7 +208,7 @@ class Builder:
         """Returns a list in this state; None where it cannot be had."""
         if self.state(value) == state:
             return self.held(value)
-        value = self._same.get(value, value)
+        value = self.origin(value)
         if (value, state) not in self._made:
             recipe = self._recipes.get(value)
             with _no_dependencies():
@@ -256,9 +237,17 @@ class Builder:
         """Whether a value is computed of the batch's entries, and not of its extents alone."""
         return value in self._of_batch
 
+    def keep_as_whole(self, value: Value, tensor: tf.Tensor) -> None:
+        """Says what all of a value is that is held as rows."""
+        self._made[value, WHOLE] = tensor
+
+    def origin(self, value: Value) -> Value:
+        """Returns the value of which `value` is only passed on."""
+        return self._same.get(value, value)
+
     def has_whole(self, value: Value) -> bool:
         """Whether all of a value that is held as rows can be had without gathering it."""
-        value = self._same.get(value, value)
+        value = self.origin(value)
         return (value, WHOLE) in self._made or value in self._wholes
 
     def has_recipe(self, value: Value) -> bool:
@@ -278,15 +267,13 @@ class Builder:
         dims = self.dims(value)
         return dims is not None and dims[rows.axis] == self.extent(rows)
 
-    def vector(self, dims: Sequence[Dim | int]) -> Any:
-        """Returns integers as a list of ints, or as an int64 vector of the graph."""
-        return as_vector([self.number(each) for each in dims])
+    def vector(self, dims: Sequence[Dim | int], dtype: tf.DType | None = None) -> Any:
+        """Returns integers as a list of ints, or as an int64 vector of the graph; given a dtype, as a vector of it."""
+        return self.scalars.vector([self.number(each) for each in dims], dtype)
 
-    def shape_tensor(self, dims: Sequence[Dim], rows: Rows, dtype: tf.DType) -> tf.Tensor:
-        """Returns the shape of this rank's part of a tensor of these extents."""
-        return tf.cast(tf.convert_to_tensor(self.local_shape(dims, rows)), dtype)
-
-    as_vector = staticmethod(lambda entries: as_vector(entries))
+    def as_vector(self, entries: Sequence[Any], dtype: tf.DType | None = None) -> Any:
+        """Returns ints as they are, and anything with int64 scalars in it as a vector; given a dtype, both as one."""
+        return self.scalars.vector(entries, dtype)
 
     def next_name(self, kind: str) -> str:
         """Returns a name for a collective. Ranks count alike; what Keras names may differ between them."""
@@ -303,12 +290,12 @@ class Builder:
 
     def local_extent(self, rows: Rows) -> Any:
         """Returns the extent of this rank's tensor along the axis of a cut: an int or an int64 scalar."""
-        return times(self.number(rows.blocks * rows.unit), self.batch.mine)
+        return self.scalars.times(self.number(rows.blocks * rows.unit), self.batch.mine)
 
-    def local_shape(self, dims: Sequence[Dim], state: State) -> Any:
-        """Returns the shape of what a rank holds of a tensor of these extents: a list of ints or an int64 vector."""
+    def local_shape(self, dims: Sequence[Dim], state: State, dtype: tf.DType | None = None) -> Any:
+        """Returns the shape of what a rank holds of a tensor of these extents, as `vector` returns integers."""
         shape = [self.local_extent(state) if self._is_cut(state, a) else self.number(d) for a, d in enumerate(dims)]
-        return as_vector(shape)
+        return self.as_vector(shape, dtype)
 
     @staticmethod
     def _is_cut(state: State, axis: int) -> bool:
@@ -336,11 +323,24 @@ class Builder:
 
     def make_whole(self, node: Node) -> list[Piece]:
         """Makes the operation from whole inputs, alike on every rank."""
+        if node.type == "Const" and not node.after:
+            return [Piece(self._constant(node), WHOLE)]
         outputs = self.make(node, self.wholes(node.inputs))
         for tensor, value in zip(outputs, node.outputs):
             if value.rank is not None and tensor.dtype not in (tf.resource, tf.variant):
                 tensor.set_shape(value.shape)
         return [Piece(tensor, WHOLE) for tensor in outputs]
+
+    def _constant(self, node: Node) -> tf.Tensor:
+        """Makes a constant; small ones, which a program repeats at every use, once each."""
+        found = node.operation.node_def.attr["value"].tensor
+        if found.ByteSize() > _LARGE:
+            return self.make(node, [])[0]
+        key = tf.compat.v1.get_default_graph(), found.SerializeToString(deterministic=True)
+        if key not in self._constants:
+            with _no_dependencies():
+                self._constants[key] = self.make(node, [])[0]
+        return self._constants[key]
 
     # ---- building
 
@@ -360,41 +360,35 @@ class Builder:
     def give_rows_of(self, value: Value, whole: tf.Tensor, rows: Rows, dims: Dims | None) -> None:
         """Says that a placeholder is held as rows of a tensor that this rank also has whole."""
         self.give(value, moving.sliced(self, whole, rows), rows, dims)
-        self._made[value, WHOLE] = whole
+        self.keep_as_whole(value, whole)
 
     def build(self, wanted: Mapping[Value, State] | None = None) -> None:
         """Makes all nodes, and every wanted value in the state asked for (default: all outputs, whole)."""
         nodes = [node for node in self.program.nodes if node not in self._done]
         if wanted is None:
             wanted = dict.fromkeys(self.program.outputs, WHOLE)
-        readers, missing = _dependencies(nodes, self.apart)
-        ready = [(node.position, 0) for node in nodes if missing[node] == 0]
-        by_position = {node.position: node for node in nodes}
-        heapq.heapify(ready)
-        postponed: list[tuple[int, int]] = []
+        schedule = Schedule(nodes, self.apart.before if self.apart is not None else lambda node: None)
         ends = dict(wanted)
         while True:
-            while ready:
-                entry = heapq.heappop(ready)
-                node = by_position[entry[0]]
-                if not self._try(node):
-                    postponed.append(entry)
-                    continue
-                for reader in readers.get(node, ()):
-                    missing[reader] -= 1
-                    if missing[reader] == 0:
-                        heapq.heappush(ready, (reader.position, 0))
+            for node in schedule:
+                if self._try(node):
+                    schedule.done(node)
+                else:
+                    schedule.postpone(node)
+            self._end_pass()
             for value, state in list(ends.items()):
                 if value in self._pieces and self._attempt(lambda: self._in_state(value, state)):  # noqa: B023
                     del ends[value]
-            if not postponed and not ends:
+            if not schedule.is_waiting and not ends:
                 return
             self._ask_ahead(ends)
             if self.waits_outside and not self.sums:
                 raise Waiting
             self._take_sums(self.sums.make())
-            ready, postponed = postponed, []
-            heapq.heapify(ready)
+            schedule.retry()
+
+    def _end_pass(self) -> None:
+        """Called when all was made that could be."""
 
     def _ask_ahead(self, ends: Mapping[Value, State]) -> None:
         """Asks for results that wait for side effects, as those of every tf.function do: they travel with others."""
@@ -453,7 +447,7 @@ class Builder:
             self._node = None
         for value, piece in zip(node.outputs, pieces):
             self._keep(value, piece if isinstance(piece, Piece) else Piece(*piece))
-        self._done[node] = self._last
+        self._done[node] = self._last or before
         return True
 
     def _keep(self, value: Value, piece: Piece) -> None:
@@ -485,80 +479,16 @@ class Builder:
         if all(isinstance(self.state(each), Whole) for each in node.inputs):
             rule = rule_of(node.type, of_whole=True)
             found = rule(self, node) if rule is not None else None
-            return self._as_rows(node, self.make_whole(node)) if found is None else found
+            return self._two_states.as_rows(node, self.make_whole(node)) if found is None else found
         rule = rule_of(node.type)
         found = rule(self, node) if rule is not None else None
         if found is None or not all(self._can_be(value, piece[1]) for value, piece in zip(node.outputs, found)):
             pieces = self.make_whole(node)
             self.report.computed_whole(node, [each for each in node.inputs if isinstance(self.state(each), Rows)])
-            return self._as_rows(node, pieces)
+            return self._two_states.as_rows(node, pieces)
         if all(isinstance(piece[1], Rows) for piece in found):
-            self._keep_whole(node)
+            self._two_states.keep_whole(node)
         return found
-
-    def _keep_whole(self, node: Node) -> None:
-        """What is counted and compared on the way to indices is computed again of wholes at hand, not gathered."""
-        if node.after or tf_compat.is_stateful(node.operation) or any(map(self._is_number, node.outputs)):
-            return
-        depth = 1 + max(map(self._depth, node.inputs), default=0)
-        if depth <= _DEEPEST:
-            for value in node.outputs:
-                self._depths[value] = depth
-                self.give_whole(value, lambda value=value: self.make_whole(node)[value.index].tensor)
-
-    def _depth(self, value: Value) -> int:
-        """Operations from what is whole at hand to a value; _DEEPEST or more if it is not known how to."""
-        if isinstance(self.state(value), Whole):
-            return 0
-        value = self._same.get(value, value)
-        return self._depths.get(value, 0) if self.has_whole(value) else _DEEPEST
-
-    @staticmethod
-    def _is_number(value: Value) -> bool:
-        return not (value.dtype.is_integer or value.dtype in (tf.bool, tf.string))
-
-    def _as_rows(self, node: Node, pieces: list[Piece]) -> list[Piece]:
-        """Holds what was computed whole, with a row for each of the batch's, as rows: a rank goes on with its own.
-
-        What needs all of it takes it whole as it is. Only of the batch's entries, and only where rows come about: of a
-        whole input that has the extent, too, nothing has made rows until now, so it may have it by chance, as a square
-        matrix of weights. Not vectors, of which all is soon computed, while what follows of rows of them may have to
-        travel. Not in loops, where nothing can.
-        """
-        if self.in_loop or not any(map(self.is_of_batch, node.inputs)):
-            return pieces
-        had_rows = any(isinstance(self.state(each), Rows) for each in node.inputs)
-        if not had_rows and any(_is_matrix(self.dims(each)) and self.rows in self.dims(each) for each in node.inputs):
-            return pieces
-        return [self._piece_as_rows(value, piece) for value, piece in zip(node.outputs, pieces)]
-
-    def _piece_as_rows(self, value: Value, piece: Piece) -> Piece:
-        rows, dims = Rows(0), self.dims(value)
-        if value.dtype in (tf.variant, tf.resource) or not _is_matrix(dims) or not self.fits(value, rows):
-            return piece
-        self._made[value, WHOLE] = piece.tensor
-        with _no_dependencies():
-            return Piece(moving.sliced(self, piece.tensor, rows), rows)
-
-
-def _is_matrix(dims: Dims | None) -> bool:
-    return dims is not None and sum(each != 1 for each in dims) > 1
-
-
-def _dependencies(nodes: Sequence[Node], apart: Apart | None) -> tuple[dict[Node, list[Node]], dict[Node, int]]:
-    """Returns which nodes read each node, and of how many others each has to wait."""
-    known = set(nodes)
-    readers: dict[Node, list[Node]] = {}
-    missing = {}
-    for node in nodes:
-        before = {each for each in (*(value.node for value in node.inputs), *node.after) if each in known}
-        first = apart.before(node) if apart is not None else None
-        if first in known:
-            before.add(first)
-        missing[node] = len(before)
-        for each in before:
-            readers.setdefault(each, []).append(node)
-    return readers, missing
 
 
 def _no_dependencies() -> Any:

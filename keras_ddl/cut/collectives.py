@@ -57,7 +57,7 @@ class Sums:
     def make(self) -> dict[Value, tf.Tensor]:
         """Makes the collectives for all that was asked for; returns the whole tensors. COLLECTIVE."""
         if not self._wanted:
-            raise AssertionError("the cut does not come to an end: nothing is wanted, and nodes are left")
+            raise AssertionError("the cut does not finish: no value is requested, and nodes are left")
         done: dict[Value, tf.Tensor] = {}
         wanted, self._wanted = self._wanted, {}
         order = sorted(wanted, key=lambda value: (value.node.depth, value.node.position))  # as they become ready

@@ -134,13 +134,18 @@ def merged(output: Value, told: Any) -> Dims | None:
         told = None
     found = []
     for axis, known in enumerate(output.shape.as_list()):
-        if known is not None:
+        if known is not None and not _is_misjudged(known, told, axis):
             found.append(Dim(known))
         elif told is not None and told[axis] is not None:
             found.append(dim(told[axis]))
         else:
             found.append(Dim.unknown("extent", output.key, axis))
     return tuple(found)
+
+
+def _is_misjudged(known: int, told: Any, axis: int) -> bool:
+    """Whether TensorFlow takes an open extent for 1: of a cross entropy of logits [1, n] and labels [None, n]."""
+    return known == 1 and told is not None and told[axis] is not None and dim(told[axis]).number is None
 
 
 def extents(*types: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.builder import Builder, Waiting
+from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.contents import Content
 from keras_ddl.cut.dims import Dim, Unknown
 from keras_ddl.cut.extents import merged
+from keras_ddl.cut.pieces import Waiting
 from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.report import Report
 from keras_ddl.cut.states import ListOf, Partial, Rows, State, Whole
@@ -22,12 +23,14 @@ class Refused(Exception):
 
 
 class Promote(Exception):
-    """A list that a loop carries has to be cut, as the loop's body puts rows into it."""
+    """Lists that a loop carries have to be cut, as the loop's body puts rows into them.
 
-    def __init__(self, value: Value, state: ListOf) -> None:
-        super().__init__(value, state)
-        self.value = value
-        self.state = state
+    Attributes: lists: each with the state that it should have.
+    """
+
+    def __init__(self, lists: Mapping[Value, ListOf]) -> None:
+        super().__init__(lists)
+        self.lists = lists
 
 
 class Refusing:
@@ -71,6 +74,7 @@ class Inner(Builder):
         self._outside_graph = outside
         self._lent: dict[Value, Value] = {}
         self._carried: set[Value] = set()
+        self._promoted: dict[Value, ListOf] = {}  # by nodes that could not be made without it
 
     def lend(self, value: Value, outer: Value) -> None:
         """Says that a placeholder stands for a value of the parent."""
@@ -124,6 +128,17 @@ class Inner(Builder):
                 return self.parent.cut(origin, rows)
         return super().cut(value, rows)
 
+    def _try(self, node: Node) -> bool:
+        try:
+            return super()._try(node)
+        except Promote as wish:  # goes on with other nodes: a backward pass has many lists, and a round is dear
+            self._promoted = {**wish.lists, **self._promoted}
+            return False
+
+    def _end_pass(self) -> None:
+        if self._promoted:
+            raise Promote(self._promoted)
+
     def list_of(self, value: Value, state: ListOf) -> tf.Tensor | None:
         origin = self._origin(value)
         if self.state(value) == state:
@@ -133,7 +148,7 @@ class Inner(Builder):
                 return self.parent.list_of(origin, state)
         value = self._same.get(value, value)
         if value in self._carried and isinstance(self.state(value), Whole):
-            raise Promote(value, state)
+            raise Promote({value: state})
         return super().list_of(value, state)
 
     def has_whole(self, value: Value) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.scalars import as_vector, times
 from keras_ddl.cut.states import ListOf, Rows
 
 if TYPE_CHECKING:
@@ -21,21 +20,21 @@ def sliced(builder: Builder, whole: tf.Tensor, rows: Rows) -> tf.Tensor:
     if rows.blocks == 1:
         begin: list[Any] = [0] * rank
         size: list[Any] = [-1] * rank
-        begin[rows.axis] = times(batch.first, unit)
-        size[rows.axis] = times(batch.mine, unit)
-        found = tf.slice(whole, as_vector(begin), as_vector(size))
+        begin[rows.axis] = builder.scalars.times(batch.first, unit)
+        size[rows.axis] = builder.local_extent(rows)
+        found = tf.slice(whole, builder.as_vector(begin), builder.as_vector(size))
         found.set_shape(_static_shape(builder, whole.shape, rows))
         return found
     blocks = builder.number(rows.blocks)
     shape = tf.unstack(tf.shape(whole, out_type=tf.int64))
     front, back = shape[: rows.axis], shape[rows.axis + 1 :]
-    parted = tf.reshape(whole, as_vector([*front, blocks, batch.total, unit, *back]))
+    parted = tf.reshape(whole, builder.as_vector([*front, blocks, batch.total, unit, *back]))
     taken = tf.slice(
         parted,
-        as_vector([*[0] * (rows.axis + 1), batch.first, *[0] * (rank - rows.axis)]),
-        as_vector([*[-1] * (rows.axis + 1), batch.mine, *[-1] * (rank - rows.axis)]),
+        builder.as_vector([*[0] * (rows.axis + 1), batch.first, *[0] * (rank - rows.axis)]),
+        builder.as_vector([*[-1] * (rows.axis + 1), batch.mine, *[-1] * (rank - rows.axis)]),
     )
-    found = tf.reshape(taken, as_vector([*front, builder.local_extent(rows), *back]))
+    found = tf.reshape(taken, builder.as_vector([*front, builder.local_extent(rows), *back]))
     found.set_shape(_static_shape(builder, whole.shape, rows))
     return found
 
@@ -67,12 +66,12 @@ def gathered_rows(builder: Builder, name: str, held: tf.Tensor, rows: Rows, exte
     front = [extent(each) for each in range(axis)]
     back = [extent(each) for each in range(axis + 1, rank)]
     blocks, unit = builder.number(rows.blocks), builder.number(rows.unit)
-    parted = tf.reshape(held, as_vector([*front, blocks, builder.batch.mine, unit, *back]))
+    parted = tf.reshape(held, builder.as_vector([*front, blocks, builder.batch.mine, unit, *back]))
     order = [axis + 1, *(i for i in range(rank + 2) if i != axis + 1)]
     found = builder.collectives.gather(tf.transpose(parted, order), name)
     back_order = [order.index(i) for i in range(len(order))]
     whole = builder.number(builder.extent(rows))
-    return tf.reshape(tf.transpose(found, back_order), as_vector([*front, whole, *back]))
+    return tf.reshape(tf.transpose(found, back_order), builder.as_vector([*front, whole, *back]))
 
 
 def part_of(builder: Builder, whole: tf.Tensor) -> tf.Tensor:
@@ -92,7 +91,7 @@ def gathered_list(builder: Builder, value: Value, held: tf.Tensor, state: ListOf
             builder.local_extent(rows) if axis == rows.axis else _or_any(builder, each)
             for axis, each in enumerate(dims)
         ]
-        shape = tf.cast(as_vector(shape), tf.int32)
+        shape = builder.as_vector(shape, tf.int32)
     stacked = tf.raw_ops.TensorListStack(
         input_handle=held, element_shape=shape, element_dtype=tf.as_dtype(state.dtype), num_elements=-1
     )

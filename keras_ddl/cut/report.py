@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from keras_ddl.communicator.stack_position import user_line
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.program import Node, Value
+
+FEW_ROWS = 32  # what fit takes unless told: how much it would be where the rows are known only when the step runs
+FROM_RANK_0 = "from rank 0"  # results of a function of the host
 
 
 @dataclass
 class Entry:
-    """One collective. `bytes`: None where the extents are not known before the step runs."""
+    """Collectives made for one reason. `bytes`: None where the extents are not known before the step runs."""
 
-    kind: str  # "gather" or the op of a reduction
+    kind: str  # "gather", the op of a reduction, or FROM_RANK_0
     bytes: int | None
     values: list[str]
     reason: str
     line: str
+    count: int = 1  # collectives
+    is_meant: bool = False  # what is fewest bytes to move, and not for want of a rule
+    of_few_rows: int = 0  # bytes with FEW_ROWS rows, where `bytes` is None
 
 
 @dataclass
@@ -30,6 +38,7 @@ class Report:
     program: bytes = b""  # digest of the step that was traced
     own_statistics: int = 0  # calls of BatchNormalization with the statistics of the rank's rows
     statistics_left: int = 0  # calls that could not be
+    _meant: dict[int, str] = field(default_factory=dict)  # why nodes, by position, are given all rows on purpose
 
     def digest(self) -> bytes:
         """Returns what must be the same on all ranks: the traced step, and the collectives in their order."""
@@ -40,24 +49,32 @@ class Report:
         """Returns a table of the collectives of a step."""
         lines = [f"{'collective':<12}{'bytes':>14}  {'tensors':>7}  for"]
         for each in self.entries:
-            size = "by the batch" if each.bytes is None else f"{each.bytes:,}"
+            unknown = "not known" if each.kind == FROM_RANK_0 else "by the batch"
+            size = unknown if each.bytes is None else f"{each.bytes:,}"
             where = f" ({each.line})" if each.line else ""
             lines.append(f"{each.kind:<12}{size:>14}  {len(each.values):>7}  {each.reason}{where}")
+        count = sum(each.count for each in self.entries)
         known = sum(each.bytes or 0 for each in self.entries)
-        lines.append(f"{len(self.entries)} collectives a step, {known:,} bytes and what depends on the batch")
+        rest = " and what is not known before it runs" if any(each.bytes is None for each in self.entries) else ""
+        lines.append(f"{count} collectives per step, {known:,} bytes{rest}")
         if self.own_statistics or self.statistics_left:
             lines.append(
-                f"BatchNormalization by each rank's own rows: {self.own_statistics} calls; by the whole batch, for "
-                f"want of certainty: {self.statistics_left}"
+                f"BatchNormalization with each rank's own rows: {self.own_statistics} calls; with the whole batch, for "
+                f"lack of certainty: {self.statistics_left}"
             )
         if self.whole:
             kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.whole.items()))
-            lines.append(f"computed whole on every rank, for want of a rule: {kinds}")
+            lines.append(f"computed whole on every rank, for lack of a rule: {kinds}")
         return "\n".join(lines)
 
     def large_gathers(self, bytes_: int) -> list[Entry]:
-        """Returns what is gathered though a rank has but rows of it, above so many bytes."""
-        return [each for each in self.entries if each.kind == "gather" and (each.bytes or 0) > bytes_]
+        """Returns what is gathered for want of a rule, above so many bytes. Results are asked for."""
+        found = (each for each in self.entries if each.kind == "gather" and not each.is_meant)
+        return [each for each in found if (each.of_few_rows if each.bytes is None else each.bytes) > bytes_]
+
+    def means(self, node: Node, why: str) -> None:
+        """Says that the rule of `node` has all rows gathered because it is the best that can be done."""
+        self._meant[node.position] = why
 
     def found_statistics(self, own: int, left: int) -> None:
         """Of so many calls of BatchNormalization each rank takes its own statistics, of others not."""
@@ -65,8 +82,12 @@ class Report:
 
     def gathered(self, value: Value, reader: Node | None) -> None:
         """A value's rows were gathered because `reader` needs all of them."""
+        why = self._meant.get(reader.position) if reader is not None else None
         reason = "is a result" if reader is None else f"{reader.type} needs all rows"
-        self.entries.append(Entry("gather", bytes_of(value), [value.key], reason, line_of(reader or value.node)))
+        entry = Entry("gather", bytes_of(value), [value.key], why or reason, line_of(reader or value.node))
+        entry.is_meant = why is not None or reader is None
+        entry.of_few_rows = _bytes_of_few_rows(value)
+        self.entries.append(entry)
 
     def reduced(self, op: str, values: Sequence[Value], readers: Sequence[Node | None]) -> None:
         """Values were combined in one collective."""
@@ -77,9 +98,25 @@ class Report:
             Entry(op, total, [v.key for v in values], "for " + ", ".join(kinds), line_of(values[0].node))
         )
 
+    def from_rank_0(self, node: Node) -> None:
+        """Results of a function of the host went to all ranks, the shape and the entries of each."""
+        sizes = [bytes_of(value) for value in node.outputs]
+        total = None if any(each is None for each in sizes) else sum(sizes)
+        values = [value.key for value in node.outputs]
+        reason = f"{node.type} is called by rank 0 alone"
+        self.entries.append(Entry(FROM_RANK_0, total, values, reason, line_of(node), 2 * len(values)))
+
+    def gathered_argument(self, kind: str, tensors: int = 1) -> None:
+        """All ranks' rows of an argument, which consists of so many tensors, were gathered."""
+        self.entries.append(Entry("gather", None, [kind] * tensors, f"is a {kind} argument", "", tensors))
+
+    def gathered_counts(self, bytes_: int) -> None:
+        """Each rank told the others how many rows it has."""
+        self.entries.append(Entry("gather", bytes_, ["rows"], "is the number of rows of each rank", ""))
+
     def computed_whole(self, node: Node, inputs: Sequence[Value]) -> None:
         """An operation without a rule for inputs of which a rank holds its rows."""
-        if inputs:
+        if inputs and node.position not in self._meant:
             self.whole[node.type] = self.whole.get(node.type, 0) + 1
 
     def add(self, other: Report) -> None:
@@ -90,9 +127,20 @@ class Report:
 
 
 def bytes_of(value: Value) -> int | None:
-    """Returns the bytes of the whole tensor if they are known now."""
-    count = value.shape.num_elements() if value.rank is not None else None
+    """Returns the bytes of the whole tensor if they are known now. Those of lists and texts are not."""
+    is_open = value.rank is None or value.dtype in (tf.variant, tf.resource, tf.string)
+    count = None if is_open else value.shape.num_elements()
     return None if count is None else count * value.dtype.size
+
+
+def _bytes_of_few_rows(value: Value) -> int:
+    """Returns the bytes of FEW_ROWS rows of a tensor, supposing that its first unknown axis has them; others 1."""
+    if value.rank is None or value.dtype in (tf.variant, tf.resource, tf.string):
+        return 0
+    extents = value.shape.as_list()
+    unknown = [axis for axis, each in enumerate(extents) if each is None]
+    known = math.prod(each for each in extents if each is not None)
+    return known * (FEW_ROWS if unknown else 1) * value.dtype.size
 
 
 def line_of(node: Node) -> str:

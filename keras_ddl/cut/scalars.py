@@ -66,6 +66,49 @@ class Scalars:
             self._made[graph, unknown] = found
         return self._made[graph, unknown]
 
+    def vector(self, entries: Sequence[Any], dtype: tf.DType | None = None) -> Any:
+        """Returns ints and int64 scalars as a vector of the graph; without a dtype, ints alone as they are.
+
+        The same tensor when asked again: a step names the shapes of a few tensors thousands of times.
+        """
+        numbers = all(isinstance(each, int) for each in entries)
+        if numbers and dtype is None:
+            return list(entries)
+        dtype = dtype or tf.int64
+        key = tf.compat.v1.get_default_graph(), dtype, tuple(map(_key, entries))
+        if key not in self._made:
+            with tf.control_dependencies(None):
+                if numbers:
+                    made = tf.constant(list(entries), dtype)
+                elif dtype == tf.int64:
+                    made = tf.stack([self.scalar(each) for each in entries])
+                else:
+                    made = tf.cast(self.vector(entries), dtype)
+            self._made[key] = made
+        return self._made[key]
+
+    def scalar(self, number: Any, dtype: tf.DType = tf.int64) -> tf.Tensor:
+        """Returns an int or an int64 scalar as a scalar of the graph; the same tensor when asked again."""
+        if not isinstance(number, int) and dtype == tf.int64:
+            return number
+        key = tf.compat.v1.get_default_graph(), dtype, "scalar", _key(number)
+        if key not in self._made:
+            with tf.control_dependencies(None):
+                self._made[key] = tf.constant(number, dtype) if isinstance(number, int) else tf.cast(number, dtype)
+        return self._made[key]
+
+    def times(self, a: Any, b: Any) -> Any:
+        """Returns the product of ints or int64 scalars; the same tensor when asked again."""
+        key = tf.compat.v1.get_default_graph(), "times", _key(a), _key(b)
+        if key not in self._made:
+            with tf.control_dependencies(None):
+                self._made[key] = times(a, b)
+        return self._made[key]
+
+
+def _key(entry: Any) -> Any:
+    return entry if isinstance(entry, int) else entry.ref()
+
 
 def times(a: Any, b: Any) -> Any:
     """Returns the product of ints or int64 scalars; no operation where one is 1."""
@@ -74,10 +117,3 @@ def times(a: Any, b: Any) -> Any:
     if isinstance(b, int) and b == 1:
         return a
     return a * b
-
-
-def as_vector(entries: Sequence[Any]) -> Any:
-    """Returns ints as they are, and anything with tensors in it as an int64 vector."""
-    if all(isinstance(each, int) for each in entries):
-        return list(entries)
-    return tf.stack([tf.cast(each, tf.int64) for each in entries])

@@ -6,12 +6,12 @@ import os
 import sys
 
 from keras_ddl import communicator, config
+from keras_ddl.communicator.comparison import require_equal
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.ddl.options import Options, group_elements, parse
-from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
-from keras_ddl.strategy.bucket_size import BucketSize, agree
-from keras_ddl.strategy.device import choose_device
-from keras_ddl.strategy.threads import share_cores
+from keras_ddl.errors import ConfigError, NotInitializedError
+from keras_ddl.gradients.bucket_size import BucketSize, agree
+from keras_ddl.gradients.start_up import start_up
 from keras_ddl.topology import Topology, parse_mode
 
 # IBM counts a group in elements, which were of four bytes.
@@ -42,17 +42,10 @@ def init(options: str = "") -> None:
             f"initialised with {place.mode!r}. Leave DDL_OPTIONS unset (ddlrun -no_ddloptions), or leave out the mode "
             "here."
         )
-    everybody = communicator.all_gather_object(found, name="ddl/options")
-    if len(set(everybody)) > 1:
-        raise RankMismatchError(
-            "ddl.init: the options must be equal on all ranks. Received: "
-            + "; ".join(f"{each} on rank {rank}" for rank, each in enumerate(everybody))
-            + ". Give all ranks the same."
-        )
+    require_equal(found, "ddl/options", "ddl.init: the options must be equal on all ranks.", "Give all ranks the same.")
     _State.options, _State.ready = found, True
     if place.size > 1:
-        _State.device = choose_device(place.local_rank)
-        share_cores(place)
+        _State.device = start_up(place)
         _State.bucket_size = agree(None if group is None else group * _ELEMENT_BYTES)
     if found.dbg_level and (place.rank == 0 or found.dbg_level > 1):
         say(f"{communicator.describe()}; device {_State.device or 'the default'}")

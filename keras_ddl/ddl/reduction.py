@@ -14,7 +14,7 @@ from keras_ddl import ops
 from keras_ddl.compat.tensorflow import is_eager, tf
 from keras_ddl.ddl import dump, job
 from keras_ddl.ddl.origin import comes_from
-from keras_ddl.strategy.buckets import all_reduce_in_buckets
+from keras_ddl.gradients.buckets import all_reduce_in_buckets
 
 # By graph: {name of a reduced tensor: the names of the tensors of the gradient before}. Names, because a tensor would
 # keep its graph for ever.

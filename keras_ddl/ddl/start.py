@@ -15,6 +15,7 @@ from typing import Any
 
 from keras_ddl import communicator, ops
 from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.comparison import is_equal
 from keras_ddl.compat.tensorflow import after_each_variable, tf, with_initializer, with_initializers
 from keras_ddl.ddl import job
 from keras_ddl.ddl.origin import comes_from
@@ -78,15 +79,14 @@ def settle(variables: Iterable[Any]) -> None:
         if not new:
             return
         _State.settled.update((id(each), each) for each in new)
-        everybody = communicator.all_gather_object([checksum(each.numpy()) for each in new], name="ddl/first_values")
-        if all(sums == everybody[0] for sums in everybody):
+        if is_equal(repr([checksum(each.numpy()) for each in new]).encode(), "ddl/first_values"):
             return
         ops.broadcast_variables(new)
     if tf.executing_eagerly() and communicator.rank() == 0:  # a tf.function computes its gradients only afterwards
         stack_position.warn(
             "ddl: variables must be equal on all ranks before gradients are computed. Received: other values on some "
             f"ranks when {variable_lists.describe(new)} were first trained; rank 0's are taken, and the gradients of "
-            "this one step are of each rank's own. Call keras_ddl.broadcast_variables(model.variables) before, or give "
+            "this one step are local to each rank. Call keras_ddl.broadcast_variables(model.variables) before, or give "
             "fit DDLGlobalVariablesCallback()."
         )
 

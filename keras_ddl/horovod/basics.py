@@ -95,12 +95,12 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     is_first = not communicator.is_initialized()
     topology = communicator.init()
     if is_first:
-        from keras_ddl.strategy.threads import share_cores
+        from keras_ddl.gradients.start_up import share_cores
 
         share_cores(topology)
-    everybody = list(range(size()))
+    all_ranks = list(range(size()))
     named = list(range(comm.Get_size())) if hasattr(comm, "Get_size") else comm
-    if named is not None and not (isinstance(named, Sequence) and sorted(named) in ([], everybody)):
+    if named is not None and not (isinstance(named, Sequence) and sorted(named) in ([], all_ranks)):
         raise ConfigError(
             f"init: all ranks of the job ({size()}) take part. Received: comm={comm!r}. Start fewer ranks, or use "
             "process_sets."

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_ddl.callbacks import AverageLogs, BroadcastVariables, LearningRateSchedule, LearningRateWarmup
-from keras_ddl.callbacks._first_rank import is_first_rank
+from keras_ddl.communicator.first_rank import is_first_rank
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.failures import as_tensorflow_errors

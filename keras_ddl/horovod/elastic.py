@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator, config, ops
-from keras_ddl.callbacks._training_state import broadcast_with_streams
 from keras_ddl.checkpoint.model_state import tensor_of
 from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.horovod.elastic_state import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State
+from keras_ddl.resuming.training_state import broadcast_with_streams
 
 __all__ = [
     "HorovodInternalError",
@@ -95,7 +95,7 @@ class _VariablesState(ObjectState):
             pairs = itertools.zip_longest(here, there)
             place, (mine, theirs) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
             raise CheckpointError(
-                f"A commit goes back into the state that it is of. Received: {len(there)} variables in the commit, "
+                f"A commit can be restored only into its own state. Received: {len(there)} variables in the commit, "
                 f"{len(here)} here; number {place} is {theirs} there and {mine} here. Build the model as it was, or "
                 "empty KERAS_DDL_COMMIT_DIR."
             )

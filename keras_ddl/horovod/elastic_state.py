@@ -78,10 +78,10 @@ class State(abc.ABC):
 
     def check_host_updates(self) -> None:
         """Raises: HostsUpdatedInterrupt: on all ranks, when one was told that the hosts have changed. COLLECTIVE."""
-        told = self._hosts_updated, host_watch.told()
-        everyone = communicator.all_gather_object(told, name="keras_ddl/elastic/hosts")
-        self._is_to_leave = any(by_launcher for _, by_launcher in everyone)
-        if any(map(any, everyone)):
+        told = self._hosts_updated, host_watch.hosts_changed()
+        gathered = communicator.all_gather_object(told, name="keras_ddl/elastic/hosts")
+        self._is_to_leave = any(by_launcher for _, by_launcher in gathered)
+        if any(map(any, gathered)):
             raise HostsUpdatedInterrupt()
 
     def leave_for_other_hosts(self) -> None:
@@ -90,7 +90,7 @@ class State(abc.ABC):
             self.save()
             self.write_commit()
             communicator.barrier(name="keras_ddl/elastic/leave")
-            host_watch.leave()
+            host_watch.exit_for_restart()
 
     def write_commit(self) -> None:
         """Writes what `save` has saved to the disk of this host, if the job can be started again."""
@@ -103,7 +103,7 @@ class State(abc.ABC):
         elif self._number == 1:
             stack_position.warn(
                 f"What a restart is to begin with has to be known. Received: {type(self).__name__}, whose content() "
-                "returns None, so that a restart begins anew. Use ObjectState, or return what was saved."
+                "returns None, so that a restart starts over. Use ObjectState, or return what was saved."
             )
 
     def take_up_commit(self) -> bool:
@@ -156,7 +156,8 @@ class State(abc.ABC):
 
 def _incomplete(state: State, method: str) -> ConfigError:
     return ConfigError(
-        "A class of one's own says with content() and put(content) what a restart keeps, and with sync_from(root) how "
+        "A class of your own defines with content() and put(content) what a restart keeps, and with "
+        "sync_from(root) how "
         f"ranks share it. Received: {type(state).__name__} without {method}(). Define it, or use ObjectState."
     )
 

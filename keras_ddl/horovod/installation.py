@@ -79,7 +79,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         home = _MODULES.get(name)
         if home is None or importlib.util.find_spec(home) is None:
             raise ModuleNotFoundError(
-                f"keras_ddl stands for {', '.join(_there())}. Received: an import of {name}. What to use instead: "
+                f"keras_ddl replaces {', '.join(_there())}. Received: an import of {name}. Use instead: "
                 "docs/from-horovod.md.",
                 name=name,
             )

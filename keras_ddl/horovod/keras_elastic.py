@@ -15,7 +15,7 @@ from keras_ddl.horovod.elastic import (
     TensorFlowState,
     run,
 )
-from keras_ddl.strategy import keras_patches, position
+from keras_ddl.strategy import fits, keras_patches
 
 __all__ = [
     "CommitStateCallback",
@@ -110,7 +110,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         keras_patches.install()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        reading = position.of(self.model)
+        reading = fits.reading_of(self.model)
         if self.state.batch and reading is not None:
             reading.go_to(reading.position(0, self.state.batch))
 

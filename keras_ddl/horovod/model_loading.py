@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_ddl.communicator import stack_position
-from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.optimizer import DistributedOptimizer
@@ -53,7 +53,7 @@ def load_model(
 
 
 def _warn_of_means(optimizer: keras.optimizers.Optimizer, passes: int | None) -> None:
-    steps = getattr(keras_compat.unwrapped(optimizer), "gradient_accumulation_steps", None)
+    steps = getattr(models.unwrapped(optimizer), "gradient_accumulation_steps", None)
     if steps and passes is None:
         stack_position.warn(
             f"load_model: the saved optimizer accumulates the gradients of {steps} batches, and averages them. Pass "

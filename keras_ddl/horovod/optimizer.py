@@ -8,6 +8,7 @@ from typing import Any
 
 from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.basics import ReduceOp
@@ -91,7 +92,7 @@ def PartialDistributedOptimizer(
     """
     local = layers_of(local_layers)
     DistributedOptimizer(optimizer, name, **arguments)
-    keras_compat.own_reduction(keras_compat.unwrapped(optimizer)).local_layers += local
+    keras_compat.own_reduction(models.unwrapped(optimizer)).local_layers += local
     return optimizer
 
 
@@ -111,7 +112,7 @@ def _distribute(
     average_passes: bool,
     **arguments: Any,
 ) -> Any:
-    inner = keras_compat.unwrapped(optimizer)
+    inner = models.unwrapped(optimizer)
     _check(optimizer, inner, arguments["op"])
     label = name or f"Distributed{type(inner).__name__}"
     reduction = GradientReduction(label, **arguments)
@@ -135,7 +136,7 @@ def _copy(optimizer: Any, reduction: GradientReduction, distribute: Callable[[An
     """What copy.deepcopy calls: Keras's copy is made of what it would save, and so does not reduce yet."""
     make, arguments = type(optimizer).__reduce__(optimizer)
     copied = distribute(make(*arguments))
-    of_copy = keras_compat.own_reduction(keras_compat.unwrapped(copied))
+    of_copy = keras_compat.own_reduction(models.unwrapped(copied))
     of_copy.local_variables += reduction.local_variables
     of_copy.local_layers += reduction.local_layers
     memo[id(optimizer)] = copied
@@ -155,13 +156,14 @@ def _check(optimizer: Any, inner: Any, op: str) -> None:
         )
     if keras_compat.own_reduction(inner) is not None:
         raise ConfigError(
-            f"Gradients are reduced once. Received: optimizer {inner.name!r}, which a DistributedOptimizer already is. "
+            f"Gradients must be reduced only once. Received: optimizer {inner.name!r}, which a DistributedOptimizer "
+            f"already is. "
             "Make another optimizer for another reduction."
         )
     check_no_strategy("DistributedOptimizer for", keras_compat.scope_strategy() is not None)
     if keras_compat.strategy_of(inner) is not None:
         raise ConfigError(
-            f"Gradients are reduced once. Received: optimizer {inner.name!r}, which was made under a "
+            f"Gradients must be reduced only once. Received: optimizer {inner.name!r}, which was made under a "
             "keras_ddl.Strategy and reduces gradients there. Leave out DistributedOptimizer, or the Strategy."
         )
     if op not in (ReduceOp.Average, ReduceOp.Sum):

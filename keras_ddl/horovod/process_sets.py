@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from keras_ddl import communicator
-from keras_ddl.communicator.comparison import first_difference
+from keras_ddl.communicator.comparison import require_equal
 from keras_ddl.communicator.group import Communicator
-from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.failures import InvalidArgumentError, as_tensorflow_errors
 
 
@@ -92,12 +92,8 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     ranks, world = process_set._ranks or [], communicator.communicator_of(None)
-    difference = first_difference(world, [str(ranks)], "add_process_set")
-    if difference is not None:
-        raise RankMismatchError(
-            f"add_process_set: all ranks must add the same set. Received: {difference.of_rank_0} on rank 0 and "
-            f"{difference.of_rank} on rank {difference.rank}."
-        )
+    rule = "add_process_set: all ranks must add the same set."
+    require_equal(ranks, "add_process_set", rule, "Also a rank that is not in it calls this, with the same ranks.")
     if not ranks or ranks[-1] >= world.size:
         raise ConfigError(f"add_process_set: the ranks must be of 0 to {world.size - 1}. Received: {ranks}.")
     same = [other for other in _registered.values() if other.ranks == ranks]

@@ -6,31 +6,24 @@ Gradients go in buckets, as under the Strategy, but each is that of a rank's own
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keras_ddl import communicator, config, ops
+from keras_ddl import communicator, ops
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, KerasDdlError
+from keras_ddl.gradients import bucket_size
+from keras_ddl.gradients.buckets import all_reduce_planned, plan_for
+from keras_ddl.gradients.sparse import all_reduce_slices
 from keras_ddl.horovod import process_sets
 from keras_ddl.horovod.basics import ReduceOp, check_sparse, reduce_op
 from keras_ddl.horovod.failures import as_tensorflow_errors
-from keras_ddl.strategy import bucket_size
-from keras_ddl.strategy.buckets import plan_buckets
-from keras_ddl.strategy.sparse import all_reduce_slices
-
-# Buckets of some of the ranks: a measurement would be a collective of all of them.
-_BYTES_IN_PROCESS_SETS = 8 << 20
 
 # Attribute of what a tape has reduced: Horovod's optimizers leave gradients alone that a loop hands to them.
 _REDUCED = "_ddl_reduced"
-
-_lock = threading.Lock()
-_sizes: dict[int, tuple[Any, bucket_size.BucketSize]] = {}
 
 
 class GradientReduction:
@@ -131,7 +124,7 @@ class GradientReduction:
         Raises: tf.errors.FailedPreconditionError: the ranks' gradients differ in number, shape or dtype. ConfigError:
             IndexedSlices, and an op that is not for them.
         Cost: one all-reduce per bucket; for IndexedSlices two all-gathers, but an all-reduce of a part of them that is
-            a whole table (`strategy.sparse`).
+            a whole table (`gradients.sparse`).
         """
         check_no_strategy(f"{self.name} reduces", tf.distribute.has_strategy())
         result, local, size = list(gradients), self._local_ids(), self.size
@@ -154,12 +147,14 @@ class GradientReduction:
                 dense.append(i)
         if comm is None:
             return result
-        packed = {i: self._before(result[i], size) for i in dense}
-        for number, bucket in enumerate(self._buckets(packed, variables, comm)):
-            tensors = [packed[i][0] for i in bucket]
-            reduced = self._all_reduce(tensors, f"{self.name}/bucket_{number}", comm)
-            for i, tensor in zip(bucket, reduced):
-                result[i] = self._after(tensor, packed[i][1], size)
+        packed = [self._before(result[i], size) for i in dense]
+        tensors = [tensor for tensor, _ in packed]
+        plan = self._plan(tensors, [variables[i] for i in dense], comm)
+        op = "sum" if self.predivide != 1.0 else self.op
+        for i, reduced, (_, context) in zip(
+            dense, all_reduce_planned(tensors, plan, op=op, name=self.name, comm=comm), packed
+        ):
+            result[i] = self._after(reduced, context, size)
         return result
 
     @as_tensorflow_errors
@@ -174,12 +169,6 @@ class GradientReduction:
         of_layers = (variable for layer in self.local_layers for variable in layer.trainable_variables)
         return {id(plain(variable)) for variable in (*self.local_variables, *of_layers)}
 
-    def _all_reduce(self, tensors: list[tf.Tensor], name: str, comm: Communicator) -> list[tf.Tensor]:
-        if self.op == ReduceOp.Adasum:  # depends on the angle between whole tensors: not of a bucket
-            return [ops.all_reduce(each, op=self.op, name=f"{name}/{i}", comm=comm) for i, each in enumerate(tensors)]
-        op = "sum" if self.predivide != 1.0 else self.op
-        return ops.all_reduce_n(tensors, op=op, name=name, comm=comm)
-
     def _before(self, tensor: tf.Tensor, size: int) -> tuple[tf.Tensor, Any]:
         if size > 1 and self.predivide != 1.0:
             tensor = tensor / self.predivide
@@ -192,11 +181,9 @@ class GradientReduction:
             tensor = tensor * (self.predivide / size)
         return tensor
 
-    def _buckets(
-        self, packed: dict[int, tuple[tf.Tensor, Any]], variables: Sequence[Any], comm: Communicator
-    ) -> list[list[int]]:
+    def _plan(self, tensors: Sequence[tf.Tensor], variables: Sequence[Any], comm: Communicator) -> list[list[int]]:
         """Returns the positions that are reduced together; the last layers first, as backward makes them."""
-        positions = list(packed)
+        positions = list(range(len(tensors)))
         if isinstance(self.groups, int):
             count = min(self.groups, len(positions)) or 1
             ends = [len(positions) * (number + 1) // count for number in range(count)]
@@ -208,10 +195,7 @@ class GradientReduction:
                 members = [where.pop(id(plain(each))) for each in group if id(plain(each)) in where]
                 buckets += [members] if members else []
             positions = [i for i in positions if i in where.values()]
-        tensors = [packed[i][0] for i in positions]
-        sizes = [each.dtype.size * (each.shape.num_elements() or 1) for each in tensors]
-        bound = _bucket_size(comm).bound(sum(sizes))
-        plan = plan_buckets(sizes, [each.dtype.name for each in tensors], bucket_bytes=bound)
+        plan = plan_for([tensors[i] for i in positions], bucket_size.of(comm))
         return [*buckets, *([positions[i] for i in bucket] for bucket in plan)]
 
 
@@ -242,18 +226,3 @@ def _scaled(gradient: Any, factor: float) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor
-
-
-def _bucket_size(comm: Communicator) -> bucket_size.BucketSize:
-    """Returns the size that the ranks agree on, once per job: when the first gradients come, as a rank may trace its
-    step anew at any time later.
-    """
-    wanted = config.get("BUCKET_BYTES")
-    if comm.id != communicator.communicator_of(None).id:
-        return bucket_size.BucketSize(
-            _BYTES_IN_PROCESS_SETS if wanted == bucket_size.AUTO else wanted, wanted == "auto"
-        )
-    with _lock:
-        if _sizes.get(comm.id, (None,))[0] is not comm.topology:
-            _sizes[comm.id] = (comm.topology, bucket_size.agree())
-        return _sizes[comm.id][1]

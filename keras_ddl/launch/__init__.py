@@ -16,7 +16,7 @@ __all__ = ["run"]
 def __getattr__(name: str) -> Any:
     # Every rank's wrapper imports this package; it needs none of what run() needs.
     if name == "run":
-        from keras_ddl.launch.notebook import run
+        from keras_ddl.launch.run_function import run
 
         return run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,9 @@
 """The connection between the launcher and the process that wraps each rank: framed messages over TCP.
 
 A frame is one byte of `Kind`, eight bytes of length (big endian) and the payload. The launcher speaks first (a nonce);
-then each side proves that it knows the job's token by an HMAC over the other's nonce and its own first message, so a
-stranger who finds the port can neither read a rank's output nor start anything, and a rank that finds a stranger at the
-address runs nothing. Nothing is parsed before its proof. Nothing is encrypted, as in MPI's own connections.
+then each side proves that it knows the job's token by an HMAC over the other's nonce and its own first message, so an
+outsider who finds the port can neither read a rank's output nor start anything, and a rank that reaches an impostor
+runs nothing. Nothing is parsed before the proof. Nothing is encrypted, as in MPI's own connections.
 """
 
 from __future__ import annotations
@@ -48,30 +48,30 @@ class Kind(enum.IntEnum):
     OUT = 6  # R bytes of the program's stdout
     ERR = 7  # R bytes of the program's stderr
     STDIN = 8  # L bytes for the program's stdin; an empty frame closes it
-    STDIN_TAKEN = 9  # R JSON: number of bytes the program has taken
+    STDIN_CONSUMED = 9  # R JSON: number of bytes the program has taken
     TERMINAL_SIZE = 10  # L JSON: rows, columns
     RESULT = 11  # R bytes of the file that the program of `run(fn)` leaves
     EXIT = 12  # R JSON: status, stopped_by, report, report_age_seconds
     STOP = 13  # L JSON: signal, grace_seconds
     BYE = 14  # L JSON: last (no other attempt follows): the wrapper may leave
-    HOSTS = 15  # L empty: leave HOSTS_FILE for the program
+    HOSTS_CHANGED = 15  # L empty: leave HOSTS_FILE for the program
 
 
-# The frames that a peer may send before its proof, and their most bytes: it must not make us allocate.
-FROM_A_STRANGER = {Kind.HELLO: 1 << 12}
-FROM_A_LAUNCHER = {Kind.NONCE: NONCE_BYTES, Kind.WELCOME: 1 << 22}
+# The frames that a peer may send before its proof, and their size limits: it must not make us allocate memory.
+PRE_AUTH_RANK_FRAMES = {Kind.HELLO: 1 << 12}
+PRE_AUTH_LAUNCHER_FRAMES = {Kind.NONCE: NONCE_BYTES, Kind.WELCOME: 1 << 22}
 
 
-def with_proof(token: str, side: str, nonce: bytes, message: dict[str, Any]) -> bytes:
+def sign(token: str, side: str, nonce: bytes, message: dict[str, Any]) -> bytes:
     """Returns the payload of HELLO (`side` "rank") or WELCOME ("launcher"), for the other side's `nonce`."""
     body = json.dumps(message).encode()
     return _proof(token, side, nonce, body) + body
 
 
-def proven(token: str, side: str, nonce: bytes, payload: bytes) -> dict[str, Any] | None:
-    """Returns the message of a HELLO or WELCOME; None, before it looks into it, when `side` does not know `token`."""
-    given, body = payload[:_PROOF_BYTES], payload[_PROOF_BYTES:]
-    if not hmac.compare_digest(given, _proof(token, side, nonce, body)):
+def verify(token: str, side: str, nonce: bytes, payload: bytes) -> dict[str, Any] | None:
+    """Returns the message of a HELLO or WELCOME; None, without parsing it, when `side` does not know `token`."""
+    received, body = payload[:_PROOF_BYTES], payload[_PROOF_BYTES:]
+    if not hmac.compare_digest(received, _proof(token, side, nonce, body)):
         return None
     return json.loads(body)
 
@@ -84,10 +84,10 @@ def _proof(token: str, side: str, nonce: bytes, body: bytes) -> bytes:
 class Channel:
     """One end of a connection. Never blocks once it is made; the owner's selector says when to call read and write."""
 
-    def __init__(self, sock: socket.socket, unproven: Mapping[int, int]) -> None:
-        """`unproven`: the kinds of frames that the peer may send before `trust` is called, and their most bytes."""
+    def __init__(self, sock: socket.socket, unauthenticated: Mapping[int, int]) -> None:
+        """`unauthenticated`: the kinds of frames that the peer may send before that, with size limits."""
         self.sock = sock
-        self._unproven: Mapping[int, int] | None = unproven
+        self._unauthenticated: Mapping[int, int] | None = unauthenticated
         self.closed = False
         self.timed_out = False  # the network is down: the peer may live
         self._incoming = bytearray()
@@ -108,13 +108,13 @@ class Channel:
         return self.sock.fileno()
 
     @property
-    def proven(self) -> bool:
+    def authenticated(self) -> bool:
         """Whether the peer knows the job's token."""
-        return self._unproven is None
+        return self._unauthenticated is None
 
-    def trust(self) -> None:
-        """Takes all frames from now on: the peer has proven itself."""
-        self._unproven = None
+    def mark_authenticated(self) -> None:
+        """Accepts all frames from now on: the peer has proven itself."""
+        self._unauthenticated = None
 
     @property
     def backlog(self) -> int:
@@ -145,7 +145,7 @@ class Channel:
 
     def read(self) -> Iterator[tuple[Kind, bytes]]:
         """Yields the complete frames that have arrived. At the end of the connection `closed` becomes true."""
-        most = _READ_BYTES if self._unproven is None else min(_READ_BYTES, max(self._unproven.values()))
+        most = _READ_BYTES if self._unauthenticated is None else min(_READ_BYTES, max(self._unauthenticated.values()))
         try:
             data = self.sock.recv(most)
         except (BlockingIOError, InterruptedError):
@@ -159,7 +159,7 @@ class Channel:
         while len(self._incoming) >= _HEADER.size:
             kind, size = _HEADER.unpack_from(self._incoming)
             # Looked at frame by frame: handling one may have made the peer proven.
-            if self._unproven is not None and size > self._unproven.get(kind, -1):
+            if self._unauthenticated is not None and size > self._unauthenticated.get(kind, -1):
                 self.close()
                 return
             end = _HEADER.size + size
@@ -196,8 +196,8 @@ class Address:
             return cls(token, hostname, tuple(addresses.split(",")), int(port))
         except ValueError:
             raise LaunchError(
-                "KERAS_DDL_LAUNCHER must be 'token@hostname@address,...:port'. It is set by `keras-ddl run` for the "
-                "processes that it starts and is not for users to set. Unset it."
+                "KERAS_DDL_LAUNCHER must be 'token@hostname@address,...:port'. `keras-ddl run` sets it for the "
+                "processes that it starts; it is not meant for users. Unset it."
             ) from None
 
 

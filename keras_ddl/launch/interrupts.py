@@ -1,4 +1,4 @@
-"""Signals to the launcher while a job runs: they wake its loop, which decides what to do."""
+"""Signals to the launcher while a job runs: they wake its loop, which handles them."""
 
 from __future__ import annotations
 

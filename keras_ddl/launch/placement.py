@@ -1,4 +1,4 @@
-"""How many ranks an attempt has, and on which hosts: those of the command line, or those that a script names."""
+"""The number of ranks and the hosts of an attempt: from the command line, or from a discovery script."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SCRIPT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Discovery:
-    """A command that prints the hosts there are, one on each line, as host:slots; `slots` for lines without them."""
+    """A command that prints the available hosts, one per line, as host:slots; `slots` for lines without a number."""
 
     command: str
     slots: int = 1
 
     def hosts(self, stopped: Callable[[], bool] = lambda: False) -> tuple[Host, ...]:
-        """Asks it. Ends without an answer, as one of no hosts, when `stopped()` is true.
+        """Runs the command. Returns no hosts, without waiting for its end, when `stopped()` is true.
 
         Raises: LaunchError: it cannot be run, fails, takes longer than a minute, or prints something else.
         """
@@ -55,8 +55,8 @@ class Discovery:
 
     def _failure(self, what: str) -> LaunchError:
         return LaunchError(
-            "The host discovery script must be executable, end with status 0 and print a line host:slots for each "
-            f"host. Received: {self.command!r}: {what}. Call it by hand."
+            "The host discovery script must be executable, end with status 0 and print one line host:slots for each "
+            f"host. Received: {self.command!r}: {what}. Run it by hand."
         )
 
 
@@ -66,67 +66,68 @@ class Placement:
 
     Attributes:
         wanted: ranks of the first attempt; None: all that the hosts take.
-        least, most: bounds for later ones; None: `wanted`, or what the first attempt had.
+        min_ranks, max_ranks: bounds for later ones; None: `wanted`, or what the first attempt had.
         fixed: the hosts of the command line; empty: this host, or what the resource manager says.
         discovery: a script that names the hosts instead.
-        lost: names of hosts that vanished. They are left out as long as enough ranks remain without them.
+        lost: names of lost hosts. They are left out as long as enough ranks remain without them.
         order: names of the hosts so far, which keep their places when a script names them in another order.
     """
 
     wanted: int | None
     fixed: tuple[Host, ...] = ()
     discovery: Discovery | None = None
-    least: int | None = None
-    most: int | None = None
+    min_ranks: int | None = None
+    max_ranks: int | None = None
     lost: set[str] = field(default_factory=set)
     order: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raises: ConfigError: bounds that contradict each other, or that nothing could make use of."""
+        """Raises: ConfigError: bounds that contradict each other, or that have no effect."""
         if self.fixed and self.discovery is not None:
             raise ConfigError(
-                f"The hosts are either given or discovered. Received: hosts {[host.name for host in self.fixed]} and "
+                f"Hosts must be either given or discovered, not both. Received: hosts "
+                f"{[host.name for host in self.fixed]} and "
                 f"the script {self.discovery.command!r}. Leave out one of them."
             )
-        if not self.fixed and self.discovery is None and (self.least, self.most) != (None, None):
+        if not self.fixed and self.discovery is None and (self.min_ranks, self.max_ranks) != (None, None):
             raise ConfigError(
                 "--min-np and --max-np say how many ranks a job has when its hosts change. Received: neither --hosts "
                 "nor --host-discovery-script. Name the hosts, or leave them out."
             )
-        bounds = [each for each in (self.least, self.wanted, self.most) if each is not None]
+        bounds = [each for each in (self.min_ranks, self.wanted, self.max_ranks) if each is not None]
         if bounds != sorted(bounds):
             raise ConfigError(
                 "min-np must not be above np, nor np above max-np. Received: "
-                f"min-np={self.least}, np={self.wanted}, max-np={self.most}."
+                f"min-np={self.min_ranks}, np={self.wanted}, max-np={self.max_ranks}."
             )
 
     def first(self, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]] | None:
         """Returns (ranks, hosts) of the first attempt among `hosts`; None: there are not enough yet."""
         slots = _slots(hosts)
-        if slots < max(self.wanted or self.least or 1, 1):
+        if slots < max(self.wanted or self.min_ranks or 1, 1):
             return None
         # np is what the job waits for at its start; more are taken where max-np says so.
-        ranks = min(slots, self.most or self.wanted or slots)
-        self.least = self.least or self.wanted or ranks
-        self.most = self.most or self.wanted
+        ranks = min(slots, self.max_ranks or self.wanted or slots)
+        self.min_ranks = self.min_ranks or self.wanted or ranks
+        self.max_ranks = self.max_ranks or self.wanted
         return self._chosen(ranks, hosts)
 
-    def again(self, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]] | None:
-        """Returns (ranks, hosts) of a later attempt; None: there are fewer than must be."""
-        assert self.least is not None
+    def later(self, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]] | None:
+        """Returns (ranks, hosts) of a later attempt; None: there are too few."""
+        assert self.min_ranks is not None
         names = {host.name for host in hosts}
-        self.lost &= names  # one that was taken away and is named again has come back
+        self.lost &= names  # a host that was removed and is named again is back
         places = {name: place for place, name in enumerate(self.order)}
         hosts = sorted(hosts, key=lambda host: places.get(host.name, len(places)))
         for some in ([host for host in hosts if host.name not in self.lost], hosts):
             slots = _slots(some)
-            if slots >= self.least:
-                return self._chosen(min(slots, self.most or slots), some)
+            if slots >= self.min_ranks:
+                return self._chosen(min(slots, self.max_ranks or slots), some)
         return None
 
     def would_change(self, ranks: int, hosts: Sequence[Host], now: Sequence[Host]) -> bool:
-        """Whether `again(now)` would place ranks otherwise than `ranks` on `hosts`, or could not place them."""
-        found = replace(self, lost=set(self.lost), order=list(self.order)).again(now)
+        """Whether `later(now)` would place ranks otherwise than `ranks` on `hosts`, or could not place them."""
+        found = replace(self, lost=set(self.lost), order=list(self.order)).later(now)
         return found is None or ranks_by_host(*found) != ranks_by_host(ranks, hosts)
 
     def _chosen(self, ranks: int, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]]:

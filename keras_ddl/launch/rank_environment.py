@@ -28,8 +28,8 @@ def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:
     found = launcher(environ)
     if found is None or found.rank is None or found.size is None:
         raise LaunchError(
-            "A rank's process must be started by mpirun, which says in the environment which rank it is. Received: "
-            f"nothing of the kind, on host {socket.gethostname()}. Start the program with `keras-ddl run`."
+            "A rank's process must be started by mpirun, which sets its rank in the environment. Received: "
+            f"no such variable, on host {socket.gethostname()}. Start the program with `keras-ddl run`."
         )
     return found.rank, found.size
 

@@ -29,16 +29,16 @@ from keras_ddl.launch import rank_environment
 from keras_ddl.launch.control import (
     CALL_FILE,
     FILE_CHUNK_BYTES,
-    FROM_A_LAUNCHER,
     HOSTS_FILE,
     NONCE_BYTES,
+    PRE_AUTH_LAUNCHER_FRAMES,
     RESULT_FILE,
     Address,
     Channel,
     Kind,
     connect,
-    proven,
-    with_proof,
+    sign,
+    verify,
 )
 from keras_ddl.launch.processes import die_with_parent, kill_marked, signal_quietly
 from keras_ddl.launch.rank_program import RankProgram, require_directory
@@ -58,17 +58,17 @@ class RankProcess:
         self.rank, self.size, self.command = rank, size, command
         self._token = address.token
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self._channel = Channel(connect(address), FROM_A_LAUNCHER)
+        self._channel = Channel(connect(address), PRE_AUTH_LAUNCHER_FRAMES)
         self._welcome: dict[str, Any] = {}
         self._run_dir = Path()
         self._job_dir: Path | None = None
-        self._keeps_job_dir = False
+        self._keep_job_dir = False
         self._mark = ""
         self._call_file: Any = None
         self._program: RankProgram | None = None
         self._stopped_by: str | None = None
         self._kill_at: float | None = None
-        self._told_to_leave = False
+        self._may_exit = False
         self._terminated = False
         self._wakeup, self._wakeup_writer = socket.socketpair()
         for end in (self._wakeup, self._wakeup_writer):
@@ -85,7 +85,7 @@ class RankProcess:
         """Serves until the launcher says goodbye. Returns the exit status of the program."""
         status = 1
         try:
-            while self._program is None and not (self._channel.closed or self._terminated or self._told_to_leave):
+            while self._program is None and not (self._channel.closed or self._terminated or self._may_exit):
                 self._serve(1.0)
             if self._program is not None:
                 status = self._watch(self._program)
@@ -93,9 +93,9 @@ class RankProcess:
             if self._welcome:
                 kill_marked(self._mark)
                 shutil.rmtree(self._run_dir, ignore_errors=True)
-                self._leave_host()
+                self._remove_job_folder()
                 # A launcher that is gone starts nothing again; one that cannot be reached may.
-                if self._job_dir is not None and not (self._keeps_job_dir or self._channel.timed_out):
+                if self._job_dir is not None and not (self._keep_job_dir or self._channel.timed_out):
                     shutil.rmtree(self._job_dir, ignore_errors=True)
         return status if status >= 0 else 128 - status
 
@@ -111,7 +111,7 @@ class RankProcess:
         report, age = self._read_report()
         message = {"status": status, "stopped_by": self._stopped_by, "report": report, "report_age_seconds": age}
         self._channel.send(Kind.EXIT, message)
-        self._say_goodbye()
+        self._wait_for_bye()
         return status
 
     # ---- the loop ------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class RankProcess:
                 with contextlib.suppress(BlockingIOError):
                     self._wakeup.recv(4096)
             elif program is not None and fd == program.stdin:
-                self._channel.send(Kind.STDIN_TAKEN, {"bytes": program.feed()})
+                self._channel.send(Kind.STDIN_CONSUMED, {"bytes": program.feed()})
             elif program is not None and fd in program.sources:
                 kind = program.sources[fd]
                 if data := program.read(fd):
@@ -158,10 +158,10 @@ class RankProcess:
         if kind is Kind.NONCE:
             hello = {"nonce": self._nonce.hex(), "rank": self.rank, "size": self.size}
             hello |= {"host": socket.gethostname(), "pid": os.getpid()}
-            self._channel.send(Kind.HELLO, with_proof(self._token, "rank", payload, hello))
+            self._channel.send(Kind.HELLO, sign(self._token, "rank", payload, hello))
         elif kind is Kind.WELCOME:
-            self._prepare(proven(self._token, "launcher", self._nonce, payload))
-        elif not self._channel.proven:
+            self._prepare(verify(self._token, "launcher", self._nonce, payload))
+        elif not self._channel.authenticated:
             raise LaunchError("The launcher must prove that it knows the job's token first. It did not.")
         elif kind is Kind.FILE:
             self._call_file.write(payload)
@@ -171,22 +171,22 @@ class RankProcess:
             self._start()
         elif kind is Kind.STDIN and self._program is not None:
             if dropped := self._program.give(payload):
-                self._channel.send(Kind.STDIN_TAKEN, {"bytes": dropped})
+                self._channel.send(Kind.STDIN_CONSUMED, {"bytes": dropped})
         elif kind is Kind.TERMINAL_SIZE and self._program is not None:
             self._program.set_terminal_size(**json.loads(payload))
         elif kind is Kind.STOP:
             order = json.loads(payload)
             self._stop(order["signal"], order["grace_seconds"], "the launcher")
-        elif kind is Kind.HOSTS:
+        elif kind is Kind.HOSTS_CHANGED:
             (self._run_dir / HOSTS_FILE).touch()
         elif kind is Kind.BYE:
-            self._told_to_leave = True
-            self._keeps_job_dir = not json.loads(payload)["last"]
+            self._may_exit = True
+            self._keep_job_dir = not json.loads(payload)["last"]
 
     def _prepare(self, welcome: dict[str, Any] | None) -> None:
         if welcome is None:
             raise LaunchError("The launcher must prove that it knows the job's token. The proof received is wrong.")
-        self._channel.trust()
+        self._channel.mark_authenticated()
         self._welcome = welcome
         job_dir = Path(tempfile.gettempdir()) / f"keras_ddl-{welcome['job']}"
         job_dir.mkdir(mode=0o700, exist_ok=True)
@@ -223,7 +223,7 @@ class RankProcess:
             report |= {"summary": f"LaunchError: {text}", "traceback": f"LaunchError: {text}\n"}
             message = {"status": 126, "stopped_by": None, "report": report, "report_age_seconds": 0}
             self._channel.send(Kind.EXIT, message)
-            self._say_goodbye()
+            self._wait_for_bye()
 
     def _stop(self, signum: int, grace_seconds: float, who: str) -> None:
         # An order after an order may only make it sooner and harder.
@@ -269,7 +269,7 @@ class RankProcess:
         written = report.get("time")
         return report, max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
 
-    def _leave_host(self) -> None:
+    def _remove_job_folder(self) -> None:
         """Removes the job's directory, if this is the last rank of this host, with what its ranks shared there."""
         folder = self._run_dir.parent
         if not any(folder.glob("rank-*")):
@@ -278,11 +278,11 @@ class RankProcess:
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
-    def _say_goodbye(self) -> None:
+    def _wait_for_bye(self) -> None:
         deadline = time.monotonic() + _GOODBYE_SECONDS
-        while not self._told_to_leave and not self._channel.closed and time.monotonic() < deadline:
+        while not self._may_exit and not self._channel.closed and time.monotonic() < deadline:
             self._serve(1.0)
-        self._told_to_leave = True
+        self._may_exit = True
 
 
 def main(argv: list[str]) -> int:
@@ -293,12 +293,12 @@ def main(argv: list[str]) -> int:
     Linux shares a core among sessions first (autogroup), so the priority of a communication thread would mean nothing
     to the other ranks, and one that polls could keep it waiting for seconds.
     """
-    stand_in = os.getpid()
+    proxy = os.getpid()
     child = os.fork()
     if child:
-        return _stand_in(child)
+        return _run_proxy(child)
     os.setpgid(0, 0)
-    die_with_parent(signal.SIGTERM, stand_in)
+    die_with_parent(signal.SIGTERM, proxy)
     try:
         rank, size = rank_environment.rank_and_size(os.environ)
         return RankProcess(rank, size, Address.parse(config.get("LAUNCHER") or ""), argv[1:]).run()
@@ -307,7 +307,7 @@ def main(argv: list[str]) -> int:
         return 1
 
 
-def _stand_in(child: int) -> int:
+def _run_proxy(child: int) -> int:
     """Passes SIGTERM on to the wrapper and returns its exit status. It dies with mpirun's daemon."""
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, lambda *_: signal_quietly(child, signal.SIGTERM))

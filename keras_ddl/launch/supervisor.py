@@ -1,11 +1,11 @@
-"""Runs one job: starts mpirun, serves the connection of every rank, and ends all of it when it must.
+"""Runs one job: starts mpirun, serves the connection of every rank, and ends everything when necessary.
 
 The rules:
 - The job succeeded when every rank has reported that its program ended by itself with status 0.
-- When a rank fails, the others get a moment to fail by themselves (their reports help to tell cause from consequence),
+- When a rank fails, the others get a moment to fail by themselves (their reports help to distinguish cause and effect),
   then SIGTERM, then SIGKILL.
-- Whatever ends the job, nothing of it is left: the wrappers kill their programs, mpirun is killed if it does not end,
-  and what is left on this host is found by its environment.
+- However the job ends, nothing of it remains: the wrappers kill their programs, mpirun is killed if it does not end,
+  and remaining processes on this host are found by their environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch import control, processes, terminal
-from keras_ddl.launch.entrance import Entrance
+from keras_ddl.launch.acceptor import Acceptor
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult
 from keras_ddl.launch.mpirun_process import MpirunProcess
@@ -31,8 +31,8 @@ from keras_ddl.launch.stdin import StdinForwarder
 
 START_SECONDS = 120.0
 # After a first failure: time for the other ranks to fail by themselves.
-_AFTERMATH_SECONDS = 0.5
-_AFTERMATH_OF_CONSEQUENCE_SECONDS = 3.0  # the cause must still be on its way
+_CASCADE_SECONDS = 0.5
+_CASCADE_BEFORE_CAUSE_SECONDS = 3.0  # the cause must still be on its way
 _GRACE_SECONDS = 2.0
 _INTERRUPT_GRACE_SECONDS = 5.0
 _MPIRUN_SECONDS = 3.0
@@ -48,13 +48,13 @@ class Supervisor:
         *,
         stdin: int | None = None,
         terminals: dict[str, int] | None = None,
-        goes_on: Callable[[JobResult], bool] = lambda result: False,
+        will_restart: Callable[[JobResult], bool] = lambda result: False,
     ) -> None:
         """`terminals`: file descriptors of the terminals behind the screen's "stdout" and "stderr", where they are.
 
-        `goes_on`: called once at the end: whether another attempt follows, so that `job.kept` stays on the hosts.
+        `will_restart`: called once at the end: whether another attempt follows, so that `job.kept` stays on the hosts.
         """
-        self._job, self._screen, self._goes_on = job, screen, goes_on
+        self._job, self._screen, self._will_restart = job, screen, will_restart
         self._terminals = terminals or {}
         self._stdin = StdinForwarder(stdin)
         self._links = [RankLink(rank, RankOutput(rank, screen, self._log_file(rank))) for rank in range(job.num_ranks)]
@@ -64,11 +64,11 @@ class Supervisor:
         self._stop_at: float | None = None  # when the others are told to end
         self._stopping = False
         self._terminate_mpirun_at: float | None = None
-        self._hard_stop = False
+        self._killed = False
         self._hosts_changed = False
 
-    def tell_of_other_hosts(self) -> None:
-        """Makes the loop tell all ranks that a restart would get other hosts. May be called by another thread."""
+    def notify_hosts_changed(self) -> None:
+        """Makes the loop notify all ranks that a restart would use other hosts. May be called by another thread."""
         self._hosts_changed = True
 
     def run(self, signals: tuple[signal.Signals, ...]) -> JobResult:
@@ -80,9 +80,9 @@ class Supervisor:
         began = time.monotonic()
         job.folder.mkdir(mode=0o700)
         listener, self._address = control.listen(several_hosts=job.several_hosts)
-        self._entrance = Entrance(listener, self._address.token, job.num_ranks)
+        self._acceptor = Acceptor(listener, self._address.token, job.num_ranks)
         try:
-            with Interrupts((*signals, signal.SIGWINCH), self._kill_hard) as self._interrupts:
+            with Interrupts((*signals, signal.SIGWINCH), self._kill_all) as self._interrupts:
                 self._start_mpirun()
                 self._loop(began)
                 self._end_mpirun()
@@ -133,34 +133,34 @@ class Supervisor:
         deadline = None if self._job.timeout is None else began + self._job.timeout - self._job.seconds_spent
         while not all(link.over for link in self._links):
             now = time.monotonic()
-            if self._hard_stop:
+            if self._killed:
                 return
             if deadline is not None and now >= deadline:
                 deadline = None
                 self._result.timed_out = True
-                self._say(f"the job did not end within {self._job.timeout:g} s and is ended.")
-                self._order_stop(signal.SIGTERM, _GRACE_SECONDS)
+                self._say(f"the job did not end within {self._job.timeout:g} s and is being stopped.")
+                self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
             if not self._stopping and now - began > START_SECONDS and any(not x.connected for x in self._links):
-                self._order_stop(signal.SIGTERM, _GRACE_SECONDS)
+                self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
             if self._hosts_changed and all(link.started for link in self._links):
                 self._hosts_changed = False
                 for link in self._links:
                     if link.connected:
-                        link.channel.send(control.Kind.HOSTS)
+                        link.channel.send(control.Kind.HOSTS_CHANGED)
             if self._stop_at is not None and now >= self._stop_at:
-                self._order_stop(signal.SIGTERM, _GRACE_SECONDS)
+                self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
             if self._terminate_mpirun_at is not None and now >= self._terminate_mpirun_at:
                 return
             ended_at = self._mpirun.ended_at
             if ended_at is not None and (
-                now - ended_at > _MPIRUN_SECONDS or not (self._by_fd or self._entrance.someone_waits)
+                now - ended_at > _MPIRUN_SECONDS or not (self._by_fd or self._acceptor.has_pending)
             ):
                 return
             self._serve(0.1 if self._tick() else 1.0)
 
     def _tick(self) -> bool:
-        """Looks after everything that depends on time. Returns whether it must be looked after again soon."""
-        self._entrance.tick()
+        """Handles everything that depends on time. Returns whether it must be called again soon."""
+        self._acceptor.tick()
         busy = self._screen.tick()
         for link in self._links:
             busy |= link.output.tick()
@@ -171,8 +171,8 @@ class Supervisor:
         """Waits for one thing to happen, or `timeout` seconds, and handles it."""
         poll = select.poll()
         poll.register(self._interrupts, select.POLLIN)
-        at_the_entrance = set(self._entrance.fds)
-        for fd in at_the_entrance:
+        acceptor_fds = set(self._acceptor.fds)
+        for fd in acceptor_fds:
             poll.register(fd, select.POLLIN)
         if not self._mpirun.silent:
             poll.register(self._mpirun, select.POLLIN)
@@ -184,8 +184,8 @@ class Supervisor:
         for fd, _ in poll.poll(timeout * 1000):
             if fd in self._by_fd:
                 self._serve_rank(self._by_fd[fd])
-            elif fd in at_the_entrance:
-                self._meet(fd)
+            elif fd in acceptor_fds:
+                self._admit(fd)
             elif fd == self._interrupts.fileno():
                 self._handle_signals()
             elif fd == self._mpirun.fileno():
@@ -203,40 +203,40 @@ class Supervisor:
                 continue
             if self._result.signal is None:
                 self._result.signal = signum
-                again = " (once more kills them at once)" if signum == signal.SIGINT else ""
-                self._say(f"{signal.Signals(signum).name}: ending the ranks{again}.")
+                again = " (press again to kill them)" if signum == signal.SIGINT else ""
+                self._say(f"{signal.Signals(signum).name}: stopping the ranks{again}.")
             if signum == signal.SIGINT:
-                self._order_stop(signal.SIGINT, _INTERRUPT_GRACE_SECONDS)
+                self._stop_ranks(signal.SIGINT, _INTERRUPT_GRACE_SECONDS)
             else:
-                self._order_stop(signal.SIGTERM, _GRACE_SECONDS)
+                self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
 
     # ---- ranks ---------------------------------------------------------------------------------------------------
 
-    def _meet(self, fd: int) -> None:
-        """Lets a rank in whose proof has come."""
-        come = self._entrance.serve(fd)
-        if come is None:
+    def _admit(self, fd: int) -> None:
+        """Admits a rank whose proof has arrived."""
+        admitted = self._acceptor.serve(fd)
+        if admitted is None:
             return
-        channel, hello = come
+        channel, hello = admitted
         link = self._links[hello["rank"]] if hello["size"] == self._job.num_ranks else None
         if link is None or link.channel is not None:
             channel.close()
             return
         self._by_fd[channel.fileno()] = link
         nonce = bytes.fromhex(hello["nonce"])
-        welcome = control.with_proof(self._address.token, "launcher", nonce, self._welcome())
+        welcome = control.sign(self._address.token, "launcher", nonce, self._welcome())
         link.connect(channel, hello, welcome, self._job.call)
         if self._stopping:
             link.stop(signal.SIGTERM, 0.0)
         if all(link.channel is not None for link in self._links):
-            self._entrance.close()
+            self._acceptor.close()
 
     def _serve_rank(self, link: RankLink) -> None:
         channel = link.channel
         fd = channel.fileno()
         link.write()
         for kind, payload in () if channel.closed else channel.read():
-            if kind is control.Kind.STDIN_TAKEN:
+            if kind is control.Kind.STDIN_CONSUMED:
                 self._stdin.taken(json.loads(payload)["bytes"])
             else:
                 link.handle(kind, payload)
@@ -245,18 +245,18 @@ class Supervisor:
             link.lose()
         if link.over and not link.counted:
             link.counted = True
-            self._after_end(link)
+            self._on_rank_ended(link)
 
-    def _after_end(self, link: RankLink) -> None:
+    def _on_rank_ended(self, link: RankLink) -> None:
         if link.result is not None:
             self._result.results[link.outcome.rank] = link.result
         if link.outcome.done or self._stopping:
             return
-        wait = _AFTERMATH_OF_CONSEQUENCE_SECONDS if link.outcome.is_consequence else _AFTERMATH_SECONDS
+        wait = _CASCADE_BEFORE_CAUSE_SECONDS if link.outcome.is_consequence else _CASCADE_SECONDS
         when = time.monotonic() + wait
         self._stop_at = when if self._stop_at is None else min(when, self._stop_at)
 
-    def _order_stop(self, signum: int, grace_seconds: float) -> None:
+    def _stop_ranks(self, signum: int, grace_seconds: float) -> None:
         self._stopping = True
         self._stop_at = None
         for link in self._links:
@@ -273,8 +273,8 @@ class Supervisor:
             self._screen.write_lines("err", b"".join(b"[mpirun] " + x + b"\n" for x in data.rstrip(b"\n").split(b"\n")))
 
     def _end_mpirun(self) -> None:
-        """Says goodbye to the wrappers and waits for mpirun, which may ignore SIGTERM."""
-        last = not self._goes_on(self._result)
+        """Lets the wrappers exit and waits for mpirun, which may ignore SIGTERM."""
+        last = not self._will_restart(self._result)
         for link in self._links:
             if link.connected:
                 link.channel.send(control.Kind.BYE, {"last": last})
@@ -283,21 +283,21 @@ class Supervisor:
             first_wait = 0.0
         for seconds, signum in ((first_wait, signal.SIGTERM), (_GRACE_SECONDS, signal.SIGKILL)):
             deadline = time.monotonic() + seconds
-            while self._mpirun.poll() is None and time.monotonic() < deadline and not self._hard_stop:
+            while self._mpirun.poll() is None and time.monotonic() < deadline and not self._killed:
                 self._serve(0.05)
-            self._mpirun.signal(signal.SIGKILL if self._hard_stop else signum)
+            self._mpirun.signal(signal.SIGKILL if self._killed else signum)
         self._mpirun.wait()
         self._read_mpirun()
 
-    def _kill_hard(self) -> None:
+    def _kill_all(self) -> None:
         """On the second Ctrl-C, inside the signal handler: whatever the loop is doing, all processes end now."""
-        self._hard_stop = True
-        # Programs first: with their wrappers they would die before anybody has seen what they have to leave.
+        self._killed = True
+        # Programs first: if their wrappers died with them, nobody would collect their results.
         processes.kill_marked(f"/keras_ddl-{self._job.id}/", timeout=1.0)
         processes.kill_marked(self._address.token, timeout=1.0)
 
     def _clean_up(self) -> None:
-        self._entrance.close()
+        self._acceptor.close()
         for link in self._links:
             link.finish()
         if self._mpirun is not None:

@@ -22,8 +22,8 @@ def all_gather_strings(tensor: tf.Tensor, name: str | None, comm: Communicator) 
     # With the extents of a row, so that ranks whose tensors have other ranks meet in one call, and learn of it.
     sizes = tf.concat([tf.shape(mine, tf.int64), tf.shape(tensor, tf.int64)[1:]], 0)
     sizes, _ = raw.all_gather(sizes[tf.newaxis], name and f"{name}/sizes", comm)
-    everyone, _ = raw.all_gather(mine, name and f"{name}/bytes", comm)
-    parts = [tf.io.parse_tensor(_as_string(each), tf.string) for each in tf.split(everyone, sizes[:, 0], num=comm.size)]
+    gathered, _ = raw.all_gather(mine, name and f"{name}/bytes", comm)
+    parts = [tf.io.parse_tensor(_as_string(each), tf.string) for each in tf.split(gathered, sizes[:, 0], num=comm.size)]
     result = tf.concat(parts, 0)
     if tensor.shape.rank is not None:
         result.set_shape([None, *tensor.shape[1:]])

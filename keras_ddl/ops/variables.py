@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from keras_ddl.communicator.comparison import first_difference
+from keras_ddl.communicator.comparison import digest, require_equal_lists
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.errors import ConfigError
 
 
 def unwrap(variables: Sequence[Any]) -> list[tf.Variable]:
@@ -46,8 +45,7 @@ def describe(variables: Sequence[tf.Variable]) -> str:
 
 def fingerprint(variables: Sequence[tf.Variable]) -> int:
     """Returns a 63-bit hash of the number, order, shapes and dtypes of `variables`."""
-    digest = hashlib.sha256("\n".join(_shapes(variables)).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+    return int.from_bytes(digest("\n".join(_shapes(variables)).encode())[:8], "little") >> 1
 
 
 def check_equal_on_all_ranks(variables: Sequence[tf.Variable], comm: Communicator) -> None:
@@ -56,12 +54,15 @@ def check_equal_on_all_ranks(variables: Sequence[tf.Variable], comm: Communicato
     Raises:
         RankMismatchError: on every rank, naming the first difference.
     """
-    found = first_difference(comm, _shapes(variables), "broadcast_variables/shapes", _specs(variables))
-    if found is not None:
-        raise RankMismatchError(
-            f"All ranks must have the same variables in the same order. Received: at position {found.position}, rank 0 "
-            f"has {found.of_rank_0} and rank {found.rank} has {found.of_rank}. Build the same model on every rank."
-        )
+    require_equal_lists(
+        _shapes(variables),
+        "broadcast_variables/shapes",
+        "All ranks must have the same variables in the same order.",
+        "Build the same model on every rank.",
+        entry="variable",
+        texts=_specs(variables),
+        comm=comm,
+    )
 
 
 def groups(variables: Sequence[tf.Variable], limit_bytes: int) -> Iterator[list[tf.Variable]]:

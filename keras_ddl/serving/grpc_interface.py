@@ -10,20 +10,20 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from tensorflow_serving.apis import model_service_pb2_grpc, prediction_service_pb2_grpc
 
-from keras_ddl.serving.answering import Answering
-from keras_ddl.serving.reports import Reports
-from keras_ddl.serving.requests import Record
+from keras_ddl.serving.handlers import Handlers
+from keras_ddl.serving.metrics import Metrics
 from keras_ddl.serving.status import Code, RequestError
+from keras_ddl.serving.workers import Record
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 Method = Callable[[Any, Record], Awaitable[Any]]
 
 
 class _Service:
-    """Runs methods of `Answering`, and turns what they raise into statuses."""
+    """Runs methods of `Handlers`, and turns what they raise into statuses."""
 
-    def __init__(self, answering: Answering, reports: Reports) -> None:
-        self._answering, self._reports = answering, reports
+    def __init__(self, handlers: Handlers, metrics: Metrics) -> None:
+        self._handlers, self._metrics = handlers, metrics
 
     async def _answer(self, name: str, method: Method, request: Any, context: Any) -> Any:
         record = Record("grpc", name)
@@ -31,45 +31,45 @@ class _Service:
             return await method(request, record)
         except RequestError as error:
             record.code, record.error = error.code, error.message
-        except Exception as error:  # a defect of the server must not take it down
+        except Exception as error:  # a bug must not take the server down
             record.code, record.error = Code.INTERNAL, f"{type(error).__name__}: {error}"
-            self._reports.defect(record, error)
-        except BaseException:  # the client has left, or its time is over
+            self._metrics.log_exception(record, error)
+        except BaseException:  # the client has disconnected, or its deadline has passed
             record.code = Code.CANCELLED
             raise
         finally:
-            self._reports.add(record, context.peer())
+            self._metrics.record_request(record, context.peer())
         await context.abort(_CODES[int(record.code)], record.error)
         return None
 
 
 class _PredictionService(_Service, prediction_service_pb2_grpc.PredictionServiceServicer):
     async def Predict(self, request: Any, context: Any) -> Any:
-        return await self._answer("Predict", self._answering.predict, request, context)
+        return await self._answer("Predict", self._handlers.predict, request, context)
 
     async def Classify(self, request: Any, context: Any) -> Any:
-        return await self._answer("Classify", self._answering.classify, request, context)
+        return await self._answer("Classify", self._handlers.classify, request, context)
 
     async def Regress(self, request: Any, context: Any) -> Any:
-        return await self._answer("Regress", self._answering.regress, request, context)
+        return await self._answer("Regress", self._handlers.regress, request, context)
 
     async def MultiInference(self, request: Any, context: Any) -> Any:
-        return await self._answer("MultiInference", self._answering.multi_inference, request, context)
+        return await self._answer("MultiInference", self._handlers.multi_inference, request, context)
 
     async def GetModelMetadata(self, request: Any, context: Any) -> Any:
-        return await self._answer("GetModelMetadata", self._answering.get_model_metadata, request, context)
+        return await self._answer("GetModelMetadata", self._handlers.get_model_metadata, request, context)
 
 
 class _ModelService(_Service, model_service_pb2_grpc.ModelServiceServicer):
     async def GetModelStatus(self, request: Any, context: Any) -> Any:
-        return await self._answer("GetModelStatus", self._answering.get_model_status, request, context)
+        return await self._answer("GetModelStatus", self._handlers.get_model_status, request, context)
 
     async def HandleReloadConfigRequest(self, request: Any, context: Any) -> Any:
-        return await self._answer("HandleReloadConfigRequest", self._answering.reload_config, request, context)
+        return await self._answer("HandleReloadConfigRequest", self._handlers.reload_config, request, context)
 
 
 class _Parsing(grpc.aio.ServerInterceptor):
-    """Answers bytes that are no message with INVALID_ARGUMENT. gRPC itself says UNKNOWN, as of a defect of a server."""
+    """Answers malformed messages with INVALID_ARGUMENT. gRPC itself returns UNKNOWN, as for a bug of the server."""
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
@@ -81,7 +81,7 @@ class _Parsing(grpc.aio.ServerInterceptor):
                 request = handler.request_deserializer(data)
             except DecodeError as error:
                 await context.abort(
-                    grpc.StatusCode.INVALID_ARGUMENT, f"This is no message of {details.method}: {error}"
+                    grpc.StatusCode.INVALID_ARGUMENT, f"This is not a valid message of {details.method}: {error}"
                 )
             return await handler.unary_unary(request, context)
 
@@ -91,7 +91,7 @@ class _Parsing(grpc.aio.ServerInterceptor):
 class GrpcInterface:
     """The gRPC server on the running event loop."""
 
-    def __init__(self, answering: Answering, reports: Reports, *, message_bytes: int) -> None:
+    def __init__(self, handlers: Handlers, metrics: Metrics, *, message_bytes: int) -> None:
         """`message_bytes`: of a request or an answer; a larger one is refused with RESOURCE_EXHAUSTED."""
         self._server = grpc.aio.server(
             interceptors=[_Parsing()],
@@ -102,9 +102,9 @@ class GrpcInterface:
             ],
         )
         prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
-            _PredictionService(answering, reports), self._server
+            _PredictionService(handlers, metrics), self._server
         )
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(_ModelService(answering, reports), self._server)
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(_ModelService(handlers, metrics), self._server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
@@ -123,6 +123,6 @@ class GrpcInterface:
         await self._health.set("", states.SERVING if serving else states.NOT_SERVING)
 
     async def stop(self, seconds: float) -> None:
-        """Takes no new requests, and waits so long for those under way."""
+        """Accepts no new requests, and waits this long for the running ones."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(seconds)

@@ -1,7 +1,7 @@
 """Values of the REST interface: JSON as TensorFlow Serving has it, to and from arrays.
 
 Rows ("instances" -> "predictions"): one value for each row, an object by name where there are several. Columns
-("inputs" -> "outputs"): one value for each name. Bytes are {"b64": "..."}; NaN and Infinity stand as such.
+("inputs" -> "outputs"): one value for each name. Bytes are {"b64": "..."}; NaN and Infinity are written as such.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _array(alias: str, value: Any, dtype_number: int) -> np.ndarray:
             return _array_of_bytes(value)
         found = np.array(value)
         if found.dtype == object:
-            raise ValueError("rows of unequal lengths, or values that are no numbers")
+            raise ValueError("rows of unequal lengths, or values that are not numbers")
         kinds = (
             {"b": "b"} if dtype.is_bool else {"i": "iu", "u": "iu"} if dtype.is_integer else {"f": "iuf", "c": "iufc"}
         )
@@ -131,13 +131,13 @@ def bytes_of(value: Any) -> bytes:
             raise ValueError(f"b64: {error}") from None
     if isinstance(value, str):
         return value.encode()
-    raise ValueError(f"a string or an object with b64 alone is needed, not {str(value)[:100]}")
+    raise ValueError(f"must be a string or an object with only b64, not {str(value)[:100]}")
 
 
 def features_of(value: Any) -> dict[str, Any]:
     """Returns the features of an example, with bytes for {"b64": ...}. Raises: RequestError: it is no object."""
     if not isinstance(value, dict):
-        raise invalid(f"An example is an object of features. Received: {str(value)[:100]}.")
+        raise invalid(f"An example must be an object of features. Received: {str(value)[:100]}.")
     try:
         return {name: _feature(each) for name, each in value.items()}
     except ValueError as error:
@@ -162,7 +162,8 @@ def answer_of(names: Sequence[str], arrays: Sequence[np.ndarray], in_rows: bool)
     if len(sizes) > 1 or sizes == {()}:
         shapes = {name: list(array.shape) for name, array in zip(names, arrays)}
         raise RequestError(
-            Code.FAILED_PRECONDITION, f'"{_ROWS}" needs outputs of one row for each. The model answers {shapes}.'
+            Code.FAILED_PRECONDITION,
+            f'"{_ROWS}" needs outputs with one row for each instance. The model returns {shapes}.',
         )
     columns = [_listed(name, array) for name, array in zip(names, arrays)]
     if len(names) == 1:
@@ -180,7 +181,7 @@ def _listed(name: str, array: np.ndarray) -> Any:
     if array.dtype.kind == "V" or array.dtype.name in ("bfloat16", "float16"):
         array = array.astype(np.float32)
     if array.dtype.kind == "c":
-        raise RequestError(Code.UNIMPLEMENTED, f"JSON has no complex numbers, which output {name!r} is of.")
+        raise RequestError(Code.UNIMPLEMENTED, f"JSON has no complex numbers, and output {name!r} is complex.")
     return array.tolist()
 
 

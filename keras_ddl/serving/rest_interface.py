@@ -13,10 +13,10 @@ from google.protobuf import json_format
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2
 
 from keras_ddl.serving import examples, json_values, tensors
-from keras_ddl.serving.answering import Answering
-from keras_ddl.serving.reports import Reports
-from keras_ddl.serving.requests import Record, model_of
+from keras_ddl.serving.handlers import Handlers
+from keras_ddl.serving.metrics import Metrics
 from keras_ddl.serving.status import Code, RequestError, invalid
+from keras_ddl.serving.workers import Record, model_of
 
 _MODEL = re.compile(
     r"/v1/models/(?P<name>[^/:]+)(/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
@@ -31,8 +31,8 @@ class RestInterface:
 
     def __init__(
         self,
-        answering: Answering,
-        reports: Reports,
+        handlers: Handlers,
+        metrics: Metrics,
         *,
         message_bytes: int,
         timeout: float,
@@ -45,9 +45,9 @@ class RestInterface:
             timeout: seconds in which a body must have come and be answered, else 504.
             drain_seconds: how long `stop` waits for requests under way.
         """
-        self._answering, self._reports, self._timeout = answering, reports, timeout
+        self._handlers, self._metrics, self._timeout = handlers, metrics, timeout
         app = web.Application(client_max_size=message_bytes)
-        app.router.add_get(metrics_path, self._metrics)
+        app.router.add_get(metrics_path, self._get_metrics)
         app.router.add_get(_ALIVE, self._alive)
         app.router.add_get(_READY, self._ready)
         app.router.add_route("*", "/{rest:.*}", self._model)
@@ -78,14 +78,14 @@ class RestInterface:
 
     # ---- what is asked -------------------------------------------------------------------------------------------
 
-    async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._reports.metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def _alive(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def _ready(self, request: web.Request) -> web.Response:
-        ready = self._is_ready and self._answering.models.all_answer()
+        ready = self._is_ready and self._handlers.models.all_available()
         return web.Response(text="ready\n" if ready else "not ready\n", status=200 if ready else 503)
 
     async def _model(self, request: web.Request) -> web.Response:
@@ -117,24 +117,24 @@ class RestInterface:
             record.error = f"The request was not answered within {self._timeout:g} s."
         except Exception as error:  # a defect of the server must not take it down
             record.code, record.error = Code.INTERNAL, f"{type(error).__name__}: {error}"
-            self._reports.defect(record, error)
+            self._metrics.log_exception(record, error)
         except BaseException:  # the client has left
             record.code = Code.CANCELLED
             raise
         finally:
-            self._reports.add(record, request.remote or "")
+            self._metrics.record_request(record, request.remote or "")
         if record.code != Code.OK:
             body = json.dumps({"error": record.error})
         return web.Response(body=body.encode(), status=status, content_type="application/json")
 
     async def _predict(self, request: web.Request, record: Record, found: Any) -> Any:
         body = json_values.parse(await request.read())
-        with model_of(self._answering.models, record, _spec(found, body)) as servable:
+        with model_of(self._handlers.models, record, _spec(found, body)) as servable:
             signature = servable.signature(record.signature)
             arrays, in_rows = json_values.inputs_of(body, signature)
             feeds = tensors.check(signature, arrays)
             fetches = list(signature.outputs)
-            outputs = await self._answering.workers.run(servable, signature, feeds, fetches)
+            outputs = await self._handlers.workers.run(servable, signature, feeds, fetches)
             return json_values.answer_of(fetches, outputs, in_rows)
 
     async def _examples(self, request: web.Request, record: Record, found: Any) -> Any:
@@ -156,20 +156,20 @@ class RestInterface:
         else:
             message.input.example_list.examples.extend(made)
         if found["method"] == "regress":
-            answer = await self._answering.regress(message, record)
+            answer = await self._handlers.regress(message, record)
             return {"result": [each.value for each in answer.result.regressions]}
-        answer = await self._answering.classify(message, record)
+        answer = await self._handlers.classify(message, record)
         return {"result": [[[one.label, one.score] for one in each.classes] for each in answer.result.classifications]}
 
     async def _status(self, request: web.Request, record: Record, found: Any) -> Any:
         message = get_model_status_pb2.GetModelStatusRequest(model_spec=_spec(found, {}))
-        return _as_json(await self._answering.get_model_status(message, record))
+        return _as_json(await self._handlers.get_model_status(message, record))
 
     async def _metadata(self, request: web.Request, record: Record, found: Any) -> Any:
         message = get_model_metadata_pb2.GetModelMetadataRequest(
             model_spec=_spec(found, {}), metadata_field=["signature_def"]
         )
-        return _as_json(await self._answering.get_model_metadata(message, record))
+        return _as_json(await self._handlers.get_model_metadata(message, record))
 
 
 def _spec(found: Any, body: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving.pace import Pace
+from keras_ddl.serving.call_times import CallTimes
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 DEFAULT_SIGNATURE = "serving_default"
@@ -65,7 +65,7 @@ class Servable:
         # As they are in the file: what a client asks for as metadata.
         self.signature_defs = dict(meta_graph.signature_def)
         self.signatures = {name: _signature(name, each) for name, each in self.signature_defs.items()}
-        self._pace = Pace(_operations(meta_graph.graph_def))
+        self._call_times = CallTimes(_operations(meta_graph.graph_def))
         self._callables: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._lock = threading.Lock()
         self._idle = threading.Condition()
@@ -98,7 +98,7 @@ class Servable:
         begin = time.perf_counter()
         try:
             outputs = call(*(feeds[alias] for alias in signature.inputs))
-            self._pace.learn((signature.name, tuple(fetches)), feeds, time.perf_counter() - begin)
+            self._call_times.record((signature.name, tuple(fetches)), feeds, time.perf_counter() - begin)
             return outputs
         except tf.errors.OpError as error:
             raise RequestError(Code(error.error_code), error.message) from None
@@ -113,7 +113,7 @@ class Servable:
         """Whether `run` will be done before another thread would have begun it."""
         call = signature.name, tuple(fetches)
         # What is not there yet is made by a worker, for that takes long.
-        return call in self._callables and self._pace.is_short(call, feeds)
+        return call in self._callables and self._call_times.is_short(call, feeds)
 
     def close(self, seconds: float = 0.0) -> bool:
         """Frees the weights when nothing runs any more, for which it waits so long. Returns whether it did.

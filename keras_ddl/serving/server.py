@@ -1,4 +1,4 @@
-"""The server: both interfaces over one list of models, from start to the last answer."""
+"""The server: both interfaces over one model manager, from start to the last response."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from keras_ddl.serving.answering import Answering
-from keras_ddl.serving.batches import Batching
+from keras_ddl.serving.batching import Batching
 from keras_ddl.serving.grpc_interface import GrpcInterface
-from keras_ddl.serving.models import Models
-from keras_ddl.serving.policies import ModelConfig
-from keras_ddl.serving.reports import Reports
-from keras_ddl.serving.requests import Workers
+from keras_ddl.serving.handlers import Handlers
+from keras_ddl.serving.metrics import Metrics
+from keras_ddl.serving.model_config import ModelConfig
+from keras_ddl.serving.model_manager import ModelManager
 from keras_ddl.serving.rest_interface import RestInterface
 from keras_ddl.serving.servable import Servable
 from keras_ddl.serving.warm_up import warm_up
+from keras_ddl.serving.workers import Workers
 
 LOG = logging.getLogger("keras_ddl.serving")
 _HEALTH_SECONDS = 0.2
@@ -49,15 +49,15 @@ class Server:
 
     def __init__(self, models: Sequence[ModelConfig], options: Options) -> None:
         self._options = options
-        self._models = Models(models, self._load, poll_seconds=options.poll_seconds)
+        self._models = ModelManager(models, self._load, poll_seconds=options.poll_seconds)
 
     def run(self, started: Callable[[int, int], None] = lambda grpc_port, rest_port: None) -> bool:
-        """Serves until SIGTERM or SIGINT; requests under way are then answered.
+        """Serves until SIGTERM or SIGINT, then finishes the running requests.
 
         Args:
             started: called with the ports, before any model is loaded.
-        Returns: whether all ended in time. If not, models still compute in threads that cannot be stopped, and that
-            keep the process until they end.
+        Returns: whether all ended in time. If not, models are still computing in threads that cannot be stopped and
+        that keep the process alive.
         Raises: OSError: a port is taken.
         """
         asyncio.run(self._run(started))
@@ -79,12 +79,12 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         workers = Workers(options.threads or os.cpu_count() or 1, options.queue, options.batching)
-        reports = Reports(options.access_log)
-        answering = Answering(self._models, workers, limit_bytes=options.message_bytes)
-        grpc_interface = GrpcInterface(answering, reports, message_bytes=options.message_bytes)
+        metrics = Metrics(options.access_log)
+        handlers = Handlers(self._models, workers, limit_bytes=options.message_bytes)
+        grpc_interface = GrpcInterface(handlers, metrics, message_bytes=options.message_bytes)
         rest = RestInterface(
-            answering,
-            reports,
+            handlers,
+            metrics,
             message_bytes=options.message_bytes,
             timeout=options.timeout,
             drain_seconds=options.drain_seconds,
@@ -96,7 +96,7 @@ class Server:
             self._models.start()
             healthy = asyncio.create_task(self._show_health(grpc_interface, rest))
             await stop.wait()
-            LOG.info("stopping: %d requests are under way", workers.busy)
+            LOG.info("stopping: %d requests are running", workers.busy)
             healthy.cancel()
             rest.show_health(False)
         finally:
@@ -106,7 +106,7 @@ class Server:
     async def _show_health(self, grpc_interface: GrpcInterface, rest: RestInterface) -> None:
         shown = None
         while True:
-            serving = self._models.all_answer()
+            serving = self._models.all_available()
             if serving != shown:
                 shown = serving
                 await grpc_interface.show_health(serving)

@@ -1,4 +1,4 @@
-"""What a request is refused with: gRPC's canonical codes, and the HTTP statuses that TensorFlow Serving gives them."""
+"""Errors of requests: gRPC's canonical codes, and the HTTP statuses that TensorFlow Serving gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of requests: checked before they become arrays, because whoever asks decides what they say."""
+"""Tensors of requests, checked before they become arrays, because clients are not trusted."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def array_of(alias: str, proto: Any, limit_bytes: int) -> np.ndarray:
     """Returns a TensorProto as an array.
 
     Args:
-        limit_bytes: of the array: a proto that repeats one value may be far larger than its bytes.
+        limit_bytes: of the array: a proto that repeats one value may expand to far more than its own size.
     Raises: RequestError: INVALID_ARGUMENT: a dtype or shape that none has, or values that do not fill the shape.
     """
     shape = [dimension.size for dimension in proto.tensor_shape.dim]
     if proto.tensor_shape.unknown_rank or any(size < 0 for size in shape):
-        raise invalid(f"Input {alias!r}: a tensor's shape has no unknown dimension. Received: {shape}.")
+        raise invalid(f"Input {alias!r}: the shape of a tensor must have no unknown dimension. Received: {shape}.")
     try:
         dtype = tf.as_dtype(proto.dtype)
         item = 16 if dtype == tf.string else np.dtype(dtype.as_numpy_dtype).itemsize
     except (TypeError, KeyError):  # a number that is none, or that of a reference
         raise invalid(f"Input {alias!r}: there is no dtype {proto.dtype}.") from None
     if math.prod(shape) * item > limit_bytes:
-        raise invalid(f"Input {alias!r} of shape {shape} is larger than a request may be ({limit_bytes} bytes).")
+        raise invalid(f"Input {alias!r} of shape {shape} is larger than the limit of {limit_bytes} bytes.")
     try:
         return tf.make_ndarray(proto)
     except (TypeError, ValueError) as error:
@@ -67,15 +67,15 @@ def check(signature: Signature, arrays: Mapping[str, np.ndarray]) -> dict[str, n
         info = signature.inputs[alias]
         dtype = tf.as_dtype(info.dtype)
         if tf.as_dtype(array.dtype) != dtype and not (dtype == tf.string and array.dtype.kind in "OSU"):
-            raise invalid(f"Input {alias!r} is of dtype {dtype.name}. Received: {tf.as_dtype(array.dtype).name}.")
+            raise invalid(f"Input {alias!r} must be of dtype {dtype.name}. Received: {tf.as_dtype(array.dtype).name}.")
         shape = tf.TensorShape(info.tensor_shape)
         if not shape.is_compatible_with(array.shape):
-            raise invalid(f"Input {alias!r} is of shape {shape}. Received: {list(array.shape)}.")
+            raise invalid(f"Input {alias!r} must be of shape {shape}. Received: {list(array.shape)}.")
     return found
 
 
 def outputs_of(signature: Signature, wanted: Any) -> list[str]:
-    """Returns the outputs that are asked for, by default all, in the signature's order.
+    """Returns the requested outputs, by default all, in the signature's order.
 
     Raises: RequestError: INVALID_ARGUMENT: one that there is not, or the same twice.
     """

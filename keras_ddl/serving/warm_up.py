@@ -1,4 +1,4 @@
-"""Loading a version so that its first request is answered as soon as all others: warm-up requests are replayed.
+"""Replays warm-up requests when a version is loaded, so that its first real request is as fast as the others.
 
 They lie in assets.extra/tf_serving_warmup_requests, a TFRecord of PredictionLog, at most 1,000 (TensorFlow Serving's
 format). An error in one is an error of the version, which is then not served.
@@ -19,7 +19,7 @@ from keras_ddl.serving.servable import CLASSIFY, REGRESS, Servable
 
 LOG = logging.getLogger("keras_ddl.serving")
 FILE = Path("assets.extra") / "tf_serving_warmup_requests"
-MOST = 1000
+MAX_REQUESTS = 1000
 
 
 def warm_up(servable: Servable, limit_bytes: int) -> int:
@@ -32,8 +32,8 @@ def warm_up(servable: Servable, limit_bytes: int) -> int:
         return 0
     count = 0
     for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
-        if count == MOST:
-            raise ValueError(f"{path} has more than {MOST} requests")
+        if count == MAX_REQUESTS:
+            raise ValueError(f"{path} has more than {MAX_REQUESTS} requests")
         _replay(servable, prediction_log_pb2.PredictionLog.FromString(record), limit_bytes)
         count += 1
     return count

@@ -11,13 +11,15 @@ from keras_ddl import communicator, config, ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import agreement, bucket_size, cluster, keras_patches, one_per_job, threads, variables
+from keras_ddl.gradients import bucket_size
+from keras_ddl.gradients.start_up import start_up
+from keras_ddl.strategy import agreement, cluster, keras_patches, one_per_job, variables
 from keras_ddl.strategy.data import order
-from keras_ddl.strategy.device import choose_device
 from keras_ddl.strategy.extended import DdlExtended
 from keras_ddl.strategy.keras_step import KerasSteps, model_of
 from keras_ddl.strategy.saving import SaveRecords
 from keras_ddl.strategy.step_function import StepFunction
+from keras_ddl.strategy.whole_step import ALONE
 
 
 class Strategy(tf.distribute.Strategy):
@@ -123,7 +125,7 @@ class Strategy(tf.distribute.Strategy):
             "gather_predictions": gather_predictions,
             "batch_statistics": batch_statistics,
         }
-        threads.share_cores(topology)
+        device = start_up(topology)
         keras_patches.install()
         cluster.refuse_preemption_handlers()
         self.rank, self.size = topology.rank, topology.size
@@ -134,8 +136,7 @@ class Strategy(tf.distribute.Strategy):
             token, drift_check_percent = communicator.broadcast_object(job, name="keras_ddl/job")
             self.job = token  # a text that only the ranks of this job share
             self.saves = SaveRecords(token, self.rank)
-        self.drift_check_share = drift_check_percent / 100
-        device = choose_device(communicator.local_rank())
+        self.drift_check_fraction = drift_check_percent / 100
         super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
         self.extended.sparse_as_dense = sparse_as_dense
         self.keras_steps = KerasSteps(self)
@@ -198,7 +199,8 @@ class Strategy(tf.distribute.Strategy):
     def function(
         self, step: Callable[..., Any] | None = None, *, batches: str = "global", reduce_retracing: bool = False
     ) -> Any:
-        """Returns `step` such that it gives on all ranks together what it gives in one process. Also a decorator.
+        """Returns `step` such that it gives on all ranks together what it gives in one process. Also a decorator, of
+        functions and of methods.
 
             @strategy.function
             def train_step(x, y):
@@ -248,6 +250,24 @@ class Strategy(tf.distribute.Strategy):
             strategy=self,
             number=self._functions,
         )
+
+    def explain(self, model: Any) -> str:
+        """Returns what the steps of `model` move between ranks: those of fit, evaluate and predict traced so far.
+
+        A table for each trace, with bytes, reason and the program's line of each collective. Not a collective itself:
+        any rank may ask. For a step of `function` there is `train_step.explain()`.
+
+        Raises: ConfigError: no model made under this Strategy; or none of its steps has been traced.
+        """
+        if not isinstance(model, keras_compat.Trainer):
+            raise ConfigError(
+                f"Strategy.explain takes a Keras model. Received: {type(model).__name__} (rank {self.rank}). What "
+                "`strategy.function` returns explains itself: train_step.explain()."
+            )
+        made_under = keras_compat.strategy_of(model)
+        if made_under is not self:
+            raise ConfigError(one_per_job.outside_message("A model", model.name, self, made_under))
+        return ALONE if self.size == 1 else self.keras_steps.explain(model)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
         """Reduces this rank's `value` with those of the other ranks. COLLECTIVE over all ranks.

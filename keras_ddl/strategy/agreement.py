@@ -5,7 +5,6 @@ Everything here is COLLECTIVE, blocking, and runs between steps, so plain NumPy 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import random
@@ -15,13 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from keras_ddl import communicator, ops
-from keras_ddl.communicator.comparison import first_difference
+from keras_ddl.communicator.comparison import digest, require_equal_lists
 from keras_ddl.communicator.dtypes import DTYPES
-from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
-from keras_ddl.compat.keras import keras, optimizers_of, plain_name
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.models import accumulators_of, optimizers_of, plain_name
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy.extended import broadcast_value
 
 
@@ -98,20 +96,20 @@ def python_random_digest() -> bytes:
     return _digest(random.getstate())
 
 
-def check_same_model(model: keras.Model, rank: int) -> None:
+def check_same_model(model: keras.Model) -> None:
     """Checks that all ranks train the same model with the same optimizer.
 
     Raises: RankMismatchError: on every rank, with the first variable that differs.
     Cost: 32 bytes per rank; the whole lists only when they differ.
     """
     lines = [_describe(variable) for variable in all_variables(model)]
-    found = first_difference(communicator.communicator_of(None), lines, name_of(model, "variables"))
-    if found is not None:
-        raise RankMismatchError(
-            "All ranks must train the same model: variables of equal path, shape and dtype in the same order. "
-            f"Received: variable {found.position} is {found.of_rank_0} on rank 0 and {found.of_rank} on rank "
-            f"{found.rank} (rank {rank}). Build and compile the model alike on every rank."
-        )
+    require_equal_lists(
+        lines,
+        name_of(model, "variables"),
+        "All ranks must train the same model: variables of equal path, shape and dtype in the same order.",
+        "Build and compile the model the same way on every rank.",
+        entry="variable",
+    )
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
@@ -137,7 +135,7 @@ def accumulated_parts(model: keras.Model) -> list[keras.Variable]:
 
     Run eagerly, every rank accumulates all of them: there are no parts.
     """
-    return [] if model.run_eagerly else keras_compat.accumulators_of(model)
+    return [] if model.run_eagerly else accumulators_of(model)
 
 
 def collect_accumulated_gradients(accumulators: Sequence[keras.Variable], rank: int) -> None:
@@ -172,4 +170,4 @@ def _describe(variable: keras.Variable) -> str:
 
 
 def _digest(value: Any) -> bytes:
-    return hashlib.sha256(pickle.dumps(value)).digest()
+    return digest(pickle.dumps(value))

@@ -15,7 +15,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.extents import Extents, Numbers
 from keras_ddl.cut.program import Value
-from keras_ddl.cut.report import Entry, Report
+from keras_ddl.cut.report import Report
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.data.rows import gather_rows
 
@@ -107,7 +107,7 @@ class Composites:
                 parts = tf.nest.flatten(rows, expand_composites=True)
                 found[each.first : each.last] = parts
                 kind = "ragged" if isinstance(rows, tf.RaggedTensor) else "sparse"
-                report.entries.append(Entry("gather", None, [kind] * len(parts), f"is a {kind} argument", ""))
+                report.gathered_argument(kind, len(parts))
         return found
 
     def tell(self, extents: Extents, values: Sequence[Value]) -> list[Value]:

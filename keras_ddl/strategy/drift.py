@@ -4,8 +4,8 @@ Ranks that train together hold the same bits. What breaks that (a callback that 
 draws numbers of its own, memory that fails) would go unnoticed for ever: gradients are summed all the same.
 
 Between the ends of epochs the weights, the learning rate and the other single numbers of the optimizers are compared,
-as often as costs the share of the training time that is allowed; at the end of each epoch all state of the optimizers,
-too. Left out is what differs between ranks by design: statistics of layers, seeds, gradients that are accumulated.
+as often as the fraction of the training time that is allowed pays for; at the end of each epoch all state of the
+optimizers, too. Left out is what differs between ranks by design: statistics of layers, seeds, accumulated gradients.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.compat import keras as keras_compat
-from keras_ddl.compat.keras import plain_name
+from keras_ddl.compat import models
 from keras_ddl.errors import DriftError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.checksum import checksum
@@ -32,8 +31,8 @@ _AT_MOST = 10_000
 class DriftCheck:
     """The drift check of one fit."""
 
-    def __init__(self, model: Any, rank: int, share: float) -> None:
-        self._model, self._rank, self._share = model, rank, share
+    def __init__(self, model: Any, rank: int, time_fraction: float) -> None:
+        self._model, self._rank, self._time_fraction = model, rank, time_fraction
         self._interval = _FIRST_INTERVAL
         self._last_equal: int | None = None
         self._gather_seconds = 0.0
@@ -49,7 +48,7 @@ class DriftCheck:
 
         Raises: DriftError: the ranks differ; on every rank.
         """
-        if not self._share:
+        if not self._time_fraction:
             return
         if not self._started:  # the first batch is traced, and is no measure
             self._started = True
@@ -61,7 +60,7 @@ class DriftCheck:
 
     def after_epoch(self) -> None:
         """COLLECTIVE. Raises: DriftError: the ranks differ; on every rank."""
-        if self._share:
+        if self._time_fraction:
             self._check(everything=True)
 
     def _check(self, everything: bool) -> None:
@@ -72,35 +71,35 @@ class DriftCheck:
         if everything:
             slots = [v for v in _state_of_optimizers(self._model) if math.prod(v.shape) > 1]
             variables, sums = variables + slots, sums + [checksum(v.numpy()) for v in slots]
-        step = max((int(o.iterations.numpy()) for o in keras_compat.optimizers_of(self._model)), default=0)
+        step = models.steps_taken(models.optimizers_of(self._model)) or 0
         digest = zlib.crc32(np.array(sums, np.uint32)) ^ len(sums)
         per_step = (begin - self._begin) / self._steps if self._steps else math.inf
         gather_begin = time.perf_counter()
-        everyone = communicator.all_gather_object(
+        gathered = communicator.all_gather_object(
             (digest, cost, self._gather_seconds, per_step), name=agreement.name_of(self._model, "drift")
         )
         self._gather_seconds = time.perf_counter() - gather_begin
-        digests, costs, gathers, steps = zip(*everyone)
+        digests, costs, gathers, steps = zip(*gathered)
         if len(set(digests)) > 1:
             self._explain(variables, sums, step)
         self._last_equal = step
         # From what all ranks know, so that they agree; of the gathers the shortest waited for nobody.
         if 0 < min(steps) < math.inf:
             seconds = max(costs) + min(gathers)
-            self._interval = min(max(1, math.ceil(seconds / (self._share * min(steps)))), _AT_MOST)
+            self._interval = min(max(1, math.ceil(seconds / (self._time_fraction * min(steps)))), _AT_MOST)
         self.begin_epoch()
 
     def _explain(self, variables: Sequence[Any], sums: Sequence[int], step: int) -> None:
         """Raises the DriftError that says where the ranks differ. COLLECTIVE."""
         name = agreement.name_of(self._model, "drift_of")
-        paths = [plain_name(v.path) for v in variables]
-        everyone = communicator.all_gather_object(list(zip(paths, sums)), name=name)
-        found = [i for i in range(len(everyone[0])) if len({tuple(theirs[i : i + 1]) for theirs in everyone}) > 1]
+        paths = [models.plain_name(v.path) for v in variables]
+        gathered = communicator.all_gather_object(list(zip(paths, sums)), name=name)
+        found = [i for i in range(len(gathered[0])) if len({tuple(theirs[i : i + 1]) for theirs in gathered}) > 1]
         since = "" if self._last_equal is None else f" (at step {self._last_equal} all were equal)"
-        if len({len(theirs) for theirs in everyone}) > 1:
-            received = f"{[len(theirs) for theirs in everyone]} variables by rank"
+        if len({len(theirs) for theirs in gathered}) > 1:
+            received = f"{[len(theirs) for theirs in gathered]} variables by rank"
         else:
-            by_rank = [theirs[found[0]] for theirs in everyone]
+            by_rank = [theirs[found[0]] for theirs in gathered]
             right = by_rank.index(max(by_rank, key=by_rank.count))  # what most ranks hold; rank 0's of two
             others = [rank for rank, theirs in enumerate(by_rank) if theirs != by_rank[right]]
             first = variables[found[0]]
@@ -111,7 +110,8 @@ class DriftCheck:
                 received += f"; {len(found) - 1} more of {len(sums)} variables differ, the last is {paths[found[-1]]}"
         raise DriftError(
             f"Ranks that train together must hold the same weights, bit by bit. Received: after step {step}{since}, "
-            f"{received} (rank {self._rank}). Change weights and learning rates in callbacks and steps alike on every "
+            f"{received} (rank {self._rank}). Change weights and learning rates in callbacks and steps the same way "
+            f"on every "
             "rank; where nothing does that, suspect memory or a processor, and resume from a checkpoint. "
             "Strategy(drift_check_percent=0) turns the check off."
         )
@@ -143,13 +143,13 @@ def _listed(ranks: Sequence[int]) -> str:
 
 def _weights(model: Any) -> list[Any]:
     """The weights, also of layers that are frozen, and the single numbers of the optimizers, as the learning rate."""
-    held = keras_compat.weights_made_trainable(model)
+    held = models.weights_made_trainable(model)
     held.update({id(v): v for v in _state_of_optimizers(model) if math.prod(v.shape) == 1})
     return list(held.values())
 
 
 def _state_of_optimizers(model: Any) -> list[Any]:
-    optimizers = [each for each in keras_compat.optimizers_of(model) if each.built]
-    left_out = {id(v) for v in keras_compat.accumulators_of(model)}
+    optimizers = [each for each in models.optimizers_of(model) if each.built]
+    left_out = {id(v) for v in models.accumulators_of(model)}
     held = {id(v): v for each in optimizers for v in each.variables if id(v) not in left_out}
     return list(held.values())

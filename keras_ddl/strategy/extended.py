@@ -16,18 +16,21 @@ from keras_ddl import communicator, ops
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import buckets, data, fits, one_per_job, variables, whole_step
-from keras_ddl.strategy.bucket_size import BucketSize
+from keras_ddl.gradients import buckets
+from keras_ddl.gradients.bucket_size import BucketSize
+from keras_ddl.strategy import data, fits, one_per_job, variables, whole_step
 from keras_ddl.strategy.row_share import RowShare
 
 # Ranks' random streams, where they differ, differ by a multiple of this (odd, so all multiples differ; the golden ratio
 # times 2**31, so that they are far from the small steps by which users number their own seeds).
 _SEED_STRIDE = 1_327_217_885
 ONE_LEARNING_RATE = (
-    "All ranks must begin with one learning rate. Received: {}. Rank 0's is used. Compute it alike on all ranks."
+    "All ranks must begin with the same learning rate. Received: {}. Rank 0's is used. Compute it the same way on all "
+    "ranks."
 )
 
 
@@ -45,7 +48,7 @@ def _label(value: tf.Tensor, name: str | None) -> str:
     Ranks that build different models meet in differently named collectives: an error that shows both names.
     """
     path = "/".join(part for part in (keras_compat.current_path(), name) if part) or "unnamed"
-    return f"variable {keras_compat.plain_name(path)} {value.dtype.name}[{'x'.join(map(str, value.shape))}]"
+    return f"variable {models.plain_name(path)} {value.dtype.name}[{'x'.join(map(str, value.shape))}]"
 
 
 def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keras_ddl.strategy.position import Reading
+    from keras_ddl.strategy.data.position import Reading
 
 
 class Fit:
@@ -27,6 +27,12 @@ _running: weakref.WeakKeyDictionary[Any, Fit] = weakref.WeakKeyDictionary()
 def of(model: Any) -> Fit | None:
     """Returns the fit of `model` that runs, or None outside of one."""
     return _running.get(model)
+
+
+def reading_of(model: Any) -> Reading | None:
+    """Returns how the fit of `model` that runs reads its data, or None outside of one."""
+    fit = of(model)
+    return None if fit is None else fit.reading
 
 
 def any_is_running() -> bool:

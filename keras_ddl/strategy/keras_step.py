@@ -14,6 +14,7 @@ from typing import Any
 from keras_ddl import cut
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.program import Value
@@ -74,10 +75,21 @@ class KerasSteps:
             return self._run_whole(model, name, function, args, kwargs)
         return self._run_cut(model, name, function, args, kwargs)
 
+    def explain(self, model: Any) -> str:
+        """See Strategy.explain."""
+        tables = [table for step in self._steps.get(model, {}).values() for table in step.tables()]
+        if not tables:
+            raise ConfigError(
+                "Strategy.explain tells of steps that were traced. Received: model "
+                f"{model.name!r}, of which none was (rank {self._strategy.rank}). Call fit, evaluate or predict; "
+                "with run_eagerly=True there is no graph of a step."
+            )
+        return "\n\n".join(tables)
+
     def _step_of(self, model: Any, name: str) -> WholeStep:
         steps = self._steps.setdefault(model, {})
         if name not in steps:
-            label = keras_compat.plain_name(model.name)
+            label = models.plain_name(model.name)
             steps[name] = WholeStep(f"{type(model).__name__}.{name}", f"{label}/{name}", self._strategy)
         return steps[name]
 
@@ -108,11 +120,12 @@ class KerasSteps:
         step = self._step_of(model, name)
         known, (rank, size) = _rows.get(), (step.rank, step.size)
         arguments = tf.nest.map_structure(_as_tensor, (args, kwargs))
-        rows = row_count(arguments)
+        rows, report = row_count(arguments), cut.Report()
         if rows is None:  # nothing to share: every rank computes all of it
             batch = cut.Batch(1, int(rank == 0), min(rank, 1))
         else:
             counts, arguments = order.begin_step(rows, arguments, _NAME)
+            report.gathered_counts(size * order.step_bytes())
             if known.is_chunked and known.total is not None:
                 first, end = chunk(known.total, rank, size)
                 batch = cut.Batch(known.total, end - first, first)
@@ -135,6 +148,8 @@ class KerasSteps:
                 whole = self._gathered(leaf, f"{step.scope}/batch_{place}")
                 specs.append(_open_spec(whole))
                 components = tf.nest.flatten(whole, expand_composites=True)
+                if _rank(leaf) != 0:
+                    report.gathered_argument(_kind(leaf), len(components))
                 local += components
                 states += [WHOLE] * len(components)
 
@@ -155,7 +170,7 @@ class KerasSteps:
                 local,
                 states,
                 batch,
-                cut.Report(),
+                report,
                 keeps_rows=keeps_rows,
                 parts=parts,
                 tell=lambda extents, values: _tell(extents, values, specs),
@@ -169,7 +184,7 @@ class KerasSteps:
 
 def _accumulators(model: Any) -> list[tf.Variable]:
     """The variables in which each rank accumulates its part of gradients between updates."""
-    return [each.value for each in keras_compat.accumulators_of(model)]
+    return [each.value for each in models.accumulators_of(model)]
 
 
 def _is_tensor(leaf: Any) -> bool:
@@ -180,6 +195,13 @@ def _is_tensor(leaf: Any) -> bool:
 
 def _as_tensor(leaf: Any) -> Any:
     return tf.convert_to_tensor(leaf) if hasattr(leaf, "__array__") and not tf.is_tensor(leaf) else leaf
+
+
+def _kind(leaf: Any) -> str:
+    """What the report calls an argument of which every rank has all rows."""
+    if isinstance(leaf, tf.RaggedTensor):
+        return "ragged"
+    return "sparse" if isinstance(leaf, tf.SparseTensor) else "whole"
 
 
 def _rank(leaf: Any) -> int | None:

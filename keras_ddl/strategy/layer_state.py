@@ -5,12 +5,12 @@ Under a Strategy a step is that of one process, and this state is equal on all r
 
 from __future__ import annotations
 
-import zlib
-
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.compat.keras import keras, plain_name, weights_made_trainable
+from keras_ddl.communicator.comparison import differing
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.models import plain_name, weights_made_trainable
 from keras_ddl.errors import ConfigError
 
 _SEEDS = "seed_generator_state"
@@ -31,12 +31,8 @@ def agree(model: keras.Model, size: int) -> None:
     rank = communicator.rank()
     values = [variable.numpy() for variable in variables]
     name = f"keras_ddl/{plain_name(model.name)}/statistics"
-    sums = communicator.all_gather_object([zlib.crc32(value.tobytes()) for value in values], name=name)
-    for i, (variable, value) in enumerate(zip(variables, values)):
-        theirs = [each[i] for each in sums]
-        other = next((r for r, each in enumerate(theirs) if each != theirs[0]), None)
-        if other is None:
-            continue
+    for i, other in differing([value.tobytes() for value in values], name).items():
+        variable, value = variables[i], values[i]
         if variable.aggregation == "only_first_replica" or variable.name == _SEEDS:
             variable.value.assign(communicator.broadcast_array(value, root=0, name=f"{name}_{i}"))
         elif variable.aggregation == "mean" or value.dtype.kind not in "iub":

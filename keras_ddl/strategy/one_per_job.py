@@ -53,7 +53,7 @@ def outside_message(what: str, name: str, strategy: Any, other: Any = None) -> s
     """The message for a model or an optimizer made outside the scope of `strategy`, maybe in that of another."""
     if other is not None:
         return (
-            "What is trained together must be made under one keras_ddl.Strategy. "
+            "Models and optimizers trained together must be created under one keras_ddl.Strategy. "
             f"Received: {name!r}, made under one {differences(other, strategy)} (rank {strategy.rank}). "
             "Make one Strategy with the settings that you want, and use its scope everywhere."
         )

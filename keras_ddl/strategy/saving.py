@@ -16,15 +16,15 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from keras_ddl import config
 from keras_ddl.errors import DeadlineError
+from keras_ddl.files.durable import remove_unless_read
 
 _POLL_SECONDS = 0.01
 _PREFIX = "keras_ddl-saves-"
@@ -41,7 +41,8 @@ class SaveRecords:
         self._held: int | None = None
         self._seen: dict[str, int] = {}  # by path: how many entries of the record this rank's calls have come to
         for abandoned in base.glob(f"{_PREFIX}*"):
-            _remove_unless_held(abandoned)
+            with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+                remove_unless_read(abandoned)
         atexit.register(self._leave, os.getpid())
 
     @contextlib.contextmanager
@@ -112,66 +113,5 @@ class SaveRecords:
         if self._held is not None and os.getpid() == process:  # a forked child shares the lock
             os.close(self._held)
             self._held = None
-            _remove_unless_held(self.folder)
-
-
-def _remove_unless_held(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # held, gone meanwhile, or another user's
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(descriptor)
-
-
-def write_whole(path: str, write: Callable[[str], Any]) -> Any:
-    """Calls `write` with a hidden path beside `path`, of the same name, and moves what it makes there to `path`.
-
-    A file, or a directory that is new or only holds what the new one holds, appears at once; into other directories
-    that exist, files are moved one by one. Returns what `write` returns. Raises: what `write` raises; OSError. Then
-    what was at `path` is still there.
-    """
-    final = Path(os.path.realpath(path))
-    base = next(parent for parent in final.parents if parent.is_dir())  # `write` makes the rest, or says it is missing
-    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=base, ignore_cleanup_errors=True) as folder:
-        staged = Path(folder, "new")
-        staged.mkdir()
-        try:
-            result = write(str(staged / final.relative_to(base)))
-        except OSError as error:
-            if error.filename is not None:
-                error.filename = str(error.filename).replace(f"{staged}/", f"{base}/")
-            raise
-        for made in sorted(staged.iterdir(), key=_indexes_last):
-            _move(made, base / made.name, Path(folder))
-        _sync(base)
-    return result
-
-
-def _indexes_last(made: Path) -> tuple[bool, str]:
-    return made.suffix == ".json", made.name  # an index appears after what it lists
-
-
-def _move(made: Path, final: Path, folder: Path) -> None:
-    for file in [made, *made.rglob("*")]:
-        _sync(file)
-    if not made.is_dir() or not final.exists():
-        made.replace(final)
-    elif {each.name for each in final.iterdir()} <= {each.name for each in made.iterdir()}:
-        final.replace(folder / "replaced")
-        made.replace(final)
-    else:
-        for part in sorted(made.iterdir()):
-            _move(part, final / part.name, folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        if not path.is_dir():  # some network file systems cannot sync a directory
-            raise
-    finally:
-        os.close(descriptor)
+            with contextlib.suppress(OSError):
+                remove_unless_read(self.folder)

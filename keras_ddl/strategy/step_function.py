@@ -6,6 +6,7 @@ No part of Keras is changed for it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -35,6 +36,9 @@ class StepFunction:
         number: int,
     ) -> None:
         self.__wrapped__ = step
+        self._options = {"batches": batches, "reduce_retracing": reduce_retracing}
+        self._strategy = strategy
+        self._of_objects: dict[int, tuple[weakref.ref[Any], Any]] = {}
         self.__name__ = getattr(step, "__name__", type(step).__name__)
         self._function = (
             step
@@ -54,8 +58,8 @@ class StepFunction:
             return self._function(*args, **kwargs)
         if not tf.executing_eagerly():
             raise ConfigError(
-                f"{self.__name__}: a step of Strategy.function is a tf.function of its own, and is called outside of "
-                f"others. Received: a call while another function is traced (rank {self.rank}). Leave out the "
+                f"{self.__name__}: a step of Strategy.function is a tf.function of its own, and must be called outside "
+                f"other functions. Received: a call while another function is traced (rank {self.rank}). Leave out the "
                 "tf.function around it, or put strategy.function in its place."
             )
         arguments = Composites(tf.nest.map_structure(_tensor, (args, kwargs)), own_rows=self._batches == "rank")
@@ -65,6 +69,17 @@ class StepFunction:
         traced = self._find(arguments, leaves)
         with ops.translate_errors():
             return traced(tensors)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Returns the step as a method of `instance`: each object's is traced for itself, as by tf.function."""
+        if instance is None:
+            return self
+        key = id(instance)  # what is compared by its fields has no hash
+        if key not in self._of_objects:
+            reference = weakref.ref(instance, lambda _: self._of_objects.pop(key, None))
+            step = _method(self.__wrapped__, instance, reference)
+            self._of_objects[key] = reference, self._strategy.function(step, **self._options)
+        return self._of_objects[key][1]
 
     def explain(self) -> str:
         """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
@@ -88,7 +103,7 @@ class StepFunction:
                 f"{self.__name__}: all ranks must call a step with "
                 + ("the same whole batch" if self._batches == "global" else "tensors of the same dtypes and extents")
                 + f". Received in call {call}: other arguments on rank {other} than on rank 0 (rank {self.rank}). "
-                "Read the same data in the same order on every rank; where each rank has rows of its own, use "
+                "Read the same data in the same order on every rank; if each rank has rows of its own, use "
                 'strategy.function(step, batches="rank").'
             )
 
@@ -143,7 +158,7 @@ class StepFunction:
     ) -> _Traced:
         places = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
         specs = [tf.TensorSpec(shape, leaves[i].dtype) for i, shape in zip(places, shapes)]
-        constants = [None if tf.is_tensor(leaf) else leaf for leaf in leaves]
+        constants = [leaf.variable if isinstance(leaf, _Held) else leaf for leaf in leaves]
         known = None if self._reduce_retracing else sum(counts) or arguments.rows
         structure = arguments.specs(known)
 
@@ -187,13 +202,13 @@ class StepFunction:
             program,
             arguments.whole(local, self.rank, self._scope, report),
             states,
-            self._batch(_rows_of(batches[0]) if batches else rows, counts),
+            self._batch(_rows_of(batches[0]) if batches else rows, counts, report),
             report,
             inputs_are_whole=self._batches == "global",
             tell=arguments.tell,
         )
 
-    def _batch(self, rows: Any, counts: tuple[int, ...]) -> cut.Batch:
+    def _batch(self, rows: Any, counts: tuple[int, ...], report: cut.Report) -> cut.Batch:
         if counts:
             return cut.Batch(sum(counts), counts[self.rank], sum(counts[: self.rank]))
         if rows is None:
@@ -202,6 +217,7 @@ class StepFunction:
             first, end = chunk(rows, self.rank, self._size)
             return cut.Batch(rows, end - first, first)
         everyone = ops.all_gather(tf.reshape(tf.cast(rows, tf.int64), [1]), name=f"{self._scope}/rows")
+        report.gathered_counts(self._size * tf.int64.size)
         return cut.Batch(tf.reduce_sum(everyone), tf.cast(rows, tf.int64), tf.reduce_sum(everyone[: self.rank]))
 
 
@@ -244,8 +260,29 @@ class _Traced:
         return tf.nest.pack_sequence_as(self._structured, filled, expand_composites=True)
 
 
+def _method(step: Any, instance: Any, reference: weakref.ref[Any]) -> Callable[..., Any]:
+    """Returns `step` with its first argument given, without keeping the object alive."""
+    if isinstance(step, tf.types.experimental.PolymorphicFunction):
+        return step.__get__(instance, type(instance))
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return step(reference(), *args, **kwargs)
+
+    method.__name__ = getattr(step, "__name__", "method")
+    return method
+
+
+class _Held:
+    """A variable among the arguments, which the step may assign: not to be taken for its value."""
+
+    def __init__(self, variable: tf.Variable) -> None:
+        self.variable = variable
+
+
 def _tensor(leaf: Any) -> Any:
-    """Arrays and tensors are arguments of the traced step; numbers, texts and objects are constants of it."""
+    """Arrays and tensors are arguments of the traced step; numbers, texts, variables and objects constants of it."""
+    if isinstance(leaf, tf.Variable):
+        return _Held(leaf)
     if is_composite(leaf):
         return leaf
     return tf.convert_to_tensor(leaf) if tf.is_tensor(leaf) or isinstance(leaf, (np.ndarray, np.generic)) else leaf
@@ -256,6 +293,7 @@ def _rows_of(tensor: tf.Tensor) -> Any:
 
 
 def _constant(leaf: Any) -> Hashable:
+    leaf = leaf.variable if isinstance(leaf, _Held) else leaf
     return leaf if isinstance(leaf, (int, float, str, bytes, bool, type(None))) else ("object", id(leaf))
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from keras_ddl import communicator, ops
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import whole_step
@@ -193,7 +194,7 @@ def _aggregated(variable: Any, value: tf.Tensor) -> tf.Tensor:
 
 
 def _label(variable: Any) -> str:
-    return keras_compat.plain_name(variable.name.partition(":")[0])
+    return models.plain_name(variable.name.partition(":")[0])
 
 
 def _refuse(rule: str, received: Any, rank: int, remedy: str) -> None:

@@ -6,18 +6,19 @@ is traced no strategy is active, so the graph is that of one process; keras_ddl/
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl import config, cut, ops
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import buckets
+from keras_ddl.gradients import buckets
 from keras_ddl.strategy.thread_value import ThreadValue
 
+ALONE = "1 rank: nothing moves between ranks."
 _LARGE = 1 << 20  # bytes gathered in a step of which the user is told
 _tracing = ThreadValue(False)
 
@@ -62,7 +63,13 @@ class WholeStep:
 
     def explain(self) -> str:
         """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
+        if self.size == 1:
+            return ALONE
         return "\n\n".join(report.text() for report in self.reports)
+
+    def tables(self) -> list[str]:
+        """Returns the same, one by one, each under the step's name."""
+        return [f"{self.name}, one step:\n{report.text()}" for report in self.reports]
 
     def trace(
         self, step: Callable[..., Any], specs: Sequence[Any], parts: Callable[[], list[tf.Variable]] = list
@@ -125,8 +132,8 @@ class WholeStep:
         own = next((each.op for each in nodes if each.op.startswith("Ddl")), None)
         if own is not None:
             raise ConfigError(
-                f"{self.name}: this step sees the whole batch, as one process does: nothing is left to be reduced or "
-                f"gathered in it. Received: {own} (rank {self.rank}). Leave the collective out, or use it in a loop of "
+                f"{self.name}: this step sees the whole batch, as one process does: there is nothing left to reduce or "
+                f"gather in it. Received: {own} (rank {self.rank}). Leave the collective out, or use it in a loop of "
                 "strategy.run."
             )
 
@@ -147,11 +154,12 @@ class WholeStep:
         if self.rank != 0:
             return
         if config.get("EXPLAIN_STEP"):
-            print(f"{self.name}, one step:\n{report.text()}", flush=True)
+            print(self.tables()[-1], flush=True)
         for each in report.large_gathers(_LARGE):
-            warnings.warn(
-                f"{self.name}: {each.bytes:,} bytes are gathered in each step, because {each.reason}"
+            open_size = f"at least {each.of_few_rows:,} bytes (of {cut.FEW_ROWS} rows)"
+            size = open_size if each.bytes is None else f"{each.bytes:,} bytes"
+            stack_position.warn(
+                f"{self.name}: {size} are gathered in each step, because {each.reason}"
                 + (f" ({each.line})" if each.line else "")
-                + ". That is right, and slower than it might be.",
-                stacklevel=4,
+                + ". That is correct, but slower than necessary."
             )

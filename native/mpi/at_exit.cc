@@ -1,8 +1,8 @@
 // The end of a rank's process, and the consensus of all ranks on the status to end with.
 //
-// A rank that ends with another status than 0 must not wait for ever for the others in MPI_Finalize: they may wait for
-// it in a collective, and the launcher would never learn the status. A rank that fails because another one has left
-// must learn whether that one brings a status of its own: if so, the job is to end with it, else with the error.
+// A rank that ends with a status other than 0 must not wait forever for the others in MPI_Finalize: they may be waiting
+// for it in a collective, and the launcher would never learn the status. A rank that fails because another one has left
+// must learn whether that one has a status of its own: if so, the job must end with it, otherwise with the error.
 #include "at_exit.h"
 
 #include <stdio.h>
@@ -16,12 +16,12 @@
 namespace ddl_mpi {
 namespace {
 
-// Time to attribute the root cause. Without MPI_Finalize the launcher ends the whole job: where all ranks end with an
-// error, or the others still have something to write, they are given this long to come to their end as well.
+// Time to find the root cause. Without MPI_Finalize the launcher ends the whole job: where all ranks end with an error,
+// or others still have output to write, they get this long to end as well.
 constexpr double kAttributionSeconds = 3.0;
-constexpr useconds_t kLookUs = 1000;
+constexpr useconds_t kPollUs = 1000;
 
-// A thread that fails and the end of the process may meet: the mutex guards all below.
+// A failing thread and the end of the process may run at the same time: the mutex guards all below.
 std::mutex mutex;
 MPI_Comm consensus = MPI_COMM_NULL;
 bool by_all = true;
@@ -43,9 +43,9 @@ void AtExit(int status, void*) {
   fflush(nullptr);  // as exit does after this, which may be too late
   status &= 0xff;
   const double end = MPI_Wtime() + kAttributionSeconds;
-  // Who ends with 0 waits for all others, as MPI_Finalize would, but with an ear for those that it left waiting.
+  // A rank that ends with 0 waits for all others, as MPI_Finalize would, but notices if one of them fails meanwhile.
   while (ddl_mpi_exit_status_consensus(status) == DDL_MPI_UNDER_WAY && (status == 0 || MPI_Wtime() < end))
-    usleep(kLookUs);
+    usleep(kPollUs);
   if (status == 0) MPI_Finalize();
 }
 

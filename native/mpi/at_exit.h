@@ -6,7 +6,7 @@
 
 namespace ddl_mpi {
 
-// Ranks that come to their end say so to the others of `comm`, which is never freed; the first one counts.
+// Ranks that are ending tell the others through `comm`, which is never freed; only the first communicator counts.
 void AgreeOnExitStatusOver(MPI_Comm comm);
 
 }  // namespace ddl_mpi

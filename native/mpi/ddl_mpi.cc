@@ -16,13 +16,13 @@
 namespace ddl_mpi {
 namespace {
 
-// The count of an MPI call is an int: a longer message is cut into pieces, which MPI keeps in order.
+// The count of an MPI call is an int: a longer message is split into pieces, which MPI keeps in order.
 constexpr size_t kPieceBytes = size_t{1} << 30;
 
-// How long `destroy` lets operations that nobody waits for any more come to an end.
+// How long `destroy` waits for abandoned operations to finish.
 constexpr double kDrainSeconds = 0.2;
 
-// How long one operation that is given up may take to end.
+// How long cancelling one operation may take.
 constexpr double kCancelSeconds = 0.02;
 
 struct Operation {
@@ -65,7 +65,7 @@ class Transport {
   static void CancelPieces(Operation* operation);
   static int TestPieces(Operation* operation, int* finished);
   void Forget(Operation* operation);
-  // Cancels receives and gives sends a moment: after a failure nobody has waited for them.
+  // Cancels receives and gives sends a moment to finish: after a failure nobody has waited for them.
   void Drain();
   // Keeps "rank 1: MPI_Isend, peer 2, 64 bytes: <text of MPI>" and returns the ddl_code.
   int Fail(int code, const char* call, int peer, uint64_t amount, const char* unit);

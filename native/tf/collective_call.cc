@@ -16,7 +16,7 @@ namespace {
 // The core shows 1023 bytes of a detail.
 constexpr size_t kDetailBytes = 1023;
 
-// What a thread of TensorFlow carries out itself, and how long it looks for the other ranks.
+// What a TensorFlow thread runs itself, and how long it waits for the other ranks.
 constexpr uint64_t kInlineBytes = 64 * 1024;
 constexpr uint32_t kInlinePatienceUs = 100;
 
@@ -65,7 +65,7 @@ class Call {
     finish_();
   }
 
-  // all_gather, all_to_all: makes the output of the rows, and the one that says how many are from each rank.
+  // all_gather, all_to_all: allocates the output of the rows, and the output with the number of rows from each rank.
   void* Allocate(const uint64_t* rows_by_rank, int size);
 
  private:
@@ -76,7 +76,7 @@ class Call {
     inputs_[static_cast<size_t>(index)].reset(input);
     return true;
   }
-  // Of a tensor whose ranks may have different numbers of rows.
+  // For a tensor whose number of rows may differ between ranks.
   bool HasFreeRows() const { return attributes_.kind == DDL_ALL_GATHER || attributes_.kind == DDL_ALL_TO_ALL; }
   bool AllocateLikeInput(int index, const Shape& shape, Status* status);
   bool AllocateChunk(ddl_comm* comm, const Shape& shape, Status* status);
@@ -286,8 +286,8 @@ void StartCollective(const Attributes& attributes, TF_OpKernelContext* context, 
   request.done = &DoneCallback;
   // From here on the call belongs to DoneCallback, which may have run before ddl_submit returns.
   request.user = call.release();
-  // Small data is reduced sooner by this thread than handed to another. It holds TensorFlow's thread up for a moment
-  // at most, so large data, which would, goes to the communication thread.
+  // Small data is reduced sooner by this thread than by handing it to another. Large data, which would hold up
+  // TensorFlow's thread, goes to the communication thread.
   if (Bytes(request) <= kInlineBytes && ddl_try_run(comm, &request, kInlinePatienceUs) == 1) {
     DoneCallback(request.user, DDL_OK, nullptr);
     return;

@@ -21,8 +21,8 @@ void* Create(TF_OpKernelConstruction* construction) {
 
 void ComputeAsync(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   // `done` is the address of a std::function<void()> parameter of TensorFlow's AsyncOpKernel::ComputeAsync, which dies
-  // when this function returns: TF_RunAsyncOpKernelDoneCallback(done) on another thread would crash. The copy lives
-  // on. This is the one thing here that the C API does not promise, so it is used with TensorFlow versions on which
+  // when this function returns: TF_RunAsyncOpKernelDoneCallback(done) on another thread would crash. The copy stays
+  // valid. This is the one thing here that the C API does not promise, so it is used with TensorFlow versions on which
   // it was tested only (compat/tensorflow.py); others get ComputeSync.
   std::function<void()> finish = *reinterpret_cast<const std::function<void()>*>(done);
   StartCollective(*static_cast<const Attributes*>(kernel), context, std::move(finish));

@@ -20,7 +20,7 @@ import numpy as np
 import keras_ddl
 from keras_ddl import checkpoint as ckpt
 from keras_ddl import config
-from keras_ddl.checkpoint import durable
+from keras_ddl.files import durable
 from strategy.common import RANK, SIZE, STRATEGY, X, Y, check_equal_on_all_ranks, keras
 
 SAVE_FREQ = 3

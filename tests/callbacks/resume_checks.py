@@ -185,7 +185,7 @@ def check_resume_with_other_seeds_or_shorter_data_is_told():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             train(seeded(6), checkpointing(folder, resume=True))
-        told = [str(each.message) for each in caught if "order in which the run before it began" in str(each.message)]
+        told = [str(each.message) for each in caught if "order in which the previous run began" in str(each.message)]
         assert len(told) == 1, told
     with shared_folder() as folder:
         stop(seeded(5), checkpointing(folder), 9)

@@ -250,7 +250,7 @@ def test_a_part_that_answers_otherwise_than_its_graph_is_refused(tmp_path):
         on_epoch_end=lambda epoch, logs: setattr(model.generator.layers[-1], "scale", 2.0)
     )
     fit(model, later, checkpointing(tmp_path, serve=["generator", "critic"]), epochs=1)
-    with pytest.raises(ExportError, match="must answer as the model did"):
+    with pytest.raises(ExportError, match="must give the model's outputs"):
         export.export_saved_model(tmp_path, tmp_path / "out", model="generator", validate="here")
     assert export.export_saved_model(tmp_path, tmp_path / "out", model="critic", validate="here")
 

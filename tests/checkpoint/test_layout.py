@@ -16,8 +16,8 @@ import pytest
 
 from checkpoint.writer_program import content
 from keras_ddl import checkpoint
-from keras_ddl.checkpoint import durable
 from keras_ddl.errors import CheckpointError
+from keras_ddl.files import durable
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -188,7 +188,7 @@ def halve_state(folder: Path) -> None:
 def test_damaged_checkpoint_is_refused_by_name(tmp_path: Path, damage: Callable[[Path], None], words: str) -> None:
     write(tmp_path, 2)
     damage(write(tmp_path, 3).path)
-    with pytest.raises(CheckpointError, match=rf"whole.*ckpt-00000003.*{words}.*earlier step \(2 look whole\)"):
+    with pytest.raises(CheckpointError, match=rf"complete.*ckpt-00000003.*{words}.*earlier step \(2 look complete\)"):
         checkpoint.latest(tmp_path)
     with pytest.raises(CheckpointError, match=words):
         checkpoint.find(tmp_path, 3)

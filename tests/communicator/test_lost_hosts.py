@@ -119,4 +119,4 @@ def test_host_with_one_stopped_process_is_not_given_up():
     warning = next(line for line in outcome.ranks[0].stderr.splitlines() if "keras_ddl: barrier" in line)
     assert "for rank(s) 0, 1, 2; rank(s) 3" in warning or "for rank(s) 1, 2; rank(s) 0, 3" in warning, warning
     assert re.search(r"Rank 1 on host h0 \(process \d+\) is at .*test_lost_hosts\.py:\d+ in slow_ranks\.", warning)
-    assert re.search(r"Rank 2 on host h1 \(process \d+\) gives no sign of life", warning)
+    assert re.search(r"Rank 2 on host h1 \(process \d+\) shows no sign of life", warning)

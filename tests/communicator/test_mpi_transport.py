@@ -116,7 +116,7 @@ def transport_program():
     start(isend, lost, 88)
     begin = time.monotonic()
     destroy(own)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 60
     return "done"
 
 

@@ -56,14 +56,14 @@ def test_missing_rank_is_told_with_its_host_and_its_line(np, mode):
     warnings = re.findall(r"keras_ddl: barrier 'barrier/(.*?)' (.*)", outcome.ranks[0].stderr)
     expected = [
         ("scene 0", rf"{who} is at .*test_silence\.py:\d+ in silent_ranks\.loads_data\."),
-        ("scene 1", rf"{who} lives, but its Python does not answer"),
+        ("scene 1", rf"{who} is alive, but its Python does not answer"),
         ("scene 2", rf"{who} is stopped"),
         ("given up", rf"{who} is at .*test_silence\.py:\d+ in silent_ranks\."),
     ]
     for name, text in expected:
         of_this = [message for scene, message in warnings if scene == name]
         assert of_this, (name, outcome.text())
-        assert f"for rank(s) {last}; rank(s) {others} have come." in of_this[0]
+        assert f"for rank(s) {last}; rank(s) {others} have arrived." in of_this[0]
         assert re.search(text, of_this[0]), (text, of_this[0])
         assert len(of_this) <= 3, of_this  # after 1, 2 and 4 s, not at every look
     for number, rank in enumerate(outcome.ranks):
@@ -116,7 +116,7 @@ def test_rank_that_stops_inside_a_collective_is_told(mode):
     host = re.escape(socket.gethostname())
     everything = "".join(rank.stderr for rank in outcome.ranks)
     inside = re.findall(
-        r"keras_ddl: .*'all_reduce_array/data'.* is under way, but has not moved for 1 s: (.*)", everything
+        r"keras_ddl: .*'all_reduce_array/data'.* is running, but has made no progress for 1 s: (.*)", everything
     )
     assert any(re.search(rf"Rank 0 on host {host} \(process {pids[0]}\) is stopped", text) for text in inside), (
         everything

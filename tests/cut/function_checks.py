@@ -1,7 +1,11 @@
 """`Strategy.function` on real ranks, against the same loop with tf.function in one process. Run by test_function.py."""
 
 import contextlib
+import gc
 import io
+import sys
+import warnings
+import weakref
 
 import keras
 import numpy as np
@@ -155,7 +159,7 @@ def check_function_normalizes_by_each_rank_s_rows():
     one = loop(lambda function: tf.function(function, autograph=False), data, lambda: Chunks(split))
     assert_same(found, one, 1e-12)
     text = step[0].explain()
-    assert "own rows: 1 calls" in text and "1 collectives a step" in text, text
+    assert "own rows: 1 calls" in text and "1 collectives per step" in text, text
 
 
 def check_function_refuses_other_batch_statistics():
@@ -182,7 +186,54 @@ def check_function_in_a_scope_and_in_other_functions():
     with STRATEGY.scope():
         assert float(step(tf.ones([4]))) == 1.0
     assert float(STRATEGY.function(lambda x: step(x) + 1.0)(tf.ones([4]))) == 2.0
-    raises(keras_ddl.errors.ConfigError, "outside of others", lambda: tf.function(step)(tf.ones([4])))
+    raises(keras_ddl.errors.ConfigError, "outside other functions", lambda: tf.function(step)(tf.ones([4])))
+
+
+def check_function_as_a_method_belongs_to_each_object():
+    class Trainer:
+        __hash__ = None  # as of a dataclass
+
+        def __init__(self, number):
+            self.weight = tf.Variable(np.full(6, number))
+
+        @STRATEGY.function
+        def step(self, x, scale=1.0):
+            if tf.reduce_sum(x) > 0:  # for autograph
+                self.weight.assign_add(scale * tf.reduce_sum(x, axis=0) / x.shape[0])
+            return self.weight + 0.0
+
+    class Traced(Trainer):
+        __hash__ = object.__hash__  # TensorFlow's own functions need it
+
+        @STRATEGY.function
+        @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64)])
+        def largest(self, x):
+            return self.weight * tf.reduce_max(x)
+
+    one, two = Trainer(1.0), Traced(2.0)
+    batch = np.abs(X[:7])
+    mean = batch.mean(axis=0)
+    expected = [1 + mean, 2 + mean / 2, 1 + 2 * mean, (2 + mean / 2) * X.max()]
+    assert_same([one.step(batch), two.step(batch, scale=0.5), one.step(x=batch), two.largest(X)], expected)
+    assert one.step is one.step and one.step is not two.step and "collective" in one.step.explain()
+    alive = [weakref.ref(one), weakref.ref(two)]
+    del one, two
+    gc.collect()
+    assert [each() for each in alive] == [None, None]
+
+
+def check_function_assigns_variables_that_are_arguments():
+    @STRATEGY.function
+    def step(total, x, seen=None):
+        total.assign_add(tf.reduce_sum(x, axis=0))
+        seen["rows"].assign_add(tf.shape(x)[0])
+        return total * 2.0
+
+    totals = [tf.Variable(np.full(6, float(RANK))) for _ in range(2)]  # rank 0's values count
+    rows = tf.Variable(0)
+    found = [step(total, X[:6], seen={"rows": rows}) for total in (*totals, totals[0])]
+    one = X[:6].sum(axis=0)  # as many rows as the variable has: they are not those of the batch
+    assert_same([*found, *totals, rows], [2 * one, 2 * one, 4 * one, 2 * one, one, 18])
 
 
 def check_function_refuses_wrong_arguments():
@@ -196,8 +247,50 @@ def check_function_explains_its_collectives():
         step(X)
     text = step.explain()
     assert "Sort" in text or "TopKV2 needs all rows" in text, text
-    assert "function_checks.py" in text and "collectives a step" in text, text
+    assert "function_checks.py" in text and "collectives per step" in text, text
     assert (text in shown.getvalue()) == (RANK == 0)
+
+
+def check_fit_explains_its_collectives():
+    set_precision("float64")
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(3)], name="explained")
+        model.compile("sgd", "sparse_categorical_crossentropy")
+    with config.override("EXPLAIN_STEP", "1"), contextlib.redirect_stdout(io.StringIO()) as shown:
+        model.fit(X[:30], Y[:30], batch_size=10, verbose=0)
+    told = shown.getvalue()
+    if RANK == 0:
+        assert told.count("Sequential.train_step, one step:") == 1 and "2 collectives per step" in told, told
+    else:
+        assert told == ""
+
+
+def check_function_warns_once_of_what_is_gathered_for_want_of_a_rule():
+    large, small = np.ones([200, 1000]), np.ones([4, 3])  # 1.6 MB
+    step = STRATEGY.function(lambda x: (tf.reduce_sum(tf.sort(x, axis=0)), x * 2.0))  # the second is a result
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for batch in (large, large, small):
+            step(batch)
+            line = sys._getframe().f_lineno - 1
+    messages = [str(each.message) for each in caught if "gathered" in str(each.message)]
+    assert len(messages) == (RANK == 0), messages
+    if RANK == 0:
+        assert "1,600,000 bytes" in messages[0] and "TopKV2 needs all rows (" in messages[0], messages
+        assert "function_checks.py" in messages[0], messages
+        (where,) = [(each.filename, each.lineno) for each in caught if "gathered" in str(each.message)]
+        assert where == (__file__, line), where
+
+
+def check_function_warns_of_what_is_gathered_of_an_open_number_of_rows():
+    step = STRATEGY.function(lambda x: tf.reduce_sum(tf.sort(x, axis=0)), reduce_retracing=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rows in (3, 5, 7):
+            step(np.ones([rows, 9000]))
+    messages = [str(each.message) for each in caught if "gathered" in str(each.message)]
+    assert len(messages) == (RANK == 0), messages
+    assert all("at least 2,304,000 bytes (of 32 rows)" in each for each in messages), messages
 
 
 def check_function_refuses_steps_that_differ_between_ranks():

@@ -13,8 +13,8 @@ from keras_ddl.cut.rules import elementwise
 
 raw = tf.raw_ops
 CASES: dict[str, list[Callable[[Any], Any]]] = {}
-# Rules of control flow and of what hosts do, of which the tests by these names are.
-TESTED_ELSEWHERE = ("branches", "loops", "lists", "random", "host", "tables")
+# Rules of control flow (test_control_flow.py), of what hosts do and of tables in variables, tested by these names.
+TESTED_ELSEWHERE = ("branches", "loops", "host", "tables")
 # What the operand has to be like, where not any number will do.
 _INTEGERS = {"Invert", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift"}
 _ANY_INTEGERS = {"Mod", "FloorMod", "FloorDiv", "TruncateDiv", "TruncateMod"}
@@ -121,6 +121,26 @@ for _kind in [*elementwise.BINARY.split(), "AddN"]:
     case(_kind)(_binary(_kind))
 
 
+@case("Select")
+def select(x: Any) -> Any:
+    def of(condition: Any, first: Any, second: Any) -> Any:
+        return raw.Select(condition=condition, x=first, y=second)
+
+    s, other = tf.reduce_sum(x, 0), tf.transpose(x)
+    both = tf.ones_like(x) * s, tf.ones_like(other)
+    found = [
+        of(x > 0, x, both[0]),
+        of(x[:, 0] > 0, both[0], x),
+        of(tf.reduce_sum(x) > 0, x, both[0]),
+        of(s > 0, s, 2 * s),
+    ]
+    found += [of(other > 0, both[1], other), of([True, False, True], other, both[1]), of(x[:, 1] > 0, both[0], both[0])]
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        errors = tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(x > 0.5, x.dtype), logits=x)
+    return [*found, errors, tape.gradient(errors, x)]
+
+
 @case("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot", "Bitcast")
 def passed_on(x: Any) -> Any:
     s = tf.reduce_sum(x, 0)
@@ -129,6 +149,13 @@ def passed_on(x: Any) -> Any:
     with tf.control_dependencies([tf.print("", output_stream="file:///dev/null")]):
         found.append(tf.identity(x))
     return [*found, tf.bitcast(x, tf.int64), tf.bitcast(tf.cast(x, tf.float32), tf.uint8)]
+
+
+@case("Mul", "RealDiv")
+def counts_that_are_infinite(x: Any) -> Any:
+    s, count = tf.reduce_sum(x, 0), tf.shape(x)[0] * 70000
+    found = [s * tf.cast(tf.cast(count, tf.float16), tf.float64), s * tf.cast(count, tf.float64)]
+    return [*found, s / tf.cast(count, tf.float64)]
 
 
 @case("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "BiasAdd", "BiasAddGrad")
@@ -146,6 +173,7 @@ def products(x: Any) -> Any:
     found += [tf.matmul(tf.transpose(cube, [1, 2, 0]), tf.transpose(cube, [1, 0, 2]))]
     found += [tf.einsum("ni,nj->ij", x, x), tf.einsum("ni,ij->nj", x, w), tf.einsum("...i,ij->...j", cube, w[:2])]
     found += [tf.einsum("ni,mi->nm", x, x), tf.einsum("nij->jn", cube), tf.einsum("nij->i", cube)]
+    found += [tf.einsum("ni,i->", x, inf[:, 0]), tf.einsum("ij,ni->j", inf, x)]
     found += [tf.einsum("nij,nkj->nik", cube, cube), tf.einsum("ni,n->i", x, x[:, 0]), tf.einsum("ij->ji", gram)]
     bias = tf.constant([1.0, 2.0, 3.0], tf.float64)
     found += [tf.nn.bias_add(x, bias), tf.nn.bias_add(x, tf.reduce_sum(x, 0)), tf.nn.bias_add(gram, bias)]
@@ -295,6 +323,8 @@ def losses(x: Any) -> Any:
         raw.InTopK(predictions=single, targets=labels, k=2),
         raw.InTopKV2(predictions=single, targets=labels, k=1),
     ]
+    of_all = raw.SoftmaxCrossEntropyWithLogits(features=tf.reduce_sum(x, 0)[None], labels=ones)
+    found += [of_all.loss, of_all.loss + x[:, 0], of_all.backprop * x]
     return [*found, tf.nn.softmax_cross_entropy_with_logits(ones[:, :], tf.reduce_sum(x, 0)[None] + x)]
 
 
@@ -390,6 +420,7 @@ def shaped(x: Any) -> Any:
     ]
     found += [
         tf.transpose(cube, [2, 0, 1]),
+        tf.transpose(cube, [-1, 0, -2]),
         tf.transpose(s),
         tf.transpose(tf.reduce_max(cube, 0)),
         tf.squeeze(x[:, None], [-2]),
@@ -591,6 +622,19 @@ def tables(x: Any) -> Any:
     )
     pairs = filled([[0, 0], [1, 1]], tf.constant([1.0, 2.0], tf.float64), pairs)
     found += [_found(pairs, keys[:, :2], missing), _found(pairs, keys[:, 1:], missing)]
+    return found
+
+
+@case("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessRandomUniformIntV2")
+@case("StatelessRandomUniformFullIntV2")
+def drawn_numbers(x: Any) -> Any:
+    rows, found = tf.shape(x)[0], []
+    for shape in ([rows, 3], [2 * rows, 3], [rows], [3, rows], [3], [rows, 1, 3]):
+        normal = tf.random.stateless_normal(shape, [1, 2], dtype=tf.float64)
+        found += [normal, tf.random.stateless_uniform(shape, [3, 4], dtype=tf.float64)]
+        found += [tf.random.stateless_uniform(shape, [5, 6], 0, 9, tf.int32)]
+        found += [tf.random.stateless_uniform(shape, [7, 8], None, None, tf.int64)]
+        found += [normal * x[:, :1] if len(shape) == 2 and shape[0] is rows else normal * 2]
     return found
 
 

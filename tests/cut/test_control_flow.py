@@ -10,6 +10,8 @@ import pytest
 from cut.simulated import Simulation
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import registry
+from keras_ddl.cut.rules import branches, loops
 
 CASES = [(2, True, 6), (3, False, 2)]  # ranks, whether tracing sees the rows, rows: fewer than ranks, too
 LAYERS = keras.layers
@@ -41,6 +43,8 @@ def gathers(simulation: Simulation) -> list[str]:
 def recurrent(kind: str) -> tuple[Any, list[Any]]:
     keras.utils.set_random_seed(1)
     options = {"return_sequences": "sequences" in kind, "dtype": "float64"}
+    if "before" in kind:
+        options["reset_after"] = False  # two products with slices of one kernel
     layer = (LAYERS.GRU if "gru" in kind else LAYERS.LSTM)(5, **options)
     if "both" in kind:
         layer = LAYERS.Bidirectional(layer, dtype="float64")
@@ -64,6 +68,7 @@ def recurrent(kind: str) -> tuple[Any, list[Any]]:
         ("lstm", 2, True, 6),
         ("lstm", 3, True, 2),
         ("gru_sequences", 3, False, 7),
+        ("gru_before", 2, True, 6),
         ("lstm_mask_sequences", 2, False, 5),
         ("lstm_both_sequences", 2, True, 6),
     ],
@@ -138,6 +143,22 @@ def branch_gradient(x: tf.Tensor) -> list[tf.Tensor]:
     return [loss, tape.gradient(loss, x)]
 
 
+def with_effects(x: tf.Tensor) -> list[tf.Tensor]:
+    """What checks something is stateful, and so is what it is in."""
+
+    def checked(a: tf.Tensor) -> tf.Tensor:
+        number = tf.shape(x)[0]
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=number > 0, data=[number])]):
+            return tf.tanh(a)
+
+    total = tf.reduce_sum(x)
+    return [
+        tf.cond(total > 0, lambda: checked(x), lambda: x),
+        tf.switch_case(tf.cast(total > 0, tf.int32), [lambda: checked(x), lambda: checked(x * 2)]),
+        tf.while_loop(lambda i, _: i < 2, lambda i, a: [i + 1, checked(a)], [0, x])[1],
+    ]
+
+
 def different_states(x: tf.Tensor) -> list[tf.Tensor]:
     yes = tf.reduce_sum(x) > 0
     return [
@@ -165,10 +186,19 @@ STEPS = {
     each.__name__: each
     for each in (
         scan, keras_scan, rows_mapped, steps_mapped, fori, until_small, sums_of_rounds, nested,
-        rounds_that_need_all_rows, switched, branch_gradient, different_states, called,
+        rounds_that_need_all_rows, switched, branch_gradient, with_effects, different_states, called,
     )
 }  # fmt: skip
 CUT = {"scan", "keras_scan", "steps_mapped", "fori", "sums_of_rounds", "nested", "branch_gradient"}
+
+
+def test_every_type_of_branch_and_loop_is_tried() -> None:
+    tried = set()
+    for step in STEPS.values():
+        graph = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([None, 4, 3], tf.float64)).graph
+        tried |= {each.type for each in graph.get_operations()}
+    rules = {each: registry.rule_of(each) for each in registry.types_with_rules()}
+    assert {each for each, rule in rules.items() if rule in (branches.branch, loops.while_loop)} - tried == set()
 
 
 @pytest.mark.parametrize(("size", "static", "rows"), CASES)

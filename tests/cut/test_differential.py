@@ -1,53 +1,34 @@
-"""Random programs, cut, against one process. A failure shows the seed and the program: print(programs.draw(seed))."""
+"""Random programs, cut, against one process. A failure shows the seed and the program."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from cut import programs
-from cut.comparing import difference
-from cut.together import Together
+from cut.drawn import control_flow, lines, more_lines, programs
+from cut.drawn.agreement import disagreement
+
+PLAIN = (lines.LINES, more_lines.LINES)
+NESTED = (lines.LINES, more_lines.LINES, control_flow.LINES, control_flow.LINES)
 
 
-def _disagreement(seed: int) -> str | None:
-    """Returns what a program gives that one process does not; None if there is nothing."""
-    program = programs.draw(seed)
-    size = 2 + seed // 2 % 2
-    wholes = programs.wholes(seed)
-    batches = [programs.arguments(seed, rows) for rows in program.batches]
-    try:
-        together = Together(program, batches[0], wholes, sizes=[size], static=program.static)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}\n{program}"
-    try:
-        for given in batches:
-            expected = together.expected(given, wholes)
-            for rank, found in enumerate(together.of_ranks(size, given, wholes)):
-                told = difference(found, expected)
-                if told is not None and not _is_unstable(together, given, wholes):
-                    return f"rank {rank} of {size}, {len(given[0])} rows: {told}\n{program}"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}\n{program}"
-    finally:
-        together.close()
-    return None
+def _plain(seed: int) -> str | None:
+    return disagreement(programs.draw(seed, PLAIN, open_extents=seed % 5 == 4), size=2 + seed // 2 % 2)
 
 
-def _is_unstable(together: Together, given: list[np.ndarray], wholes: list[np.ndarray]) -> bool:
-    """Whether one process itself gives something else for arguments that differ in the last bits."""
-    expected = together.expected(given, wholes)
-    rng = np.random.default_rng(0)
-    for _ in range(8):
-        near = [each * (1 + 2e-15 * rng.normal(size=each.shape)) if each.dtype.kind == "f" else each for each in given]
-        if difference(together.expected(near, wholes), expected) is not None:
-            return True
-    return False
+def _nested(seed: int) -> str | None:
+    batches = ((4, 7, 2, 5)[seed // 4 % 4],) if seed % 2 == 0 else (5, 2)
+    return disagreement(programs.draw(seed, NESTED, lines=3, batches=batches), size=2 + seed // 2 % 2)
 
 
 @pytest.mark.parametrize("first", range(0, 100, 20))
 def test_random_programs_equal_one_process(first: int) -> None:
     for seed in range(first, first + 20):
-        told = _disagreement(seed)
+        told = _plain(seed)
+        assert told is None, told
+
+
+def test_random_programs_with_branches_and_loops_equal_one_process() -> None:
+    for seed in range(10):
+        told = _nested(seed)
         assert told is None, told
 
 
@@ -55,5 +36,13 @@ def test_random_programs_equal_one_process(first: int) -> None:
 @pytest.mark.parametrize("first", range(1000, 11000, 500))
 def test_ten_thousand_random_programs_equal_one_process(first: int) -> None:
     for seed in range(first, first + 500):
-        told = _disagreement(seed)
+        told = _plain(seed)
+        assert told is None, told
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(1000, 3000, 100))
+def test_two_thousand_random_programs_with_branches_and_loops_equal_one_process(first: int) -> None:
+    for seed in range(first, first + 100):
+        told = _nested(seed)
         assert told is None, told

@@ -54,5 +54,5 @@ def test_host_functions_of_anything_else_are_refused():
     def step(x):
         return tf.raw_ops.PyFunc(input=[x], token="none", Tout=[tf.variant])
 
-    with pytest.raises(ConfigError, match="numbers, truth values or texts.*variant.*rank"):
+    with pytest.raises(ConfigError, match="numbers, booleans or strings.*variant.*rank"):
         Simulation(step, (X,), 2)(X)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cut import operations_of_lists  # noqa: F401  (it registers its own)
 from cut.comparing import difference
 from cut.operations import CASES, types_to_try
 from cut.together import Together
@@ -33,6 +34,16 @@ def test_operations_of_rows_equal_those_of_one_process(program: object) -> None:
                 where = f"static={static} rows={len(rows)} rank {rank} of {size}"
                 assert difference(found, expected) is None, f"{where}: {difference(found, expected)}"
         together.close()
+
+
+def test_reshape_of_a_batch_of_one_row_where_other_extents_are_open() -> None:
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.reshape(x[:, None] * x[:, :, None], [-1, 3])]
+
+    rows = _rows(1)
+    together = Together(step, [rows], sizes=[3], static=True, open_extents=True)
+    for found in together.of_ranks(3, [rows]):
+        np.testing.assert_array_equal(found[0], together.expected([rows])[0])
 
 
 def test_every_type_of_operation_with_a_rule_is_tried() -> None:

@@ -1,4 +1,4 @@
-"""What must not be gathered: nothing of the size of activations."""
+"""What must not be gathered, and that a report leaves nothing out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cut.comparing import difference
+from cut.simulated import SimulatedCollectives, Simulation
 from cut.together import Together
 
 from keras_ddl.compat.tensorflow import tf
@@ -26,3 +27,37 @@ def test_gradients_of_reductions_over_other_axes_than_the_batch_gather_nothing(f
     assert [each for each in together.reports[2][0].entries if each.kind == "gather"] == []
     for found in together.of_ranks(2, [x]):
         assert difference(found, together.expected([x])) is None
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_report_counts_every_collective_and_names_functions_of_the_host(monkeypatch: Any, static: bool) -> None:
+    made = []
+    for kind in ("gather", "reduce"):
+        original = getattr(SimulatedCollectives, kind)
+
+        def counted(self: Any, *args: Any, original: Any = original, kind: str = kind) -> Any:
+            made.append((self.rank, kind))
+            return original(self, *args)
+
+        monkeypatch.setattr(SimulatedCollectives, kind, counted)
+
+    def step(x: Any) -> Any:
+        two = tf.numpy_function(lambda a: (a[0], a[:1] > 0), [x], [tf.float64, tf.bool])
+        one = tf.py_function(lambda a: a, [tf.reduce_sum(x)], tf.float64)
+        one.set_shape([])
+        tf.print("of", tf.shape(x)[0], "rows")  # has no results
+        return *two, one, tf.sort(x, 0)
+
+    x = np.random.default_rng(0).normal(size=(5, 3))
+    simulation = Simulation(step, (x,), 2, static=static)
+    simulation(x)
+    for rank, report in enumerate(simulation.reports):
+        assert sum(each.count for each in report.entries) == sum(each == rank for each, _ in made)
+        found = {each.reason.split()[0]: each for each in report.entries if each.kind == "from rank 0"}
+        assert {name: (each.count, each.bytes) for name, each in found.items()} == {
+            "PyFunc": (4, None),
+            "EagerPyFunc": (2, 8),
+        }
+        assert all("test_reports.py" in each.line for each in found.values())
+        text = report.text()
+        assert "not known" in text and f"{sum(each == rank for each, _ in made)} collectives per step" in text

@@ -84,6 +84,13 @@ class _Collectives:
         return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
 
 
+def specs_of(arguments: Sequence[np.ndarray], static: bool, open_extents: bool = False) -> list[tf.TensorSpec]:
+    """Returns what tracing sees of a batch."""
+    front = [arguments[0].shape[0] if static else None]
+    backs = [[None] * (each.ndim - 1) if open_extents else each.shape[1:] for each in arguments]
+    return [tf.TensorSpec([*front, *back], each.dtype) for each, back in zip(arguments, backs)]
+
+
 class Together:
     """A step without variables on ranks of one graph.
 
@@ -91,6 +98,7 @@ class Together:
         step: of `arguments` and then `wholes`; returns tensors.
         arguments: an example batch, rows along axis 0: shapes and dtypes. wholes: what every rank has all of.
         sizes: numbers of ranks to cut for.
+        static: whether tracing sees the number of rows. open_extents: whether it does not see the others' extents.
     """
 
     def __init__(
@@ -101,10 +109,9 @@ class Together:
         *,
         sizes: Sequence[int] = (2, 3),
         static: bool = True,
+        open_extents: bool = False,
     ) -> None:
-        rows = arguments[0].shape[0]
-        front = [rows] if static else [None]
-        specs = [tf.TensorSpec([*front, *each.shape[1:]], each.dtype) for each in arguments]
+        specs = specs_of(arguments, static, open_extents)
         specs += [tf.TensorSpec(each.shape, each.dtype) for each in wholes]
         traced = tf.function(step, autograph=False).get_concrete_function(*specs).graph
         self.graph, self.static, self.sizes = traced, static, tuple(sizes)

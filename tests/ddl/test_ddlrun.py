@@ -38,7 +38,7 @@ def test_ddlrun_says_that_another_ddl_lies_beside_the_script(tmp_path):
     assert "import ddl" not in said
     (tmp_path / "ddl.py").write_text("import tensorflow as tf\ntf.load_op_library('ddl_MDR.so')\n")
     said = run("-accelerators", 2, "--dry-run", "python", script)
-    assert f"finds {tmp_path / 'ddl.py'}, which lies beside it" in said and "rename the file" in said, said
+    assert f"finds {tmp_path / 'ddl.py'}, which is next to it" in said and "rename the file" in said, said
 
 
 def test_ddlrun_names_the_mode_as_it_was_written():

@@ -12,9 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = re.compile(r"(?<![\w./-])(keras_ddl(?>(?:\.[A-Za-z_]\w*)+))(?!\w|/)")
 # What is named to be imported, by a program or by Sphinx, whose strict build tries it.
 IMPORTED = re.compile(r"(?:\bimport|\bfrom|-m|automodule::|click::) $")
-# `topology` is the function of that name; importing `ddl` makes every optimizer average gradients, so only a
-# statement does it.
-BY_IMPORT_ONLY = ("keras_ddl.topology.", "keras_ddl.ddl")
+# Importing `ddl` makes every optimizer average gradients, so only a statement does it.
+BY_IMPORT_ONLY = ("keras_ddl.ddl",)
 # Each name in a process of its own: what one imports would let another be found. TensorFlow is imported once.
 RESOLVE = """
 import functools, os, sys
@@ -40,7 +39,7 @@ def strings(path: Path) -> list[str]:
 
 
 def written_names() -> set[str]:
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
     texts = [page.read_text(encoding="utf-8") for page in pages]
     for folder in ("ddl", "export", "keras_ddl"):
         texts += [text for path in (ROOT / folder).rglob("*.py") for text in strings(path)]

@@ -49,7 +49,7 @@ def test_digits_alone_and_resumed(tmp_path, monkeypatch):
     monkeypatch.setenv("RESULT_DIR", str(tmp_path / "results"))
     run(tmp_path, sys.executable, EXAMPLES / "digits.py", "--epochs", 1)
     output = run(tmp_path, sys.executable, EXAMPLES / "digits.py", "--epochs", 2, "--resume")
-    assert "going on from step" in output and "on 1 rank(s)" in output
+    assert "resuming from step" in output and "on 1 rank(s)" in output
     with (tmp_path / "results" / "history.csv").open() as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1"]
 

@@ -88,7 +88,7 @@ def test_what_no_server_runs_is_a_problem(good, tmp_path):
     (halved / "variables" / "variables.index").unlink()
     (problem,) = export.check_saved_model(halved).problems
     assert "Could not find variable" in problem  # as with a server: its C++ code loads what has no weights
-    with pytest.raises(ExportError, match=r"holds saved_model.pb.*Give one of its versions: .*/2\."):
+    with pytest.raises(ExportError, match=r"must hold saved_model.pb.*Give one of its versions: .*/2\."):
         export.check_saved_model(tmp_path)
 
 

@@ -224,7 +224,7 @@ def test_base_graph_of_a_used_directory_is_replaced_for_the_same_model_only(
     export.write_base_graph(again, tmp_path, sample=sample)
     assert "as the trained model did" in export.export_saved_model(tmp_path, tmp_path / "out", validate="here").proof
     other, sample = ZOO["mixed_precision"]()
-    with pytest.raises(export_error(), match="holds one model.*set_aside"):
+    with pytest.raises(export_error(), match="hold only one model.*set_aside"):
         export.write_base_graph(other, tmp_path, sample=sample)
     assert checkpoint.set_aside(tmp_path) == tmp_path / "previous-1"
     export.write_base_graph(other, tmp_path, sample=sample)

@@ -86,7 +86,7 @@ def test_the_highest_versions_and_the_new_one_stay(trained: Path, tmp_path: Path
 
 @pytest.mark.parametrize("version", ["v2", "-1", "1.5", "²"])
 def test_version_is_a_number(trained: Path, tmp_path: Path, version: str) -> None:
-    with pytest.raises(ExportError, match="whole number of 0 or more.*TensorFlow Serving.*Received"):
+    with pytest.raises(ExportError, match="whole number, 0 or more.*TensorFlow Serving.*Received"):
         export_here(trained, tmp_path / "out", version=version)
     assert contents(tmp_path / "out") == []
 
@@ -167,7 +167,7 @@ def test_only_what_is_not_finite_counts() -> None:
 def test_checkpoint_cut_short_is_refused(copy: Path, tmp_path: Path, name: str, words: str) -> None:
     file = copy / "ckpt-00000002" / name
     file.write_bytes(file.read_bytes()[:-3])
-    with pytest.raises(CheckpointError, match=f"whole to be read.*{words}.*earlier step"):
+    with pytest.raises(CheckpointError, match=f"complete to be read.*{words}.*earlier step"):
         export_here(copy, tmp_path / "out")
 
 
@@ -269,7 +269,7 @@ def test_outputs_that_differ_are_refused(copy: Path, tmp_path: Path) -> None:
                     node.op = "Sqrt"
 
     rewrite_base(copy, deviate)
-    with pytest.raises(ExportError, match="as the trained model did. Received: y differs by"):
+    with pytest.raises(ExportError, match="trained model's outputs for the stored sample. Received: y differs by"):
         export_here(copy, tmp_path / "out")
     assert contents(tmp_path / "out") == []
 
@@ -289,7 +289,7 @@ def test_constant_that_training_moved_is_refused(tmp_path: Path) -> None:
     base = export.write_base_graph(model, tmp_path, sample=rows(3))
     model.temperature = 0.5
     model_state.save_checkpoint(model, tmp_path, 1, base=base)
-    with pytest.raises(ExportError, match="must answer as the model did.*output_0 differs by.*before fit"):
+    with pytest.raises(ExportError, match="must give the model's outputs.*output_0 differs by.*before fit"):
         export_here(tmp_path, tmp_path / "out", which=1)
 
 
@@ -359,8 +359,8 @@ def test_inputs_must_be_known(tmp_path: Path) -> None:
 
 
 def test_not_a_saved_model_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"holds saved_model\.pb"):
+    with pytest.raises(ExportError, match=r"must hold saved_model\.pb"):
         export.scan_saved_model(tmp_path)
     (tmp_path / "saved_model.pb").write_bytes(b"\xff\xff\xff")
-    with pytest.raises(ExportError, match=r"holds saved_model\.pb"):
+    with pytest.raises(ExportError, match=r"must hold saved_model\.pb"):
         export.scan_saved_model(tmp_path)

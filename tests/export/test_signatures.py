@@ -166,13 +166,13 @@ def test_a_wrong_answer_of_a_signature_is_found(declared: dict[str, Any], tmp_pa
             {"a": ["price", "nothing"]},
             r"'a' with \['nothing'\]. There are outputs \['features', 'price', 'prob.*'half'",
         ),
-        ({"classify": "price"}, "'classify', which is there already"),
+        ({"classify": "price"}, "'classify', which already exists"),
         ({"2 b": "price"}, "letters, digits.*Received: '2 b'"),
         ({"a": []}, r"the name of an output or of a layer.*'a' with \[\]"),
         ({"a": lambda inputs: inputs}, "in training and not for serving_default"),
         ({"a": EncodedImages()}, r"takes an image.*inputs a_side float32\[None, 2\], x.*of which none"),
         ({"a": EncodedImages(input="x")}, "input='x'; the inputs are"),
-        (["price"], "maps names to what they answer. Received: list"),
+        (["price"], "must map names to outputs. Received: list"),
     ],
 )
 def test_signatures_that_cannot_be_are_refused_before_anything_is_written(

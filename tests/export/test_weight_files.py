@@ -185,5 +185,5 @@ def test_parts_are_found_in_files_of_the_whole_by_their_names(tmp_path: Path) ->
             assert_answers(tmp_path, Path(file), getattr(model, name), name)
     assert_answers(tmp_path, Path(alone), model.right, "left")  # a file of one such model
     other = tf.train.Checkpoint(one=model.right, two=model.left).save(str(tmp_path / "other"))
-    with pytest.raises(ExportError, match="Received: one, two, which all fit"):
+    with pytest.raises(ExportError, match="Received: one, two, which all match"):
         exported(tmp_path, Path(other), "left")

@@ -57,7 +57,7 @@ def check_horovod_disagreement_is_failed_precondition_on_every_rank():
     expect(
         tf.errors.FailedPreconditionError,
         lambda: hvd.broadcast_variables([tf.Variable(tf.ones([3 if LAST else 2]))], 0),
-        "position 0",
+        "variable 0",
     )
     for fits_not in (
         lambda: hvd.alltoall(tf.ones([SIZE + LAST])),

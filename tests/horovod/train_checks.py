@@ -207,7 +207,7 @@ def check_what_makes_no_sense_is_refused():
     sgd = keras.optimizers.SGD
     raises(ConfigError, "takes an optimizer of Keras 3", lambda: DistributedOptimizer("sgd"))
     raises(ConfigError, "takes an optimizer", lambda: DistributedOptimizer(tf.compat.v1.train.AdamOptimizer()))
-    raises(ConfigError, "reduced once", lambda: DistributedOptimizer(DistributedOptimizer(sgd())))
+    raises(ConfigError, "reduced (only )?once", lambda: DistributedOptimizer(DistributedOptimizer(sgd())))
     raises(ConfigError, "must be Average or Sum", lambda: DistributedOptimizer(sgd(), op="adasum"))
     raises(ConfigError, "op=Average", lambda: DistributedOptimizer(sgd(), op="sum", gradient_predivide_factor=2.0))
     raises(ConfigError, "groups must be", lambda: DistributedOptimizer(sgd(), groups=-1))
@@ -313,10 +313,10 @@ def check_a_strategy_and_a_distributed_optimizer_are_refused():
         outside = DistributedOptimizer(keras.optimizers.SGD(0.1))
         with strategy.scope():
             inner = keras.optimizers.SGD(0.1)
-            raises(ConfigError, "reduced once", lambda: DistributedOptimizer(inner))
+            raises(ConfigError, "reduced (only )?once", lambda: DistributedOptimizer(inner))
             model = dense_model()
-            raises(ConfigError, "reduced once", lambda: model.compile(outside, "mse"))
-        raises(ConfigError, "reduced once", lambda: DistributedOptimizer(inner))
+            raises(ConfigError, "reduced (only )?once", lambda: model.compile(outside, "mse"))
+        raises(ConfigError, "reduced (only )?once", lambda: DistributedOptimizer(inner))
 
         def step():
             variable = tf.constant(1.0)
@@ -325,4 +325,4 @@ def check_a_strategy_and_a_distributed_optimizer_are_refused():
                 loss = variable * 2
             return DistributedGradientTape(tape).gradient(loss, variable)
 
-        raises(ConfigError, "reduced once", lambda: strategy.run(step))
+        raises(ConfigError, "reduced (only )?once", lambda: strategy.run(step))

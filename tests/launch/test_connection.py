@@ -11,16 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from keras_ddl.launch import control, entrance, mpirun
+from keras_ddl.launch import acceptor as acceptor_module
+from keras_ddl.launch import control, mpirun
+from keras_ddl.launch.acceptor import Acceptor
 from keras_ddl.launch.control import Address, Channel, Kind
-from keras_ddl.launch.entrance import Entrance
 from launch.launching import LIMIT_SECONDS, Started, environment, eventually, processes, write_program
 
 HELLO = {"nonce": "00" * 32, "rank": 0, "size": 1, "host": "h", "pid": 1}
 
 
 def stranger(port: int) -> Channel:
-    return Channel(socket.create_connection(("127.0.0.1", port), timeout=LIMIT_SECONDS), control.FROM_A_LAUNCHER)
+    return Channel(
+        socket.create_connection(("127.0.0.1", port), timeout=LIMIT_SECONDS), control.PRE_AUTH_LAUNCHER_FRAMES
+    )
 
 
 def wait_for_frame(channel: Channel) -> tuple[Kind, bytes] | None:
@@ -59,7 +62,7 @@ NOTHING_TO_SEE = {
     "no JSON": b"\xff" * 100,
     "empty": b"",
     "a proof for nothing": bytes(32),
-    "a wrong proof": control.with_proof("00" * 32, "rank", bytes(32), HELLO),
+    "a wrong proof": control.sign("00" * 32, "rank", bytes(32), HELLO),
 }
 
 
@@ -77,7 +80,7 @@ def test_job_survives_strangers_who_come_before_its_ranks(tmp_path: Path):
         for token, rank, size in ((address.token, 0, 3), ("00" * 32, 0, 2)):
             channel = stranger(address.port)
             _, nonce = wait_for_frame(channel)
-            channel.send(Kind.HELLO, control.with_proof(token, "rank", nonce, {**HELLO, "rank": rank, "size": size}))
+            channel.send(Kind.HELLO, control.sign(token, "rank", nonce, {**HELLO, "rank": rank, "size": size}))
             assert wait_for_frame(channel) is None, (token, rank, size)
     assert_all_is_fine(started)
 
@@ -106,54 +109,54 @@ def test_nobody_can_connect_when_all_ranks_have_come(tmp_path: Path):
     assert_all_is_fine(started)
 
 
-def test_entrance_dismisses_who_proves_nothing_in_time(monkeypatch: pytest.MonkeyPatch):
+def test_acceptor_drops_a_connection_without_proof_in_time(monkeypatch: pytest.MonkeyPatch):
     listener, address = control.listen(several_hosts=False)
-    door = Entrance(listener, address.token, 1)
+    acceptor = Acceptor(listener, address.token, 1)
     early = stranger(address.port)
-    assert eventually(lambda: door.serve(listener.fileno()) is None and door.someone_waits)
-    monkeypatch.setattr(entrance, "_PROOF_SECONDS", -1.0)
+    assert eventually(lambda: acceptor.serve(listener.fileno()) is None and acceptor.has_pending)
+    monkeypatch.setattr(acceptor_module, "_PROOF_SECONDS", -1.0)
     late = stranger(address.port)
-    assert eventually(lambda: door.serve(listener.fileno()) is None and len(door.fds) == 3)
-    door.tick()
-    assert len(door.fds) == 2
+    assert eventually(lambda: acceptor.serve(listener.fileno()) is None and len(acceptor.fds) == 3)
+    acceptor.tick()
+    assert len(acceptor.fds) == 2
     assert wait_for_frame(late)[0] is Kind.NONCE and wait_for_frame(late) is None
-    door.close()
-    assert door.fds == [] and wait_for_frame(early)[0] is Kind.NONCE and wait_for_frame(early) is None
+    acceptor.close()
+    assert acceptor.fds == [] and wait_for_frame(early)[0] is Kind.NONCE and wait_for_frame(early) is None
 
 
-def test_entrance_dismisses_the_oldest_when_too_many_wait():
+def test_acceptor_drops_the_oldest_when_too_many_wait():
     listener, address = control.listen(several_hosts=False)
-    door = Entrance(listener, address.token, 3)
-    most = 3 + entrance._MORE_THAN_RANKS
+    acceptor = Acceptor(listener, address.token, 3)
+    most = 3 + acceptor_module._EXTRA_CONNECTIONS
     strangers = []
     for _ in range(most + 2):
         strangers.append(stranger(address.port))
-        before = door.fds
-        assert eventually(lambda before=before: door.serve(listener.fileno()) is None and door.fds != before)
-    assert len(door.fds) == 1 + most
+        before = acceptor.fds
+        assert eventually(lambda before=before: acceptor.serve(listener.fileno()) is None and acceptor.fds != before)
+    assert len(acceptor.fds) == 1 + most
     for channel in strangers[:2]:
         assert wait_for_frame(channel)[0] is Kind.NONCE and wait_for_frame(channel) is None
-    door.close()
+    acceptor.close()
     for channel in strangers:
         channel.close()
 
 
-def test_entrance_lets_a_rank_in_that_says_it_in_pieces():
+def test_acceptor_admits_a_rank_whose_proof_arrives_in_pieces():
     listener, address = control.listen(several_hosts=False)
-    door = Entrance(listener, address.token, 1)
+    acceptor = Acceptor(listener, address.token, 1)
     rank = stranger(address.port)
-    assert eventually(lambda: door.serve(listener.fileno()) is None and door.someone_waits)
+    assert eventually(lambda: acceptor.serve(listener.fileno()) is None and acceptor.has_pending)
     _, nonce = wait_for_frame(rank)
-    payload = control.with_proof(address.token, "rank", nonce, HELLO)
+    payload = control.sign(address.token, "rank", nonce, HELLO)
     found = None
     for byte in struct.pack("!BQ", Kind.HELLO, len(payload)) + payload:
         assert found is None
         rank.sock.sendall(bytes([byte]))
-        (fd,) = [fd for fd in door.fds if fd != listener.fileno()]
-        found = door.serve(fd)
-    assert found is not None and found[1] == HELLO and found[0].proven and not door.someone_waits
+        (fd,) = [fd for fd in acceptor.fds if fd != listener.fileno()]
+        found = acceptor.serve(fd)
+    assert found is not None and found[1] == HELLO and found[0].authenticated and not acceptor.has_pending
     found[0].close()
-    door.close()
+    acceptor.close()
     rank.close()
 
 
@@ -169,12 +172,12 @@ def test_launcher_starts_a_rank_only_for_a_proof(tmp_path: Path):
     for token, welcome in (("00" * 32, False), (address.token, True)):
         channel = stranger(address.port)
         _, nonce = wait_for_frame(channel)
-        channel.send(Kind.HELLO, control.with_proof(token, "rank", nonce, HELLO))
+        channel.send(Kind.HELLO, control.sign(token, "rank", nonce, HELLO))
         frame = wait_for_frame(channel)
         assert (frame is not None) == welcome
     assert frame[0] is Kind.WELCOME
-    assert control.proven("00" * 32, "launcher", bytes(32), frame[1]) is None
-    assert control.proven(address.token, "launcher", bytes(32), frame[1])["environment"]["LAUNCH_TEST"] == started.mark
+    assert control.verify("00" * 32, "launcher", bytes(32), frame[1]) is None
+    assert control.verify(address.token, "launcher", bytes(32), frame[1])["environment"]["LAUNCH_TEST"] == started.mark
     channel.close()
     ended = started.finish()
     assert ended.status == 1 and "rank 0 on host h failed first" in ended.err, ended
@@ -204,16 +207,16 @@ def test_wrapper_runs_nothing_for_a_stranger(answer: str, tmp_path: Path):
         text=True,
     )
     listener.settimeout(LIMIT_SECONDS)
-    channel = Channel(listener.accept()[0], control.FROM_A_STRANGER)
+    channel = Channel(listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
     nonce = os.urandom(control.NONCE_BYTES)
     channel.send(Kind.NONCE, nonce)
     kind, payload = wait_for_frame(channel)
-    hello = control.proven(address.token, "rank", nonce, payload)
+    hello = control.verify(address.token, "rank", nonce, payload)
     assert kind is Kind.HELLO and set(hello) == {"nonce", "rank", "size", "host", "pid"}
     if answer == "a wrong proof":
         welcome = {"job": "x", "host": "", "environment": {}, "directory": "/", "terminal": {}, "kept": None}
         welcome |= {"stdin": False, "sends_file": False}
-        channel.send(Kind.WELCOME, control.with_proof("00" * 32, "launcher", bytes.fromhex(hello["nonce"]), welcome))
+        channel.send(Kind.WELCOME, control.sign("00" * 32, "launcher", bytes.fromhex(hello["nonce"]), welcome))
     elif answer == "nested beyond all limits":
         channel.send(Kind.WELCOME, b"[" * 200_000)
     channel.send(Kind.START)

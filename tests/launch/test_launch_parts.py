@@ -128,8 +128,8 @@ def test_rank_and_size_outside_of_mpirun_is_a_clear_error():
 def connected() -> tuple[Channel, Channel]:
     listener, address = control.listen(several_hosts=False)
     listener.setblocking(True)
-    ours = Channel(control.connect(address), control.FROM_A_LAUNCHER)
-    theirs = Channel(listener.accept()[0], control.FROM_A_STRANGER)
+    ours = Channel(control.connect(address), control.PRE_AUTH_LAUNCHER_FRAMES)
+    theirs = Channel(listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
     listener.close()
     return ours, theirs
 
@@ -144,7 +144,7 @@ def received(channel: Channel, count: int) -> list[tuple[Kind, bytes]]:
 
 def test_channel_carries_frames_of_any_size():
     ours, theirs = connected()
-    theirs.trust()
+    theirs.mark_authenticated()
     big = bytes(5_000_000)
     for kind, payload in ((Kind.OUT, b""), (Kind.RESULT, big), (Kind.EXIT, {"status": 1})):
         ours.send(kind, payload)
@@ -197,7 +197,7 @@ def test_stdin_is_read_only_as_far_as_rank_0_takes_it():
             stdin.forward(ours)
             rounds += 1
             assert rounds < 100
-        theirs.trust()
+        theirs.mark_authenticated()
         sent = sum(len(payload) for _, payload in received(theirs, rounds))
         assert 0 < sent <= 1 << 16
         stdin.taken(10)
@@ -254,7 +254,7 @@ def test_explain_does_not_blame_the_rank_that_misses_another():
     first = failed(2, 1.0, "keras_ddl.errors.RankLostError: rank 1 has left")
     leaver = RankOutcome(1, "h1", status=-15, stopped_by="mpirun")
     text = explain([leaver, first], first)
-    assert "rank 2 on host h2 was the first to miss another rank" in text and "failed first" not in text
+    assert "rank 2 on host h2 was the first to lose another rank" in text and "failed first" not in text
 
 
 def test_explain_shows_what_mpirun_said_when_nothing_else_is_known():

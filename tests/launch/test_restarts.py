@@ -53,7 +53,7 @@ def test_restarts_end_with_the_status_and_the_traceback_of_the_last_attempt(tmp_
 @pytest.mark.parametrize(
     ("source", "status", "attempts", "said"),
     [
-        ("sys.exit(2)", 2, 1, "exit status 2 says that the command cannot work"),
+        ("sys.exit(2)", 2, 1, "exit status 2 means that the command cannot work"),
         pytest.param(
             "raise ValueError('as before')", 1, 2, "rank 0 has failed in the same way twice", marks=pytest.mark.long
         ),
@@ -92,7 +92,7 @@ def test_restarts_end_with_a_signal_to_the_launcher(tmp_path: Path, signum: sign
     started.process.send_signal(signum)
     ended = started.finish()
     assert ended.status == 128 + signum, ended
-    assert "waiting for hosts that take 1 rank(s) together: the hosts are none." in ended.err, ended
+    assert "waiting for hosts with room for 1 rank(s): the available hosts are none." in ended.err, ended
     assert "restart 1" not in ended.err, ended
 
 
@@ -146,35 +146,35 @@ for test in [value for name, value in list(globals().items()) if name.startswith
 
 def test_placement_leaves_out_lost_hosts_while_enough_ranks_remain():
     hosts = parse_hosts("h0:2,h1:2,h2:2")
-    placement = Placement(6, hosts, least=3)
+    placement = Placement(6, hosts, min_ranks=3)
     assert placement.first(hosts) == (6, hosts)
     placement.lost.add("h1")
-    assert placement.again(hosts) == (4, (hosts[0], hosts[2]))
+    assert placement.later(hosts) == (4, (hosts[0], hosts[2]))
     placement.lost.add("h2")  # two ranks would be too few: all are tried again
-    assert placement.again(hosts) == (6, hosts)
+    assert placement.later(hosts) == (6, hosts)
     unbounded = Placement(6, hosts)
     assert unbounded.first(hosts) == (6, hosts)
     unbounded.lost.add("h1")
-    assert unbounded.again(hosts) == (6, hosts)
+    assert unbounded.later(hosts) == (6, hosts)
 
 
 def test_placement_follows_a_script_between_its_bounds():
-    placement = Placement(4, (), Discovery("hosts"), least=2, most=6)
+    placement = Placement(4, (), Discovery("hosts"), min_ranks=2, max_ranks=6)
     assert placement.first(parse_hosts("h0:3")) is None
     assert placement.first(parse_hosts("h0:3,h1:2")) == (5, parse_hosts("h0:3,h1:2"))
-    assert placement.again(()) is None
-    assert placement.again(parse_hosts("h0:1")) is None
-    assert placement.again(parse_hosts("h0:2")) == (2, parse_hosts("h0:2"))
-    assert placement.again(parse_hosts("h0:8")) == (6, parse_hosts("h0:8"))
+    assert placement.later(()) is None
+    assert placement.later(parse_hosts("h0:1")) is None
+    assert placement.later(parse_hosts("h0:2")) == (2, parse_hosts("h0:2"))
+    assert placement.later(parse_hosts("h0:8")) == (6, parse_hosts("h0:8"))
     placement.lost.add("h1")
-    assert placement.again(parse_hosts("h0:2,h1:2")) == (2, parse_hosts("h0:2"))
-    placement.again(parse_hosts("h0:2"))  # the script has noticed
-    assert placement.again(parse_hosts("h0:2,h1:2")) == (4, parse_hosts("h0:2,h1:2"))
+    assert placement.later(parse_hosts("h0:2,h1:2")) == (2, parse_hosts("h0:2"))
+    placement.later(parse_hosts("h0:2"))  # the script has noticed
+    assert placement.later(parse_hosts("h0:2,h1:2")) == (4, parse_hosts("h0:2,h1:2"))
     # Without bounds the number of ranks stays.
     constant = Placement(2, (), Discovery("hosts"))
     assert constant.first(parse_hosts("h0:4")) == (2, parse_hosts("h0:4"))
-    assert constant.again(parse_hosts("h0:4")) == (2, parse_hosts("h0:4"))
-    assert constant.again(parse_hosts("h0:1")) is None
+    assert constant.later(parse_hosts("h0:4")) == (2, parse_hosts("h0:4"))
+    assert constant.later(parse_hosts("h0:1")) is None
     everything = Placement(None, (), Discovery("hosts"))
     assert everything.first(parse_hosts("h0:4,h1:1")) == (5, parse_hosts("h0:4,h1:1"))
 
@@ -182,9 +182,9 @@ def test_placement_follows_a_script_between_its_bounds():
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"wanted": 2, "least": 1},
-        {"wanted": 2, "fixed": (Host("h0", 2),), "least": 3},
-        {"wanted": 2, "fixed": (Host("h0", 2),), "most": 1},
+        {"wanted": 2, "min_ranks": 1},
+        {"wanted": 2, "fixed": (Host("h0", 2),), "min_ranks": 3},
+        {"wanted": 2, "fixed": (Host("h0", 2),), "max_ranks": 1},
         {"wanted": 2, "fixed": (Host("h0", 2),), "discovery": Discovery("hosts")},
     ],
 )
@@ -199,7 +199,7 @@ def test_host_of_rank_counts_slots():
 
 
 def test_placement_knows_which_hosts_would_make_a_difference():
-    placement = Placement(2, (), Discovery("hosts"), least=1, most=3)
+    placement = Placement(2, (), Discovery("hosts"), min_ranks=1, max_ranks=3)
     ranks, hosts = placement.first(parse_hosts("h0:1,h1:1"))
     placement.lost.add("h3")
     for text, changes in (
@@ -213,7 +213,7 @@ def test_placement_knows_which_hosts_would_make_a_difference():
         assert placement.would_change(ranks, hosts, parse_hosts(text)) is changes, text
     assert placement.would_change(ranks, hosts, ())
     assert placement.lost == {"h3"} and placement.order == ["h0", "h1"]
-    assert placement.again(parse_hosts("h1:1,h0:1")) == (2, hosts)
+    assert placement.later(parse_hosts("h1:1,h0:1")) == (2, hosts)
 
 
 def test_discovery_reads_what_a_script_prints(tmp_path: Path):

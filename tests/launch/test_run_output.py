@@ -92,11 +92,13 @@ def test_run_reader_that_leaves_ends_the_job(tmp_path: Path):
 def test_run_tells_ranks_the_settings(tmp_path: Path):
     program = write_program(
         tmp_path,
-        "if RANK == 0: print(*[os.environ.get(n) for n in ('KERAS_DDL_MODE', 'ONE', 'TWO', 'KERAS_DDL_LAUNCHER')])",
+        "names = 'KERAS_DDL_MODE', 'ONE', 'TWO', 'KERAS_DDL_LAUNCHER', 'KERAS_DDL_EXPLAIN_STEP'\n"
+        "if RANK == 0: print(*[os.environ.get(n) for n in names])",
     )
-    arguments = ["run", "-np", "2", "--mode", "x:1x2", "--env", "ONE=a=b", "-x", "TWO", "python", program]
+    options = ["--mode", "x:1x2", "--env", "ONE=a=b", "-x", "TWO", "--explain-step"]
+    arguments = ["run", "-np", "2", *options, "python", program]
     ended = run(arguments, tmp_path, env={"TWO": "from outside"})
-    assert ended.out == "x:1x2 a=b from outside None\n", ended
+    assert ended.out == "x:1x2 a=b from outside None 1\n", ended
 
 
 @pytest.mark.skipif(find().family == HYDRA, reason="MPICH itself makes a session for every rank")

@@ -96,7 +96,7 @@ def check_a_step_that_fails_gives_its_other_collectives_up():
             assert "bad" in error.message
         else:
             raise AssertionError("no error")
-        assert time.monotonic() - start < 10  # the deadline is 60 s
+        assert time.monotonic() - start < 45  # the deadline is 60 s
         np.testing.assert_array_equal(ops.all_reduce(tf.ones([2]), name="late"), np.full(2, SIZE))
 
 
@@ -171,7 +171,7 @@ def check_errors_of_other_ops_are_left_alone():
 
 def check_different_variables_are_named():
     variables = [tf.Variable(tf.ones([2]), name="first"), tf.Variable(tf.ones([3 if LAST else 4]), name="second")]
-    words = ("position 1", "rank 0", f"rank {SIZE - 1}", "second")
+    words = ("variable 1", "rank 0", f"rank {SIZE - 1}", "second")
     expect(errors.RankMismatchError, lambda: ops.broadcast_variables(variables), *words)
     fewer = variables[:1] if LAST else [variables[0], variables[0]]
     expect(errors.RankMismatchError, lambda: ops.broadcast_variables(fewer), "none (of ")

@@ -41,7 +41,7 @@ def test_the_serving_extra_serves(wheel, work, tmp_path):
         try:
             for line in server.stdout:
                 lines.append(line)
-                if "answers (loaded" in line:
+                if "available (loaded" in line:
                     break
             found = re.search(r"REST on (http://\S+)", "".join(lines))
             assert found and server.poll() is None, lines

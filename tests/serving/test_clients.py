@@ -72,8 +72,8 @@ def test_predict_says_what_the_server_said(server, tmp_path):
         assert "ServingError" in refused and "takes ['x']" in refused, refused
         refused = keras_ddl("predict", url, tmp_path / "rows.npz", "--model", "other", status=1)
         assert "Servable not found" in refused
-    assert "as .npz or .json" in keras_ddl("predict", url, tmp_path / "rows.npz", "-o", tmp_path / "out.csv", status=2)
-    assert "begins with http://" in keras_ddl("predict", "localhost:8500", tmp_path / "rows.npz", status=2)
+    assert "in .npz or .json" in keras_ddl("predict", url, tmp_path / "rows.npz", "-o", tmp_path / "out.csv", status=2)
+    assert "must begin with http://" in keras_ddl("predict", "localhost:8500", tmp_path / "rows.npz", status=2)
     assert "refused" in keras_ddl("predict", "http://127.0.0.1:1", tmp_path / "rows.npz", status=1)
     assert "or JSON" in keras_ddl("predict", urls(server)[0], "-", stdin="[", status=2)
     assert "port of gRPC" in keras_ddl("predict", f"http://127.0.0.1:{server.grpc_port}", "-", stdin="{}", status=1)
@@ -98,8 +98,8 @@ def test_the_client_to_copy_answers_over_both_interfaces(server, tmp_path):
     ("arguments", "said"),
     [
         ([], "Give directories of models or --model-config-file"),
-        (["nowhere"], "make it: the server waits"),
-        (["a=model/7"], "Give the directory around it"),
+        (["nowhere"], "create it: the server waits"),
+        (["a=model/7"], "Give its parent directory"),
         (["a=.", "a=.."], "a name of its own"),
         (["a=.", "b=..", "--model-name", "c"], "for one DIRECTORY"),
         (["--model-config-file", "broken.config"], "ModelServerConfig as text"),

@@ -15,10 +15,10 @@ from serving.serving import predict_request, serving
 
 from harness import leftovers
 from keras_ddl import checkpoint
-from keras_ddl.checkpoint import durable
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving.models import Models
-from keras_ddl.serving.policies import ModelConfig
+from keras_ddl.files import durable
+from keras_ddl.serving.model_config import ModelConfig
+from keras_ddl.serving.model_manager import ModelManager
 
 PROGRAM = Path(__file__).with_name("following_training.py")
 X = np.float32([[1, 2, 3], [0.5, 0, -1]])
@@ -156,9 +156,9 @@ def test_a_version_is_held_while_it_is_loaded(tmp_path):
         removed.append(durable.remove_unless_read(path))
         raise ValueError("no model")
 
-    models = Models([ModelConfig("model", tmp_path)], load)
+    models = ModelManager([ModelConfig("model", tmp_path)], load)
     models.start()
-    assert models.look(10)
+    assert models.poll_now(10)
     models.stop()
     assert removed == [False]
     assert durable.remove_unless_read(tmp_path / "1")

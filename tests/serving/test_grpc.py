@@ -81,7 +81,7 @@ def test_requests_that_no_model_could_answer_have_their_codes(server):
         ("INVALID_ARGUMENT", predict_request({"number": [1.5], "text": ["a"]}, signature="pair"), "dtype"),
         ("INVALID_ARGUMENT", predict_request({"x": X}, outputs=["nothing"]), "not found in signature"),
         ("INVALID_ARGUMENT", predict_request({"x": X}, outputs=["y", "y"]), "duplicate"),
-        ("INVALID_ARGUMENT", predict_request({"x": X}, name=""), "name of a model"),
+        ("INVALID_ARGUMENT", predict_request({"x": X}, name=""), "does not name a model"),
         ("INVALID_ARGUMENT", predict_request({"x": X}, label="best"), "label"),
         ("NOT_FOUND", predict_request({"x": X}, name="other"), "Servable not found"),
         ("NOT_FOUND", predict_request({"x": X}, version=9), "Servable not found"),
@@ -89,7 +89,7 @@ def test_requests_that_no_model_could_answer_have_their_codes(server):
         ("INVALID_ARGUMENT", bad_shape, "unknown dimension"),
         ("INVALID_ARGUMENT", unknown, "no dtype 999"),
         ("INVALID_ARGUMENT", reference, "no dtype 120"),
-        ("INVALID_ARGUMENT", bomb, "larger than a request"),
+        ("INVALID_ARGUMENT", bomb, "larger than the limit"),
         ("INVALID_ARGUMENT", short, "'x'"),
     ):
         refused(code, lambda: predict(request), match)  # noqa: B023

@@ -120,4 +120,4 @@ def test_slow_half_open_and_oversized_requests_harm_nobody(versions):
             each.close()
         # What computes still is given up in time.
         assert server.end() == 0
-        assert "longer than 1 s are given up" in server.lines[-1]
+        assert "longer than 1 s are abandoned" in server.lines[-1]

@@ -180,7 +180,7 @@ def test_what_is_under_way_at_the_end_is_answered(versions, tmp_path):
         assert not answer.done()
         assert server.end() == 0
         assert answer.result(60).model_spec.signature_name == "work"
-        assert "stopping: 1 requests are under way" in "".join(server.lines)
+        assert "stopping: 1 requests are running" in "".join(server.lines)
     (line,) = [json.loads(line) for line in log.read_text().splitlines() if '"work"' in line]
     assert (line["protocol"], line["method"], line["model"], line["version"]) == ("grpc", "Predict", "model", 3)
     assert line["status"] == "OK" and line["milliseconds"] > 500, line

@@ -7,7 +7,7 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.sparse import all_reduce_slices
+from keras_ddl.gradients.sparse import all_reduce_slices
 from strategy.common import (
     RANK,
     SIZE,
@@ -20,7 +20,7 @@ set_precision("float64")
 
 def check_bucket_size_is_agreed_and_measured_once():
     """Ranks of different settings and different clocks plan the same buckets."""
-    from keras_ddl.strategy import bucket_size
+    from keras_ddl.gradients import bucket_size
 
     before = dict(os.environ)
     os.environ["KERAS_DDL_BUCKET_BYTES"] = "auto" if RANK == 0 else str(1000 + RANK)

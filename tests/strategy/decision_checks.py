@@ -172,7 +172,7 @@ def check_learning_rates_that_differ_between_ranks_are_named():
         model.optimizer.learning_rate = 0.03 * (RANK + 1)
         model.fit(X, Y, verbose=0)
         model.fit(X, Y, verbose=0)  # equal by now
-    found = [str(w.message) for w in caught if "one learning rate" in str(w.message)]
+    found = [str(w.message) for w in caught if "the same learning rate" in str(w.message)]
     expected = ["0.03 on rank 0, 0.06 on rank 1"] if RANK == 0 else [f"0.01 on rank 0, {0.01 * (RANK + 1):g} on rank "]
     assert len(found) == 1 and expected[0] in found[0], found
     assert abs(float(model.optimizer.learning_rate) - 0.03) < 1e-8

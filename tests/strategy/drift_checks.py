@@ -24,7 +24,7 @@ from strategy.common import (
 @contextlib.contextmanager
 def drift_check(share):
     """With a share of a million times the training time every step is checked, however slow the machine is."""
-    with mock.patch.object(STRATEGY, "drift_check_share", share), mock.patch.object(drift, "_FIRST_INTERVAL", 1):
+    with mock.patch.object(STRATEGY, "drift_check_fraction", share), mock.patch.object(drift, "_FIRST_INTERVAL", 1):
         yield
 
 

@@ -25,7 +25,7 @@ def refuses(error, message, function):
         assert re.search(message, str(caught), re.DOTALL), str(caught)
     else:
         raise AssertionError(f"no {error.__name__}")
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 75  # the deadline is 100 s
     assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
 
 
@@ -189,10 +189,10 @@ def check_arguments():
 def check_data_that_was_split_already():
     model = compiled()
     mine = slice(0, 40 - 20 * RANK)
-    whole = r"must be given the whole data.*\(40, 6\).*\(20, 6\)"
+    whole = r"must be given all the data.*\(40, 6\).*\(20, 6\)"
     refuses(RankMismatchError, whole, lambda: model.fit(X[mine], Y[mine], batch_size=10, verbose=0))
     half = slice(20 * RANK, 20 * RANK + 20)
-    refuses(RankMismatchError, "must be given the whole data", lambda: model.fit(X[half], Y[half], verbose=0))
+    refuses(RankMismatchError, "must be given all the data", lambda: model.fit(X[half], Y[half], verbose=0))
 
 
 def check_different_numbers_of_steps():

@@ -1,6 +1,7 @@
 """Losses, optimizers, layers and data under the Strategy equal those of one process. Run by test_strategy.py."""
 
 import tempfile
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -153,7 +154,17 @@ def check_steps_per_execution():
 
 
 def check_run_eagerly():
-    check_equal_to_one_process(adam(), compiled={"run_eagerly": True}, fit={"epochs": 1})
+    class Eager(keras.Sequential):
+        pass
+
+    def build():
+        return Eager([keras.Input((6,)), keras.layers.Dropout(0.2), keras.layers.Dense(2)])
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_equal_to_one_process(adam(), build=build, compiled={"run_eagerly": True})
+    told = [str(each.message) for each in caught if "Eager.train_step runs eagerly: every rank" in str(each.message)]
+    assert len(told) == (RANK == 0), told
 
 
 def check_embedding_gradients_keep_duplicate_rows_apart():

@@ -1,6 +1,9 @@
 """Two models and two optimizers in one train_step. Run by test_strategy.py; see oracle.py."""
 
+import contextlib
+
 from harness.rank_program import long
+from keras_ddl.callbacks import BroadcastVariables
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import X, Y, keras, small_model
 from strategy.oracle import Trained, case, fit
@@ -112,3 +115,37 @@ def check_gan_with_a_gradient_penalty(scope):
             return ops.mean((2 * labels - 1) * predictions) + ops.mean((norms - 1.0) ** 2)
 
     return train_gan(scope, Penalized)
+
+
+class TwoRates(keras.Model):
+    """A body and a head with an optimizer each; the body's is the compiled one."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = layers.Dense(5, activation="tanh"), layers.Dense(2)
+
+    def call(self, x):
+        return self.head(self.body(x))
+
+    def compile(self, optimizer, head_optimizer, loss):
+        super().compile(optimizer, loss)
+        self.head_optimizer = head_optimizer
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        for part, optimizer in ((self.body, self.optimizer), (self.head, self.head_optimizer)):
+            optimizer.apply(tape.gradient(loss, part.trainable_variables), part.trainable_variables)
+        return {"loss": loss}
+
+
+@case()
+def check_an_optimizer_has_slots_for_what_it_updates_only(scope):
+    # It would average the head's weights, too, and write the averages over them.
+    with scope:
+        model = TwoRates()
+        average = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2}
+        model.compile(keras.optimizers.Adam(1e-2, **average), keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    callbacks = [] if isinstance(scope, contextlib.nullcontext) else [BroadcastVariables()]
+    return Trained(model, fit(model, callbacks=callbacks).logs, [model.optimizer, model.head_optimizer])

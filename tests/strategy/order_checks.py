@@ -50,10 +50,10 @@ def check_permutation_by_numpy_in_tf_data():
 
 def check_permutation_by_numpy_of_arrays():
     order = OTHER.permutation(40)
-    refuses_to_fit(r"in one order.*array\(s\) \[0, 1\] of 2", FEW[0][order], y=FEW[1][order], batch_size=10)
+    refuses_to_fit(r"in the same order.*array\(s\) \[0, 1\] of 2", FEW[0][order], y=FEW[1][order], batch_size=10)
     # The first and the last row may be the same all the same.
     order[[0, -1]] = 0, 1
-    refuses_to_fit(r"in one order", FEW[0][order], y=FEW[1][order], batch_size=10)
+    refuses_to_fit(r"in the same order", FEW[0][order], y=FEW[1][order], batch_size=10)
     model = linear_model()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -17,11 +17,11 @@ def checks(*names: str) -> list[Path]:
 
 
 # One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
-OF_THREE = ("exact", "loop", "state", "bucket", "random", "metric", "whole_batch", "batch_loss", "batch_loop")
+OF_THREE = ("exact", "loop", "state", "bucket", "random", "metric", "whole_batch", "batch_loss", "batch_loop", "host")
 PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
 DATA = ("data", "order", "row")
 OF_TWO = ("training", "callback", "decision", "saving", "drift", "guard", "error", *PROGRAMS, *DATA, "tf_distribute")
-OF_TWO += ("one_per_job",)
+OF_TWO += ("one_per_job", "explain")
 test_of_three = rank_tests(checks(*OF_THREE), [3], check_timeout=120, env=PATIENT)
 test_of_two = rank_tests(
     checks(*OF_TWO),
@@ -130,9 +130,13 @@ def test_strategy_on_one_rank_trains_as_keras_does():
 
         import contextlib
 
-        return run(contextlib.nullcontext()) == run(keras_ddl.Strategy().scope())
+        strategy = keras_ddl.Strategy()
+        with strategy.scope():
+            explained = strategy.explain(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
+        return run(contextlib.nullcontext()) == run(strategy.scope()), explained, strategy.function(run).explain()
 
-    assert run_ranks(train, 1).check().ranks[0].result is True
+    nothing = "1 rank: nothing moves between ranks."
+    assert run_ranks(train, 1).check().ranks[0].result == (True, nothing, nothing)
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 """Programs that see the batch as a whole: queues, memories, noise, positions, mining, loops, metrics of one's own.
 
-Each is written as for one process and was wrong, without a word, where ranks guessed from their own rows. Run by
+Each is written as for one process and was silently wrong where ranks guessed from their own rows. Run by
 test_strategy.py; see oracle.py.
 """
 

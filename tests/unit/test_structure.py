@@ -14,14 +14,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # A folder (or a module of keras_ddl/ itself) may import from its own line and from those above it.
 LINE = [
-    ("errors",),
+    ("errors", "files"),
     ("config",),
     ("topology",),
     ("communicator",),
     ("timeline", "launch", "schedules", "compat"),
     ("ops",),
+    ("gradients",),
     ("cut",),
     ("strategy", "checkpoint"),
+    ("resuming",),
     ("export", "serving"),
     ("callbacks",),
     ("ddl", "horovod"),  # front ends: they translate names

@@ -27,6 +27,8 @@ def contract(b: Any, node: Any, labels: list[str], out: str) -> Any:
     label, rows = _best(b, values, labels, choices)
     if label == "1":
         return None
+    if label not in out and sum(label in text for text in labels) < len(labels):
+        return None  # one operand's rows are summed before the product, and of inf in the other, parts make NaN
     new = []
     for value, text in zip(values, labels):
         if label in text:
@@ -41,9 +43,12 @@ def contract(b: Any, node: Any, labels: list[str], out: str) -> Any:
 
 
 def _best(b: Any, values: Any, labels: Any, choices: list[Any]) -> Any:
-    """Of operands cut along different labels, the one with more entries stays cut."""
+    """Of operands cut along different labels, the one stays cut that would have to be gathered; else the larger."""
     if len(choices) == 1 or choices[0][0] == choices[1][0] and choices[0][1].at(0) == choices[1][1].at(0):
         return choices[0]
+    at_hand = [b.has_whole(each) for each in values]
+    if at_hand[0] != at_hand[1]:
+        return choices[at_hand.index(False)]
     sizes = [b.extents.size(each) for each in values]
     larger = sizes[1] is not None and sizes[0] is not None and _more(sizes[1], sizes[0])
     return choices[1 if larger else 0]

@@ -40,7 +40,7 @@ def _by_row(b: Any, node: Any, rowed: tuple[int, ...], size: int | None = None) 
     new = []
     for i, each in enumerate(node.inputs):
         if i == size:
-            shape = b.shape_tensor(numbers.entries, rows, each.dtype)
+            shape = b.local_shape(numbers.entries, rows, each.dtype)
             new.append(tf.maximum(shape, 1) if never_empty else shape)
         else:
             tensor = b.cut(each, rows) if i in rowed else b.whole(each)

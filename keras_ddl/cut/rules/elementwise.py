@@ -106,11 +106,28 @@ def add_n(b: Any, node: Any) -> Any:
 @rule(*BINARY.split())
 def binary(b: Any, node: Any) -> Any:
     states = [b.state(each) for each in node.inputs]
-    if len(states) == 2 and any(isinstance(each, Partial) for each in states):
+    if (len(states) == 2 or node.type == "AddN") and any(isinstance(each, Partial) for each in states):
         found = _of_parts(b, node, states)
         if found is not None:
             return found
     return aligned(b, node, node.inputs)
+
+
+@rule("Select")
+def select(b: Any, node: Any) -> Any:
+    """tf.where of TensorFlow 1, in losses of logits: a condition of the others' shape, for each of axis 0, or one."""
+    condition, first, second = node.inputs
+    dims = [b.dims(each) for each in node.inputs]
+    rows = next((b.state(each) for each in (first, second, condition) if isinstance(b.state(each), Rows)), None)
+    if rows is None or None in dims or not b.fits(first, rows) or not b.fits(second, rows):
+        return None
+    of_each = len(dims[0]) == len(dims[1])
+    along = of_each or len(dims[0]) == 1 and rows.axis == 0  # else it is the same for all rows
+    if along and not b.fits(condition, rows):
+        return None
+    b.wholes([each for each in node.inputs if isinstance(b.state(each), Partial)])
+    chosen = b.cut(condition, rows) if along else b.whole(condition)
+    return [(b.make(node, [chosen, b.cut(first, rows), b.cut(second, rows)])[0], rows)]
 
 
 def _of_parts(b: Any, node: Any, states: list[Any]) -> Any:
@@ -154,6 +171,8 @@ def _is_finite(b: Any, value: Any) -> bool:
     if constant is not None:
         return bool(np.all(np.isfinite(constant)) and np.all(constant))
     while value.node.type in ("Cast", "Identity") and not value.dtype.is_integer:
+        if value.dtype == tf.float16:  # 65536 rows are infinitely many
+            return False
         value = value.node.inputs[0]
     number = b.extents.number(value)
     return number is not None and number.factor != 0 and all(each.kind == "rows" for each in number.unknowns)

@@ -40,9 +40,9 @@ def _function(b: Any, node: Any) -> Any:
     other = next((each.dtype for each in node.outputs if not _travels(each.dtype)), None)
     if other is not None:
         raise ConfigError(
-            "A function of the host in a step runs on rank 0, and its results travel to the other ranks: they must be "
-            f"numbers, truth values or texts. Received: {other.name} of {node.type} (rank {b.collectives.rank}). "
-            "Return numbers, or call it outside of the step."
+            "A host function in a step runs on rank 0, and its results are sent to the other ranks: they must be "
+            f"numbers, booleans or strings. Received: {other.name} of {node.type} (rank {b.collectives.rank}). "
+            "Return numbers, or call it outside the step."
         )
     inputs = b.wholes(node.inputs)
     is_first = b.collectives.rank == 0
@@ -57,6 +57,8 @@ def _function(b: Any, node: Any) -> Any:
         whole = tf.cast(tf.reshape(entries, shape), value.dtype)
         whole.set_shape(value.shape)
         found.append((whole, WHOLE))
+    if found:
+        b.report.from_rank_0(node)
     return found
 
 

@@ -9,6 +9,7 @@ from keras_ddl.cut.dims import number_of
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.states import PARTIAL, Partial, Rows, Whole
 
+FEWER_BYTES = "gradients of a table's rows, fewer bytes than the table"
 _USUAL_BYTES = 4 << 20  # of the rows of a batch, where its extents are open
 
 
@@ -89,6 +90,7 @@ def segment_sum(b: Any, node: Any) -> Any:
         return None
     table = node.outputs[0]
     if not is_cheaper_summed(dims[0], b.dims(table), data.dtype) and not _is_added_to_a_part(b, table):
+        b.report.means(node, FEWER_BYTES)
         return None
     return [(b.make(node, [b.cut(data, rows), b.cut(ids, rows), b.whole(count)])[0], PARTIAL)]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.scalars import as_vector
 from keras_ddl.cut.states import WHOLE, ListOf, Rows, Whole
 
 
@@ -20,10 +19,10 @@ def local_element_shape(b: Any, operand: Any, rows: Rows) -> Any:
         if all(each == -1 or each.number is not None for each in entries):
             entries = [b.number(each) for each in entries]
             entries[rows.axis] = -1 if entries[rows.axis] == -1 else b.local_extent(rows)
-            return tf.cast(tf.convert_to_tensor(as_vector(entries)), operand.dtype)
+            return b.as_vector(entries, operand.dtype)
     whole = tf.cast(b.whole(operand), tf.int64)
     local = tf.where(whole < 0, whole, tf.cast(b.local_extent(rows), tf.int64))
-    here = tf.range(tf.size(whole)) == rows.axis
+    here = tf.equal(tf.range(tf.size(whole)), rows.axis)  # not ==, which compares objects in graphs of TensorFlow 1
     return tf.cast(tf.where(here, local, whole), operand.dtype)
 
 
@@ -147,8 +146,7 @@ def element_shape(b: Any, node: Any) -> Any:
     content = b.extents.content(node.inputs[0])
     if content is None or content.declared is None or None in content.declared:
         return None
-    entries = b.vector(content.declared)
-    return [(tf.cast(tf.convert_to_tensor(entries), node.outputs[0].dtype), WHOLE)]
+    return [(b.vector(content.declared, node.outputs[0].dtype), WHOLE)]
 
 
 @rule("OptionalFromValue")

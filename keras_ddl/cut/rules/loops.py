@@ -33,8 +33,7 @@ def while_loop(b: Any, node: Any) -> Any:
         except _Changed:
             continue
         except Promote as wish:
-            if not loop.promote(wish):
-                raise
+            loop.promote(wish)
         except Refused:
             if loop.suppose_rows():
                 continue
@@ -149,12 +148,13 @@ class _Loop:
                 self.states[i] = Rows(axis)
         return self.states != before
 
-    def promote(self, wish: Promote) -> bool:
-        """Has a list cut from the start, if it is this loop that carries it."""
-        if wish.value not in self._numbers:
-            return False
-        self.states[self._numbers[wish.value]] = wish.state
-        return True
+    def promote(self, wish: Promote) -> None:
+        """Has lists cut from the start. Raises: Promote: it is a loop around this one that carries some."""
+        others = {value: state for value, state in wish.lists.items() if value not in self._numbers}
+        if others:
+            raise Promote(others)
+        for value, state in wish.lists.items():
+            self.states[self._numbers[value]] = state
 
     def _compare(self, inner: Inner) -> None:
         """Holds what a round ends with against what was supposed. Raises: _Changed; Refused: they cannot agree."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.scalars import as_vector
 
 
 def at_least_one(b: Any, tensor: tf.Tensor, axis: int) -> tf.Tensor:
@@ -29,4 +28,4 @@ def without_it(b: Any, tensor: tf.Tensor, axis: int) -> tf.Tensor:
     extent = tf.shape(tensor, out_type=tf.int64)[axis]
     kept = extent * tf.cast(mine > 0, tf.int64)
     size = [kept if each == axis else -1 for each in range(tensor.shape.rank)]
-    return tf.slice(tensor, tf.zeros([tensor.shape.rank], tf.int64), as_vector(size))
+    return tf.slice(tensor, b.as_vector([0] * tensor.shape.rank, tf.int64), b.as_vector(size))

@@ -78,7 +78,7 @@ def _moment(b: Any, node: Node, rows: Rows, part: str) -> tf.Tensor:
     tensor = b.cut(node.inputs[0], rows)
     mine = b.batch.mine
     if isinstance(mine, int) and mine > 0:
-        return b.make(node, [tensor, tf.constant(axes, node.inputs[1].dtype)])[0]
+        return b.make(node, [tensor, b.as_vector(axes, node.inputs[1].dtype)])[0]
     others = product(ONE if axis == rows.axis else b.dims(node.inputs[0])[axis] for axis in axes)
     count = _as(tensor, b.number(others)) * _as(tensor, b.local_extent(rows))
     found = tf.reduce_sum(tensor, axes, keepdims=True) / tf.maximum(count, 1)
@@ -89,7 +89,7 @@ def _sum(b: Any, node: Node, rows: Rows) -> tf.Tensor:
     axes = axes_of(b, node)
     if axes is None or rows.axis not in axes:
         raise AssertionError(f"{node}: a sum of gradients is not over rows")
-    return b.make(node, [b.cut(node.inputs[0], rows), tf.constant(axes, node.inputs[1].dtype)])[0]
+    return b.make(node, [b.cut(node.inputs[0], rows), b.as_vector(axes, node.inputs[1].dtype)])[0]
 
 
 def _spread(b: Any, node: Node, rows: Rows) -> tf.Tensor:

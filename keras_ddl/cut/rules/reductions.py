@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.axes import reduced_axes
 from keras_ddl.cut.dims import ONE, product
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.shape_rules import reduced_axes
 from keras_ddl.cut.states import PARTIAL, Partial, Rows, Whole
 
 _COMBINED = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "Prod": "product", "All": "min", "Any": "max"}
@@ -51,7 +51,7 @@ def reduce(b: Any, node: Any) -> Any:
 
 
 def _made(b: Any, node: Any, axes: list[int]) -> Any:
-    return b.make(node, [b.held(node.inputs[0]), tf.constant(axes, node.inputs[1].dtype)])[0]
+    return b.make(node, [b.held(node.inputs[0]), b.as_vector(axes, node.inputs[1].dtype)])[0]
 
 
 def _mean(b: Any, node: Any, axes: list[int]) -> Any:
@@ -59,8 +59,9 @@ def _mean(b: Any, node: Any, axes: list[int]) -> Any:
     value = node.inputs[0]
     count = b.number(product(b.dims(value)[axis] for axis in axes))
     wide = tf.float32 if value.dtype in _HALF else value.dtype
-    total = tf.reduce_sum(tf.cast(b.held(value), wide), axes, keepdims=node.attr("keep_dims"))
-    return tf.cast(total / tf.cast(count, wide), value.dtype)
+    over = b.as_vector(axes, tf.int32)
+    total = tf.reduce_sum(tf.cast(b.held(value), wide), over, keepdims=node.attr("keep_dims"))
+    return tf.cast(total / b.scalars.scalar(count, wide), value.dtype)
 
 
 @rule("L2Loss")

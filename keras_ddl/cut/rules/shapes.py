@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.axes import squeezed_axes
 from keras_ddl.cut.dims import Dim, product
 from keras_ddl.cut.extents import Dims
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.scalars import as_vector
 from keras_ddl.cut.states import WHOLE, Partial, Rows, Whole
 
 
@@ -21,12 +21,12 @@ def shape(b: Any, node: Any) -> Any:
     found = []
     for shape, output in zip(dims, node.outputs):
         if node.type == "Rank":
-            entries: Any = len(shape)
+            entries = b.scalars.scalar(len(shape), output.dtype)
         elif node.type == "Size":
-            entries = b.number(product(shape))
+            entries = b.scalars.scalar(b.number(product(shape)), output.dtype)
         else:
-            entries = b.vector(shape)
-        found.append((tf.cast(entries, output.dtype), WHOLE))
+            entries = b.vector(shape, output.dtype)
+        found.append((entries, WHOLE))
     return found
 
 
@@ -42,7 +42,7 @@ def reshape(b: Any, node: Any) -> Any:
     if before is None or after is None:
         return None
     rows = rows_after(before, after, state, b.rows)
-    if rows is None:
+    if rows is None or _is_named_by(rows.unit, node.outputs[0].key):  # of a batch of one row, any extent is a unit
         return None
     shape: list[Any] = []
     for axis, extent in enumerate(after):
@@ -52,7 +52,7 @@ def reshape(b: Any, node: Any) -> Any:
             shape.append(tf.cast(b.whole(wanted)[axis], tf.int64))
         else:
             shape.append(b.number(extent))
-    return [(tf.reshape(b.held(value), as_vector(shape)), rows)]
+    return [(tf.reshape(b.held(value), b.as_vector(shape)), rows)]
 
 
 def _is_named_by(extent: Dim, key: str) -> bool:
@@ -100,13 +100,9 @@ def expand_dims(b: Any, node: Any) -> Any:
 def squeeze(b: Any, node: Any) -> Any:
     value = node.inputs[0]
     dims, state = b.dims(value), b.state(value)
-    if dims is None:
+    axes = squeezed_axes(dims, node) if dims is not None else None
+    if axes is None:
         return None
-    axes = [axis % len(dims) for axis in node.attr("squeeze_dims")]
-    if not axes:
-        if any(each.number is None for each in dims):
-            return None
-        axes = [axis for axis, each in enumerate(dims) if each == 1]
     if isinstance(state, Partial):
         return [(tf.squeeze(b.held(value), axes) if axes else tf.identity(b.held(value)), state)]
     if state.axis in axes:
@@ -121,7 +117,8 @@ def transpose(b: Any, node: Any) -> Any:
     state = b.state(value)
     if order is None:
         return None
-    made = b.make(node, [b.held(value), tf.constant(order, node.inputs[1].dtype)])[0]
+    order = [axis % len(order) for axis in order]
+    made = b.make(node, [b.held(value), b.as_vector(order, node.inputs[1].dtype)])[0]
     return [(made, state.at(order.index(state.axis)) if isinstance(state, Rows) else state)]
 
 

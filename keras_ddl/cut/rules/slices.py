@@ -66,7 +66,7 @@ def _some_blocks(b: Any, node: Any, state: Rows, spec: Any, begin: Any, end: Any
     rank = len(b.dims(value))
     start, size = [0] * rank, [-1] * rank
     start[state.axis], size[state.axis] = first * width, (last - first) * width
-    part = tf.slice(b.held(value), _int64(b.as_vector(start)), _int64(b.as_vector(size)))
+    part = tf.slice(b.held(value), b.as_vector(start, tf.int64), b.as_vector(size, tf.int64))
     masks = {name: _int(node.attr(name) | 1 << place) for name in ("begin_mask", "end_mask")}
     made = b.make(node, [part, *map(b.whole, node.inputs[1:])], **masks)[0]
     return [(made, Rows(spec.output_axis(state.axis), Dim(last - first), state.unit))]
@@ -131,7 +131,7 @@ def strided_slice_grad(b: Any, node: Any) -> Any:
         if vectors[2].entries[place] != 1:
             return None
         masks = {name: _int(node.attr(name) | 1 << place) for name in ("begin_mask", "end_mask")}
-    local = b.shape_tensor(dims.entries, rows, shape.dtype)
+    local = b.local_shape(dims.entries, rows, shape.dtype)
     return [(b.make(node, [local, *map(b.whole, node.inputs[1:4]), b.held(gradient)], **masks)[0], rows)]
 
 
@@ -153,7 +153,7 @@ def slice_(b: Any, node: Any) -> Any:
     if begin.entries[axis] != 0 or size.entries[axis] not in (Dim(-1), dims[axis]):
         return None
     sizes = [Dim(-1) if i == axis else each for i, each in enumerate(size.entries)]
-    made = tf.slice(b.held(value), _int64(b.vector(begin.entries)), _int64(b.vector(sizes)))
+    made = tf.slice(b.held(value), b.vector(begin.entries, tf.int64), b.vector(sizes, tf.int64))
     return [(made, state)]
 
 

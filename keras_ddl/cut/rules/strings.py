@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras_ddl.cut.extent_rules import finds_for_each_key
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.rules.elementwise import aligned
-from keras_ddl.cut.shape_rules import finds_for_each_key
 from keras_ddl.cut.states import Rows
 
 # Of their first input entry by entry; others are scalars.

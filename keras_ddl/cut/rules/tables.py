@@ -9,7 +9,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.collectives import COMBINED_DTYPES
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.rules.indexing import is_cheaper_summed
+from keras_ddl.cut.rules.indexing import FEWER_BYTES, is_cheaper_summed
 from keras_ddl.cut.states import Partial, Rows
 
 
@@ -26,6 +26,7 @@ def scatter(b: Any, node: Any) -> Any:
     if not b.fits(indices, rows) or not b.fits(updates, rows):
         return None
     if not is_cheaper_summed(dims, [*map(Dim, shape)], updates.dtype):
+        b.report.means(node, FEWER_BYTES)
         return None
     b.wholes([each for each in (indices, updates) if isinstance(b.state(each), Partial)])
 

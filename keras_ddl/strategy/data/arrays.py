@@ -4,7 +4,6 @@ the same.
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from keras_ddl import communicator
 from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.comparison import digest, is_equal, other_rank, require_equal_values
 from keras_ddl.compat.keras import array_slicing, keras, tree
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
@@ -21,9 +21,10 @@ from keras_ddl.strategy.data.rows import BatchRows, check_batch_rows, chunk
 from keras_ddl.strategy.data.share import MARK, share_dataset
 from keras_ddl.strategy.data.untuned import untuned
 
-_RULE = "Every rank must be given the whole data, in one order: keras_ddl takes each rank's rows of every batch."
+_RULE = "Every rank must be given all the data, in the same order: keras_ddl takes each rank's rows of every batch."
 _REMEDY = (
-    "Shuffle or draw alike on all ranks (keras.utils.set_random_seed, or after keras_ddl.Strategy()); for data that is "
+    "Shuffle and draw equally on all ranks (keras.utils.set_random_seed, or after keras_ddl.Strategy()); for data "
+    "that is "
     "split already, use strategy.distribute_datasets_from_function."
 )
 _ROWS, _VALUES = 1024, 32  # at most so many rows, and values of a row, are looked at
@@ -132,18 +133,19 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
         stand in another order. Where other arrays are equal, there is a warning: values may have been drawn at random.
     """
     looks = [_look(array) for array in keras.tree.flatten(arrays) if hasattr(array, "shape") and array.shape]
-    everyone = communicator.all_gather_object(looks, name="keras_ddl/arrays")
-    other = next((r for r, theirs in enumerate(everyone) if theirs != everyone[0]), None)
+    gathered = communicator.all_gather_object(looks, name="keras_ddl/arrays")
+    shapes = [[shape for shape, _, _ in theirs] for theirs in gathered]
+    require_equal_values(
+        shapes,
+        _RULE,
+        _REMEDY,
+        received=lambda *two: f"arrays of shapes {two[0]} on rank 0 and {two[1]} on rank {two[2]}",
+    )
+    other = other_rank(gathered)
     if other is None:
         return
-    shapes = [[shape for shape, _, _ in theirs] for theirs in (everyone[0], everyone[other])]
-    if shapes[0] != shapes[1]:
-        raise RankMismatchError(
-            f"{_RULE} Received: arrays of shapes {shapes[0]} on rank 0 and {shapes[1]} on rank {other} (rank {rank}). "
-            f"{_REMEDY}"
-        )
-    differing = [i for i, (one, theirs) in enumerate(zip(everyone[0], everyone[other])) if one != theirs]
-    agreeing = [i for i, (_, _, told) in enumerate(everyone[0]) if told and i not in differing]
+    differing = [i for i, (one, theirs) in enumerate(zip(gathered[0], gathered[other])) if one != theirs]
+    agreeing = [i for i, (_, _, told) in enumerate(gathered[0]) if told and i not in differing]
     received = f"Received: other values on rank {other} than on rank 0 in array(s) {differing} of {len(looks)}"
     if not agreeing:
         raise RankMismatchError(f"{_RULE} {received} (rank {rank}). {_REMEDY}")
@@ -161,12 +163,12 @@ def warn_of_equal_batches(batch: Any, rank: int) -> None:
     _batches_compared = True
     leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(batch, expand_composites=True) if hasattr(leaf, "shape")]
     content = [pickle.dumps(leaf) if leaf.dtype.hasobject else leaf.tobytes() for leaf in leaves]
-    everyone = communicator.all_gather_object(hashlib.sha256(b"".join(content)).digest(), name="keras_ddl/batch")
-    if len(set(everyone)) == 1:
+    if is_equal(b"".join(content), "keras_ddl/batch"):
+        size = communicator.size()
         stack_position.warn(
             "train_on_batch and test_on_batch take each rank's own rows; the batch of all ranks together is what they "
-            f"train on. Received: the same rows on all {len(everyone)} ranks (rank {rank}), which are so counted "
-            f"{len(everyone)} times. Pass this rank's part of them (keras_ddl.data.chunk), or use fit, which takes it."
+            f"train on. Received: the same rows on all {size} ranks (rank {rank}), which are so counted "
+            f"{size} times. Pass this rank's part of them (keras_ddl.data.chunk), or use fit, which takes it."
         )
 
 
@@ -183,7 +185,7 @@ def _look(array: Any) -> tuple[tuple[int, ...], bytes, bool]:
     step = _step(sample.shape[1], _VALUES)
     sample = np.ascontiguousarray(sample[:, step // 2 :: step])
     rows = [pickle.dumps(row) if sample.dtype.hasobject else row.tobytes() for row in sample]
-    return shape, hashlib.sha256(b"".join(rows)).digest(), len(set(rows)) > 1
+    return shape, digest(b"".join(rows)), len(set(rows)) > 1
 
 
 def _step(length: int, most: int) -> int:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl import communicator
+from keras_ddl.communicator.comparison import require_equal
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.data.per_rank import PerRankDataset
 from keras_ddl.strategy.data.rows import check_batch_rows, chunk
 
@@ -54,7 +55,7 @@ def from_files(
     files = sorted({path for each in patterns for path in tf.io.gfile.glob(each)})
     lengths = [tf.io.gfile.stat(path).length for path in files]
     if several:
-        _check_same_files(files, lengths, rank)
+        _check_same_files(files, lengths)
     if not files:
         raise ConfigError(
             f"from_files: the pattern must match a file. Received: {pattern!r} (rank {rank}). Patterns are those of "
@@ -97,14 +98,18 @@ def _deal(files: Sequence[str], lengths: Sequence[int], size: int) -> list[list[
     return [sorted(some) for some in dealt]
 
 
-def _check_same_files(files: Sequence[str], lengths: Sequence[int], rank: int) -> None:
-    everyone = communicator.all_gather_object((files, lengths), name="keras_ddl/data/files")
-    for other, theirs in enumerate(everyone):
-        if theirs != everyone[0]:
-            differing = sorted(set(zip(*everyone[0])) ^ set(zip(*theirs)))[:3]
-            raise RankMismatchError(
-                "from_files: all ranks must see the same files, because each reads its part of them. Received: "
-                f"{len(everyone[0][0])} files on rank 0 and {len(theirs[0])} on rank {other}, which differ in (path, "
-                f"bytes) {differing} (rank {rank}). Where every host has files of its own, use "
-                "strategy.distribute_datasets_from_function."
-            )
+def _check_same_files(files: Sequence[str], lengths: Sequence[int]) -> None:
+    def received(mine: Any, theirs: Any, other: int) -> str:
+        differing = sorted(set(zip(*mine)) ^ set(zip(*theirs)))[:3]
+        return (
+            f"{len(mine[0])} files on rank 0 and {len(theirs[0])} on rank {other}, which differ in (path, bytes) "
+            f"{differing}"
+        )
+
+    require_equal(
+        (files, lengths),
+        "keras_ddl/data/files",
+        "from_files: all ranks must see the same files, because each reads its part of them.",
+        "Where every host has files of its own, use strategy.distribute_datasets_from_function.",
+        received=received,
+    )

@@ -181,11 +181,16 @@ def begin_step(rows: tf.Tensor, batch: Any, name: str) -> tuple[tf.Tensor, Any]:
         noted = notes.noted.read_value()
         is_new = noted != notes.compared.read_value()  # read before the verdict, which sets it: else all would wait
         own = tf.concat([tf.reshape(rows, [1]), tf.reshape(notes.list.read_value(), [-1])], 0)
-    everyone = ops.all_gather(own[tf.newaxis], name=name)
-    verdict = _compare(everyone[:, 1:], noted)
+    gathered = ops.all_gather(own[tf.newaxis], name=name)
+    verdict = _compare(gathered[:, 1:], noted)
     with tf.control_dependencies([verdict]):
-        counts = tf.identity(everyone[:, 0])
+        counts = tf.identity(gathered[:, 0])
     return counts, _after(verdict, is_new, batch)
+
+
+def step_bytes() -> int:
+    """Returns the bytes that each rank sends in `begin_step`."""
+    return tf.int64.size * (1 + (_NOTES * (1 + _WORDS) if check_is_on() else 0))
 
 
 def check_is_on() -> bool:
@@ -260,7 +265,7 @@ def _after(verdict: tf.Tensor, is_new: tf.Tensor, values: Any) -> Any:
 _CAUSES = (
     "Causes: a shuffle without a seed (also inside interleave, flat_map or sample_from_datasets), "
     "interleave(deterministic=False), a generator or PyDataset that draws from a random generator of its own, files "
-    "listed in another order. Seed these alike on all ranks, or give each rank its own data with "
+    "listed in another order. Seed these equally on all ranks, or give each rank its own data with "
     "strategy.distribute_datasets_from_function. Random augmentation of data without labels looks the same: "
     "KERAS_DDL_DATA_CHECK_BATCHES=0 stops the comparison."
 )

@@ -50,10 +50,10 @@ class PerRankDataset(tf_compat.UnaryUnchangedStructureDataset):
 
 def _agree(own: tf.data.Dataset) -> tuple[int, int]:
     """Returns a number for the dataset, and of how many batches there are on the rank that has most of them."""
-    everyone = communicator.all_gather_object(int(own.cardinality()), name="keras_ddl/data/numbers_of_batches")
+    gathered = communicator.all_gather_object(int(own.cardinality()), name="keras_ddl/data/numbers_of_batches")
     unknown, endless = int(tf.data.UNKNOWN_CARDINALITY), int(tf.data.INFINITE_CARDINALITY)
-    most = endless if endless in everyone else max(everyone)
-    return agree_number(), unknown if unknown in everyone else most
+    most = endless if endless in gathered else max(gathered)
+    return agree_number(), unknown if unknown in gathered else most
 
 
 def _until_all_end(own: tf.data.Dataset, number: int, batches: int) -> tf.data.Dataset:
@@ -92,7 +92,7 @@ def _zero_rows(spec: Any) -> Any:
                 return tf.RaggedTensor.from_nested_row_splits(values, splits)
         raise ConfigError(
             "Batches that each rank makes from its own data must be tensors with rows, because a rank whose data ends "
-            f"earlier goes on with batches of no rows. Received: {leaf}. Give every rank the same number of batches "
+            f"earlier continues with empty batches. Received: {leaf}. Give every rank the same number of batches "
             "(.repeat() and steps_per_epoch) and leave such components out."
         )
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator
+from keras_ddl.communicator.comparison import require_equal
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.data import order
 from keras_ddl.strategy.data.rows import BatchRows, check_batch_rows, chunked_rows, static_rows, take_chunk
 
@@ -92,18 +93,17 @@ def check_shuffle_seeds(dataset: tf.data.Dataset, rank: int) -> None:
         return
     if (0, 0) in seeds:
         raise ConfigError(
-            "A dataset that shuffles must shuffle alike on all ranks, because each rank keeps its rows of the same "
+            "A dataset that shuffles must shuffle the same way on all ranks, because each rank keeps its rows of "
+            "the same "
             f"batch. Received: a .shuffle() without a seed, made before any seed was set (rank {rank}). Make the "
             "dataset after keras_ddl.Strategy(), call keras.utils.set_random_seed(n) first, or use .shuffle(seed=n)."
         )
-    all_seeds = communicator.all_gather_object(seeds, name="keras_ddl/shuffle_seeds")
-    for other, theirs in enumerate(all_seeds):
-        if theirs != all_seeds[0]:
-            raise RankMismatchError(
-                "A dataset must shuffle with the same seed on all ranks. "
-                f"Received: seeds {all_seeds[0]} on rank 0 and {theirs} on rank {other}. Make the same datasets in "
-                "the same order on every rank, or use .shuffle(seed=n)."
-            )
+    require_equal(
+        seeds,
+        "keras_ddl/shuffle_seeds",
+        "A dataset must shuffle with the same seed on all ranks.",
+        "Make the same datasets in the same order on every rank, or use .shuffle(seed=n).",
+    )
 
 
 def check_determinism(dataset: tf.data.Dataset, rank: int) -> None:

@@ -35,7 +35,7 @@ def install() -> None:
     """Installs the patches, once per process.
 
     Raises: DependencyError: this Keras lacks something that is to be replaced. Nothing is replaced then, and no later
-        call does without it: a part of the patches would train wrongly without a word.
+        call does without it: some of the patches alone would silently train wrongly.
     """
     global _installed
     with _lock:

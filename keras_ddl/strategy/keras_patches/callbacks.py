@@ -13,7 +13,9 @@ from typing import Any
 
 from keras_ddl import communicator, timeline
 from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.comparison import require_equal_values
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.drift import DriftCheck
@@ -122,7 +124,7 @@ class CallbackList(_KerasList):
         if strategy is None:
             return
         model, rank = self.model, strategy.rank
-        agreement.check_same_model(model, rank)
+        agreement.check_same_model(model)
         _agree_on_steps(self, strategy)
         start = communicator.broadcast_object(model._initial_epoch, name=agreement.name_of(model, "initial_epoch"))
         model._initial_epoch = start
@@ -131,7 +133,7 @@ class CallbackList(_KerasList):
         agreement.broadcast_variables([v for v in agreement.all_variables(model) if id(v) not in skip])
         agreement.keep_accumulated_gradients_of_rank_0(partial, rank)
         _agree_on_global_seed(model, rank)
-        self._drift = DriftCheck(model, rank, strategy.drift_check_share)
+        self._drift = DriftCheck(model, rank, strategy.drift_check_fraction)
         self._saves = SavesWithinEpochs(self, strategy)
         self._agree_who_may_stop("train")
         self._agree_to_stop_training()
@@ -144,10 +146,10 @@ class CallbackList(_KerasList):
         if strategy is None:
             return
         mine = (bool(self.model.__dict__.get("stop_training")), agreement.python_random_digest())
-        everyone = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
+        gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
         self._drift.begin_epoch()
-        strategy.random_state.agree_python([digest for _, digest in everyone])
-        self._set_agreed_stop(any(stop for stop, _ in everyone))
+        strategy.random_state.agree_python([digest for _, digest in gathered])
+        self._set_agreed_stop(any(stop for stop, _ in gathered))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """After all callbacks: the ranks' weights are compared; stop on all ranks if any wants to."""
@@ -254,25 +256,19 @@ def _agree_on_steps(callbacks: Any, strategy: Any) -> None:
     told = communicator.all_gather_object(
         (mine, _rates_and_step(callbacks.model)), name=agreement.name_of(callbacks.model, "steps")
     )
-    everyone = [theirs for theirs, _ in told]
-    for other, theirs in enumerate(everyone):
-        if theirs != everyone[0]:
-            raise agreement.RankMismatchError(
-                "All ranks must train for the same number of steps and epochs. "
-                f"Received: {everyone[0][0]} steps x {everyone[0][1]} epochs on rank 0, {theirs[0]} x {theirs[1]} on "
-                f"rank {other} (rank {strategy.rank}). Give every rank the whole data, not its part of it: keras_ddl "
-                "takes each rank's rows out of every batch."
-            )
+    require_equal_values(
+        [f"{steps} steps x {epochs} epochs" for (steps, epochs), _ in told],
+        "All ranks must train for the same number of steps and epochs.",
+        "Give every rank the whole data, not its part of it: keras_ddl takes each rank's rows out of every batch.",
+    )
     _warn_of_rates([rates for _, rates in told], strategy.rank)
 
 
 def _rates_and_step(model: Any) -> tuple[list[float], int]:
     """The learning rates that are numbers, and the steps made with them."""
-    optimizers = keras_compat.optimizers_with_rates(model)
+    optimizers = models.optimizers_with_rates(model)
     rates = [each._learning_rate for each in optimizers if isinstance(each._learning_rate, keras.Variable)]
-    return [float(rate.numpy()) for rate in rates], max(
-        (int(each.iterations.numpy()) for each in optimizers), default=0
-    )
+    return [float(rate.numpy()) for rate in rates], models.steps_taken(optimizers) or 0
 
 
 def _warn_of_rates(told: list[tuple[list[float], int]], rank: int) -> None:

@@ -1,11 +1,12 @@
 """How Keras reads data: this rank's rows, agreed shuffling, checks before the first step, and fits that go on inside an
-epoch (`strategy.position`).
+epoch (`data/position.py`).
 
 Replaced: TFEpochIterator, and `_maybe_symbolic_build` of keras/src/backend/tensorflow/trainer.py (3.15.1).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 import weakref
@@ -13,11 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import KerasDdlError
-from keras_ddl.strategy import data, fits, position
+from keras_ddl.strategy import data, fits
 from keras_ddl.strategy.data import arrays, py_dataset
+from keras_ddl.strategy.data.position import Reading
 from keras_ddl.strategy.keras_step import UNKNOWN, BatchRows
 from keras_ddl.strategy.thread_value import ThreadValue
 
@@ -53,7 +56,7 @@ class EpochIterator(_KerasIterator):
     """Keras's, for the rows of a rank."""
 
     def __init__(self, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
-        self._reading: position.Reading | None = None
+        self._reading: Reading | None = None
         self._shuffle_seed: tf.Variable | None = None
         self.batch_rows = UNKNOWN
         if keras_compat.is_ours(distribute_strategy):
@@ -65,7 +68,7 @@ class EpochIterator(_KerasIterator):
             reader.batch_rows = self.batch_rows
             if reader.trains:
                 fit = fits.of(reader.model)
-                self._reading = fit.reading = position.Reading(self, keras_compat.strategy_of(reader.model))
+                self._reading = fit.reading = Reading(self, keras_compat.strategy_of(reader.model))
 
     @property
     def shuffles_by_agreement(self) -> bool:
@@ -140,7 +143,8 @@ def maybe_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
     Keras takes a batch from the iterator for its shapes, and a generator cannot give it back: its rows would be lost.
     Without a strategy, Keras builds nothing here: the step does, when it is traced. So does it here when calling the
     model fails, because its steps may never do that (a GAN, a siamese network); if they do, they fail alike. Ragged and
-    sparse inputs are left to the step, too, because Keras's symbols would stand for dense ones.
+    sparse inputs are left to the step, too, because Keras's symbols would stand for dense ones. So is the optimizer of
+    a train_step of the program's own: only the step knows which variables it updates.
     """
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
@@ -160,13 +164,30 @@ def maybe_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about what this only tries
             try:
-                return original(self, data_batch=data_batch)
+                with _optimizer_left_to_the_step(self):
+                    return original(self, data_batch=data_batch)
             except KerasDdlError:
                 raise
             except Exception:  # a model's own code, which may fail in any way; what matters fails again in the step
                 return None
 
     return _maybe_symbolic_build
+
+
+@contextlib.contextmanager
+def _optimizer_left_to_the_step(model: Any) -> Iterator[None]:
+    """An optimizer that is built for more variables than it updates has slots that one process does not have, and with
+    use_ema it writes the others' averages over what another optimizer has made of them.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or optimizer.built or models.has_keras_train_step(model):
+        yield
+        return
+    optimizer.built = True  # all that Keras asks
+    try:
+        yield
+    finally:
+        optimizer.built = False
 
 
 _UNKNOWN = object()

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
+from keras_ddl.files.durable import write_whole
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.checksum import checksum
-from keras_ddl.strategy.saving import write_whole
 from keras_ddl.strategy.thread_value import ThreadValue
 
 _saving = ThreadValue(False)
@@ -89,7 +90,7 @@ class SavesWithinEpochs:
         self._callbacks, self._strategy = callbacks, strategy
         name = agreement.name_of(callbacks.model, "saves_within_epochs")
         self._is_on = agreement.any_rank(
-            strategy.rank == 0 and bool(self._savers()) and keras_compat.accumulates(callbacks.model), name
+            strategy.rank == 0 and bool(self._savers()) and models.accumulates(callbacks.model), name
         )
 
     def before_batch_end(self, batch: int) -> None:

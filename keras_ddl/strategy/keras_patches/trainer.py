@@ -14,6 +14,7 @@ from typing import Any
 from keras_ddl import communicator
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, data, fits, keras_step
@@ -31,20 +32,21 @@ def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(self, optimizer="rmsprop", *args, **kwargs):
         strategy = keras_compat.strategy_of(self)
         _check_model(self, strategy)
-        for part in keras_compat.optimizers_in(optimizer):
+        for part in models.optimizers_in(optimizer):
             theirs = keras_compat.strategy_of(part)
             if strategy is None and theirs is not None:
                 raise ConfigError(outside_message("A model", self.name, theirs))
             if strategy is not None and keras_compat.own_reduction(part) is not None:
                 raise ConfigError(
-                    "Gradients are reduced once. Received: a model made under a keras_ddl.Strategy and optimizer "
+                    "Gradients must be reduced only once. Received: a model made under a keras_ddl.Strategy and "
+                    "optimizer "
                     f"{part.name!r}, which reduces gradients itself (rank {strategy.rank}). Use the plain optimizer, "
                     "made under the scope, or leave out the Strategy."
                 )
             if strategy is not None and theirs is not strategy:
                 raise ConfigError(outside_message("An optimizer", part.name, strategy, theirs))
         if strategy is None:
-            if any(keras_compat.own_reduction(part) is not None for part in keras_compat.optimizers_in(optimizer)):
+            if any(keras_compat.own_reduction(part) is not None for part in models.optimizers_in(optimizer)):
                 bound = _without_jit(original, self, optimizer, args, kwargs)
                 return original(*bound.args, **bound.kwargs)
             return original(self, optimizer, *args, **kwargs)
@@ -110,8 +112,8 @@ def _warn_if_alone(model: Any) -> None:
 
 def _trains_unreduced(model: Any) -> bool:
     """Whether Keras's own step would apply this rank's gradients, where the program has them reduced elsewhere."""
-    parts = keras_compat.optimizers_in(getattr(model, "optimizer", None))
-    if not parts or not type(model).train_step.__module__.startswith("keras.src."):
+    parts = models.optimizers_in(getattr(model, "optimizer", None))
+    if not parts or not models.has_keras_train_step(model):
         return False
     if any(keras_compat.own_reduction(part) is not None for part in parts):
         return False
@@ -219,8 +221,8 @@ class _SingleBatches:
         batch = next(iterator)
         arrays.warn_of_equal_batches(batch, self._strategy.rank)
         rows = next((len(leaf) for leaf in tf.nest.flatten(batch) if getattr(leaf, "shape", ())), None)
-        everyone = communicator.all_gather_object(rows, name="keras_ddl/on_batch/rows")
-        total = None if None in everyone else sum(everyone)
+        gathered = communicator.all_gather_object(rows, name="keras_ddl/on_batch/rows")
+        total = None if None in gathered else sum(gathered)
         if self._first is None:
             self._first = total
         return iter([batch]), data.BatchRows(total if total == self._first else None)

@@ -1,4 +1,4 @@
-// ddl.h: the C ABI of libkeras_ddl, the only door into the native core.
+// ddl.h: the C ABI of libkeras_ddl, the only way into the native core.
 //
 // A communicator is one rank's end of a group of ranks. It owns one communication thread, on which every collective
 // runs. Ranks are processes in production and may be threads of one process in tests: nothing here is global except
@@ -7,19 +7,20 @@
 // Contract of every collective: all ranks submit a request of the same `name`; the order of submission may differ
 // between ranks and threads. Requests are matched by name (several under one name: first in, first matched). Kind,
 // dtype, op, root, flags, element count (where rows are not free: DDL_ALL_GATHER, DDL_ALL_TO_ALL) and fingerprint must
-// be equal on all ranks, and the splits of an all_to_all add up on each; if not, the request fails with
-// DDL_FAILED_PRECONDITION on EVERY rank with one message that names the ranks and both values, and the communicator
-// stays usable. Results are bitwise equal on all ranks and from run to run for one topology.
+// be equal on all ranks, and on each rank the splits of an all_to_all must add up to its rows; if not, the request
+// fails with DDL_FAILED_PRECONDITION on EVERY rank with one message that names the ranks and both values, and the
+// communicator stays usable. Results are bitwise equal on all ranks and from run to run for one topology.
 //
-// A rank that has nothing more to give joins (DDL_JOIN). From then on no collective waits for it: it takes part in what
-// the others submit with data that changes nothing - zeros; ones in a product, the largest or smallest number in a min
-// or max; no rows in an all_gather - and throws the results away. A mean still divides by the number of all ranks. What
-// needs a rank that has joined (the root of a broadcast; every rank in an all_to_all or with DDL_FLAG_ALL_RANKS) fails
-// with DDL_FAILED_PRECONDITION on those that submitted it. So does what a rank submits after it has joined. When all
-// ranks have joined, all of them go on as before.
+// A rank that has no more data joins (DDL_JOIN). From then on no collective waits for it: it takes part in what the
+// others submit with neutral data (zeros; ones in a product; the largest or smallest number in a min or max; no rows in
+// an all_gather) and discards the results. A mean still divides by the number of all ranks. A collective that needs a
+// rank that has joined (the root of a broadcast; every rank in an all_to_all or with DDL_FLAG_ALL_RANKS) fails with
+// DDL_FAILED_PRECONDITION on the ranks that submitted it. So does whatever a rank submits after it has joined. When all
+// ranks have joined, all of them continue as before.
 //
-// Callbacks (`done`, `allocate`, `warn`) run on the communication thread. It keeps to some of the process's cores and
-// may run at a higher priority, and a thread inherits both from the one that starts it: start none in a callback.
+// Callbacks (`done`, `allocate`, `warn`) run on the communication thread. It is bound to some of the process's cores
+// and may run at a higher priority. A new thread inherits both from the thread that starts it: do not start threads in
+// a callback.
 //
 // No function throws; all of them may be called from any thread unless said otherwise.
 #ifndef KERAS_DDL_DDL_H_
@@ -37,18 +38,18 @@
 extern "C" {
 #endif
 
-// Raised whenever a struct or function below changes, or what ranks write to each other; bindings and ranks refuse
-// another number.
+// Raised whenever a struct or function below changes, or the format of what ranks exchange. Bindings and ranks reject
+// any other number.
 #define DDL_ABI_VERSION 9
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
   DDL_OK = 0,
   DDL_INVALID_ARGUMENT = 3,     // a request that no rank could run
-  DDL_DEADLINE_EXCEEDED = 4,    // ranks that did not come before the deadline
+  DDL_DEADLINE_EXCEEDED = 4,    // ranks that did not arrive before the deadline
   DDL_FAILED_PRECONDITION = 9,  // ranks that disagree, or a communicator that was shut down
-  DDL_ABORTED = 10,             // a rank died, or what links it to the others broke
-  DDL_INTERNAL = 13,            // a defect, or an error of the operating system or of MPI
+  DDL_ABORTED = 10,             // a rank died, or its link to the others broke
+  DDL_INTERNAL = 13,            // a bug, or an error of the operating system or of MPI
   DDL_UNAVAILABLE = 14,         // a rank left: it closed the communicator, as it does at the end of its process
   DDL_DATA_LOSS = 15,           // the `check` comparison failed
 } ddl_code;
@@ -89,7 +90,7 @@ typedef enum ddl_kind {
 #define DDL_FLAG_PLAIN_MPI 1u  // DDL_ALL_REDUCE by the transport's own MPI_Allreduce, as a baseline
 #define DDL_FLAG_CHECK 2u      // DDL_ALL_REDUCE, then compare with the baseline within `tolerance`
 #define DDL_FLAG_BLOCKING 4u   // the submitting rank's main thread does nothing else until this is done
-#define DDL_FLAG_ALL_RANKS 8u  // the result means nothing without the data of every rank: fail while some have joined
+#define DDL_FLAG_ALL_RANKS 8u  // the result is meaningless without every rank's data: fail while some have joined
 
 // `count` elements read from `in`, result to `out`; `out` equals `in` or does not overlap it. Need not be aligned.
 typedef struct ddl_buffer {
@@ -109,8 +110,7 @@ typedef struct ddl_request {
   uint32_t flags;
   uint32_t num_buffers;       // DDL_ALL_REDUCE, DDL_BROADCAST: any; DDL_BARRIER: 0; others: 1
   const ddl_buffer* buffers;  // reduced as if concatenated. Copied by ddl_submit; the memory they point to must stay
-                              // valid until `done`. DDL_ALL_GATHER, DDL_ALL_TO_ALL: in, count; out
-                              // is NULL.
+                              // valid until `done`. DDL_ALL_GATHER, DDL_ALL_TO_ALL: in, count; out is NULL.
                               // DDL_REDUCE_SCATTER: in, count of the whole input; out has this rank's chunk.
                               // DDL_JOIN: count 1; out receives an int32_t, the rank that joined last.
   // DDL_REDUCE_SCATTER, DDL_ALL_GATHER, DDL_ALL_TO_ALL:
@@ -118,13 +118,13 @@ typedef struct ddl_request {
   uint64_t rows;          // rows (dim 0) of this rank's input; count is rows * row_count
   const int64_t* splits;  // DDL_ALL_TO_ALL: rows that go to each rank (`size` entries), the first ones to rank 0 and
                           // so on. Copied by ddl_submit. 0 or more, adding up to `rows`.
-  uint64_t fingerprint;   // any hash both sides must agree on (shapes, plan); 0 for none
-  uint64_t step;          // equal for requests that one run of a graph makes on this rank, else unlike any other; when
-                          // one of them fails, those that still wait for other ranks fail with it, and those that
-                          // come later. 0: this request stands alone. Need not be equal on the ranks.
-  double tolerance;       // with DDL_FLAG_CHECK: max |a - b| <= tolerance * max(1, |b|)
-  const char* name;       // match key, UTF-8, 1..1023 bytes; not read by DDL_JOIN
-  const char* detail;     // shown in error messages (shapes, tensor names); may be NULL; cut after 1023 bytes
+  uint64_t fingerprint;   // any hash that ranks must agree on (shapes, plan); 0 for none
+  uint64_t step;  // equal for all requests that one run of a graph makes on this rank, and unique otherwise; when one
+                  // of them fails, those that still wait for other ranks and those submitted later fail too. 0: this
+                  // request stands alone. Need not be equal on all ranks.
+  double tolerance;    // with DDL_FLAG_CHECK: max |a - b| <= tolerance * max(1, |b|)
+  const char* name;    // match key, UTF-8, 1..1023 bytes; not read by DDL_JOIN
+  const char* detail;  // shown in error messages (shapes, tensor names); may be NULL; cut after 1023 bytes
   // DDL_ALL_GATHER, DDL_ALL_TO_ALL: called once on the communication thread (start no thread here, see above) when the
   // sizes are known: the rows that this rank gets from each. Returns the output of sum(rows_by_rank) * row_count
   // elements, or NULL to fail the request. NULL: the library allocates (ddl_work_data).
@@ -133,16 +133,16 @@ typedef struct ddl_request {
   // valid during the call. Must not block, must not start a thread (see above), and must not call back into the
   // communicator except ddl_submit.
   void (*done)(void* user, int code, const char* message);
-  // ddl_try_run only; NULL: nobody asks. Called on the calling thread some times a second while the collective takes
-  // long: whether the caller should return, as on Ctrl-C. A collective that does not end within a second after another
-  // answer than 0 is given up, and the communicator with it (DDL_ABORTED on all ranks).
+  // ddl_try_run only; may be NULL. Called on the calling thread several times a second during a long collective:
+  // whether the caller should return, as on Ctrl-C (non-zero). A collective that does not end within a second after
+  // that is given up, and the communicator with it (DDL_ABORTED on all ranks).
   int (*interrupted)(void* user);
   void* user;
 } ddl_request;
 
-// How ranks that do not share memory talk, and how ranks first meet. Filled by a bootstrap library (native/mpi) or
-// by tests. All functions return DDL_OK or another ddl_code. `all_gather` is called by ddl_create only, on its thread;
-// all others by the communication thread only.
+// How ranks that do not share memory communicate, and how ranks exchange start-up data. Filled by a bootstrap library
+// (native/mpi) or by tests. All functions return DDL_OK or another ddl_code. `all_gather` is called by ddl_create only,
+// on its thread; all others by the communication thread only.
 typedef struct ddl_transport {
   uint32_t abi_version;
   int rank;
@@ -153,8 +153,8 @@ typedef struct ddl_transport {
   int (*irecv)(void* self, int peer, int tag, void* buffer, size_t bytes, void** operation);
   // Sets *finished; a finished operation is freed and *operation becomes NULL.
   int (*test)(void* self, void** operation, int* finished);
-  // Gives an operation up: DDL_OK when it has been cancelled or has finished, and its memory is the caller's again;
-  // *operation becomes NULL. Anything else: the transport may use the memory until the process ends, and keeps the
+  // Cancels an operation: DDL_OK when it has been cancelled or has finished, and its memory is the caller's again;
+  // *operation becomes NULL. Any other code: the transport may use the memory until the process ends, and keeps the
   // operation. Takes at most some tens of milliseconds.
   int (*cancel)(void* self, void** operation);
   // Looks for a message of `tag` from any peer; *peer = -1 when there is none.
@@ -182,9 +182,9 @@ typedef struct ddl_options {
   // 1: ranks of a group reach each other's data through the staging memory only. 0: also directly (cross memory
   // attach), where the system lets them and that is faster.
   uint32_t staged_only;
-  double warn_after_s;  // say who is missing after this many seconds; 0: never
+  double warn_after_s;  // report missing ranks after this many seconds; 0: never
   double deadline_s;    // fail a request that is incomplete for this long; 0: never
-  double lost_after_s;  // give a host up that shows no sign of life for this long, 1 or more; 0: never
+  double lost_after_s;  // give up a host that shows no sign of life for this long, 1 or more; 0: never
   // Receives warnings (UTF-8, no newline), on the communication thread (start no thread here); NULL: stderr.
   void (*warn)(void* user, const char* message);
   void* warn_user;
@@ -201,11 +201,11 @@ DDL_EXPORT ddl_comm* ddl_create(const ddl_transport* transport, const ddl_option
 // is pending here, joins the communication thread and frees the transport. What is submitted later fails with
 // DDL_FAILED_PRECONDITION. Closing again changes nothing. By the creator only; not from a callback.
 DDL_EXPORT void ddl_close(ddl_comm* comm);
-// A communicator's memory lives until its creator and whoever holds it (ddl_hold, ddl_find) have released it, so
-// that a request that meets the shutdown of its communicator fails cleanly. Not from a callback.
+// A communicator's memory lives until its creator and all holders (ddl_hold, ddl_find) have released it, so that a
+// request submitted while its communicator shuts down fails cleanly. Not from a callback.
 DDL_EXPORT void ddl_hold(ddl_comm* comm);
 DDL_EXPORT void ddl_release(ddl_comm* comm);
-// ddl_close, then ddl_release: what a creator does that is the only user.
+// ddl_close, then ddl_release: for a creator that is the only user.
 DDL_EXPORT void ddl_destroy(ddl_comm* comm);
 
 DDL_EXPORT int ddl_rank(const ddl_comm* comm);
@@ -217,11 +217,11 @@ DDL_EXPORT int ddl_local_size(const ddl_comm* comm);
 // Submits a request; its result arrives through `done`. Returns at once.
 DDL_EXPORT void ddl_submit(ddl_comm* comm, const ddl_request* request);
 
-// For callers that would wait anyway: carries the request out on the calling thread, without hand-over to another, if
+// For callers that would wait anyway: runs the request on the calling thread, without handing it over to another, if
 // all ranks of the communicator share memory and all call this for the same collective within about `patience_us`
 // microseconds. Returns 1 when done (request->done is not called); 2 when done, and the caller was interrupted
-// meanwhile. Returns 0 when nothing has happened, also for any request that is wrong: then submit it, unless the caller
-// was interrupted. Cost when all ranks come together: about a microsecond plus the data.
+// meanwhile. Returns 0 when nothing was done, also for an invalid request: then submit it, unless the caller was
+// interrupted. Cost when all ranks arrive together: about a microsecond plus the data.
 DDL_EXPORT int ddl_try_run(ddl_comm* comm, const ddl_request* request, uint32_t patience_us);
 
 // The same as ddl_submit for callers that wait: request->done must be NULL. Free the work with ddl_work_free when
@@ -244,10 +244,10 @@ DDL_EXPORT void ddl_publish(int64_t id, ddl_comm* comm);
 // Returns it, or NULL when there is none. The caller ends its use with ddl_release.
 DDL_EXPORT ddl_comm* ddl_find(int64_t id);
 
-// Where is this rank? When a collective waits too long, rank 0 asks the ranks that are missing. Who can look at the
-// program waits in ddl_next_question, on a thread of its own: 1 when there is a question, 0 when the communicator was
-// closed. It replies with ddl_answer, e.g. "train.py:12 in step" (UTF-8; copied; "": not known). Without such a thread
-// the rank says only that it lives.
+// Where is this rank? When a collective waits too long, rank 0 asks the missing ranks for their stack position. A
+// thread that can inspect the program waits in ddl_next_question: 1 when there is a question, 0 when the communicator
+// was closed. It replies with ddl_answer, e.g. "train.py:12 in step" (UTF-8; copied; "": not known). Without such a
+// thread the rank reports only that it is alive.
 DDL_EXPORT int ddl_next_question(ddl_comm* comm);
 DDL_EXPORT void ddl_answer(ddl_comm* comm, const char* text);
 

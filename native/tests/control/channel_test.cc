@@ -46,7 +46,7 @@ TEST(ControlTest, AnAnnouncementThatStopsHalfWayIsMissedAtTheDeadlineAndTakenLat
           stopped = false;
         }
         EXPECT_EQ(first.code, DDL_DEADLINE_EXCEEDED) << first.message;
-        EXPECT_NE(first.message.find("for rank(s) 2; rank(s) 0, 1 had come"), std::string::npos) << first.message;
+        EXPECT_NE(first.message.find("for rank(s) 2; rank(s) 0, 1 had arrived"), std::string::npos) << first.message;
         const Outcome second = Sum(comm, "second");
         EXPECT_EQ(second.code, DDL_OK) << rank << ": " << second.message;
       },

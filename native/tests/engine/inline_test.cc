@@ -59,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, InlineTest, testing::Values(1, 2, 3, 4, 8),
 TEST_P(InlineTest, SumsOfEverySize) {
   std::atomic<int> met{0};
   RunRanks(AllTogether(size()), [&](ddl_comm* comm, int rank) {
-    // Empty, one element, around what travels with the card, and what goes through the slots in several steps.
+    // Empty, one element, around what travels with the record, and what goes through the slots in several steps.
     for (const size_t count : {0u, 1u, 7u, 255u, 4095u, 4096u, 4097u, 200'003u, 1'000'003u}) {
       for (int turn = 0; turn < 3; ++turn) {
         Sum sum("sum", turn, count, rank);
@@ -267,8 +267,7 @@ TEST(Inline, AnInterruptedCallerReturnsWhileAnotherRankStandsStill) {
       EXPECT_EQ(rank == 0 ? ran : 0, 0);
       const Outcome next = Sum("next", 1, 3, rank).call.Run(comm);
       EXPECT_EQ(next.code, DDL_ABORTED) << next.message;
-      EXPECT_NE(next.message.find("was interrupted (Ctrl-C or another signal) in the middle of 'gather'"),
-                std::string::npos)
+      EXPECT_NE(next.message.find("was interrupted (Ctrl-C or another signal) during 'gather'"), std::string::npos)
           << rank << ": " << next.message;
     });
     EXPECT_EQ(asked, 1);  // an interrupted caller is not asked again

@@ -13,16 +13,16 @@ namespace {
 using Cores = std::vector<int>;
 
 TEST(CoresTest, AreSharedOutWithoutOverlap) {
-  EXPECT_EQ(ddl::CoresOf({0, 1}, 0, 2), Cores({0}));
-  EXPECT_EQ(ddl::CoresOf({0, 1}, 1, 2), Cores({1}));
-  EXPECT_EQ(ddl::CoresOf({2, 3, 5, 7, 11}, 0, 2), Cores({2, 5, 11}));
-  EXPECT_EQ(ddl::CoresOf({2, 3, 5, 7, 11}, 1, 2), Cores({3, 7}));
-  EXPECT_EQ(ddl::CoresOf({0, 1, 2, 3}, 0, 1), Cores({0, 1, 2, 3}));
+  EXPECT_EQ(ddl::OwnCores({0, 1}, 0, 2), Cores({0}));
+  EXPECT_EQ(ddl::OwnCores({0, 1}, 1, 2), Cores({1}));
+  EXPECT_EQ(ddl::OwnCores({2, 3, 5, 7, 11}, 0, 2), Cores({2, 5, 11}));
+  EXPECT_EQ(ddl::OwnCores({2, 3, 5, 7, 11}, 1, 2), Cores({3, 7}));
+  EXPECT_EQ(ddl::OwnCores({0, 1, 2, 3}, 0, 1), Cores({0, 1, 2, 3}));
 }
 
 TEST(CoresTest, AreAllOfThemWhenThereAreTooFew) {
-  EXPECT_EQ(ddl::CoresOf({0, 1}, 2, 3), Cores({0, 1}));
-  EXPECT_EQ(ddl::CoresOf({5}, 1, 2), Cores({5}));  // a rank that somebody has bound to one core
+  EXPECT_EQ(ddl::OwnCores({0, 1}, 2, 3), Cores({0, 1}));
+  EXPECT_EQ(ddl::OwnCores({5}, 1, 2), Cores({5}));  // a rank that somebody has bound to one core
 }
 
 TEST(CoresTest, OnlyTheCallingThreadKeepsToThem) {
@@ -32,7 +32,7 @@ TEST(CoresTest, OnlyTheCallingThreadKeepsToThem) {
   cpu_set_t seen[2];
   for (int sharer = 0; sharer < 2; ++sharer) {
     std::thread([&seen, sharer] {
-      ddl::StayOffOtherRanksCores(sharer, 2);
+      ddl::KeepToOwnCores(sharer, 2);
       sched_getaffinity(0, sizeof seen[sharer], &seen[sharer]);
     }).join();
   }

@@ -33,7 +33,7 @@ TEST(ShortageTest, OfMemoryForTheRowsOfAnAllGather) {
       const uint64_t rows = rank == 0 ? kTooMany : 1;
       const Outcome outcome = Call(DDL_ALL_GATHER, "rows").Rows(rows, 1).Buffer(&value, nullptr, rows).Run(comm);
       EXPECT_TRUE(outcome.code == DDL_INTERNAL || outcome.code == DDL_ABORTED) << outcome.message;
-      EXPECT_TRUE(Contains(outcome.message, "no memory for"));
+      EXPECT_TRUE(Contains(outcome.message, "out of memory for"));
     });
   }
 }
@@ -49,7 +49,7 @@ TEST(ShortageTest, OfMemoryForTheRowsOfAnAllToAll) {
       Call call(DDL_ALL_TO_ALL, "rows");
       const Outcome outcome = call.Rows(rows, 1).Splits(splits).Buffer(&value, nullptr, rows).Run(comm);
       EXPECT_TRUE(outcome.code == DDL_INTERNAL || outcome.code == DDL_ABORTED) << outcome.message;
-      EXPECT_TRUE(Contains(outcome.message, "no memory for"));
+      EXPECT_TRUE(Contains(outcome.message, "out of memory for"));
     });
   }
 }
@@ -66,7 +66,7 @@ TEST(ShortageTest, OfMemoryForWhatACollectiveKeepsOnItsWay) {
         EXPECT_EQ(call.TryRun(comm, rank == 0 ? 0 : 20'000), 0);
         const Outcome outcome = call.Run(comm);
         EXPECT_TRUE(outcome.code == DDL_INTERNAL || outcome.code == DDL_ABORTED) << outcome.message;
-        EXPECT_TRUE(Contains(outcome.message, "no memory for"));
+        EXPECT_TRUE(Contains(outcome.message, "out of memory for"));
       });
     }
   }
@@ -81,7 +81,7 @@ void WithThreads(int threads, const std::function<std::string()>& body) {
     alarm(60);
     constexpr uid_t kNobodyElse = 54'321;
     const rlimit limit{static_cast<rlim_t>(1 + threads), static_cast<rlim_t>(1 + threads)};
-    std::string wrong = "can not become another user";
+    std::string wrong = "cannot become another user";
     if (setuid(kNobodyElse) == 0 && setrlimit(RLIMIT_NPROC, &limit) == 0) wrong = body();
     if (write(ends[1], wrong.data(), wrong.size()) < 0) _exit(1);
     _exit(0);

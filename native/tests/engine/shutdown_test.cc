@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "ddl.h"
-#include "shm/janitor.h"
+#include "shm/stale_shared_memory.h"
 #include "thread_group.h"
 
 namespace ddl_test {
 namespace {
 
-// A communicator of one rank; NULL and `error` when it can not be made.
+// A communicator of one rank; NULL and `error` when it cannot be made.
 ddl_comm* CreateAlone(std::string* error) {
   const int32_t leader = 0;
   ddl_options options{};
@@ -175,7 +175,7 @@ TEST(PublishTest, EveryCommunicatorIsFoundByItsOwnNumberAlone) {
   }
 }
 
-TEST(JanitorTest, RemovesWhatDeadProcessesLeft) {
+TEST(StaleSharedMemoryTest, RemovesWhatDeadProcessesLeft) {
   char pattern[] = "/tmp/keras_ddl_janitor_XXXXXX";
   const std::string folder = mkdtemp(pattern);
   const pid_t dead = fork();

@@ -376,7 +376,7 @@ TEST_P(CollectivesTest, BarrierWaitsForAll) {
   });
 }
 
-TEST_P(CollectivesTest, KnowsItsPlace) {
+TEST_P(CollectivesTest, KnowsItsLocalRank) {
   RunRanks(group(), [&](ddl_comm* comm, int rank) {
     EXPECT_EQ(ddl_rank(comm), rank);
     EXPECT_EQ(ddl_size(comm), size());

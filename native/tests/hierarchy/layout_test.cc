@@ -1,4 +1,4 @@
-// Layouts that can not be, or that are not the same on all ranks: an error on every rank, and nobody waits.
+// Layouts that cannot be, or that are not the same on all ranks: an error on every rank, and nobody waits.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -86,11 +86,11 @@ TEST(LayoutTest, DifferentVersionsFailOnEveryRank) {
   static std::atomic<int> exchanges{0};
   const auto older = [](void* self, const void* in, void* out, size_t bytes) {
     ++exchanges;
-    std::vector<char> card(static_cast<const char*>(in), static_cast<const char*>(in) + bytes);
+    std::vector<char> record(static_cast<const char*>(in), static_cast<const char*>(in) + bytes);
     const uint32_t version = 1;
-    std::memcpy(card.data(), &version, sizeof version);
+    std::memcpy(record.data(), &version, sizeof version);
     EXPECT_EQ(bytes, 64u);
-    return real(self, card.data(), out, bytes);
+    return real(self, record.data(), out, bytes);
   };
   const Layout flat{{0, 0, 0}, {}};
   const std::vector<std::string> errors = Create({flat, flat, flat}, [&](std::vector<ddl_transport>* transports) {

@@ -1,4 +1,4 @@
-// Groups that can not hear each other any more, and groups that only seem so.
+// Groups that cannot hear each other any more, and groups that only seem so.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -40,14 +40,14 @@ class PeerWatchTest : public testing::Test {
       pids_.push_back(fork());
       if (pids_.back() == 0) {
         // What this process would tell the others is all that is wanted of it.
-        ddl::Places ignored;
+        ddl::RankLocations ignored;
         ddl_transport teller = Alone();
         teller.self = &ends[1];
         teller.all_gather = [](void* self, const void* in, void*, size_t bytes) {
           return write(*static_cast<int*>(self), in, bytes) < 0 ? static_cast<int>(DDL_INTERNAL)
                                                                 : static_cast<int>(DDL_OK);
         };
-        (void)ddl::Places::Exchange(teller, &ignored);
+        (void)ddl::RankLocations::Exchange(teller, &ignored);
         for (;;) pause();
       }
       close(ends[1]);
@@ -59,22 +59,22 @@ class PeerWatchTest : public testing::Test {
     transport.all_gather = [](void* self, const void* in, void* out, size_t bytes) {
       char* to = static_cast<char*>(out);
       std::memcpy(to, in, bytes);
-      for (const int card : static_cast<PeerWatchTest*>(self)->cards_) {
-        if (read(card, to += bytes, bytes) != static_cast<ssize_t>(bytes)) return static_cast<int>(DDL_INTERNAL);
+      for (const int record : static_cast<PeerWatchTest*>(self)->cards_) {
+        if (read(record, to += bytes, bytes) != static_cast<ssize_t>(bytes)) return static_cast<int>(DDL_INTERNAL);
       }
       return static_cast<int>(DDL_OK);
     };
-    ASSERT_TRUE(ddl::Places::Exchange(transport, &places_).ok());
+    ASSERT_TRUE(ddl::RankLocations::Exchange(transport, &locations_).ok());
     ddl_transport alone = Alone();
     ASSERT_TRUE(ddl::GroupMemory::Create(alone, {0}, 4096, &memory_).ok());
-    watch_ = std::make_unique<ddl::PeerWatch>(*memory_, places_, 0, [this](int rank) { return rank == left_; });
+    peer_watch_ = std::make_unique<ddl::PeerWatch>(*memory_, locations_, 0, [this](int rank) { return rank == left_; });
   }
   void TearDown() override {
     for (const pid_t pid : pids_) {
       kill(pid, SIGKILL);
       waitpid(pid, nullptr, 0);
     }
-    for (const int card : cards_) close(card);
+    for (const int record : cards_) close(record);
   }
   static ddl_transport Alone() {
     ddl_transport transport{};
@@ -93,25 +93,25 @@ class PeerWatchTest : public testing::Test {
   std::vector<pid_t> pids_;
   std::vector<int> cards_;
   int left_ = -1;
-  ddl::Places places_;
+  ddl::RankLocations locations_;
   std::unique_ptr<ddl::GroupMemory> memory_;
-  std::unique_ptr<ddl::PeerWatch> watch_;
+  std::unique_ptr<ddl::PeerWatch> peer_watch_;
 };
 
 TEST_F(PeerWatchTest, LooksAfterAllWithOneCallAndNamesTheOneThatDied) {
-  for (int rank = 1; rank <= kOthers; ++rank) ASSERT_TRUE(places_.at(rank).same_pid_namespace) << rank;
+  for (int rank = 1; rank <= kOthers; ++rank) ASSERT_TRUE(locations_.at(rank).same_pid_namespace) << rank;
   polls = 0;
-  EXPECT_TRUE(watch_->Check().ok());
+  EXPECT_TRUE(peer_watch_->Check().ok());
   EXPECT_EQ(polls, 1);
   // One that has said goodbye is not missed, and is looked at no more.
   left_ = 3;
   Kill(3);
-  EXPECT_TRUE(watch_->Check().ok());
+  EXPECT_TRUE(peer_watch_->Check().ok());
   left_ = -1;
-  EXPECT_TRUE(watch_->Check().ok());
+  EXPECT_TRUE(peer_watch_->Check().ok());
   Kill(6);
   polls = 0;
-  const ddl::Status status = watch_->Check();
+  const ddl::Status status = peer_watch_->Check();
   EXPECT_EQ(polls, 1);
   EXPECT_EQ(status.code(), DDL_ABORTED);
   EXPECT_EQ(status.message().find("rank 6 on host "), 0u) << status.message();

@@ -222,13 +222,13 @@ TEST(PeerMemoryTest, ARankThatGivesUpInTheMiddleIsWrittenToNoMore) {
   EXPECT_LT(written_before, out[0].size());
 }
 
-TEST(PeerMemoryTest, NobodyWritesIntoARankThatHasWithdrawn) {
+TEST(PeerMemoryTest, NoRankWritesAfterAccessWasRevoked) {
   RunGroup(2, [](GroupMemory& memory, ShmPipeline& pipeline) {
     static int target = 0;
     int mine = 7;
     std::vector<iovec> local{{&mine, sizeof mine}};
     std::vector<iovec> remote{{&target, sizeof target}};
-    if (memory.local_rank() == 0) pipeline.peers().Withdraw();
+    if (memory.local_rank() == 0) pipeline.peers().RevokeAccess();
     const uint64_t step = pipeline.Reserve(1);
     pipeline.MarkReady(step);
     ASSERT_TRUE(pipeline.WaitReady(step).ok());
@@ -240,7 +240,7 @@ TEST(PeerMemoryTest, NobodyWritesIntoARankThatHasWithdrawn) {
   });
 }
 
-TEST(PeerMemoryTest, WithdrawWaitsForAWriteThatIsUnderWay) {
+TEST(PeerMemoryTest, RevokeAccessWaitsForAWriteInProgress) {
   RunGroup(2, [](GroupMemory& memory, ShmPipeline& pipeline) {
     static std::atomic<bool> ended{false};
     const uint64_t step = pipeline.Reserve(1);
@@ -255,7 +255,7 @@ TEST(PeerMemoryTest, WithdrawWaitsForAWriteThatIsUnderWay) {
       ended = true;
       memory.own().writes_to = 0;
     } else {
-      pipeline.peers().Withdraw();
+      pipeline.peers().RevokeAccess();
       EXPECT_TRUE(ended);
     }
   });

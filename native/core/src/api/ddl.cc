@@ -1,4 +1,4 @@
-// The C ABI over Engine. Translates; decides nothing.
+// The C ABI over Engine. It only translates.
 #include "ddl.h"
 
 #include <pthread.h>
@@ -23,7 +23,7 @@ struct ddl_comm {
   std::atomic<int> holders{1};
 };
 
-// Shared by the caller and the communication thread: freed by whichever lets go last.
+// Shared by the caller and the communication thread: freed by whichever releases it last.
 struct ddl_work {
   std::mutex mutex;
   std::condition_variable changed;
@@ -43,10 +43,10 @@ struct ddl_work {
 
 namespace {
 
-// The lookup and its hold are one step: between them the creator could free what was found.
+// Lookup and hold are one step: in between, the creator could free the communicator.
 std::mutex published_mutex;
 std::map<int64_t, ddl_comm*> published;
-// A child of fork finds the lock free, whatever other threads were doing.
+// A forked child finds the lock free, whatever other threads were doing.
 void KeepPublishedOverForks() {
   static const int kept = pthread_atfork([] { published_mutex.lock(); }, [] { published_mutex.unlock(); },
                                          [] { published_mutex.unlock(); });
@@ -68,7 +68,7 @@ int SelfAllReduce(void*, const void* in, void* out, uint64_t count, uint32_t dty
 const char* SelfError(void*) { return ""; }
 void SelfDestroy(void*) {}
 
-// A communicator of one rank talks to nobody.
+// A communicator of one rank sends nothing.
 ddl_transport SelfTransport() {
   ddl_transport transport{};
   transport.abi_version = DDL_ABI_VERSION;
@@ -87,9 +87,9 @@ void* AllocateWork(void* user, const uint64_t* rows_by_rank, int size) {
   for (int r = 0; r < size; ++r) rows += rows_by_rank[r];
   try {
     work->rows.assign(rows_by_rank, rows_by_rank + size);
-    // One byte more, so that an empty result has an address too.
+    // One extra byte, so that an empty result has an address too.
     work->data.resize(rows * work->row_count * work->element_bytes + 1);
-  } catch (const std::exception&) {  // std::bad_alloc, or std::length_error for what no machine has
+  } catch (const std::exception&) {  // std::bad_alloc, or std::length_error for an impossible size
     return nullptr;
   }
   return work->data.data();
@@ -122,7 +122,7 @@ ddl_comm* ddl_create(const ddl_transport* transport, const ddl_options* options,
   const ddl_transport used = transport != nullptr ? *transport : SelfTransport();
   if (used.abi_version != DDL_ABI_VERSION || options->abi_version != DDL_ABI_VERSION) {
     std::snprintf(error, error_bytes,
-                  "the parts of keras_ddl do not fit together: core ABI %u, transport %u, options "
+                  "the libraries of keras_ddl do not match: core ABI %u, transport %u, options "
                   "%u. Reinstall keras_ddl.",
                   DDL_ABI_VERSION, used.abi_version, options->abi_version);
     if (used.destroy != nullptr) used.destroy(used.self);
@@ -133,7 +133,7 @@ ddl_comm* ddl_create(const ddl_transport* transport, const ddl_options* options,
     const ddl::Status status = ddl::Engine::Create(used, *options, &comm->engine);
     if (status.ok()) return comm.release();
     std::snprintf(error, error_bytes, "%s", status.message().c_str());
-  } catch (const std::exception& failure) {  // the transport is lost: who holds it is not known
+  } catch (const std::exception& failure) {  // the transport leaks: its owner is not known here
     std::snprintf(error, error_bytes, "no communicator could be made: %s", failure.what());
   }
   return nullptr;
@@ -155,10 +155,10 @@ int ddl_local_rank(const ddl_comm* comm) { return comm->engine->local_rank(); }
 int ddl_local_size(const ddl_comm* comm) { return comm->engine->local_size(); }
 const char* ddl_describe(const ddl_comm* comm) { return comm->engine->description(); }
 
-int ddl_next_question(ddl_comm* comm) { return comm->engine->stack_position().Next() ? 1 : 0; }
+int ddl_next_question(ddl_comm* comm) { return comm->engine->stack_position().WaitForQuery() ? 1 : 0; }
 void ddl_answer(ddl_comm* comm, const char* text) {
   comm->engine->stack_position().Answer(text);
-  comm->engine->Answered();
+  comm->engine->OnPositionKnown();
 }
 
 void ddl_submit(ddl_comm* comm, const ddl_request* request) { comm->engine->Submit(*request); }

@@ -1,4 +1,4 @@
-// Gather: how ranks show each other something before they have a communicator.
+// Gather: exchanges a fixed-size value between ranks before they have a communicator.
 #ifndef KERAS_DDL_CORE_BASE_GATHER_H_
 #define KERAS_DDL_CORE_BASE_GATHER_H_
 
@@ -17,7 +17,8 @@ Status Gather(const ddl_transport& transport, const T& mine, std::vector<T>* all
   static_assert(std::is_trivially_copyable_v<T>, "travels as bytes");
   all->resize(static_cast<size_t>(transport.size));
   if (transport.all_gather(transport.self, &mine, all->data(), sizeof mine) == DDL_OK) return {};
-  return {DDL_INTERNAL, std::string("the ranks could not meet: ") + transport.last_error(transport.self)};
+  return {DDL_INTERNAL,
+          std::string("the ranks could not exchange start-up data: ") + transport.last_error(transport.self)};
 }
 
 }  // namespace ddl

@@ -1,4 +1,4 @@
-// Range: some elements of an array that is shared out.
+// Range: a contiguous range of an array's elements.
 #ifndef KERAS_DDL_CORE_BASE_RANGE_H_
 #define KERAS_DDL_CORE_BASE_RANGE_H_
 

@@ -1,4 +1,4 @@
-// Tags of the transport: who may send what between two ranks of a communicator.
+// Message tags of the transport: one for each kind of traffic between two ranks of a communicator.
 #ifndef KERAS_DDL_CORE_BASE_TAGS_H_
 #define KERAS_DDL_CORE_BASE_TAGS_H_
 

@@ -2,7 +2,7 @@
 
 namespace ddl {
 
-std::string JoinRanks(const std::vector<int>& ranks) {
+std::string FormatRanks(const std::vector<int>& ranks) {
   constexpr size_t kShown = 8;
   std::string text;
   for (size_t i = 0; i < ranks.size() && i < kShown; ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
@@ -10,7 +10,7 @@ std::string JoinRanks(const std::vector<int>& ranks) {
   return text;
 }
 
-std::string Cut(const std::string& text, size_t limit) {
+std::string Truncate(const std::string& text, size_t limit) {
   if (text.size() <= limit) return text;
   size_t end = limit - 3;
   // A UTF-8 continuation byte starts with bits 10: step back to the start of the character.

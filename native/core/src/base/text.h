@@ -1,4 +1,4 @@
-// Texts for people: ranks listed, what is too long cut, a status on its way to other ranks.
+// Text for messages: lists of ranks, truncation, and the form in which a status travels to other ranks.
 #ifndef KERAS_DDL_CORE_BASE_TEXT_H_
 #define KERAS_DDL_CORE_BASE_TEXT_H_
 
@@ -11,13 +11,14 @@
 namespace ddl {
 
 // "0, 2, 5" or, for many, "0, 1, 2 and 61 more".
-std::string JoinRanks(const std::vector<int>& ranks);
+std::string FormatRanks(const std::vector<int>& ranks);
 
-// `text` cut to `limit` bytes at a UTF-8 boundary, ending in "..." when cut.
-std::string Cut(const std::string& text, size_t limit);
+// `text` truncated to `limit` bytes at a UTF-8 boundary, ending in "..." when truncated.
+std::string Truncate(const std::string& text, size_t limit);
 
-// Why a rank gave the communicator up, as the others are told: a text without zero bytes, which may be cut anywhere
-// after its first byte. Of the code only this survives: DDL_UNAVAILABLE (a rank left) stays, all else is DDL_ABORTED.
+// Why a rank gave up the communicator, in the form sent to the others: text without zero bytes, which may be truncated
+// anywhere after its first byte. Only one code is preserved: DDL_UNAVAILABLE (a rank left). All others become
+// DDL_ABORTED.
 std::string EncodeReason(const Status& status);
 Status DecodeReason(const std::string& reason);
 

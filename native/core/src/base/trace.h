@@ -1,9 +1,9 @@
 // Trace: a timeline of this process's collectives and steps, in the trace-event format that chrome://tracing and
-// Perfetto read (a JSON array; one that a killed process left without its end is read all the same).
+// Perfetto read (a JSON array; they also read one that a killed process left unterminated).
 //
-// One per process, whatever the number of communicators; off until Start. What it costs when off is one relaxed load
-// per collective. Each collective gives: when it was submitted here, when all ranks had agreed to run it, when it
-// started and when it finished. Times are those of the host's wall clock, so that the files of several ranks fit.
+// One per process, whatever the number of communicators; off until Start. When off, it costs one relaxed load per
+// collective. For each collective it records when it was submitted here, when all ranks had agreed to run it, when it
+// started and when it finished. Times are those of the host's wall clock, so that the files of several ranks line up.
 #ifndef KERAS_DDL_CORE_BASE_TRACE_H_
 #define KERAS_DDL_CORE_BASE_TRACE_H_
 
@@ -17,9 +17,9 @@ namespace ddl {
 
 class Trace {
  public:
-  // Opens `path` (what it held is lost) and begins. `rank` and `label` say whose process this is.
+  // Opens `path` (overwriting it) and starts recording. `rank` and `label` identify this process.
   static Status Start(const std::string& path, int rank, const std::string& label);
-  // Writes what is left and closes the file. Does nothing when there is none.
+  // Flushes and closes the file. Does nothing when none is open.
   static Status Stop();
 
   static bool On() { return on_.load(std::memory_order_relaxed); }
@@ -31,7 +31,7 @@ class Trace {
     const std::string& name;
     uint64_t bytes;                               // of this rank's input
     int code;                                     // ddl_code
-    double submitted, agreed, started, finished;  // seconds of Now(); `agreed`: 0 when nobody had to be asked
+    double submitted, agreed, started, finished;  // seconds of Now(); `agreed`: 0 when no coordination was needed
   };
   // Does nothing when off, or when the collective began before Start (a stamp is 0).
   static void Add(const Collective& collective);

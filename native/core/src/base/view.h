@@ -1,5 +1,5 @@
-// View: several pieces of memory seen as one array of elements, so that N tensors are reduced in one shot without
-// being copied together.
+// View: several pieces of memory seen as one array of elements, so that N tensors are reduced in one operation without
+// being copied into one buffer.
 #ifndef KERAS_DDL_CORE_BASE_VIEW_H_
 #define KERAS_DDL_CORE_BASE_VIEW_H_
 
@@ -51,7 +51,7 @@ class View {
     }
   }
 
-  // Walks two views of one length together: f(pointer in a, pointer in b, offset from `offset`, elements).
+  // Walks two views of equal length together: f(pointer in a, pointer in b, offset from `offset`, elements).
   template <typename F>
   static void ForEachPair(const View& a, const View& b, uint64_t offset, uint64_t count, F f) {
     a.ForEach(offset, count, [&](char* in_a, uint64_t from, uint64_t n) {

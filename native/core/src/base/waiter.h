@@ -1,5 +1,5 @@
-// Waiter: how the thread that runs a collective waits for other ranks in the middle of it: it looks often at first,
-// then gives its core away, and never waits for a rank that is dead.
+// Waiter: how the thread that runs a collective waits for other ranks: it spins at first, then yields its core, then
+// sleeps; and it never waits for a rank that has died.
 #ifndef KERAS_DDL_CORE_BASE_WAITER_H_
 #define KERAS_DDL_CORE_BASE_WAITER_H_
 
@@ -30,36 +30,35 @@ inline void CpuRelax() {
 
 class Waiter {
  public:
-  // `health` is asked about once a millisecond in a long wait, and about ten times a second in a row of short ones (a
-  // rank that is always the last to come hardly waits, but must show that it lives); what it returns, if not OK, ends
-  // the wait.
-  // `sharers`: ranks that wait for each other on this host; with more of them than cores, spinning only keeps the
-  // awaited rank from running.
+  // `health` is called about once a millisecond in a long wait, and about ten times a second in a series of short ones
+  // (a rank that is always the last to arrive hardly waits, but must show that it is alive). A status other than OK
+  // ends the wait. `sharers`: ranks that wait for each other on this host; with more of them than cores, spinning only
+  // keeps the awaited rank from running.
   Waiter(std::function<Status()> health, double deadline_s, int sharers);
 
-  // How often to look before the first sched_yield.
+  // How many times to poll before the first sched_yield.
   int spins() const { return spins_; }
 
-  // After `after_s` seconds without progress `warn(waits_for, seconds)` is called; it returns after how many in all to
-  // call it again.
+  // After `after_s` seconds without progress `warn(waits_for, seconds)` is called; it returns after how many seconds in
+  // total to call it again.
   void SetWarning(double after_s, std::function<double(const std::string&, double)> warn) {
     warn_after_s_ = after_s;
     warn_ = std::move(warn);
   }
-  // While this thread waits, it also calls `progress`, which does what it can without waiting and sets its argument
-  // when that was something; an error ends the wait. Null: nothing to do.
+  // While this thread waits, it also calls `progress`, which does what it can without blocking and sets its argument if
+  // it did anything. An error ends the wait. Null: nothing to do.
   void SetProgress(std::function<Status(bool* moved)> progress) { progress_ = std::move(progress); }
 
   // Waits until ready() returns true. `waits_for`: called for the message when the deadline passes.
   template <typename Ready, typename Describe>
   Status Until(Ready ready, Describe waits_for) {
-    const int spins = progress_ ? kFewSpins : spins_;  // spinning would keep the messages waiting
+    const int spins = progress_ ? kReducedSpins : spins_;  // spinning would delay the messages
     for (int i = 0; i < spins; ++i) {
       if (ready()) return CountShortWait();
       CpuRelax();
     }
     double start = Now();
-    DDL_RETURN_IF_ERROR(LookIfDue(start));
+    DDL_RETURN_IF_ERROR(CheckHealthIfDue(start));
     double checked = start;
     double warn_after = warn_after_s_;
     for (;;) {
@@ -73,16 +72,17 @@ class Waiter {
       }
       if (now - checked > kHealthSeconds) {
         checked = now;
-        DDL_RETURN_IF_ERROR(Look(now));
+        DDL_RETURN_IF_ERROR(CheckHealth(now));
         if (warn_ && now - start > warn_after) warn_after = warn_(waits_for(), now - start);
-        if (deadline_s_ > 0 && now - start > deadline_s_) return Late(waits_for(), now - start);
+        if (deadline_s_ > 0 && now - start > deadline_s_) return DeadlineExceeded(waits_for(), now - start);
       }
-      // Yielding costs little while every rank has a core and is what lets the others run when they have not; after
-      // a while the peer is not about to answer and sleeping leaves the core to TensorFlow.
+      // Yielding costs little while every rank has a core, and lets the others run when they do not have one. After a
+      // while a quick answer is unlikely, and sleeping leaves the core to TensorFlow.
       if (moved) continue;
       if (progress_) {
-        // The network is slow against the pauses, several messages are under way, and the other ranks need the core.
-        const double pause_s = std::clamp((now - start) / 8, kShortestPauseSeconds, kLongestPauseSeconds);
+        // The network is slow compared with the pauses, several messages are in flight, and the other ranks need the
+        // core.
+        const double pause_s = std::clamp((now - start) / 8, kMinPauseSeconds, kMaxPauseSeconds);
         const timespec pause{0, static_cast<long>(pause_s * 1e9)};
         nanosleep(&pause, nullptr);
       } else if (now - start < kYieldSeconds) {
@@ -95,34 +95,34 @@ class Waiter {
   }
 
   Status Health() { return health_(); }
-  // For who works for long without waiting: asks about health when that has not happened for a while.
-  Status LookIfDue(double now) {
-    if (now - looked_.load(std::memory_order_relaxed) < kLongestUnseenSeconds) return {};
-    return Look(now);
+  // For code that works for long without waiting: checks health if the last check was a while ago.
+  Status CheckHealthIfDue(double now) {
+    if (now - last_check_.load(std::memory_order_relaxed) < kMaxUncheckedSeconds) return {};
+    return CheckHealth(now);
   }
 
  private:
   static constexpr int kSpins = 2000;
-  static constexpr int kFewSpins = 20;
+  static constexpr int kReducedSpins = 20;
   static constexpr double kYieldSeconds = 1e-3;
   static constexpr double kShortSleepSeconds = 20e-3;
   static constexpr double kHealthSeconds = 1e-3;
-  static constexpr double kLongestUnseenSeconds = 0.1;
-  // Waits that end at once read the clock once in so many: that costs the small ones nothing to speak of.
-  static constexpr uint32_t kShortWaitsPerLook = 16;
-  static constexpr double kShortestPauseSeconds = 10e-6;
-  static constexpr double kLongestPauseSeconds = 200e-6;
+  static constexpr double kMaxUncheckedSeconds = 0.1;
+  // Waits that end at once read the clock only once in this many, so small ones pay almost nothing.
+  static constexpr uint32_t kShortWaitsPerCheck = 16;
+  static constexpr double kMinPauseSeconds = 10e-6;
+  static constexpr double kMaxPauseSeconds = 200e-6;
 
-  static Status Late(const std::string& waits_for, double seconds);
+  static Status DeadlineExceeded(const std::string& waits_for, double seconds);
 
   Status CountShortWait() {
     const uint32_t waits = short_waits_.load(std::memory_order_relaxed) + 1;
     short_waits_.store(waits, std::memory_order_relaxed);
-    if (waits % kShortWaitsPerLook != 0) return {};
-    return LookIfDue(Now());
+    if (waits % kShortWaitsPerCheck != 0) return {};
+    return CheckHealthIfDue(Now());
   }
-  Status Look(double now) {
-    looked_.store(now, std::memory_order_relaxed);
+  Status CheckHealth(double now) {
+    last_check_.store(now, std::memory_order_relaxed);
     return health_();
   }
 
@@ -133,7 +133,7 @@ class Waiter {
   int spins_;
   std::function<Status(bool* moved)> progress_;
   // Atomic because the communication thread and calling threads wait in turn; a lost count does no harm.
-  std::atomic<double> looked_{0};
+  std::atomic<double> last_check_{0};
   std::atomic<uint32_t> short_waits_{0};
 };
 

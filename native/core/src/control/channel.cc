@@ -12,7 +12,7 @@ namespace ddl {
 namespace {
 
 // In the length of a piece: another piece of the message follows.
-constexpr uint32_t kMore = 1u << 31;
+constexpr uint32_t kMorePieces = 1u << 31;
 // Longer messages travel in pieces, several of which fit into a mailbox: one is read while the next is written.
 constexpr size_t kPieceBytes = kMailboxBytes / 4;
 
@@ -34,7 +34,7 @@ void RingCopyOut(const Mailbox& box, uint64_t at, void* to, size_t bytes) {
 
 bool MailboxPut(Mailbox& box, const MailboxPiece& piece) {
   const auto size = static_cast<uint32_t>(piece.bytes.size());
-  const uint32_t header = piece.more ? size | kMore : size;
+  const uint32_t header = piece.more ? size | kMorePieces : size;
   const uint64_t head = box.head.load(std::memory_order_relaxed);
   const uint64_t tail = box.tail.load(std::memory_order_acquire);
   if (kMailboxBytes - (head - tail) < size + sizeof header) return false;
@@ -51,12 +51,12 @@ bool MailboxTake(Mailbox& box, std::string* message) {
     if (head == tail) return false;
     uint32_t header = 0;
     RingCopyOut(box, tail, &header, sizeof header);
-    const uint32_t size = header & ~kMore;
+    const uint32_t size = header & ~kMorePieces;
     const size_t before = message->size();
     message->resize(before + size);
     RingCopyOut(box, tail + sizeof header, message->data() + before, size);
     box.tail.store(tail + sizeof header + size, std::memory_order_release);
-    if ((header & kMore) == 0) return true;
+    if ((header & kMorePieces) == 0) return true;
   }
 }
 
@@ -97,7 +97,7 @@ void ControlChannel::Send(int peer, std::string bytes) {
 
 void ControlChannel::SendAbort(const std::string& bytes) {
   for (int peer = 0; peer < transport_.size; ++peer) {
-    // Best effort: the peer may be the very process that died.
+    // Best effort: the peer may be the process that died.
     if (!IsLocal(peer)) (void)sends_.Send(peer, kAbortTag, bytes);
   }
 }
@@ -134,7 +134,7 @@ Status ControlChannel::Poll(std::vector<Received>* received) {
 }
 
 Status ControlChannel::PollAborts(std::vector<Received>* received) {
-  if (memory_.local_size() == transport_.size) return {};  // a group of everyone shows deaths to everyone
+  if (memory_.local_size() == transport_.size) return {};  // in one group of all ranks, shared memory shows every death
   DDL_RETURN_IF_ERROR(aborts_.ReceiveArriving(kAbortTag));
   return aborts_.TakeFinished(received);
 }

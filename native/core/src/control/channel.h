@@ -1,5 +1,5 @@
 // Carries control messages between this rank and the coordinator (rank 0): through mailboxes in shared memory where
-// both are in one group, as messages of the transport elsewhere. Used by the communication thread only.
+// both are in one group, otherwise as messages of the transport. Used by the communication thread only.
 #ifndef KERAS_DDL_CORE_CONTROL_CHANNEL_H_
 #define KERAS_DDL_CORE_CONTROL_CHANNEL_H_
 
@@ -15,15 +15,15 @@
 
 namespace ddl {
 
-// What a mailbox takes at once: a message, or a part of one that is longer than the mailbox.
+// One entry of a mailbox: a message, or a piece of one that is too long for the mailbox.
 struct MailboxPiece {
   std::string bytes;
-  bool more;  // of the same message follows
+  bool more;  // another piece of the same message follows
 };
 
 // False when it does not fit now. REQUIRES: bytes.size() + 4 <= kMailboxBytes.
 bool MailboxPut(Mailbox& box, const MailboxPiece& piece);
-// Appends what has come of the oldest message to `message`; true when that is all of it.
+// Appends what has arrived of the oldest message to `message`; true when it is complete.
 bool MailboxTake(Mailbox& box, std::string* message);
 
 class ControlChannel {
@@ -36,20 +36,20 @@ class ControlChannel {
   void SendAbort(const std::string& bytes);
 
   using Received = OwnedMessages::Finished;
-  // Moves what is queued, and appends what has arrived. PollAborts looks for abort messages alone, as a rank does in
-  // the middle of a collective. Neither waits: a large message whose sender stops half way never arrives, and its
-  // sender is found missing as if it had sent nothing.
+  // Sends what is queued, and appends what has arrived. PollAborts receives abort messages only, as a rank does during
+  // a collective. Neither blocks: a large message whose sender stops half-way never arrives, and the sender counts as
+  // missing as if it had sent nothing.
   Status Poll(std::vector<Received>* received);
   Status PollAborts(std::vector<Received>* received);
-  // Ends what is under way, as must be done before the transport is destroyed.
+  // Cancels messages in flight. Required before the transport is destroyed.
   void Cancel();
 
-  // Moves what waits for room in a mailbox; true when nothing is left.
+  // Writes what waits for room in a mailbox; true when nothing is left.
   bool Flush();
 
   // True when some peer can only be reached (or reach us) through the transport, which does not ring our bell.
   bool NeedsPolling() const { return remote_; }
-  // Whether everything is sent, and whether nothing is half received.
+  // Whether everything has been sent, and whether nothing is partly received.
   bool Idle() const { return queued_.empty() && sends_.empty(); }
   bool NothingArriving() const { return receives_.empty() && aborts_.empty(); }
 
@@ -65,7 +65,7 @@ class ControlChannel {
   std::vector<std::string> arriving_;               // by local rank of the sender: the beginning of a message
   OwnedMessages sends_;
   OwnedMessages receives_;
-  OwnedMessages aborts_;  // received; apart, because nothing may hold them up
+  OwnedMessages aborts_;  // received; separate, because nothing may delay them
   Status send_error_;
 };
 

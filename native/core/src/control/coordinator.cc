@@ -9,7 +9,7 @@ namespace ddl {
 namespace {
 
 constexpr double kTombstoneSeconds = 60.0;
-// How long the threads of a step that was given up may still submit what is left of it.
+// How long the threads of a cancelled step may still submit the rest of it.
 constexpr double kFailedStepSeconds = 10.0;
 
 }  // namespace
@@ -19,14 +19,14 @@ std::string Label(const Announcement& a) {
          (a.detail.empty() ? "" : " (" + a.detail + ")");
 }
 
-Coordinator::Coordinator(const Places& places, double warn_after_s, double deadline_s)
-    : places_(places),
-      size_(places.size()),
+Coordinator::Coordinator(const RankLocations& locations, double warn_after_s, double deadline_s)
+    : locations_(locations),
+      size_(locations.size()),
       warn_after_s_(warn_after_s),
       deadline_s_(deadline_s),
       left_(static_cast<size_t>(size_), false),
       joined_(static_cast<size_t>(size_), false),
-      sightings_(static_cast<size_t>(size_)) {}
+      position_reports_(static_cast<size_t>(size_)) {}
 
 void Coordinator::Announce(int rank, Announcement announcement, double now) {
   if (announcement.kind == DDL_JOIN) {
@@ -34,7 +34,7 @@ void Coordinator::Announce(int rank, Announcement announcement, double now) {
     return;
   }
   const std::string name = announcement.name;
-  if (FailByTombstone(rank, announcement, now) || IsOfFailedStep(rank, announcement)) {
+  if (FailByTombstone(rank, announcement, now) || FailIfStepFailed(rank, announcement)) {
     FailSteps();
     return;
   }
@@ -52,8 +52,8 @@ void Coordinator::Match(Entries::iterator at) {
     if (!left_[static_cast<size_t>(rank)]) continue;
     const std::vector<int> present = Present(entry);
     Fail(at, DDL_UNAVAILABLE,
-         Label(entry.by_rank[static_cast<size_t>(present[0])].front().announcement) + " can not complete: rank " +
-             std::to_string(rank) + " has left (its process on host " + places_.at(rank).host +
+         Label(entry.by_rank[static_cast<size_t>(present[0])].front().announcement) + " cannot complete: rank " +
+             std::to_string(rank) + " has left (its process on host " + locations_.at(rank).host +
              " ended or called shutdown). Every rank must run the same collectives; look at "
              "the output of that rank.");
     return;
@@ -76,7 +76,7 @@ void Coordinator::Match(Entries::iterator at) {
   decision.name = at->first;
   decision.message = DescribeMismatch(all);
   const uint32_t kind = all[0].announcement.kind;
-  if (decision.message.empty()) decision.message = WhyNotWithout(joined, all);
+  if (decision.message.empty()) decision.message = DescribeMissingData(joined, all);
   if (decision.message.empty() && kind == DDL_ALL_TO_ALL) decision.message = DescribeWrongSplits(all);
   if (!decision.message.empty()) {
     decision.code = DDL_FAILED_PRECONDITION;
@@ -92,7 +92,7 @@ void Coordinator::Match(Entries::iterator at) {
     }
   }
   if (decision.code == DDL_OK && kind == DDL_ALL_TO_ALL) {
-    for (Verdict& each : VerdictsOfAllToAll(decision, all)) verdicts_.push_back(std::move(each));
+    for (Verdict& each : AllToAllVerdicts(decision, all)) verdicts_.push_back(std::move(each));
   } else {
     verdicts_.push_back(verdict);
   }

@@ -1,6 +1,6 @@
-// The coordinator: rank 0's bookkeeping of which rank is ready for which collective, and which has joined, that is,
-// waits for the end of all collectives and counts as ready for each until then. Pure logic: no threads, no I/O, no
-// clock of its own (tests drive it directly).
+// The coordinator: rank 0's record of which rank is ready for which collective, and of which ranks have joined, that
+// is, submit nothing more and count as ready for every collective. Pure logic: no threads, no I/O, no clock of its
+// own (tests drive it directly).
 #ifndef KERAS_DDL_CORE_CONTROL_COORDINATOR_H_
 #define KERAS_DDL_CORE_CONTROL_COORDINATOR_H_
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "control/message.h"
-#include "liveness/places.h"
+#include "liveness/rank_locations.h"
 
 namespace ddl {
 
@@ -21,7 +21,8 @@ struct Submission {
   Announcement announcement;
 };
 
-// One decision and the ranks it is for. A failed collective may be for some ranks only: those that submitted it.
+// One decision and the ranks it is sent to. The decision on a failed collective may go to some ranks only: those that
+// submitted it.
 struct Verdict {
   Decision decision;
   std::vector<int> ranks;
@@ -29,26 +30,29 @@ struct Verdict {
 
 class Coordinator {
  public:
-  // `warn_after_s`, `deadline_s`: 0 for never. `places` must outlive this.
-  Coordinator(const Places& places, double warn_after_s, double deadline_s);
+  // `warn_after_s`, `deadline_s`: 0 for never. `locations` must outlive this.
+  Coordinator(const RankLocations& locations, double warn_after_s, double deadline_s);
 
   // Rank `rank` is ready, or joins. REQUIRES: it has not joined. `now`: seconds of a monotonic clock, never decreasing
   // between calls.
   void Announce(int rank, Announcement announcement, double now);
-  // Rank `rank` leaves: whatever waits for it, now or later, fails with DDL_UNAVAILABLE.
+  // Rank `rank` leaves: every collective that waits for it, now or later, fails with DDL_UNAVAILABLE.
   void Leave(int rank);
-  // Looks at what has waited too long. Call it some times a second while anything is pending. Before it warns or
-  // fails, it asks the missing ranks where they are and waits a moment for what they say.
+  // Warns about collectives that have waited too long, and fails those past the deadline. Call it several times a
+  // second while anything is pending. Before it warns or fails, it asks the missing ranks where they are and waits a
+  // moment for their reports.
   void Tick(double now);
-  // The ranks to ask since the last call, each to be answered by Hear if it can.
-  std::vector<int> TakeQuestions();
-  // Rank `rank` lives. `last`: it says no more. `predicate`: as in "is at train.py:12 in step"; empty: not known.
-  void Hear(int rank, const std::string& predicate, bool last);
+  // The ranks to ask for their position, since the last call. Pass each reply to OnPositionReport.
+  std::vector<int> TakePositionQueries();
+  // Rank `rank` is alive. `last`: no further report follows. `predicate`: such as "is at train.py:12 in step"; empty:
+  // not known.
+  void OnPositionReport(int rank, const std::string& predicate, bool last);
 
-  // True while some rank may still come to a collective that failed without it, or submit more of a failed step.
+  // True while some rank may still submit a collective that failed without it, or more of a failed step.
   bool HasTombstones(double now);
   bool HasLeft(int rank) const { return left_[static_cast<size_t>(rank)]; }
-  // While this is true, what is submitted must come here: some rank takes part without submitting anything itself.
+  // While this is true, every request must go through the coordinator: some rank takes part without submitting anything
+  // itself.
   bool AnyJoined() const { return !Joined().empty(); }
 
   // What was decided, in order, since the last call.
@@ -63,26 +67,26 @@ class Coordinator {
   };
   struct Entry {
     std::vector<std::deque<Waiting>> by_rank;  // FIFO per rank
-    double warn_age = 0;                       // age of the next warning; 0: none was given yet
+    double warn_age = 0;                       // age at which to warn next; 0: not warned yet
   };
-  // What a rank that was asked has said since.
-  struct Sighting {
+  // What a rank has replied since it was asked for its position.
+  struct PositionReport {
     double asked = -1e9;
     bool lives = false;
     bool last = false;
     std::string predicate;
   };
-  // What is left of a collective that failed without this rank: until `until`, a late submission of it fails with the
-  // original error. Of two collectives that failed together the rank can only have meant one: its submission of either
-  // removes the tombstone of the other, named `other_name` (or empty).
+  // Marks a collective that failed without this rank: until `until`, a late submission of it fails with the original
+  // error. Of two collectives that failed together the rank can submit only one: submitting either removes the
+  // tombstone of the other, named `other_name` (or empty).
   struct Tombstone {
     int rank;
     double until;
     Decision decision;
     std::string other_name;
   };
-  // A run of a graph on one rank of which a collective has failed: the graph is cancelled there, and whether it still
-  // submits its other collectives is chance. None of them can complete.
+  // A run of a graph on one rank in which a collective has failed: the graph is cancelled there, and whether it still
+  // submits its other collectives depends on timing. None of them can complete.
   struct FailedStep {
     int rank;
     uint64_t step;
@@ -91,34 +95,36 @@ class Coordinator {
   using Entries = std::map<std::string, Entry>;
 
   void Match(Entries::iterator at);
-  // Matches whatever has become complete or impossible. Entries may go.
+  // Decides every collective that has become complete or impossible. Entries may be erased.
   void MatchAll();
   // coordinator_join.cc.
   void Join(int rank);
-  // When all ranks have joined, or one has left without: tells those that have.
+  // When all ranks have joined, or one has left without joining: completes or fails the joins.
   void EndJoins();
   std::vector<int> Joined() const;
-  // Why a collective that ranks agree on can not run without `joined`; empty when it can.
-  std::string WhyNotWithout(const std::vector<int>& joined, const std::vector<Submission>& submissions) const;
+  // Why a collective that ranks agree on cannot run without the data of `joined`; empty when it can.
+  std::string DescribeMissingData(const std::vector<int>& joined, const std::vector<Submission>& submissions) const;
   void Fail(Entries::iterator at, ddl_code code, const std::string& message);
-  // Each of `late` gets `decision` when it submits after all.
+  // Each of `late` gets `decision` if it still submits the collective.
   void AddTombstones(const std::vector<int>& late, const Decision& decision, double now, const std::string& other_name);
-  // coordinator_steps.cc. Fails what waits of the steps in failing_, from which on they are failed. Entries may go.
+  // coordinator_steps.cc. Fails what is waiting of the steps in failing_, and remembers them as failed. Entries may be
+  // erased.
   void FailSteps();
-  // Fails an announcement of a failed step.
-  bool IsOfFailedStep(int rank, const Announcement& announcement);
-  // Fails a late submission, if this is one.
+  // Fails an announcement that belongs to a failed step; false: it belongs to none.
+  bool FailIfStepFailed(int rank, const Announcement& announcement);
+  // Fails a late submission of a collective that has failed; false: it is not one.
   bool FailByTombstone(int rank, const Announcement& announcement, double now);
-  void CheckBlocked(double now);
-  // Asks `ranks` if that was not done lately, and after `since`; true when they have answered, or had the time to.
-  bool Sought(const std::vector<int>& ranks, double since, double now);
+  void FailDeadlocked(double now);
+  // Asks `ranks` for their positions unless that was done recently and after `since`; true when they have answered, or
+  // have had time to.
+  bool PositionsKnown(const std::vector<int>& ranks, double since, double now);
   // Where each of `ranks` is, in one sentence per rank.
-  std::string Sightings(const std::vector<int>& ranks) const;
-  // Ranks that are waited for: they have neither come nor joined.
+  std::string DescribePositions(const std::vector<int>& ranks) const;
+  // Ranks that are waited for: they have neither submitted it nor joined.
   std::vector<int> Missing(const Entry& entry) const;
   std::vector<int> Present(const Entry& entry) const;
 
-  const Places& places_;
+  const RankLocations& locations_;
   const int size_;
   const double warn_after_s_;
   const double deadline_s_;
@@ -129,13 +135,13 @@ class Coordinator {
   std::map<std::string, std::vector<Tombstone>> tombstones_;
   std::vector<FailedStep> failing_;      // to be looked at by FailSteps
   std::deque<FailedStep> failed_steps_;  // the last few
-  uint64_t num_failed_steps_ = 0;        // ever
+  uint64_t num_failed_steps_ = 0;        // in total
   uint64_t num_failed_steps_seen_ = 0;   // by HasTombstones
-  double failed_steps_until_ = 0;        // till when the last of them counts as a tombstone
+  double failed_steps_until_ = 0;        // until when the last of them counts as a tombstone
   std::vector<Verdict> verdicts_;
   std::vector<std::string> warnings_;
-  std::vector<Sighting> sightings_;  // by rank
-  std::vector<int> questions_;
+  std::vector<PositionReport> position_reports_;  // by rank
+  std::vector<int> position_queries_;
 };
 
 // "all_reduce 'loss' (float32[2])".
@@ -145,15 +151,15 @@ std::string Label(const Announcement& announcement);
 // message that names every field that differs, the ranks on each side and both values.
 std::string DescribeMismatch(const std::vector<Submission>& submissions);
 
-// splits.cc: of an all_to_all. Whether `splits` are 0 or more and add up to `rows`.
-bool SplitsFit(const int64_t* splits, size_t num_splits, uint64_t rows);
-// Of one that ranks agree on otherwise. Empty when every rank's splits fit; else a message that names the ranks where
-// they do not, and the values.
+// splits.cc, for an all_to_all. Whether all `splits` are 0 or more and add up to `rows`.
+bool SplitsAreValid(const int64_t* splits, size_t num_splits, uint64_t rows);
+// For an all_to_all on which ranks otherwise agree. Empty when every rank's splits are valid; else a message that names
+// the ranks where they are not, and the values.
 std::string DescribeWrongSplits(const std::vector<Submission>& submissions);
-// `decision` as each rank is to hear it, with the rows that it gets from each: P numbers for each of P ranks, where one
-// message for all would carry P * P to each. Rank 0, which delivers them, comes last: it starts the collective at once.
-// REQUIRES: submissions of all ranks, in their order, whose splits are right.
-std::vector<Verdict> VerdictsOfAllToAll(const Decision& decision, const std::vector<Submission>& submissions);
+// One verdict per rank: `decision` with the rows that the rank receives from each. That is P numbers to each of P
+// ranks, where one message for all would carry P * P to each. Rank 0, which delivers them, comes last, because it
+// starts the collective at once. REQUIRES: submissions of all ranks, in rank order, whose splits are valid.
+std::vector<Verdict> AllToAllVerdicts(const Decision& decision, const std::vector<Submission>& submissions);
 
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_CONTROL_COORDINATOR_H_

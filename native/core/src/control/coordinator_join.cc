@@ -12,7 +12,7 @@ namespace ddl {
 void Coordinator::Join(int rank) {
   joined_[static_cast<size_t>(rank)] = true;
   last_joined_ = rank;
-  MatchAll();  // what waited for this rank alone
+  MatchAll();  // collectives that waited only for this rank
   EndJoins();
 }
 
@@ -24,12 +24,12 @@ void Coordinator::EndJoins() {
   if (gone != left_.end()) {
     const auto rank = static_cast<int>(gone - left_.begin());
     verdict.decision.code = DDL_UNAVAILABLE;
-    verdict.decision.message = "join can not complete: rank " + std::to_string(rank) +
-                               " has left without it (its process on host " + places_.at(rank).host +
+    verdict.decision.message = "join cannot complete: rank " + std::to_string(rank) +
+                               " has left without joining (its process on host " + locations_.at(rank).host +
                                " ended or called shutdown). Every rank must join; look at the output of that rank.";
   } else if (verdict.ranks.size() == joined_.size()) {
     verdict.decision.last_joined = last_joined_;
-    tombstones_.clear();  // nobody can still come to what failed before
+    tombstones_.clear();  // no rank can still submit what failed before
   } else {
     return;
   }
@@ -45,8 +45,8 @@ std::vector<int> Coordinator::Joined() const {
   return ranks;
 }
 
-std::string Coordinator::WhyNotWithout(const std::vector<int>& joined,
-                                       const std::vector<Submission>& submissions) const {
+std::string Coordinator::DescribeMissingData(const std::vector<int>& joined,
+                                             const std::vector<Submission>& submissions) const {
   if (joined.empty()) return {};
   const Announcement& a = submissions[0].announcement;
   const bool rootless = a.kind == DDL_BROADCAST && std::find(joined.begin(), joined.end(), a.root) != joined.end();
@@ -54,9 +54,10 @@ std::string Coordinator::WhyNotWithout(const std::vector<int>& joined,
     return submission.announcement.kind == DDL_ALL_TO_ALL || (submission.announcement.flags & DDL_FLAG_ALL_RANKS) != 0;
   });
   if (!rootless && !needs_all) return {};
-  return Label(a) + " can not run, because it needs the data of " +
+  return Label(a) + " cannot run, because it needs the data of " +
          (needs_all ? "every rank" : "its root, rank " + std::to_string(a.root)) + ", and rank(s) " +
-         JoinRanks(joined) + " have joined: they have no more data. Call it before any rank joins, or after all have.";
+         FormatRanks(joined) +
+         " have joined: they have no more data. Call it before any rank joins, or after all have.";
 }
 
 }  // namespace ddl

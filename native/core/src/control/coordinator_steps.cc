@@ -1,4 +1,4 @@
-// What becomes of the other collectives of a graph's run when one of them fails.
+// Fails the other collectives of a graph's run when one of them fails.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -10,14 +10,14 @@ namespace ddl {
 namespace {
 
 // Runs of graphs that overlap on one rank are few, and a cancelled one ends soon.
-constexpr size_t kRemembered = 256;
+constexpr size_t kMaxFailedSteps = 256;
 
 Decision Consequence(const std::string& name, const Decision& cause) {
   Decision decision;
   decision.code = cause.code;
   decision.name = name;
   decision.message =
-      "'" + name + "' was given up, because '" + cause.name + "' of the same step failed: " + cause.message;
+      "'" + name + "' was cancelled because '" + cause.name + "' of the same step failed: " + cause.message;
   return decision;
 }
 
@@ -37,11 +37,11 @@ void Coordinator::FailSteps() {
     }
     failed_steps_.push_back(std::move(failing));
     ++num_failed_steps_;
-    if (failed_steps_.size() > std::max(kRemembered, 4 * static_cast<size_t>(size_))) failed_steps_.pop_front();
+    if (failed_steps_.size() > std::max(kMaxFailedSteps, 4 * static_cast<size_t>(size_))) failed_steps_.pop_front();
   }
 }
 
-bool Coordinator::IsOfFailedStep(int rank, const Announcement& announcement) {
+bool Coordinator::FailIfStepFailed(int rank, const Announcement& announcement) {
   if (announcement.step == 0) return false;
   // A verdict is for the oldest request of its name: one of another step that still waits must be left alone.
   const auto at = waiting_.find(announcement.name);

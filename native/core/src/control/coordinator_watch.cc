@@ -1,4 +1,4 @@
-// What the coordinator does about silence: who is asked, what is said, and when a collective is given up.
+// How the coordinator handles missing ranks: which ranks it asks, what it reports, and when it fails a collective.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -12,14 +12,14 @@
 namespace ddl {
 namespace {
 
-// Two ranks blocked in differently named collectives this long cannot meet any more; the pause only lets a rank that
-// is between two calls from other threads arrive.
+// Two ranks blocked in differently named collectives this long cannot match any more; the pause only gives time to a
+// rank that is between two calls from other threads.
 constexpr double kBlockedGraceSeconds = 1.0;
-// How long a rank that was asked where it is may take to answer, and for how long the answer is news.
-constexpr double kAnswerSeconds = 2.0;
-constexpr double kNewsSeconds = 5.0;
-// Of more missing ranks than this the others say nothing new.
-constexpr size_t kMostAsked = 8;
+// How long a rank may take to report its position, and how long the report stays valid.
+constexpr double kReportTimeoutSeconds = 2.0;
+constexpr double kReportLifetimeSeconds = 5.0;
+// Positions of more ranks than this would add nothing.
+constexpr size_t kMaxQueried = 8;
 
 std::string Seconds(double seconds) {
   char text[32];
@@ -27,20 +27,20 @@ std::string Seconds(double seconds) {
   return text;
 }
 
-std::string NotWaitedFor(const std::vector<int>& joined) {
-  return joined.empty() ? "" : " Rank(s) " + JoinRanks(joined) + " have joined and are not waited for.";
+std::string DescribeJoined(const std::vector<int>& joined) {
+  return joined.empty() ? "" : " Rank(s) " + FormatRanks(joined) + " have joined and are not waited for.";
 }
 
-std::vector<int> Asked(std::vector<int> ranks) {
-  ranks.resize(std::min(ranks.size(), kMostAsked));
+std::vector<int> RanksToQuery(std::vector<int> ranks) {
+  ranks.resize(std::min(ranks.size(), kMaxQueried));
   return ranks;
 }
 
 }  // namespace
 
 void Coordinator::Tick(double now) {
-  CheckBlocked(now);
-  // What waits for the same ranks is told in one warning: the oldest, and how many more.
+  FailDeadlocked(now);
+  // Collectives that wait for the same ranks share one warning: the oldest, and how many more.
   struct Late {
     std::string label;
     double age;
@@ -59,18 +59,18 @@ void Coordinator::Tick(double now) {
     const bool warns = warn_after_s_ > 0 && age > std::max(warn_after_s_, entry.warn_age);
     if (!fails && !warns) continue;
     const std::vector<int> missing = Missing(entry);
-    if (!Sought(missing, since, now)) continue;
+    if (!PositionsKnown(missing, since, now)) continue;
     const std::string label = Label(entry.by_rank[static_cast<size_t>(present[0])].front().announcement);
     if (fails) {
       Fail(here, DDL_DEADLINE_EXCEEDED,
-           label + " waited " + Seconds(age) + " for rank(s) " + JoinRanks(missing) + "; rank(s) " +
-               JoinRanks(present) + " had come." + NotWaitedFor(Joined()) + Sightings(missing) +
+           label + " waited " + Seconds(age) + " for rank(s) " + FormatRanks(missing) + "; rank(s) " +
+               FormatRanks(present) + " had arrived." + DescribeJoined(Joined()) + DescribePositions(missing) +
                " Every rank must run the same collectives. If the missing ranks are only slow, raise "
                "KERAS_DDL_DEADLINE_SECONDS.");
       AddTombstones(missing, verdicts_.back().decision, now, "");
       continue;
     }
-    // Each warning comes after twice the time of the one before.
+    // Each warning comes at twice the age of the previous one.
     entry.warn_age = 2 * age;
     const auto [told, first] = late.try_emplace(missing, Late{label, age, 0, present});
     if (first) continue;
@@ -81,50 +81,51 @@ void Coordinator::Tick(double now) {
   FailSteps();
   for (const auto& [missing, it] : late) {
     warnings_.push_back(it.label + (it.others > 0 ? " (and " + std::to_string(it.others) + " more)" : "") +
-                        " has waited " + Seconds(it.age) + " for rank(s) " + JoinRanks(missing) + "; rank(s) " +
-                        JoinRanks(it.present) + " have come." + NotWaitedFor(Joined()) + Sightings(missing) +
+                        " has waited " + Seconds(it.age) + " for rank(s) " + FormatRanks(missing) + "; rank(s) " +
+                        FormatRanks(it.present) + " have arrived." + DescribeJoined(Joined()) +
+                        DescribePositions(missing) +
                         (deadline_s_ > 0 ? " It fails after " + Seconds(deadline_s_) + "." : ""));
   }
 }
 
-bool Coordinator::Sought(const std::vector<int>& ranks, double since, double now) {
+bool Coordinator::PositionsKnown(const std::vector<int>& ranks, double since, double now) {
   bool all = true;
-  for (int rank : Asked(ranks)) {
-    Sighting& sighting = sightings_[static_cast<size_t>(rank)];
-    if (sighting.asked < since || now - sighting.asked > kNewsSeconds) {
-      sighting = {};
-      sighting.asked = now;
-      questions_.push_back(rank);
+  for (int rank : RanksToQuery(ranks)) {
+    PositionReport& report = position_reports_[static_cast<size_t>(rank)];
+    if (report.asked < since || now - report.asked > kReportLifetimeSeconds) {
+      report = {};
+      report.asked = now;
+      position_queries_.push_back(rank);
     }
-    all = all && (sighting.last || now - sighting.asked > kAnswerSeconds);
+    all = all && (report.last || now - report.asked > kReportTimeoutSeconds);
   }
   return all;
 }
 
-void Coordinator::Hear(int rank, const std::string& predicate, bool last) {
-  Sighting& sighting = sightings_[static_cast<size_t>(rank)];
-  sighting.lives = true;
+void Coordinator::OnPositionReport(int rank, const std::string& predicate, bool last) {
+  PositionReport& report = position_reports_[static_cast<size_t>(rank)];
+  report.lives = true;
   if (!last) return;
-  sighting.last = true;
-  sighting.predicate = predicate;
+  report.last = true;
+  report.predicate = predicate;
 }
 
-std::string Coordinator::Sightings(const std::vector<int>& ranks) const {
+std::string Coordinator::DescribePositions(const std::vector<int>& ranks) const {
   std::string text;
-  for (int rank : Asked(ranks)) {
-    const Sighting& sighting = sightings_[static_cast<size_t>(rank)];
-    const std::string trouble = places_.Trouble(rank);
+  for (int rank : RanksToQuery(ranks)) {
+    const PositionReport& report = position_reports_[static_cast<size_t>(rank)];
+    const std::string problem = locations_.ProcessProblem(rank);
     std::vector<std::string> facts;
-    if (!trouble.empty()) {
-      facts.push_back(trouble);
-    } else if (!sighting.lives) {
-      facts.emplace_back("gives no sign of life: it is stopped or overloaded, or its host unreachable");
-    } else if (!sighting.last) {
-      facts.emplace_back("lives, but its Python does not answer: some library keeps the interpreter's lock");
-    } else if (!sighting.predicate.empty()) {
-      facts.push_back(sighting.predicate);
+    if (!problem.empty()) {
+      facts.push_back(problem);
+    } else if (!report.lives) {
+      facts.emplace_back("shows no sign of life: it is stopped or overloaded, or its host is unreachable");
+    } else if (!report.last) {
+      facts.emplace_back("is alive, but its Python does not answer: some library holds the interpreter lock");
+    } else if (!report.predicate.empty()) {
+      facts.push_back(report.predicate);
     }
-    // In what it waits instead: where its main thread is, if it waits there.
+    // The collective it waits in instead: that of its main thread, if it waits in one.
     const Announcement* elsewhere = nullptr;
     for (const auto& [name, entry] : waiting_) {
       const auto& queue = entry.by_rank[static_cast<size_t>(rank)];
@@ -133,17 +134,17 @@ std::string Coordinator::Sightings(const std::vector<int>& ranks) const {
       if (elsewhere == nullptr || (a.flags & DDL_FLAG_BLOCKING) != 0) elsewhere = &a;
     }
     if (elsewhere != nullptr) facts.push_back("waits in " + Label(*elsewhere));
-    std::string sentence = places_.Of(rank);
+    std::string sentence = locations_.Describe(rank);
     sentence[0] = 'R';
     for (size_t i = 0; i < facts.size(); ++i) sentence += (i > 0 ? " and " : " ") + facts[i];
-    text += " " + sentence + (facts.empty() ? " lives." : ".");
+    text += " " + sentence + (facts.empty() ? " is alive." : ".");
   }
   return text;
 }
 
-std::vector<int> Coordinator::TakeQuestions() { return std::exchange(questions_, {}); }
+std::vector<int> Coordinator::TakePositionQueries() { return std::exchange(position_queries_, {}); }
 
-void Coordinator::CheckBlocked(double now) {
+void Coordinator::FailDeadlocked(double now) {
   // The collective in which each rank's main thread is blocked; a rank has at most one.
   std::vector<Entries::iterator> blocked(static_cast<size_t>(size_), waiting_.end());
   for (auto at = waiting_.begin(); at != waiting_.end(); ++at) {
@@ -158,7 +159,7 @@ void Coordinator::CheckBlocked(double now) {
   for (size_t a = 0; a < blocked.size(); ++a) {
     for (size_t b = a + 1; b < blocked.size(); ++b) {
       if (blocked[a] == waiting_.end() || blocked[b] == waiting_.end() || blocked[a] == blocked[b]) continue;
-      // Each waits for the other: neither can arrive.
+      // Each waits for the other: neither can complete.
       const auto& at_a = blocked[a]->second.by_rank;
       const auto& at_b = blocked[b]->second.by_rank;
       if (!at_a[b].empty() || !at_b[a].empty()) continue;
@@ -168,7 +169,7 @@ void Coordinator::CheckBlocked(double now) {
                                   ". Every rank must run the same script and build the same model.";
       const auto first = blocked[a];
       const auto second = blocked[b];
-      // Ranks that are in neither may still come to one of them; those in the other have their answer.
+      // Ranks that are in neither may still submit one of them; those in the other get their verdict now.
       std::vector<int> neither;
       for (int rank : Missing(first->second)) {
         if (second->second.by_rank[static_cast<size_t>(rank)].empty()) neither.push_back(rank);
@@ -179,7 +180,7 @@ void Coordinator::CheckBlocked(double now) {
       AddTombstones(neither, verdicts_.back().decision, now, second_name);
       Fail(second, DDL_FAILED_PRECONDITION, message);
       AddTombstones(neither, verdicts_.back().decision, now, first_name);
-      return;  // iterators may be gone; the next tick sees the rest
+      return;  // iterators may be invalid; the next tick handles the rest
     }
   }
 }

@@ -116,7 +116,7 @@ Announcement DecodeAnnouncement(const std::string& bytes) {
 
 std::string EncodeDecision(const Decision& d) {
   Writer out(MessageType::kDecide);
-  out.Put(static_cast<int32_t>(d.code)).Put(d.name).Put(Cut(d.message, kMaxError));
+  out.Put(static_cast<int32_t>(d.code)).Put(d.name).Put(Truncate(d.message, kMaxError));
   out.Put(d.rows).Put(d.last_joined).Put(d.joined);
   if (!d.joined.empty()) Put(out, *d.submitted);
   return out.Take();
@@ -136,7 +136,7 @@ Decision DecodeDecision(const std::string& bytes) {
 }
 
 std::string EncodeText(MessageType type, const std::string& text) {
-  return Writer(type).Put(Cut(text, kMaxError)).Take();
+  return Writer(type).Put(Truncate(text, kMaxError)).Take();
 }
 
 std::string DecodeText(const std::string& bytes) { return Reader(bytes).GetText(); }

@@ -1,8 +1,9 @@
-// The messages of the control plane, and how they travel as bytes.
+// The messages of the control plane and their encoding.
 //
-// Every collective is announced to the coordinator (rank 0) by each rank with an Announcement; when all have come, the
-// coordinator answers every rank with one Decision. Decisions are executed in the order they were taken, which is the
-// same on all ranks: that order, not the order of submission, is what makes matching by name free of deadlock.
+// Every collective is announced to the coordinator (rank 0) by each rank with an Announcement; when all have arrived,
+// the coordinator answers every rank with one Decision. Decisions are executed in the order in which they were made,
+// which is the same on all ranks. That order, not the order of submission, is what makes matching by name free of
+// deadlocks.
 #ifndef KERAS_DDL_CORE_CONTROL_MESSAGE_H_
 #define KERAS_DDL_CORE_CONTROL_MESSAGE_H_
 
@@ -17,15 +18,15 @@
 
 namespace ddl {
 
-// Longest text a message carries; longer ones are cut with an ellipsis.
+// Longest text a message carries; longer ones are truncated with an ellipsis.
 constexpr size_t kMaxName = 1023;
 constexpr size_t kMaxDetail = 1023;
 constexpr size_t kMaxError = 6000;
 
-// Whether ranks may have different numbers of rows, and outputs are made when all are known.
+// Whether ranks may have different numbers of rows; outputs are then allocated when all numbers are known.
 inline bool HasFreeRows(uint32_t kind) { return kind == DDL_ALL_GATHER || kind == DDL_ALL_TO_ALL; }
 
-// "I have this collective ready": all that ranks must agree on, and what an error should say about it.
+// "I am ready for this collective": all that ranks must agree on, and what an error should say about it.
 struct Announcement {
   uint32_t kind = 0;
   uint32_t dtype = 0;
@@ -39,7 +40,7 @@ struct Announcement {
   uint64_t step = 0;  // differs between ranks
   double tolerance = 0;
   std::vector<int64_t> splits;  // DDL_ALL_TO_ALL: rows for each rank; differ between ranks
-  std::string name;             // of a join: none
+  std::string name;             // empty for a join
   std::string detail;
 };
 
@@ -52,19 +53,19 @@ struct Decision {
   int32_t last_joined = -1;    // DDL_JOIN: the rank that joined last
   // Ranks that take part without a request of their own, because they have joined, and what the others have submitted.
   std::vector<int32_t> joined;
-  std::optional<Announcement> submitted;  // if any rank has joined
+  std::optional<Announcement> submitted;  // set if any rank has joined
   std::optional<Scheme> scheme;           // DDL_ALL_REDUCE at an inline rendezvous: see ShmAllReduce; not sent
-  double agreed = 0;                      // when it became known here, if a trace is being written; not sent
+  double agreed = 0;                      // when it arrived here, if a trace is being written; not sent
 };
 
 enum class MessageType : uint8_t {
-  kAnnounce = 1,  // rank -> coordinator: Announcement
-  kLeave = 2,     // rank -> coordinator, or the coordinator to all: nothing more will come; payload: text
-  kDecide = 3,    // coordinator -> rank: Decision
-  kAbort = 4,     // anyone -> anyone: the communicator is broken; payload: EncodeReason
-  kAsk = 5,       // coordinator -> rank: where are you?
-  kHere = 6,      // rank -> coordinator: alive; whether an answer follows is not certain
-  kAnswer = 7,    // rank -> coordinator: the answer; payload: text
+  kAnnounce = 1,         // rank -> coordinator: Announcement
+  kLeave = 2,            // rank -> coordinator, or the coordinator to all: the sender leaves; payload: text
+  kDecide = 3,           // coordinator -> rank: Decision
+  kAbort = 4,            // anyone -> anyone: the communicator is broken; payload: EncodeReason
+  kPositionQuery = 5,    // coordinator -> rank: where are you?
+  kPositionPending = 6,  // rank -> coordinator: alive; whether an answer follows is not certain
+  kPosition = 7,         // rank -> coordinator: the answer; payload: text
 };
 
 std::string EncodeAnnouncement(const Announcement& announcement);

@@ -1,4 +1,4 @@
-// DescribeMismatch: what ranks must agree on, and how a disagreement is told.
+// DescribeMismatch: what ranks must agree on, and how a disagreement is reported.
 #include <cstdio>
 #include <functional>
 #include <set>
@@ -56,7 +56,7 @@ const std::vector<Field>& Fields() {
   return *fields;
 }
 
-// The value that is compared: exact, where the text may be short or only explain.
+// The exact value to compare; the text shown may be shortened or only explanatory.
 std::string Compared(const Field& field, const Announcement& a) {
   if (field.name == std::string("shapes or plan")) return std::to_string(a.fingerprint);
   if (field.name != std::string("mpi/check")) return field.text(a);
@@ -64,7 +64,7 @@ std::string Compared(const Field& field, const Announcement& a) {
   return std::to_string(flags) + ((flags & DDL_FLAG_CHECK) != 0 ? ", tolerance " + Digits(a.tolerance, 17) : "");
 }
 
-// The comparison of every call; the table above only explains. Fields that do not apply are equal or ignored.
+// The comparison made for every call; the table above is for messages only. Fields that do not apply are ignored.
 bool Agree(const Announcement& a, const Announcement& b) {
   return a.kind == b.kind && (!HasData(a) || a.dtype == b.dtype) && (!Reduces(a) || a.op == b.op) &&
          (!HasRoot(a) || a.root == b.root) && (!HasEqualCount(a) || a.count == b.count) &&
@@ -105,7 +105,7 @@ std::string DescribeMismatch(const std::vector<Submission>& submissions) {
     for (size_t i = 0; i < values.size(); ++i) {
       differences += (i > 0 ? ", " : "") + texts[i];
       if (!texts_differ) differences += " (" + values[i] + ")";
-      differences += " on rank(s) " + JoinRanks(ranks[i]);
+      differences += " on rank(s) " + FormatRanks(ranks[i]);
     }
     // Another collective under the same name: its other fields differ for that reason alone.
     if (field.name == std::string("collective")) break;

@@ -1,4 +1,4 @@
-// The splits of an all_to_all, of which the coordinator alone knows those of every rank.
+// The splits of an all_to_all. Only the coordinator knows those of every rank.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -8,7 +8,7 @@
 
 namespace ddl {
 
-bool SplitsFit(const int64_t* splits, size_t num_splits, uint64_t rows) {
+bool SplitsAreValid(const int64_t* splits, size_t num_splits, uint64_t rows) {
   uint64_t left = rows;  // counted down: a sum of wrong splits may be beyond 64 bits
   for (size_t i = 0; i < num_splits; ++i) {
     if (splits[i] < 0 || static_cast<uint64_t>(splits[i]) > left) return false;
@@ -20,7 +20,7 @@ bool SplitsFit(const int64_t* splits, size_t num_splits, uint64_t rows) {
 std::string DescribeWrongSplits(const std::vector<Submission>& submissions) {
   std::string wrong;
   for (const auto& [rank, a] : submissions) {
-    if (SplitsFit(a.splits.data(), a.splits.size(), a.rows)) continue;
+    if (SplitsAreValid(a.splits.data(), a.splits.size(), a.rows)) continue;
     wrong += (wrong.empty() ? "" : "; ") + std::to_string(a.rows) + " rows in splits of";
     for (size_t to = 0; to < a.splits.size(); ++to) wrong += (to == 0 ? " " : ", ") + std::to_string(a.splits[to]);
     wrong += " on rank " + std::to_string(rank);
@@ -32,7 +32,7 @@ std::string DescribeWrongSplits(const std::vector<Submission>& submissions) {
          std::to_string(submissions.size()) + "). Received: " + wrong + ".";
 }
 
-std::vector<Verdict> VerdictsOfAllToAll(const Decision& decision, const std::vector<Submission>& submissions) {
+std::vector<Verdict> AllToAllVerdicts(const Decision& decision, const std::vector<Submission>& submissions) {
   std::vector<Verdict> verdicts;
   for (auto to = submissions.rbegin(); to != submissions.rend(); ++to) {
     Verdict verdict{decision, {to->rank}};

@@ -21,15 +21,16 @@
 namespace ddl {
 namespace {
 
-// How often waiting requests, other processes and the clock are looked at.
-constexpr double kWatchPendingSeconds = 0.02;
-constexpr double kWatchIdleSeconds = 0.1;
-// How long a thread looks without sleeping for an answer that is usually a microsecond away.
+// How often waiting requests, other processes and deadlines are checked.
+constexpr double kCheckPendingSeconds = 0.02;
+constexpr double kCheckIdleSeconds = 0.1;
+// How long a thread spins for an answer that is usually a microsecond away.
 constexpr double kSpinSeconds = 20e-6;
 
 thread_local bool on_communication_thread = false;
 
-// How often this process was forked from one that had the library: a child has the memory, but no communication thread.
+// How many forks separate this process from the one that loaded the library: a child has the memory, but no
+// communication thread.
 std::atomic<uint32_t> forks{0};
 
 }  // namespace
@@ -44,13 +45,13 @@ Status Engine::Create(const ddl_transport& transport, const ddl_options& options
   std::unique_ptr<GroupMemory> memory;
   status = GroupMemory::Create(transport, group, SlotBytes(options, transport.size), &memory);
   if (status.ok()) status = PeerMemory::Probe(transport, options.staged_only == 0, *memory);
-  Places places;
-  if (status.ok()) status = Places::Exchange(transport, &places);
+  RankLocations locations;
+  if (status.ok()) status = RankLocations::Exchange(transport, &locations);
   if (!status.ok()) {
     transport.destroy(transport.self);
     return status;
   }
-  std::unique_ptr<Engine> engine(new Engine(transport, options, std::move(memory), std::move(places), group));
+  std::unique_ptr<Engine> engine(new Engine(transport, options, std::move(memory), std::move(locations), group));
   status = engine->Start();
   if (status.ok()) {
     *out = std::move(engine);
@@ -62,16 +63,16 @@ Status Engine::Create(const ddl_transport& transport, const ddl_options& options
 }
 
 Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory,
-               Places places, const std::vector<int>& group)
+               RankLocations locations, const std::vector<int>& group)
     : transport_(transport),
       deadline_s_(options.deadline_s),
       warn_(options.warn),
       warn_user_(options.warn_user),
       memory_(std::move(memory)),
-      places_(std::move(places)),
-      watch_(*memory_, places_, transport.rank, [this](int rank) { return HasLeft(rank); }),
+      locations_(std::move(locations)),
+      peer_watch_(*memory_, locations_, transport.rank, [this](int rank) { return HasLeft(rank); }),
       channel_(transport_, *memory_),
-      heartbeat_(transport_, *memory_, places_, group, options.lost_after_s,
+      heartbeat_(transport_, *memory_, locations_, group, options.lost_after_s,
                  [this](int rank) { return HasLeft(rank); }),
       waiter_([this] { return Health(); }, options.deadline_s, memory_->local_size()),
       collectives_(transport_, *memory_, waiter_, group,
@@ -83,11 +84,12 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
   (void)watching;
   forks_at_creation_ = forks;
   if (transport.rank == 0) {
-    coordinator_ = std::make_unique<Coordinator>(places_, options.warn_after_s, options.deadline_s);
+    coordinator_ = std::make_unique<Coordinator>(locations_, options.warn_after_s, options.deadline_s);
   }
   if (options.warn_after_s > 0) {
-    waiter_.SetWarning(options.warn_after_s,
-                       [this](const std::string& waits_for, double seconds) { return WarnInside(waits_for, seconds); });
+    waiter_.SetWarning(options.warn_after_s, [this](const std::string& waits_for, double seconds) {
+      return WarnStalled(waits_for, seconds);
+    });
   }
   description_ = collectives_.Describe() + "; " + memory_->kind() + ", " +
                  std::to_string(memory_->slot_bytes() / 1024) + " KiB slots" +
@@ -113,7 +115,7 @@ Status Engine::Start() {
     error = errors[static_cast<size_t>(rank)];
   }
   if (!without.empty()) {
-    status = {DDL_INTERNAL, "the communication thread could not be started on " + places_.Of(without) + ": " +
+    status = {DDL_INTERNAL, "the communication thread could not be started on " + locations_.Describe(without) + ": " +
                                 std::strerror(error) +
                                 ". Raise the number of threads that the user (ulimit -u) or the container (pids.max) "
                                 "may have, or start fewer ranks there."};
@@ -131,7 +133,7 @@ void Engine::Close() {
   stop_ = true;
   RingBell(memory_->own());
   thread_.join();
-  // Other threads touch the group's memory under the lock only, and no more once they have seen `stop_`.
+  // Other threads touch the group's memory only under the lock, and no longer once they have seen `stop_`.
   const std::lock_guard<std::mutex> lock(mutex_);
   transport_.destroy(transport_.self);
 }
@@ -142,7 +144,7 @@ void Engine::Submit(const ddl_request& from) {
     from.done(from.user, status.code(), status.message().c_str());
     return;
   }
-  // Before the lock, which a thread of the parent may have held when this process was forked: nobody lets it go here.
+  // Before the lock, which a thread of the parent may have held when this process was forked: nobody would release it.
   if (Forked()) {
     from.done(from.user, DDL_FAILED_PRECONDITION, "this process was forked from a rank, and is not a rank itself");
     return;
@@ -168,11 +170,11 @@ bool Engine::Forked() const { return forks.load(std::memory_order_relaxed) != fo
 void Engine::Loop() {
   on_communication_thread = true;
   pthread_setname_np(pthread_self(), "keras_ddl");
-  RunSoonAfterWaking();
-  const std::vector<int> sharers = places_.SharersOfCores(transport_.rank);
-  StayOffOtherRanksCores(static_cast<int>(std::find(sharers.begin(), sharers.end(), transport_.rank) - sharers.begin()),
-                         static_cast<int>(sharers.size()));
-  prctl(PR_SET_TIMERSLACK, 1000UL);  // sleeps of 50 us are meant as such (the default slack is 50 us)
+  RequestLowWakeupLatency();
+  const std::vector<int> sharers = locations_.RanksOnSameCores(transport_.rank);
+  KeepToOwnCores(static_cast<int>(std::find(sharers.begin(), sharers.end(), transport_.rank) - sharers.begin()),
+                 static_cast<int>(sharers.size()));
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // sleeps of 50 us must be precise (the default slack is 50 us)
   const LifeLock alive(memory_->own());
   while (!stop_) {
     // Read before looking for work: what arrives later changes it, and Idle returns at once.
@@ -182,9 +184,9 @@ void Engine::Loop() {
     worked = DeliverVerdicts() || worked;
     worked = RunDecisions() || worked;
     const double now = Now();
-    if (now - last_watch_ > (num_pending_ > 0 ? kWatchPendingSeconds : kWatchIdleSeconds)) {
-      last_watch_ = now;
-      WatchOver();
+    if (now - last_peer_check_ > (num_pending_ > 0 ? kCheckPendingSeconds : kCheckIdleSeconds)) {
+      last_peer_check_ = now;
+      CheckPeers();
       worked = DeliverVerdicts() || worked;
       worked = !decisions_.empty() || worked;
     }
@@ -229,7 +231,7 @@ void Engine::Decide(const Decision& decision) {
     return;
   }
   if (std::find(decision.joined.begin(), decision.joined.end(), transport_.rank) != decision.joined.end()) {
-    TakePartJoined(decision);
+    RunAsJoined(decision);
     return;
   }
   const auto at = pending_.find(decision.name);
@@ -266,7 +268,7 @@ Status Engine::EndRun(const Status& status, bool broken) {
 }
 
 void Engine::Finish(const Request& request, const Status& status) {
-  // First: whoever waits for this may come to the next rendezvous at once.
+  // First: a thread that waits for this may go to the next rendezvous at once.
   memory_->own().outstanding.fetch_sub(1, std::memory_order_release);
   request.done(request.user, status.code(), status.message().c_str());
 }
@@ -281,8 +283,8 @@ void Engine::Idle(uint32_t seen) {
   int64_t sleep_us = 100'000;
   if (num_pending_ > 0 || !channel_.Idle() || !channel_.NothingArriving()) {
     sleep_us = 20'000;
-    // Messages of other hosts do not ring, nor does a mailbox that has room again: look for them, ever less often while
-    // nothing comes.
+    // Messages from other hosts do not ring the bell, nor does a mailbox that has room again: poll for them, less and
+    // less often while nothing arrives.
     if (channel_.NeedsPolling() || !channel_.Idle()) {
       sleep_us = std::clamp<int64_t>(static_cast<int64_t>((now - idle_since_) * 1e6 / 8), 20, 500);
     }

@@ -1,6 +1,6 @@
-// Engine: one rank's end of a communicator. Any thread submits; one communication thread announces, takes decisions
-// and runs the collectives, in the order the coordinator (rank 0's engine) decided. Where all ranks share memory,
-// calling threads that come to a collective together run it themselves (inline_rendezvous.h).
+// Engine: one rank's end of a communicator. Any thread submits; one communication thread announces, receives decisions
+// and runs the collectives, in the order that the coordinator (in rank 0's engine) decided. Where all ranks share
+// memory, calling threads that reach a collective together run it themselves (inline_rendezvous.h).
 #ifndef KERAS_DDL_CORE_ENGINE_ENGINE_H_
 #define KERAS_DDL_CORE_ENGINE_ENGINE_H_
 
@@ -21,7 +21,7 @@
 #include "hierarchy/hierarchical_collectives.h"
 #include "liveness/heartbeat.h"
 #include "liveness/peer_watch.h"
-#include "liveness/places.h"
+#include "liveness/rank_locations.h"
 #include "liveness/stack_position.h"
 #include "shm/group_memory.h"
 
@@ -40,9 +40,9 @@ class Engine {
   void Close();
   // See ddl_next_question and ddl_answer.
   StackPosition& stack_position() { return stack_position_; }
-  void Answered();
-  // inline.cc. Carries the request out on the calling thread, waiting about `patience_us` for the other ranks to
-  // do the same. What it returns: see ddl_try_run; 0 also when the communicator broke, which Submit will tell.
+  void OnPositionKnown();
+  // inline.cc. Runs the request on the calling thread, waiting about `patience_us` for the other ranks to do the same.
+  // Returns what ddl_try_run does; 0 also when the communicator broke, which Submit then reports.
   int TryRun(const ddl_request& request, uint32_t patience_us);
 
   int rank() const { return transport_.rank; }
@@ -52,8 +52,8 @@ class Engine {
   const char* description() const { return description_.c_str(); }
 
  private:
-  Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory, Places places,
-         const std::vector<int>& group);
+  Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory,
+         RankLocations locations, const std::vector<int>& group);
 
   // Starts the communication thread on every rank or on none. COLLECTIVE.
   Status Start();
@@ -66,10 +66,10 @@ class Engine {
   // See Decision::rows.
   std::vector<uint64_t> RowsAtRendezvous(const ddl_request& request) const;
   Status HealthInline();
-  // DDL_ABORTED when the caller has wanted to return for a while, and can not.
-  Status Interruption();
-  bool InlineBusy();
-  // In a child of the process that made this: memory that is shared with other ranks must be left alone.
+  // DDL_ABORTED when the caller was interrupted a while ago and the collective has not ended.
+  Status CheckInterrupted();
+  bool IsInlineBusy();
+  // Whether this is a forked child of the process that made this: it must not touch memory shared with other ranks.
   bool Forked() const;
   static bool OnCommunicationThread();
 
@@ -78,7 +78,8 @@ class Engine {
   bool TakeSubmissions();
   bool RunDecisions();
   void Decide(const Decision& decision);
-  // Around what the executor does. After EndRun the communicator may be broken; returns what the request is told.
+  // Called before and after the executor runs. After EndRun the communicator may be broken; returns the status for the
+  // request.
   void BeginRun(const Announcement& announcement);
   Status EndRun(const Status& status, bool broken);
   void Finish(const Request& request, const Status& status);
@@ -87,7 +88,7 @@ class Engine {
 
   // join.cc. Whether this rank waits in a join: it takes part in the collectives of others, and submits none.
   bool HasJoined() const { return pending_.count(kJoin) != 0; }
-  void TakePartJoined(const Decision& decision);
+  void RunAsJoined(const Decision& decision);
   void EndJoin(const Decision& decision);
 
   // messages.cc.
@@ -97,21 +98,21 @@ class Engine {
   bool DeliverVerdicts();
 
   // failure.cc.
-  void WatchOver();
-  void AskAndAnswer();
-  void SayWhere();
+  void CheckPeers();
+  void ExchangePositions();
+  void ReportPosition();
   bool HasLeft(int rank);
-  double WarnInside(const std::string& waits_for, double seconds);
-  std::string Suspects() const;
-  // A collective that made no progress: whoever gives no sign of life is named.
+  double WarnStalled(const std::string& waits_for, double seconds);
+  std::string DescribeSuspects() const;
+  // Adds the ranks that show no sign of life to the message of a collective that made no progress.
   Status WithSuspects(const Status& status) const;
-  void TellCoordinator(MessageType type, const std::string& text);
+  void SendToCoordinator(MessageType type, const std::string& text);
   Status Health();
   void Break(const Status& status);
-  void ShowBroken(const Status& status);
+  void PublishBroken(const Status& status);
   void FailPending(const Status& status);
-  // What a request that could not run is told: `status`, and which request.
-  static Status Pending(const Status& status, const Announcement& announcement);
+  // The status for a request that could not run: `status`, with the request named in the message.
+  static Status WithPendingRequest(const Status& status, const Announcement& announcement);
   void Leave();
 
   ddl_transport transport_;
@@ -119,9 +120,9 @@ class Engine {
   void (*const warn_)(void* user, const char* message);
   void* const warn_user_;
   std::unique_ptr<GroupMemory> memory_;
-  const Places places_;
+  const RankLocations locations_;
   StackPosition stack_position_;
-  PeerWatch watch_;
+  PeerWatch peer_watch_;
   ControlChannel channel_;
   Heartbeat heartbeat_;
   Waiter waiter_;
@@ -134,31 +135,32 @@ class Engine {
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Request>> submitted_;  // guarded by mutex_
-  // A calling thread is at the rendezvous or carries a collective out; meanwhile nothing is announced, so no other
-  // collective can be decided that would need the group's memory. Guarded by mutex_.
+  // A calling thread is at the rendezvous or runs a collective. Meanwhile nothing is announced, so no other collective
+  // that needs the group's memory can be decided. Guarded by mutex_.
   bool inline_busy_ = false;
-  Status inline_failure_;  // guarded by mutex_: what the communication thread has to break with
+  Status
+      inline_failure_;  // guarded by mutex_: the status with which the communication thread must break the communicator
   uint32_t forks_at_creation_ = 0;
   std::atomic<bool> usable_{true};  // false once broken
   std::atomic<bool> stop_{false};
   std::atomic<double> stop_since_{0};
 
-  // A join has no name, other requests have one.
+  // A join has no name; other requests have one.
   static constexpr const char* kJoin = "";
   std::unordered_map<std::string, std::deque<std::unique_ptr<Request>>> pending_;
   size_t num_pending_ = 0;
   std::deque<Verdict> outbox_;  // rank 0: decided, but not yet known to every rank concerned
   bool outbox_front_sent_ = false;
-  std::deque<Decision> decisions_;               // to be carried out here
-  Status broken_;                                // once not OK, every request fails with it
-  std::vector<ControlChannel::Received> early_;  // came in the middle of a collective; see HasLeft
-  const Announcement* running_ = nullptr;        // the collective under way
-  // The one under way on a calling thread, which owns these: when it asked last whether it is interrupted, and since
-  // when it is; 0: never.
+  std::deque<Decision> decisions_;                           // to be executed here
+  Status broken_;                                            // once not OK, every request fails with it
+  std::vector<ControlChannel::Received> deferred_messages_;  // arrived during a collective; see HasLeft
+  const Announcement* running_ = nullptr;                    // the collective under way
+  // The request running on a calling thread, which owns these: when it last checked for an interrupt, and when one was
+  // found; 0: never.
   const ddl_request* running_inline_ = nullptr;
-  double asked_at_ = 0;
+  double interrupt_checked_at_ = 0;
   double interrupted_since_ = 0;
-  double last_watch_ = 0;
+  double last_peer_check_ = 0;
   double idle_since_ = 0;
   std::thread thread_;
 };

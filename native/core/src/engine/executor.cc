@@ -31,20 +31,20 @@ std::vector<Range> RangesOf(const std::vector<T>& rows, uint64_t row_count) {
   return ranges;
 }
 
-// The request's output, for so many rows of each rank. A rank without memory still has to take its part, or the others
-// would hang: on failure the communicator is given up.
+// Allocates the request's output, for this many rows of each rank. A rank without memory would leave the others
+// hanging: on failure the communicator is given up.
 Status AllocateRows(const Request& request, const std::vector<uint64_t>& rows, char** out) {
   *out = static_cast<char*>(request.allocate(request.user, rows.data(), static_cast<int>(rows.size())));
   const uint64_t count = RangesOf(rows, request.announcement.row_count).back().end;
   if (*out != nullptr || count == 0) return {};
-  return {DDL_INTERNAL,
-          "no memory for the " + std::to_string(count) + " elements that " + Label(request.announcement) + " brings"};
+  return {DDL_INTERNAL, "out of memory for the " + std::to_string(count) + " elements of the result of " +
+                            Label(request.announcement)};
 }
 
 // After an exception: std::bad_alloc, or std::length_error for what no machine has.
-Status NoMemory(const Announcement& announcement, bool* broken) {
-  *broken = true;  // the others are in the middle of it, and hear why
-  return {DDL_INTERNAL, "no memory for what " + Label(announcement) + " keeps on its way"};
+Status OutOfMemory(const Announcement& announcement, bool* broken) {
+  *broken = true;  // the others are in the middle of it, and must learn why
+  return {DDL_INTERNAL, "out of memory for the working buffers of " + Label(announcement)};
 }
 
 }  // namespace
@@ -53,7 +53,7 @@ Status Executor::Run(const Request& request, const Decision& decision, bool* bro
   try {
     return RunWithMemory(request, decision, broken);
   } catch (const std::exception&) {
-    return NoMemory(request.announcement, broken);
+    return OutOfMemory(request.announcement, broken);
   }
 }
 
@@ -61,13 +61,13 @@ Status Executor::RunJoined(const Decision& decision, bool* broken) {
   try {
     return RunWithMemory(stand_in_.RequestFor(*decision.submitted, transport_.size), decision, broken);
   } catch (const std::exception&) {
-    return NoMemory(*decision.submitted, broken);
+    return OutOfMemory(*decision.submitted, broken);
   }
 }
 
 Status Executor::RunWithMemory(const Request& request, const Decision& decision, bool* broken) {
   const Announcement& a = request.announcement;
-  // The decision itself is the barrier: it is taken when every rank has come.
+  // The decision itself is the barrier: it is made when every rank has arrived.
   if (a.kind == DDL_BARRIER) return {};
   const auto dtype = static_cast<ddl_dtype>(a.dtype);
   View in(DtypeSize(dtype));

@@ -17,7 +17,7 @@ class Executor {
   Executor(const ddl_transport& transport, HierarchicalCollectives& collectives)
       : transport_(transport), collectives_(collectives) {}
 
-  // COLLECTIVE. A status other than OK with `*broken` false concerns this request alone, on every rank equally; with
+  // COLLECTIVE. A status other than OK with `*broken` false concerns only this request, equally on every rank. With
   // `*broken` true the ranks are out of step and the communicator must be given up.
   Status Run(const Request& request, const Decision& decision, bool* broken);
   // The same on a rank that has joined: its part in what the others have submitted.

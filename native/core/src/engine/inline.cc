@@ -1,9 +1,8 @@
-// How a calling thread carries a collective out itself, at a rendezvous (inline_rendezvous.h) of all ranks' calling
-// threads.
+// How a calling thread runs a collective itself, at a rendezvous (inline_rendezvous.h) of all ranks' calling threads.
 //
-// Why no other collective can want the group's memory meanwhile: a rank comes to a rendezvous only when nothing of its
+// Why no other collective can use the group's memory meanwhile: a rank goes to a rendezvous only when nothing of its
 // own is outstanding, and announces nothing until it has left. A collective is decided when every rank has announced
-// it: hence before any rank came (then it was outstanding) or after every rank has left.
+// it: hence before any rank arrived (then it was outstanding) or after every rank has left.
 #include <sched.h>
 
 #include <cstring>
@@ -16,10 +15,10 @@
 namespace ddl {
 namespace {
 
-// After this long, a rank with requests at the coordinator is taken to be on its way there, not to the rendezvous.
-constexpr double kElsewhereSeconds = 10e-6;
+// After this long, a rank with requests at the coordinator is assumed not to come to the rendezvous.
+constexpr double kAbsentPatienceSeconds = 10e-6;
 
-// All-reduces whose data is eager: up to so much of one rank, or of all together.
+// All-reduces whose data is eager: up to this many bytes of one rank, or of all together.
 constexpr uint64_t kAlwaysEagerBytes = 16 * 1024;
 constexpr uint64_t kEagerBytesOfAll = 256 * 1024;
 
@@ -33,24 +32,24 @@ uint64_t BytesOf(const ddl_request& request) {
   return CountOf(request) * DtypeSize(static_cast<ddl_dtype>(request.dtype));
 }
 
-RendezvousCard CardOf(const ddl_request& request) {
-  RendezvousCard card{};
+RendezvousRecord RecordOf(const ddl_request& request) {
+  RendezvousRecord record{};
   const bool reduces = request.kind == DDL_ALL_REDUCE || request.kind == DDL_REDUCE_SCATTER;
-  card.must_agree.kind = request.kind;
-  card.must_agree.dtype = request.kind == DDL_BARRIER ? 0 : request.dtype;
-  card.must_agree.op = reduces ? request.op : 0;
-  card.must_agree.root = request.kind == DDL_BROADCAST ? request.root : 0;
-  card.must_agree.count = HasFreeRows(request.kind) ? 0 : CountOf(request);
-  card.must_agree.row_count = request.row_count;
-  card.must_agree.fingerprint = request.fingerprint;
+  record.must_agree.kind = request.kind;
+  record.must_agree.dtype = request.kind == DDL_BARRIER ? 0 : request.dtype;
+  record.must_agree.op = reduces ? request.op : 0;
+  record.must_agree.root = request.kind == DDL_BROADCAST ? request.root : 0;
+  record.must_agree.count = HasFreeRows(request.kind) ? 0 : CountOf(request);
+  record.must_agree.row_count = request.row_count;
+  record.must_agree.fingerprint = request.fingerprint;
   // Two names that collide are still told apart where anything else about the collectives differs.
-  card.must_agree.name_hash = Hash(request.name);
-  card.rows = request.rows;
-  return card;
+  record.must_agree.name_hash = Hash(request.name);
+  record.rows = request.rows;
+  return record;
 }
 
-// Whether the data travels with the card: the same verdict on every rank, since it follows from what must agree.
-// Everyone reads everyone's data, so among many ranks the schemes that share the work are faster from some size on.
+// Whether the data is sent with the record: the same answer on every rank, since it follows from what must agree. Every
+// rank reads every rank's data, so among many ranks the schemes that divide the work are faster from some size on.
 bool IsEager(const ddl_request& request, int size) {
   if (request.kind == DDL_ALL_REDUCE) {
     if (request.op == DDL_MEAN && !IsFloating(static_cast<ddl_dtype>(request.dtype))) return false;
@@ -65,24 +64,24 @@ bool IsEager(const ddl_request& request, int size) {
 }  // namespace
 
 int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
-  // A rank that joins waits until the others have no more data: the communication thread works for them meanwhile.
+  // A rank that joins waits until the others have no more data; the communication thread takes part meanwhile.
   if (request.kind == DDL_JOIN) return 0;
-  // What is wrong with a request is for Submit to say.
+  // Submit reports what is wrong with a request.
   if (memory_->local_size() != transport_.size || !Validate(request, transport_.size).ok()) return 0;
   if ((request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0) return 0;
   if (HasFreeRows(request.kind) && request.allocate == nullptr) return 0;
   const size_t num_splits = request.kind == DDL_ALL_TO_ALL ? static_cast<size_t>(transport_.size) : 0;
   if (num_splits * sizeof *request.splits > kEagerBytes) return 0;
-  if (num_splits > 0 && !SplitsFit(request.splits, num_splits, request.rows)) return 0;
+  if (num_splits > 0 && !SplitsAreValid(request.splits, num_splits, request.rows)) return 0;
   if (!EnterInline()) return 0;
   const double submitted = Trace::Stamp();
   const bool eager = IsEager(request, transport_.size);
-  RendezvousCard& card = rendezvous_.card();
-  card = CardOf(request);
+  RendezvousRecord& record = rendezvous_.record();
+  record = RecordOf(request);
   // An all_to_all has its splits where others have small data.
   if (num_splits > 0) std::memcpy(rendezvous_.eager(), request.splits, num_splits * sizeof *request.splits);
   // Nothing else can be timed between the proposal and its use: see above.
-  if (request.kind == DDL_ALL_REDUCE && !eager) card.scheme = collectives_.Propose(BytesOf(request)).Encode();
+  if (request.kind == DDL_ALL_REDUCE && !eager) record.scheme = collectives_.Propose(BytesOf(request)).Encode();
   if (eager && (request.kind == DDL_ALL_REDUCE || request.root == transport_.rank)) {
     char* to = rendezvous_.eager();
     for (uint32_t i = 0; i < request.num_buffers; ++i) {
@@ -98,7 +97,7 @@ int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   const bool agreed = rendezvous_.Agreed();
   const double started = Trace::Stamp();
   running_inline_ = &request;
-  asked_at_ = 0;
+  interrupt_checked_at_ = 0;
   interrupted_since_ = 0;
   const Status status = agreed ? RunInline(request, eager) : Status();
   rendezvous_.Close();
@@ -117,7 +116,7 @@ bool Engine::EnterInline() {
   if (Forked()) return false;  // before the lock: see Submit
   const std::lock_guard<std::mutex> lock(mutex_);
   if (stop_ || inline_busy_ || !usable_) return false;
-  // Acquires what the communication thread did for requests that have ended.
+  // Synchronizes with what the communication thread did for requests that have ended.
   if (memory_->own().outstanding.load(std::memory_order_acquire) != 0) return false;
   if (memory_->block(0).no_rendezvous.load(std::memory_order_relaxed) != 0) return false;
   inline_busy_ = true;
@@ -150,7 +149,7 @@ bool Engine::Rendezvous(uint32_t patience_us) {
     for (int local = 0; local < memory_->local_size(); ++local) {
       elsewhere = elsewhere || memory_->block(local).outstanding.load(std::memory_order_relaxed) != 0;
     }
-    if (waited > patience_us * 1e-6 || (elsewhere && waited > kElsewhereSeconds) || stop_) {
+    if (waited > patience_us * 1e-6 || (elsewhere && waited > kAbsentPatienceSeconds) || stop_) {
       return !rendezvous_.Withdraw();
     }
     sched_yield();
@@ -162,7 +161,7 @@ std::vector<uint64_t> Engine::RowsAtRendezvous(const ddl_request& request) const
   for (int local = 0; local < transport_.size; ++local) {
     const auto* const splits = reinterpret_cast<const int64_t*>(rendezvous_.eager_of(local));
     rows.push_back(request.kind == DDL_ALL_TO_ALL ? static_cast<uint64_t>(splits[transport_.rank])
-                                                  : rendezvous_.card_of(local).rows);
+                                                  : rendezvous_.record_of(local).rows);
   }
   return rows;
 }
@@ -177,7 +176,7 @@ Status Engine::RunInline(const ddl_request& request, bool eager) {
     // An integer mean is reduced in wider integers: not the bytes that the proposal was for.
     if (request.kind == DDL_ALL_REDUCE &&
         (request.op != DDL_MEAN || IsFloating(static_cast<ddl_dtype>(request.dtype)))) {
-      decision.scheme = Scheme::Decode(rendezvous_.card_of(0).scheme);
+      decision.scheme = Scheme::Decode(rendezvous_.record_of(0).scheme);
     }
     // A request that all ranks can carry out fails only when the ranks fall out of step.
     bool broken = false;

@@ -6,7 +6,7 @@ namespace ddl {
 
 bool InlineRendezvous::Arrive() {
   const auto size = static_cast<uint64_t>(memory_.local_size());
-  // Acquires the cards of those who came before, releases this one's to those who come after. The last opens the next
+  // Acquires the records of those who came before, releases this one's to those who come after. The last opens the next
   // rendezvous in the same instruction: were there a moment between, a rank could leave this one and come to a next one
   // that is not open.
   uint64_t seen = word().load(std::memory_order_acquire);
@@ -26,9 +26,9 @@ bool InlineRendezvous::Withdraw() {
 }
 
 bool InlineRendezvous::Agreed() const {
-  const RendezvousCard& first = card_of(0);
+  const RendezvousRecord& first = record_of(0);
   for (int local = 1; local < memory_.local_size(); ++local) {
-    if (std::memcmp(&card_of(local).must_agree, &first.must_agree, sizeof first.must_agree) != 0) return false;
+    if (std::memcmp(&record_of(local).must_agree, &first.must_agree, sizeof first.must_agree) != 0) return false;
   }
   return true;
 }

@@ -1,14 +1,14 @@
-// InlineRendezvous: how the threads that wait for a collective carry it out themselves, without the communication
-// threads and without asking the coordinator.
+// InlineRendezvous: lets the threads that wait for a collective run it themselves, without the communication threads
+// and without asking the coordinator.
 //
-// In a group of all ranks, a rank that has nothing else outstanding writes what it has to do on its card, adds small
-// data, and arrives at the current rendezvous. When all ranks have arrived it is complete: everyone reads all cards,
-// and since everyone reads the same cards, everyone comes to the same verdict - carry the collective out now, or leave
-// it to the coordinator. A rank that does not want to wait longer withdraws, which succeeds unless the
-// rendezvous is complete already: one atomic word decides, so no two ranks can differ about it.
+// In a group of all ranks, a rank that has nothing else outstanding describes its collective in its record, adds small
+// data, and arrives at the current rendezvous. When all ranks have arrived it is complete. All ranks then read the same
+// records and so come to the same conclusion: run the collective now, or leave it to the coordinator. A rank that does
+// not want to wait longer withdraws, which succeeds unless the rendezvous is already complete. One atomic word decides,
+// so no two ranks can disagree about it.
 //
-// Cost when all ranks come together: one atomic addition per rank and the reading of each other's cards, about a
-// microsecond where a round trip through communication threads and coordinator takes some fifty.
+// Cost when all ranks arrive together: one atomic addition per rank and reading each other's records, about a
+// microsecond. A round trip through communication threads and coordinator takes about fifty.
 #ifndef KERAS_DDL_CORE_ENGINE_INLINE_RENDEZVOUS_H_
 #define KERAS_DDL_CORE_ENGINE_INLINE_RENDEZVOUS_H_
 
@@ -22,8 +22,8 @@ class InlineRendezvous {
  public:
   explicit InlineRendezvous(GroupMemory& memory) : memory_(memory) {}
 
-  // The card and the buffer for small data (kEagerBytes) to fill in before Arrive.
-  RendezvousCard& card() { return memory_.own().cards[number_ % 2]; }
+  // The record and the buffer for small data (kEagerBytes) to fill in before Arrive.
+  RendezvousRecord& record() { return memory_.own().records[number_ % 2]; }
   char* eager() { return memory_.own().eager[number_ % 2]; }
 
   // Returns true when this rank was the last: the rendezvous is complete.
@@ -33,10 +33,10 @@ class InlineRendezvous {
   // Takes the arrival back; false when the rendezvous is complete after all.
   bool Withdraw();
 
-  // REQUIRES: complete, and not yet Closed. Whether all ranks wrote the same on the part of their cards that must be
+  // REQUIRES: complete, and not yet Closed. Whether all ranks wrote the same on the part of their records that must be
   // equal.
   bool Agreed() const;
-  const RendezvousCard& card_of(int local_rank) const { return memory_.block(local_rank).cards[number_ % 2]; }
+  const RendezvousRecord& record_of(int local_rank) const { return memory_.block(local_rank).records[number_ % 2]; }
   const char* eager_of(int local_rank) const { return memory_.block(local_rank).eager[number_ % 2]; }
   // This rank has read all it needs. Cards and data are overwritten two rendezvous later, which nobody can complete
   // before every rank has arrived at the next one: no further flag is needed.

@@ -1,4 +1,4 @@
-// What a rank does between the moment it joins and the moment all ranks have.
+// What a rank does from the time it joins until all ranks have joined.
 #include <cstring>
 #include <utility>
 
@@ -7,12 +7,12 @@
 
 namespace ddl {
 
-void Engine::TakePartJoined(const Decision& decision) {
+void Engine::RunAsJoined(const Decision& decision) {
   if (!broken_.ok()) return;  // an abort has overtaken the decision
   BeginRun(*decision.submitted);
   bool broken = false;
   const Status status = executor_.RunJoined(decision, &broken);
-  // Whoever submitted it hears of what concerns the request alone.
+  // A failure of the request alone is reported to the ranks that submitted it.
   (void)EndRun(status, broken);
 }
 

@@ -1,4 +1,4 @@
-// What an engine and the coordinator tell each other: announcements one way, decisions the other.
+// The messages between an engine and the coordinator: announcements one way, decisions the other.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -13,7 +13,7 @@ namespace ddl {
 
 void Engine::Announce(std::unique_ptr<Request> request) {
   if (!broken_.ok()) {
-    Finish(*request, Pending(broken_, request->announcement));
+    Finish(*request, WithPendingRequest(broken_, request->announcement));
     return;
   }
   const bool joins = request->announcement.kind == DDL_JOIN;
@@ -25,7 +25,7 @@ void Engine::Announce(std::unique_ptr<Request> request) {
     return;
   }
   if (HasJoined()) {
-    // Waits with the join that the others know of, as after a Ctrl-C in it.
+    // Waits with the join that the others already know of, as after a Ctrl-C in it.
   } else if (coordinator_ != nullptr) {
     coordinator_->Announce(0, request->announcement, Now());
   } else {
@@ -37,7 +37,7 @@ void Engine::Announce(std::unique_ptr<Request> request) {
 }
 
 bool Engine::TakeMessages() {
-  std::vector<ControlChannel::Received> received = std::exchange(early_, {});
+  std::vector<ControlChannel::Received> received = std::exchange(deferred_messages_, {});
   const Status status = channel_.Poll(&received);
   if (!status.ok()) Break(status);
   for (const auto& message : received) Handle(message.peer, message.bytes);
@@ -65,12 +65,12 @@ void Engine::Handle(int peer, const std::string& bytes) {
       decisions_.push_back(DecodeDecision(bytes));
       decisions_.back().agreed = Trace::Stamp();
       break;
-    case MessageType::kAsk:
-      SayWhere();
+    case MessageType::kPositionQuery:
+      ReportPosition();
       break;
-    case MessageType::kHere:
-    case MessageType::kAnswer:
-      coordinator_->Hear(peer, DecodeText(bytes), TypeOf(bytes) == MessageType::kAnswer);
+    case MessageType::kPositionPending:
+    case MessageType::kPosition:
+      coordinator_->OnPositionReport(peer, DecodeText(bytes), TypeOf(bytes) == MessageType::kPosition);
       break;
     case MessageType::kAbort:
       if (broken_.ok()) {
@@ -84,7 +84,7 @@ void Engine::Handle(int peer, const std::string& bytes) {
 bool Engine::DeliverVerdicts() {
   if (coordinator_ == nullptr) return false;
   for (Verdict& verdict : coordinator_->TakeVerdicts()) outbox_.push_back(std::move(verdict));
-  // Before the verdicts are sent: who has been told of a failure must not meet a rank that has not come to it yet.
+  // Before the verdicts are sent: a rank that knows of a failure must not meet one at a rendezvous that does not.
   const bool all_come_here = coordinator_->HasTombstones(Now()) || coordinator_->AnyJoined();
   memory_->own().no_rendezvous.store(all_come_here ? 1 : 0, std::memory_order_relaxed);
   bool any = false;
@@ -99,8 +99,8 @@ bool Engine::DeliverVerdicts() {
       }
       outbox_front_sent_ = true;
     }
-    // This rank starts a collective only when no message about it waits for room in a mailbox: in the middle of a
-    // collective nobody empties mailboxes, and the rank that does not know would be waited for.
+    // This rank starts a collective only when no message about it waits for room in a mailbox: nobody empties mailboxes
+    // during a collective, and this rank would wait for a rank that does not know of it.
     if (!channel_.Flush()) break;
     if (std::find(verdict.ranks.begin(), verdict.ranks.end(), 0) != verdict.ranks.end()) {
       decisions_.push_back(verdict.decision);

@@ -30,7 +30,7 @@ void Request::Describe(const ddl_request& from, int size) {
   announcement.tolerance = from.tolerance;
   if (from.kind == DDL_ALL_TO_ALL) announcement.splits.assign(from.splits, from.splits + size);
   if (from.kind != DDL_JOIN) announcement.name = from.name;
-  if (from.detail != nullptr) announcement.detail = Cut(from.detail, kMaxDetail);
+  if (from.detail != nullptr) announcement.detail = Truncate(from.detail, kMaxDetail);
   if (from.num_buffers > 0) buffers.assign(from.buffers, from.buffers + from.num_buffers);
   for (const ddl_buffer& buffer : buffers) announcement.count += buffer.count;
   allocate = from.allocate;
@@ -48,7 +48,7 @@ Status Validate(const ddl_request& request, int size) {
   }
   if (request.name == nullptr || request.name[0] == '\0') return refuse("name: must not be empty.", "an empty name");
   if (std::char_traits<char>::length(request.name) > kMaxName) {
-    return refuse("name: at most " + std::to_string(kMaxName) + " bytes.", Cut(request.name, 80));
+    return refuse("name: at most " + std::to_string(kMaxName) + " bytes.", Truncate(request.name, 80));
   }
   if (request.kind >= DDL_NUM_KINDS) return refuse("kind: unknown.", std::to_string(request.kind));
   if (request.kind == DDL_BARRIER) return {};

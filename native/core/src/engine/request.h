@@ -11,7 +11,7 @@
 
 namespace ddl {
 
-// What was announced, the buffers, and where the answer goes.
+// The announcement, the buffers, and where the result goes.
 struct Request {
   Announcement announcement;
   std::vector<ddl_buffer> buffers;
@@ -22,11 +22,11 @@ struct Request {
 
   // Enters into the trace what began at `started` and ends now; see Trace::Collective.
   void TraceRun(double agreed, double started, int code) const;
-  // Takes over what `from` says, but for `submitted`. `size`: ranks of the communicator.
+  // Copies everything from `from`; `submitted` is left alone. `size`: ranks of the communicator.
   void Describe(const ddl_request& from, int size);
 };
 
-// Refuses what no rank could run. `size`: ranks of the communicator.
+// Rejects what no rank could run. `size`: ranks of the communicator.
 Status Validate(const ddl_request& request, int size);
 
 }  // namespace ddl

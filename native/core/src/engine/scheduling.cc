@@ -10,8 +10,8 @@
 
 namespace ddl {
 
-void RunSoonAfterWaking() {
-  if (sched_getscheduler(0) != SCHED_OTHER) return;  // a policy that somebody chose on purpose
+void RequestLowWakeupLatency() {
+  if (sched_getscheduler(0) != SCHED_OTHER) return;  // the policy was chosen deliberately
   constexpr int kNice = -10;
   // Where that is not allowed (RLIMIT_NICE), nothing changes.
   if (getpriority(PRIO_PROCESS, 0) > kNice) setpriority(PRIO_PROCESS, 0, kNice);
@@ -32,7 +32,7 @@ void RunSoonAfterWaking() {
 #endif
 }
 
-std::vector<int> CoresOf(const std::vector<int>& usable, int sharer, int sharers) {
+std::vector<int> OwnCores(const std::vector<int>& usable, int sharer, int sharers) {
   if (usable.size() < static_cast<size_t>(sharers)) return usable;
   std::vector<int> own;
   for (auto i = static_cast<size_t>(sharer); i < usable.size(); i += static_cast<size_t>(sharers)) {
@@ -41,18 +41,18 @@ std::vector<int> CoresOf(const std::vector<int>& usable, int sharer, int sharers
   return own;
 }
 
-void StayOffOtherRanksCores(int sharer, int sharers) {
+void KeepToOwnCores(int sharer, int sharers) {
   if (sharers < 2) return;
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  // Fails on machines of more than 1024 cores, where threads seldom meet on one.
+  // Fails on machines of more than 1024 cores, where threads rarely share a core.
   if (sched_getaffinity(0, sizeof cores, &cores) != 0) return;
   std::vector<int> usable;
   for (int core = 0; core < CPU_SETSIZE; ++core) {
     if (CPU_ISSET(core, &cores)) usable.push_back(core);
   }
   CPU_ZERO(&cores);
-  for (const int core : CoresOf(usable, sharer, sharers)) CPU_SET(core, &cores);
+  for (const int core : OwnCores(usable, sharer, sharers)) CPU_SET(core, &cores);
   sched_setaffinity(0, sizeof cores, &cores);
 }
 

@@ -1,4 +1,4 @@
-// StandIn: the request of a rank that has joined and therefore has none: data that changes nothing, and memory for
+// StandIn: the request of a rank that has joined and therefore has none of its own: neutral data, and memory for
 // results that nobody reads.
 #ifndef KERAS_DDL_CORE_ENGINE_STAND_IN_H_
 #define KERAS_DDL_CORE_ENGINE_STAND_IN_H_
@@ -12,7 +12,7 @@ namespace ddl {
 
 class StandIn {
  public:
-  // What this rank does in a collective for which other ranks have `submitted` that. Its buffers are this object's, and
+  // This rank's request for the collective that other ranks have `submitted`. Its buffers belong to this object and are
   // valid until the next call. `size`: ranks of the communicator.
   // Cost: the bytes of one submitted input are written, and kept until Forget; as many as any other rank holds for it.
   // Throws std::bad_alloc.

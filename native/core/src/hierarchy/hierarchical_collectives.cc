@@ -70,18 +70,18 @@ HierarchicalCollectives::HierarchicalCollectives(const ddl_transport& transport,
       flat_(transport, waiter, AllRanks(transport.size), transport.rank) {
   const auto local = static_cast<size_t>(memory.local_rank());
   if (one_group() || local >= num_shards_) return;
-  std::vector<RingPlace> places;
+  std::vector<RingPosition> rings;
   int stride = 1;
   for (const int size : outer_) {
     const int position = group_ / stride % size;
     const auto at = [&](int other) {
       return groups_[static_cast<size_t>(group_ + ((other + size) % size - position) * stride)][local];
     };
-    places.push_back({size, position, at(position + 1), at(position - 1)});
+    rings.push_back({size, position, at(position + 1), at(position - 1)});
     stride *= size;
   }
   for (int i = 0; i < kBlocks; ++i) {
-    blocks_.push_back(std::make_unique<OuterAllReduce>(transport, places, kBlockTag + i));
+    blocks_.push_back(std::make_unique<OuterAllReduce>(transport, rings, kBlockTag + i));
   }
 }
 
@@ -182,25 +182,27 @@ Status HierarchicalCollectives::AllGather(const View& in, char* out, const std::
 Status HierarchicalCollectives::Broadcast(int root, const View& in, const View& out) {
   const int root_group = IndexOf(groups_, root);
   const auto& members = groups_[static_cast<size_t>(group_)];
-  // The rank that speaks for a group: the root in its own, the leader elsewhere.
-  std::vector<int> speakers;
+  // The rank that represents a group: the root in its own, the leader elsewhere.
+  std::vector<int> representatives;
   for (size_t g = 0; g < groups_.size(); ++g) {
-    speakers.push_back(static_cast<int>(g) == root_group ? root : groups_[g][0]);
+    representatives.push_back(static_cast<int>(g) == root_group ? root : groups_[g][0]);
   }
-  const int speaker = speakers[static_cast<size_t>(group_)];
-  const auto local_speaker = static_cast<int>(std::find(members.begin(), members.end(), speaker) - members.begin());
-  if (one_group()) return ShmBroadcast(pipeline_, local_speaker, in, out);
+  const int representative = representatives[static_cast<size_t>(group_)];
+  const auto local_representative =
+      static_cast<int>(std::find(members.begin(), members.end(), representative) - members.begin());
+  if (one_group()) return ShmBroadcast(pipeline_, local_representative, in, out);
 
   const size_t bytes = out.element_bytes();
   const uint64_t block = kBroadcastBytes / bytes;
-  Ring chain(transport_, waiter_, speakers, group_);
+  Ring chain(transport_, waiter_, representatives, group_);
   for (uint64_t at = 0; at < out.count(); at += block) {
     const uint64_t n = std::min(block, out.count() - at);
     char* scratch = scratch_.Reserve(n * bytes);
     const View staged(bytes, scratch, n);
     if (transport_.rank == root) CopyView(in.Slice(at, n), staged, Store::kCached);
-    if (transport_.rank == speaker) DDL_RETURN_IF_ERROR(chain.Broadcast(root_group, scratch_, scratch, n * bytes));
-    DDL_RETURN_IF_ERROR(ShmBroadcast(pipeline_, local_speaker, staged, out.Slice(at, n)));
+    if (transport_.rank == representative)
+      DDL_RETURN_IF_ERROR(chain.Broadcast(root_group, scratch_, scratch, n * bytes));
+    DDL_RETURN_IF_ERROR(ShmBroadcast(pipeline_, local_representative, staged, out.Slice(at, n)));
   }
   return {};
 }

@@ -1,12 +1,12 @@
-// HierarchicalCollectives: those of a whole communicator, seen as a box: the ranks of a group share memory (the fastest
-// dimension), the groups talk over the transport along one or more outer dimensions, such as the hosts of a rack and
-// the racks (multi-dimensional ring, arXiv 1708.02188). Equal counts, dtypes and ops on all ranks.
+// HierarchicalCollectives: the collectives of a whole communicator, seen as a box: the ranks of a group share memory
+// (the fastest dimension), the groups talk over the transport along one or more outer dimensions, such as the hosts of
+// a rack and the racks (multi-dimensional ring, arXiv 1708.02188). Equal counts, dtypes and ops on all ranks.
 //
 // N: bytes of one rank's data, L: ranks in a group, G: groups. All-reduce: the group reduces N into L shards, each rank
 // all-reduces its shard with the ranks of its place in the other groups (net/outer_all_reduce.h), the group gathers the
-// shards. A rank sends 2 (G-1)/G N/L bytes, hence a group 2 (G-1)/G N, which is the least any algorithm can. In groups
-// of unequal size only the first M ranks of each hold shards, M being the size of the smallest: 2 (G-1)/G N per group
-// all the same.
+// shards. A rank sends 2 (G-1)/G N/L bytes, hence a group 2 (G-1)/G N, which is the minimum for any algorithm. In
+// groups of unequal size only the first M ranks of each hold shards, M being the size of the smallest: 2 (G-1)/G N per
+// group all the same.
 #ifndef KERAS_DDL_CORE_HIERARCHY_HIERARCHICAL_COLLECTIVES_H_
 #define KERAS_DDL_CORE_HIERARCHY_HIERARCHICAL_COLLECTIVES_H_
 
@@ -32,7 +32,7 @@ class HierarchicalCollectives {
   // `agreed`: see ShmAllReduce; only where there is one group.
   Status AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op,
                    const std::optional<Scheme>& agreed = {});
-  // What this rank would propose to its group for an all-reduce of `bytes`.
+  // The scheme that this rank proposes to its group for an all-reduce of `bytes`.
   Scheme Propose(uint64_t bytes) { return ProposeScheme(pipeline_, bytes); }
   // `ranges[r]`: elements of the input that rank r receives, reduced.
   Status ReduceScatter(const View& in, char* out, const std::vector<Range>& ranges, ddl_dtype dtype, ddl_op op);
@@ -61,8 +61,8 @@ class HierarchicalCollectives {
   std::vector<View> Shards(const View& whole, uint64_t offset, uint64_t count) const;
   Status ProgressBlocks(bool* moved);
 
-  // Blocks of an all-reduce that are between groups at the same time. Enough for the links to have work while a block
-  // is in shared memory and while others wait for their ranks to be given a core.
+  // Blocks of an all-reduce that are in flight between groups at the same time. Enough to keep the links busy while a
+  // block is in shared memory and while others wait for their ranks to get a core.
   static constexpr int kBlocks = 4;
 
   const ddl_transport& transport_;

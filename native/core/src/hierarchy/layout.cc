@@ -22,21 +22,21 @@ constexpr uint64_t kDefaultStagingBytes = 64 * 1024 * 1024;
 constexpr uint64_t kLargestSlot = 512 * 1024;
 constexpr uint64_t kSmallestSlot = 16 * 1024;
 
-// What a rank shows the others. `text` says it to people; where it is cut, `hash` still tells two layouts apart.
-struct Card {
+// What a rank sends the others. `text` is for messages; where it is truncated, `hash` still tells two layouts apart.
+struct Record {
   uint32_t impossible;  // `text` says why
   uint64_t hash;
   char text[256];
 };
 
 // Exchanged first, alone. Its size never changes, so that builds that differ in everything else can still say so.
-struct VersionCard {
+struct VersionRecord {
   uint32_t abi_version;
   uint32_t reserved[15];
 };
-static_assert(sizeof(VersionCard) == 64, "every build must exchange the same number of bytes");
+static_assert(sizeof(VersionRecord) == 64, "every build must exchange the same number of bytes");
 
-// Whether `options` can be those of `size` ranks; see ddl.h.
+// Whether `options` are valid for `size` ranks; see ddl.h.
 Status CheckPossible(const ddl_options& options, int size) {
   if (!(options.lost_after_s == 0 || (options.lost_after_s >= 1 && std::isfinite(options.lost_after_s)))) {
     return {DDL_INVALID_ARGUMENT,
@@ -73,24 +73,24 @@ std::string Describe(const ddl_options& options, int size) {
   } else {
     text << "not watched";
   }
-  text << ", groups";  // last, because of many ranks only the first are shown
+  text << ", groups";  // last, because with many ranks the list is truncated
   for (int r = 0; r < size; ++r) text << " " << options.group[r];
   return text.str();
 }
 
 Status AgreeOnVersion(const ddl_transport& transport) {
-  const VersionCard mine{DDL_ABI_VERSION, {}};
-  std::vector<VersionCard> cards;
-  DDL_RETURN_IF_ERROR(Gather(transport, mine, &cards));
+  const VersionRecord mine{DDL_ABI_VERSION, {}};
+  std::vector<VersionRecord> records;
+  DDL_RETURN_IF_ERROR(Gather(transport, mine, &records));
   std::map<uint32_t, std::vector<int>> ranks_by_version;
   for (int rank = 0; rank < transport.size; ++rank) {
-    ranks_by_version[cards[static_cast<size_t>(rank)].abi_version].push_back(rank);
+    ranks_by_version[records[static_cast<size_t>(rank)].abi_version].push_back(rank);
   }
   if (ranks_by_version.size() == 1) return {};
   std::string received;
   for (const auto& [version, ranks] : ranks_by_version) {
     received += std::string(received.empty() ? "" : "; ") + "native ABI " + std::to_string(version) + " on rank(s) " +
-                JoinRanks(ranks);
+                FormatRanks(ranks);
   }
   return {DDL_FAILED_PRECONDITION,
           "all ranks must run the same keras_ddl. Received: " + received + ". Install one version on every host."};
@@ -113,24 +113,24 @@ Status AgreeOnLayout(const ddl_transport& transport, const ddl_options& options)
   DDL_RETURN_IF_ERROR(AgreeOnVersion(transport));
   const Status possible = CheckPossible(options, transport.size);
   const std::string text = possible.ok() ? Describe(options, transport.size) : possible.message();
-  Card mine{possible.ok() ? 0u : 1u, Hash(text), {}};
-  const std::string shown = Cut(text, sizeof mine.text - 1);
+  Record mine{possible.ok() ? 0u : 1u, Hash(text), {}};
+  const std::string shown = Truncate(text, sizeof mine.text - 1);
   std::memcpy(mine.text, shown.c_str(), shown.size() + 1);
-  std::vector<Card> cards;
-  DDL_RETURN_IF_ERROR(Gather(transport, mine, &cards));
+  std::vector<Record> records;
+  DDL_RETURN_IF_ERROR(Gather(transport, mine, &records));
   std::map<uint64_t, std::vector<int>> ranks_by_hash;
   for (int rank = 0; rank < transport.size; ++rank) {
-    const Card& card = cards[static_cast<size_t>(rank)];
-    if (card.impossible != 0) {
-      return {DDL_INVALID_ARGUMENT, std::string(card.text) + " (on rank " + std::to_string(rank) + ")"};
+    const Record& record = records[static_cast<size_t>(rank)];
+    if (record.impossible != 0) {
+      return {DDL_INVALID_ARGUMENT, std::string(record.text) + " (on rank " + std::to_string(rank) + ")"};
     }
-    ranks_by_hash[card.hash].push_back(rank);
+    ranks_by_hash[record.hash].push_back(rank);
   }
   if (ranks_by_hash.size() == 1) return {};
   std::string received;
   for (const auto& [hash, ranks] : ranks_by_hash) {
-    received += std::string(received.empty() ? "" : "; ") + cards[static_cast<size_t>(ranks[0])].text + " on rank(s) " +
-                JoinRanks(ranks);
+    received += std::string(received.empty() ? "" : "; ") + records[static_cast<size_t>(ranks[0])].text +
+                " on rank(s) " + FormatRanks(ranks);
   }
   return {DDL_FAILED_PRECONDITION, "all ranks must be given the same groups, box and settings. Received: " + received +
                                        ". Start every rank with the same mode and KERAS_DDL_* variables."};

@@ -9,12 +9,12 @@
 
 namespace ddl {
 
-// That `options` can be those of the transport's ranks and are the same on all of them: the version of the ABI,
-// group, outer, the bytes of a slot, and lost_after_s, which decides how often a rank must show itself. COLLECTIVE;
-// fails on every rank or on none, with one message.
+// Checks that `options` are valid for the transport's ranks and the same on all of them: the ABI version, group, outer,
+// the bytes of a slot, and lost_after_s, which determines how often a rank must send a heartbeat. COLLECTIVE; fails on
+// every rank or on none, with one message.
 Status AgreeOnLayout(const ddl_transport& transport, const ddl_options& options);
 
-// Bytes of a rank's slot (shm/group_memory.h): a multiple of 4096. REQUIRES: a group that can be.
+// Bytes of a rank's slot (shm/group_memory.h): a multiple of 4096. REQUIRES: a valid group.
 uint64_t SlotBytes(const ddl_options& options, int size);
 
 }  // namespace ddl

@@ -14,7 +14,7 @@ namespace ddl {
 namespace {
 
 // Below this the libc copy is as fast.
-constexpr size_t kAheadFromBytes = 8 * 1024;
+constexpr size_t kPrefetchMinBytes = 8 * 1024;
 // Below this starting a string move costs more than it saves.
 constexpr size_t kRepMovsbFromBytes = 1024;
 
@@ -126,7 +126,7 @@ void Copy(void* out, const void* in, size_t bytes, Store store) {
   } else if (store == Store::kRepMovsb && bytes >= kRepMovsbFromBytes && HasRepMovsb()) {
     StringMove(out, in, bytes);
 #endif
-  } else if (bytes >= kAheadFromBytes) {
+  } else if (bytes >= kPrefetchMinBytes) {
     Kernels().copy(static_cast<uint8_t*>(out), static_cast<const uint8_t*>(in), bytes);
   } else {
     std::memcpy(out, in, bytes);

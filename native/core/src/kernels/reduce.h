@@ -140,13 +140,13 @@ constexpr int kManyInputs = 8;                         // more streams than this
 constexpr int kInputsAtOnce = 4;                       // streams read together then
 constexpr size_t kTileBytes = 4096;                    // raw bytes of each then, so that accumulators stay in L1
 
-// Bytes of another rank's slot that are asked for ahead of their use. The processor's own prefetchers stop at the end
+// Bytes of another rank's slot that are prefetched ahead of their use. The processor's own prefetchers stop at the end
 // of each page, and another core's lines are far.
-constexpr size_t kAheadBytes = 4096;
+constexpr size_t kPrefetchBytes = 4096;
 
-// For a step of the loops below. Beyond the end, too: a prefetch never faults.
-DDL_INLINE void AskAhead(const uint8_t* at) {
-  for (size_t line = 0; line < kStepBytes; line += kLineBytes) __builtin_prefetch(at + kAheadBytes + line);
+// For a step of the loops below. May go beyond the end: a prefetch never faults.
+DDL_INLINE void Prefetch(const uint8_t* at) {
+  for (size_t line = 0; line < kStepBytes; line += kLineBytes) __builtin_prefetch(at + kPrefetchBytes + line);
 }
 
 template <bool kStreaming>
@@ -226,8 +226,8 @@ size_t ReduceBody(const uint8_t* const* in, int n, uint8_t* out, size_t offset, 
   if (n == 2) {
     const uint8_t* const two[2] = {in[0], in[1]};  // in registers: for all the compiler knows, `out` overlaps `in`
     for (; bytes - offset >= kStepBytes; offset += kStepBytes) {
-      AskAhead(two[0] + offset);
-      AskAhead(two[1] + offset);
+      Prefetch(two[0] + offset);
+      Prefetch(two[1] + offset);
       ReduceBlocks<Format, Op, Finish, 2, kBlocks, kStreaming>(two, n, out, offset, finish);
     }
   }
@@ -237,7 +237,7 @@ size_t ReduceBody(const uint8_t* const* in, int n, uint8_t* out, size_t offset, 
     }
   }
   for (; bytes - offset >= kStepBytes; offset += kStepBytes) {
-    for (int k = 0; k < n && n <= kManyInputs; ++k) AskAhead(in[k] + offset);
+    for (int k = 0; k < n && n <= kManyInputs; ++k) Prefetch(in[k] + offset);
     ReduceBlocks<Format, Op, Finish, 0, kBlocks, kStreaming>(in, n, out, offset, finish);
   }
   for (; bytes - offset >= kVectorBytes; offset += kVectorBytes) {
@@ -250,7 +250,7 @@ template <typename Format, typename Op, typename Finish>
 void ReduceAll(const uint8_t* const* in, int n, uint8_t* out, size_t bytes, bool streaming, Finish finish) {
   const size_t misaligned = reinterpret_cast<uintptr_t>(out) % kLineBytes;
   size_t offset = 0;
-  // An output between two elements never reaches a line's start on an element: it gets ordinary stores.
+  // If `out` is not aligned to an element, no element begins at the start of a line: use ordinary stores.
   if (streaming && bytes >= 2 * kLineBytes && misaligned % sizeof(typename Format::Element) == 0) {
     const size_t head = misaligned == 0 ? 0 : kLineBytes - misaligned;
     while (offset < head) {
@@ -284,7 +284,7 @@ void ReduceMean(const uint8_t* const* in, int n, uint8_t* out, size_t bytes, dou
 }
 
 template <bool kStreaming>
-void CopyAhead(uint8_t* out, const uint8_t* in, size_t bytes) {
+void CopyPrefetching(uint8_t* out, const uint8_t* in, size_t bytes) {
   const size_t misaligned = reinterpret_cast<uintptr_t>(out) % kLineBytes;
   size_t offset = misaligned == 0 ? 0 : kLineBytes - misaligned;
   if (offset > bytes) offset = bytes;
@@ -292,7 +292,7 @@ void CopyAhead(uint8_t* out, const uint8_t* in, size_t bytes) {
   constexpr size_t kStep = 4 * kLineBytes;
   constexpr size_t kVectors = kStep / kVectorBytes;
   for (; bytes - offset >= kStep; offset += kStep) {
-    for (size_t line = 0; line < kStep; line += kLineBytes) __builtin_prefetch(in + offset + kAheadBytes + line);
+    for (size_t line = 0; line < kStep; line += kLineBytes) __builtin_prefetch(in + offset + kPrefetchBytes + line);
     Bytes value[kVectors];
     for (size_t v = 0; v < kVectors; ++v) value[v] = Load(in + offset + v * kVectorBytes);
     for (size_t v = 0; v < kVectors; ++v) Store<kStreaming>(out + offset + v * kVectorBytes, value[v]);
@@ -316,7 +316,7 @@ void CopyAhead(uint8_t* out, const uint8_t* in, size_t bytes) {
    {DDL_FLOATING_ROW(Plain<float>, float), DDL_FLOATING_ROW(Plain<double>, double), DDL_FLOATING_ROW(Float16, float), \
     DDL_FLOATING_ROW(Bfloat16, float), DDL_INTEGER_ROW(int32_t, uint32_t), DDL_INTEGER_ROW(int64_t, uint64_t),        \
     DDL_INTEGER_ROW(uint8_t, uint8_t), DDL_INTEGER_ROW(int8_t, uint8_t)},                                             \
-   CopyAhead<false>, CopyAhead<true>}
+   CopyPrefetching<false>, CopyPrefetching<true>}
 // clang-format on
 
 }  // namespace

@@ -15,16 +15,17 @@
 
 namespace ddl {
 
-PeerWatch::PeerWatch(const GroupMemory& memory, const Places& places, int rank, std::function<bool(int rank)> has_left)
-    : memory_(memory), places_(places), has_left_(std::move(has_left)) {
+PeerWatch::PeerWatch(const GroupMemory& memory, const RankLocations& locations, int rank,
+                     std::function<bool(int rank)> has_left)
+    : memory_(memory), locations_(locations), has_left_(std::move(has_left)) {
   const std::vector<int>& members = memory.members();
-  for (int other = 0; other < places.size(); ++other) {
+  for (int other = 0; other < locations.size(); ++other) {
     const auto at = std::find(members.begin(), members.end(), other);
     const bool member = at != members.end();
-    const bool visible = places.at(other).same_pid_namespace;
+    const bool visible = locations.at(other).same_pid_namespace;
     if (other == rank || (!member && (!visible || (rank != 0 && other != 0)))) continue;
-    // A pidfd becomes readable when the process ends, a zombie included, and can not be fooled by a reused pid.
-    const int pid = visible ? places.at(other).pid : 0;
+    // A pidfd becomes readable when the process ends, a zombie included, and cannot be fooled by a reused pid.
+    const int pid = visible ? locations.at(other).pid : 0;
     const int fd = visible ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0u)) : -1;
     peers_.push_back({other, pid, member ? static_cast<int>(at - members.begin()) : -1,
                       fd >= 0 ? static_cast<int>(processes_.size()) : -1});
@@ -45,17 +46,18 @@ Status PeerWatch::Check() {
     if (block.state.load(std::memory_order_acquire) == kBroken) return DecodeReason(block.reason);
   }
   if (!processes_.empty() && poll(processes_.data(), processes_.size(), 0) < 0) {
-    for (pollfd& process : processes_) process.revents = 0;  // the next look tells
+    for (pollfd& process : processes_) process.revents = 0;  // found at the next check
   }
   for (Peer& peer : peers_) {
     if (peer.gone || !HasDied(peer)) continue;
-    // Looked at last: a rank that leaves says so before its process ends.
+    // Checked last: a rank that leaves says so before its process ends.
     peer.gone = HasLeft(peer);
     if (!peer.gone) {
-      return {DDL_ABORTED,
-              places_.Of(peer.rank) +
-                  " died. Look at the end of its output; a process that was killed for memory (dmesg tells), or that "
-                  "called os._exit, leaves none."};
+      return {
+          DDL_ABORTED,
+          locations_.Describe(peer.rank) +
+              " died. See the end of its output. A process that the kernel killed for lack of memory (see dmesg), or "
+              "that called os._exit, leaves none."};
     }
     if (peer.process >= 0) close(std::exchange(processes_[static_cast<size_t>(peer.process)].fd, -1));
   }

@@ -1,4 +1,4 @@
-// PeerWatch: notices that a process of this host has died, at the next look, whatever killed it.
+// PeerWatch: detects that a process on this host has died, whatever killed it.
 #ifndef KERAS_DDL_CORE_LIVENESS_PEER_WATCH_H_
 #define KERAS_DDL_CORE_LIVENESS_PEER_WATCH_H_
 
@@ -8,18 +8,19 @@
 #include <vector>
 
 #include "base/status.h"
-#include "liveness/places.h"
+#include "liveness/rank_locations.h"
 #include "shm/group_memory.h"
 
 namespace ddl {
 
 class PeerWatch {
  public:
-  // Watches the ranks of this group: by their processes in this pid namespace, else by what they hold in the group's
-  // memory (shm/life_lock.h). Rank 0, wherever it shows no memory, also watches all others in its pid namespace, and
-  // they rank 0: through it all of them hear of a death. `has_left`: whether a rank of another group has said goodbye.
-  // `places` must outlive this.
-  PeerWatch(const GroupMemory& memory, const Places& places, int rank, std::function<bool(int rank)> has_left);
+  // Watches the ranks of this group: by their processes in this pid namespace, else by the lock that they hold in the
+  // group's memory (shm/life_lock.h). Rank 0 also watches the ranks of other groups in its pid namespace, and they
+  // watch rank 0: through it all of them learn of a death. `has_left`: whether a rank of another group has left in an
+  // orderly way. `locations` must outlive this.
+  PeerWatch(const GroupMemory& memory, const RankLocations& locations, int rank,
+            std::function<bool(int rank)> has_left);
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
@@ -33,14 +34,14 @@ class PeerWatch {
     int rank;
     int pid;
     int local_rank;  // -1: of another group
-    int process;     // in processes_; -1: it can not be seen from here, or the kernel has no pidfds
+    int process;     // in processes_; -1: it cannot be seen from here, or the kernel has no pidfds
     bool gone = false;
   };
   bool HasDied(const Peer& peer) const;
   bool HasLeft(const Peer& peer) const;
 
   const GroupMemory& memory_;
-  const Places& places_;
+  const RankLocations& locations_;
   const std::function<bool(int)> has_left_;
   std::vector<Peer> peers_;
   std::vector<pollfd> processes_;  // pidfds; -1 once the peer is gone

@@ -1,7 +1,7 @@
-// StackPosition: hands the question "where is your main thread?" to whoever can look (Python), and its answer back.
+// StackPosition: passes the query "where is your main thread?" to a thread that can tell (Python), and its answer back.
 //
-// The communication thread never runs Python: a main thread that keeps the interpreter's lock would stop all
-// communication. So a thread of the language above waits in Next, and may take any time, or for ever, to answer.
+// The communication thread never runs Python: a main thread that holds the interpreter lock would stop all
+// communication. So a Python thread waits in WaitForQuery. It may take any time to answer, or never answer.
 #ifndef KERAS_DDL_CORE_LIVENESS_STACK_POSITION_H_
 #define KERAS_DDL_CORE_LIVENESS_STACK_POSITION_H_
 
@@ -14,10 +14,10 @@ namespace ddl {
 
 class StackPosition {
  public:
-  // Waits for a question; false: closed, and no question will come. Any thread.
-  bool Next() {
+  // Waits for a query; false: closed, and no query will come. Any thread.
+  bool WaitForQuery() {
     std::unique_lock<std::mutex> lock(mutex_);
-    attended_ = true;
+    has_listener_ = true;
     changed_.wait(lock, [this] { return asked_ || closed_; });
     asked_ = false;
     return !closed_;
@@ -33,16 +33,17 @@ class StackPosition {
     changed_.notify_all();
   }
 
-  // The communication thread's side; neither blocks. False: nobody ever waited for questions.
-  bool Ask() {
+  // The communication thread's side; neither blocks. Query: false if no thread has ever waited for queries. TakeAnswer:
+  // false if there is no new answer.
+  bool Query() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!attended_) return false;
+    if (!has_listener_) return false;
     answered_ = false;
     asked_ = true;
     changed_.notify_all();
     return true;
   }
-  bool Take(std::string* answer) {
+  bool TakeAnswer(std::string* answer) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!answered_) return false;
     answered_ = false;
@@ -53,7 +54,7 @@ class StackPosition {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool attended_ = false;
+  bool has_listener_ = false;
   bool asked_ = false;
   bool answered_ = false;
   bool closed_ = false;

@@ -22,9 +22,9 @@ char* OuterAllReduce::Block(uint64_t count, ddl_dtype dtype) {
   dtype_ = dtype;
   bytes_ = DtypeSize(dtype);
   const auto ring = static_cast<uint64_t>(dimensions_.empty() ? 1 : dimensions_[0].size);
-  landing_bytes_ = (count / ring + 1) * bytes_;
-  data_ = memory_.Reserve(count * bytes_ + 2 * landing_bytes_);
-  landing_ = data_ + count * bytes_;
+  recv_scratch_bytes_ = (count / ring + 1) * bytes_;
+  data_ = memory_.Reserve(count * bytes_ + 2 * recv_scratch_bytes_);
+  recv_scratch_ = data_ + count * bytes_;
   return data_;
 }
 
@@ -36,7 +36,7 @@ Status OuterAllReduce::Start(const Reduction& across, const Reduction* last) {
   posted_ = received_ = sent_ = gathers_ = 0;
   own_ = {0, count_};
   std::vector<std::vector<Range>> chunks;  // of each dimension
-  for (const RingPlace& ring : dimensions_) {
+  for (const RingPosition& ring : dimensions_) {
     chunks.push_back(Chunks(own_, ring.size));
     AddSteps(ring, chunks.back(), /*reduces=*/true);
     own_ = chunks.back()[static_cast<size_t>(ring.position)];
@@ -47,7 +47,7 @@ Status OuterAllReduce::Start(const Reduction& across, const Reduction* last) {
   return Progress(&moved);
 }
 
-void OuterAllReduce::AddSteps(const RingPlace& ring, const std::vector<Range>& chunks, bool reduces) {
+void OuterAllReduce::AddSteps(const RingPosition& ring, const std::vector<Range>& chunks, bool reduces) {
   for (int s = 0; s < ring.size - 1; ++s) {
     const RingStep step =
         reduces ? ReduceScatterStep(ring.position, ring.size, s) : AllGatherStep(ring.position, ring.size, s);
@@ -55,26 +55,26 @@ void OuterAllReduce::AddSteps(const RingPlace& ring, const std::vector<Range>& c
   }
 }
 
-// One receive ahead, so that a message finds its place when it comes. One that replaces data must not overtake the
-// sends of what it replaces, which were all made by the reduce-scatters.
+// One receive ahead, so that its buffer is ready when a message arrives. A receive that replaces data must not overtake
+// the sends of that data, all of which belong to the reduce-scatters.
 bool OuterAllReduce::MayReceive(size_t step) const {
   if (step > received_ + 1) return false;
   return step < reduce_steps_ || (sent_ >= reduce_steps_ && sends_.size() <= gathers_);
 }
 
 Status OuterAllReduce::Progress(bool* moved) {
-  // A message that carries nothing is not sent; both its ends know.
+  // An empty message is not sent; both ends know that.
   for (bool again = true; again && !done();) {
     again = false;
     while (posted_ < steps_.size() && MayReceive(posted_)) {
       const Step& step = steps_[posted_];
       if (step.receive.size() > 0) {
-        char* const to = step.reduces ? Landing(posted_) : data_ + step.receive.begin * bytes_;
+        char* const to = step.reduces ? RecvScratch(posted_) : data_ + step.receive.begin * bytes_;
         DDL_RETURN_IF_ERROR(receives_.Start(step.ring->previous, tag_, to, step.receive.size() * bytes_));
       }
       ++posted_;
     }
-    // What step s sends is what step s - 1 took.
+    // Step s sends what step s - 1 received.
     while (sent_ < steps_.size() && sent_ <= received_) {
       const Step& step = steps_[sent_];
       if (step.send.size() > 0) {
@@ -106,7 +106,7 @@ Status OuterAllReduce::Progress(bool* moved) {
 void OuterAllReduce::Take(const Step& step, size_t number) {
   if (!step.reduces) return;
   char* const target = data_ + step.receive.begin * bytes_;
-  const void* sources[] = {Landing(number), target};
+  const void* sources[] = {RecvScratch(number), target};
   Reduce(dtype_, across_.op, sources, 2, target, step.receive.size(), 1.0, Store::kCached);
   if (has_last_ && number + 1 == reduce_steps_) {
     const View sum(bytes_, data_ + own_.begin * bytes_, own_.size());

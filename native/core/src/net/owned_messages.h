@@ -1,6 +1,6 @@
-// OwnedMessages: small messages, each with memory of its own, which stays until the transport is done with it: when a
-// message has finished or could be cancelled, or, failing both, until the process ends. Nothing here waits for a peer,
-// so one that stops in the middle of a message holds up nobody else's.
+// OwnedMessages: small messages, each with memory of its own, which is kept until the transport is done with it: until
+// the message has finished or has been cancelled, or else until the process ends. Nothing here waits for a peer, so a
+// peer that stops in the middle of a message does not delay those of others.
 #ifndef KERAS_DDL_CORE_NET_OWNED_MESSAGES_H_
 #define KERAS_DDL_CORE_NET_OWNED_MESSAGES_H_
 
@@ -28,14 +28,15 @@ class OwnedMessages {
   OwnedMessages& operator=(const OwnedMessages&) = delete;
 
   Status Send(int peer, int tag, const std::string& bytes);
-  // Starts to receive every message of `tag` that has begun to arrive.
+  // Starts receiving every message of `tag` that has begun to arrive.
   Status ReceiveArriving(int tag);
-  // Looks at all messages once and appends those that have finished, a peer's in the order in which they were started.
+  // Tests all messages once and appends those that have finished; those of one peer in the order in which they were
+  // started.
   Status TakeFinished(std::vector<Finished>* finished);
-  // Ends what is under way. Cancelling a message of a peer that stands still is waited for, and there may be many
-  // such peers: from `give_up`, a time of Now(), on nothing more is tried.
+  // Cancels the messages in flight. Cancelling a message of a peer that does not respond blocks for a while, and there
+  // may be many such peers: after `give_up`, a time of Now(), no more attempts are made.
   void Cancel(double give_up);
-  // For all that a communicator's end cancels of one kind.
+  // Time limit for cancelling all messages of one kind when a communicator ends.
   static constexpr double kCancelSeconds = 0.3;
 
   bool empty() const { return under_way_.empty(); }

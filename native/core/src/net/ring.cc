@@ -67,7 +67,7 @@ Status Ring::Exchange(int distance, const char* send, uint64_t send_bytes, uint6
       on_segment(place(received), received, bytes);
       received += bytes;
     }
-    // A full window of sends is worth a look even while receives are under way: what is done makes room.
+    // Test a full window of sends even while receives are in flight: those that are done make room.
     if (sends.size() == kWindow) DDL_RETURN_IF_ERROR(Finish(&sends));
   }
   while (sends.size() > 0) DDL_RETURN_IF_ERROR(Finish(&sends));

@@ -1,5 +1,5 @@
 // Collectives between groups over the transport, on contiguous memory. One rank of each group takes part: `ranks` lists
-// them in ring order, equally on all of them; `position` is this rank's place. All are COLLECTIVE over `ranks`.
+// them in ring order, equally on all of them; `position` is this rank's position. All are COLLECTIVE over `ranks`.
 #ifndef KERAS_DDL_CORE_NET_RING_H_
 #define KERAS_DDL_CORE_NET_RING_H_
 
@@ -49,7 +49,7 @@ class Ring {
   Status Broadcast(int root, WireMemory& memory, char* data, uint64_t bytes);
 
  private:
-  // Sends to the position `distance` ahead and receives from the one as far behind at once, in segments.
+  // Sends to the position `distance` ahead and at the same time receives from the one as far behind, in segments.
   // on_segment(data, offset, bytes) is called in order for what has arrived.
   Status Exchange(int distance, const char* send, uint64_t send_bytes, uint64_t receive_bytes,
                   const std::function<void(const char* data, uint64_t offset, uint64_t bytes)>& on_segment);
@@ -61,10 +61,10 @@ class Ring {
   int next() const { return ranks_[Ahead(1)]; }
   int previous() const { return ranks_[Behind(1)]; }
 
-  // Long enough for MPI to announce it and to wait for the receiver, however far ahead the sender runs: what is sent at
-  // once piles up in the memory of a slow receiver, at worst the whole tensor.
+  // Long enough that MPI uses the rendezvous protocol and waits for the receiver: what is sent eagerly piles up in the
+  // memory of a slow receiver, at worst the whole tensor.
   static constexpr uint64_t kSegmentBytes = uint64_t{256} * 1024;
-  // Messages under way in each direction.
+  // Messages in flight in each direction.
   static constexpr uint64_t kWindow = 8;
 
   const ddl_transport& transport_;

@@ -1,6 +1,6 @@
 // All-to-all by messages: in step s each position sends to the one s ahead and receives from the one s behind, so that
-// no two send to one position at once. Positions need not be in the same step: one that is ahead waits for those that
-// are behind, and the one that is furthest behind finds its messages under way or already there.
+// no two send to one position at once. Positions need not be in the same step: one that is ahead waits for those
+// behind, and the one furthest behind finds its messages in flight or already there.
 #include "net/ring.h"
 
 namespace ddl {

@@ -1,5 +1,5 @@
-// The two halves of a ring all-reduce, for arrays of any length: each step's chunks travel in segments. The order of
-// the sum of a chunk is fixed by its place in the ring.
+// The two halves of a ring all-reduce, for arrays of any length: each step's chunks travel in segments. The order in
+// which a chunk is summed is fixed by its position in the ring.
 #include "net/ring.h"
 
 namespace ddl {

@@ -38,7 +38,8 @@ Status WireMessages::TakeFinished(bool* finished) {
 }
 
 void WireMessages::Cancel() {
-  // Taking a message back from a peer that stands still is waited for; once is enough, for the abort must go out soon.
+  // Cancelling a message of a peer that does not respond blocks for a while; do it once only, because the abort must go
+  // out soon.
   std::set<int> stuck;
   for (Message& message : under_way_) {
     if (message.operation == nullptr) continue;

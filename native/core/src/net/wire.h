@@ -1,8 +1,8 @@
-// Wire: the memory that is lent to the transport, and the messages under way in it.
+// Wire: the memory that is lent to the transport, and the messages in flight in it.
 //
-// When a communicator breaks in the middle of a collective, messages may still be under way, and the transport may not
-// be able to cancel them (a peer that is dead or stopped). No buffer of a caller is therefore ever given to the
-// transport: messages start from and land in WireMemory, which outlives them, if need be until the process ends.
+// When a communicator breaks during a collective, messages may still be in flight, and the transport may be unable to
+// cancel them (a peer that is dead or stopped). A caller's buffer is therefore never given to the transport: messages
+// are sent from and received into WireMemory, which outlives them, if necessary until the process ends.
 #ifndef KERAS_DDL_CORE_NET_WIRE_H_
 #define KERAS_DDL_CORE_NET_WIRE_H_
 
@@ -16,12 +16,11 @@
 
 namespace ddl {
 
-// Bytes of one message of an all-reduce in blocks (hierarchy/all_reduce.cc). Large enough that its overhead vanishes;
-// short enough that MPI sends it at once (Open MPI over TCP up to 64 KiB with its header), where a longer one is
-// announced first and waits for an answer that queues behind other data. A few of these under way per rank also stay
-// below what the queue of a switch holds: more is dropped there and sent again. Nothing holds back the sender of a
-// message that is not announced: only for algorithms in which few are under way by themselves, because each waits for
-// its answer.
+// Bytes of one message of an all-reduce in blocks (hierarchy/all_reduce.cc). Large enough that its overhead is
+// negligible; short enough that MPI sends it eagerly (Open MPI over TCP up to 64 KiB with its header). A longer one
+// uses the rendezvous protocol, whose reply queues behind other data. A few of these in flight per rank also fit into
+// the queue of a switch, which drops what exceeds it. Nothing throttles the sender of eager messages: use this only for
+// algorithms that by themselves keep few in flight.
 constexpr uint64_t kWireMessageBytes = uint64_t{60} * 1024;
 
 // Uninitialised memory that grows on demand. Freed with the object, unless a message could not be cancelled.
@@ -36,7 +35,7 @@ class WireMemory {
 
   // At least `bytes`. REQUIRES: no message is under way in it. Contents are lost when it grows.
   char* Reserve(uint64_t bytes);
-  // What is under way could not be cancelled: the memory is never freed.
+  // A message in flight could not be cancelled: never free the memory.
   void Leak() { leaked_ = true; }
 
  private:
@@ -45,7 +44,7 @@ class WireMemory {
   bool leaked_ = false;
 };
 
-// Messages in one direction, under way in the order in which they were started. What is under way when this ends is
+// Messages in one direction, in the order in which they were started. Those still in flight at destruction are
 // cancelled.
 class WireMessages {
  public:
@@ -58,7 +57,7 @@ class WireMessages {
   WireMessages& operator=(const WireMessages&) = delete;
 
   Status Start(int peer, int tag, char* data, uint64_t bytes);
-  // Looks at the oldest message once: true when it has finished, and is then forgotten. REQUIRES: size() > 0.
+  // Tests the oldest message once. *finished: it has finished and has been removed. REQUIRES: size() > 0.
   Status TakeFinished(bool* finished);
   void Cancel();
 

@@ -40,10 +40,10 @@ class AllReduce {
   Status Split() {
     const int me = pipeline_.rank();
     for (uint64_t k = 0; k < steps_ + 2; ++k) {
-      if (k < steps_) DDL_RETURN_IF_ERROR(FillSlot(k, ShareOf(me, pipeline_.size(), Elements(k), bytes_)));
+      if (k < steps_) DDL_RETURN_IF_ERROR(FillSlot(k, ShardOf(me, pipeline_.size(), Elements(k), bytes_)));
       if (k >= 1 && k - 1 < steps_) {
         DDL_RETURN_IF_ERROR(pipeline_.WaitReady(first_ + k - 1));
-        ReduceShare(k - 1, ShareOf(me, pipeline_.size(), Elements(k - 1), bytes_));
+        ReduceShard(k - 1, ShardOf(me, pipeline_.size(), Elements(k - 1), bytes_));
         pipeline_.MarkReduced(first_ + k - 1);
       }
       if (k >= 2) DDL_RETURN_IF_ERROR(CollectResults(k - 2));
@@ -54,7 +54,7 @@ class AllReduce {
  private:
   uint64_t Elements(uint64_t k) const { return std::min(chunk_, in_.count() - k * chunk_); }
 
-  // Shows this rank's input of step k, except the elements of `kept`, which only this rank reads.
+  // Publishes this rank's input of step k, except the elements of `kept`, which only this rank reads.
   Status FillSlot(uint64_t k, Range kept) {
     DDL_RETURN_IF_ERROR(pipeline_.WaitFree(first_ + k));
     char* slot = pipeline_.slot(pipeline_.rank(), first_ + k);
@@ -70,8 +70,8 @@ class AllReduce {
     });
   }
 
-  // Where the data of each rank for element `at` of step k lies, when this rank's own lies at `own`. The own input is
-  // read where it is: it is warm, and its slot may have bypassed the cache.
+  // The address of each rank's data for element `at` of step k, where this rank's own is at `own`. Its own input is
+  // read in place: it is warm in the cache, which its slot may have bypassed.
   const void* const* Sources(uint64_t k, uint64_t at, const char* own) {
     for (int j = 0; j < pipeline_.size(); ++j) {
       sources_[static_cast<size_t>(j)] = j == pipeline_.rank() ? own : pipeline_.slot(j, first_ + k) + at * bytes_;
@@ -93,18 +93,18 @@ class AllReduce {
     });
   }
 
-  // Reduces this rank's share of step k into the output and into the part of its slot that it left empty, which nobody
+  // Reduces this rank's shard of step k into the output and into the part of its slot that it left empty, which nobody
   // reads before MarkReduced. In tiles, so that the second copy is made from the first-level cache.
-  void ReduceShare(uint64_t k, Range share) {
-    char* const results = pipeline_.slot(pipeline_.rank(), first_ + k) + share.begin * bytes_;
+  void ReduceShard(uint64_t k, Range shard) {
+    char* const results = pipeline_.slot(pipeline_.rank(), first_ + k) + shard.begin * bytes_;
     const uint64_t tile = kTileBytes / bytes_;
-    View::ForEachPair(in_, out_, k * chunk_ + share.begin, share.end - share.begin,
+    View::ForEachPair(in_, out_, k * chunk_ + shard.begin, shard.end - shard.begin,
                       [&](char* own, char* out, uint64_t from, uint64_t n) {
                         for (uint64_t at = 0; at < n; at += tile) {
                           const uint64_t m = std::min(tile, n - at);
-                          const void* const* sources = Sources(k, share.begin + from + at, own + at * bytes_);
+                          const void* const* sources = Sources(k, shard.begin + from + at, own + at * bytes_);
                           char* const direct = out + at * bytes_;
-                          // What is streamed out can not be read back soon.
+                          // Streamed data cannot be read back soon.
                           char* const first = result_store_ == Store::kCached ? direct : tile_;
                           Reduce(reduction_.dtype, reduction_.op, sources, pipeline_.size(), first, m,
                                  reduction_.divisor, Store::kCached);
@@ -116,12 +116,12 @@ class AllReduce {
 
   Status CollectResults(uint64_t k) {
     for (int i = 1; i < pipeline_.size(); ++i) {
-      // Each rank starts with its neighbour's share, so that they do not all read one slot at once.
+      // Each rank starts with its neighbour's shard, so that they do not all read one slot at once.
       const int j = (pipeline_.rank() + i) % pipeline_.size();
       DDL_RETURN_IF_ERROR(pipeline_.WaitReducedOf(j, first_ + k));
-      const Range share = ShareOf(j, pipeline_.size(), Elements(k), bytes_);
-      const char* slot = pipeline_.slot(j, first_ + k) + share.begin * bytes_;
-      out_.ForEach(k * chunk_ + share.begin, share.end - share.begin, [&](char* out, uint64_t from, uint64_t n) {
+      const Range shard = ShardOf(j, pipeline_.size(), Elements(k), bytes_);
+      const char* slot = pipeline_.slot(j, first_ + k) + shard.begin * bytes_;
+      out_.ForEach(k * chunk_ + shard.begin, shard.end - shard.begin, [&](char* out, uint64_t from, uint64_t n) {
         Copy(out, slot + from * bytes_, n * bytes_, result_store_);
       });
     }
@@ -145,7 +145,7 @@ class AllReduce {
 
 }  // namespace
 
-Range ShareOf(int j, int size, uint64_t n, size_t element_bytes) {
+Range ShardOf(int j, int size, uint64_t n, size_t element_bytes) {
   const uint64_t line = 64 / element_bytes;
   const uint64_t each = ((n + static_cast<uint64_t>(size) - 1) / static_cast<uint64_t>(size) + line - 1) / line * line;
   return {std::min(n, static_cast<uint64_t>(j) * each), std::min(n, (static_cast<uint64_t>(j) + 1) * each)};
@@ -158,7 +158,7 @@ Status SlotAllReduce(ShmPipeline& pipeline, const View& in, const View& out, con
 }
 
 Scheme ProposeScheme(ShmPipeline& pipeline, uint64_t bytes) {
-  // Local rank 0 alone knows the times; where there is nothing to choose nobody needs to be asked.
+  // Only local rank 0 has the timings; without a choice, no rank needs to ask it.
   if (bytes > kUntunedBytes) return pipeline.tuner().Choose(bytes);
   return CandidateSchemes(0, pipeline.size(), pipeline.slot_bytes(), false)[0];
 }

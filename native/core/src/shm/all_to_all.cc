@@ -1,6 +1,5 @@
 // All-to-all inside a group: each rank sends a stream of bytes through its slots, from which every other rank copies
-// its part. The stream begins with a table of where the parts lie, so that ranks learn of each other's lengths on the
-// way.
+// its part. The stream begins with a table of where the parts begin, so that ranks learn each other's lengths from it.
 #include <algorithm>
 #include <cstring>
 

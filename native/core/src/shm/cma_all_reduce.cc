@@ -1,10 +1,11 @@
-// Cross-memory-attach (CMA) all-reduce, inside a group in which ranks reach each other's memory (peer_memory.h):
-// Rabenseifner's scheme, reduce- scatter then all-gather, with one-sided transfers between the buffers themselves.
+// Cross-memory-attach (CMA) all-reduce, inside a group in which ranks can reach each other's memory (peer_memory.h):
+// Rabenseifner's scheme, reduce-scatter then all-gather, with one-sided transfers directly between the buffers.
 //
-// Each rank has a share of the elements. It reads the others' part of it from their inputs, chunk by chunk, adds them
-// to its own, and writes the sum into its own output and all others', while it is in its cache. A rank that is through
-// takes chunks over from those that are not. Nobody else reads or writes the elements of a chunk, so the ranks meet
-// twice, at the beginning and at the end, however much there is to reduce; and in place is nothing special.
+// Each rank owns a shard of the elements. It reads the others' data for it from their inputs, chunk by chunk, adds them
+// to its own, and writes the sum into its own output and all others' while it is in its cache. A rank that has finished
+// takes over chunks from those that have not. Only one rank reads or writes the elements of a chunk, so the ranks
+// synchronize twice, at the beginning and at the end, however much there is to reduce; and reducing in place needs no
+// special case.
 //
 // L ranks, N bytes each. A rank reads (L-1)/L N from others and writes as much into them, and adds N/L: for two ranks
 // three passes over N/2, where slots take four.
@@ -28,13 +29,13 @@ struct Piece {
 
 // What a rank shows the others in its slot.
 struct PieceTable {
-  uint64_t count;  // kUnfit: too many for the slot, or not open to the system calls
+  uint64_t count;  // kNotAccessible: too many for the slot, or not open to the system calls
   Piece pieces[1];
 };
-constexpr uint64_t kUnfit = ~uint64_t{0};
+constexpr uint64_t kNotAccessible = ~uint64_t{0};
 
-// Time to attribute the root cause: how long it may take until it is known that a process ended, or why a rank gave up.
-// Buffers are safe by then.
+// Time to find the root cause: how long it may take until it is known that a process ended, or why a rank gave up.
+// Buffers are already safe by then.
 constexpr double kAttributionSeconds = 3;
 
 class CmaSteps {
@@ -47,10 +48,10 @@ class CmaSteps {
         bytes_(in.element_bytes()),
         chunk_(chunk_bytes / bytes_),
         step_(pipeline.Reserve(1)),
-        landing_(pipeline.Landing(static_cast<size_t>(pipeline.size()) * chunk_bytes)),
+        recv_scratch_(pipeline.RecvScratch(static_cast<size_t>(pipeline.size()) * chunk_bytes)),
         sources_(static_cast<size_t>(pipeline.size())) {}
 
-  // Shows the own pieces; returns when everyone's are there. *fit: whether all could be shown.
+  // Publishes this rank's pieces; returns when all ranks have. *fit: whether all could be published.
   Status Begin(bool* fit) {
     DDL_RETURN_IF_ERROR(pipeline_.WaitFree(step_));
     Publish();
@@ -58,25 +59,25 @@ class CmaSteps {
     pipeline_.MarkReady(step_);
     DDL_RETURN_IF_ERROR(pipeline_.WaitReady(step_));
     *fit = true;
-    for (int j = 0; j < pipeline_.size(); ++j) *fit = *fit && TableOf(j)->count != kUnfit;
+    for (int j = 0; j < pipeline_.size(); ++j) *fit = *fit && TableOf(j)->count != kNotAccessible;
     return {};
   }
-  // The own share first, which the caches know; then what the others have not come to yet, because their cores are
-  // slower or busy with something else. Who reduces a chunk changes nothing about its sum.
-  Status ReduceShares() {
+  // This rank's own shard first, which is warm in its caches; then chunks that the others have not yet claimed, because
+  // their cores are slower or busy. Which rank reduces a chunk does not change its sum.
+  Status ReduceShards() {
     for (int i = 0; i < pipeline_.size(); ++i) {
       const int owner = (pipeline_.rank() + i) % pipeline_.size();
-      const Range share = ShareOf(owner, pipeline_.size(), in_.count(), bytes_);
+      const Range shard = ShardOf(owner, pipeline_.size(), in_.count(), bytes_);
       for (;;) {
-        const uint64_t at = share.begin + pipeline_.Claim(owner) * chunk_;
-        if (at >= share.end) break;
-        DDL_RETURN_IF_ERROR(pipeline_.HealthIfDue());
-        DDL_RETURN_IF_ERROR(ReduceChunk(at, std::min(chunk_, share.end - at)));
+        const uint64_t at = shard.begin + pipeline_.Claim(owner) * chunk_;
+        if (at >= shard.end) break;
+        DDL_RETURN_IF_ERROR(pipeline_.CheckHealthIfDue());
+        DDL_RETURN_IF_ERROR(ReduceChunk(at, std::min(chunk_, shard.end - at)));
       }
     }
     return {};
   }
-  // Nothing more will be done to the others' memory; returns when nobody does to this rank's.
+  // This rank no longer touches the others' memory; returns when none touches this rank's.
   Status End() {
     pipeline_.MarkDone(step_);
     return pipeline_.WaitDone(step_);
@@ -86,15 +87,15 @@ class CmaSteps {
   Status ReduceChunk(uint64_t at, uint64_t n) {
     const int me = pipeline_.rank();
     const int size = pipeline_.size();
-    const auto landing_of = [&](int j) { return landing_ + static_cast<uint64_t>(j) * n * bytes_; };
-    // Each rank starts with its neighbour, so that they do not all turn to one.
+    const auto scratch_of = [&](int j) { return recv_scratch_ + static_cast<uint64_t>(j) * n * bytes_; };
+    // Each rank starts with its neighbour, so that they do not all read from one.
     for (int i = 1; i < size; ++i) {
       const int j = (me + i) % size;
-      DDL_RETURN_IF_ERROR(ReadInput(j, at * bytes_, n * bytes_, landing_of(j)));
+      DDL_RETURN_IF_ERROR(ReadInput(j, at * bytes_, n * bytes_, scratch_of(j)));
     }
     View::ForEachPair(in_, out_, at, n, [&](const char* own, char* result, uint64_t from, uint64_t m) {
       for (int j = 0; j < size; ++j) {
-        sources_[static_cast<size_t>(j)] = j == me ? own : landing_of(j) + from * bytes_;
+        sources_[static_cast<size_t>(j)] = j == me ? own : scratch_of(j) + from * bytes_;
       }
       Reduce(reduction_.dtype, reduction_.op, sources_.data(), size, result, m, reduction_.divisor, Store::kCached);
     });
@@ -128,7 +129,7 @@ class CmaSteps {
       remote_.push_back({in, 1});
       if (out != in) remote_.push_back({out, 1});
     });
-    table->count = count <= room && PeerMemory::Accessible(remote_) ? count : kUnfit;
+    table->count = count <= room && PeerMemory::Accessible(remote_) ? count : kNotAccessible;
   }
 
   void Find(int j, uint64_t at, uint64_t bytes, char* Piece::* side, std::vector<iovec>* list) const {
@@ -153,15 +154,15 @@ class CmaSteps {
   const size_t bytes_;
   const uint64_t chunk_;  // elements
   const uint64_t step_;
-  char* const landing_;
+  char* const recv_scratch_;
   std::vector<const void*> sources_;
   std::vector<iovec> local_;
   std::vector<iovec> remote_;
 };
 
-// That a rank died, or what it said when it gave up, tells more than that its memory is gone; but that is known a
-// little later: the system takes a process's memory first.
-Status WhyLost(ShmPipeline& pipeline, const Status& status) {
+// That a rank died, or why it gave up, says more than that its memory is gone. But it is known a little later: the
+// system frees a process's memory first.
+Status RootCause(ShmPipeline& pipeline, const Status& status) {
   const double start = Now();
   Status health = pipeline.Health();
   while (health.ok() && status.code() != DDL_DEADLINE_EXCEEDED && Now() - start < kAttributionSeconds) {
@@ -181,18 +182,18 @@ Status CmaAllReduce(ShmPipeline& pipeline, const View& in, const View& out, cons
   Status status;
   try {
     status = steps.Begin(&fit);
-    if (status.ok() && fit) status = steps.ReduceShares();
+    if (status.ok() && fit) status = steps.ReduceShards();
     if (status.ok()) status = steps.End();
   } catch (const std::bad_alloc&) {
-    pipeline.peers().Withdraw();
+    pipeline.peers().RevokeAccess();
     throw;
   }
   if (!status.ok()) {
-    pipeline.peers().Withdraw();
-    return WhyLost(pipeline, status);
+    pipeline.peers().RevokeAccess();
+    return RootCause(pipeline, status);
   }
   if (fit) return {};
-  // Some rank's buffers are not for others. Everybody saw it, so everybody turns to the slots.
+  // Some rank's buffers are inaccessible. All ranks have seen that, so all of them use the slots instead.
   const std::vector<Scheme> schemes = CandidateSchemes(in.bytes(), pipeline.size(), pipeline.slot_bytes(), false);
   return SlotAllReduce(pipeline, in, out, reduction, schemes[0]);
 }

@@ -15,9 +15,9 @@ namespace ddl {
 // all_reduce.cc. Direct: every rank reads all slots: 1 write + L reads + 1 write of N; one wait per step.
 // Split: reduce-scatter then all-gather inside each step (Rabenseifner's scheme in shared memory): about
 // 1 + 1/L writes to slots, 2 reads, 1 write of N; two waits per step.
-// cma_all_reduce.cc, where ranks reach each other's memory. CMA: as split, without slots.
-// Which of them, and how memory is written, is measured (tuner.h).
-// `agreed`: the ProposeScheme of local rank 0, where all ranks have it already; else they ask for it.
+// cma_all_reduce.cc, where ranks can reach each other's memory. CMA: as split, without slots.
+// Which of them is used, and how memory is written, is measured (tuner.h).
+// `agreed`: the ProposeScheme of local rank 0, where all ranks already have it; otherwise they fetch it.
 Status ShmAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
                     const std::optional<Scheme>& agreed = {});
 Scheme ProposeScheme(ShmPipeline& pipeline, uint64_t bytes);
@@ -28,8 +28,8 @@ Status SlotAllReduce(ShmPipeline& pipeline, const View& in, const View& out, con
 Status CmaAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
                     uint64_t chunk_bytes);
 
-// Local rank j's share of n elements among `size` ranks; begins on a cache line.
-Range ShareOf(int j, int size, uint64_t n, size_t element_bytes);
+// Local rank j's shard of n elements among `size` ranks; begins on a cache line.
+Range ShardOf(int j, int size, uint64_t n, size_t element_bytes);
 
 // reduce_scatter.cc. parts[j] (one view per local rank, part of this rank's input) is reduced into rank j's `out`.
 // (L-1)/L N written to slots, as much read, N/L written.

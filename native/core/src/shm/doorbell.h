@@ -9,10 +9,11 @@
 
 namespace ddl {
 
-// Wakes the owner of `block`. Call after the news is visible (stored with release order).
+// Wakes the owner of `block`. Call after the new state is visible (stored with release order).
 void RingBell(RankBlock& block);
 
-// The bell's count; read it BEFORE looking for news, then sleep on that value: news in between is never missed.
+// The bell's count; read it BEFORE checking for work, then sleep on that value: work that arrives in between is never
+// missed.
 inline uint32_t BellCount(const RankBlock& block) { return block.bell.load(std::memory_order_seq_cst); }
 
 // Sleeps until the bell was rung since `seen`, or for `timeout_us` microseconds.

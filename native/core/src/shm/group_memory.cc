@@ -11,14 +11,14 @@
 #include <cstring>
 
 #include "base/gather.h"
-#include "shm/janitor.h"
 #include "shm/life_lock.h"
+#include "shm/stale_shared_memory.h"
 
 namespace ddl {
 namespace {
 
 // What ranks tell each other while they attach.
-struct Card {
+struct Record {
   int32_t pid;
   int32_t fd;  // of the leader; -1: none
   int32_t failed;
@@ -27,18 +27,18 @@ struct Card {
   char name[64];
 };
 
-Card OwnCard() {
-  Card card{};
-  card.pid = static_cast<int32_t>(getpid());
-  card.fd = -1;
-  return card;
+Record OwnRecord() {
+  Record record{};
+  record.pid = static_cast<int32_t>(getpid());
+  record.fd = -1;
+  return record;
 }
 
 Status OsError(const std::string& what) { return {DDL_INTERNAL, what + ": " + std::strerror(errno)}; }
 
-bool AnyFailed(const std::vector<Card>& cards) {
-  for (const Card& card : cards) {
-    if (card.failed != 0) return true;
+bool AnyFailed(const std::vector<Record>& records) {
+  for (const Record& record : records) {
+    if (record.failed != 0) return true;
   }
   return false;
 }
@@ -54,7 +54,7 @@ int MakeMemfd(size_t bytes) {
 }
 
 // Opens the leader's memfd. In another process-id namespace its number may be another file: -1.
-int OpenMemfdOf(const Card& leader) {
+int OpenMemfdOf(const Record& leader) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", static_cast<int>(leader.pid), static_cast<int>(leader.fd));
   const int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -83,7 +83,7 @@ void GroupMemory::Unmap() {
 
 // The leader's memfd, opened through /proc by the others.
 Status GroupMemory::AttachMemfd(const ddl_transport& transport, int leader, size_t bytes, bool* everywhere) {
-  Card mine = OwnCard();
+  Record mine = OwnRecord();
   int own_fd = -1;
   if (transport.rank == leader) {
     own_fd = MakeMemfd(bytes);
@@ -94,28 +94,28 @@ Status GroupMemory::AttachMemfd(const ddl_transport& transport, int leader, size
       mine.device = status.st_dev;
     }
   }
-  std::vector<Card> cards;
-  Status status = Gather(transport, mine, &cards);
+  std::vector<Record> records;
+  Status status = Gather(transport, mine, &records);
   if (status.ok()) {
     if (transport.rank != leader) {
-      const Card& lead = cards[static_cast<size_t>(leader)];
+      const Record& lead = records[static_cast<size_t>(leader)];
       const int fd = lead.fd >= 0 ? OpenMemfdOf(lead) : -1;
       if (fd >= 0 && !Map(fd, bytes).ok()) Unmap();
       if (fd >= 0) close(fd);
     }
     mine.failed = base_ == nullptr ? 1 : 0;
-    status = Gather(transport, mine, &cards);
+    status = Gather(transport, mine, &records);
   }
   if (own_fd >= 0) close(own_fd);
-  *everywhere = !AnyFailed(cards);
+  *everywhere = !AnyFailed(records);
   kind_ = members_.size() > 1 ? "memfd" : "private";
   return status;
 }
 
 // A named object, unlinked once everyone has attached.
 Status GroupMemory::AttachNamed(const ddl_transport& transport, int leader, size_t bytes) {
-  Card mine = OwnCard();
-  std::vector<Card> cards;
+  Record mine = OwnRecord();
+  std::vector<Record> records;
   Status reason;
   if (transport.rank == leader) {
     RemoveStaleSharedMemory();
@@ -129,21 +129,21 @@ Status GroupMemory::AttachNamed(const ddl_transport& transport, int leader, size
     }
     if (fd >= 0) close(fd);
   }
-  Status status = Gather(transport, mine, &cards);
-  if (status.ok() && transport.rank != leader && !AnyFailed(cards)) {
-    const int fd = shm_open(cards[static_cast<size_t>(leader)].name, O_RDWR | O_CLOEXEC, 0600);
+  Status status = Gather(transport, mine, &records);
+  if (status.ok() && transport.rank != leader && !AnyFailed(records)) {
+    const int fd = shm_open(records[static_cast<size_t>(leader)].name, O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0 || !Map(fd, bytes).ok()) {
       reason = OsError("attaching to the shared memory of rank " + std::to_string(leader));
       mine.failed = 1;
     }
     if (fd >= 0) close(fd);
   }
-  if (status.ok()) status = Gather(transport, mine, &cards);
+  if (status.ok()) status = Gather(transport, mine, &records);
   if (mine.name[0] != '\0') shm_unlink(mine.name);
   DDL_RETURN_IF_ERROR(status);
   kind_ = "shm_open";
   for (int r = 0; r < transport.size; ++r) {
-    if (cards[static_cast<size_t>(r)].failed == 0) continue;
+    if (records[static_cast<size_t>(r)].failed == 0) continue;
     return {DDL_INTERNAL, "rank " + std::to_string(r) + " could not share memory with the ranks of its host" +
                               (reason.ok() ? "" : " (" + reason.message() + ")") +
                               ". Ranks of one host must run as one user, and /dev/shm needs " + std::to_string(bytes) +

@@ -1,9 +1,9 @@
 // The memory that the ranks of one group (one host, or one forced group of a host) share.
 //
 // In production it is an anonymous memfd of the group's leader, which the other ranks open through /proc: it has no
-// name, so nothing is left in /dev/shm whatever dies when, and a container's small /dev/shm does not limit it. Where
-// /proc/<pid>/fd of another rank can not be opened (separate process-id namespaces) a POSIX shared memory object is
-// used instead and unlinked as soon as every rank has attached. Ranks that are threads get the block from the
+// name, so nothing is left in /dev/shm whichever process dies, and a container's small /dev/shm does not limit it.
+// Where /proc/<pid>/fd of another rank cannot be opened (separate process-id namespaces) a POSIX shared memory object
+// is used instead and unlinked as soon as every rank has attached. Ranks that are threads get the block from the
 // transport (ddl_transport::share).
 #ifndef KERAS_DDL_CORE_SHM_GROUP_MEMORY_H_
 #define KERAS_DDL_CORE_SHM_GROUP_MEMORY_H_
@@ -31,7 +31,7 @@ constexpr size_t kMailboxBytes = 64 * 1024;
 enum RankState : uint32_t {
   kAlive = 0,
   kLeft = 1,    // after an orderly ddl_destroy
-  kBroken = 2,  // the communicator can not be used any more
+  kBroken = 2,  // the communicator can no longer be used
 };
 
 // Single producer, single consumer ring of bytes.
@@ -41,9 +41,9 @@ struct Mailbox {
   alignas(64) char data[kMailboxBytes];
 };
 
-// What a rank brings to a rendezvous (engine/inline_rendezvous.h): a collective that its calling thread is ready to
-// carry out.
-struct RendezvousCard {
+// What a rank publishes at a rendezvous (engine/inline_rendezvous.h): a collective that its calling thread is ready to
+// run.
+struct RendezvousRecord {
   struct MustAgree {
     uint32_t kind;
     uint32_t dtype;
@@ -58,38 +58,37 @@ struct RendezvousCard {
   uint64_t scheme;  // of an all-reduce through the slots, as local rank 0 proposes it (scheme.h)
 };
 
-// Data up to this size travels with the card; so do the splits of an all_to_all.
+// Data up to this size is sent with the record; so are the splits of an all_to_all.
 constexpr size_t kEagerBytes = 64 * 1024;
 
-// What one rank shows the others of its group. Zero is a valid initial state of every field but `life`.
+// What one rank shares with the others of its group. Zero is a valid initial state of every field but `life`.
 struct RankBlock {
-  // Doorbell: raised and, if `sleeping`, woken (futex) after anything that this rank's thread must look at.
+  // Doorbell: incremented and, if `sleeping`, woken (futex) after any change that this rank's thread must handle.
   alignas(64) std::atomic<uint32_t> bell;
   std::atomic<uint32_t> sleeping;
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> state;  // RankState; set after `reason`
-  char reason[1024];            // why this rank gave up (kBroken), for the others' messages
-  // Milliseconds of the monotonic clock: when this rank last looked after the others, as it does many times a second;
-  // and when it last warned about a collective that does not move.
+  char reason[1024];            // why this rank gave up (kBroken), for error messages on the others
+  // Milliseconds of the monotonic clock: when this rank last checked on the others, as it does many times a second; and
+  // when it last warned about a collective that makes no progress.
   std::atomic<int64_t> alive_ms;
   std::atomic<int64_t> warned_ms;
-  // Requests of this rank that the coordinator knows or will know: while there are any, it comes to no rendezvous.
+  // Requests of this rank that go through the coordinator: while there are any, it takes part in no rendezvous.
   std::atomic<uint32_t> outstanding;
   // In rank 0's block: set while the coordinator remembers collectives that failed without some rank, and while some
-  // rank has joined: a rendezvous would wait for it in vain.
+  // rank has joined. A rendezvous would never complete then.
   std::atomic<uint32_t> no_rendezvous;
-  // See peer_memory.h: a word of this rank's own memory for the others to find, and what tells that it is the right
-  // one.
+  // See peer_memory.h: the address of a word in this rank's own memory, and the secret that identifies it.
   std::atomic<uint64_t> probe_address;
   std::atomic<uint64_t> probe_secret;
   // Local rank + 1 of the rank into whose memory this one is writing; 0: none.
   alignas(64) std::atomic<uint32_t> writes_to;
-  std::atomic<uint32_t> withdrawn;  // nobody may write into this rank's memory any more
+  std::atomic<uint32_t> access_revoked;  // no other rank may write into this rank's memory any more
   // See life_lock.h.
   alignas(64) pthread_mutex_t life;
   std::atomic<uint32_t> life_state;
   alignas(64) std::atomic<uint64_t> rendezvous;  // in the leader's block; see engine/inline_rendezvous.h
-  alignas(64) RendezvousCard cards[2];
+  alignas(64) RendezvousRecord records[2];
   alignas(64) char eager[2][kEagerBytes];
   // Steps done, counted over the life of the group; see pipeline.h.
   alignas(64) std::atomic<uint64_t> ready;

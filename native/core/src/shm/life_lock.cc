@@ -19,7 +19,7 @@ void LifeLock::Prepare(RankBlock& own) {
 }
 
 LifeLock::LifeLock(RankBlock& own) : own_(own) {
-  // Nobody else takes it before it is known to be held.
+  // No other thread tries it before this state is visible.
   if (pthread_mutex_lock(&own.life) == 0) own.life_state.store(kHeld, std::memory_order_release);
 }
 
@@ -32,7 +32,7 @@ bool LifeLock::IsBroken(RankBlock& block) {
   if (state != kHeld) return state == kDead;
   const int error = pthread_mutex_trylock(&block.life);
   if (error == EOWNERDEAD) {
-    // Only the first to look is told by the lock.
+    // The lock tells only the first thread that tries it.
     block.life_state.store(kDead, std::memory_order_release);
     pthread_mutex_consistent(&block.life);
   }

@@ -1,6 +1,6 @@
-// How ranks that share memory learn that one of them has died, whatever killed it and even where its process can not be
-// seen, as from another process-id namespace: each holds a lock in its block while it lives (a robust mutex), and the
-// kernel marks the lock of a thread that ends without letting go. A rank that is stopped or slow still holds it.
+// How ranks that share memory detect that one of them has died, whatever killed it and even where its process cannot be
+// seen, as from another process-id namespace: each holds a lock in its block while it is alive (a robust mutex), and
+// the kernel marks the lock of a thread that ends without releasing it. A rank that is stopped or slow still holds it.
 #ifndef KERAS_DDL_CORE_SHM_LIFE_LOCK_H_
 #define KERAS_DDL_CORE_SHM_LIFE_LOCK_H_
 
@@ -13,13 +13,13 @@ class LifeLock {
   // By the rank itself, before any other may look.
   static void Prepare(RankBlock& own);
 
-  // Held by the thread that makes this, which must end it.
+  // Held by the thread that constructs this, which must also destroy it.
   explicit LifeLock(RankBlock& own);
   ~LifeLock();
   LifeLock(const LifeLock&) = delete;
   LifeLock& operator=(const LifeLock&) = delete;
 
-  // Whether the thread that held the lock of `block` has ended without letting go. Cost: some twenty nanoseconds.
+  // Whether the thread that held the lock of `block` has ended without releasing it. Cost: about twenty nanoseconds.
   static bool IsBroken(RankBlock& block);
 
  private:

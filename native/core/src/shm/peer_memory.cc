@@ -19,19 +19,19 @@
 namespace ddl {
 namespace {
 
-// How long a rank that gave up waits for another's write before it looks what became of that process, and at the most.
-constexpr double kUsualWriteSeconds = 0.1;
-constexpr double kLongestWriteSeconds = 30;
+// How long a rank that gave up waits for another's write before it checks the state of that process, and at most.
+constexpr double kTypicalWriteSeconds = 0.1;
+constexpr double kMaxWriteSeconds = 30;
 
-// What a rank lets the others read and write to try it out.
+// What a rank lets the others read and write as a test.
 struct ProbeWord {
-  uint64_t secret;  // as in the rank's block: proof that this is the process meant
+  uint64_t secret;  // as in the rank's block: proves that this is the right process
   uint64_t marks;   // what is written
 };
 
 using Move = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
 
-// Moves all that both lists describe; 0 or errno. Few bytes less than asked for are no error: the rest is asked for.
+// Transfers everything the lists describe; 0 or errno. Partial transfers are continued.
 int MoveAll(Move move, pid_t pid, std::vector<iovec>& local, std::vector<iovec>& remote) {
   size_t at_local = 0;
   size_t at_remote = 0;
@@ -52,8 +52,8 @@ int MoveAll(Move move, pid_t pid, std::vector<iovec>& local, std::vector<iovec>&
   return 0;
 }
 
-// Whether the process will do nothing more for now.
-bool IsStill(pid_t pid) {
+// Whether the process is stopped or has ended.
+bool IsStopped(pid_t pid) {
   if (kill(pid, 0) != 0 && errno == ESRCH) return true;
   const std::string state = ProcessStat(pid);
   return !state.empty() && std::strchr("TtZX", state[0]) != nullptr;
@@ -67,8 +67,8 @@ uint64_t NewSecret() {
   return secret | 1;
 }
 
-// Whether the process behind `block` is reached: reads its word, and writes the mark of the reader beside it.
-bool Reaches(const RankBlock& block) {
+// Whether the process behind `block` can be reached: reads its word, and writes a mark beside it.
+bool CanReach(const RankBlock& block) {
   const uint64_t address = block.probe_address.load(std::memory_order_relaxed);
   const pid_t pid = block.pid.load(std::memory_order_relaxed);
   ProbeWord word{};
@@ -91,12 +91,13 @@ Status PeerMemory::Probe(const ddl_transport& transport, bool wanted, GroupMemor
   RankBlock& own = memory.own();
   own.probe_address.store(reinterpret_cast<uint64_t>(word.get()), std::memory_order_relaxed);
   own.probe_secret.store(word->secret, std::memory_order_relaxed);
-  // First all words are there, then what each rank found; then `word` may go.
+  // The first exchange makes sure that all words are in place; the second shares each rank's result, after which `word`
+  // may be freed.
   uint8_t mine = wanted ? 1 : 0;
   std::vector<uint8_t> reached;
   Status status = Gather(transport, mine, &reached);
   for (int local = 0; status.ok() && wanted && local < memory.local_size(); ++local) {
-    if (local != memory.local_rank() && !Reaches(memory.block(local))) mine = 0;
+    if (local != memory.local_rank() && !CanReach(memory.block(local))) mine = 0;
   }
   if (status.ok()) status = Gather(transport, mine, &reached);
   if (!status.ok()) {
@@ -118,53 +119,53 @@ bool PeerMemory::Accessible(std::vector<iovec>& bytes) {
 Status PeerMemory::Read(int local_rank, std::vector<iovec>& local, std::vector<iovec>& remote) const {
   const pid_t pid = memory_.block(local_rank).pid.load(std::memory_order_relaxed);
   const int error = MoveAll(process_vm_readv, pid, local, remote);
-  return error == 0 ? Status() : Refused("read", local_rank, error);
+  return error == 0 ? Status() : AccessFailed("read", local_rank, error);
 }
 
 Status PeerMemory::Write(int local_rank, std::vector<iovec>& local, std::vector<iovec>& remote) const {
-  // Either this rank sees that the other has withdrawn, or the other sees this flag: both orders are total.
+  // Either this rank sees that the other has revoked access, or the other sees this flag: all four accesses are
+  // sequentially consistent.
   RankBlock& own = memory_.own();
   own.writes_to.store(static_cast<uint32_t>(local_rank) + 1, std::memory_order_seq_cst);
   const RankBlock& block = memory_.block(local_rank);
   Status status;
-  if (block.withdrawn.load(std::memory_order_seq_cst) != 0) {
-    status = GaveUp(local_rank);
+  if (block.access_revoked.load(std::memory_order_seq_cst) != 0) {
+    status = PeerGaveUp(local_rank);
   } else if (const int error = MoveAll(process_vm_writev, block.pid.load(std::memory_order_relaxed), local, remote)) {
-    status = Refused("write", local_rank, error);
+    status = AccessFailed("write", local_rank, error);
   }
   own.writes_to.store(0, std::memory_order_release);
   return status;
 }
 
-Status PeerMemory::GaveUp(int local_rank) const {
-  return {DDL_ABORTED, "rank " + RankOf(local_rank) + " gave the collective up"};
+Status PeerMemory::PeerGaveUp(int local_rank) const {
+  return {DDL_ABORTED, "rank " + GlobalRank(local_rank) + " gave up the collective"};
 }
 
-Status PeerMemory::Refused(const char* what, int local_rank, int error) const {
-  // Its buffers may be gone already.
-  if (memory_.block(local_rank).withdrawn.load(std::memory_order_seq_cst) != 0) return GaveUp(local_rank);
-  const std::string rank = "rank " + RankOf(local_rank);
-  if (error == ESRCH) return {DDL_ABORTED, rank + " died. Look at the end of its output."};
-  return {DDL_INTERNAL, std::string("could not ") + what + " the memory of " + rank + " (process_vm_" + what +
-                            "v: " + std::strerror(error) +
-                            "). KERAS_DDL_CMA=0 on all ranks goes through shared memory instead."};
+Status PeerMemory::AccessFailed(const char* what, int local_rank, int error) const {
+  // Its buffers may already be gone.
+  if (memory_.block(local_rank).access_revoked.load(std::memory_order_seq_cst) != 0) return PeerGaveUp(local_rank);
+  const std::string rank = "rank " + GlobalRank(local_rank);
+  if (error == ESRCH) return {DDL_ABORTED, rank + " died. See the end of its output."};
+  return {DDL_INTERNAL, std::string("could not ") + what + " the memory of " + rank + " (process_vm_" + what + "v: " +
+                            std::strerror(error) + "). Set KERAS_DDL_CMA=0 on all ranks to use shared memory instead."};
 }
 
-std::string PeerMemory::RankOf(int local_rank) const {
+std::string PeerMemory::GlobalRank(int local_rank) const {
   return std::to_string(memory_.members()[static_cast<size_t>(local_rank)]);
 }
 
-void PeerMemory::Withdraw() const {
-  memory_.own().withdrawn.store(1, std::memory_order_seq_cst);
+void PeerMemory::RevokeAccess() const {
+  memory_.own().access_revoked.store(1, std::memory_order_seq_cst);
   const auto me = static_cast<uint32_t>(memory_.local_rank()) + 1;
   const double start = Now();
   for (int local = 0; local < memory_.local_size(); ++local) {
     const RankBlock& block = memory_.block(local);
     while (block.writes_to.load(std::memory_order_seq_cst) == me) {
       const double waited = Now() - start;
-      if (waited > kLongestWriteSeconds) break;
-      if (waited > kUsualWriteSeconds && IsStill(block.pid.load(std::memory_order_relaxed))) break;
-      const timespec pause{0, waited > kUsualWriteSeconds ? 5'000'000 : 50'000};
+      if (waited > kMaxWriteSeconds) break;
+      if (waited > kTypicalWriteSeconds && IsStopped(block.pid.load(std::memory_order_relaxed))) break;
+      const timespec pause{0, waited > kTypicalWriteSeconds ? 5'000'000 : 50'000};
       nanosleep(&pause, nullptr);
     }
   }

@@ -1,13 +1,13 @@
-// PeerMemory: the memory of the other ranks of a group, read and written where it lies (cross memory attach:
-// process_vm_readv(2), process_vm_writev(2)). The kernel copies once where shared memory copies twice, and no line of
-// memory wanders between the caches of two cores that both write it.
+// PeerMemory: reads and writes the memory of the other ranks of a group in place (cross memory attach:
+// process_vm_readv(2), process_vm_writev(2)). The kernel copies once where shared memory copies twice, and no cache
+// line bounces between two cores that both write it.
 //
-// The kernel allows it to whoever may trace the other process: ranks of one user in one process-id namespace, unless a
-// container or a security module forbids it (Yama, unless its ptrace_scope is 0: ranks are no ancestors of each other,
-// and none opens itself to others). So it is tried out when the group is made (Probe), with a word that only the right
-// process can have, and where one rank can not reach another the group does without.
+// The kernel allows this to a process that may trace the other one: ranks of one user in one process-id namespace,
+// unless a container or a security module forbids it (Yama, unless its ptrace_scope is 0: no rank is an ancestor of
+// another, and none opts in). So it is tested when the group is created (Probe), with a secret word that identifies the
+// process. If any rank cannot reach another, the group does without.
 //
-// A rank that gives up in the middle takes its buffers back while others may still write into them: Withdraw.
+// A rank that gives up during a collective must keep others from writing into its buffers any longer: RevokeAccess.
 #ifndef KERAS_DDL_CORE_SHM_PEER_MEMORY_H_
 #define KERAS_DDL_CORE_SHM_PEER_MEMORY_H_
 
@@ -25,28 +25,28 @@ class PeerMemory {
  public:
   explicit PeerMemory(GroupMemory& memory) : memory_(memory) {}
 
-  // Finds out whether the ranks of each group reach each other, for GroupMemory::reachable. `wanted`: equal on all
-  // ranks; if not, none is reached. COLLECTIVE over all ranks of the transport.
+  // Tests whether the ranks of each group can reach each other, and sets GroupMemory::reachable. `wanted` must be true
+  // on all ranks; otherwise no memory counts as reachable. COLLECTIVE over all ranks of the transport.
   static Status Probe(const ddl_transport& transport, bool wanted, GroupMemory& memory);
 
   // Fills `local` from `remote`, addresses in the process of `local_rank`; Write: the other way. Both lists describe
-  // equally many bytes, and are changed. REQUIRES: reachable. Cost: one system call for up to 1,024 pieces.
+  // the same number of bytes, and are modified. REQUIRES: reachable. Cost: one system call for up to 1,024 pieces.
   Status Read(int local_rank, std::vector<iovec>& local, std::vector<iovec>& remote) const;
   Status Write(int local_rank, std::vector<iovec>& local, std::vector<iovec>& remote) const;
 
-  // Whether the system calls reach single bytes of this process, as the others will: what a driver has mapped into it
-  // may be closed to them. Changes the list. Cost: as Read.
+  // Whether the system calls can access these bytes of this process, as the others will: memory mapped by a driver may
+  // be inaccessible to them. Modifies the list. Cost: as Read.
   static bool Accessible(std::vector<iovec>& bytes);
 
-  // After a failure: returns when no other rank writes into this process's memory any more, nor will. A write takes
-  // microseconds, or as long as its process is not given a core. Not waited for: a process that is dead, or one that is
-  // stopped, which has written already unless it was stopped between two instructions.
-  void Withdraw() const;
+  // After a failure: returns when no other rank is writing into this process's memory or will do so. A write takes
+  // microseconds, or longer if its process does not get a core. It does not wait for a dead process, nor for a stopped
+  // one, whose write is complete unless it was stopped between two instructions.
+  void RevokeAccess() const;
 
  private:
-  Status Refused(const char* what, int local_rank, int error) const;
-  Status GaveUp(int local_rank) const;
-  std::string RankOf(int local_rank) const;
+  Status AccessFailed(const char* what, int local_rank, int error) const;
+  Status PeerGaveUp(int local_rank) const;
+  std::string GlobalRank(int local_rank) const;
 
   GroupMemory& memory_;
 };

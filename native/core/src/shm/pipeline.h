@@ -1,10 +1,10 @@
 // ShmPipeline: the steps on which every shared-memory algorithm is built.
 //
-// An array goes through the group's slots in steps of at most one slot. In each step a rank may fill its own slot
-// (after all ranks have finished the step that used it before: WaitFree), shows it (MarkReady), reads the slots of
+// An array passes through the group's slots in steps of at most one slot. In each step a rank may fill its own slot
+// (once all ranks have finished the previous step that used it: WaitFree), publishes it (MarkReady), reads the slots of
 // others (WaitReady) and finishes (MarkDone). Steps are counted over the life of the group, equally on all ranks,
-// because all ranks run the same collectives in the same order; every rank marks every step, also those in which it
-// has nothing to give. A rank runs at most kSlots steps ahead of the slowest.
+// because all ranks run the same collectives in the same order. Every rank marks every step, even those in which it has
+// no data. A rank runs at most kSlots steps ahead of the slowest.
 #ifndef KERAS_DDL_CORE_SHM_PIPELINE_H_
 #define KERAS_DDL_CORE_SHM_PIPELINE_H_
 
@@ -54,7 +54,7 @@ class ShmPipeline {
   Status WaitDone(uint64_t step) { return WaitAll(&RankBlock::done, step + 1); }
   void MarkDone(uint64_t step) { memory_.own().done.store(step + 1, std::memory_order_release); }
 
-  // Local rank 0's `mine`, on every rank. COLLECTIVE; something that needs data of every rank must follow.
+  // Local rank 0's `mine`, on every rank. COLLECTIVE; must be followed by a step that needs data of every rank.
   Status Agree(uint64_t mine, uint64_t* agreed) {
     const uint64_t n = agreements_++;
     if (rank() == 0) {
@@ -69,26 +69,26 @@ class ShmPipeline {
   }
   Tuner& tuner() { return tuner_; }
   const PeerMemory& peers() const { return peers_; }
-  // Work of a step that any rank may do: pieces of each rank's part of it, taken by number. A rank resets its own
-  // before MarkReady, of a step that ends with WaitDone.
+  // Work of a step that any rank may do: each rank's part in pieces, claimed by number. A rank resets its own counter
+  // before MarkReady, in a step that ends with WaitDone.
   void ResetClaims() { memory_.own().claimed.store(0, std::memory_order_relaxed); }
   uint64_t Claim(int local_rank) { return memory_.block(local_rank).claimed.fetch_add(1, std::memory_order_relaxed); }
-  // Memory of this rank alone, for what it reads from others' memory; valid until the next call.
-  char* Landing(size_t bytes) {
-    if (landing_.size() < bytes) landing_.resize(bytes);
-    return landing_.data();
+  // Private memory of this rank for data read from others; valid until the next call.
+  char* RecvScratch(size_t bytes) {
+    if (recv_scratch_.size() < bytes) recv_scratch_.resize(bytes);
+    return recv_scratch_.data();
   }
-  // Why waiting for the others would be in vain.
+  // Not OK: why waiting for the others is pointless.
   Status Health() { return waiter_.Health(); }
-  Status HealthIfDue() { return waiter_.LookIfDue(Now()); }
+  Status CheckHealthIfDue() { return waiter_.CheckHealthIfDue(Now()); }
 
-  // Where whole lines can not be written, large slots are written past the caches: a line that another core has read
+  // Where whole lines cannot be written, large slots are written past the caches: a line that another core has read
   // is slow to get back, and slow to read once more from a core that does not share a cache.
   static Store SlotStore(uint64_t bytes) {
     if (HasRepMovsb()) return Store::kRepMovsb;
     return bytes >= kStreamSlotBytes ? Store::kStreaming : Store::kCached;
   }
-  // Results larger than the caches will not be found there by their reader.
+  // Results larger than the caches would be evicted before they are read.
   static Store ResultStore(uint64_t bytes) { return bytes >= kStreamResultBytes ? Store::kStreaming : Store::kCached; }
 
  private:
@@ -113,7 +113,7 @@ class ShmPipeline {
   Waiter& waiter_;
   Tuner tuner_;
   PeerMemory peers_;
-  std::vector<char> landing_;
+  std::vector<char> recv_scratch_;
   uint64_t next_ = 0;
   uint64_t agreements_ = 0;
 };

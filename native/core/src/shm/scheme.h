@@ -31,7 +31,7 @@ struct Scheme {
   }
 };
 
-// Data so small that there is nothing to choose.
+// Up to this size there is only one scheme.
 constexpr uint64_t kUntunedBytes = 16 * 1024;
 
 // The schemes worth trying for `bytes` among `ranks` ranks, a good guess first. Never empty; one entry up to

@@ -10,24 +10,24 @@ constexpr uint32_t kKilobyte = 1024;
 constexpr uint64_t kMegabyte = 1024 * 1024;
 constexpr uint32_t kCmaChunk = 64 * kKilobyte;
 
-// Counted trials of each candidate: a few of long ones, more of short ones, which a hiccup disturbs more.
+// Counted trials of each candidate: a few long ones, more short ones, which a hiccup disturbs more.
 constexpr double kTrialSeconds = 1.5e-3;
-constexpr double kFewestTrials = 3;
-constexpr double kMostTrials = 12;
+constexpr double kMinTrials = 3;
+constexpr double kMaxTrials = 12;
 // Sizes from here on do not fit into caches: what is best for one is best for all.
-constexpr size_t kLargestClass = 24;
+constexpr size_t kLargestSizeClass = 24;
 // Calls in a turn for sizes below this; from here on one, and the first round is not counted: it finds cold memory.
-constexpr size_t kTurn = 4;
+constexpr size_t kCallsPerTurn = 4;
 constexpr uint64_t kCachedBytes = 16 * kMegabyte;
-// A moving average this far from what it was says that the machine has changed.
+// A moving average this far from the reference means that conditions have changed.
 constexpr double kSlower = 1.35;
 constexpr double kFaster = 0.7;
 constexpr double kRecentWeight = 0.1;
 constexpr int kSettlingUses = 16;
-// Not more often than this, so that exploring costs little however restless the machine is, nor more rarely than that.
-constexpr double kShortestSeconds = 1.0;
-constexpr double kLongestSeconds = 20.0;
-// And never more than one call in so many: a program that reduces once a second should not spend its calls on trials.
+// Explore no more often than the first, so that it costs little on a noisy machine, and no less often than the second.
+constexpr double kMinExploreSeconds = 1.0;
+constexpr double kMaxExploreSeconds = 20.0;
+// And use at most one call in this many: a program that reduces once a second should not spend its calls on trials.
 constexpr uint64_t kCallsPerTrial = 50;
 
 }  // namespace
@@ -62,7 +62,7 @@ std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_byte
                  {kSplit, kS, kS, chunk(256)}};
     }
   } else {
-    // Direct reads every slot but waits once per step, which tells when several ranks share a core.
+    // Direct reads every slot but waits only once per step, which matters when several ranks share a core.
     const Store result = bytes < 4 * kMegabyte ? kC : kS;
     schemes = {{kSplit, kL, result, chunk(512)}, {kSplit, kL, kL, chunk(512)}, {kDirect, kL, result, chunk(128)}};
     if (bytes >= 512 * kKilobyte) {
@@ -79,26 +79,26 @@ std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_byte
   return schemes;
 }
 
-Tuner::Class& Tuner::ClassOf(uint64_t bytes) {
+Tuner::SizeClass& Tuner::SizeClassOf(uint64_t bytes) {
   size_t log2 = 0;
   while (bytes >> (log2 + 1) != 0) ++log2;
-  log2 = std::min(log2, kLargestClass);
-  Class& c = classes_[log2];
+  log2 = std::min(log2, kLargestSizeClass);
+  SizeClass& c = classes_[log2];
   if (c.candidates.empty()) {
     c.candidates = CandidateSchemes(uint64_t{1} << log2, ranks_, slot_bytes_, reachable_);
     c.times.resize(c.candidates.size());
-    c.turn = uint64_t{1} << log2 < kCachedBytes ? kTurn : 1;
+    c.turn = uint64_t{1} << log2 < kCachedBytes ? kCallsPerTurn : 1;
   }
   return c;
 }
 
 Scheme Tuner::Choose(uint64_t bytes) {
-  const Class& c = ClassOf(bytes);
+  const SizeClass& c = SizeClassOf(bytes);
   return c.candidates[c.exploring ? c.trial / c.turn % c.candidates.size() : c.chosen];
 }
 
 void Tuner::Report(uint64_t bytes, double seconds, double now) {
-  Class& c = ClassOf(bytes);
+  SizeClass& c = SizeClassOf(bytes);
   if (c.candidates.size() == 1) return;
   ++c.calls;
   const double per_byte = seconds / static_cast<double>(bytes);
@@ -107,18 +107,18 @@ void Tuner::Report(uint64_t bytes, double seconds, double now) {
     return;
   }
   if (c.uses < kSettlingUses) {
-    // What this scheme takes in steady use: the mean, for the trials' best is a lucky one.
+    // The time in steady use: the mean, because the best of the trials was partly luck.
     c.reference += (per_byte - c.reference) / static_cast<double>(++c.uses);
     c.recent = c.reference;
     return;
   }
-  // An outlier (a rank that was scheduled away) should not look like a new machine.
+  // An outlier (a rank that was descheduled) should not look like changed conditions.
   c.recent += kRecentWeight * (std::min(per_byte, 4 * c.recent) - c.recent);
   const double age = now - c.explored_at;
   const bool changed = c.recent > kSlower * c.reference || c.recent < kFaster * c.reference;
-  // c.trial: what the last exploration took.
+  // c.trial: calls of the last exploration.
   const bool affordable = kCallsPerTrial * (c.trials_again + c.trial) <= c.calls;
-  if (affordable && (age > kLongestSeconds || (changed && age > kShortestSeconds))) {
+  if (affordable && (age > kMaxExploreSeconds || (changed && age > kMinExploreSeconds))) {
     c.exploring = true;
     c.trial = 0;
     c.rounds = 0;
@@ -126,12 +126,12 @@ void Tuner::Report(uint64_t bytes, double seconds, double now) {
   }
 }
 
-void Tuner::Explore(Class& c, double seconds, double seconds_per_byte, double now) {
+void Tuner::Explore(SizeClass& c, double seconds, double seconds_per_byte, double now) {
   const size_t n = c.candidates.size();
   const bool counted = c.turn > 1 ? c.trial % c.turn != 0 : c.trial >= n;
   if (counted) c.times[c.trial / c.turn % n].push_back(seconds_per_byte);
   if (++c.trial == c.turn * n) {
-    const auto wanted = static_cast<size_t>(std::clamp(kTrialSeconds / seconds, kFewestTrials, kMostTrials));
+    const auto wanted = static_cast<size_t>(std::clamp(kTrialSeconds / seconds, kMinTrials, kMaxTrials));
     c.rounds = c.turn > 1 ? (wanted + c.turn - 2) / (c.turn - 1) : 1 + wanted;
   }
   if (c.trial < c.turn * n || c.trial < c.rounds * c.turn * n) return;

@@ -1,12 +1,12 @@
-// Tuner: finds the fastest scheme for each size class by timing the all-reduces of the program itself, so that nothing
-// is spent on probing. One rank of a group (local rank 0) tunes for all of them.
+// Tuner: finds the fastest scheme for each size class by timing the program's own all-reduces, so that no time is spent
+// on probing. One rank of a group (local rank 0) tunes for all of them.
 //
-// Each class (sizes between two powers of two; beyond the caches there is one class) first tries every candidate a few
-// times, in turns; then the one with the shortest median is used. A turn is several calls where buffers fit into the
-// caches, and the first of them is not counted: what a scheme leaves in which cache helps the same scheme next time.
-// The machine may change under the program (a neighbour on the host, cores moved by a hypervisor): when the scheme in
-// use becomes clearly slower or faster than it was when chosen, and in any case once in a while, the candidates are
-// tried again, by at most one call in fifty.
+// Each class (sizes between two powers of two; beyond the caches there is one class) first tries every candidate a
+// few times, in turns; then it uses the one with the shortest median. Where buffers fit into the caches, a turn is
+// several calls, and the first of them is not counted: the cache state that a scheme leaves behind favours the same
+// scheme. Conditions may change while the program runs (another job on the host, cores moved by a hypervisor). When the
+// scheme in use becomes clearly slower or faster than when it was chosen, and otherwise every now and then, the
+// candidates are tried again, using at most one call in fifty.
 #ifndef KERAS_DDL_CORE_SHM_TUNER_H_
 #define KERAS_DDL_CORE_SHM_TUNER_H_
 
@@ -30,30 +30,30 @@ class Tuner {
   void Report(uint64_t bytes, double seconds, double now);
 
  private:
-  struct Class {
-    std::vector<Scheme> candidates;          // empty until the class is first met
+  struct SizeClass {
+    std::vector<Scheme> candidates;          // empty until the class is first used
     std::vector<std::vector<double>> times;  // of this exploration: seconds per byte, by candidate
     size_t turn = 1;                         // calls of a candidate in a row
     size_t trial = 0;                        // calls done of this exploration
     size_t rounds = 0;                       // turns of each candidate; 0 until the first round is over
     size_t chosen = 0;
     bool exploring = true;
-    bool explored = false;      // once
+    bool explored = false;      // at least once
     uint64_t trials_again = 0;  // calls of all explorations after the first
-    uint64_t calls = 0;         // ever
+    uint64_t calls = 0;         // in total
     int uses = 0;               // of the chosen scheme, up to those that make the reference
     double reference = 0;       // seconds per byte of the chosen scheme after it was chosen
     double recent = 0;          // moving average of the chosen scheme
     double explored_at = 0;
   };
 
-  Class& ClassOf(uint64_t bytes);
-  void Explore(Class& c, double seconds, double seconds_per_byte, double now);
+  SizeClass& SizeClassOf(uint64_t bytes);
+  void Explore(SizeClass& c, double seconds, double seconds_per_byte, double now);
 
   const int ranks_;
   const size_t slot_bytes_;
   const bool reachable_;
-  std::array<Class, 64> classes_;  // by floor(log2(bytes))
+  std::array<SizeClass, 64> classes_;  // by floor(log2(bytes))
 };
 
 }  // namespace ddl

@@ -1,0 +1,245 @@
+"""Files and directories that appear whole or not at all: fill a hidden one beside the goal, sync it to disk, rename it.
+
+`rename` is the only step a reader can see, and POSIX makes it atomic. What a killed writer leaves is a `.tmp-*`
+directory, which every reader ignores and `sweep_temporaries` removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+TEMPORARY = ".tmp-"
+REPLACED = ".replaced"  # suffix of a directory that is being replaced by a newer one of its name
+_OTHER_HOST_SECONDS = 24 * 3600.0  # a temporary of a host we cannot ask is left alone this long
+_PATTERN = re.compile(r"^\.tmp-(?P<host>.*)-(?P<pid>\d+)-[^-]*$")
+
+
+def explain(error: OSError, what: str, path: Path | str) -> str:
+    """Returns one sentence of rule, received and remedy for a failed file operation (`what`: 'a checkpoint', ...)."""
+    number = error.errno
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return (
+            f"{what} must be written whole. Received: no space left for {path} ({error.strerror}). "
+            f"Nothing was published and earlier ones are untouched. Free space or raise the quota, or keep fewer."
+        )
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return (
+            f"{what} needs a directory this process may write to. Received: {path} ({error.strerror}, user id "
+            f"{os.geteuid()}). Change its owner or mode, or give another directory."
+        )
+    if number in (errno.ENOTDIR, errno.EEXIST):
+        return f"{what} needs a directory. Received: {path}, where a file is in the way. Give another path."
+    return f"{what} at {path} failed: {error.strerror or error}. Check the path and the file system."
+
+
+def make_directory(path: Path, what: str, error_type: type[Exception]) -> Path:
+    """Creates `path` and its parents. Raises: error_type: it is a file, or may not be created or written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise error_type(explain(error, what, path)) from error
+    if not os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise error_type(explain(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), what, path))
+    return path
+
+
+@contextlib.contextmanager
+def staging_directory(parent: Path) -> Iterator[Path]:
+    """Yields a new hidden directory in `parent`, which is removed at the end unless it was renamed by then.
+
+    Its name carries host and process, so that `sweep_temporaries` can tell a dead writer from a live one.
+    """
+    path = parent / f"{TEMPORARY}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    path.mkdir()  # not mkdtemp, whose 0700 would hide the result from a server run by another user
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def sync_file(path: Path) -> None:
+    """Waits until the file or directory is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a directory; they commit a rename when they answer it.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(path: Path) -> None:
+    """Waits until the file, or every file and directory under the directory, is on disk, the deepest first."""
+    if not path.is_dir():
+        sync_file(path)
+    for folder, _, files in os.walk(path, topdown=False):
+        for name in files:
+            sync_file(Path(folder, name))
+        sync_file(Path(folder))
+
+
+def publish(staged: Path, final: Path, *, replace: bool) -> None:
+    """Renames `staged`, whose contents are complete, to `final` after syncing it; then syncs the parent.
+
+    With `replace`, a `final` that exists is first renamed to `final`.replaced, which readers of checkpoints take while
+    `final` is missing; `recover` or the next `publish` removes it.
+    Raises: FileExistsError: `final` exists and `replace` is false; OSError.
+    """
+    sync_tree(staged)
+    old = final.with_name(final.name + REPLACED)
+    if replace and final.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+    try:
+        if final.exists():  # rename() would silently take the place of an empty directory
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(final))
+        try:
+            staged.rename(final)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(final)) from error
+            raise
+    except BaseException:
+        if replace and old.exists() and not final.exists():
+            old.rename(final)
+        raise
+    sync_file(final.parent)
+    if replace:
+        remove(old)
+
+
+def write_whole(path: str | Path, write: Callable[[str], Any], *, synced: bool = True) -> Any:
+    """Calls `write` with a hidden path beside `path`, of the same name, and moves what it makes there to `path`.
+
+    A file, or a directory that is new or only holds what the new one holds, appears at once; into other directories
+    that exist, files are moved one by one. Without `synced` it outlives the process, but not the host.
+    Returns: what `write` returns. Raises: what `write` raises; OSError. Then what was at `path` is still there.
+    """
+    final = Path(os.path.realpath(path))
+    base = next(parent for parent in final.parents if parent.is_dir())  # `write` makes the rest, or says it is missing
+    with staging_directory(base) as folder:
+        staged = folder / "new"
+        staged.mkdir()
+        try:
+            result = write(str(staged / final.relative_to(base)))
+        except OSError as error:
+            if error.filename is not None:
+                error.filename = str(error.filename).replace(f"{staged}/", f"{base}/")
+            raise
+        if synced:
+            sync_tree(staged)
+        for made in sorted(staged.iterdir(), key=_indexes_last):
+            _move(made, base / made.name, folder)
+        if synced:
+            sync_file(base)
+    return result
+
+
+def _indexes_last(made: Path) -> tuple[bool, str]:
+    return made.suffix == ".json", made.name  # an index appears after what it lists
+
+
+def _move(made: Path, final: Path, folder: Path) -> None:
+    if not made.is_dir() or not final.exists():
+        made.replace(final)
+    elif {each.name for each in final.iterdir()} <= {each.name for each in made.iterdir()}:
+        final.replace(folder / "replaced")
+        made.replace(final)
+    else:
+        for part in sorted(made.iterdir()):
+            _move(part, final / part.name, folder)
+
+
+def remove(path: Path) -> None:
+    """Removes a directory so that no reader meets it half-removed: renamed to a temporary first."""
+    if not path.exists():
+        return
+    with staging_directory(path.parent) as bin_:
+        path.rename(bin_ / path.name)
+
+
+@contextlib.contextmanager
+def being_read(path: Path) -> Iterator[None]:
+    """While the block runs, `remove_unless_read` in any process of this host leaves the directory alone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # it is gone: who reads it will tell
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_unless_read(path: Path) -> bool:
+    """As `remove`, unless a process of this host is reading it (`being_read`). Returns whether it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    except OSError:  # no locks here
+        pass
+    try:
+        remove(path)  # with the lock held: a reader that comes now waits, and finds nothing
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def sweep_temporaries(parent: Path) -> list[str]:
+    """Removes what killed writers left in `parent`; temporaries of live processes stay. Returns the names removed.
+
+    A directory that was being replaced when its writer died takes its name back.
+    """
+    removed = []
+    for entry in sorted(parent.iterdir()) if parent.is_dir() else ():
+        if entry.name.startswith(TEMPORARY) and not _may_be_alive(entry):
+            shutil.rmtree(entry, ignore_errors=True)
+            removed.append(entry.name)
+        elif entry.name.endswith(REPLACED) and entry.is_dir():
+            final = entry.with_name(entry.name.removesuffix(REPLACED))
+            if final.exists():
+                remove(entry)
+                removed.append(entry.name)
+            else:
+                entry.rename(final)
+    return removed
+
+
+def _may_be_alive(entry: Path) -> bool:
+    match = _PATTERN.match(entry.name)
+    if match is None:
+        return False
+    if match["host"] == socket.gethostname():
+        try:
+            os.kill(int(match["pid"]), 0)
+        except ProcessLookupError:
+            return False
+        except (PermissionError, OverflowError):
+            pass
+        return True
+    try:
+        return time.time() - entry.stat().st_mtime < _OTHER_HOST_SECONDS
+    except OSError:
+        return False

@@ -1,0 +1,87 @@
+"""The launcher's listening socket, and the connections that have not yet proven to be a rank's.
+
+Anybody on the network may connect. Before its proof, a connection may send a few kilobytes, none of which is parsed;
+such connections are few at a time and are dropped after a while.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+from keras_ddl.launch import control
+from keras_ddl.launch.control import Channel, Kind
+
+# A rank answers at once; this allows for one on a machine that freezes meanwhile.
+_PROOF_SECONDS = 30.0
+# In addition to the ranks of the job. At the limit the oldest is dropped: a rank would have answered long before.
+_EXTRA_CONNECTIONS = 64
+
+
+class Acceptor:
+    """Open until `close`. Never blocks: the owner polls `fds` for reading and calls `serve`; `tick` every second."""
+
+    def __init__(self, listener: socket.socket, token: str, num_ranks: int) -> None:
+        self._listener, self._token = listener, token
+        self._max_pending = num_ranks + _EXTRA_CONNECTIONS
+        self._pending: dict[int, tuple[Channel, bytes, float]] = {}  # with its nonce and the time of its end, in order
+
+    @property
+    def fds(self) -> list[int]:
+        """The descriptors to poll for reading: none once it is closed."""
+        listening = [] if self._listener.fileno() < 0 else [self._listener.fileno()]
+        return [*listening, *self._pending]
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is a connection that may yet become a rank's."""
+        return bool(self._pending)
+
+    def serve(self, fd: int) -> tuple[Channel, dict[str, Any]] | None:
+        """Returns (channel, its HELLO message) when `fd` has just proven to be a rank's, else None."""
+        if fd == self._listener.fileno():
+            self._accept()
+        elif fd in self._pending:
+            return self._read(fd)
+        return None
+
+    def tick(self) -> None:
+        """Closes the connections whose time limit has passed."""
+        now = time.monotonic()
+        for fd in [fd for fd, (_, _, end) in self._pending.items() if now > end]:
+            self._drop(fd)
+
+    def close(self) -> None:
+        """Accepts no more connections, and closes those without a proof."""
+        self._listener.close()
+        for fd in list(self._pending):
+            self._drop(fd)
+
+    def _accept(self) -> None:
+        try:
+            channel = Channel(self._listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
+        except OSError:
+            return
+        if len(self._pending) >= self._max_pending:
+            self._drop(next(iter(self._pending)))
+        nonce = os.urandom(control.NONCE_BYTES)
+        self._pending[channel.fileno()] = channel, nonce, time.monotonic() + _PROOF_SECONDS
+        channel.send(Kind.NONCE, nonce)
+
+    def _read(self, fd: int) -> tuple[Channel, dict[str, Any]] | None:
+        channel, nonce, _ = self._pending[fd]
+        frame = next(channel.read(), None)
+        if frame is None and not channel.closed:
+            return None
+        del self._pending[fd]
+        hello = None if frame is None else control.verify(self._token, "rank", nonce, frame[1])
+        if hello is None:
+            channel.close()
+            return None
+        channel.mark_authenticated()
+        return channel, hello
+
+    def _drop(self, fd: int) -> None:
+        self._pending.pop(fd)[0].close()

@@ -1,0 +1,175 @@
+"""keras_ddl.run: calls a function of a notebook or a script on several ranks."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from keras_ddl import config
+from keras_ddl.errors import ConfigError, DeadlineError, LaunchError, RankError
+from keras_ddl.launch import job as job_module
+from keras_ddl.launch.job import JobResult
+from keras_ddl.launch.outcome import RankOutcome, explain
+from keras_ddl.launch.output import FileDescriptorSink, Screen, Sink, TextSink
+from keras_ddl.launch.rank_environment import python_path
+from keras_ddl.launch.restarts import RestartLoop
+
+
+def run(
+    fn: Callable[..., Any],
+    np: int = 2,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    *,
+    hosts: str | None = None,
+    restarts: int = 0,
+    verbose: bool = False,
+) -> list[Any]:
+    """Calls `fn(*args, **kwargs)` on `np` ranks, each a fresh process, and returns their results by rank.
+
+    The function is sent by value (cloudpickle), with the variables it closes over; so are lambdas and functions of a
+    notebook. What it imports must be installed. Rank 0's output appears here as it arrives, that of other ranks line by
+    line with the rank in front. The calling process takes no part: it needs neither TensorFlow nor MPI.
+
+    Args:
+        np: number of ranks, 1 or more.
+        mode: topology, as for `keras_ddl.init`.
+        timeout: seconds after which the ranks are stopped.
+        env: variables to set for the ranks.
+        hosts: "h0:2,h1:2"; None for this machine, or what the resource manager says.
+        restarts: how many times all ranks are started again, with the same call, when one fails (docs/launch.md).
+        verbose: show the mpirun command, mpirun's output, and what TensorFlow writes when it is loaded.
+
+    Returns: list of `np` results; result r is what rank r returned.
+
+    Raises:
+        the exception of the rank that failed first, from a RankError with the traceback on that rank; the RankError
+            itself when the exception cannot be pickled, and when the rank did not end by an exception.
+        ConfigError: invalid arguments; `fn` or its arguments cannot be pickled.
+        LaunchError: no mpirun, or ranks that did not start.
+        DeadlineError: `timeout` has passed.
+        KeyboardInterrupt: the cell was interrupted; the ranks have been stopped.
+
+    Cost: starting a rank takes about a second, importing TensorFlow in it about five more.
+    """
+    if config.is_set("RUN_DIR"):
+        raise LaunchError(
+            "keras_ddl.run() must not be called by a rank of a job: every rank would start a job of its own. Received: "
+            f"a call in process {os.getpid()}, which keras-ddl started. Call it from a program that is not a rank."
+        )
+    job = job_module.make(
+        [sys.executable, "-P", "-m", "keras_ddl.launch.worker"],
+        num_ranks=np,
+        hosts=hosts,
+        mode=mode,
+        env={"PYTHONPATH": python_path(), **(env or {})},
+        timeout=timeout,
+        verbose=verbose,
+        call=_pickle_call(fn, args, kwargs or {}),
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    screen, terminals = _screen(verbose)
+    # SIGTERM and SIGHUP keep their meaning for the caller; the ranks notice when it is gone.
+    result = RestartLoop(job, screen, limit=restarts, terminals=terminals).run((signal.SIGINT,))
+    return _values(result, timeout)
+
+
+def _pickle_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    if not callable(fn):
+        raise ConfigError(f"fn must be a function. Received: fn={fn!r} ({type(fn).__name__}).")
+    import cloudpickle
+
+    try:
+        function = cloudpickle.dumps((fn, tuple(args), dict(kwargs)))
+    except Exception as error:
+        raise ConfigError(
+            "fn, its arguments and the variables it uses must be picklable, to be sent to the ranks. Received: "
+            f"{getattr(fn, '__qualname__', fn)!s}, which is not: {type(error).__name__}: {error}. Make what cannot be "
+            "sent (models, datasets, open files, locks) inside fn, and pass plain values as arguments."
+        ) from error
+    call = {"sys_path": [str(path) for path in sys.path], "sources": _cell_sources(), "function": function}
+    return pickle.dumps(call)
+
+
+def _cell_sources() -> dict[str, list[str]]:
+    """Returns the lines of code that exists in this process only, by the file name that it goes under."""
+    entries = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4}
+    return {name: list(entry[2]) for name, entry in entries.items() if entry[2] and not Path(name).exists()}
+
+
+def _screen(verbose: bool) -> tuple[Screen, dict[str, int]]:
+    """Returns where output goes: the terminal of a script, or what sys.stdout is in a notebook's cell."""
+    sinks: list[Sink] = []
+    terminals = {}
+    for name, stream, fd in (("stdout", sys.stdout, 1), ("stderr", sys.stderr, 2)):
+        if _is_terminal(stream, fd):
+            terminals[name] = fd
+            sinks.append(FileDescriptorSink(fd))
+        else:
+            sinks.append(TextSink(stream))
+    # A cell shows all of stderr in red, as if something had failed.
+    return Screen(*sinks, shows_notes=verbose or "stderr" in terminals), terminals
+
+
+def _is_terminal(stream: TextIO, fd: int) -> bool:
+    try:
+        return stream.isatty() and stream.fileno() == fd
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def _values(result: JobResult, timeout: float | None) -> list[Any]:
+    if result.signal is not None:
+        raise KeyboardInterrupt
+    first = result.first_failure
+    left = {rank: pickle.loads(data) for rank, data in result.results.items()}
+    if first is None and result.timed_out:
+        raise DeadlineError(
+            f"The function must end on every rank within timeout={timeout:g} seconds. It did not, and was stopped."
+        )
+    if first is not None:
+        _raise(first, left.get(first.rank, {}), result)
+    if not result.ok:
+        raise LaunchError(
+            f"mpirun must not end before the ranks. It did ({result.mpirun_end}), after saying:\n{result.mpirun_text}"
+        )
+    without = [rank for rank in range(len(result.outcomes)) if "value" not in left.get(rank, {})]
+    if without:
+        raise RankError(f"The function must return on every rank. Ranks {without} exited by sys.exit(0) instead.")
+    return [_load_value(left[rank]["value"], rank) for rank in range(len(result.outcomes))]
+
+
+def _load_value(data: bytes, rank: int) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise RankError(
+            f"The type of fn's result must be importable in the calling process. Received: the result of rank "
+            f"{rank}, which cannot "
+            f"be unpickled here: {type(error).__name__}: {error}. Return plain values, or install its module here too."
+        ) from error
+
+
+def _raise(first: RankOutcome, left: dict[str, Any], result: JobResult) -> None:
+    if left.get("traceback"):  # without the frames that brought the function there
+        first.report, first.traceback = None, left["traceback"]
+    remote = RankError(explain(result.outcomes, first, result.mpirun_text).strip())
+    if left.get("error") is None:
+        raise remote
+    try:
+        error = pickle.loads(left["error"])
+    except Exception:
+        raise remote from None
+    if not isinstance(error, Exception):  # SystemExit and its like would end the caller
+        raise remote
+    raise error from remote

@@ -1,0 +1,82 @@
+"""Going on from the latest checkpoint, on all ranks: its variables, and what a run is besides (`progress.py`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from keras_ddl import checkpoint as ckpt
+from keras_ddl.checkpoint import model_state
+from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
+from keras_ddl.compat.models import layers_of
+from keras_ddl.errors import CheckpointError
+from keras_ddl.resuming.progress import Restoration, read_progress
+from keras_ddl.resuming.training_state import broadcast_training_state
+from keras_ddl.strategy import fits
+
+
+@dataclasses.dataclass
+class Resumed:
+    """Where a run goes on.
+
+    Attributes:
+        batches: of all epochs; in_epoch: those of the epoch that is resumed in its middle, else 0.
+        stopped_of: the epochs that were asked for, where a callback has ended the run.
+        rates: of the learning rate's controller; progress: what `capture` gave; None: the checkpoint holds none.
+        restoration: what comes back when the first epoch begins; None without progress.
+    """
+
+    step: int
+    epoch: int
+    batches: int
+    in_epoch: int
+    stopped_of: int | None
+    rates: dict[str, float] | None
+    progress: Any
+    restoration: Restoration | None = None
+
+
+def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
+    """Puts the latest checkpoint in `dir` into the model and its optimizers, and fit to its place. COLLECTIVE.
+
+    Args:
+        epochs: what fit was asked for: a run that a callback has ended stays ended, unless it is given more epochs.
+    Raises: CheckpointError, on every rank: the model is not built, the checkpoint is damaged or of another model.
+    """
+    if not (model.built or all(layer.built for layer in layers_of(model)[1:])):
+        raise CheckpointError(
+            "resume needs a model that is built. Received: a model without variables. Call model.build(shape), or the "
+            "model, or each part of one that has no call, on a batch, before fit."
+        )
+
+    def plan() -> Any:
+        return model_state.optimizers_to_build(model, ckpt.latest(dir))
+
+    model_state.build_optimizers(model, on_first_rank(plan, "Checkpoint/optimizers"))
+    resumed = on_first_rank(lambda: _read_latest(model, dir), "Checkpoint/restore")
+    broadcast_training_state(model)
+    if resumed.progress is not None:
+        resumed.restoration = Restoration(model, *resumed.progress)
+        resumed.restoration.at_train_begin()
+    ended = resumed.stopped_of is not None and resumed.stopped_of == epochs
+    fits.begin_at(model, resumed.stopped_of if ended else resumed.epoch)
+    if is_first_rank():
+        inside = f", batch {resumed.in_epoch + 1}" if resumed.in_epoch else ""
+        print(f"Checkpoint: resuming from step {resumed.step}, epoch {resumed.epoch + 1}{inside}")
+    return resumed
+
+
+def _read_latest(model: Any, dir: Path) -> Resumed:
+    """On rank 0: restores the model; returns what the other ranks need to know."""
+    read = model_state.restore_checkpoint(model, dir, "latest")
+    extra = read.extra or {}
+    return Resumed(
+        read.step,
+        read.epoch or 0,
+        extra.get("batches", 0),
+        extra.get("in_epoch", 0),
+        extra.get("stopped_of"),
+        extra.get("learning_rate"),
+        read_progress(read.path),
+    )

@@ -1,0 +1,222 @@
+"""What a run is besides its variables, for an exact resume: its place in the data, random numbers, the metrics of the
+epoch that runs, and what other callbacks remember.
+
+`capture` gives JSON and arrays for a checkpoint; `Restoration` hands them back, each at the moment when nothing that
+Keras does afterwards undoes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_ddl import communicator
+from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.comparison import differing
+from keras_ddl.communicator.first_rank import is_first_rank
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
+from keras_ddl.resuming.training_state import agree_on_local_state
+from keras_ddl.strategy import fits
+
+RECORD = "progress.json"
+ARRAYS = "progress.npz"
+# What Keras's callbacks remember from one epoch or batch to the next.
+_REMEMBERED = {
+    keras.callbacks.EarlyStopping: ("wait", "best", "best_epoch", "stopped_epoch"),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+    keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
+}
+
+# What the ranks' states of a metric are together, for those that are no sum.
+_TOGETHER = {
+    "mean": lambda values: values.astype(np.float64).mean(axis=0),
+    "equal": lambda values: values[0],
+}
+
+
+def capture(
+    model: Any, others: Sequence[Any], epochs: int, batches: int, logs: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns (JSON, key -> array) of a run after `batches` of an epoch, with `epochs` before it. COLLECTIVE.
+
+    The result means something on rank 0 only. Inside an epoch it holds each rank's own metrics, layer state and logs.
+    """
+    reading = fits.reading_of(model)
+    generator = keras_compat.global_seed_generator()
+    record: dict[str, Any] = {
+        "ranks": communicator.size() if communicator.is_initialized() else 1,
+        "data": reading.position(epochs, batches) if reading is not None else None,
+        "seed": generator.state.numpy().tolist() if generator is not None else None,
+        "callbacks": {name: _memory_of(one) for name, one in _named(others).items()},
+    }
+    arrays: dict[str, Any] = {}
+    for name, one in _named(others).items():
+        for number, array in enumerate(getattr(one, "best_weights", None) or ()):
+            # EarlyStopping makes new ones and never writes into these. NumPy's files do not know bfloat16.
+            exact = array.astype(np.float32) if array.dtype.kind == "V" else array
+            arrays[f"callbacks/{name}/{number}"] = exact
+    if batches:
+        numbers = {key: float(value) for key, value in (logs or {}).items() if np.ndim(value) == 0}
+        found = models.metric_variables(model)
+        mine = (numbers, [variable.numpy() for variable in found])
+        # Under a Strategy metrics are those of one process, on every rank.
+        shared = keras_compat.strategy_of(model) is not None
+        gathered = [mine] if shared else _gather(mine, "metrics")
+        record["logs"] = [theirs for theirs, _ in gathered]
+        record["metrics"] = ["equal" if shared else _way_of(variable) for variable in found]
+        for rank, (_, states) in enumerate(gathered):
+            arrays.update({f"metrics/{rank}/{number}": state for number, state in enumerate(states)})
+    return record, arrays
+
+
+@contextlib.contextmanager
+def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
+    """Inside, layers hold one state of all ranks, as a checkpoint is to have it; after it, each rank's own again.
+
+    So taking a checkpoint changes nothing, but for sums that each rank gathers for itself: these stay agreed on.
+    Yields key -> array of what differed, of each rank. COLLECTIVE.
+    """
+    if not communicator.is_initialized() or communicator.size() == 1:
+        yield {}
+        return
+    variables = models.layer_state(model) if keras_compat.strategy_of(model) is None else []
+    if not variables and not models.accumulators_of(model):
+        yield {}
+        return
+    values = [v.numpy() for v in variables]
+    own = list(differing([value.tobytes() for value in values], "Checkpoint/layer_sums"))
+    gathered = _gather([values[i] for i in own], "layers") if own else []
+    if own or models.is_accumulating(model):
+        agree_on_local_state(model)
+    try:
+        yield {f"layers/{rank}/{i}": each for rank, theirs in enumerate(gathered) for i, each in zip(own, theirs)}
+    finally:
+        for i in own:
+            variables[i].assign(values[i])
+
+
+def read_progress(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Returns what `capture` gave for a checkpoint; None where the checkpoint has none."""
+    if not (folder / RECORD).exists():
+        return None
+    arrays = {}
+    if (folder / ARRAYS).exists():
+        with np.load(folder / ARRAYS) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    return json.loads((folder / RECORD).read_text()), arrays
+
+
+class Restoration:
+    """Puts back what `capture` returned; `arrays` are those of all ranks. Made alike on every rank."""
+
+    def __init__(self, model: Any, record: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        self._model, self._record, self._arrays = model, record, arrays
+        self._same_ranks = record["ranks"] == (communicator.size() if communicator.is_initialized() else 1)
+        self._rank = communicator.rank() if communicator.is_initialized() else 0
+
+    def at_train_begin(self) -> None:
+        """The place in the data, and the random numbers that are no variables of the model."""
+        reading = fits.reading_of(self._model)
+        if reading is not None and self._record["data"] is not None:
+            reading.go_to(self._record["data"])
+        if self._record["seed"] is not None:
+            keras_compat.make_global_seed_generator().state.assign(self._record["seed"])
+
+    def at_epoch_begin(self, others: Sequence[Any]) -> None:
+        """What on_train_begin of the other callbacks, and fit itself, have reset: once, before the first epoch."""
+        for name, one in _named(others).items():
+            for attribute, value in (self._record["callbacks"].get(name) or {}).items():
+                _remember(one, attribute, value)
+            weights = self._under(f"callbacks/{name}/")
+            if weights:
+                one.best_weights = weights
+        logs = self._record.get("logs")
+        if logs is not None:
+            fit = fits.of(self._model)
+            if fit is not None:
+                fit.logs_before = logs[self._place(len(logs))]
+            self._restore_metrics()
+        if self._same_ranks:
+            layers = models.layer_state(self._model)
+            for key, value in self._arrays.items():
+                kind, rank, number = key.split("/", 2)
+                if kind == "layers" and int(rank) == self._rank:
+                    layers[int(number)].assign(value)
+
+    def _restore_metrics(self) -> None:
+        """Each rank's own metrics; for another number of ranks, what all together had seen becomes rank 0's."""
+        variables = models.metric_variables(self._model)
+        states = [self._under(f"metrics/{rank}/") for rank in range(len(self._record["logs"]))]
+        if [tuple(v.shape) for v in variables] != [v.shape for v in states[0]]:
+            if is_first_rank():
+                stack_position.warn(
+                    "An epoch resumed in the middle continues with the metrics of its first part. Received: "
+                    f"{len(variables)} metric variables here, {len(states[0])} in the checkpoint. This epoch's logs "
+                    "count the rest only."
+                )
+            return
+        for number, (variable, way) in enumerate(zip(variables, self._record["metrics"])):
+            if self._same_ranks or len(states) == 1:
+                variable.assign(states[self._place(len(states))][number])
+                continue
+            values = np.stack([theirs[number] for theirs in states])
+            if way == "sum":
+                variable.assign(values.sum(axis=0, dtype=values.dtype) if self._rank == 0 else np.zeros_like(values[0]))
+            else:
+                variable.assign(_TOGETHER[way](values).astype(values.dtype))
+
+    def _place(self, told: int) -> int:
+        """Whose of the states that `told` ranks have told are this rank's."""
+        return self._rank if self._same_ranks and self._rank < told else 0
+
+    def _under(self, prefix: str) -> list[Any]:
+        found = {int(key[len(prefix) :]): value for key, value in self._arrays.items() if key.startswith(prefix)}
+        return [found[number] for number in sorted(found)]
+
+
+def _way_of(variable: Any) -> str:
+    """Returns how the ranks' own states of a metric combine: "sum" | "mean" | "equal"."""
+    return {"mean": "mean", "only_first_replica": "equal"}.get(variable.aggregation, "sum")
+
+
+def _named(others: Sequence[Any]) -> dict[str, Any]:
+    """Returns name -> callback, of the callbacks that remember something: the class, with a number where it repeats."""
+    found: dict[str, Any] = {}
+    for one in others:
+        if isinstance(one, tuple(_REMEMBERED)) or hasattr(one, "get_state"):
+            name = type(one).__name__
+            found[name if name not in found else f"{name} {len(found)}"] = one
+    return found
+
+
+def _memory_of(one: Any) -> dict[str, Any]:
+    if hasattr(one, "get_state"):
+        return {"": one.get_state()}
+    names = next(names for kind, names in _REMEMBERED.items() if isinstance(one, kind))
+    return {name: _plain(getattr(one, name)) for name in names if hasattr(one, name)}
+
+
+def _remember(one: Any, attribute: str, value: Any) -> None:
+    if attribute:
+        setattr(one, attribute, value)
+    elif hasattr(one, "set_state"):
+        one.set_state(value)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return float(value)  # a number of NumPy or TensorFlow
+
+
+def _gather(value: Any, what: str) -> list[Any]:
+    if not communicator.is_initialized() or communicator.size() == 1:
+        return [value]
+    return communicator.all_gather_object(value, name=f"Checkpoint/{what}")

@@ -1,0 +1,71 @@
+"""The state that all ranks of a training must share: the variables of the model and of its optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from keras_ddl import communicator
+from keras_ddl.checkpoint import model_state
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
+from keras_ddl.strategy import agreement, layer_state
+from keras_ddl.strategy.extended import seed_offset
+
+
+def build_optimizer(model: Any) -> None:
+    """Creates the optimizer's variables, which Keras would create in the first step."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
+
+
+def broadcast_training_state(model: Any, root: int = 0, exclude: Iterable[Any] = ()) -> None:
+    """Gives all ranks root's variables, except those of `exclude` and what optimizers keep for them. COLLECTIVE.
+
+    Without a Strategy each rank's random layers then draw from a stream of their own; under one the ranks share a seed,
+    of whose numbers each takes those of its rows.
+
+    Raises: RankMismatchError: the ranks have different variables.
+    """
+    if not communicator.is_initialized() or communicator.size() == 1:
+        return
+    if models.has_keras_train_step(model):  # only another step knows which variables its optimizers update
+        build_optimizer(model)
+    variables = _without(exclude, agreement.all_variables(model))
+    broadcast_with_streams(variables, root, own_streams=keras_compat.strategy_of(model) is None)
+
+
+def broadcast_with_streams(variables: Sequence[Any], root: int = 0, *, own_streams: bool = True) -> None:
+    """Gives all ranks root's variables; with `own_streams`, random layers a stream of each rank's own. COLLECTIVE."""
+    agreement.broadcast_variables(variables, root=root)
+    stream = (communicator.rank() - root) % communicator.size()
+    if stream and own_streams:
+        for variable in filter(model_state.is_seed, variables):
+            seed, *rest = variable.numpy().tolist()
+            variable.assign([(seed + seed_offset(stream)) % 2**31, *rest])
+
+
+def _without(exclude: Iterable[Any], variables: list[Any]) -> list[Any]:
+    left_out = list(exclude)
+    ids = {id(each) for each in left_out}
+    # The name that Keras gives what an optimizer keeps for a variable begins with the variable's path.
+    paths = tuple(f"{(getattr(each, 'path', None) or each.name).replace('/', '_')}_" for each in left_out)
+    return [
+        each
+        for each in variables
+        if id(each) not in ids and id(each.value) not in ids and not (paths and each.name.startswith(paths))
+    ]
+
+
+def agree_on_local_state(model: Any) -> None:
+    """Makes one state of what the ranks gather from their own rows, for a checkpoint inside an epoch. COLLECTIVE.
+
+    Layers' state is agreed on, which under a Strategy is equal already; gradients that are accumulated for the next
+    update are summed, on rank 0.
+    """
+    if communicator.is_initialized() and communicator.size() > 1:
+        if keras_compat.strategy_of(model) is None:
+            layer_state.agree(model, communicator.size())
+        agreement.collect_accumulated_gradients(agreement.accumulated_parts(model), communicator.rank())

@@ -1,0 +1,69 @@
+"""Metrics under TensorFlow Serving's names, and an access log of JSON lines."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import traceback
+from typing import Any, TextIO
+
+import prometheus_client
+
+from keras_ddl.serving.workers import Record
+
+LOG = logging.getLogger("keras_ddl.serving")
+# Microseconds, from 10 us to 20 s.
+_BUCKETS = [10 * 1.8**i for i in range(26)]
+
+
+class Metrics:
+    """Counts requests and logs them. On the event loop only."""
+
+    def __init__(self, access_log: TextIO | None = None) -> None:
+        self._access_log = access_log
+        self.registry = prometheus_client.CollectorRegistry()
+        # The leading colon is TensorFlow Serving's; Prometheus keeps such names for recording rules, and takes them.
+        self._count = prometheus_client.Counter(
+            ":tensorflow:serving:request_count",
+            "The total number of requests.",
+            ["model_name", "status"],
+            registry=self.registry,
+        )
+        self._latency = prometheus_client.Histogram(
+            ":tensorflow:serving:request_latency",
+            "Distribution of wall time (in microseconds) for a request.",
+            ["model_name", "API", "entrypoint"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+
+    def record_request(self, record: Record, peer: str) -> None:
+        seconds = record.seconds
+        # The name comes from the request: all unknown models count as one.
+        model = record.model if record.version is not None else ""
+        self._count.labels(model, record.code.name).inc()
+        self._latency.labels(model, record.method, record.protocol.upper()).observe(seconds * 1e6)
+        if self._access_log is not None:
+            line: dict[str, Any] = {
+                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+                "protocol": record.protocol,
+                "method": record.method,
+                "model": record.model,
+                "version": record.version,
+                "signature": record.signature,
+                "status": record.code.name,
+                "milliseconds": round(seconds * 1e3, 3),
+                "peer": peer,
+            }
+            if record.error:
+                line["error"] = record.error[:500]
+            self._access_log.write(json.dumps(line) + "\n")
+            self._access_log.flush()
+
+    def log_exception(self, record: Record, error: BaseException) -> None:
+        """Logs an error that no request should be able to cause."""
+        LOG.error("%s %s: %s", record.protocol, record.method, "".join(traceback.format_exception(error)))
+
+    def render(self) -> bytes:
+        return prometheus_client.generate_latest(self.registry)

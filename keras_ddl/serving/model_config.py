@@ -1,0 +1,93 @@
+"""The models to serve and which of their versions, as in TensorFlow Serving's ModelServerConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keras_ddl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One model to serve.
+
+    Attributes:
+        latest: serve this many of the highest versions; 0: all of them, unless `specific` names some.
+        specific: the versions to serve, whatever others exist.
+        labels: label -> version.
+    """
+
+    name: str
+    base_path: Path
+    latest: int = 1
+    specific: tuple[int, ...] = ()
+    labels: Mapping[str, int] = field(default_factory=dict)
+
+    def choose(self, on_disk: Sequence[int]) -> list[int]:
+        """Returns the versions to serve, of those on disk, highest first."""
+        versions = sorted(on_disk, reverse=True)
+        if self.specific:
+            return [version for version in versions if version in self.specific]
+        return versions[: self.latest] if self.latest else versions
+
+
+def read_file(path: str) -> list[ModelConfig]:
+    """Reads a model config file: a ModelServerConfig as protocol buffer text, as of TensorFlow Serving.
+
+    Raises: ConfigError: it is not one.
+    """
+    from google.protobuf import text_format
+    from tensorflow_serving.config import model_server_config_pb2
+
+    try:
+        return of_proto(text_format.Parse(Path(path).read_text(), model_server_config_pb2.ModelServerConfig()))
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"A model config file is a ModelServerConfig as text. Received: {path!r}: {error}. See docs/serving.md."
+        ) from None
+
+
+def of_proto(config: Any) -> list[ModelConfig]:
+    """Returns the models of a ModelServerConfig. Raises: ConfigError: one is incomplete or listed twice."""
+    if config.WhichOneof("config") == "custom_model_config":
+        raise ConfigError("Models must be given as a list. Received: custom_model_config. Use model_config_list.")
+    models = [_of_one(each) for each in config.model_config_list.config]
+    names = [model.name for model in models]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"Each model must have a name of its own. Received: {twice} more than once.")
+    return models
+
+
+def _of_one(config: Any) -> ModelConfig:
+    if not config.name or not config.base_path:
+        raise ConfigError(f"A model must have a name and a base_path. Received: {str(config).strip()!r}.")
+    if config.model_platform not in ("", "tensorflow"):
+        raise ConfigError(
+            f"The model platform must be 'tensorflow'. Received: {config.model_platform!r} for {config.name!r}."
+        )
+    policy = config.model_version_policy
+    kind = policy.WhichOneof("policy_choice")
+    return ModelConfig(
+        config.name,
+        Path(config.base_path.removeprefix("file://")),
+        latest={"all": 0, "latest": policy.latest.num_versions or 1}.get(kind, 1),
+        specific=tuple(policy.specific.versions),
+        labels=dict(config.version_labels),
+    )
+
+
+def versions_on_disk(base_path: Path) -> list[int]:
+    """Returns the numbers of the directories that hold a SavedModel. One without its graph is still being written."""
+    try:
+        entries = list(base_path.iterdir())
+    except OSError:
+        return []
+    return [
+        int(entry.name)
+        for entry in entries
+        if entry.name.isdecimal() and ((entry / "saved_model.pb").exists() or (entry / "saved_model.pbtxt").exists())
+    ]

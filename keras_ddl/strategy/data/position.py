@@ -1,0 +1,268 @@
+"""Where a fit stands in its data, and how another process gets there: which batches, in which order.
+
+Keras reads an epoch with an EpochIterator; the one that trains has a `Reading`. A checkpoint keeps its `position`, and
+a resumed fit is told it with `go_to`: the next epoch then begins in its middle. What was read of it is read again and
+dropped, because nothing else is exact for every pipeline; earlier epochs only where their number does not tell the
+order.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_ddl.communicator import stack_position
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import CheckpointError
+from keras_ddl.strategy.data.order import KEYS
+
+# Datasets whose order in an epoch depends on how often they were iterated, and on nothing else.
+_CHAIN = frozenset(
+    (
+        "FixedLengthRecordDatasetV2",
+        "TFRecordDatasetV2",
+        "TextLineDatasetV2",
+        "_AssertCardinalityDataset",
+        "_BatchDataset",
+        "_FilterDataset",
+        "_IgnoreErrorsDataset",
+        "_MapDataset",
+        "_OptionsDataset",
+        "_PaddedBatchDataset",
+        "_ParallelBatchDataset",
+        "_ParallelMapDataset",
+        "_PrefetchDataset",
+        "_RangeDataset",
+        "_RebatchDataset",
+        "_RestructuredDataset",
+        "_ShardDataset",
+        "_ShuffleDataset",
+        "_SkipDataset",
+        "_TakeDataset",
+        "_TensorDataset",
+        "_TensorSliceDataset",
+        "_UnbatchDataset",
+        "_ZipDataset",
+    )
+)
+# Those that make inner iterators as they are read: without a shuffle they do not matter either.
+_LAZY = frozenset(("_RepeatDataset", "CacheDataset", "_ConcatenateDataset"))
+
+
+class Reading:
+    """The reading of one fit: of the EpochIterator that gives the training steps their batches."""
+
+    def __init__(self, iterator: Any, strategy: Any) -> None:
+        self.iterator = iterator
+        self.strategy = strategy
+        self._begin: dict[str, Any] | None = None  # random states at the beginning of the epoch that is being read
+        self._ends: list[dict[str, Any]] = []  # ... before each on_epoch_end of a PyDataset, which may shuffle there
+        self._target: dict[str, Any] | None = None
+        self._note_epoch_ends()
+
+    def position(self, epochs: int, batches: int) -> dict[str, Any]:
+        """Returns, as JSON, where this process reads: after `batches` of an epoch, with `epochs` before it."""
+        return {
+            "epochs": epochs,
+            "batches": batches,
+            "length": self.iterator._num_batches,
+            "begin": self._begin if batches else None,
+            "now": self.random_states(),
+            "ends": self._ends,
+            "order": self._order(),
+        }
+
+    def go_to(self, position: dict[str, Any]) -> None:
+        """Makes the next epoch begin at `position`, which a process with the same script has reached."""
+        self._target = position
+        self._restore(position["now"])
+
+    def epoch(self, original: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Yields what `EpochIterator._enumerate_iterator` does; after `go_to`, from the position on."""
+        target, self._target = self._target, None
+        if target is None:
+            self._begin = self.random_states()
+            yield from original()
+            return
+        self._warn_of_another_order(target)
+        self._read_epochs(target, original)
+        if target["begin"] is not None:
+            self._restore(target["begin"])
+        self._begin = self.random_states()
+        # Python code that makes batches runs ahead in a thread: what it draws it has to draw again, from the beginning.
+        makes_batches = (keras_compat.GeneratorDataAdapter, keras_compat.PyDatasetAdapter)
+        dropped = 0
+        skipping = bool(target["batches"]) and not isinstance(self.iterator.data_adapter, makes_batches)
+        for first, last, data in original():
+            if first < target["batches"]:
+                _drop(data, first, last, target["batches"])
+                dropped = last + 1
+                continue
+            if skipping:
+                skipping = False
+                self._restore(target["now"])
+            yield first, last, data
+        if dropped < target["batches"]:
+            raise _shorter(target["batches"])
+
+    def random_states(self) -> dict[str, Any]:
+        """Returns the states of Python's and NumPy's generators and of the agreed shuffles, as JSON."""
+        version, internal, gauss = random.getstate()
+        name, keys, *rest = np.random.get_state()
+        return {
+            "python": [version, list(internal), gauss],
+            "numpy": [name, keys.tolist(), *rest],
+            "shuffles": self.strategy.random_state.shuffles_state() if self.strategy is not None else None,
+        }
+
+    def _restore(self, states: dict[str, Any]) -> None:
+        version, internal, gauss = states["python"]
+        random.setstate((version, tuple(internal), gauss))
+        name, keys, *rest = states["numpy"]
+        np.random.set_state((name, np.array(keys, np.uint32), *rest))
+        if self.strategy is not None and states["shuffles"] is not None:
+            self.strategy.random_state.set_shuffles_state(states["shuffles"])
+
+    # ---- earlier epochs ----------------------------------------------------------------------------------------------
+
+    def _read_epochs(self, target: dict[str, Any], original: Callable[[], Iterator[Any]]) -> None:
+        """Brings the pipeline to the beginning of the epoch: its seeds move on each time that it is iterated."""
+        iterator = self.iterator
+        if iterator.steps_per_epoch or self._must_be_read():
+            for _ in range(target["epochs"]):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that data of unknown length ends
+                    with iterator.catch_stop_iteration():
+                        for first, last, data in original():
+                            for _ in range(first, last + 1):
+                                next(data)
+            return
+        dataset = _Dataset(iterator)
+        for epoch in range(target["epochs"]):
+            dataset.iterate()
+            if iterator._num_batches or epoch:  # Keras makes a second iterator when it knows that the data is read
+                dataset.iterate()
+        if target["epochs"] and iterator._num_batches is None:
+            iterator._num_batches = target["length"]
+        if self._ends:
+            self._repeat_epoch_ends(target)
+
+    def _must_be_read(self) -> bool:
+        if isinstance(self.iterator.data_adapter, (keras_compat.ArrayDataAdapter, keras_compat.PyDatasetAdapter)):
+            return False  # indexed: their order follows from the random states
+        names = {type(each).__name__ for each in _Dataset(self.iterator).ancestors()}
+        return not (names <= _CHAIN or ("_ShuffleDataset" not in names and names <= _CHAIN | _LAZY))
+
+    # ---- PyDataset.on_epoch_end --------------------------------------------------------------------------------------
+
+    def _note_epoch_ends(self) -> None:
+        adapter = self.iterator.data_adapter
+        if not isinstance(adapter, keras_compat.PyDatasetAdapter) or self.iterator.steps_per_epoch:
+            return
+        if type(adapter.py_dataset).on_epoch_end is keras_compat.keras.utils.PyDataset.on_epoch_end:
+            return
+        on_epoch_end = adapter.on_epoch_end
+
+        def noting() -> None:
+            self._ends.append(self.random_states())
+            on_epoch_end()
+
+        adapter.on_epoch_end = noting
+
+    def _repeat_epoch_ends(self, target: dict[str, Any]) -> None:
+        ends, dataset = target["ends"], self.iterator.data_adapter.py_dataset
+        if not _same_numbers(ends[0], self._ends[0]):
+            stack_position.warn(
+                "A PyDataset that draws random numbers in on_epoch_end is in another order in another process, unless "
+                "the script sets the seeds. Received: a checkpoint of a run with other numbers. Call "
+                "keras.utils.set_random_seed(n), or give the Strategy a seed, before the data is made."
+            )
+        now = self.random_states()
+        for states in ends[1:]:
+            self._restore(states)
+            dataset.on_epoch_begin()
+            dataset.on_epoch_end()
+        self._restore(now)
+        self._ends = list(ends)
+
+    # ---- another order -----------------------------------------------------------------------------------------------
+
+    def _order(self) -> Any:
+        """Returns what tells the order in which this process shuffles, apart from `random_states`; JSON."""
+        iterator = self.iterator
+        seeds = [list(tf_compat.shuffle_seeds(each)) for each in _Dataset(iterator).shuffles()]
+        by_keras = isinstance(iterator.data_adapter, keras_compat.ArrayDataAdapter) and iterator.data_adapter._shuffle
+        if by_keras and not iterator.shuffles_by_agreement and tf_compat.global_seed() is None:
+            seeds.append([0, 0])
+        return seeds
+
+    def _warn_of_another_order(self, target: dict[str, Any]) -> None:
+        mine = self._order()
+        unseeded = [0, 0] in mine
+        if target["batches"] and (mine != target["order"] or unseeded):
+            stack_position.warn(
+                "A run that resumes within an epoch must read in the order in which the previous run began. Received: "
+                f"a dataset that shuffles with seeds {mine}, and {target['order']} before. Rows of this epoch may come "
+                "twice or not at all. Call keras.utils.set_random_seed(n), or give the Strategy a seed, before the "
+                "data is made."
+            )
+
+
+class _Dataset:
+    """The tf.data pipeline under an EpochIterator."""
+
+    def __init__(self, iterator: Any) -> None:
+        dataset = iterator._distributed_dataset
+        while not isinstance(dataset, tf.data.Dataset) and hasattr(dataset, "_dataset"):
+            dataset = dataset._dataset
+        self._dataset = dataset
+
+    def ancestors(self) -> list[Any]:
+        found, pending = [], [self._dataset]
+        while pending:
+            current = pending.pop()
+            if hasattr(current, KEYS):
+                continue
+            found.append(current)
+            if isinstance(current, tf.data.Dataset):
+                pending.extend(tf_compat.dataset_inputs(current))
+        return found
+
+    def shuffles(self) -> list[Any]:
+        return [each for each in self.ancestors() if isinstance(each, tf_compat.ShuffleDataset)]
+
+    def iterate(self) -> None:
+        """Makes an iterator and drops it: a shuffle takes its next seeds."""
+        if self.shuffles():
+            iter(self._dataset)
+
+
+def _same_numbers(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(one[name] == other[name] for name in ("python", "numpy"))
+
+
+def _drop(data: Any, first: int, last: int, end: int) -> None:
+    if last >= end:
+        raise CheckpointError(
+            "steps_per_execution must divide the number of batches after which a checkpoint was made. Received: "
+            f"{last + 1 - first}, and a checkpoint after {end} batches of an epoch. Use that of the run before."
+        )
+    for _ in range(first, last + 1):
+        try:
+            next(data)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            raise _shorter(end) from None
+
+
+def _shorter(end: int) -> CheckpointError:
+    return CheckpointError(
+        "A run that resumes within an epoch must be given the data of the previous run. Received: data that ends "
+        "before "
+        f"batch {end} of the epoch, after which the checkpoint was made. Give it the same data."
+    )

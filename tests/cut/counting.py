@@ -1,0 +1,50 @@
+"""A step that is traced and cut, and not run: what its report says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import Batch, Program, Report, Rows, build_step
+
+RANKS = 2
+
+
+class _Nothing:
+    """Collectives of a graph that never runs: of the right dtypes, and of shapes as open as those of keras_ddl.ops."""
+
+    rank, size = 0, RANKS
+
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+        return [tf.identity(each) for each in tensors]
+
+    def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=[None, *tensor.shape[1:]])
+
+    def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
+        return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
+
+
+def report_of(step: Callable[..., Any], batch: Any, *, static: bool = True) -> Report:
+    """Returns what `step` moves.
+
+    Args:
+        step: of a batch, as Keras's train_step is: a structure of arrays [rows, ...], rows even.
+        static: whether the step sees the number of rows when it is traced.
+    """
+    leaves = tf.nest.flatten(batch)
+    rows = leaves[0].shape[0]
+    specs = [tf.TensorSpec([rows if static else None, *each.shape[1:]], each.dtype) for each in leaves]
+    whole = tf.function(lambda *given: step(tf.nest.pack_sequence_as(batch, given)), autograph=False)
+    concrete = whole.get_concrete_function(*specs)  # holds the graph
+    report = Report()
+
+    def rank_step(total: tf.Tensor, mine: tf.Tensor, *local: tf.Tensor) -> None:
+        known = Batch(rows, rows // RANKS, 0) if static else Batch(total, mine, tf.zeros([], tf.int64))
+        build_step(Program(concrete.graph), local, [Rows(0)] * len(local), known, _Nothing(), report=report)
+
+    local = [tf.TensorSpec([rows // RANKS if static else None, *each.shape[1:]], each.dtype) for each in leaves]
+    number = tf.TensorSpec([], tf.int64)
+    tf.function(rank_step, autograph=False).get_concrete_function(number, number, *local)
+    return report

@@ -1,0 +1,76 @@
+"""A drawn program, cut, against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from cut.comparing import difference
+from cut.drawn.programs import Program, arguments, wholes
+from cut.simulated import Simulation
+from cut.together import Together
+
+from keras_ddl.compat.tensorflow import tf
+
+Arrays = Sequence[np.ndarray]
+_BRANCHING = {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"}
+
+
+def disagreement(program: Program, size: int) -> str | None:
+    """Returns in words what a rank of `size` has that one process does not; None if there is nothing."""
+    types = program.types()
+    if types is None:
+        return None
+    batches = [arguments(program.seed, rows) for rows in program.batches]
+    try:
+        compare = _in_threads if types & _BRANCHING else _in_one_graph
+        return compare(program, batches, wholes(program.seed), size)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}\n{program}"
+
+
+def _in_one_graph(program: Program, batches: Sequence[Arrays], wholes: Arrays, size: int) -> str | None:
+    together = Together(
+        program, batches[0], wholes, sizes=[size], static=program.static, open_extents=program.open_extents
+    )
+    try:
+        return _compare(
+            program,
+            batches,
+            lambda rows: together.expected(rows, wholes),
+            lambda rows: together.of_ranks(size, rows, wholes),
+        )
+    finally:
+        together.close()
+
+
+def _in_threads(program: Program, batches: Sequence[Arrays], wholes: Arrays, size: int) -> str | None:
+    captured = list(map(tf.constant, wholes))
+    step = Simulation(lambda *rows: program(*rows, *captured), batches[0], size, static=program.static)
+    return _compare(program, batches, lambda rows: step.expected(*rows), lambda rows: step(*rows))
+
+
+def _compare(
+    program: Program,
+    batches: Sequence[Arrays],
+    expected: Callable[[Arrays], Arrays],
+    of_ranks: Callable[[Arrays], Sequence[Arrays]],
+) -> str | None:
+    for rows in batches:
+        wanted, found = expected(rows), of_ranks(rows)
+        for rank, each in enumerate(found):
+            told = difference(each, wanted)
+            if told is not None and not _is_unstable(expected, rows):
+                return f"rank {rank} of {len(found)}, {len(rows[0])} rows: {told}\n{program}"
+    return None
+
+
+def _is_unstable(expected: Callable[[Arrays], Arrays], rows: Arrays) -> bool:
+    """Whether one process itself gives something else for arguments that differ in the last bits."""
+    wanted = expected(rows)
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        near = [each * (1 + 2e-15 * rng.normal(size=each.shape)) if each.dtype.kind == "f" else each for each in rows]
+        if difference(expected(near), wanted) is not None:
+            return True
+    return False

@@ -1,0 +1,56 @@
+"""Networks as people train them are cut: nothing that grows with the batch moves, but for what stands here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import pytest
+from cut import zoo
+from cut.counting import report_of
+
+# Programs whose rows are gathered all the same: by name and whether tracing sees the rows, what needs them and why.
+GATHERED: dict[tuple[str, bool], dict[str, str]] = {
+    ("example_contrastive", True): {
+        "MatMul": "the codes of one view, with all of which each of the other's is compared"
+    },
+    ("example_contrastive", False): {"MatMul": "the same"},
+    ("attention_group_query", False): {
+        "Reshape": "the gradient of ops.repeat: two extents are equal, which is not shown"
+    },
+}
+# Besides gradients, moments of BatchNormalization, forward and backward, and numbers: losses, metrics.
+_NUMBERS = 4096
+
+
+def check(name: str, make: Callable[[], zoo.Program], static: bool) -> None:
+    keras.utils.set_random_seed(1)
+    model, batch = make()
+    model._symbolic_build(data_batch=batch if isinstance(batch, tuple) else (batch,))
+    report = report_of(model.train_step, batch, static=static)
+    known = GATHERED.get((name, static), {})
+    gathers = [each for each in report.entries if each.kind == "gather" and not each.is_meant]
+    others = [each for each in gathers if each.reason.split()[0] not in known]
+    assert not others, report.text()
+    assert {each.reason.split()[0] for each in gathers} == set(known), f"no longer gathered:\n{report.text()}"
+    assert set(report.whole) <= set(known), report.text()
+    moments = sum(each.value.shape.num_elements() * 4 for each in model.non_trainable_variables)
+    summed = sum(each.bytes or 0 for each in report.entries if each.kind == "sum")
+    assert summed <= 4 * (model.count_params() + moments) + _NUMBERS, report.text()
+
+
+@pytest.mark.parametrize("name", zoo.QUICK)
+def test_network_is_cut(name: str) -> None:
+    check(name, zoo.QUICK[name], static=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", zoo.LONG)
+def test_large_network_is_cut(name: str) -> None:
+    check(name, zoo.LONG[name], static=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", zoo.QUICK)
+def test_network_is_cut_on_an_open_number_of_rows(name: str) -> None:
+    check(name, zoo.QUICK[name], static=False)

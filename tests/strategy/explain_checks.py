@@ -1,0 +1,78 @@
+"""`Strategy.explain`: what steps of fit, evaluate and predict move. Run by test_strategy.py."""
+
+import re
+import tempfile
+from pathlib import Path
+
+import keras_ddl
+from keras_ddl import timeline
+from keras_ddl.compat.tensorflow import tf
+from strategy.common import FEW, RANK, SIZE, STRATEGY, dense_model, keras, linear_model, raises, set_precision
+
+ERROR = keras_ddl.errors.ConfigError
+
+
+def collectives_of(table):
+    return int(re.search(r"([\d,]+) collectives per step", table)[1].replace(",", ""))
+
+
+def check_explain_has_a_table_for_each_step_of_a_model():
+    model = linear_model()
+    model.fit(*FEW, batch_size=8, epochs=1, verbose=0)
+    assert STRATEGY.explain(model).count(", one step:") == 1
+    model.predict(FEW[0], batch_size=8, verbose=0)
+    model.evaluate(*FEW, batch_size=8, verbose=0)
+    text = STRATEGY.explain(model)
+    names = [f"Sequential.{each}_step, one step:" for each in ("train", "predict", "test")]
+    assert [each for each in text.splitlines() if each.endswith("one step:")] == names, text
+    train, predict, test = text.split("\n\n")
+    assert "sum" in train and "is a result" in predict and "gather" in predict, text
+    # Loss and metric in one sum; the kernel and bias with them.
+    assert (collectives_of(train), collectives_of(test)) == (2, 2), text
+
+
+class Told(keras.Model):
+    """A step with functions of the host, of numbers that are gathered and of one that is summed."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = dense_model()
+
+    def call(self, x):
+        return self.inner(x)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        x, _ = data
+        tf.print("rows", tf.shape(x)[0], output_stream="file:///dev/null")
+        extreme = tf.numpy_function(lambda a: a.max(), [tf.sort(x, 0)], x.dtype)
+        return {**logs, "extreme": tf.reshape(extreme, [])}
+
+
+def check_explain_counts_the_collectives_that_run():
+    set_precision("float32")
+    with STRATEGY.scope():
+        model = Told()
+        model.compile("sgd", "mse", metrics=["mae"])
+    steps = 4
+    data = tf.data.Dataset.from_tensor_slices(FEW).batch(8, drop_remainder=True).take(steps)
+    model.fit(data, epochs=1, verbose=0)
+    table = STRATEGY.explain(model)
+    assert "explain_checks.py" in table and "PyFunc is called by rank 0 alone" in table, table
+    with tempfile.TemporaryDirectory() as folder:
+        path = timeline.start(Path(folder, f"fit_{RANK}.json"))
+        try:
+            model.fit(data, epochs=1, verbose=0)
+        finally:
+            timeline.stop()
+        names = [each.name for each in timeline.collectives(path)]
+    of_steps = [each for each in names if "/train_step/" in each or each.split("/")[-1] == "rows"]
+    assert len(of_steps) == steps * collectives_of(table), (sorted(set(names)), table)
+
+
+def check_explain_refuses_what_it_knows_nothing_of():
+    model = linear_model()
+    raises(ERROR, f"none was .rank {RANK}.. Call fit", lambda: STRATEGY.explain(model))
+    raises(ERROR, "must be made inside its scope", lambda: STRATEGY.explain(dense_model()))
+    raises(ERROR, "takes a Keras model. Received: function", lambda: STRATEGY.explain(collectives_of))
+    assert SIZE > 1
