@@ -98,6 +98,11 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
         from keras_ddl.gradients.start_up import share_cores
 
         share_cores(topology)
+    # Not with the first DistributedOptimizer: in `model.compile(hvd.DistributedOptimizer(...))`, Python has looked up
+    # Keras's compile by then.
+    from keras_ddl.strategy import keras_patches
+
+    keras_patches.install()
     all_ranks = list(range(size()))
     named = list(range(comm.Get_size())) if hasattr(comm, "Get_size") else comm
     if named is not None and not (isinstance(named, Sequence) and sorted(named) in ([], all_ranks)):

@@ -15,9 +15,14 @@ from launch.launching import run
 SCRIPT = """
 import horovod
 import horovod.tensorflow as hvd
+import keras
 import tensorflow as tf
 
 hvd.init()
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+# The first DistributedOptimizer of the process: Python looks up compile before it is made.
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse", experimental_run_tf_function=False)
+assert model.jit_compile is False
 total = hvd.allreduce(tf.constant([1.0, 2.0]) * (hvd.rank() + 1), op=hvd.Sum)
 if hvd.rank() == 0:
     print("total", total.numpy().tolist(), horovod.__version__)

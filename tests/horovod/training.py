@@ -9,9 +9,10 @@ import keras
 import numpy as np
 
 import keras_ddl
+import keras_ddl.horovod as hvd
 from keras_ddl.horovod.optimizer import DistributedOptimizer
 
-keras_ddl.init()
+hvd.init()
 RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
 keras.backend.set_floatx("float64")
 keras.config.set_dtype_policy("float64")
