@@ -20,7 +20,6 @@ import argparse
 import os
 import statistics
 import tempfile
-import time
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -31,6 +30,7 @@ import keras
 import tensorflow as tf
 from _networks import NETWORKS
 from _rounds import machine, slowest_rank
+from _step_times import StepTimes
 
 import keras_ddl
 from keras_ddl import timeline
@@ -38,27 +38,6 @@ from keras_ddl.gradients import buckets
 from keras_ddl.strategy.data import share_dataset
 
 CONTESTANTS = ("bare", "exact")
-
-
-class StepTimes(keras.callbacks.Callback):
-    """Seconds of each step and of the epoch, as the script sees them."""
-
-    never_stops_within_epoch = True  # else the ranks agree after every step on whether it asks to stop
-
-    def on_train_begin(self, logs=None):
-        self.seconds = []
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch_start = time.perf_counter()
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self.start = time.perf_counter()
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.seconds.append(time.perf_counter() - self.start)
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.epoch = time.perf_counter() - self.epoch_start
 
 
 def bare_model(network: keras.Model, bucket_size: object) -> keras.Model:

@@ -12,7 +12,6 @@ import argparse
 import os
 import resource
 import statistics
-import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -20,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from _networks import NETWORKS, Network
+from _step_times import StepTimes
 
 import keras_ddl
 
@@ -37,21 +37,6 @@ def transformer() -> keras.Model:
 
 
 _MORE = {"transformer": Network(transformer, 16, (64,), float("nan"), tokens=8000)}  # Horovod's was not recorded
-
-
-class StepTimes(keras.callbacks.Callback):
-    """Seconds of each step of the fit that runs."""
-
-    never_stops_within_epoch = True  # else the ranks agree after every step on whether it asks to stop
-
-    def on_train_begin(self, logs=None):
-        self.seconds = []
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self.start = time.perf_counter()
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.seconds.append(time.perf_counter() - self.start)
 
 
 def main() -> None:

@@ -27,6 +27,19 @@ def no_shared_memory_is_left() -> Iterator[None]:
 
 
 @pytest.fixture
+def float64() -> Iterator[None]:
+    """Keras computes in float64, where rounding cannot hide a difference."""
+    import keras
+
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx(before[0])
+    keras.config.set_dtype_policy(before[1])
+
+
+@pytest.fixture
 def foreign_directory() -> Iterator[Path]:
     """A directory that this process may read and not write to; root, who may do anything, is another user meanwhile."""
     parent = Path(tempfile.mkdtemp())  # not tmp_path: other users may not enter pytest's directories

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from keras_ddl.cut.axes import reduced_axes, squeezed_axes
 from keras_ddl.cut.dims import ONE, Dim, product
+from keras_ddl.cut.entrywise import BINARY, UNARY
 from keras_ddl.cut.extents import Dims, Extents, broadcast, extents
 from keras_ddl.cut.program import Node, Value
 
@@ -17,17 +18,14 @@ def _first_input(known: Extents, node: Node) -> Told:
     return [known.dims(node.inputs[0])] * len(node.outputs)
 
 
-SAME = (
-    "Identity IdentityN Neg Exp Log Log1p Expm1 Sqrt Rsqrt Square Tanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign "
-    "Abs Sign Floor Ceil Round Rint Reciprocal Inv Erf Erfc Erfinv Lgamma Digamma Sin Cos Tan Asin Acos Atan Sinh "
-    "Cosh Asinh Acosh Atanh Cast LogicalNot StopGradient PreventGradient IsFinite IsNan IsInf ZerosLike OnesLike "
-    "LeakyRelu Softmax LogSoftmax BiasAdd Cumsum Cumprod ReverseV2 Snapshot CheckNumerics Ndtri BesselI0e BesselI1e "
-    "Invert Conj StringLower StringUpper StringStrip StringLength AsString StringToNumber StringToHashBucket "
+_AS_THE_FIRST = (
+    "Identity IdentityN StopGradient PreventGradient Softmax LogSoftmax BiasAdd Cumsum Cumprod ReverseV2 Snapshot "
+    "CheckNumerics StringLower StringUpper StringStrip StringLength AsString StringToNumber StringToHashBucket "
     "StringToHashBucketFast StringToHashBucketStrong StaticRegexReplace StaticRegexFullMatch RegexReplace "
-    "RegexFullMatch DecodeBase64 EncodeBase64 UnicodeTranscode UnicodeScript Bucketize RandomShuffle ReverseSequence "
-    "MatrixBandPart"
+    "RegexFullMatch DecodeBase64 EncodeBase64 UnicodeTranscode UnicodeScript Bucketize RandomShuffle "
+    "ReverseSequence MatrixBandPart"
 )
-extents(*SAME.split())(_first_input)
+extents(*UNARY, *_AS_THE_FIRST.split())(_first_input)
 
 
 @extents("IdentityN")
@@ -35,16 +33,7 @@ def _identity_n(known: Extents, node: Node) -> Told:
     return [known.dims(each) for each in node.inputs]
 
 
-BROADCASTING = (
-    "Add AddV2 Sub Mul RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference Greater GreaterEqual Less LessEqual "
-    "Equal NotEqual LogicalAnd LogicalOr FloorDiv FloorMod Mod TruncateDiv TruncateMod Xdivy Xlogy Xlog1py MulNoNan "
-    "Atan2 ReluGrad Relu6Grad TanhGrad SigmoidGrad SqrtGrad RsqrtGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad "
-    "LeakyReluGrad InvGrad ReciprocalGrad SelectV2 AddN BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift "
-    "StringJoin Substr ApproximateEqual NextAfter Igamma Igammac Zeta Polygamma Betainc ClipByValue"
-)
-
-
-@extents(*BROADCASTING.split())
+@extents(*BINARY, "AddN", "StringJoin", "Substr", "ApproximateEqual", "Betainc", "ClipByValue")
 def _broadcast(known: Extents, node: Node) -> Told:
     return [broadcast([known.dims(each) for each in node.inputs])]
 

@@ -29,11 +29,11 @@ from dataclasses import dataclass, field
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.entrywise import BINARY, UNARY
 from keras_ddl.cut.program import Node, Program, Value
-from keras_ddl.cut.rules.elementwise import BINARY, UNARY
 
 _TAPE = "gradient_tape/"
-_ELEMENTWISE = frozenset([*UNARY.split(), *BINARY.split(), "AddN"])
+_ELEMENTWISE = frozenset([*UNARY, *BINARY, "AddN"])
 _SAME_ENTRIES = frozenset(["StopGradient", "Identity", "Squeeze", "Reshape", "ExpandDims"])
 _SHAPES = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 # Linear in the operand at the place, if it is the only sum among the operands.

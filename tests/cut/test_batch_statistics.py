@@ -58,17 +58,8 @@ def nested_and_shared(normalize: Normalize) -> keras.Model:
     return keras.Model(inputs, layers.Dense(2)(block(block(inputs) + inputs)))
 
 
+pytestmark = pytest.mark.usefixtures("float64")
 MODELS = [dense, convolutional, of_channels_first, of_sequences, nested_and_shared]
-
-
-@pytest.fixture(autouse=True)
-def _precision() -> Any:
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
 
 
 class Training:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from cut.drawn import control_flow, lines, more_lines, programs
 from cut.drawn.agreement import disagreement
@@ -19,30 +21,28 @@ def _nested(seed: int) -> str | None:
     return disagreement(programs.draw(seed, NESTED, lines=3, batches=batches), size=2 + seed // 2 % 2)
 
 
+def _all_agree(disagrees: Callable[[int], str | None], seeds: range) -> None:
+    for seed in seeds:
+        told = disagrees(seed)
+        assert told is None, told
+
+
 @pytest.mark.parametrize("first", range(0, 100, 20))
 def test_random_programs_equal_one_process(first: int) -> None:
-    for seed in range(first, first + 20):
-        told = _plain(seed)
-        assert told is None, told
+    _all_agree(_plain, range(first, first + 20))
 
 
 def test_random_programs_with_branches_and_loops_equal_one_process() -> None:
-    for seed in range(10):
-        told = _nested(seed)
-        assert told is None, told
+    _all_agree(_nested, range(10))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1000, 11000, 500))
 def test_ten_thousand_random_programs_equal_one_process(first: int) -> None:
-    for seed in range(first, first + 500):
-        told = _plain(seed)
-        assert told is None, told
+    _all_agree(_plain, range(first, first + 500))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1000, 3000, 100))
 def test_two_thousand_random_programs_with_branches_and_loops_equal_one_process(first: int) -> None:
-    for seed in range(first, first + 100):
-        told = _nested(seed)
-        assert told is None, told
+    _all_agree(_nested, range(first, first + 100))

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cut import operations_of_lists  # noqa: F401  (it registers its own)
 from cut.comparing import difference
-from cut.operations import CASES, types_to_try
+from cut.operations import (  # noqa: F401  (they register)
+    by_index,
+    entrywise,
+    lists,
+    products_and_images,
+    reductions,
+    shapes,
+    texts,
+)
+from cut.operations.cases import CASES, types_to_try
 from cut.together import Together
 
 from keras_ddl.compat.tensorflow import tf

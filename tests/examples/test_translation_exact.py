@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -14,16 +13,6 @@ from examples.translation_parts import TokenCrossentropy, Transformer
 from keras_ddl.compat.tensorflow import tf
 
 ROWS, LENGTH, VOCABULARY = 7, 5, 40
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
 
 
 def batch(seed: int) -> list[np.ndarray]:

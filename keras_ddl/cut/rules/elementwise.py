@@ -8,26 +8,15 @@ import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.dims import ONE
+from keras_ddl.cut.entrywise import BINARY, UNARY
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.states import PARTIAL, ListOf, Partial, Rows, Whole
 
-UNARY = (
-    "Neg Exp Log Log1p Expm1 Sqrt Rsqrt Square Tanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign Abs Sign Floor Ceil "
-    "Round Rint Reciprocal Inv Erf Erfc Erfinv Lgamma Digamma Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh "
-    "Cast LogicalNot IsFinite IsNan IsInf ZerosLike OnesLike LeakyRelu Ndtri BesselI0e BesselI1e Invert Conj"
-)
 # f(a + b) = f(a) + f(b), also when rounded as one sum is: a part of a sum stays one.
 LINEAR = {"Neg"}
-BINARY = (
-    "Add AddV2 Sub Mul RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference Greater GreaterEqual Less LessEqual "
-    "Equal NotEqual LogicalAnd LogicalOr FloorDiv FloorMod Mod TruncateDiv TruncateMod Xdivy Xlogy Xlog1py MulNoNan "
-    "Atan2 ReluGrad Relu6Grad TanhGrad SigmoidGrad SqrtGrad RsqrtGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad "
-    "LeakyReluGrad InvGrad ReciprocalGrad SelectV2 BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter "
-    "Igamma Igammac Zeta Polygamma"
-)
 
 
-@rule(*UNARY.split())
+@rule(*UNARY)
 def unary(b: Any, node: Any) -> Any:
     value = node.inputs[0]
     state = b.state(value)
@@ -66,7 +55,7 @@ def identity(b: Any, node: Any) -> Any:
     return [(tensor, b.state(value)) for tensor, value in zip(outputs, node.inputs)]
 
 
-@rule(*UNARY.split(), *BINARY.split(), "AddN", "Identity", of_whole=True)
+@rule(*UNARY, *BINARY, "AddN", "Identity", of_whole=True)
 def of_whole(b: Any, node: Any) -> Any:
     """Of operands of which rows can be made by themselves (a random draw), rows of the result can."""
     pieces = b.make_whole(node)
@@ -103,7 +92,7 @@ def add_n(b: Any, node: Any) -> Any:
     return binary(b, node)
 
 
-@rule(*BINARY.split())
+@rule(*BINARY)
 def binary(b: Any, node: Any) -> Any:
     states = [b.state(each) for each in node.inputs]
     if (len(states) == 2 or node.type == "AddN") and any(isinstance(each, Partial) for each in states):

@@ -176,7 +176,7 @@ TEST(PublishTest, EveryCommunicatorIsFoundByItsOwnNumberAlone) {
 }
 
 TEST(StaleSharedMemoryTest, RemovesWhatDeadProcessesLeft) {
-  char pattern[] = "/tmp/keras_ddl_janitor_XXXXXX";
+  char pattern[] = "/tmp/keras_ddl_stale_XXXXXX";
   const std::string folder = mkdtemp(pattern);
   const pid_t dead = fork();
   if (dead == 0) _exit(0);

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cut.drawn.programs import Drawing
+from cut.operations import operands
 
-from keras_ddl.cut.rules import elementwise
+from keras_ddl.cut import entrywise
 
 LINES: list[Callable[[Drawing], str]] = []
-_OF_INTEGERS = {"Invert", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift"}
-_OF_BOOLS = {"LogicalNot", "LogicalAnd", "LogicalOr"}
-_COUNTS = {"Mod", "FloorMod", "FloorDiv", "TruncateDiv", "TruncateMod"}
-_POSITIVE = {"Log", "Sqrt", "Rsqrt", "Lgamma", "Digamma", "Acosh", "Pow", "Xlogy", "Xlog1py", "Igamma", "Igammac"}
-_POSITIVE |= {"Zeta", "Polygamma", "Reciprocal", "Inv", "RealDiv", "Div"}
-_SMALL = {"Erfinv", "Asin", "Acos", "Atanh", "Log1p", "Ndtri"}
-_UNARY = [each for each in elementwise.UNARY.split() if each != "Conj"]
-_BINARY = [each for each in elementwise.BINARY.split() if each != "SelectV2"]
+# Dividing by what is near zero gives numbers too large to compare.
+_POSITIVE = operands.POSITIVE | {"Polygamma", "Reciprocal", "Inv", "RealDiv", "Div"}
+_UNARY = [each for each in entrywise.UNARY if each != "Conj"]
+_BINARY = [each for each in entrywise.BINARY if each != "SelectV2"]
 
 
 def line(function: Callable[[Drawing], str]) -> Callable[[Drawing], str]:
@@ -25,14 +22,14 @@ def line(function: Callable[[Drawing], str]) -> Callable[[Drawing], str]:
 
 
 def _operand(d: Drawing, kind: str, ranks: tuple[int, ...] = (0, 1, 2, 3, 4)) -> str:
-    if kind in _OF_BOOLS:
+    if kind in operands.BOOLS:
         return d.pick("b", ranks)
-    if kind in _OF_INTEGERS | _COUNTS:
+    if kind in operands.INTEGERS | operands.DIVISIONS:
         return f"tf.cast(tf.abs({d.pick('i', ranks)}) % 7 + 1, tf.int32)"
     name = d.pick("f", ranks)
     if kind in _POSITIVE:
         return f"(tf.abs({name}) + 1.5)"
-    return f"(tf.tanh({name}) * 0.4 + 0.5)" if kind in _SMALL else name
+    return f"(tf.tanh({name}) * 0.4 + 0.5)" if kind in operands.SMALL else name
 
 
 @line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cut.operations import case
+from cut.operations.cases import case
 
 from keras_ddl.compat.tensorflow import tf
 
