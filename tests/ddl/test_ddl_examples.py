@@ -24,6 +24,7 @@ def accuracy_of_two(output):
     return held_out_accuracy(output)
 
 
+@pytest.mark.long
 def test_ddl_graph_mode_learns_saves_and_goes_on(tmp_path):
     assert accuracy_of_two(on_two_ranks(tmp_path, "graph_mode.py", "--steps", 200)) > 0.9
     alone = run(tmp_path, sys.executable, SCRIPTS / "graph_mode.py", "--steps", 10, "--resume")
@@ -34,6 +35,7 @@ def test_ddl_keras_learns(tmp_path):
     assert accuracy_of_two(on_two_ranks(tmp_path, "keras_callbacks.py", "--epochs", 6)) > 0.9
 
 
+@pytest.mark.long
 def test_ddl_three_graphs_learn(tmp_path):
     output = on_two_ranks(tmp_path, "sequences.py", "--steps", 300, "--evaluate-every", 150)
     evaluated = re.findall(r"^step (\d+): loss ([\d.]+), ([\d.]+) of", output, re.MULTILINE)

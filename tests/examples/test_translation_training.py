@@ -13,6 +13,7 @@ from harness.examples import EXAMPLES, run
 pytestmark = pytest.mark.parallel
 
 
+@pytest.mark.long
 def test_two_ranks_train_both_models_as_one_process(tmp_path, cut):
     files = corpus.make(tmp_path, train=320, dev=1, test=1)["train"]
     cut.save(tmp_path / "subwords")

@@ -79,7 +79,7 @@ def test_serving_from_top_to_bottom(tmp_path: Path):
         assert_has_picture(cells[name])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_translation_from_top_to_bottom(tmp_path: Path):
     sizes = {"width": 16, "heads": 2, "inner": 16, "layers": 1, "tokens": 3000, "buckets": 1, "average": 1}
     small = {"PAIRS": "400", "EPOCHS": "1", "SIZES": json.dumps(sizes), "EXAMPLES_DIR": str(EXAMPLES)}

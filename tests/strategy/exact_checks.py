@@ -31,6 +31,7 @@ def adam(**arguments):
     return lambda: keras.optimizers.Adam(0.01, **arguments)
 
 
+@long
 def check_class_weight():
     labels = (X[:, :1] > 0).astype(int)
 
@@ -81,6 +82,7 @@ def check_masked_loss_divides_by_all_valid_positions():
     check_equal_to_one_process(sgd(), build=build, fit={"x": tokens, "y": targets})
 
 
+@long
 def check_mean_with_sample_weight():
     check_equal_to_one_process(
         sgd(),
@@ -89,6 +91,7 @@ def check_mean_with_sample_weight():
     )
 
 
+@long
 def check_loss_that_returns_a_scalar():
     def loss(y_true, y_pred):
         return tf.reduce_mean(tf.square(y_true - y_pred))
@@ -109,6 +112,7 @@ def check_gradient_accumulation():
     check_equal_to_one_process(adam(gradient_accumulation_steps=3, global_clipnorm=0.1))
 
 
+@long
 def check_partly_accumulated_gradients_outlive_a_fit():
     def compiled():
         model = dense_model()
@@ -179,6 +183,7 @@ def check_embedding_gradients_keep_duplicate_rows_apart():
         check_equal_to_one_process(make, build=build, fit={"x": tokens, "epochs": 1})
 
 
+@long
 def check_embedding_gradients_as_rows_and_as_a_table_under_momentum():
     embeddings_of_two_sizes(sgd(momentum=0.9, nesterov=True))
 
@@ -210,6 +215,7 @@ def check_synchronized_batch_normalization():
     check_equal_to_one_process(sgd(), build=build, tolerance=1e-13)
 
 
+@long
 def check_synchronized_batch_normalization_with_a_mask():
     tokens = np.random.default_rng(3).integers(1, 7, size=(43, 5))
     tokens[np.arange(5)[None] >= np.random.default_rng(4).integers(1, 6, size=43)[:, None]] = 0
@@ -236,6 +242,7 @@ def check_tf_data_and_validation_data():
     check_equal_to_one_process(sgd(), fit={"x": dataset, "validation_data": dataset})
 
 
+@long
 def check_infinite_dataset_with_steps_per_epoch():
     def dataset():
         return tf.data.Dataset.from_tensor_slices((X, Y)).batch(9).repeat()
@@ -245,6 +252,7 @@ def check_infinite_dataset_with_steps_per_epoch():
     )
 
 
+@long
 def check_py_dataset_shuffled():
     import random
 

@@ -78,6 +78,7 @@ def check_gan_of_two_optimizers(scope):
     return train_gan(scope, CallableGan)
 
 
+@long
 @case()
 def check_gan_without_call(scope):
     return train_gan(scope, Gan)

@@ -34,11 +34,13 @@ def check_metric_that_holds_a_maximum(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign(ops.maximum(value, ops.max(ops.abs(y - p)))))
 
 
+@long
 @case()
 def check_metric_that_holds_a_minimum(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign(ops.minimum(value, ops.min(y))))
 
 
+@long
 @case()
 def check_metric_that_adds_up_means(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign_add(ops.mean(ops.abs(y - p))))
@@ -61,6 +63,7 @@ def check_metric_that_counts_rows(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign(value + ops.shape(y)[0]), "int32")
 
 
+@long
 @case()
 def check_metric_that_holds_the_last_value(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign(ops.mean(y)))
@@ -85,6 +88,7 @@ def check_metric_that_says_how_its_state_combines(scope):
     return fit(model)
 
 
+@long
 @case()
 def check_metric_whose_result_is_its_variable(scope):
     class Total(keras.metrics.Metric):

@@ -48,6 +48,7 @@ def check_permutation_by_numpy_in_tf_data():
     refuses_to_fit(FIRST_BATCH, dataset, compile={"run_eagerly": True})
 
 
+@long
 def check_permutation_by_numpy_of_arrays():
     order = OTHER.permutation(40)
     refuses_to_fit(r"in the same order.*array\(s\) \[0, 1\] of 2", FEW[0][order], y=FEW[1][order], batch_size=10)
@@ -102,6 +103,7 @@ def check_generators_with_a_generator_of_their_own():
     refuses_to_fit(FIRST_BATCH, tf.data.Dataset.from_generator(batches, output_signature=signature), steps_per_epoch=3)
 
 
+@long
 def check_py_datasets_with_a_generator_of_their_own():
     class Drawn(keras.utils.PyDataset):
         def __len__(self):
@@ -169,6 +171,7 @@ def check_augmentation_of_equal_rows_is_a_warning():
     assert any("differs between ranks in x, while" in str(w.message) for w in caught) == (RANK == 0)
 
 
+@long
 def check_ranks_that_stop_reading_early():
     shared = STRATEGY.experimental_distribute_dataset(rows_dataset().repeat().batch(10)).prefetch(8)
     for number, (x, _) in enumerate(shared):

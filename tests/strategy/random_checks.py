@@ -67,6 +67,7 @@ def check_noise_in_fused_steps(scope):
     return Trained(model, model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0).history)
 
 
+@long
 @case()
 def check_noise_in_batches_of_fixed_size(scope):
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(9, drop_remainder=True)
@@ -98,6 +99,7 @@ def check_augmentation_in_the_model(scope):
     return train(scope, augmentation, IMAGES, batch_size=4)
 
 
+@long
 @case()
 def check_augmentation_in_the_data(scope):
     flip = layers.RandomFlip(seed=4)
@@ -149,6 +151,7 @@ class Sampling(layers.Layer):
         return mean + ops.exp(0.5 * log_variance) * random.normal(shape, seed=self.seeds)
 
 
+@long
 @case()
 def check_autoencoder_that_samples(scope):
     def encoder():
@@ -269,6 +272,7 @@ def check_draws_of_every_kind_are_those_of_one_process():
             assert all_ranks(rows).numpy().tobytes() == one(rows).numpy().tobytes(), name
 
 
+@long
 def check_streams_of_tensorflows_own_operations_differ():
     class Noise(layers.Layer):
         def call(self, x):

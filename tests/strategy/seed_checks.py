@@ -10,6 +10,8 @@ from keras_ddl.errors import ConfigError
 
 import keras  # isort: skip
 
+from harness.rank_program import long
+
 random.seed()  # another state on each rank
 BEFORE = tf.data.Dataset.range(12).shuffle(12).batch(6)
 STRATEGY = keras_ddl.Strategy()
@@ -75,6 +77,7 @@ def check_tf_data_is_shuffled_alike_and_anew_in_each_epoch():
     assert_epochs(rows_of_epochs(tf.data.Dataset.from_tensor_slices((x, x)).shuffle(23).batch(5)), 23)
 
 
+@long
 def check_py_dataset_is_shuffled_alike():
     class Batches(keras.utils.PyDataset):
         def __len__(self):
@@ -89,6 +92,7 @@ def check_py_dataset_is_shuffled_alike():
     assert_epochs(rows_of_epochs(Batches(), shuffle=True), 24)
 
 
+@long
 def check_dataset_shuffled_before_any_seed_was_set():
     try:
         STRATEGY.experimental_distribute_dataset(BEFORE)

@@ -1,6 +1,7 @@
 """Training steps written by hand. Run by test_strategy.py; see oracle.py."""
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import STRATEGY, X, Y, keras, small_model
 from strategy.oracle import case, fit
@@ -48,6 +49,7 @@ def check_train_step_by_hand(scope):
     return train_by_hand(scope, ByHand)
 
 
+@long
 @case()
 def check_loss_written_by_hand(scope):
     class Variational(ByHand):
@@ -66,6 +68,7 @@ def check_overridden_compute_loss(scope):
     return train_by_hand(scope, Overridden)
 
 
+@long
 @case()
 def check_tracker_of_a_computed_loss(scope):
     class Tracked(ByHand):
@@ -84,6 +87,7 @@ def check_tracker_of_a_computed_loss(scope):
     return train_by_hand(scope, Tracked, metrics=None)
 
 
+@long
 @case()
 def check_logs_that_hold_logs(scope):
     class Nested(ByHand):
@@ -121,6 +125,7 @@ def check_habits_of_tf_distribute(scope):
     return train_by_hand(scope, Ported)
 
 
+@long
 @case()
 def check_sums_means_and_functions_of_both(scope):
     class Several(ByHand):
@@ -185,6 +190,7 @@ def scope_strategy():
     return tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
 
 
+@long
 @case()
 def check_gradients_of_the_graph_and_halves_of_two_batches(scope):
     class Graph(ByHand):

@@ -23,6 +23,7 @@ def check_ratio_over_the_batch_as_a_loss(scope):
     return fit(model, X, (Y > 0).astype("float64"))
 
 
+@long
 @case()
 def check_one_added_loss_for_each_row(scope):
     class Endpoint(layers.Layer):
@@ -108,6 +109,7 @@ def check_tables_as_dense_gradients():
         keras_ddl.Strategy(sparse_as_dense="always")
 
 
+@long
 @case()
 def check_table_used_in_three_ways_under_clipped_sgd(scope):
     return train_table(scope, TokensAndPositions, lambda: keras.optimizers.SGD(0.1, clipnorm=0.1), TOKENS)
@@ -119,6 +121,7 @@ def check_table_used_in_three_ways_under_sgd(scope):
     return train_table(scope, TokensAndPositions, lambda: keras.optimizers.SGD(0.1), TOKENS)
 
 
+@long
 @case()
 def check_layer_that_counts_rows(scope):
     class Counter(layers.Layer):
@@ -145,6 +148,7 @@ def train_accumulating_under_loss_scaling(scope, **arguments):
     return fit(model, **arguments)
 
 
+@long
 @case()
 def check_accumulated_gradients_under_loss_scaling(scope):
     return train_accumulating_under_loss_scaling(scope, epochs=3, batch_size=11)  # 4 steps: no gradients are left
