@@ -1,4 +1,4 @@
-"""keras-ddl serve: a server for trying a SavedModel."""
+"""keras-ddl serve: a server for trying a SavedModel, and for small services."""
 
 from __future__ import annotations
 
@@ -6,27 +6,47 @@ import importlib.util
 import logging
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, DependencyError
+from keras_ddl.serving.flags import FLAGS, Flag, Support
 
-_MODULES = ("tensorflow_serving", "grpc", "grpc_health", "aiohttp", "prometheus_client")
+_MODULES = ("tensorflow_serving", "grpc", "grpc_health", "aiohttp", "prometheus_client", "orjson")
 
 
-@click.command("serve", short_help="Serve a SavedModel over gRPC and REST, for trials.")
+def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds what is not among our own options, under TensorFlow Serving's names and out of --help."""
+    kinds: dict[type, Any] = {bool: click.BOOL, int: click.INT, float: click.FLOAT, str: click.STRING}
+    for flag in reversed(FLAGS):
+        if flag.name == "port":  # which is ours, too
+            continue
+        more: dict[str, Any] = {"flag_value": True, "is_flag": False} if flag.kind is bool else {}
+        option = click.option(f"--{flag.name}", f"tfs_{flag.name}", type=kinds[flag.kind], hidden=True, **more)
+        command = option(command)
+    return command
+
+
+@click.command("serve", short_help="Serve a SavedModel over gRPC and REST, for trials and small services.")
 @click.argument("directories", nargs=-1, metavar="[NAME=]DIRECTORY...")
 @click.option("--model-name", help="Name of a single DIRECTORY; default: model.", metavar="NAME")
 @click.option(
     "--model-config-file", help="Models, versions and labels, in TensorFlow Serving's format.", metavar="FILE"
 )
-@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all of them.")
 @click.option("--port", "grpc_port", default=8500, show_default=True, help="gRPC port; 0 chooses one.")
 @click.option("--rest-port", default=8501, show_default=True, help="REST port; 0 chooses one.")
-@click.option("--threads", type=click.IntRange(min=0), default=0, help="Worker threads; default: one per core.")
-@click.option("--queue", type=click.IntRange(min=0), default=1000, show_default=True, help="Requests that may wait.")
+@click.option("--ssl-config-file", help="TLS: an SSLConfig as of TensorFlow Serving.", metavar="FILE")
+@click.option(
+    "--threads", type=click.IntRange(min=0), default=0, help="Worker threads of a model; default: one per core."
+)
+@click.option(
+    "--queue", type=click.IntRange(min=0), default=1000, show_default=True, help="Requests that may wait for a model."
+)
 @click.option(
     "--max-batch-size", type=click.IntRange(min=1), help="Batch up to this many rows together.", metavar="ROWS"
 )
@@ -34,31 +54,29 @@ _MODULES = ("tensorflow_serving", "grpc", "grpc_health", "aiohttp", "prometheus_
     "--batch-timeout-ms", default=1.0, show_default=True, help="How long the first row of a batch waits for others."
 )
 @click.option(
-    "--max-message-mb", default=64.0, show_default=True, help="Maximum size of a request, and of a gRPC response."
+    "--max-message-mb",
+    type=click.FloatRange(min=0.01),
+    default=64.0,
+    show_default=True,
+    help="Size of a request, also unpacked, and of a gRPC response.",
+)
+@click.option(
+    "--max-memory-mb",
+    type=click.FloatRange(min=1),
+    default=1024.0,
+    show_default=True,
+    help="What all requests under way may hold.",
 )
 @click.option("--timeout", default=30.0, show_default=True, help="Time limit of a REST request in seconds.")
+@click.option("--idle-seconds", default=75.0, show_default=True, help="Time limit of a connection without a request.")
 @click.option("--poll-seconds", default=1.0, show_default=True, help="How often to look for new versions.")
 @click.option(
     "--drain-seconds", default=30.0, show_default=True, help="Time at shutdown for running requests to finish."
 )
+@click.option("--allow-reload-config", is_flag=True, help="Take new lists of models from clients.")
 @click.option("--access-log", help="A JSON line for each request, to this file; - for stdout.", metavar="FILE")
-def command(
-    directories: tuple[str, ...],
-    model_name: str | None,
-    model_config_file: str | None,
-    host: str,
-    grpc_port: int,
-    rest_port: int,
-    threads: int,
-    queue: int,
-    max_batch_size: int | None,
-    batch_timeout_ms: float,
-    max_message_mb: float,
-    timeout: float,
-    poll_seconds: float,
-    drain_seconds: float,
-    access_log: str | None,
-) -> None:
+@_flags_of_tensorflow_serving
+def command(directories: tuple[str, ...], **given: Any) -> None:
     """Serve the newest version in each DIRECTORY, as `keras-ddl export` writes them, and each newer one that appears.
 
     \b
@@ -66,13 +84,17 @@ def command(
     keras-ddl serve digits=saved_model translate=/models/translate --port 0
     keras-ddl serve --model-config-file models.config
 
-    It speaks TensorFlow Serving's interfaces, gRPC on 8500 and REST on 8501, and is meant to try a model with on a
-    laptop and in tests. In production serve the same directory with TensorFlow Serving itself:
+    It speaks TensorFlow Serving's interfaces, gRPC on 8500 and REST on 8501, and takes its flags, too
+    (docs/serving-flags.md). It is meant to try a model with, and for small services. To serve the same directory with
+    TensorFlow Serving itself:
 
     \b
     docker run --rm -p 8500:8500 -p 8501:8501 -v $PWD/saved_model:/models/model tensorflow/serving
     """
-    models = _models(directories, model_name, model_config_file)
+    options = _with_flags(given)
+    if given["tfs_model_base_path"] is not None:
+        directories = (*directories, given["tfs_model_base_path"])
+    models = _models(directories, options["model_name"], options["model_config_file"])
     missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise DependencyError(
@@ -83,38 +105,49 @@ def command(
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import_without_keras()
     from keras_ddl.serving import model_config
-    from keras_ddl.serving.batching import Batching
-    from keras_ddl.serving.server import Options, Server
+    from keras_ddl.serving.server import Server
+    from keras_ddl.serving.settings import server_options
 
-    if model_config_file is not None:
-        models = model_config.read_file(model_config_file)
-    _log_to_stderr()
-    options = Options(
-        host=host,
-        grpc_port=grpc_port,
-        rest_port=rest_port,
-        threads=threads,
-        queue=queue,
-        batching=None if max_batch_size is None else Batching(max_batch_size, batch_timeout_ms / 1e3),
-        message_bytes=int(max_message_mb * 2**20),
-        timeout=timeout,
-        poll_seconds=poll_seconds,
-        drain_seconds=drain_seconds,
-        access_log=None if access_log is None else click.open_file(access_log, "a"),
-    )
+    config_file = options["model_config_file"]
+    if config_file is not None:
+        models = model_config.read_file(config_file)
+    _log_to_stderr(options["without_effect"])
+    access_log = options.pop("access_log")
+    settings = server_options(options, None if access_log is None else click.open_file(access_log, "a"))
     names = ", ".join(f"{each.name} ({each.base_path})" for each in models)
 
     def started(grpc_port: int, rest_port: int) -> None:
-        click.echo(f"Serving {names}: gRPC on {host}:{grpc_port}, REST on http://{host}:{rest_port}")
+        scheme = "http" if settings.tls is None else "https"
+        click.echo(
+            f"Serving {names}: gRPC on {settings.host}:{grpc_port}, REST on {scheme}://{settings.host}:{rest_port}"
+        )
         sys.stdout.flush()
 
-    if not Server(models, options).run(started):
-        click.echo(f"keras-ddl serve: requests that took longer than {drain_seconds:g} s are abandoned.", err=True)
+    if not Server(models, settings).run(started):
+        drain = settings.drain_seconds
+        click.echo(f"keras-ddl serve: requests that took longer than {drain:g} s are abandoned.", err=True)
         sys.stderr.flush()
         os._exit(0)  # their threads would keep the process
 
 
-def _log_to_stderr() -> None:
+def _with_flags(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns our options with what TensorFlow Serving's flags say. Raises: ConfigError: one that is refused."""
+    options = {name: value for name, value in given.items() if not name.startswith("tfs_")}
+    options["without_effect"] = []
+    for flag in FLAGS:
+        value = given.get(f"tfs_{flag.name}")
+        if value is None:
+            continue
+        if flag.support is Support.REFUSED and value is not False:
+            raise ConfigError(f"keras-ddl serve cannot do what --{flag.name} asks for: {flag.note}. Leave it out.")
+        if flag.support is Support.NO_EFFECT:
+            options["without_effect"].append(flag)
+        name = flag.option or f"tfs_{flag.name}"
+        options[name] = value * flag.scale if flag.scale != 1.0 else value
+    return options
+
+
+def _log_to_stderr(without_effect: Sequence[Flag]) -> None:
     """Shows what this server says; of TensorFlow errors only, as it remarks on every model that it loads."""
     from keras_ddl.compat.tensorflow import tf
 
@@ -125,6 +158,8 @@ def _log_to_stderr() -> None:
     logger.addHandler(handler)
     logger.propagate = False
     tf.get_logger().setLevel(logging.ERROR)
+    for flag in without_effect:
+        logger.info("--%s has no effect here: %s.", flag.name, flag.note)
 
 
 def _models(directories: tuple[str, ...], model_name: str | None, config_file: str | None) -> list:

@@ -2,35 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from tensorflow_serving.apis import model_service_pb2_grpc, prediction_service_pb2_grpc
 
 from keras_ddl.serving.handlers import Handlers
+from keras_ddl.serving.limits import Held, Memory
 from keras_ddl.serving.metrics import Metrics
-from keras_ddl.serving.status import Code, RequestError
+from keras_ddl.serving.status import Code, RequestError, invalid
 from keras_ddl.serving.workers import Record
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-Method = Callable[[Any, Record], Awaitable[Any]]
+Method = Callable[[bytes, Record, Held], Awaitable[bytes]]
 
 
-class _Service:
-    """Runs methods of `Handlers`, and turns what they raise into statuses."""
+class GrpcInterface:
+    """The gRPC server on the running event loop."""
 
-    def __init__(self, handlers: Handlers, metrics: Metrics) -> None:
-        self._handlers, self._metrics = handlers, metrics
+    def __init__(
+        self,
+        handlers: Handlers,
+        metrics: Metrics,
+        memory: Memory,
+        *,
+        message_bytes: int,
+        timeout: float,
+        max_calls: int | None = None,
+        options: Sequence[tuple[str, Any]] = (),
+    ) -> None:
+        """
+        Args:
+            memory: what all requests under way may hold.
+            message_bytes: of a request or an answer; a larger one is refused with RESOURCE_EXHAUSTED.
+            timeout: seconds in which a request must have come.
+            max_calls: how many may be under way at the same time; the next is refused with RESOURCE_EXHAUSTED.
+            options: more of gRPC's channel arguments.
+        """
+        self._metrics, self._memory, self._timeout = metrics, memory, timeout
+        self._server = grpc.aio.server(
+            maximum_concurrent_rpcs=max_calls,
+            options=[
+                ("grpc.max_receive_message_length", message_bytes),
+                ("grpc.max_send_message_length", message_bytes),
+                ("grpc.so_reuseport", 0),  # a port that is taken is an error
+                *options,
+            ],
+        )
+        services: Mapping[str, Mapping[str, Method]] = {
+            "PredictionService": {
+                "Predict": handlers.predict,
+                "Classify": handlers.classify,
+                "Regress": handlers.regress,
+                "MultiInference": handlers.multi_inference,
+                "GetModelMetadata": handlers.get_model_metadata,
+            },
+            "ModelService": {
+                "GetModelStatus": handlers.get_model_status,
+                "HandleReloadConfigRequest": handlers.reload_config,
+            },
+        }
+        self._server.add_generic_rpc_handlers(
+            [
+                grpc.method_handlers_generic_handler(
+                    f"tensorflow.serving.{service}",
+                    {name: self._handler(name, method) for name, method in methods.items()},
+                )
+                for service, methods in services.items()
+            ]
+        )
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    async def _answer(self, name: str, method: Method, request: Any, context: Any) -> Any:
+    def _handler(self, name: str, method: Method) -> Any:
+        async def answer(_: Any, context: Any) -> bytes | None:
+            return await self._answer(name, method, context)
+
+        # Messages stay as they come: google.protobuf would unpack them before anybody has looked at them. For the
+        # server of a stream, a request is read when it is asked for, so that one that never comes is noticed.
+        return grpc.stream_unary_rpc_method_handler(answer)
+
+    async def _answer(self, name: str, method: Method, context: Any) -> bytes | None:
         record = Record("grpc", name)
         try:
-            return await method(request, record)
+            with self._memory.held() as held:
+                async with asyncio.timeout(self._timeout):
+                    data = await context.read()
+                if not isinstance(data, bytes):
+                    raise invalid(f"{name} takes one message. Received: none.")
+                held.add(len(data))
+                return await method(data, record, held)
         except RequestError as error:
             record.code, record.error = error.code, error.message
+        except TimeoutError:
+            record.code = Code.DEADLINE_EXCEEDED
+            record.error = f"The request did not come within {self._timeout:g} s."
         except Exception as error:  # a bug must not take the server down
             record.code, record.error = Code.INTERNAL, f"{type(error).__name__}: {error}"
             self._metrics.log_exception(record, error)
@@ -42,85 +110,30 @@ class _Service:
         await context.abort(_CODES[int(record.code)], record.error)
         return None
 
+    async def start(self, addresses: Sequence[str], credentials: Any = None) -> list[int]:
+        """Listens on "host:port" (port 0 chooses one) and "unix:path". Returns the ports.
 
-class _PredictionService(_Service, prediction_service_pb2_grpc.PredictionServiceServicer):
-    async def Predict(self, request: Any, context: Any) -> Any:
-        return await self._answer("Predict", self._handlers.predict, request, context)
-
-    async def Classify(self, request: Any, context: Any) -> Any:
-        return await self._answer("Classify", self._handlers.classify, request, context)
-
-    async def Regress(self, request: Any, context: Any) -> Any:
-        return await self._answer("Regress", self._handlers.regress, request, context)
-
-    async def MultiInference(self, request: Any, context: Any) -> Any:
-        return await self._answer("MultiInference", self._handlers.multi_inference, request, context)
-
-    async def GetModelMetadata(self, request: Any, context: Any) -> Any:
-        return await self._answer("GetModelMetadata", self._handlers.get_model_metadata, request, context)
-
-
-class _ModelService(_Service, model_service_pb2_grpc.ModelServiceServicer):
-    async def GetModelStatus(self, request: Any, context: Any) -> Any:
-        return await self._answer("GetModelStatus", self._handlers.get_model_status, request, context)
-
-    async def HandleReloadConfigRequest(self, request: Any, context: Any) -> Any:
-        return await self._answer("HandleReloadConfigRequest", self._handlers.reload_config, request, context)
-
-
-class _Parsing(grpc.aio.ServerInterceptor):
-    """Answers malformed messages with INVALID_ARGUMENT. gRPC itself returns UNKNOWN, as for a bug of the server."""
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        handler = await continuation(details)
-        if handler is None or handler.unary_unary is None:
-            return handler
-
-        async def parse_and_answer(data: bytes, context: Any) -> Any:
+        Args:
+            credentials: of the server, for TLS.
+        Raises: OSError: one is taken.
+        """
+        ports = []
+        for address in addresses:
             try:
-                request = handler.request_deserializer(data)
-            except DecodeError as error:
-                await context.abort(
-                    grpc.StatusCode.INVALID_ARGUMENT, f"This is not a valid message of {details.method}: {error}"
-                )
-            return await handler.unary_unary(request, context)
-
-        return grpc.unary_unary_rpc_method_handler(parse_and_answer, response_serializer=handler.response_serializer)
-
-
-class GrpcInterface:
-    """The gRPC server on the running event loop."""
-
-    def __init__(self, handlers: Handlers, metrics: Metrics, *, message_bytes: int) -> None:
-        """`message_bytes`: of a request or an answer; a larger one is refused with RESOURCE_EXHAUSTED."""
-        self._server = grpc.aio.server(
-            interceptors=[_Parsing()],
-            options=[
-                ("grpc.max_receive_message_length", message_bytes),
-                ("grpc.max_send_message_length", message_bytes),
-                ("grpc.so_reuseport", 0),  # a port that is taken is an error
-            ],
-        )
-        prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
-            _PredictionService(handlers, metrics), self._server
-        )
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(_ModelService(handlers, metrics), self._server)
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-
-    async def start(self, host: str, port: int) -> int:
-        """Returns the port; 0 chooses one. Raises: OSError: it is taken."""
-        try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError as error:
-            raise OSError(f"gRPC cannot listen on {host}:{port}: {error} Give another --port; 0 chooses one.") from None
+                if credentials is None or address.startswith("unix:"):
+                    ports.append(self._server.add_insecure_port(address))
+                else:
+                    ports.append(self._server.add_secure_port(address, credentials))
+            except RuntimeError as error:
+                raise OSError(f"gRPC cannot listen on {address}: {error} Give another --port; 0 chooses one.") from None
         await self.show_health(False)
         await self._server.start()
-        return bound
+        return ports
 
     async def show_health(self, serving: bool) -> None:
         states = health_pb2.HealthCheckResponse
-        await self._health.set("", states.SERVING if serving else states.NOT_SERVING)
+        for service in ("", "tensorflow.serving.PredictionService", "tensorflow.serving.ModelService"):
+            await self._health.set(service, states.SERVING if serving else states.NOT_SERVING)
 
     async def stop(self, seconds: float) -> None:
         """Accepts no new requests, and waits this long for the running ones."""

@@ -2,6 +2,8 @@
 
 Rows ("instances" -> "predictions"): one value for each row, an object by name where there are several. Columns
 ("inputs" -> "outputs"): one value for each name. Bytes are {"b64": "..."}; NaN and Infinity are written as such.
+
+Nothing here needs TensorFlow: large requests are read by other processes (json_process.py).
 """
 
 from __future__ import annotations
@@ -10,22 +12,51 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import orjson
 
-from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving.servable import Signature
+from keras_ddl.serving import dtypes
+from keras_ddl.serving.json_examples import example_of
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 _ROWS, _COLUMNS = "instances", "inputs"
 _BYTES_SUFFIX = "_bytes"  # outputs with such a name are not text
+_DEFAULT_SIGNATURE = "serving_default"
+_BYTES_OF_NODE = 4  # of a body: "1.0," has as many
+Signatures = Mapping[str, Mapping[str, int]]  # name -> alias of an input -> number of its dtype
 
 
-def parse(body: bytes) -> dict[str, Any]:
-    """Returns the object that a request's body is. Raises: RequestError: INVALID_ARGUMENT: it is none."""
+@dataclass
+class Predict:
+    """A predict request: the inputs by alias, and whether they came in rows (else columns)."""
+
+    signature: str
+    inputs: dict[str, np.ndarray]
+    in_rows: bool
+
+
+def parse(body: bytes, limit: int) -> dict[str, Any]:
+    """Returns the object that a request's body is.
+
+    Args:
+        limit: bytes that a body may have. Values (numbers, strings, lists) may be a quarter as many: Python needs some
+            60 bytes for each.
+    Raises: RequestError: INVALID_ARGUMENT: it is no object; RESOURCE_EXHAUSTED: too many values.
+    """
+    # Commas inside strings are counted, too: it is an upper bound, and found at the speed of memory.
+    values = sum(map(body.count, (b",", b"[", b"{")))
+    if values > limit // _BYTES_OF_NODE:
+        raise RequestError(
+            Code.RESOURCE_EXHAUSTED,
+            f"A request may have {limit // _BYTES_OF_NODE} values. Received: about {values}. Send fewer rows, send "
+            "them over gRPC, or start the server with a larger --max-message-mb.",
+            http_status=413,
+        )
     try:
-        value = json.loads(body)
+        value = _loads(body)
     except (ValueError, RecursionError) as error:
         raise invalid(f"JSON Parse error: {error}") from None
     if not isinstance(value, dict):
@@ -33,70 +64,111 @@ def parse(body: bytes) -> dict[str, Any]:
     return value
 
 
-def inputs_of(request: Mapping[str, Any], signature: Signature) -> tuple[dict[str, np.ndarray], bool]:
-    """Returns the arrays of a predict request, and whether it has rows (else columns).
+def _loads(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        if b"NaN" in body or b"Infinity" in body:  # which are no JSON, and TensorFlow Serving takes them
+            return json.loads(body)
+        raise
 
-    Raises: RequestError: INVALID_ARGUMENT: neither or both, or values that no array of the input's dtype can have.
+
+def signature_of(request: Mapping[str, Any], signatures: Signatures) -> str:
+    """Returns the name of the signature that is asked for. Raises: RequestError: INVALID_ARGUMENT: there is none."""
+    name = request.get("signature_name", "")
+    if not isinstance(name, str):
+        raise invalid(f'"signature_name" is a string. Received: {str(name)[:100]!r}.')
+    name = name or _DEFAULT_SIGNATURE
+    if name not in signatures:
+        raise invalid(
+            f'Serving signature name: "{name[:100]}" not found in signature def. There are {sorted(signatures)}.'
+        )
+    return name
+
+
+def predict_request(body: bytes, signatures: Signatures, limit: int) -> Predict:
+    """Reads a predict request.
+
+    Args:
+        limit: see `parse`; also bytes of all arrays together.
+    Raises: RequestError: INVALID_ARGUMENT: neither rows nor columns, or both; values that no array of an input's dtype
+        can have; RESOURCE_EXHAUSTED: above the limit.
     """
+    request = parse(body, limit)
+    name = signature_of(request, signatures)
     if (_ROWS in request) == (_COLUMNS in request):
-        raise invalid(f'A predict request has either "{_ROWS}" or "{_COLUMNS}". Received: {sorted(request)}.')
-    in_rows = _ROWS in request
-    columns = _columns_of_rows(request[_ROWS], signature) if in_rows else _columns(request[_COLUMNS], signature)
-    unknown = sorted(set(columns) - set(signature.inputs))
+        raise invalid(f'A predict request has either "{_ROWS}" or "{_COLUMNS}". Received: {sorted(request)[:10]}.')
+    inputs, in_rows = signatures[name], _ROWS in request
+    columns = _columns_of_rows(request[_ROWS], name, inputs) if in_rows else _columns(request[_COLUMNS], name, inputs)
+    unknown = sorted(set(columns) - set(inputs))
     if unknown:
-        raise invalid(f"Signature {signature.name!r} takes {sorted(signature.inputs)}. Received: {unknown}.")
-    return {alias: _array(alias, value, signature.inputs[alias].dtype) for alias, value in columns.items()}, in_rows
+        raise invalid(f"Signature {name!r} takes {sorted(inputs)}. Received: {unknown[:10]}.")
+    return Predict(name, {alias: _array(alias, value, inputs[alias]) for alias, value in columns.items()}, in_rows)
 
 
-def _columns_of_rows(rows: Any, signature: Signature) -> dict[str, Any]:
+def examples_request(body: bytes, signatures: Signatures, limit: int) -> tuple[str, list[bytes]]:
+    """Reads a classify or regress request. Returns the signature's name and tf.Examples, serialized.
+
+    Raises: RequestError: INVALID_ARGUMENT: there are none; RESOURCE_EXHAUSTED: above the limit.
+    """
+    request = parse(body, limit)
+    name, rows = signature_of(request, signatures), request.get("examples")
+    if not isinstance(rows, list) or not rows:
+        raise invalid(f'The request must have a list of "examples". Received: {sorted(request)[:10]}.')
+    context = example_of(_features_of(request["context"])) if "context" in request else b""
+    return name, [context + example_of(_features_of(row)) for row in rows]
+
+
+def _columns_of_rows(rows: Any, name: str, inputs: Mapping[str, int]) -> dict[str, Any]:
     if not isinstance(rows, list) or not rows:
         raise invalid(f'"{_ROWS}" is a list of at least one row. Received: {str(rows)[:100]}.')
-    names = [set(row) if isinstance(row, dict) and not _is_bytes(row) else None for row in rows]
-    if any(each != names[0] for each in names):
-        raise invalid(f'All of "{_ROWS}" must have the same inputs. Received: {names[0]} and others.')
-    if names[0] is None:
-        return {_only(signature.inputs, signature): rows}
-    return {name: [row[name] for row in rows] for name in names[0]}
+    first = rows[0].keys() if isinstance(rows[0], dict) and not _is_bytes(rows[0]) else None
+    for row in rows:
+        if (row.keys() if isinstance(row, dict) and not _is_bytes(row) else None) != first:
+            raise invalid(f'All of "{_ROWS}" must have the same inputs. Received: {list(first or [])[:10]} and others.')
+    if first is None:
+        return {_only(name, inputs): rows}
+    return {alias: [row[alias] for row in rows] for alias in first}
 
 
-def _columns(value: Any, signature: Signature) -> dict[str, Any]:
+def _columns(value: Any, name: str, inputs: Mapping[str, int]) -> dict[str, Any]:
     if isinstance(value, dict) and not _is_bytes(value):
         return value
-    return {_only(signature.inputs, signature): value}
+    return {_only(name, inputs): value}
 
 
-def _only(names: Mapping[str, Any], signature: Signature) -> str:
-    if len(names) != 1:
-        raise invalid(
-            f"Signature {signature.name!r} takes {sorted(names)}: name each. Received: values without a name."
-        )
-    return next(iter(names))
+def _only(name: str, inputs: Mapping[str, int]) -> str:
+    if len(inputs) != 1:
+        raise invalid(f"Signature {name!r} takes {sorted(inputs)}: name each. Received: values without a name.")
+    return next(iter(inputs))
 
 
 def _is_bytes(value: Any) -> bool:
     return isinstance(value, dict) and list(value) == ["b64"]
 
 
-def _array(alias: str, value: Any, dtype_number: int) -> np.ndarray:
-    dtype = tf.as_dtype(dtype_number)
+def _array(alias: str, value: Any, number: int) -> np.ndarray:
     try:
-        if dtype == tf.string:
+        if number == dtypes.STRING:
             return _array_of_bytes(value)
+        wanted = dtypes.numpy_dtype(number)
         found = np.array(value)
         if found.dtype == object:
             raise ValueError("rows of unequal lengths, or values that are not numbers")
-        kinds = (
-            {"b": "b"} if dtype.is_bool else {"i": "iu", "u": "iu"} if dtype.is_integer else {"f": "iuf", "c": "iufc"}
-        )
-        wanted = np.dtype(dtype.as_numpy_dtype)
-        if found.size and found.dtype.kind not in kinds.get("c" if dtype.is_complex else wanted.kind, "iuf"):
+        if found.size and found.dtype.kind not in _KINDS.get(wanted.kind, "iuf"):
             raise ValueError(f"values are of kind {found.dtype.name}")
         cast = found.astype(wanted)
-        if dtype.is_integer and found.size and not np.array_equal(cast, found):
-            raise ValueError(f"a value is out of the range of {dtype.name}")
+        if wanted.kind in "iu" and found.size and not np.array_equal(cast, found):
+            raise ValueError(f"a value is out of the range of {dtypes.name(number)}")
         return cast
+    except KeyError:
+        raise invalid(f"Input {alias!r} is of dtype {dtypes.name(number)}, which JSON cannot express.") from None
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise invalid(f"Input {alias!r} takes {dtype.name}: {error}.") from None
+        raise invalid(f"Input {alias!r} takes {dtypes.name(number)}: {error}.") from None
+
+
+# Kinds of NumPy that values may have for a dtype's kind.
+_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "c": "iufc"}
 
 
 def _array_of_bytes(value: Any) -> np.ndarray:
@@ -114,7 +186,7 @@ def _array_of_bytes(value: Any) -> np.ndarray:
             for inner in each:
                 walk(inner, depth + 1)
         else:
-            flat.append(bytes_of(each))
+            flat.append(_bytes_of(each))
 
     walk(value, 0)
     found = np.empty(len(flat), dtype=object)
@@ -122,11 +194,13 @@ def _array_of_bytes(value: Any) -> np.ndarray:
     return found.reshape(shape)
 
 
-def bytes_of(value: Any) -> bytes:
+def _bytes_of(value: Any) -> bytes:
     """Returns a string, or what {"b64": ...} encodes. Raises: ValueError: it is neither."""
     if _is_bytes(value) and isinstance(value["b64"], str):
+        # Without padding, and over several lines, too: as TensorFlow Serving takes it.
+        text = "".join(value["b64"].split()).rstrip("=")
         try:
-            return base64.b64decode(value["b64"], validate=True)
+            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
         except binascii.Error as error:
             raise ValueError(f"b64: {error}") from None
     if isinstance(value, str):
@@ -134,7 +208,7 @@ def bytes_of(value: Any) -> bytes:
     raise ValueError(f"must be a string or an object with only b64, not {str(value)[:100]}")
 
 
-def features_of(value: Any) -> dict[str, Any]:
+def _features_of(value: Any) -> dict[str, Any]:
     """Returns the features of an example, with bytes for {"b64": ...}. Raises: RequestError: it is no object."""
     if not isinstance(value, dict):
         raise invalid(f"An example must be an object of features. Received: {str(value)[:100]}.")
@@ -146,43 +220,55 @@ def features_of(value: Any) -> dict[str, Any]:
 
 def _feature(value: Any) -> Any:
     if isinstance(value, list):
-        return [bytes_of(each) if isinstance(each, dict) else each for each in value]
-    return bytes_of(value) if isinstance(value, dict) else value
+        return [_bytes_of(each) if isinstance(each, dict) else each for each in value]
+    return _bytes_of(value) if isinstance(value, dict) else value
 
 
-def answer_of(names: Sequence[str], arrays: Sequence[np.ndarray], in_rows: bool) -> dict[str, Any]:
+def predict_response(names: Sequence[str], arrays: Sequence[np.ndarray], in_rows: bool) -> bytes:
     """Returns the answer to a predict request: one output alone stands without its name.
 
-    Raises: RequestError: FAILED_PRECONDITION: rows are asked for, and an output has not one value for each.
+    Raises: RequestError: INVALID_ARGUMENT: rows are asked for, and an output has not one value for each, or is complex.
     """
-    if not in_rows:
-        values = {name: _listed(name, array) for name, array in zip(names, arrays)}
-        return {"outputs": values[names[0]] if len(names) == 1 else values}
     sizes = {array.shape[:1] for array in arrays}
-    if len(sizes) > 1 or sizes == {()}:
+    if in_rows and (len(sizes) > 1 or sizes == {()}):
         shapes = {name: list(array.shape) for name, array in zip(names, arrays)}
-        raise RequestError(
-            Code.FAILED_PRECONDITION,
-            f'"{_ROWS}" needs outputs with one row for each instance. The model returns {shapes}.',
-        )
-    columns = [_listed(name, array) for name, array in zip(names, arrays)]
-    if len(names) == 1:
-        return {"predictions": columns[0]}
-    return {"predictions": [dict(zip(names, row)) for row in zip(*columns)]}
+        raise invalid(f'"{_ROWS}" needs outputs with one row for each instance. The model returns {shapes}.')
+    arrays = [_with_json_dtype(name, array) for name, array in zip(names, arrays)]
+    is_finite = all(array.dtype.kind != "f" or np.isfinite(array).all() for array in arrays)
+    columns = [_values(name, array, is_finite) for name, array in zip(names, arrays)]
+    if in_rows:
+        answer = {"predictions": [dict(zip(names, row)) for row in zip(*columns)] if len(names) > 1 else columns[0]}
+    else:
+        answer = {"outputs": dict(zip(names, columns)) if len(names) > 1 else columns[0]}
+    # NaN and Infinity are no JSON; the names that Python's json gives them are those of TensorFlow Serving.
+    return dumps(answer) if is_finite else json.dumps(answer).encode()
 
 
-def _listed(name: str, array: np.ndarray) -> Any:
+def dumps(value: Any) -> bytes:
+    """Returns a value as JSON; arrays of finite numbers in the shortest form that their dtype reads back."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _with_json_dtype(name: str, array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind == "c":
+        raise invalid(f"JSON has no complex numbers, and output {name!r} is complex.")
+    if array.dtype.kind == "V" or array.dtype.name in ("bfloat16", "float16"):
+        return array.astype(np.float32)
+    return array
+
+
+def _values(name: str, array: np.ndarray, is_finite: bool) -> Any:
+    """Returns what orjson writes, or, if not all numbers are finite, what json writes."""
     if array.dtype.kind == "O":
         as_bytes = name.endswith(_BYTES_SUFFIX)
         flat = [{"b64": base64.b64encode(text).decode()} if as_bytes else _text(text) for text in array.reshape(-1)]
         found = np.empty(len(flat), dtype=object)
         found[:] = flat
         return found.reshape(array.shape).tolist()
-    if array.dtype.kind == "V" or array.dtype.name in ("bfloat16", "float16"):
-        array = array.astype(np.float32)
-    if array.dtype.kind == "c":
-        raise RequestError(Code.UNIMPLEMENTED, f"JSON has no complex numbers, and output {name!r} is complex.")
-    return array.tolist()
+    if is_finite and array.ndim and array.size:
+        return np.ascontiguousarray(array)
+    # By way of text, float32 0.1 stays 0.1.
+    return (array.astype(str).astype(np.float64) if array.dtype.kind == "f" else array).tolist()
 
 
 def _text(value: bytes) -> Any:

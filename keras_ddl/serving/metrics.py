@@ -13,6 +13,8 @@ import prometheus_client
 from keras_ddl.serving.workers import Record
 
 LOG = logging.getLogger("keras_ddl.serving")
+_COUNT = b":tensorflow:serving:request_count"
+prometheus_client.disable_created_metrics()
 # Microseconds, from 10 us to 20 s.
 _BUCKETS = [10 * 1.8**i for i in range(26)]
 
@@ -25,7 +27,7 @@ class Metrics:
         self.registry = prometheus_client.CollectorRegistry()
         # The leading colon is TensorFlow Serving's; Prometheus keeps such names for recording rules, and takes them.
         self._count = prometheus_client.Counter(
-            ":tensorflow:serving:request_count",
+            _COUNT.decode(),
             "The total number of requests.",
             ["model_name", "status"],
             registry=self.registry,
@@ -66,4 +68,5 @@ class Metrics:
         LOG.error("%s %s: %s", record.protocol, record.method, "".join(traceback.format_exception(error)))
 
     def render(self) -> bytes:
-        return prometheus_client.generate_latest(self.registry)
+        # TensorFlow Serving's counters do not end in "_total", which prometheus_client adds.
+        return prometheus_client.generate_latest(self.registry).replace(_COUNT + b"_total", _COUNT)

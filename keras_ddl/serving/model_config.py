@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,14 +81,18 @@ def _of_one(config: Any) -> ModelConfig:
     )
 
 
-def versions_on_disk(base_path: Path) -> list[int]:
-    """Returns the numbers of the directories that hold a SavedModel. One without its graph is still being written."""
+def versions_on_disk(base_path: Path) -> dict[int, Path]:
+    """Returns number -> directory of the versions. One without its graph is still being written.
+
+    A name may have leading zeros (00000123). Of two names for one number the first in the alphabet counts.
+    """
     try:
-        entries = list(base_path.iterdir())
+        entries = sorted(base_path.iterdir(), reverse=True)
     except OSError:
-        return []
-    return [
-        int(entry.name)
+        return {}
+    return {
+        int(entry.name): entry
         for entry in entries
-        if entry.name.isdecimal() and ((entry / "saved_model.pb").exists() or (entry / "saved_model.pbtxt").exists())
-    ]
+        if re.fullmatch("[0-9]{1,18}", entry.name)
+        and ((entry / "saved_model.pb").exists() or (entry / "saved_model.pbtxt").exists())
+    }

@@ -22,7 +22,6 @@ from keras_ddl.serving.servable import Servable
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 LOG = logging.getLogger("keras_ddl.serving")
-_RETRY_SECONDS = 60.0
 _DRAIN_SECONDS = 30.0
 
 
@@ -46,6 +45,7 @@ class Version:
     servable: Servable | None = None
     users: int = 0
     failed_at: float = 0.0
+    failures: int = 0
 
 
 class ModelManager:
@@ -57,16 +57,23 @@ class ModelManager:
         load: Callable[[ModelConfig, Path, int], Servable],
         *,
         poll_seconds: float = 1.0,
+        retries: int | None = None,
+        retry_seconds: float = 60.0,
+        allow_any_labels: bool = False,
     ) -> None:
         """
         Args:
             load: loads a version and warms it up; an exception becomes the version's error.
             poll_seconds: interval between polls of the disk.
+            retries: how often a version that could not be loaded is tried again; None: for ever.
+            retry_seconds: how long to wait before.
+            allow_any_labels: labels may move to versions that are not available.
         """
         self._configs = {config.name: config for config in configs}
         self._reported_empty: list[ModelConfig] = []
         self._versions: dict[str, dict[int, Version]] = {config.name: {} for config in configs}
         self._load, self._poll_seconds = load, poll_seconds
+        self._retries, self._retry_seconds, self._allow_any_labels = retries, retry_seconds, allow_any_labels
         self._changed = threading.Condition()
         self._polls_requested = self._polls_done = 0  # polls of the disk: requested, and finished
         self._stopping = False
@@ -159,11 +166,12 @@ class ModelManager:
 
     # ---- changes -------------------------------------------------------------------------------------------------
 
-    def reload(self, configs: Sequence[ModelConfig], timeout: float) -> None:
+    def reload(self, configs: Sequence[ModelConfig], timeout: float) -> RequestError | None:
         """Serves these models from now on, and waits until the disk has been polled for them.
 
-        Raises: RequestError: FAILED_PRECONDITION: a model's path changes while a version of it answers, a label is of a
-            version that does not answer; DEADLINE_EXCEEDED: loading takes longer; the request stands.
+        Returns: the error of a model of which no version could be loaded; the request stands.
+        Raises: RequestError: FAILED_PRECONDITION: a label is of a version that does not answer; DEADLINE_EXCEEDED:
+            loading takes longer; the request stands.
         """
         with self._changed:
             for config in configs:
@@ -173,11 +181,21 @@ class ModelManager:
                 self._versions.setdefault(config.name, {})
         if not self.poll_now(timeout):
             raise RequestError(Code.DEADLINE_EXCEEDED, f"The models were not loaded within {timeout:g} s.")
+        with self._changed:
+            for config in configs:
+                versions = self._versions.get(config.name, {}).values()
+                if not any(each.state == State.AVAILABLE for each in versions):
+                    errors = "; ".join(each.error for each in versions if each.error)
+                    return RequestError(
+                        Code.INTERNAL,
+                        f"Model {config.name!r} is not available: {errors or f'no versions in {config.base_path}'}.",
+                    )
+        return None
 
     def _check_labels(self, config: ModelConfig) -> None:
         """As in TensorFlow Serving, a label moves to a version only once that answers; a new model may have any."""
         known = self._versions.get(config.name)
-        if not known:
+        if not known or self._allow_any_labels:
             return
         for label, number in config.labels.items():
             version = known.get(number)
@@ -216,12 +234,13 @@ class ModelManager:
         with self._changed:
             configs = dict(self._configs)
         for name, config in configs.items():
-            wanted = config.choose(model_config.versions_on_disk(config.base_path))
+            on_disk = model_config.versions_on_disk(config.base_path)
+            wanted = config.choose(list(on_disk))
             if not wanted and not self._versions[name] and config not in self._reported_empty:
                 self._reported_empty.append(config)
                 LOG.info("model %s: %s has no version to serve yet; waiting for one", name, config.base_path)
             for number in sorted(wanted):
-                self._load_version(config, number)
+                self._load_version(config, number, on_disk[number])
             self._unload_stale(name, wanted)
         for name in set(self._versions) - set(configs):
             self._unload_stale(name, [])
@@ -229,13 +248,16 @@ class ModelManager:
                 if not self._versions[name] or all(v.state == State.END for v in self._versions[name].values()):
                     del self._versions[name]
 
-    def _load_version(self, config: ModelConfig, number: int) -> None:
-        path = config.base_path / str(number)
+    def _load_version(self, config: ModelConfig, number: int, path: Path) -> None:
         with self._changed:
             version = self._versions[config.name].get(number)
             if version is not None:
                 moved = version.servable is not None and version.servable.path != path
-                retry = version.error and time.monotonic() - version.failed_at > _RETRY_SECONDS
+                retry = (
+                    version.error
+                    and (self._retries is None or version.failures <= self._retries)
+                    and time.monotonic() - version.failed_at > self._retry_seconds
+                )
                 gone = version.state == State.END and not version.error
                 if not (moved or retry or gone) or self._stopping:
                     return
@@ -243,7 +265,7 @@ class ModelManager:
                 old = version
             else:
                 old = None
-            version = Version(number, State.LOADING)
+            version = Version(number, State.LOADING, failures=version.failures if version is not None else 0)
             if old is None:
                 self._versions[config.name][number] = version
         begin = time.monotonic()
@@ -254,6 +276,7 @@ class ModelManager:
             with self._changed:
                 version.state, version.failed_at = State.END, time.monotonic()
                 version.error = f"{type(error).__name__}: {error}"
+                version.failures += 1
             LOG.error("model %s version %d could not be loaded from %s: %s", config.name, number, path, version.error)
             return
         with self._changed:

@@ -49,13 +49,11 @@ _HTTP = {
 class RequestError(Exception):
     """A request that cannot be answered; `code` says whose fault it is."""
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: Code, message: str, *, http_status: int | None = None) -> None:
+        """`http_status`: default: the one of the code."""
         super().__init__(message)
         self.code, self.message = code, message
-
-    @property
-    def http_status(self) -> int:
-        return _HTTP.get(self.code, 500)
+        self.http_status = http_status or _HTTP.get(code, 500)
 
 
 def invalid(message: str) -> RequestError:

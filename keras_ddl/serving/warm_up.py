@@ -14,12 +14,14 @@ import numpy as np
 from tensorflow_serving.apis import prediction_log_pb2
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving import examples, tensors
+from keras_ddl.serving import examples, messages, tensors
+from keras_ddl.serving.limits import Unpacked
 from keras_ddl.serving.servable import CLASSIFY, REGRESS, Servable
 
 LOG = logging.getLogger("keras_ddl.serving")
 FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 MAX_REQUESTS = 1000
+_METHODS = {"classify_log": CLASSIFY, "regress_log": REGRESS}
 
 
 def warm_up(servable: Servable, limit_bytes: int) -> int:
@@ -34,32 +36,32 @@ def warm_up(servable: Servable, limit_bytes: int) -> int:
     for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
         if count == MAX_REQUESTS:
             raise ValueError(f"{path} has more than {MAX_REQUESTS} requests")
-        _replay(servable, prediction_log_pb2.PredictionLog.FromString(record), limit_bytes)
+        _replay(servable, prediction_log_pb2.PredictionLog.FromString(record), Unpacked(limit_bytes))
         count += 1
     return count
 
 
-def _replay(servable: Servable, log: Any, limit_bytes: int) -> None:
+def _replay(servable: Servable, log: Any, unpacked: Unpacked) -> None:
     kind = log.WhichOneof("log_type")
     if kind == "predict_log":
-        request = log.predict_log.request
-        signature = servable.signature(request.model_spec.signature_name)
-        arrays = {alias: tensors.array_of(alias, proto, limit_bytes) for alias, proto in request.inputs.items()}
-        feeds = tensors.check(signature, arrays)
-        servable.run(signature, feeds, tensors.outputs_of(signature, request.output_filter))
-    elif kind in ("classify_log", "regress_log"):
+        request = messages.predict_request(log.predict_log.request.SerializeToString(), unpacked)
+        signature = servable.signature(request.spec.signature_name)
+        arrays = messages.arrays_of(request, signature, unpacked)
+        servable.run(signature, arrays, tensors.outputs_of(signature, request.output_filter))
+    elif kind in _METHODS:
         request = getattr(log, kind).request
-        _replay_examples(servable, request.model_spec, CLASSIFY if kind == "classify_log" else REGRESS, request.input)
+        message, rows = messages.examples_request(request.SerializeToString(), type(request), unpacked)
+        _replay_examples(servable, message.model_spec, _METHODS[kind], rows)
     elif kind == "multi_inference_log":
         request = log.multi_inference_log.request
-        for task in request.tasks:
-            _replay_examples(servable, task.model_spec, task.method_name, request.input)
+        message, rows = messages.examples_request(request.SerializeToString(), type(request), unpacked)
+        for task in message.tasks:
+            _replay_examples(servable, task.model_spec, task.method_name, rows)
     else:
         raise ValueError(f"a warm-up request of kind {kind}")
 
 
-def _replay_examples(servable: Servable, spec: Any, method: str, input_proto: Any) -> None:
+def _replay_examples(servable: Servable, spec: Any, method: str, rows: np.ndarray) -> None:
     signature = servable.signature(spec.signature_name)
-    examples.check_method(signature, method)
-    serialized: np.ndarray = examples.serialized(input_proto)
-    servable.run(signature, {examples.INPUT: serialized}, examples.fetches(signature))
+    examples.check(signature, method, by_name=False)
+    servable.run(signature, {examples.INPUT: rows}, examples.fetches(signature, method))

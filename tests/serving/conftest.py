@@ -16,7 +16,7 @@ def versions(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def server(versions):
     """A server of version 3."""
-    with serving(versions) as running:
+    with serving(versions, "--allow-reload-config") as running:
         running.wait_for(3)
         yield running
 

@@ -38,9 +38,9 @@ def test_classify_and_regress(server):
     body = {"signature_name": "classify", "examples": examples}
     status, answer = server.rest("POST", "/v1/models/model:classify", body)
     assert status == 200, answer
-    assert answer["result"][0] == [list(pair) for pair in zip(LABELS, [3.0, 6.0, 9.0])]
+    assert answer["results"][0] == [list(pair) for pair in zip(LABELS, [3.0, 6.0, 9.0])]
     body = {"signature_name": "regress", "examples": examples, "context": {"bias": 0.5}}
-    assert server.rest("POST", "/v1/models/model:regress", body) == (200, {"result": [18.5, 45.5]})
+    assert server.rest("POST", "/v1/models/model:regress", body) == (200, {"results": [18.5, 45.5]})
 
 
 @pytest.mark.parametrize(
@@ -56,20 +56,20 @@ def test_classify_and_regress(server):
         (PREDICT, {"instances": [[1], [2, 3]]}, 400, "'x' takes float32"),
         (PREDICT, {"instances": ["a"]}, 400, "'x' takes float32"),
         (PREDICT, {"inputs": {"z": 1}}, 400, "takes"),
-        (PREDICT, {"inputs": [1.0]}, 400, "shape"),
+        (PREDICT, {"inputs": [1.0]}, 400, "Invalid reduction dimension"),
         (PREDICT, {"signature_name": 3, "inputs": X}, 400, "string"),
         (PREDICT, {"signature_name": "pair", "inputs": {"number": [1.5], "text": ["a"]}}, 400, "'number' takes int64"),
         (PREDICT, {"signature_name": "pair", "inputs": {"number": [2**70], "text": ["a"]}}, 400, "'number'"),
         (PREDICT, {"signature_name": "pair", "inputs": {"number": [1], "text": [{"b64": "?"}]}}, 400, "b64"),
         (PREDICT, {"signature_name": "pair", "inputs": [1]}, 400, "name each"),
-        (PREDICT, {"signature_name": "other", "inputs": X}, 412, "Serving signature key"),
+        (PREDICT, {"signature_name": "other", "inputs": X}, 400, "Serving signature name"),
         ("/v1/models/other:predict", {"inputs": X}, 404, "Servable not found"),
         ("/v1/models/model/versions/9:predict", {"inputs": X}, 404, "Servable not found"),
         ("/v1/models/model/versions/99999999999999999999:predict", {"inputs": X}, 400, "no version"),
         ("/v1/models/model/labels/best:predict", {"inputs": X}, 400, "label"),
         ("/v1/models/model:guess", {"inputs": X}, 400, "Malformed request"),
-        ("/v2/models/model:predict", {"inputs": X}, 400, "Malformed request"),
-        ("/v1/models/model:classify", {"examples": [{"x": [1.0]}]}, 400, "method_name"),
+        ("/v2/models/model:predict", {"inputs": X}, 404, "Malformed request"),
+        ("/v1/models/model:classify", {"examples": [{"x": [1.0]}]}, 400, "not 'inputs' alone"),
         ("/v1/models/model:regress", {"signature_name": "regress", "examples": []}, 400, "list of"),
         ("/v1/models/model:regress", {"signature_name": "regress", "examples": [{"x": [1, None]}]}, 400, "Feature"),
     ],
@@ -96,7 +96,7 @@ def test_status_metadata_metrics_and_health(server):
     server.rest("POST", PREDICT, {"instances": X})
     status, text = server.rest("GET", "/monitoring/prometheus/metrics")
     assert status == 200
-    counted = ':tensorflow:serving:request_count_total{model_name="model",status="OK"} '
+    counted = ':tensorflow:serving:request_count{model_name="model",status="OK"} '
     assert any(line.startswith(counted) and float(line.split()[-1]) > 0 for line in text.splitlines()), text
     assert 'request_latency_bucket{API="Predict",entrypoint="REST",le="' in text
 

@@ -142,7 +142,7 @@ model_config_list {
 def test_models_versions_and_labels_of_a_config_file(versions, tmp_path):
     file = tmp_path / "models.config"
     file.write_text(CONFIG % (versions, versions))
-    with serving("--model-config-file", file) as server:
+    with serving("--model-config-file", file, "--allow-reload-config") as server:
         for version in (1, 2):
             server.wait_for(version, "first")
         for version in (1, 2, 3):

@@ -1,0 +1,68 @@
+"""Messages of TensorFlow Serving's config files that tensorflow-serving-api does not bring, and how they are read.
+
+Field numbers: tensorflow_serving/config/ssl_config.proto, monitoring_config.proto, and
+tensorflow_serving/servables/tensorflow/session_bundle_config.proto (BatchingParameters).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+
+from keras_ddl.errors import ConfigError
+
+# Message -> field -> (number, type); a type that is none of protobuf's is the name of a message above it.
+_VALUE = {"value": (1, "int64")}
+_MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
+    "SSLConfig": {
+        "server_key": (1, "string"),
+        "server_cert": (2, "string"),
+        "custom_ca": (3, "string"),
+        "client_verify": (4, "bool"),
+    },
+    "PrometheusConfig": {"enable": (1, "bool"), "path": (2, "string")},
+    "MonitoringConfig": {"prometheus_config": (1, "PrometheusConfig")},
+    "Int64Value": _VALUE,
+    "BoolValue": {"value": (1, "bool")},
+    "StringValue": {"value": (1, "string")},
+    "BatchingParameters": {
+        "max_batch_size": (1, "Int64Value"),
+        "batch_timeout_micros": (2, "Int64Value"),
+        "max_enqueued_batches": (3, "Int64Value"),
+        "num_batch_threads": (4, "Int64Value"),
+        "thread_pool_name": (5, "StringValue"),
+        "pad_variable_length_inputs": (7, "bool"),
+        "enable_large_batch_splitting": (8, "BoolValue"),
+        "max_execution_batch_size": (9, "Int64Value"),
+    },
+}
+_PACKAGE = "keras_ddl.serving.config"
+
+
+@functools.cache
+def _type(name: str) -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name=f"{_PACKAGE}.proto", package=_PACKAGE, syntax="proto3")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    for message, fields in _MESSAGES.items():
+        described = file.message_type.add(name=message)
+        for field, (number, kind) in fields.items():
+            added = described.field.add(name=field, number=number, label=kinds.LABEL_OPTIONAL)
+            if kind in _MESSAGES:
+                added.type, added.type_name = kinds.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+            else:
+                added.type = getattr(kinds, f"TYPE_{kind.upper()}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+
+
+def read_file(path: str, name: str) -> Any:
+    """Returns the message `name` that a file holds as protocol buffer text. Raises: ConfigError: it holds none."""
+    try:
+        return text_format.Parse(Path(path).read_text(), _type(name)())
+    except (text_format.ParseError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"The file must be a {name} as text. Received: {path!r}: {error}.") from None

@@ -1,0 +1,112 @@
+"""TensorFlow Serving's flags: what each does in keras-ddl serve, which takes them all; docs/serving-flags.md.
+
+Source: tensorflow_serving/model_servers/main.cc (2.19).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+
+class Support(enum.Enum):
+    """What becomes of a flag that is given."""
+
+    WORKS = "works"
+    DIFFERS = "differs"
+    NO_EFFECT = "has no effect"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag.
+
+    Attributes:
+        kind: of its value.
+        option: the parameter of keras-ddl serve that it sets; "": none, or one of its own (`tfs_` and its name).
+        note: how it differs, why it has no effect or is refused.
+        scale: what its value is multiplied with.
+    """
+
+    name: str
+    kind: type
+    support: Support
+    option: str = ""
+    note: str = ""
+    scale: float = 1.0
+
+
+W, D, N, R = Support.WORKS, Support.DIFFERS, Support.NO_EFFECT, Support.REFUSED
+_ONE_LOOP = "requests are read on one event loop"
+FLAGS = (
+    Flag("port", int, W, "grpc_port"),
+    Flag("grpc_socket_path", str, W, "grpc_socket"),
+    Flag("rest_api_port", int, D, "rest_port", "0 chooses a port; there it means no REST. The default is 8501"),
+    Flag("rest_api_num_threads", int, N, note=_ONE_LOOP),
+    Flag("rest_api_timeout_in_ms", float, D, "timeout", "also how long a request over gRPC may take to come", 1e-3),
+    Flag("rest_api_enable_cors_support", bool, W, "cors"),
+    Flag("enable_cors_support", bool, W, "cors"),
+    Flag("enable_batching", bool, W),
+    Flag("allow_version_labels_for_unavailable_models", bool, W),
+    Flag(
+        "batching_parameters_file",
+        str,
+        D,
+        note="max_batch_size, batch_timeout_micros, and num_batch_threads as --threads; shapes are never padded",
+    ),
+    Flag("model_config_file", str, W, "model_config_file"),
+    Flag("model_config_file_poll_wait_seconds", float, W, "config_poll_seconds"),
+    Flag("model_name", str, D, "model_name", 'the default is "model", there "default"'),
+    Flag("model_base_path", str, W),
+    Flag("num_load_threads", int, N, note="versions are loaded one after the other"),
+    Flag("num_unload_threads", int, N, note="versions are unloaded one after the other"),
+    Flag("max_num_load_retries", int, D, "load_retries", "the default is to try again for ever, there 5 times"),
+    Flag("load_retry_interval_micros", float, W, "retry_seconds", scale=1e-6),
+    Flag("file_system_poll_wait_seconds", float, D, "poll_seconds", "it must be positive"),
+    Flag("flush_filesystem_caches", bool, N, note="files are read as TensorFlow reads them"),
+    Flag("tensorflow_session_parallelism", int, W),
+    Flag("tensorflow_intra_op_parallelism", int, W, "intra_op_threads"),
+    Flag("tensorflow_inter_op_parallelism", int, W, "inter_op_threads"),
+    Flag("use_alts_credentials", bool, R, note="ALTS is for Google's own network; --ssl_config_file is TLS"),
+    Flag("ssl_config_file", str, D, "ssl_config_file", "for REST, too; there for gRPC alone"),
+    Flag("platform_config_file", str, R, note="TensorFlow is the only platform"),
+    Flag("per_process_gpu_memory_fraction", float, W, "gpu_memory_fraction"),
+    Flag("saved_model_tags", str, W, "tags"),
+    Flag("grpc_channel_arguments", str, W, "grpc_arguments"),
+    Flag("grpc_max_threads", int, N, note=_ONE_LOOP),
+    Flag("enable_model_warmup", bool, W, "warm_up"),
+    Flag("num_request_iterations_for_warmup", int, W, "warm_up_rounds"),
+    Flag("monitoring_config_file", str, D, note="metrics are shown unless it says otherwise"),
+    Flag("remove_unused_fields_from_bundle_metagraph", bool, N, note="graphs are not kept beside their sessions"),
+    Flag("prefer_tflite_model", bool, R, note="there is no TensorFlow Lite here"),
+    Flag("num_tflite_pools", int, R, note="there is no TensorFlow Lite here"),
+    Flag("num_tflite_interpreters_per_pool", int, R, note="there is no TensorFlow Lite here"),
+    Flag("enable_signature_method_name_check", bool, W, "check_method_names"),
+    Flag("xla_cpu_compilation_enabled", bool, R, note="set TF_XLA_FLAGS=--tf_xla_cpu_global_jit in the environment"),
+    Flag("enable_profiler", bool, R, note="profile a model where it is made"),
+    Flag("enable_serialization_as_tensor_content", bool, W, "as_tensor_content"),
+    Flag("thread_pool_factory_config_file", str, R, note="--threads and --queue are the pools of a model"),
+    Flag("tensorflow_session_config_file", str, R, note="give the settings by flags of their own"),
+    Flag("skip_initialize_tpu", bool, N, note="no TPU is initialized"),
+    Flag("mixed_precision", str, R, note="choose the precision when the model is exported"),
+)
+BY_NAME = {flag.name: flag for flag in FLAGS}
+
+
+def parse_bool(text: Any) -> bool:
+    """Returns what a flag's value says. Raises: ValueError: neither yes nor no."""
+    if str(text).lower() in ("true", "1", "t"):
+        return True
+    if str(text).lower() in ("false", "0", "f"):
+        return False
+    raise ValueError(f"true or false. Received: {text!r}")
+
+
+def markdown() -> str:
+    """Returns the table of docs/serving-flags.md."""
+    rows = ["| flag | here | |", "|---|---|---|"]
+    for flag in FLAGS:
+        rows.append(f"| `--{flag.name}` | {flag.support.value} | {flag.note} |")
+    return "\n".join(rows) + "\n"
