@@ -16,6 +16,7 @@ import resource
 import struct
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from keras_ddl.serving import json_values
@@ -57,7 +58,8 @@ def _read(stream: BinaryIO) -> Any:
 
 
 def main() -> None:
-    limit = int(sys.argv[1])
+    # NumPy reserves address space for each core: what counts is how much is added.
+    limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + int(sys.argv[1])
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
     answers = os.fdopen(os.dup(1), "wb")

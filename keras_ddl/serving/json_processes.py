@@ -16,7 +16,7 @@ from keras_ddl.serving.status import Code, RequestError
 LOG = logging.getLogger("keras_ddl.serving")
 SMALL_BYTES = 100_000  # which this process reads itself: it takes about a millisecond
 _BYTES_PER_BYTE = 24  # of memory, that reading a body may take: a list of short strings takes as much
-_BASE_BYTES = 512 * 2**20  # of address space, for Python and NumPy
+_BASE_BYTES = 64 * 2**20
 _PIECE = 2**18
 _KEPT_BYTES = 2**23  # a process that has had a larger call ends: then its memory is free again
 

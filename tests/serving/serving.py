@@ -98,7 +98,7 @@ class Running:
             line = process.stdout.readline()
             assert line, f"the server ended: {self.lines}"
             self.lines.append(line)
-            found = re.search(r"gRPC on \S+:(\d+), REST on http://\S+:(\d+)", line)
+            found = re.search(r"gRPC on \S+:(\d+), REST on https?://\S+:(\d+)", line)
         self.grpc_port, self.rest_port = map(int, found.groups())
         self._reader.start()
         self.channel = grpc.insecure_channel(f"{host}:{self.grpc_port}")

@@ -1,0 +1,214 @@
+"""TensorFlow Serving's flags: each is taken, refused with a reason, or said to have no effect."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from serving.serving import Running, predict_request, serving, write_model
+from tensorflow_serving.apis import prediction_service_pb2_grpc
+
+from keras_ddl.cli.serve import command
+from keras_ddl.serving import flags
+from keras_ddl.serving.flags import FLAGS, Support
+
+DOCS = Path(__file__).parents[2] / "docs" / "serving-flags.md"
+X = np.ones([2, 3], np.float32)
+TAKEN = [flag for flag in FLAGS if flag.support is not Support.REFUSED]
+REFUSED = [flag for flag in FLAGS if flag.support is Support.REFUSED]
+BATCHING = "max_batch_size { value: 16 } batch_timeout_micros { value: 2000 } num_batch_threads { value: 2 }"
+MONITORING = 'prometheus_config { enable: true path: "/metrics" }'
+
+
+def arguments_of(folder: Path, versions: Path) -> dict[str, list[str]]:
+    """For each flag that is taken, arguments with a value that it may have."""
+    files = {"batching": BATCHING, "monitoring": MONITORING}
+    files["models"] = (
+        f'model_config_list {{ config {{ name: "model" base_path: "{versions}" model_platform: "tensorflow" }} }}'
+    )
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    values = {
+        "port": "0",
+        "rest_api_port": "0",
+        "grpc_socket_path": str(folder / "socket"),
+        "batching_parameters_file": str(folder / "batching"),
+        "model_config_file": str(folder / "models"),
+        "model_name": "model",
+        "model_base_path": str(versions),
+        "saved_model_tags": "serve",
+        "grpc_channel_arguments": "grpc.max_connection_age_ms=60000,grpc.primary_user_agent=test",
+        "monitoring_config_file": str(folder / "monitoring"),
+        "per_process_gpu_memory_fraction": "0.5",
+        "rest_api_timeout_in_ms": "20000",
+        "load_retry_interval_micros": "1000000",
+    }
+    found = {}
+    for flag in TAKEN:
+        if flag.name != "ssl_config_file":  # which has a test of its own
+            value = values.get(flag.name, "true" if flag.kind is bool else "2")
+            found[flag.name] = [f"--{flag.name}={value}"]
+    return found
+
+
+def test_the_table_of_the_docs_is_that_of_the_flags() -> None:
+    assert flags.markdown() in DOCS.read_text(), "write flags.markdown() into docs/serving-flags.md"
+
+
+@pytest.mark.parametrize(
+    "flag", [each for each in FLAGS if each.support is Support.REFUSED], ids=lambda flag: flag.name
+)
+def test_a_flag_that_cannot_be_done_is_refused_with_the_reason(flag: flags.Flag, tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(command, [str(tmp_path), f"--{flag.name}={'true' if flag.kind is bool else '1'}"])
+    assert flag.note in str(outcome.exception), outcome.output
+    assert flag.name in str(outcome.exception)
+
+
+def test_all_flags_together_start_a_server(versions: Path, tmp_path: Path) -> None:
+    given = arguments_of(tmp_path, versions)
+    apart = {"model_config_file", "model_config_file_poll_wait_seconds", "port", "rest_api_port"}
+    both = [text for name, texts in given.items() if name not in apart for text in texts]
+    with serving(*both) as server:
+        server.wait_for(3)
+        np.testing.assert_array_equal(server.predict(X), 3 * X)
+        with grpc.insecure_channel(f"unix:{tmp_path / 'socket'}") as channel:
+            stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+            assert stub.Predict(predict_request({"x": X})).outputs["y"].tensor_content  # as it was asked for
+        status, text = server.rest("GET", "/metrics")
+        assert status == 200 and ":tensorflow:serving:request_count{" in text
+        said = "".join(server.lines)
+        for flag in FLAGS:
+            assert (f"--{flag.name} has no effect here" in said) == (flag.support is Support.NO_EFFECT), flag
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flag", TAKEN, ids=lambda flag: flag.name)
+def test_each_flag_alone_starts_a_server(flag: flags.Flag, versions: Path, tmp_path: Path) -> None:
+    given = arguments_of(tmp_path, versions)
+    if flag.name not in given:
+        pytest.skip("it has a test of its own: TLS")
+    more = given["enable_batching"] if flag.name == "batching_parameters_file" else []
+    directories = [] if flag.name in ("model_config_file", "model_base_path") else [versions]
+    with serving(*directories, *given[flag.name], *more) as server:
+        server.wait_for(3)
+        np.testing.assert_array_equal(server.predict(X), 3 * X)
+
+
+def test_a_flag_of_yes_or_no_needs_no_value(versions: Path) -> None:
+    with serving("--rest_api_enable_cors_support", f"--model_base_path={versions}") as server:
+        server.wait_for(3)
+        url = f"http://127.0.0.1:{server.rest_port}/v1/models/model"
+        with urllib.request.urlopen(urllib.request.Request(url, method="OPTIONS"), timeout=60) as answer:
+            assert answer.headers["Access-Control-Allow-Origin"] == "*"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            assert answer.headers["Access-Control-Allow-Origin"] == "*"
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """Returns an authority, and a server's and a client's key and certificate of it, as PEM; made by openssl."""
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    openssl(*("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=authority"),
+            *("-keyout", "authority.key", "-out", "authority.crt"))  # fmt: skip
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+    for name in ("server", "client"):
+        request = ("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}")
+        openssl(*request, "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        openssl(*("x509", "-req", "-in", f"{name}.csr", "-CA", "authority.crt", "-CAkey", "authority.key"),
+                *("-CAcreateserial", "-days", "2", "-extfile", "names", "-out", f"{name}.crt"))  # fmt: skip
+    return {each.name: each.read_text() for each in folder.iterdir() if each.suffix in (".key", ".crt")}
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+def test_tls_on_both_interfaces(versions: Path, tmp_path: Path, mutual: bool) -> None:
+    pem = certificates(tmp_path)
+    verify = f"client_verify: true custom_ca: {json.dumps(pem['authority.crt'])}" if mutual else ""
+    (tmp_path / "ssl.config").write_text(
+        f"server_key: {json.dumps(pem['server.key'])} server_cert: {json.dumps(pem['server.crt'])} {verify}"
+    )
+    context = ssl.create_default_context(cadata=pem["authority.crt"])
+    stranger = ssl.create_default_context(cadata=pem["authority.crt"])
+    if mutual:
+        context.load_cert_chain(tmp_path / "client.crt", tmp_path / "client.key")
+    with serving(versions, "--ssl_config_file", tmp_path / "ssl.config") as server:
+        url = f"https://127.0.0.1:{server.rest_port}/readyz"
+        _wait_until_ready(url, context)
+        keys = [pem[name].encode() for name in ("authority.crt", "client.key", "client.crt")]
+        credentials = grpc.ssl_channel_credentials(*(keys if mutual else keys[:1]))
+        with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials) as channel:
+            stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+            assert stub.Predict(predict_request({"x": X}), timeout=60).outputs["y"].float_val[0] == 3
+        if mutual:
+            with pytest.raises(OSError):
+                urllib.request.urlopen(url, timeout=60, context=stranger).read()
+            credentials = grpc.ssl_channel_credentials(pem["authority.crt"].encode())
+            with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials) as channel:
+                stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+                with pytest.raises(grpc.RpcError):
+                    stub.Predict(predict_request({"x": X}), timeout=10)
+
+
+def _wait_until_ready(url: str, context: ssl.SSLContext) -> None:
+    for _ in range(600):
+        try:
+            with urllib.request.urlopen(url, timeout=60, context=context):
+                return
+        except urllib.error.HTTPError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError("not ready")
+
+
+def test_a_config_file_is_followed_and_a_wrong_one_changes_nothing(versions: Path, tmp_path: Path) -> None:
+    file = tmp_path / "models.config"
+    one = 'config {{ name: "{}" base_path: "{}" model_platform: "tensorflow" }}'
+    file.write_text(f"model_config_list {{ {one.format('first', versions)} }}")
+    with serving("--model_config_file", file, "--model_config_file_poll_wait_seconds=0.2") as server:
+        server.wait_for(3, "first")
+        file.write_text("this is no config")
+        _wait_for_line(server, "model config file")
+        np.testing.assert_array_equal(server.predict(X, "first"), 3 * X)
+        file.write_text(f"model_config_list {{ {one.format('first', versions)} {one.format('second', versions)} }}")
+        server.wait_for(3, "second")
+        np.testing.assert_array_equal(server.predict(X, "second"), 3 * X)
+
+
+def _wait_for_line(server: Running, text: str) -> None:
+    for _ in range(300):
+        if any(text in line for line in server.lines):
+            return
+        time.sleep(0.1)
+    raise AssertionError(server.lines)
+
+
+def test_versions_may_have_leading_zeros(tmp_path: Path) -> None:
+    write_model(tmp_path / "00000123", 5.0)
+    with serving(tmp_path) as server:
+        server.wait_for(123)
+        np.testing.assert_array_equal(server.predict(X, version=123), 5 * X)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--enable_batching=perhaps"], "not a valid boolean"),
+        (["--batching_parameters_file=x"], "needs --enable_batching"),
+        (["--ssl_config_file=none"], "must be a SSLConfig"),
+        (["--monitoring_config_file=none"], "must be a MonitoringConfig"),
+        (["--grpc_channel_arguments=one"], "NAME=VALUE"),
+    ],
+)
+def test_a_wrong_value_is_refused(arguments: list[str], said: str, versions: Path) -> None:
+    outcome = CliRunner().invoke(command, [str(versions), "--port=0", "--rest-port=0", *arguments])
+    assert outcome.exit_code != 0 and said in f"{outcome.output}{outcome.exception}", outcome.output

@@ -1,0 +1,241 @@
+"""What strangers send: requests that would become large, and bodies that are none. Others are answered meanwhile."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from serving.serving import Running, predict_request, serving
+from tensorflow_serving.apis import model_management_pb2, predict_pb2
+
+MEGABYTE = 2**20
+PREDICT = "/v1/models/model:predict"
+# Far above what was measured (0.05 s on two cores that do nothing else), far below what a parser needs that others wait
+# for (tens of seconds).
+HEALTH_SECONDS = 2.0
+X = np.ones([2, 3], np.float32)
+
+
+def resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+@contextmanager
+def asked_for_its_health(server: Running, seconds: float = HEALTH_SECONDS) -> Iterator[None]:
+    """Meanwhile /healthz answers in time."""
+    stop, slowest = threading.Event(), [0.0]
+
+    def ask() -> None:
+        while not stop.wait(0.01):
+            begin = time.monotonic()
+            server.rest("GET", "/healthz")
+            slowest[0] = max(slowest[0], time.monotonic() - begin)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert slowest[0] < seconds
+
+
+def settled(server: Running, before: int, more: int) -> bool:
+    """Whether the server's memory comes back to at most `more` bytes above `before`."""
+    for _ in range(100):
+        if resident(server.process.pid) - before < more:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def post(server: Running, body: bytes, path: str = PREDICT, **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=120)
+    try:
+        connection.request("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def claims(names: list[str], size: int) -> predict_pb2.PredictRequest:
+    """One value for each input, in a tensor that claims to have `size` rows of three."""
+    request = predict_request({})
+    for name in names:
+        tensor = request.inputs[name]
+        tensor.dtype, tensor.float_val[:] = 1, [1.0]
+        for each in (size, 3):
+            tensor.tensor_shape.dim.add(size=each)
+    return request
+
+
+@pytest.fixture(scope="module")
+def strict(versions: Path) -> Iterator[Running]:
+    """A server that takes requests of 8 MB and holds 32 MB."""
+    with serving(versions, "--max-message-mb", 8, "--max-memory-mb", 32, "--timeout", 60) as server:
+        server.wait_for(3)
+        server.predict(X)
+        yield server
+
+
+BODIES: dict[str, tuple[int, Callable[[], bytes]]] = {
+    "numbers": (413, lambda: b'{"instances":[' + b"1," * (3 * MEGABYTE) + b"1]}"),
+    "objects": (413, lambda: b'{"instances":[' + b"{}," * (2 * MEGABYTE) + b"1]}"),
+    "lists": (413, lambda: b"[" * (7 * MEGABYTE)),
+    "few enough lists": (400, lambda: b'{"instances":[' + b"[]," * (MEGABYTE - 9) + b"[]]}"),
+    "deep": (400, lambda: b'{"instances":' + b"[" * MEGABYTE + b"]" * MEGABYTE + b"}"),
+    "texts": (400, lambda: b'{"instances":[' + b'"ab",' * MEGABYTE + b'"a"]}'),
+    "too long": (413, lambda: b" " * (9 * MEGABYTE)),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_json_that_would_become_large_is_refused_and_holds_up_nobody(strict: Running, name: str) -> None:
+    status, body = BODIES[name]
+    before = resident(strict.process.pid)
+    with asked_for_its_health(strict):
+        found, answer = post(strict, body())
+    assert found == status and b'"error"' in answer, answer[:300]
+    assert settled(strict, before, 64 * MEGABYTE)
+    np.testing.assert_array_equal(strict.predict(X), 3 * X)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "status"),
+    [
+        (gzip.compress(bytes(256 * MEGABYTE), 1), "gzip", 413),
+        (gzip.compress(bytes(MEGABYTE))[:-20], "gzip", 400),
+        (gzip.compress(b"{}") + b"more", "gzip", 400),
+        (b"no gzip at all", "gzip", 400),
+        (b"{}", "br", 400),
+    ],
+    ids=["bomb", "cut off", "longer", "false", "unknown"],
+)
+def test_compressed_bodies_are_unpacked_up_to_the_limit(
+    strict: Running, body: bytes, encoding: str, status: int
+) -> None:
+    before = resident(strict.process.pid)
+    with asked_for_its_health(strict):
+        assert post(strict, body, Content_Encoding=encoding)[0] == status
+    assert settled(strict, before, 64 * MEGABYTE)
+    assert not any("Traceback" in line for line in strict.lines)
+
+
+def test_large_requests_within_the_limits_are_answered(strict: Running) -> None:
+    rows = np.random.default_rng(0).normal(size=(40_000, 3)).astype(np.float32)
+    text = b'{"inputs": ' + str(rows.tolist()).encode() + b"}"
+    for body, headers in ((text, {}), (gzip.compress(text), {"Content_Encoding": "gzip"})):
+        status, answer = post(strict, body, **headers)
+        assert status == 200, answer[:200]
+        np.testing.assert_array_equal(np.float32(json.loads(answer)["outputs"]["y"]), 3 * rows)
+    np.testing.assert_array_equal(strict.predict(rows), 3 * rows)
+
+
+def test_tensors_are_refused_before_they_are_unpacked(strict: Running) -> None:
+    before = resident(strict.process.pid)
+    for names, size, code in (
+        ([f"x{number}" for number in range(60)], 600_000, grpc.StatusCode.INVALID_ARGUMENT),
+        (["x"], 15_000_000, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ):
+        with asked_for_its_health(strict), pytest.raises(grpc.RpcError) as caught:
+            strict.predictions.Predict(claims(names, size))
+        assert caught.value.code() == code, caught.value
+    assert resident(strict.process.pid) - before < 32 * MEGABYTE
+
+
+def test_models_that_are_not_there_cost_no_body(strict: Running) -> None:
+    """The answer comes before the body has."""
+    with socket.create_connection(("127.0.0.1", strict.rest_port), timeout=60) as client:
+        client.sendall(b"POST /v1/models/none:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 8000000\r\n\r\n")
+        assert b"404" in client.recv(1000).partition(b"\r\n")[0]
+
+
+def test_requests_together_hold_no_more_than_they_may(strict: Running) -> None:
+    """Bodies that stop before their end: the fifth does not fit, and room is there again when they have left."""
+    part = b'{"instances": [' + b" " * (7 * MEGABYTE)
+    head = f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Length: {8 * MEGABYTE}\r\n\r\n".encode()
+    clients = [socket.create_connection(("127.0.0.1", strict.rest_port), timeout=60) for _ in range(4)]
+    for client in clients:
+        client.sendall(head + part)
+    for _ in range(300):
+        status, answer = post(strict, part + b"]}")
+        if status == 503:
+            break
+        time.sleep(0.05)
+    assert status == 503 and b"--max-memory-mb" in answer, (status, answer)
+    np.testing.assert_array_equal(strict.predict(X), 3 * X)  # small ones need no room
+    for client in clients:
+        client.close()
+    for _ in range(300):
+        status, answer = post(strict, part + b"]}")
+        if status == 400:
+            break
+        time.sleep(0.05)
+    assert status == 400 and b"at least one row" in answer, (status, answer)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00",
+        b"GET / HTTP/9\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"\xff" * 20_000,
+    ],
+    ids=["TLS", "version", "length", "noise"],
+)
+def test_what_is_no_http_is_answered_and_no_traceback(strict: Running, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", strict.rest_port), timeout=60) as client:
+        client.sendall(sent + b"\r\n\r\n")
+        assert b" 400 " in client.recv(1000).partition(b"\r\n")[0]
+    assert not any("Traceback" in line for line in strict.lines)
+
+
+def test_leaving_in_the_middle_of_a_body_is_nobodys_fault(strict: Running) -> None:
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", strict.rest_port), timeout=60) as client:
+            client.sendall(f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{{".encode())
+    np.testing.assert_array_equal(strict.predict(X), 3 * X)
+    assert not any("Traceback" in line or "Unhandled" in line for line in strict.lines)
+
+
+def test_connections_without_a_request_end(versions: Path) -> None:
+    with serving(versions, "--idle-seconds", 1) as server:
+        for sent in (b"", b"GET /healthz HTTP/1.1\r\nHost:"):
+            with socket.create_connection(("127.0.0.1", server.rest_port), timeout=30) as client:
+                client.sendall(sent)
+                begin = time.monotonic()
+                client.recv(1000)
+                assert time.monotonic() - begin < 20
+
+
+def test_a_slow_model_does_not_hold_up_a_fast_one(versions: Path) -> None:
+    with serving(f"slow={versions}", f"fast={versions}", "--threads", 1, "--queue", 100) as server:
+        for name in ("slow", "fast"):
+            server.wait_for(3, name)
+        work = predict_request({"rounds": np.int32([200_000])}, "slow", signature="work")
+        slow = [server.predictions.Predict.future(work) for _ in range(8)]
+        begin = time.monotonic()
+        for _ in range(5):
+            np.testing.assert_array_equal(server.predict(X, "fast"), 3 * X)
+        assert not slow[0].done(), f"the slow model was not slow: {time.monotonic() - begin}"
+        for each in slow:
+            each.cancel()
+
+
+def test_lists_of_models_are_not_taken_from_clients(strict: Running) -> None:
+    with pytest.raises(grpc.RpcError, match="--allow-reload-config") as caught:
+        strict.models.HandleReloadConfigRequest(model_management_pb2.ReloadConfigRequest())
+    assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
