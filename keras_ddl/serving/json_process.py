@@ -73,7 +73,10 @@ def main() -> None:
         except RequestError as error:
             answer = False, (int(error.code), error.message, error.http_status)
         except MemoryError:
-            answer = False, (int(Code.RESOURCE_EXHAUSTED), "The request takes too much memory to be read.", 413)
+            answer = (
+                False,
+                (int(Code.RESOURCE_EXHAUSTED), "The request or its answer takes too much memory as JSON.", 413),
+            )
         for each in packed(answer):
             answers.write(each)
         answers.flush()

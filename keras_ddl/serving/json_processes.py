@@ -49,7 +49,7 @@ class JsonProcesses:
             except (ConnectionError, asyncio.IncompleteReadError):
                 raise RequestError(
                     Code.RESOURCE_EXHAUSTED,
-                    "The request takes too much memory to be read. Send fewer rows.",
+                    "The request or its answer takes too much memory as JSON. Send fewer rows.",
                     http_status=413,
                 ) from None
             finally:  # also when the client has left, or time is up: the answer would be the next one's

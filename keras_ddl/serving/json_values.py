@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from keras_ddl.serving.status import Code, RequestError, invalid
 _ROWS, _COLUMNS = "instances", "inputs"
 _BYTES_SUFFIX = "_bytes"  # outputs with such a name are not text
 _DEFAULT_SIGNATURE = "serving_default"
+_ROWS_AT_A_TIME = 1000
 _BYTES_OF_NODE = 4  # of a body: "1.0," has as many
 Signatures = Mapping[str, Mapping[str, int]]  # name -> alias of an input -> number of its dtype
 
@@ -236,17 +238,29 @@ def predict_response(names: Sequence[str], arrays: Sequence[np.ndarray], in_rows
     arrays = [_with_json_dtype(name, array) for name, array in zip(names, arrays)]
     is_finite = all(array.dtype.kind != "f" or np.isfinite(array).all() for array in arrays)
     columns = [_values(name, array, is_finite) for name, array in zip(names, arrays)]
-    if in_rows:
-        answer = {"predictions": [dict(zip(names, row)) for row in zip(*columns)] if len(names) > 1 else columns[0]}
-    else:
-        answer = {"outputs": dict(zip(names, columns)) if len(names) > 1 else columns[0]}
     # NaN and Infinity are no JSON; the names that Python's json gives them are those of TensorFlow Serving.
-    return dumps(answer) if is_finite else json.dumps(answer).encode()
+    write = dumps if is_finite else _dumps_any
+    if in_rows and len(names) > 1:
+        return b'{"predictions":[' + b",".join(_written_rows(names, columns, write)) + b"]}"
+    if in_rows:
+        return write({"predictions": columns[0]})
+    return write({"outputs": dict(zip(names, columns)) if len(names) > 1 else columns[0]})
+
+
+def _written_rows(names: Sequence[str], columns: Sequence[Any], write: Callable[[Any], bytes]) -> Iterator[bytes]:
+    """Yields some rows at a time: Python needs far more memory for a row than its text has."""
+    rows = zip(*columns)
+    while some := [dict(zip(names, row)) for row in itertools.islice(rows, _ROWS_AT_A_TIME)]:
+        yield write(some)[1:-1]
 
 
 def dumps(value: Any) -> bytes:
     """Returns a value as JSON; arrays of finite numbers in the shortest form that their dtype reads back."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _dumps_any(value: Any) -> bytes:
+    return json.dumps(value).encode()
 
 
 def _with_json_dtype(name: str, array: np.ndarray) -> np.ndarray:
