@@ -64,6 +64,7 @@ class JsonProcesses:
     async def _start(self) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # the folder that the server was started in may hold anything
             "-m",
             "keras_ddl.serving.json_process",
             str(self._limit),

@@ -121,7 +121,7 @@ class Servable:
             self._running += 1
         begin = time.perf_counter()
         try:
-            outputs = call(*(feeds[alias] for alias in signature.inputs))
+            outputs = [_as_array(each) for each in call(*(feeds[alias] for alias in signature.inputs))]
             self._call_times.record((signature.name, tuple(fetches)), feeds, time.perf_counter() - begin)
             return outputs
         except tf.errors.OpError as error:
@@ -165,6 +165,11 @@ class Servable:
                 if len(self._callables) > _CALLABLES:
                     del self._callables[next(iter(self._callables))]
         return found
+
+
+def _as_array(value: Any) -> np.ndarray:
+    """Returns what TensorFlow gives for a scalar, bytes among them, as an array like any other."""
+    return np.array(value, dtype=object) if isinstance(value, (bytes, str)) else np.asarray(value)
 
 
 def _signature(name: str, definition: Any) -> Signature:

@@ -182,11 +182,11 @@ def check_mutated_requests(server, count):
 
 
 def test_requests_that_are_none_do_not_harm(server):
-    check_mutated_requests(server, 300)
+    check_mutated_requests(server, 500)
 
 
 @pytest.mark.long
-def test_ten_thousand_requests_that_are_none_do_not_harm(versions):
+def test_a_hundred_thousand_requests_that_are_none_do_not_harm(versions):
     with serving(versions) as server:
         server.wait_for(3)
-        assert check_mutated_requests(server, 10_000) < 50e6
+        assert check_mutated_requests(server, 100_000) < 50e6
