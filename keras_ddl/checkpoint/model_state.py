@@ -25,7 +25,6 @@ __all__ = [
     "is_seed",
     "match",
     "named",
-    "optimizer_variables_of",
     "optimizers_to_build",
     "restore_checkpoint",
     "save_checkpoint",
@@ -217,15 +216,6 @@ def trackable(model: Any) -> Any:
     module = tf.Module()
     setattr(module, COMPLETE, list(weights_of(model).values()))
     return module
-
-
-def optimizer_variables_of(model: Any, build: bool = False) -> dict[str, Any]:
-    """Returns key -> variable of a model's optimizers that are built; `build` builds the compiled one if need be."""
-    compiled = getattr(model, "optimizer", None)
-    if build and compiled is not None and not compiled.built:
-        with model.distribute_strategy.scope():
-            compiled.build(model.trainable_variables)
-    return _keyed(OPTIMIZER, [variable for each in _built_optimizers(model).values() for variable in each.variables])
 
 
 def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[str, list[int] | None]]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator, config, cut, ops
+from keras_ddl.communicator import comparison
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.states import WHOLE, Rows, State
 from keras_ddl.errors import ConfigError, RankMismatchError
@@ -97,7 +98,7 @@ class StepFunction:
         else:
             look = [arguments.kind, [(name, shape[1:] if shape else shape) for name, shape in look]]
         everyone = communicator.all_gather_object(look, name=f"{self._scope}/arguments")
-        other = next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), None)
+        other = comparison.other_rank(everyone)
         if other is not None:
             raise RankMismatchError(
                 f"{self.__name__}: all ranks must call a step with "
@@ -178,7 +179,7 @@ class StepFunction:
 
     def _check_same(self, report: cut.Report) -> None:
         everyone = communicator.all_gather_object(report.digest(), name=f"{self._scope}/traced")
-        other = next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), None)
+        other = comparison.other_rank(everyone)
         if other is not None:
             raise RankMismatchError(
                 f"{self.__name__}: all ranks must trace the same step. Received: other operations on rank {other} than "

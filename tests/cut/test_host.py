@@ -56,3 +56,34 @@ def test_host_functions_of_anything_else_are_refused():
 
     with pytest.raises(ConfigError, match="numbers, booleans or strings.*variant.*rank"):
         Simulation(step, (X,), 2)(X)
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_time_and_numbers_without_a_seed_are_the_same_on_all_ranks(static):
+    def step(x):
+        numbers = tf.raw_ops.NonDeterministicInts(shape=[4], dtype=tf.int64)
+        return x * 0 + tf.timestamp(), tf.timestamp(), numbers
+
+    rows, times, numbers = zip(*Simulation(step, (X,), 3, static=static)(X))
+    assert len({float(time) for time in times}) == 1 and float(times[0]) > 1e9
+    assert len({float(entry) for part in rows for entry in part.reshape(-1)}) == 1
+    assert all(np.array_equal(each, numbers[0]) for each in numbers) and len(set(numbers[0].tolist())) == 4
+
+
+def test_summaries_are_written_once_and_of_all_rows(tmp_path):
+    writer = tf.summary.create_file_writer(str(tmp_path))
+
+    def step(x):
+        with writer.as_default(step=3):
+            tf.summary.scalar("sum", tf.reduce_sum(x))
+            tf.summary.histogram("rows", x[:, 0])
+        return tf.reduce_max(x)
+
+    Simulation(step, (X,), 3)(X)
+    writer.close()
+    (file,) = tmp_path.iterdir()
+    events = [value for event in tf.compat.v1.train.summary_iterator(str(file)) for value in event.summary.value]
+    found = {value.tag: tf.make_ndarray(value.tensor) for value in events}
+    assert len(events) == 2
+    np.testing.assert_allclose(found["sum"], X.sum(), rtol=1e-6)
+    assert found["rows"][:, 2].sum() == len(X)
