@@ -66,6 +66,8 @@ class KerasSteps:
         self._steps: weakref.WeakKeyDictionary[Any, dict[str, WholeStep]] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()  # whose eager steps were warned of
 
+    # In a tf.function of the program's own, autograph would convert the cut, too: half a minute for five layers.
+    @tf.autograph.experimental.do_not_convert
     def run(self, model: Any, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls a step of `model` with this rank's rows. COLLECTIVE. Returns: what one process would get."""
         if _rows.get().is_local:

@@ -152,6 +152,7 @@ def check_resume_inside_an_epoch_is_exact_for_a_shuffled_dataset():
     exact_for(["shuffled"])
 
 
+@long
 def check_resume_inside_an_epoch_is_exact_for_what_is_indexed_or_made():
     exact_for(["arrays", "PyDataset", "generator"])
 
@@ -197,6 +198,7 @@ def check_resume_with_other_seeds_or_shorter_data_is_told():
             raise AssertionError("no error")
 
 
+@long
 def check_resume_takes_the_shuffles_that_the_ranks_have_agreed_on():
     """Without a seed of the script each run shuffles arrays anew; a resumed one as the run before."""
     states, data = STRATEGY.random_state, DATA["arrays"]

@@ -117,13 +117,14 @@ def test_modules_beside_the_folders_are_what_users_import_by_name() -> None:
 @pytest.mark.parametrize(
     ("pattern", "home"),
     [
-        # The launcher's wrapper asks the kernel (prctl) to outlive nobody, and is too light for the native library.
+        # The launcher's wrapper asks the kernel (prctl) to outlive nobody, and is too light for the native library; the
+        # server asks the C library to give back memory.
         (
             r"^\s*(import|from) ctypes",
             {
                 *("communicator.binding", "communicator.native_library"),
                 *("communicator.native_signals", "communicator.native_timeline", "launch.processes"),
-                "export.proof.clean_process",
+                *("export.proof.clean_process", "serving.limits"),
             },
         ),
         (r"^\s*(import|from) tensorflow\.python|tf\.python\b", {"compat.tensorflow"}),
