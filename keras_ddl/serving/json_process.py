@@ -62,6 +62,7 @@ def main() -> None:
     limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + int(sys.argv[1])
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # orjson may crash then
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whoever prints does not print into an answer
     while (call := _read(sys.stdin.buffer)) is not None:
@@ -73,14 +74,14 @@ def main() -> None:
         except RequestError as error:
             answer = False, (int(error.code), error.message, error.http_status)
         except MemoryError:
-            answer = (
-                False,
-                (int(Code.RESOURCE_EXHAUSTED), "The request or its answer takes too much memory as JSON.", 413),
-            )
+            text = "The request or its answer takes too much memory as JSON."
+            answer = False, (int(Code.RESOURCE_EXHAUSTED), text, 413)
+        except Exception as error:  # a defect here, which must not look like one of the request
+            answer = False, (int(Code.INTERNAL), f"{type(error).__name__}: {error}", 500)
         for each in packed(answer):
             answers.write(each)
         answers.flush()
-        del call, arguments, answer
+        call = arguments = answer = value = None
 
 
 if __name__ == "__main__":

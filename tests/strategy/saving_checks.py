@@ -1,5 +1,6 @@
 """What ranks save: once, whole, and with the statistics of all. Run by test_strategy.py."""
 
+import contextlib
 import time
 
 import numpy as np
@@ -44,7 +45,10 @@ SAVES = {
 
 
 def files_of(folder):
-    return {str(p.relative_to(folder)): p.stat() for p in sorted(folder.rglob("*")) if p.is_file()}
+    for _ in range(100):
+        with contextlib.suppress(FileNotFoundError):  # another rank removes its temporary folder meanwhile
+            return {str(p.relative_to(folder)): p.stat() for p in sorted(folder.rglob("*")) if p.is_file()}
+    raise AssertionError(f"{folder} does not come to rest")
 
 
 def check_what_all_ranks_save_is_written_once_and_is_there_on_all():
