@@ -16,7 +16,6 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 from keras_ddl.errors import ConfigError
 
 # Message -> field -> (number, type); a type that is none of protobuf's is the name of a message above it.
-_VALUE = {"value": (1, "int64")}
 _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
     "SSLConfig": {
         "server_key": (1, "string"),
@@ -26,7 +25,7 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
     },
     "PrometheusConfig": {"enable": (1, "bool"), "path": (2, "string")},
     "MonitoringConfig": {"prometheus_config": (1, "PrometheusConfig")},
-    "Int64Value": _VALUE,
+    "Int64Value": {"value": (1, "int64")},
     "BoolValue": {"value": (1, "bool")},
     "StringValue": {"value": (1, "string")},
     "BatchingParameters": {

@@ -6,7 +6,6 @@ import ml_dtypes
 import numpy as np
 
 STRING = 7
-COMPLEX = (8, 18)
 # number -> name and NumPy's dtype; strings are arrays of bytes objects.
 _KNOWN: dict[int, tuple[str, np.dtype]] = {
     1: ("float32", np.dtype(np.float32)),

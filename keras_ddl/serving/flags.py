@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
 
 
 class Support(enum.Enum):
@@ -92,16 +91,6 @@ FLAGS = (
     Flag("skip_initialize_tpu", bool, N, note="no TPU is initialized"),
     Flag("mixed_precision", str, R, note="choose the precision when the model is exported"),
 )
-BY_NAME = {flag.name: flag for flag in FLAGS}
-
-
-def parse_bool(text: Any) -> bool:
-    """Returns what a flag's value says. Raises: ValueError: neither yes nor no."""
-    if str(text).lower() in ("true", "1", "t"):
-        return True
-    if str(text).lower() in ("false", "0", "f"):
-        return False
-    raise ValueError(f"true or false. Received: {text!r}")
 
 
 def markdown() -> str:

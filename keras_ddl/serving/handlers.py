@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,20 +76,27 @@ class Handlers:
             return messages.predict_response(spec, named, as_content=self._as_content)
 
     async def classify(self, data: bytes, record: Record, held: Held) -> bytes:
-        message, rows = await self._examples(data, classification_pb2.ClassificationRequest, held)
-        with model_of(self.models, record, message.model_spec) as servable:
-            signature = servable.signature(message.model_spec.signature_name)
-            result = await self.classify_rows(servable, signature, rows)
-            spec = _spec_of(servable, signature)
-            return classification_pb2.ClassificationResponse(model_spec=spec, result=result).SerializeToString()
+        types = classification_pb2.ClassificationRequest, classification_pb2.ClassificationResponse
+        return await self._answer_examples(data, record, held, *types, self.classify_rows)
 
     async def regress(self, data: bytes, record: Record, held: Held) -> bytes:
-        message, rows = await self._examples(data, regression_pb2.RegressionRequest, held)
+        types = regression_pb2.RegressionRequest, regression_pb2.RegressionResponse
+        return await self._answer_examples(data, record, held, *types, self.regress_rows)
+
+    async def _answer_examples(
+        self,
+        data: bytes,
+        record: Record,
+        held: Held,
+        type_of_request: Any,
+        type_of_response: Any,
+        answer: Callable[[Servable, Signature, np.ndarray], Awaitable[Any]],
+    ) -> bytes:
+        message, rows = await self._examples(data, type_of_request, held)
         with model_of(self.models, record, message.model_spec) as servable:
             signature = servable.signature(message.model_spec.signature_name)
-            result = await self.regress_rows(servable, signature, rows)
-            spec = _spec_of(servable, signature)
-            return regression_pb2.RegressionResponse(model_spec=spec, result=result).SerializeToString()
+            result = await answer(servable, signature, rows)
+            return type_of_response(model_spec=_spec_of(servable, signature), result=result).SerializeToString()
 
     async def multi_inference(self, data: bytes, record: Record, held: Held) -> bytes:
         message, rows = await self._examples(data, inference_pb2.MultiInferenceRequest, held)

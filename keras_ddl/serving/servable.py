@@ -18,7 +18,6 @@ from keras_ddl.serving.call_times import CallTimes
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 DEFAULT_SIGNATURE = "serving_default"
-PREDICT = "tensorflow/serving/predict"
 CLASSIFY = "tensorflow/serving/classify"
 REGRESS = "tensorflow/serving/regress"
 _INIT = "__saved_model_init_op"  # which loaders run, and clients do not ask
