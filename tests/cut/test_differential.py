@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from cut.drawn import control_flow, lines, more_lines, programs
-from cut.drawn.agreement import disagreement
+from cut.drawn.agreement import NoVerdict, disagreement
 
 PLAIN = (lines.LINES, more_lines.LINES)
 NESTED = (lines.LINES, more_lines.LINES, control_flow.LINES, control_flow.LINES)
@@ -22,9 +22,16 @@ def _nested(seed: int) -> str | None:
 
 
 def _all_agree(disagrees: Callable[[int], str | None], seeds: range) -> None:
+    without = []
     for seed in seeds:
-        told = disagrees(seed)
+        try:
+            told = disagrees(seed)
+        except NoVerdict:
+            without.append(seed)
+            continue
         assert told is None, told
+    # Some 2 in 100 plain programs and 7 in 100 with branches cannot be traced: more would mean that little is compared.
+    assert len(without) <= 1 + len(seeds) // 8, f"{len(without)} of {len(seeds)} programs said nothing: {without}"
 
 
 @pytest.mark.parametrize("first", range(0, 100, 20))

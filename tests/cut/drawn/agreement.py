@@ -16,15 +16,24 @@ Arrays = Sequence[np.ndarray]
 _BRANCHING = {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"}
 
 
+class NoVerdict(Exception):
+    """One process itself cannot make the program, or gives something else for arguments that differ in the last bits."""
+
+
 def disagreement(program: Program, size: int) -> str | None:
-    """Returns in words what a rank of `size` has that one process does not; None if there is nothing."""
+    """Returns in words what a rank of `size` has that one process does not; None if there is nothing.
+
+    Raises: NoVerdict.
+    """
     types = program.types()
     if types is None:
-        return None
+        raise NoVerdict
     batches = [arguments(program.seed, rows) for rows in program.batches]
     try:
         compare = _in_threads if types & _BRANCHING else _in_one_graph
         return compare(program, batches, wholes(program.seed), size)
+    except NoVerdict:
+        raise
     except Exception as error:
         return f"{type(error).__name__}: {error}\n{program}"
 
@@ -60,7 +69,9 @@ def _compare(
         wanted, found = expected(rows), of_ranks(rows)
         for rank, each in enumerate(found):
             told = difference(each, wanted)
-            if told is not None and not _is_unstable(expected, rows):
+            if told is not None:
+                if _is_unstable(expected, rows):
+                    raise NoVerdict
                 return f"rank {rank} of {len(found)}, {len(rows[0])} rows: {told}\n{program}"
     return None
 
