@@ -17,7 +17,7 @@ _BRANCHING = {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessW
 
 
 class NoVerdict(Exception):
-    """One process itself cannot make the program, or gives something else for arguments that differ in the last bits."""
+    """One process itself cannot make the program, or gives something else where arguments differ in the last bits."""
 
 
 def disagreement(program: Program, size: int) -> str | None:
