@@ -44,15 +44,28 @@ def reshape(b: Any, node: Any) -> Any:
     rows = rows_after(before, after, state, b.rows)
     if rows is None or _is_named_by(rows.unit, node.outputs[0].key):  # of a batch of one row, any extent is a unit
         return None
+    shape = _whole_shape(b, before, after, node)
+    shape[rows.axis] = b.local_extent(rows)
+    return [(tf.reshape(b.held(value), b.as_vector(shape)), rows)]
+
+
+def _whole_shape(b: Any, before: Dims, after: Dims, node: Any) -> list[Any]:
+    """Returns the shape that a Reshape gives the whole tensor: ints, and int64 scalars."""
+    key, wanted = node.outputs[0].key, None
     shape: list[Any] = []
     for axis, extent in enumerate(after):
-        if axis == rows.axis:
-            shape.append(b.local_extent(rows))
-        elif _is_named_by(extent, node.outputs[0].key):  # only the operand tells, perhaps by -1
-            shape.append(tf.cast(b.whole(wanted)[axis], tf.int64))
+        if _is_named_by(extent, key):  # only the operand tells, perhaps by -1
+            wanted = tf.cast(b.whole(node.inputs[1]), tf.int64)
+            shape.append(wanted[axis])
         else:
             shape.append(b.number(extent))
-    return [(tf.reshape(b.held(value), b.as_vector(shape)), rows)]
+    if wanted is not None:
+        # A rank without rows could not tell what -1 stands for: it has no entries to divide.
+        others = tf.reduce_prod(tf.abs(tf.stack([tf.cast(each, tf.int64) for each in shape])))
+        entries = tf.reduce_prod(tf.stack([tf.cast(b.number(each), tf.int64) for each in before]))
+        inferred = entries // tf.maximum(others, 1)
+        shape = [each if isinstance(each, int) else tf.where(each < 0, inferred, each) for each in shape]
+    return shape
 
 
 def _is_named_by(extent: Dim, key: str) -> bool:
