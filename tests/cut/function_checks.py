@@ -12,6 +12,7 @@ import numpy as np
 from cut.chunks import MOMENTUM, Chunks
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl import config
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy.data import chunk
@@ -125,6 +126,7 @@ def check_function_of_two_optimizers_and_rows_one_after_the_other():
     assert_same(loop(STRATEGY.function, batches()), expected(loop, batches()))
 
 
+@long
 def check_function_normalizes_by_each_rank_s_rows():
     def loop(wrap, data, normalize):
         set_precision("float64")

@@ -75,6 +75,7 @@ def check_detection(scope):
 
 
 @case()
+@long
 def check_hard_negatives_of_the_batch(scope):
     def loss(y, p):
         error = ops.mean(squares(y, p), axis=1)
@@ -90,6 +91,7 @@ def check_hard_negatives_of_the_batch(scope):
 
 
 @case()
+@long
 def check_all_triplets(scope):
     def loss(y, p):
         labels = ops.cast(ops.reshape(y, (-1,)), "int32")
@@ -258,6 +260,7 @@ def check_transport_by_sinkhorn_in_a_loop(scope):
 
 
 @case()
+@long
 def check_condition_on_a_statistic(scope):
     def loss(y, p):
         error = squares(y, p)

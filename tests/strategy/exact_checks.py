@@ -47,6 +47,7 @@ def check_class_weight():
     )
 
 
+@long
 def check_two_outputs_with_loss_weights():
     def build():
         inputs = keras.Input((6,))
@@ -104,6 +105,7 @@ def check_clipping_follows_the_reduction():
         check_equal_to_one_process(sgd(**{name: 0.05}), fit={"epochs": 1})
 
 
+@long
 def check_ema_and_weight_decay():
     check_equal_to_one_process(lambda: keras.optimizers.AdamW(0.01, use_ema=True, ema_overwrite_frequency=4))
 

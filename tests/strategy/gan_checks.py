@@ -74,6 +74,7 @@ def train_gan(scope, kind):
 
 
 @case()
+@long
 def check_gan_of_two_optimizers(scope):
     return train_gan(scope, CallableGan)
 

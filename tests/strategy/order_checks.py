@@ -41,6 +41,7 @@ def rows_dataset(order=None):
     return tf.data.Dataset.from_tensor_slices((x, y))
 
 
+@long
 def check_permutation_by_numpy_in_tf_data():
     dataset = rows_dataset(OTHER.permutation(40)).batch(10)
     refuses_to_fit(FIRST_BATCH, dataset)
@@ -92,6 +93,7 @@ def check_steps_told_that_order_does_not_matter():
     refuses_to_fit("All ranks must read the same batches", interleaved.batch(10).with_options(options))
 
 
+@long
 def check_generators_with_a_generator_of_their_own():
     def batches():
         while True:

@@ -41,6 +41,7 @@ def noisy_layers():
 
 
 @case()
+@long
 def check_layers_that_drop_and_add_noise(scope):
     def with_one_mask_for_all():
         return keras.Sequential([noisy_layers(), layers.Dropout(0.3, noise_shape=(1, 7, 3))])
@@ -60,6 +61,7 @@ def check_noise_in_eager_steps(scope):
 
 
 @case()
+@long
 def check_noise_in_fused_steps(scope):
     with scope:
         model = keras.Sequential([keras.Input((6,)), noisy_layers(), layers.Flatten(), layers.Dense(2)])

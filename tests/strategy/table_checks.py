@@ -58,6 +58,7 @@ def train_table(scope, layer, optimizer, x=X, y=Y):
 
 
 @case()
+@long
 def check_table_of_positions_under_adam(scope):
     return train_table(scope, Positions, lambda: keras.optimizers.Adam(0.01))
 
@@ -79,6 +80,7 @@ class TokensAndPositions(layers.Layer):
 
 
 @case()
+@long
 def check_table_used_in_three_ways_under_adam(scope):
     return train_table(scope, TokensAndPositions, lambda: keras.optimizers.Adam(0.01), TOKENS)
 

@@ -113,6 +113,7 @@ class OnceAndOnce(layers.Layer):
 
 
 @case()
+@long
 def check_unique_words_of_two_lookups_under_adam(scope):
     with scope:
         inputs = keras.Input(TOKENS.shape[1:], dtype="int32")
@@ -122,6 +123,7 @@ def check_unique_words_of_two_lookups_under_adam(scope):
 
 
 @case()
+@long
 def check_assumed_sparse_table_under_sgd(scope):
     with gathered(under(scope), 4):
         return train(scope, lambda: keras.optimizers.SGD(0.1, momentum=0.9), assumed_sparse=True)
@@ -148,6 +150,7 @@ class TiedInCond(Tied):
 
 
 @case()
+@long
 def check_tied_table_in_a_branch_under_adam(scope):
     with scope:
         inputs = keras.Input(TOKENS.shape[1:], dtype="int32")

@@ -28,6 +28,7 @@ def adam(**arguments):
     return lambda: keras.optimizers.Adam(0.01, **arguments)
 
 
+@long
 def check_sgd_20_steps_float32():
     check_equal_to_one_process(sgd(), fit={"epochs": 4}, dtype="float32")
 

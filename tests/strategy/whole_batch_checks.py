@@ -70,6 +70,7 @@ def check_queue_of_nnclr(scope):
 
 
 @case()
+@long
 def check_memory_bank_by_position(scope):
     class Bank(layers.Layer):
         def build(self, shape):
