@@ -74,8 +74,8 @@ def check_detection(scope):
     return fit(model, X, BOXES)
 
 
-@case()
 @long
+@case()
 def check_hard_negatives_of_the_batch(scope):
     def loss(y, p):
         error = ops.mean(squares(y, p), axis=1)
@@ -90,8 +90,8 @@ def check_hard_negatives_of_the_batch(scope):
     return train(scope, loss)
 
 
-@case()
 @long
+@case()
 def check_all_triplets(scope):
     def loss(y, p):
         labels = ops.cast(ops.reshape(y, (-1,)), "int32")
@@ -259,8 +259,8 @@ def check_transport_by_sinkhorn_in_a_loop(scope):
     return train(scope, loss)
 
 
-@case()
 @long
+@case()
 def check_condition_on_a_statistic(scope):
     def loss(y, p):
         error = squares(y, p)

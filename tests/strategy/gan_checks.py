@@ -73,8 +73,8 @@ def train_gan(scope, kind):
     return Trained(gan, trained.logs, optimizers)
 
 
-@case()
 @long
+@case()
 def check_gan_of_two_optimizers(scope):
     return train_gan(scope, CallableGan)
 

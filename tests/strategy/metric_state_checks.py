@@ -58,8 +58,8 @@ def check_metric_that_counts_batches(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign_add(1), "int32")
 
 
-@case()
 @long
+@case()
 def check_metric_that_counts_rows(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign(value + ops.shape(y)[0]), "int32")
 
@@ -70,8 +70,8 @@ def check_metric_that_holds_the_last_value(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign(ops.mean(y)))
 
 
-@case()
 @long
+@case()
 def check_metric_that_holds_a_moving_average(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign(0.9 * value + 0.1 * ops.mean(ops.abs(y - p))))
 

@@ -40,8 +40,8 @@ def noisy_layers():
     )
 
 
-@case()
 @long
+@case()
 def check_layers_that_drop_and_add_noise(scope):
     def with_one_mask_for_all():
         return keras.Sequential([noisy_layers(), layers.Dropout(0.3, noise_shape=(1, 7, 3))])
@@ -60,8 +60,8 @@ def check_noise_in_eager_steps(scope):
     return train(scope, noisy_layers, X[:40], run_eagerly=True, epochs=1)
 
 
-@case()
 @long
+@case()
 def check_noise_in_fused_steps(scope):
     with scope:
         model = keras.Sequential([keras.Input((6,)), noisy_layers(), layers.Flatten(), layers.Dense(2)])

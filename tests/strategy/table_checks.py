@@ -57,8 +57,8 @@ def train_table(scope, layer, optimizer, x=X, y=Y):
     return fit(model, x, y)
 
 
-@case()
 @long
+@case()
 def check_table_of_positions_under_adam(scope):
     return train_table(scope, Positions, lambda: keras.optimizers.Adam(0.01))
 
@@ -79,8 +79,8 @@ class TokensAndPositions(layers.Layer):
         return self.table(tokens) + self.table(ops.arange(ops.shape(tokens)[1])) * once
 
 
-@case()
 @long
+@case()
 def check_table_used_in_three_ways_under_adam(scope):
     return train_table(scope, TokensAndPositions, lambda: keras.optimizers.Adam(0.01), TOKENS)
 

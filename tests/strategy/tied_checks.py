@@ -112,8 +112,8 @@ class OnceAndOnce(layers.Layer):
         return tf.tile(found[0] * found[1], [1, 2])[:, :WORDS]
 
 
-@case()
 @long
+@case()
 def check_unique_words_of_two_lookups_under_adam(scope):
     with scope:
         inputs = keras.Input(TOKENS.shape[1:], dtype="int32")
@@ -122,8 +122,8 @@ def check_unique_words_of_two_lookups_under_adam(scope):
     return fit(model, TOKENS, LABELS)
 
 
-@case()
 @long
+@case()
 def check_assumed_sparse_table_under_sgd(scope):
     with gathered(under(scope), 4):
         return train(scope, lambda: keras.optimizers.SGD(0.1, momentum=0.9), assumed_sparse=True)
@@ -149,8 +149,8 @@ class TiedInCond(Tied):
         return tf.cond(self.multiply, multiplied, looked_up)
 
 
-@case()
 @long
+@case()
 def check_tied_table_in_a_branch_under_adam(scope):
     with scope:
         inputs = keras.Input(TOKENS.shape[1:], dtype="int32")

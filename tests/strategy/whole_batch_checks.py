@@ -69,8 +69,8 @@ def check_queue_of_nnclr(scope):
     return with_layer(scope, Neighbours)
 
 
-@case()
 @long
+@case()
 def check_memory_bank_by_position(scope):
     class Bank(layers.Layer):
         def build(self, shape):
