@@ -5,7 +5,8 @@
 
 Every contestant answers the same two rows, from the same SavedModel, in turns of interleaved rounds of one run. One
 client asks one thing after the other: its median and 99th percentile; then `--clients` clients at once: answers per
-second. The bound is the call in the process. The peer is a plain FastAPI script, as people write it.
+second. The bounds are the call in the process, and a server that reads nothing and always gives the same answer: what
+clients, gRPC and HTTP take by themselves. The peer is a plain FastAPI script, as people write it.
 """
 
 from __future__ import annotations
@@ -79,6 +80,23 @@ def ours(folder: Path) -> Iterator[tuple[int, int]]:
             ports = int(found[1]), int(found[2])
             wait_for(lambda: http_status(ports[1], "/readyz") == 200)
             yield ports
+        finally:
+            process.terminate()
+
+
+@contextlib.contextmanager
+def bare(folder: Path, outputs: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Runs the server that reads nothing; gives its ports."""
+    response = predict_pb2.PredictResponse()
+    response.outputs["output_0"].CopyFrom(tf.make_tensor_proto(outputs))
+    answers = [folder / "answer.pb", folder / "answer.json"]
+    answers[0].write_bytes(response.SerializeToString())
+    answers[1].write_text(json.dumps({"predictions": outputs.tolist()}))
+    script = Path(__file__).with_name("_bare_server.py")
+    with subprocess.Popen([sys.executable, script, *answers], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            ports = process.stdout.readline().split()
+            yield int(ports[0]), int(ports[1])
         finally:
             process.terminate()
 
@@ -181,10 +199,14 @@ def main() -> None:
         small_cnn(folder / "1")
         grpc_port, rest_port = stack.enter_context(ours(folder))
         model = in_process(folder, rows)
+        bare_grpc, bare_rest = stack.enter_context(bare(folder.parent, model()))
+        path = "/v1/models/model:predict"
         contestants: dict[str, Callable[[], Callable[[], np.ndarray]]] = {
             "in the process": lambda: model,
+            "the same answer, gRPC": lambda: grpc_client(bare_grpc, rows),
             "keras-ddl serve, gRPC": lambda: grpc_client(grpc_port, rows),
-            "keras-ddl serve, REST": lambda: rest_client(rest_port, "/v1/models/model:predict", rows),
+            "the same answer, REST": lambda: rest_client(bare_rest, path, rows),
+            "keras-ddl serve, REST": lambda: rest_client(rest_port, path, rows),
         }
         if arguments.fastapi_python:
             port = rest_port + 1
@@ -202,7 +224,7 @@ def main() -> None:
                 found[name].append((*alone(asks[name], arguments.requests), rate))
     keras_ddl.init()  # for what the machine is
     print(machine())
-    print(f"{'':24} {'p50 ms':>8} {'p99 ms':>8} {'over the bound':>15} {f'{arguments.clients} clients, 1/s':>18}")
+    print(f"{'':24} {'p50 ms':>8} {'p99 ms':>8} {'over the call':>15} {f'{arguments.clients} clients, 1/s':>18}")
     bound = np.median([each[0] for each in found["in the process"]])
     for name, rounds in found.items():
         p50, p99, rate = np.median(rounds, axis=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from keras_ddl.serving.handlers import Handlers
 from keras_ddl.serving.limits import Held, Memory
 from keras_ddl.serving.metrics import Metrics
+from keras_ddl.serving.reading_turns import ReadingTurns
 from keras_ddl.serving.status import Code, RequestError, invalid
 from keras_ddl.serving.workers import Record
 
@@ -27,27 +27,29 @@ class GrpcInterface:
         handlers: Handlers,
         metrics: Metrics,
         memory: Memory,
+        turns: ReadingTurns,
         *,
         message_bytes: int,
-        timeout: float,
         max_calls: int | None = None,
         options: Sequence[tuple[str, Any]] = (),
     ) -> None:
         """
         Args:
-            memory: what all requests under way may hold.
+            memory: what all requests that have come may hold.
+            turns: in which requests come.
             message_bytes: of a request or an answer; a larger one is refused with RESOURCE_EXHAUSTED.
-            timeout: seconds in which a request must have come.
             max_calls: how many may be under way at the same time; the next is refused with RESOURCE_EXHAUSTED.
             options: more of gRPC's channel arguments.
         """
-        self._metrics, self._memory, self._timeout = metrics, memory, timeout
+        self._metrics, self._memory = metrics, memory
+        self._turns = turns
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=max_calls,
             options=[
                 ("grpc.max_receive_message_length", message_bytes),
                 ("grpc.max_send_message_length", message_bytes),
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error
+                ("grpc.http2.bdp_probe", 0),  # it widens the windows of streams that nobody reads from
                 *options,
             ],
         )
@@ -88,7 +90,7 @@ class GrpcInterface:
         record = Record("grpc", name)
         try:
             with self._memory.held() as held:
-                async with asyncio.timeout(self._timeout):
+                async with self._turns.turn():
                     data = await context.read()
                 if not isinstance(data, bytes):
                     raise invalid(f"{name} takes one message. Received: none.")
@@ -96,9 +98,6 @@ class GrpcInterface:
                 return await method(data, record, held)
         except RequestError as error:
             record.code, record.error = error.code, error.message
-        except TimeoutError:
-            record.code = Code.DEADLINE_EXCEEDED
-            record.error = f"The request did not come within {self._timeout:g} s."
         except Exception as error:  # a bug must not take the server down
             record.code, record.error = Code.INTERNAL, f"{type(error).__name__}: {error}"
             self._metrics.log_exception(record, error)

@@ -23,6 +23,7 @@ from keras_ddl.serving.limits import MEGABYTE, Memory, give_back_memory
 from keras_ddl.serving.metrics import Metrics
 from keras_ddl.serving.model_config import ModelConfig
 from keras_ddl.serving.model_manager import ModelManager
+from keras_ddl.serving.reading_turns import turns_and_memory
 from keras_ddl.serving.rest_interface import METRICS_PATH, RestInterface
 from keras_ddl.serving.servable import Servable
 from keras_ddl.serving.status import RequestError
@@ -130,7 +131,8 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         workers = Workers(options.threads or os.cpu_count() or 1, options.queue, options.batching)
-        metrics, memory = Metrics(options.access_log), Memory(options.memory_bytes)
+        metrics = Metrics(options.access_log)
+        turns, memory = turns_and_memory(options.memory_bytes, options.message_bytes, options.timeout)
         processes = JsonProcesses(_JSON_PROCESSES, options.message_bytes)
         handlers = Handlers(
             self._models,
@@ -144,8 +146,8 @@ class Server:
             handlers,
             metrics,
             memory,
+            turns,
             message_bytes=options.message_bytes,
-            timeout=options.timeout,
             max_calls=_MOST_CALLS,
             options=options.grpc_options,
         )

@@ -87,6 +87,11 @@ def _set_methods(path: Path, methods: dict[str, str]) -> None:
     file.write_bytes(saved.SerializeToString())
 
 
+def resident_bytes(pid: int) -> int:
+    """Returns what of a process is in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 class Running:
     """A server and its clients."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from serving.serving import Running, predict_request, serving
+from serving.serving import Running, predict_request, resident_bytes, serving
 from tensorflow_serving.apis import model_management_pb2, predict_pb2
 
 MEGABYTE = 2**20
@@ -24,10 +24,6 @@ PREDICT = "/v1/models/model:predict"
 # for (tens of seconds).
 HEALTH_SECONDS = 2.0
 X = np.ones([2, 3], np.float32)
-
-
-def resident(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 @contextmanager
@@ -54,7 +50,7 @@ def asked_for_its_health(server: Running, seconds: float = HEALTH_SECONDS) -> It
 def settled(server: Running, before: int, more: int) -> bool:
     """Whether the server's memory comes back to at most `more` bytes above `before`."""
     for _ in range(100):
-        if resident(server.process.pid) - before < more:
+        if resident_bytes(server.process.pid) - before < more:
             return True
         time.sleep(0.1)
     return False
@@ -84,7 +80,7 @@ def claims(names: list[str], size: int) -> predict_pb2.PredictRequest:
 @pytest.fixture(scope="module")
 def strict(versions: Path) -> Iterator[Running]:
     """A server that takes requests of 8 MB and holds 32 MB."""
-    with serving(versions, "--max-message-mb", 8, "--max-memory-mb", 32, "--timeout", 60) as server:
+    with serving(versions, "--max-message-mb", 8, "--max-memory-mb", 64, "--timeout", 60) as server:
         server.wait_for(3)
         server.predict(X)
         yield server
@@ -104,7 +100,7 @@ BODIES: dict[str, tuple[int, Callable[[], bytes]]] = {
 @pytest.mark.parametrize("name", BODIES)
 def test_json_that_would_become_large_is_refused_and_holds_up_nobody(strict: Running, name: str) -> None:
     status, body = BODIES[name]
-    before = resident(strict.process.pid)
+    before = resident_bytes(strict.process.pid)
     with asked_for_its_health(strict):
         found, answer = post(strict, body())
     assert found == status and (b'"error"' in answer) == (status != 200), answer[:300]
@@ -126,7 +122,7 @@ def test_json_that_would_become_large_is_refused_and_holds_up_nobody(strict: Run
 def test_compressed_bodies_are_unpacked_up_to_the_limit(
     strict: Running, body: bytes, encoding: str, status: int
 ) -> None:
-    before = resident(strict.process.pid)
+    before = resident_bytes(strict.process.pid)
     with asked_for_its_health(strict):
         assert post(strict, body, Content_Encoding=encoding)[0] == status
     assert settled(strict, before, 64 * MEGABYTE)
@@ -144,7 +140,7 @@ def test_large_requests_within_the_limits_are_answered(strict: Running) -> None:
 
 
 def test_tensors_are_refused_before_they_are_unpacked(strict: Running) -> None:
-    before = resident(strict.process.pid)
+    before = resident_bytes(strict.process.pid)
     for names, size, code in (
         ([f"x{number}" for number in range(60)], 600_000, grpc.StatusCode.INVALID_ARGUMENT),
         (["x"], 15_000_000, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -152,7 +148,7 @@ def test_tensors_are_refused_before_they_are_unpacked(strict: Running) -> None:
         with asked_for_its_health(strict), pytest.raises(grpc.RpcError) as caught:
             strict.predictions.Predict(claims(names, size))
         assert caught.value.code() == code, caught.value
-    assert resident(strict.process.pid) - before < 32 * MEGABYTE
+    assert resident_bytes(strict.process.pid) - before < 32 * MEGABYTE
 
 
 def test_models_that_are_not_there_cost_no_body(strict: Running) -> None:
@@ -163,10 +159,10 @@ def test_models_that_are_not_there_cost_no_body(strict: Running) -> None:
 
 
 def test_requests_together_hold_no_more_than_they_may(strict: Running) -> None:
-    """Bodies that stop before their end: the fifth does not fit, and room is there again when they have left."""
+    """Bodies that stop before their end: the sixth does not fit, and room is there again when they have left."""
     part = b'{"instances": [' + b" " * (7 * MEGABYTE)
     head = f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Length: {8 * MEGABYTE}\r\n\r\n".encode()
-    clients = [socket.create_connection(("127.0.0.1", strict.rest_port), timeout=60) for _ in range(4)]
+    clients = [socket.create_connection(("127.0.0.1", strict.rest_port), timeout=60) for _ in range(5)]
     for client in clients:
         client.sendall(head + part)
     for _ in range(300):

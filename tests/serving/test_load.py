@@ -4,12 +4,11 @@ import base64
 import http.client
 import random
 import threading
-from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
-from serving.serving import predict_request, serving
+from serving.serving import predict_request, resident_bytes, serving
 from tensorflow_serving.apis import classification_pb2
 
 from keras_ddl.compat.tensorflow import tf
@@ -126,10 +125,6 @@ def mutated(data, generator):
         else:
             found[place:place] = generator.randbytes(generator.randint(1, 4))
     return bytes(found)
-
-
-def resident_bytes(pid):
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 def check_mutated_requests(server, count):

@@ -65,6 +65,7 @@ class _Loop:
         self.outside = tf.compat.v1.get_default_graph()
         starts = [self._start(i) for i in self.carried]
         invariants = [self._shape(i) for i in self.carried]
+        starts = [_of_shape(start, shape) for start, shape in zip(starts, invariants)]
         inners: dict[str, Inner] = {}
 
         def condition(*carried: tf.Tensor) -> tf.Tensor:
@@ -180,6 +181,17 @@ class _Loop:
         if not isinstance(inner.state(end), Whole):
             return False
         return wanted == PARTIAL or isinstance(wanted, Rows) and inner.fits(end, wanted)
+
+
+def _of_shape(start: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Returns `start`, of which nothing more is to be known than the rounds keep.
+
+    TensorFlow's constant folding takes the shape that a loop starts with for that of its result (2.21: a concat in each
+    round, whose gradient is taken).
+    """
+    if start.dtype == tf.variant or shape.rank is None or start.shape.as_list() == shape.as_list():
+        return start
+    return tf.compat.v1.placeholder_with_default(start, shape)
 
 
 def _origin(value: Any) -> Any:

@@ -20,7 +20,8 @@ from keras_ddl.compat.tensorflow import tf
 ROWED = ("x", "u", "y")
 WHOLES = ("w", "v", "table")
 _MOST_ENTRIES = 3000
-_NOT_A_LINE = (ValueError, TypeError, IndexError, LookupError, NotImplementedError, tf.errors.OpError)
+# SystemError: so TensorFlow now and then says that gradients of unlike shapes cannot be added.
+_NOT_A_LINE = (ValueError, TypeError, IndexError, LookupError, NotImplementedError, SystemError, tf.errors.OpError)
 SPACE = {"tf": tf, "np": np, **functions.BY_NAME}
 
 
@@ -108,6 +109,8 @@ class Drawing:
                 return False
             if not isinstance(value, tf.Tensor) or tf.size(value) > _MOST_ENTRIES or value.dtype == tf.float32:
                 return False
+            if "max_pool" in expression and tf.size(value) == 0:
+                return False  # TensorFlow leaves the gradient as it finds it in memory
             if value.dtype.is_floating and np.max(np.abs(np.nan_to_num(value, posinf=1e9)), initial=0) > 1e6:
                 return False
             found.append(value)
