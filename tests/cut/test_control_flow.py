@@ -240,3 +240,21 @@ def test_gradients_accumulated_by_keras_equal_one_process(size: int, static: boo
         return [loss]
 
     check(step, rows, size, static, [each.value for each in (weight, *optimizer.variables)], times=4)
+
+
+@pytest.mark.parametrize(("size", "static", "rows"), CASES)
+def test_tensors_that_grow_from_round_to_round_equal_one_process(size: int, static: bool, rows: int) -> None:
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            first = tf.abs(x[None, :, 0] - x[:, None, 1])
+            grown = tf.while_loop(
+                lambda n, all_of_them: n < 2,
+                lambda n, all_of_them: [n + 1, tf.concat([all_of_them, first], 0)],
+                [0, first],
+                [tf.TensorShape([]), tf.TensorShape([None] * 3)],
+            )[1]
+            loss = tf.reduce_sum(tf.tanh(grown))
+        return [grown, loss, tape.gradient(loss, x)]
+
+    check(step, rows, size, static)

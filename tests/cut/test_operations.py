@@ -44,9 +44,10 @@ def test_operations_of_rows_equal_those_of_one_process(program: object) -> None:
         together.close()
 
 
-def test_reshape_of_a_batch_of_one_row_where_other_extents_are_open() -> None:
+@pytest.mark.parametrize("shape", [[-1, 3], [3, 1, -1]], ids=str)  # also where there is nothing that -1 could divide
+def test_reshape_of_a_batch_of_one_row_where_other_extents_are_open(shape: list[int]) -> None:
     def step(x: tf.Tensor) -> list[tf.Tensor]:
-        return [tf.reshape(x[:, None] * x[:, :, None], [-1, 3])]
+        return [tf.reshape(x[:, None] * x[:, :, None], shape)]
 
     rows = _rows(1)
     together = Together(step, [rows], sizes=[3], static=True, open_extents=True)
