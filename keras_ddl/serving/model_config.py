@@ -47,8 +47,8 @@ def read_file(path: str) -> list[ModelConfig]:
         return of_proto(text_format.Parse(Path(path).read_text(), model_server_config_pb2.ModelServerConfig()))
     except (text_format.ParseError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"A model config file must be a ModelServerConfig as text. Invalid protobuf file: {path!r}: {error}. See "
-            "docs/serving.md."
+            f"A model config file is text. Error parsing text-format tensorflow.serving.ModelServerConfig: {path!r}: "
+            f"{str(error).rstrip('.')}. See docs/serving.md."
         ) from None
 
 
