@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import os
@@ -74,6 +75,13 @@ def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., 
     "--drain-seconds", default=30.0, show_default=True, help="Time at shutdown for running requests to finish."
 )
 @click.option("--allow-reload-config", is_flag=True, help="Take new lists of models from clients.")
+@click.option(
+    "--import",
+    "modules",
+    multiple=True,
+    metavar="MODULE",
+    help="A Python module whose import registers operations that a model needs, such as tensorflow_text.",
+)
 @click.option("--access-log", help="A JSON line for each request, to this file; - for stdout.", metavar="FILE")
 @_flags_of_tensorflow_serving
 def command(directories: tuple[str, ...], **given: Any) -> None:
@@ -104,6 +112,8 @@ def command(directories: tuple[str, ...], **given: Any) -> None:
         )
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import_without_keras()
+    for module in given["modules"]:
+        _import(module)
     from keras_ddl.serving import model_config
     from keras_ddl.serving.server import Server
     from keras_ddl.serving.settings import server_options
@@ -145,6 +155,13 @@ def _with_flags(given: dict[str, Any]) -> dict[str, Any]:
         name = flag.option or f"tfs_{flag.name}"
         options[name] = value * flag.scale if flag.scale != 1.0 else value
     return options
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"--import must name a Python module that is installed. {module!r}: {error}.") from None
 
 
 def _log_to_stderr(without_effect: Sequence[Flag]) -> None:

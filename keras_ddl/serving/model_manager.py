@@ -76,7 +76,7 @@ class ModelManager:
         self._retries, self._retry_seconds, self._allow_any_labels = retries, retry_seconds, allow_any_labels
         self._changed = threading.Condition()
         self._polls_requested = self._polls_done = 0  # polls of the disk: requested, and finished
-        self._stopping = False
+        self._stopping = self._has_polled = False
         self._thread = threading.Thread(target=self._loop, name="keras_ddl-models", daemon=True)
 
     def start(self) -> None:
@@ -101,8 +101,8 @@ class ModelManager:
 
         Args:
             number, label: which one; by default the highest available.
-        Raises: RequestError: INVALID_ARGUMENT: no such label, no name; NOT_FOUND: no such model, or no such version
-            that answers.
+        Raises: RequestError: INVALID_ARGUMENT: no such label, no name; UNAVAILABLE: the first models are being loaded;
+            NOT_FOUND: no such model, or no such version that answers.
         """
         version = self._acquire(name, number, label)
         try:
@@ -127,6 +127,8 @@ class ModelManager:
                 each.number: each for each in self._versions.get(name, {}).values() if each.state == State.AVAILABLE
             }
             chosen = (max(ready) if ready else None) if number is None else number
+            if chosen not in ready and not self._has_polled:
+                raise RequestError(Code.UNAVAILABLE, "The models are being loaded. Try again later.")
             if chosen not in ready:
                 which = f"Latest({name})" if number is None else f"Specific({name}, {number})"
                 have = (
@@ -224,6 +226,7 @@ class ModelManager:
                 requested = self._polls_requested
             self._poll()
             with self._changed:
+                self._has_polled = True
                 self._polls_done = max(self._polls_done, requested)
                 self._changed.notify_all()
                 self._changed.wait_for(

@@ -211,9 +211,11 @@ class Server:
                 text = Path(path).read_bytes()
                 if text == known:
                     continue
-                is_first, known = known is None, text
+                known = text  # for the first time, too: it may have changed since the server began
                 configs = model_config.read_file(path)
-                error = None if is_first else await asyncio.to_thread(self._models.reload, configs, _RELOAD_SECONDS)
+                if not configs:  # perhaps it is being written
+                    raise ConfigError("It names no model. Those that are served stay.")
+                error = await asyncio.to_thread(self._models.reload, configs, _RELOAD_SECONDS)
             except (OSError, ConfigError, RequestError) as wrong:
                 error = wrong
             if error is not None:

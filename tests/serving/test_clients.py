@@ -104,6 +104,7 @@ def test_the_client_to_copy_answers_over_both_interfaces(server, tmp_path):
         (["a=.", "b=..", "--model-name", "c"], "for one DIRECTORY"),
         (["--model-config-file", "broken.config"], "Error parsing text-format"),
         (["--model-config-file", "twice.config"], "more than once"),
+        (["a=.", "--import", "no_such_module"], "must name a Python module that is installed"),
     ],
 )
 def test_serve_refuses_what_it_cannot_serve(tmp_path, monkeypatch, arguments, said):

@@ -19,6 +19,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.files import durable
 from keras_ddl.serving.model_config import ModelConfig
 from keras_ddl.serving.model_manager import ModelManager
+from keras_ddl.serving.status import Code, RequestError
 
 PROGRAM = Path(__file__).with_name("following_training.py")
 X = np.float32([[1, 2, 3], [0.5, 0, -1]])
@@ -162,3 +163,28 @@ def test_a_version_is_held_while_it_is_loaded(tmp_path):
     models.stop()
     assert removed == [False]
     assert durable.remove_unless_read(tmp_path / "1")
+
+
+def test_until_the_first_models_are_loaded_requests_are_told_to_wait(tmp_path):
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "saved_model.pb").touch()
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load(config, path, number):
+        loading.set()
+        assert go_on.wait(60)
+        raise ValueError("no model")
+
+    def code(name):
+        with pytest.raises(RequestError) as error, models.use(name):
+            pass
+        return error.value.code
+
+    models = ModelManager([ModelConfig("model", tmp_path)], load)
+    models.start()
+    assert loading.wait(60)
+    assert [code("model"), code("other")] == [Code.UNAVAILABLE, Code.UNAVAILABLE]
+    go_on.set()
+    assert models.poll_now(60)
+    assert [code("model"), code("other")] == [Code.NOT_FOUND, Code.NOT_FOUND]
+    models.stop()
