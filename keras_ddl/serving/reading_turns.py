@@ -46,9 +46,10 @@ class ReadingTurns:
                     del self._running[timeout]
                     self._free.release()
         except TimeoutError:
-            others = "" if now() - begin >= self._seconds else ", and others wait"
+            seconds = min(now() - begin, self._seconds)
+            others = "" if seconds == self._seconds else ", and others wait"
             raise RequestError(
-                Code.DEADLINE_EXCEEDED, f"The request did not come within {now() - begin:.3g} s{others}."
+                Code.DEADLINE_EXCEEDED, f"The request did not come within {seconds:.3g} s{others}."
             ) from None
 
     async def _take(self) -> None:
