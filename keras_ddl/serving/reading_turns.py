@@ -46,8 +46,9 @@ class ReadingTurns:
                     del self._running[timeout]
                     self._free.release()
         except TimeoutError:
-            seconds = min(now() - begin, self._seconds)
-            others = "" if seconds == self._seconds else ", and others wait"
+            allowed = timeout.when() - begin  # less than it was, if _hurry has shortened it
+            others = ", and others wait" if allowed < self._seconds else ""
+            seconds = min(allowed, self._seconds)
             raise RequestError(
                 Code.DEADLINE_EXCEEDED, f"The request did not come within {seconds:.3g} s{others}."
             ) from None
