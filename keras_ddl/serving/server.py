@@ -216,7 +216,9 @@ class Server:
                 if not configs:  # perhaps it is being written
                     raise ConfigError("It names no model. Those that are served stay.")
                 error = await asyncio.to_thread(self._models.reload, configs, _RELOAD_SECONDS)
-            except (OSError, ConfigError, RequestError) as wrong:
+            except RequestError as later:  # such as a label of a version that is yet to come: the next poll tries again
+                error, known = later, None
+            except (OSError, ConfigError) as wrong:
                 error = wrong
             if error is not None:
                 LOG.error("model config file %s: %s", path, error)
