@@ -90,12 +90,9 @@ class GrpcInterface:
         record = Record("grpc", name)
         try:
             with self._memory.held() as held:
-                async with self._turns.turn():
-                    data = await context.read()
-                if not isinstance(data, bytes):
-                    raise invalid(f"{name} takes one message. Received: none.")
-                held.add(len(data))
-                return await method(data, record, held)
+                # No name for the message in here: gRPC keeps this frame, until the next collection of garbage, of
+                # every call that is aborted.
+                return await method(await self._read(name, context, held), record, held)
         except RequestError as error:
             record.code, record.error = error.code, error.message
         except Exception as error:  # a bug must not take the server down
@@ -108,6 +105,14 @@ class GrpcInterface:
             self._metrics.record_request(record, context.peer())
         await context.abort(_CODES[int(record.code)], record.error)
         return None
+
+    async def _read(self, name: str, context: Any, held: Held) -> bytes:
+        async with self._turns.turn():
+            data = await context.read()
+        if not isinstance(data, bytes):
+            raise invalid(f"{name} takes one message. Received: none.")
+        held.add(len(data))
+        return data
 
     async def start(self, addresses: Sequence[str], credentials: Any = None) -> list[int]:
         """Listens on "host:port" (port 0 chooses one) and "unix:path". Returns the ports.
