@@ -204,7 +204,7 @@ class Server:
 
     async def _follow_config(self, path: str) -> None:
         """Serves what the model config file says, also when it changes; one that is wrong changes nothing."""
-        known = None
+        known = said = None
         while True:
             await asyncio.sleep(self._options.config_poll_seconds)
             try:
@@ -220,5 +220,6 @@ class Server:
                 error, known = later, None
             except (OSError, ConfigError) as wrong:
                 error = wrong
-            if error is not None:
+            if error is not None and str(error) != said:
                 LOG.error("model config file %s: %s", path, error)
+            said = None if error is None else str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import ssl
 import subprocess
 import time
@@ -184,6 +185,30 @@ def test_a_config_file_is_followed_and_a_wrong_one_changes_nothing(versions: Pat
         file.write_text(f"model_config_list {{ {one.format('first', versions)} {one.format('second', versions)} }}")
         server.wait_for(3, "second")
         np.testing.assert_array_equal(server.predict(X, "second"), 3 * X)
+
+
+def test_a_label_of_a_version_that_is_yet_to_come_moves_when_it_has_come(versions: Path, tmp_path: Path) -> None:
+    file, model = tmp_path / "models.config", tmp_path / "model"
+    shutil.copytree(versions / "1", model / "1")
+    text = (
+        f'model_config_list {{ config {{ name: "one" base_path: "{model}" model_platform: "tensorflow" '
+        'model_version_policy { all {} } version_labels { key: "stable" value: %d } } }'
+    )
+    file.write_text(text % 1)
+    poll = ["--model_config_file_poll_wait_seconds=0.1", "--file_system_poll_wait_seconds=0.1"]
+    with serving("--model_config_file", file, *poll) as server:
+        server.wait_for(1, "one")
+        file.write_text(text % 2)
+        _wait_for_line(server, "cannot move to version 2")
+        np.testing.assert_array_equal(server.predict(X, "one", label="stable"), X)
+        shutil.copytree(versions / "2", tmp_path / "2")
+        (tmp_path / "2").rename(model / "2")
+        server.wait_for(2, "one")
+        deadline = time.monotonic() + 60
+        while server.predict(X, "one", label="stable")[0, 0] != 2:
+            assert time.monotonic() < deadline, server.lines
+            time.sleep(0.05)
+        assert sum("cannot move to version 2" in line for line in server.lines) == 1
 
 
 def _wait_for_line(server: Running, text: str) -> None:

@@ -88,7 +88,8 @@ def check_equal_on_all_ranks(model: keras.Model, history: dict[str, Any] | None 
 
 
 def pair(build=dense_model, **compiled):
-    """A model in one process and one on all ranks, with the same weights."""
+    """A model in one process and one on all ranks, with the same weights, in float64."""
+    set_precision("float64")
 
     def compiled_model():
         model = build()

@@ -114,6 +114,8 @@ def custom_loop(model, optimizer, strategy, function):
 
 @long
 def check_custom_loops():
+    # Keras scales a loss by 1 / SIZE in float32, whatever its dtype.
+    tolerance = 1e-14 if SIZE in (1, 2, 4) else 1e-7
     for function in ("run in function", "function in run", "eager"):
         alone, shared = pair()
         alone_optimizer = keras.optimizers.Adam(0.01)
@@ -126,8 +128,8 @@ def check_custom_loops():
         all_ranks = custom_loop(shared, optimizer, STRATEGY, function)
         expected = [float(one(x, y)) for x, y in dataset]
         got = [float(all_ranks(x, y)) for x, y in STRATEGY.experimental_distribute_dataset(dataset)]
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-14, err_msg=function)
-        assert_same_weights(alone, shared)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance, err_msg=function)
+        assert_same_weights(alone, shared, tolerance)
 
 
 def check_reduce_and_gather():

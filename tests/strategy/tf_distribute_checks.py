@@ -15,8 +15,6 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from strategy.common import RANK, SIZE, STRATEGY, X, Y, assert_same_weights, dense_model, keras, set_precision
 
-set_precision("float64")
-
 PER_WORKER = 4
 GLOBAL = PER_WORKER * SIZE
 STEPS = 5
@@ -46,6 +44,7 @@ def rows():
 
 
 def models():
+    set_precision("float64")
     alone = dense_model()
     with STRATEGY.scope():
         shared = dense_model()
