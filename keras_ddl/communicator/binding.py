@@ -11,7 +11,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_int32
+from ctypes import byref, c_int32, c_uint32, c_void_p
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -233,10 +233,12 @@ class Communicator:
     def all_reduce_init(self, array: np.ndarray, op: str, name: str, out: np.ndarray) -> Callable[[], Any]:
         """Returns a function that reduces what `array`, which is C-contiguous, holds at the time into `out`."""
         request = self._request(ALL_REDUCE, name, array, out, op=OPS[op], detail=_text(array))
-        try_run, comm, reference = core().ddl_try_run, self._comm, byref(request)
+        # Without argument types, whose conversions take longer than a small exchange does.
+        try_run = core()["ddl_try_run"]
+        comm, reference, patience = c_void_p(self._comm), byref(request), c_uint32(_PATIENCE_US)
 
         def start_and_wait() -> Any:
-            if (ran := try_run(comm, reference, _PATIENCE_US)) != 1:
+            if (ran := try_run(comm, reference, patience)) != 1:
                 self._interruption.reraise()
                 if not ran:
                     self._submit(request, array, out)

@@ -8,6 +8,7 @@
 #ifndef KERAS_DDL_CORE_SHM_PIPELINE_H_
 #define KERAS_DDL_CORE_SHM_PIPELINE_H_
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -42,8 +43,15 @@ class ShmPipeline {
   }
 
   Status WaitFree(uint64_t step) {
-    if (step < kSlots) return {};
-    return WaitAll(&RankBlock::done, step - kSlots + 1);
+    if (step < free_before_) return {};
+    DDL_RETURN_IF_ERROR(WaitAll(&RankBlock::done, step - kSlots + 1));
+    // The others are usually further: their counters, which cost a passed cache line each, tell for several steps.
+    uint64_t finished = ~uint64_t{0};
+    for (int local = 0; local < size(); ++local) {
+      if (local != rank()) finished = std::min(finished, memory_.block(local).done.load(std::memory_order_acquire));
+    }
+    free_before_ = finished + kSlots;
+    return {};
   }
   void MarkReady(uint64_t step) { memory_.own().ready.store(step + 1, std::memory_order_release); }
   Status WaitReady(uint64_t step) { return WaitAll(&RankBlock::ready, step + 1); }
@@ -115,6 +123,7 @@ class ShmPipeline {
   PeerMemory peers_;
   std::vector<char> recv_scratch_;
   uint64_t next_ = 0;
+  uint64_t free_before_ = kSlots;  // what all ranks are known to have finished, and kSlots
   uint64_t agreements_ = 0;
 };
 
