@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 
+import _hand_over
 import numpy as np
 
 
@@ -72,13 +73,16 @@ def main() -> None:
                 count, dtype = order["count"], numpy_dtype(order["dtype"])
                 source = (np.arange(count) % 7 + contestant.rank).astype(dtype)
                 result = np.zeros_like(source)
-                copy = np.zeros_like(source)
+                copy, passed = np.zeros_like(source), np.zeros_like(source)
                 call = contestant.prepare(source, result)
                 for _ in range(order["warmup"]):
                     call()
                 expected = (np.arange(min(count, 1 << 16)) % 7 * contestant.size).astype(dtype)
                 expected += dtype.type(contestant.size * (contestant.size - 1) // 2)
                 answer = bool(np.array_equal(result[: len(expected)], expected))
+            elif order["what"] == "hand_over":
+                where = order["library"], order["shared"]
+                answer = _hand_over.seconds(*where, contestant.rank, contestant.size, passed, order["repeat"])
             else:
                 timed = call if order["what"] == "all_reduce" else functools.partial(np.copyto, copy, source)
                 contestant.barrier()

@@ -10,7 +10,9 @@ and their speed from minute to minute. All are called from Python with NumPy arr
 
 GB/s are bytes of one rank's buffer over time. "of memcpy" compares with one core copying a buffer of that size while
 the other ranks do the same: every rank must at least read its input and write its output once, so nothing can be much
-above 1 for buffers beyond the caches. On the first run the peers are installed into build/mpi-families.
+above 1 for buffers beyond the caches. "of hand-over" compares with what passing the cache lines between the cores
+takes (native/bench/hand_over.h): nothing that copies through shared memory can be much above 1. On the first run the
+peers are installed into build/mpi-families, and the bound is built in build/hand-over, with CMake and a compiler.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import _hand_over
 from _mpi_families import FAMILIES
 
 HERE = Path(__file__).resolve().parent
@@ -53,9 +56,9 @@ class Contestant:
         if not all(self._ask({"count": nbytes // itemsize, "dtype": dtype, "warmup": warmup})):
             raise SystemExit(f"{self.name}: the sum of {nbytes} bytes of {dtype} is wrong")
 
-    def seconds(self, what: str, repeat: int) -> float:
+    def seconds(self, what: str, repeat: int, **more: str) -> float:
         """The slowest rank's seconds per call."""
-        return max(self._ask({"what": what, "repeat": repeat}))
+        return max(self._ask({"what": what, "repeat": repeat, **more}))
 
     def _ask(self, order: dict) -> list:
         for lines in self._lines:
@@ -107,15 +110,34 @@ def finish(process: subprocess.Popen) -> None:
         process.wait()
 
 
-def measure(everybody: list[Contestant], nbytes: int, dtype: str, itemsize: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds per call of each round: of each contestant, and of a copy."""
+@contextlib.contextmanager
+def hand_over_bound(library: Path | None, ranks: int, nbytes: int):
+    """What ranks need to know to measure it; None without the library."""
+    if library is None:
+        yield None
+        return
+    shared = _hand_over.shared_file(library, ranks, nbytes)
+    try:
+        yield {"library": str(library), "shared": shared}
+    finally:
+        Path(shared).unlink()
+
+
+def measure(
+    everybody: list[Contestant], nbytes: int, dtype: str, itemsize: int, rounds: int, bound: dict[str, str] | None
+) -> dict[str, list[float]]:
+    """Seconds per call of each round: of each contestant, of a copy, and of the hand-over `bound` if there is one."""
     # About 64 MB per turn, at most 300 calls: long enough for the clock, short enough for many rounds.
     repeat = max(1, min(300, (64 << 20) // nbytes))
     for contestant in everybody:
         contestant.prepare(nbytes, dtype, itemsize, WARMUP if nbytes < 16 << 20 else WARMUP // 4)
     times: dict[str, list[float]] = {"memcpy": [], **{contestant.name: [] for contestant in everybody}}
+    if bound is not None:
+        times["hand-over"] = []
     for _ in range(rounds):
         times["memcpy"].append(everybody[0].seconds("copy", repeat))
+        if bound is not None:
+            times["hand-over"].append(everybody[0].seconds("hand_over", repeat, **bound))
         for contestant in everybody:
             times[contestant.name].append(contestant.seconds("all_reduce", repeat))
     return times
@@ -141,6 +163,7 @@ def main() -> None:
 
     itemsize = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1}.get(options.dtype, 4)
     rows: dict[int, dict[str, list[float]]] = {}
+    library = _hand_over.build(HERE.parent / "build" / "hand-over") if options.np > 1 else None
     pin = options.np <= len(os.sched_getaffinity(0))
     with contestants(options.np, peers, options.families.resolve(), pin) as everybody:
         pinned = "one core each" if pin else f"on {len(os.sched_getaffinity(0))} cores"
@@ -148,16 +171,19 @@ def main() -> None:
         for contestant in everybody:
             print(f"{contestant.name}: {contestant.version}")
         peer_heads = "".join(f"{peer + ' us':>13} {'GB/s':>6}" for peer in peers)
-        print(f"\n{'bytes':>10} {'keras_ddl us':>13} {'GB/s':>6}{peer_heads} {'vs best':>8} {'of memcpy':>10}")
+        ratios = f"{'vs best':>8} {'of memcpy':>10} {'of hand-over':>13}"
+        print(f"\n{'bytes':>10} {'keras_ddl us':>13} {'GB/s':>6}{peer_heads} {ratios}")
         for size in map(parse_size, options.sizes.split(",")):
-            rows[size] = measure(everybody, size, options.dtype, itemsize, options.rounds)
+            with hand_over_bound(library, options.np, size) as bound:
+                rows[size] = measure(everybody, size, options.dtype, itemsize, options.rounds, bound)
             median = {name: statistics.median(seconds) for name, seconds in rows[size].items()}
             cells = "".join(
                 f"{median[name] * 1e6:>13.1f} {size / median[name] / 1e9:>6.2f}" for name in ["keras_ddl", *peers]
             )
             ours = median["keras_ddl"]
             ratio = f"{min(median[peer] for peer in peers) / ours:.2f}x" if peers else "-"
-            print(f"{size:>10} {cells} {ratio:>8} {median['memcpy'] / ours:>10.2f}", flush=True)
+            bound_ratio = f"{median['hand-over'] / ours:.2f}" if "hand-over" in median else "-"
+            print(f"{size:>10} {cells} {ratio:>8} {median['memcpy'] / ours:>10.2f} {bound_ratio:>13}", flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps({"ranks": options.np, "seconds": rows}, indent=1), encoding="utf-8")
 

@@ -117,8 +117,9 @@ TEST(PeerMemoryTest, IsNotTriedWhereItIsNotWanted) {
         [wanted](GroupMemory&, ShmPipeline& pipeline) {
           bool tried = false;
           for (int i = 0; i < 200; ++i) {
-            tried = tried || ddl::ProposeScheme(pipeline, 1 << 20).algorithm == ddl::Algorithm::kCma;
-            pipeline.tuner().Report(1 << 20, 1e-4, i * 1e-4);
+            const ddl::Scheme scheme = ddl::ProposeScheme(pipeline, 1 << 20);
+            tried = tried || scheme.algorithm == ddl::Algorithm::kCma;
+            pipeline.tuner().Report(scheme, 1 << 20, 1e-4);
           }
           EXPECT_EQ(tried, wanted);
         },

@@ -180,8 +180,7 @@ Status ShmAllReduce(ShmPipeline& pipeline, const View& in, const View& out, cons
   DDL_RETURN_IF_ERROR(scheme.algorithm == Algorithm::kCma
                           ? CmaAllReduce(pipeline, in, out, reduction, scheme.chunk_bytes)
                           : SlotAllReduce(pipeline, in, out, reduction, scheme));
-  const double end = Now();
-  if (pipeline.rank() == 0 && tuned) pipeline.tuner().Report(in.bytes(), end - start, end);
+  if (pipeline.rank() == 0 && tuned) pipeline.tuner().Report(scheme, in.bytes(), Now() - start);
   return {};
 }
 

@@ -10,25 +10,32 @@ constexpr uint32_t kKilobyte = 1024;
 constexpr uint64_t kMegabyte = 1024 * 1024;
 constexpr uint32_t kCmaChunk = 64 * kKilobyte;
 
-// Counted trials of each candidate: a few long ones, more short ones, which a hiccup disturbs more.
+// First turns of each candidate: a few long ones, more short ones, which a hiccup disturbs more.
 constexpr double kTrialSeconds = 1.5e-3;
 constexpr double kMinTrials = 3;
 constexpr double kMaxTrials = 12;
 // Sizes from here on do not fit into caches: what is best for one is best for all.
 constexpr size_t kLargestSizeClass = 24;
-// Calls in a turn for sizes below this; from here on one, and the first round is not counted: it finds cold memory.
+// Calls in a turn. The first does not count: it finds what another scheme has left in the caches, or cold memory.
 constexpr size_t kCallsPerTurn = 4;
-constexpr uint64_t kCachedBytes = 16 * kMegabyte;
-// A moving average this far from the reference means that conditions have changed.
+// What trials may cost, as a part of the time of all calls; once for the usual ones, once for the urgent.
+constexpr double kAffordable = 0.015;
+constexpr uint64_t kTurnsPerTrial = 8;
+// A scheme is left for one that is faster by more than luck.
+constexpr double kBetter = 0.97;
+constexpr uint64_t kTrialsToChange = 3;
+constexpr uint64_t kRemembered = 6;  // trials that the moving average is over
+// A fast moving average this far from the slow one means that conditions have changed.
 constexpr double kSlower = 1.35;
 constexpr double kFaster = 0.7;
-constexpr double kRecentWeight = 0.1;
-constexpr int kSettlingUses = 16;
-// Explore no more often than the first, so that it costs little on a noisy machine, and no less often than the second.
-constexpr double kMinExploreSeconds = 1.0;
-constexpr double kMaxExploreSeconds = 20.0;
-// And use at most one call in this many: a program that reduces once a second should not spend its calls on trials.
-constexpr uint64_t kCallsPerTrial = 50;
+constexpr double kRecentWeight = 0.3;
+constexpr double kUsualWeight = 0.02;
+
+double Median(std::vector<double>& times) {
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
 
 }  // namespace
 
@@ -85,72 +92,138 @@ Tuner::SizeClass& Tuner::SizeClassOf(uint64_t bytes) {
   log2 = std::min(log2, kLargestSizeClass);
   SizeClass& c = classes_[log2];
   if (c.candidates.empty()) {
-    c.candidates = CandidateSchemes(uint64_t{1} << log2, ranks_, slot_bytes_, reachable_);
-    c.times.resize(c.candidates.size());
-    c.turn = uint64_t{1} << log2 < kCachedBytes ? kCallsPerTurn : 1;
+    for (const Scheme& scheme : CandidateSchemes(uint64_t{1} << log2, ranks_, slot_bytes_, reachable_)) {
+      c.candidates.emplace_back();
+      c.candidates.back().scheme = scheme;
+    }
   }
   return c;
 }
 
 Scheme Tuner::Choose(uint64_t bytes) {
   const SizeClass& c = SizeClassOf(bytes);
-  return c.candidates[c.exploring ? c.trial / c.turn % c.candidates.size() : c.chosen];
+  return c.candidates[c.current].scheme;
 }
 
-void Tuner::Report(uint64_t bytes, double seconds, double now) {
+void Tuner::Report(const Scheme& scheme, uint64_t bytes, double seconds) {
   SizeClass& c = SizeClassOf(bytes);
-  if (c.candidates.size() == 1) return;
-  ++c.calls;
-  const double per_byte = seconds / static_cast<double>(bytes);
-  if (c.exploring) {
-    Explore(c, seconds, per_byte, now);
-    return;
-  }
-  if (c.uses < kSettlingUses) {
-    // The time in steady use: the mean, because the best of the trials was partly luck.
-    c.reference += (per_byte - c.reference) / static_cast<double>(++c.uses);
-    c.recent = c.reference;
-    return;
-  }
-  // An outlier (a rank that was descheduled) should not look like changed conditions.
-  c.recent += kRecentWeight * (std::min(per_byte, 4 * c.recent) - c.recent);
-  const double age = now - c.explored_at;
-  const bool changed = c.recent > kSlower * c.reference || c.recent < kFaster * c.reference;
-  // c.trial: calls of the last exploration.
-  const bool affordable = kCallsPerTrial * (c.trials_again + c.trial) <= c.calls;
-  if (affordable && (age > kMaxExploreSeconds || (changed && age > kMinExploreSeconds))) {
-    c.exploring = true;
-    c.trial = 0;
-    c.rounds = 0;
-    for (auto& times : c.times) times.clear();
+  // Chosen before the last turn ended: says nothing about this one.
+  if (c.candidates.size() == 1 || scheme.Encode() != c.candidates[c.current].scheme.Encode()) return;
+  const double time = seconds / static_cast<double>(bytes);
+  c.total += time;
+  if (c.call > 0) c.times.push_back(time);
+  if (++c.call < kCallsPerTurn) return;
+  const double median = Median(c.times);
+  c.times.clear();
+  c.call = 0;
+  ++c.turn;
+  if (c.settled) {
+    EndTurn(c, median);
+  } else {
+    EndFirstTurn(c, median, seconds);
   }
 }
 
-void Tuner::Explore(SizeClass& c, double seconds, double seconds_per_byte, double now) {
+void Tuner::EndFirstTurn(SizeClass& c, double time, double seconds) {
   const size_t n = c.candidates.size();
-  const bool counted = c.turn > 1 ? c.trial % c.turn != 0 : c.trial >= n;
-  if (counted) c.times[c.trial / c.turn % n].push_back(seconds_per_byte);
-  if (++c.trial == c.turn * n) {
-    const auto wanted = static_cast<size_t>(std::clamp(kTrialSeconds / seconds, kMinTrials, kMaxTrials));
-    c.rounds = c.turn > 1 ? (wanted + c.turn - 2) / (c.turn - 1) : 1 + wanted;
+  c.candidates[c.current].times.push_back(time);
+  c.current = (c.current + 1) % n;
+  if (c.turn == n) {
+    const auto wanted = static_cast<uint64_t>(std::clamp(kTrialSeconds / seconds, kMinTrials, kMaxTrials));
+    c.rounds = (wanted + kCallsPerTurn - 2) / (kCallsPerTurn - 1);
   }
-  if (c.trial < c.turn * n || c.trial < c.rounds * c.turn * n) return;
+  if (c.turn < n || c.turn < c.rounds * n) return;
   double shortest = std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < n; ++i) {
-    auto& times = c.times[i];
-    const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-    std::nth_element(times.begin(), middle, times.end());
-    if (*middle < shortest) {
-      shortest = *middle;
+    Candidate& candidate = c.candidates[i];
+    candidate.ratio = Median(candidate.times);
+    candidate.times = {};
+    if (candidate.ratio < shortest) {
+      shortest = candidate.ratio;
       c.chosen = i;
     }
   }
-  if (c.explored) c.trials_again += c.trial;
-  c.explored = true;
-  c.exploring = false;
-  c.reference = 0;
-  c.uses = 0;
-  c.explored_at = now;
+  for (Candidate& candidate : c.candidates) {
+    candidate.ratio /= shortest;
+    candidate.trials = 1;
+  }
+  c.current = c.chosen;
+  c.settled = true;
+}
+
+void Tuner::EndTurn(SizeClass& c, double time) {
+  if (c.current != c.chosen) {
+    c.trial = time;
+    c.tried = c.current;
+    c.current = c.chosen;
+    return;
+  }
+  if (c.trial > 0) {
+    const double reference = (c.before + time) / 2;
+    const double lost = std::max(0.0, c.trial - reference) * static_cast<double>(kCallsPerTurn);
+    Learn(c, c.trial / reference, lost);
+    c.trial = 0;
+    if (c.current != c.chosen) {  // changed
+      c.current = c.chosen;
+      c.before = 0;
+      return;
+    }
+  }
+  LookForChange(c, time);
+  c.before = time;
+  c.current = NextTrial(c);
+  if (c.current != c.chosen) {
+    c.urgent = IsUrgent(c.candidates[c.current]);
+    c.candidates[c.current].last_trial = c.turn;
+    c.last_trial = c.turn;
+  }
+}
+
+void Tuner::Learn(SizeClass& c, double ratio, double lost) {
+  Candidate& tried = c.candidates[c.tried];
+  (c.urgent ? c.lost_urgently : tried.lost) += lost;
+  // One hiccup, on either side, does not decide.
+  if (tried.trials > 0) ratio = std::clamp(ratio, tried.ratio / 2, tried.ratio * 2);
+  tried.trials = std::min(tried.trials + 1, kRemembered);
+  tried.ratio += (ratio - tried.ratio) / static_cast<double>(tried.trials);
+  if (tried.trials < kTrialsToChange || tried.ratio > kBetter) return;
+  const double better = tried.ratio;
+  for (Candidate& candidate : c.candidates) candidate.ratio /= better;
+  c.chosen = c.tried;
+  c.usual = 0;
+}
+
+// Unknown since conditions changed, or perhaps better than the scheme in use.
+bool Tuner::IsUrgent(const Candidate& candidate) {
+  return candidate.trials == 0 || (candidate.trials < kTrialsToChange && candidate.ratio <= kBetter);
+}
+
+void Tuner::LookForChange(SizeClass& c, double time) {
+  if (c.usual == 0) c.usual = c.recent = time;
+  // An outlier (a rank that was descheduled) should not look like changed conditions.
+  c.recent += kRecentWeight * (std::min(time, 4 * c.recent) - c.recent);
+  c.usual += kUsualWeight * (std::min(time, 4 * c.usual) - c.usual);
+  if (c.recent <= kSlower * c.usual && c.recent >= kFaster * c.usual) return;
+  double cost = 0;
+  for (const Candidate& candidate : c.candidates) cost += std::max(0.0, candidate.ratio - 1);
+  cost *= c.recent * static_cast<double>(kCallsPerTurn);
+  if (c.lost_urgently + cost > kAffordable * c.total) return;
+  c.usual = c.recent;
+  for (Candidate& candidate : c.candidates) candidate.trials = 0;
+}
+
+size_t Tuner::NextTrial(const SizeClass& c) {
+  const bool due = c.turn >= c.last_trial + kTurnsPerTrial;
+  const double part = kAffordable / static_cast<double>(c.candidates.size() - 1);
+  size_t next = c.chosen;
+  for (size_t i = 0; i < c.candidates.size(); ++i) {
+    const Candidate& candidate = c.candidates[i];
+    if (i == c.chosen) continue;
+    const double cost = std::max(0.0, candidate.ratio - 1) * c.recent * static_cast<double>(kCallsPerTurn);
+    const bool wanted = IsUrgent(candidate) || (due && candidate.lost + cost <= part * c.total);
+    if (wanted && (next == c.chosen || candidate.last_trial < c.candidates[next].last_trial)) next = i;
+  }
+  return next;
 }
 
 }  // namespace ddl

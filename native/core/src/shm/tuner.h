@@ -2,11 +2,13 @@
 // on probing. One rank of a group (local rank 0) tunes for all of them.
 //
 // Each class (sizes between two powers of two; beyond the caches there is one class) first tries every candidate a
-// few times, in turns; then it uses the one with the shortest median. Where buffers fit into the caches, a turn is
-// several calls, and the first of them is not counted: the cache state that a scheme leaves behind favours the same
-// scheme. Conditions may change while the program runs (another job on the host, cores moved by a hypervisor). When the
-// scheme in use becomes clearly slower or faster than when it was chosen, and otherwise every now and then, the
-// candidates are tried again, using at most one call in fifty.
+// few times, in turns, and takes the one with the shortest median. A turn is several calls, and the first of them is
+// not counted: the cache state that a scheme leaves behind favours the same scheme.
+//
+// Afterwards a candidate gets a turn now and then, between two turns of the scheme in use, whose mean it is compared
+// with: the speed of a machine changes from second to second (another job on the host, cores moved by a hypervisor),
+// the ratio of neighbours much less. What trials cost is bounded, by candidate: good ones are tried often,
+// bad ones rarely. When the scheme in use becomes clearly slower or faster than it was, all are tried at once.
 #ifndef KERAS_DDL_CORE_SHM_TUNER_H_
 #define KERAS_DDL_CORE_SHM_TUNER_H_
 
@@ -26,29 +28,45 @@ class Tuner {
 
   // The scheme for the next all-reduce of `bytes`.
   Scheme Choose(uint64_t bytes);
-  // How long the all-reduce of the last Choose took. `now`: seconds of a monotonic clock.
-  void Report(uint64_t bytes, double seconds, double now);
+  // How long an all-reduce with that scheme took.
+  void Report(const Scheme& scheme, uint64_t bytes, double seconds);
 
  private:
+  struct Candidate {
+    Scheme scheme;
+    std::vector<double> times;  // of the first turns: seconds per byte
+    double ratio = 1;           // its time over that of the scheme in use, a moving average
+    uint64_t trials = 0;        // that the ratio comes from
+    uint64_t last_trial = 0;    // turn
+    double lost = 0;            // seconds per byte that its trials took longer than the scheme in use
+  };
   struct SizeClass {
-    std::vector<Scheme> candidates;          // empty until the class is first used
-    std::vector<std::vector<double>> times;  // of this exploration: seconds per byte, by candidate
-    size_t turn = 1;                         // calls of a candidate in a row
-    size_t trial = 0;                        // calls done of this exploration
-    size_t rounds = 0;                       // turns of each candidate; 0 until the first round is over
+    std::vector<Candidate> candidates;  // empty until the class is first used
+    size_t call = 0;                    // of this turn
+    std::vector<double> times;          // of this turn, those that count: seconds per byte
+    uint64_t turn = 0;
+    size_t current = 0;  // candidate whose turn it is
     size_t chosen = 0;
-    bool exploring = true;
-    bool explored = false;      // at least once
-    uint64_t trials_again = 0;  // calls of all explorations after the first
-    uint64_t calls = 0;         // in total
-    int uses = 0;               // of the chosen scheme, up to those that make the reference
-    double reference = 0;       // seconds per byte of the chosen scheme after it was chosen
-    double recent = 0;          // moving average of the chosen scheme
-    double explored_at = 0;
+    size_t rounds = 0;  // of first turns; 0 until the first round is over
+    bool settled = false;
+    double before = 0;         // the turn of the chosen one before this one
+    double trial = 0;          // the turn of `tried` that is not yet compared; 0: none
+    size_t tried = 0;          // candidate
+    uint64_t last_trial = 0;   // turn
+    bool urgent = false;       // the last trial was: see IsUrgent
+    double total = 0;          // seconds per byte of all calls
+    double lost_urgently = 0;  // see Candidate::lost
+    double usual = 0;          // moving averages of the chosen one's turns, slow and fast
+    double recent = 0;
   };
 
   SizeClass& SizeClassOf(uint64_t bytes);
-  void Explore(SizeClass& c, double seconds, double seconds_per_byte, double now);
+  static void EndTurn(SizeClass& c, double time);
+  static void EndFirstTurn(SizeClass& c, double time, double seconds);
+  static void Learn(SizeClass& c, double ratio, double lost);
+  static void LookForChange(SizeClass& c, double time);
+  static bool IsUrgent(const Candidate& candidate);
+  static size_t NextTrial(const SizeClass& c);
 
   const int ranks_;
   const size_t slot_bytes_;
