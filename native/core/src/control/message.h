@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "control/terms.h"
 #include "ddl.h"
 #include "shm/scheme.h"
 
@@ -23,22 +24,9 @@ constexpr size_t kMaxName = 1023;
 constexpr size_t kMaxDetail = 1023;
 constexpr size_t kMaxError = 6000;
 
-// Whether ranks may have different numbers of rows; outputs are then allocated when all numbers are known.
-inline bool HasFreeRows(uint32_t kind) { return kind == DDL_ALL_GATHER || kind == DDL_ALL_TO_ALL; }
-
 // "I am ready for this collective": all that ranks must agree on, and what an error should say about it.
-struct Announcement {
-  uint32_t kind = 0;
-  uint32_t dtype = 0;
-  uint32_t op = 0;
-  int32_t root = 0;
-  uint32_t flags = 0;
-  uint64_t count = 0;
-  uint64_t row_count = 0;
-  uint64_t rows = 0;
-  uint64_t fingerprint = 0;
-  uint64_t step = 0;  // differs between ranks
-  double tolerance = 0;
+struct Announcement : Terms {
+  uint64_t step = 0;            // differs between ranks
   std::vector<int64_t> splits;  // DDL_ALL_TO_ALL: rows for each rank; differ between ranks
   std::string name;             // empty for a join
   std::string detail;

@@ -5,6 +5,7 @@
 // it: hence before any rank arrived (then it was outstanding) or after every rank has left.
 #include <sched.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/trace.h"
@@ -22,28 +23,20 @@ constexpr double kAbsentPatienceSeconds = 10e-6;
 constexpr uint64_t kAlwaysEagerBytes = 16 * 1024;
 constexpr uint64_t kEagerBytesOfAll = 256 * 1024;
 
-uint64_t CountOf(const ddl_request& request) {
+uint64_t BytesOf(const ddl_request& request) {
   uint64_t count = 0;
   for (uint32_t i = 0; i < request.num_buffers; ++i) count += request.buffers[i].count;
-  return count;
-}
-
-uint64_t BytesOf(const ddl_request& request) {
-  return CountOf(request) * DtypeSize(static_cast<ddl_dtype>(request.dtype));
+  return count * DtypeSize(static_cast<ddl_dtype>(request.dtype));
 }
 
 RendezvousRecord RecordOf(const ddl_request& request) {
   RendezvousRecord record{};
-  const bool reduces = request.kind == DDL_ALL_REDUCE || request.kind == DDL_REDUCE_SCATTER;
-  record.must_agree.kind = request.kind;
-  record.must_agree.dtype = request.kind == DDL_BARRIER ? 0 : request.dtype;
-  record.must_agree.op = reduces ? request.op : 0;
-  record.must_agree.root = request.kind == DDL_BROADCAST ? request.root : 0;
-  record.must_agree.count = HasFreeRows(request.kind) ? 0 : CountOf(request);
-  record.must_agree.row_count = request.row_count;
-  record.must_agree.fingerprint = request.fingerprint;
-  // Two names that collide are still told apart where anything else about the collectives differs.
-  record.must_agree.name_hash = Hash(request.name);
+  TermWords words = WordsOf(TermsOf(request));
+  // A rendezvous is without checks, and their tolerance 0: its place is taken by the name. Two names that collide are
+  // still told apart where anything else about the collectives differs.
+  words.back() ^= Hash(request.name);
+  static_assert(sizeof words == sizeof record.must_agree);
+  std::copy(words.begin(), words.end(), record.must_agree);
   record.rows = request.rows;
   return record;
 }

@@ -28,7 +28,7 @@ bool InlineRendezvous::Withdraw() {
 bool InlineRendezvous::Agreed() const {
   const RendezvousRecord& first = record_of(0);
   for (int local = 1; local < memory_.local_size(); ++local) {
-    if (std::memcmp(&record_of(local).must_agree, &first.must_agree, sizeof first.must_agree) != 0) return false;
+    if (std::memcmp(record_of(local).must_agree, first.must_agree, sizeof first.must_agree) != 0) return false;
   }
   return true;
 }

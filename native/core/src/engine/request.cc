@@ -17,22 +17,20 @@ void Request::TraceRun(double agreed, double started, int code) const {
   Trace::Add({kind, a.name.empty() ? kind : a.name, bytes, code, submitted, agreed, started, Now()});
 }
 
+Terms TermsOf(const ddl_request& request) {
+  Terms terms{request.kind,      request.dtype, request.op,          request.root,     request.flags, 0,
+              request.row_count, request.rows,  request.fingerprint, request.tolerance};
+  for (uint32_t i = 0; i < request.num_buffers; ++i) terms.count += request.buffers[i].count;
+  return terms;
+}
+
 void Request::Describe(const ddl_request& from, int size) {
-  announcement.kind = from.kind;
-  announcement.dtype = from.dtype;
-  announcement.op = from.op;
-  announcement.root = from.root;
-  announcement.flags = from.flags;
-  announcement.row_count = from.row_count;
-  announcement.rows = from.rows;
-  announcement.fingerprint = from.fingerprint;
+  static_cast<Terms&>(announcement) = TermsOf(from);
   announcement.step = from.step;
-  announcement.tolerance = from.tolerance;
   if (from.kind == DDL_ALL_TO_ALL) announcement.splits.assign(from.splits, from.splits + size);
   if (from.kind != DDL_JOIN) announcement.name = from.name;
   if (from.detail != nullptr) announcement.detail = Truncate(from.detail, kMaxDetail);
   if (from.num_buffers > 0) buffers.assign(from.buffers, from.buffers + from.num_buffers);
-  for (const ddl_buffer& buffer : buffers) announcement.count += buffer.count;
   allocate = from.allocate;
   done = from.done;
   user = from.user;

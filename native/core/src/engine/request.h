@@ -26,6 +26,9 @@ struct Request {
   void Describe(const ddl_request& from, int size);
 };
 
+// What all ranks must say alike about it.
+Terms TermsOf(const ddl_request& request);
+
 // Rejects what no rank could run. `size`: ranks of the communicator.
 Status Validate(const ddl_request& request, int size);
 

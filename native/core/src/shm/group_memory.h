@@ -44,16 +44,7 @@ struct Mailbox {
 // What a rank publishes at a rendezvous (engine/inline_rendezvous.h): a collective that its calling thread is ready to
 // run.
 struct RendezvousRecord {
-  struct MustAgree {
-    uint32_t kind;
-    uint32_t dtype;
-    uint32_t op;  // 0 where the kind does not read it; the same goes for root
-    int32_t root;
-    uint64_t count;  // 0 where rows are free (control/message.h)
-    uint64_t row_count;
-    uint64_t fingerprint;
-    uint64_t name_hash;
-  } must_agree;
+  uint64_t must_agree[6];  // see engine/inline.cc
   uint64_t rows;
   uint64_t scheme;  // of an all-reduce through the slots, as local rank 0 proposes it (scheme.h)
 };
