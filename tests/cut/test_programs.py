@@ -105,6 +105,37 @@ def maximum_mean_discrepancy(z: Any, x: Any, y: Any) -> Any:
     return kernel(z, z) + kernel(x[:, :6], x[:, :6]) - 2 * kernel(z, x[:, :6])
 
 
+def chosen_rows(z: Any, x: Any, y: Any) -> Any:
+    errors = ops.sum(ops.square(z - x[:, :6]), 1)
+    worst, at = tf.math.top_k(errors, k=tf.maximum(1, tf.shape(errors)[0] // 3))
+    _, kind, count = tf.unique_with_counts(y)
+    centres = tf.math.unsorted_segment_mean(z, kind, tf.size(count))
+    halves = tf.cast(y % 2, tf.int32)
+    parts = [each - ops.sum(each, 0) / 9.0 for each in tf.dynamic_partition(z, halves, 2)]
+    joined = tf.dynamic_stitch(tf.dynamic_partition(tf.range(tf.shape(z)[0]), halves, 2), parts)
+    kept = tf.boolean_mask(z, y > 0)
+    near = ops.sum(tf.square(z - tf.gather(centres, kind)), 1) / ops.cast(tf.gather(count, kind), z.dtype)
+    return (
+        ops.mean(worst * tf.gather(x[:, 0], at))
+        + ops.mean(near)
+        + ops.mean(ops.square(joined - z[:1]))
+        + ops.sum(ops.square(kept[1:] - kept[:-1])) / ops.cast(1 + tf.shape(kept)[0], z.dtype)
+    )
+
+
+def loop_over_rows(z: Any, x: Any, y: Any) -> Any:
+    rows = tf.shape(z)[0]
+
+    def body(i: Any, before: Any, other: Any, found: Any) -> Any:
+        now = 0.5 * other + z[i] * x[i, 0]
+        return i + 1, now, before, found.write(i, tf.tanh(now))
+
+    none = tf.TensorArray(z.dtype, size=rows, element_shape=[6])
+    start = (0, tf.zeros([6], z.dtype), tf.ones([6], z.dtype), none)
+    _, last, _, found = tf.while_loop(lambda i, *_: i < rows, body, start)
+    return ops.mean(ops.square(found.stack() - x[:, :6])) + 0.1 * ops.sum(ops.square(last))
+
+
 LOSSES: list[Callable[[Any, Any, Any], Any]] = [
     number_of_rows_in_python,
     pairs_from_the_left,
@@ -122,6 +153,8 @@ LOSSES: list[Callable[[Any, Any, Any], Any]] = [
     supervised_contrastive,
     triplets,
     maximum_mean_discrepancy,
+    chosen_rows,
+    loop_over_rows,
 ]
 
 
