@@ -42,7 +42,7 @@ class GrpcInterface:
             options: more of gRPC's channel arguments.
         """
         self._metrics, self._memory = metrics, memory
-        self._turns = turns
+        self._turns, self._message_bytes = turns, message_bytes
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=max_calls,
             options=[
@@ -107,8 +107,13 @@ class GrpcInterface:
         return None
 
     async def _read(self, name: str, context: Any, held: Held) -> bytes:
-        async with self._turns.turn():
-            data = await context.read()
+        data = None
+        try:
+            async with self._turns.turn():
+                data = await context.read()
+        finally:
+            if not isinstance(data, bytes):
+                self._memory.note(self._message_bytes)  # as much of it may have come
         if not isinstance(data, bytes):
             raise invalid(f"{name} takes one message. Received: none.")
         held.add(len(data))

@@ -15,6 +15,7 @@ _STRING_BYTES, _FIELD_BYTES = 64, 256
 # Requests that stay below need no room: their number is bounded by that of connections.
 SMALL_BYTES = 64 * 1024
 _MUCH_BYTES = 8 * MEGABYTE
+_LATER = 10  # calls of `has_leftovers`, after which what was still on its way to a client is gone, too
 
 
 def give_back_memory() -> None:
@@ -61,17 +62,29 @@ class Memory:
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
         self._most = 0  # held at a time since memory was last given back to the system
+        self._calls_left = 0  # of `has_leftovers` until memory is given back once more
 
     def add(self, size: int) -> None:
         self.used += size
-        self._most = max(self._most, self.used)
+        self.note(self.used)
+
+    def note(self, size: int) -> None:
+        """Notes that `size` bytes were held, though not by a request that has come: by one that never came whole."""
+        self._most = max(self._most, size)
 
     def has_leftovers(self) -> bool:
-        """Whether nobody holds anything any more, after somebody held much; from then on, no."""
-        if self.used or self._most < _MUCH_BYTES:
+        """Whether to give back memory now. To be called at intervals.
+
+        Once when nobody holds anything any more after somebody held much, and once more some calls later: at first
+        answers are on their way, which the transport holds.
+        """
+        if self.used:
             return False
-        self._most = 0
-        return True
+        if self._most >= _MUCH_BYTES:
+            self._most, self._calls_left = 0, _LATER
+            return True
+        self._calls_left = max(0, self._calls_left - 1)
+        return self._calls_left == 1
 
     @contextlib.contextmanager
     def held(self) -> Iterator[Held]:

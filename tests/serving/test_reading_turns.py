@@ -8,7 +8,9 @@ import grpc
 import pytest
 from serving.serving import resident_bytes, serving
 
-from keras_ddl.serving.limits import MEGABYTE
+from keras_ddl.serving.grpc_interface import GrpcInterface
+from keras_ddl.serving.limits import MEGABYTE, Memory
+from keras_ddl.serving.metrics import Metrics
 from keras_ddl.serving.reading_turns import ReadingTurns, turns_and_memory
 from keras_ddl.serving.status import Code, RequestError
 
@@ -91,6 +93,39 @@ def test_turns_and_what_has_come_are_within_the_memory(memory, message):
     turns, rest = turns_and_memory(memory * MEGABYTE, message * MEGABYTE, 60)
     assert memory / 2 * MEGABYTE <= rest.limit <= memory * MEGABYTE
     assert isinstance(turns, ReadingTurns)
+
+
+def test_memory_is_given_back_at_once_and_when_the_answer_has_gone():
+    memory = Memory(100 * MEGABYTE)
+    with memory.held() as held:
+        held.add(20 * MEGABYTE)
+        assert not memory.has_leftovers()  # somebody holds it
+    found = [memory.has_leftovers() for _ in range(30)]
+    assert found[0] and sum(found) == 2
+
+
+def test_a_message_that_never_came_whole_leaves_something_to_give_back():
+    class Handlers:
+        def __getattr__(self, name):
+            return None  # none is reached
+
+    async def scenario() -> None:
+        memory = Memory(100 * MEGABYTE)
+        turns = ReadingTurns(1, 60)
+        interface = GrpcInterface(Handlers(), Metrics(None), memory, turns, message_bytes=64 * MEGABYTE)
+        (port,) = await interface.start(["127.0.0.1:0"])
+        assert not memory.has_leftovers()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+                await channel.stream_unary("/tensorflow.serving.PredictionService/Predict")(timeout=0.5)
+        found = False
+        for _ in range(500):
+            found = found or memory.has_leftovers()
+            await asyncio.sleep(0 if found else 0.01)
+        await interface.stop(0)
+        assert found
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.alone
