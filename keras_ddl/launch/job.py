@@ -14,7 +14,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.launch import mpirun as mpirun_module
 from keras_ddl.launch.mpirun import Host, Mpirun
 from keras_ddl.launch.outcome import RankOutcome, explain, first_failure, status_text
-from keras_ddl.launch.rank_environment import python_path
+from keras_ddl.launch.rank_environment import ask_for_huge_pages, python_path
 from keras_ddl.topology import parse_mode
 
 TIMEOUT_STATUS = 124  # that of timeout(1)
@@ -139,6 +139,7 @@ def make(
             parse_mode(mode, indices[:num_ranks])
     # Written to a pipe, Python's output would come in blocks of 8 KB, long after the fact.
     environment.setdefault("PYTHONUNBUFFERED", "1")
+    ask_for_huge_pages(environment)
     return Job(
         program=tuple(program),
         num_ranks=num_ranks,

@@ -19,6 +19,7 @@ _OF_THE_HOST = re.compile(
     r"(HOSTNAME|HOST|PWD|OLDPWD|SHLVL|SHELL|HOME|USER|LOGNAME|MAIL|TMPDIR|TMP|TEMP|DISPLAY|SSH_.*|XDG_.*|DBUS_.*|_|KERAS_DDL_RACK)$"
 )
 _PATHS = ("PATH", "LD_LIBRARY_PATH")
+_HUGE_PAGES = "glibc.malloc.hugetlb"
 # Those of the wrapper itself, not of the program.
 _OF_THE_WRAPPER = ("KERAS_DDL_LAUNCHER", "PYTHONPATH", "PRTE_MCA_prte_local_tmpdir_base")
 
@@ -52,6 +53,17 @@ def merge(own: Mapping[str, str], wanted: Mapping[str, str], *, same_host: bool)
             value = os.pathsep.join(dict.fromkeys(own[name].split(os.pathsep) + value.split(os.pathsep)))
         result[name] = value
     return result
+
+
+def ask_for_huge_pages(environment: dict[str, str]) -> None:
+    """Lets glibc (2.35 and later) ask for huge pages for what malloc gets, unless GLIBC_TUNABLES already says whether.
+
+    TensorFlow's tensors come from malloc, and new pages cost a training step more than their number suggests
+    (docs/appendix/performance.md). It is only a request: a kernel without transparent huge pages ignores it.
+    """
+    tunables = environment.get("GLIBC_TUNABLES", "")
+    if _HUGE_PAGES not in tunables:
+        environment["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))
 
 
 def give_task(environment: dict[str, str], rank: int, size: int) -> None:

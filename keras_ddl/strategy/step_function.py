@@ -97,8 +97,8 @@ class StepFunction:
             look = [look, order.digest(tensors).numpy().tolist()]
         else:
             look = [arguments.kind, [(name, shape[1:] if shape else shape) for name, shape in look]]
-        everyone = communicator.all_gather_object(look, name=f"{self._scope}/arguments")
-        other = comparison.other_rank(everyone)
+        all_looks = communicator.all_gather_object(look, name=f"{self._scope}/arguments")
+        other = comparison.other_rank(all_looks)
         if other is not None:
             raise RankMismatchError(
                 f"{self.__name__}: all ranks must call a step with "
@@ -178,8 +178,8 @@ class StepFunction:
         return found
 
     def _check_same(self, report: cut.Report) -> None:
-        everyone = communicator.all_gather_object(report.digest(), name=f"{self._scope}/traced")
-        other = comparison.other_rank(everyone)
+        digests = communicator.all_gather_object(report.digest(), name=f"{self._scope}/traced")
+        other = comparison.other_rank(digests)
         if other is not None:
             raise RankMismatchError(
                 f"{self.__name__}: all ranks must trace the same step. Received: other operations on rank {other} than "
@@ -217,9 +217,9 @@ class StepFunction:
         if self._batches == "global":
             first, end = chunk(rows, self.rank, self._size)
             return cut.Batch(rows, end - first, first)
-        everyone = ops.all_gather(tf.reshape(tf.cast(rows, tf.int64), [1]), name=f"{self._scope}/rows")
+        counts = ops.all_gather(tf.reshape(tf.cast(rows, tf.int64), [1]), name=f"{self._scope}/rows")
         report.gathered_counts(self._size * tf.int64.size)
-        return cut.Batch(tf.reduce_sum(everyone), tf.cast(rows, tf.int64), tf.reduce_sum(everyone[: self.rank]))
+        return cut.Batch(tf.reduce_sum(counts), tf.cast(rows, tf.int64), tf.reduce_sum(counts[: self.rank]))
 
 
 class _Traced:

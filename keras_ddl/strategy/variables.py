@@ -82,7 +82,7 @@ class _OfMetric:
 
     def assign(self, value, *args, **kwargs):
         if _in_replica() is not None:
-            value = self._everyone(tf.convert_to_tensor(value, self.dtype))
+            value = self._global_value(tf.convert_to_tensor(value, self.dtype))
         return super().assign(value, *args, **kwargs)
 
     def assign_add(self, delta, *args, **kwargs):
@@ -90,7 +90,7 @@ class _OfMetric:
             delta = _aggregated(self, tf.convert_to_tensor(delta, self.dtype))
         return super().assign_add(delta, *args, **kwargs)
 
-    def _everyone(self, value: tf.Tensor) -> tf.Tensor:
+    def _global_value(self, value: tf.Tensor) -> tf.Tensor:
         if self.aggregation != _SUM:
             return _aggregated(self, value)
         before = self.read_value()  # the same on all ranks

@@ -26,7 +26,7 @@ std::mutex mutex;
 MPI_Comm consensus = MPI_COMM_NULL;
 bool by_all = true;
 // MPI may use these until the process ends.
-MPI_Request everyone = MPI_REQUEST_NULL;
+MPI_Request request = MPI_REQUEST_NULL;
 int own_status = 0;
 int largest_status = 0;
 bool contributed = false;
@@ -66,13 +66,13 @@ int ddl_mpi_exit_status_consensus(int status) {
   if (!contributed) {
     contributed = true;
     own_status = status;
-    if (MPI_Iallreduce(&own_status, &largest_status, 1, MPI_INT, MPI_MAX, consensus, &everyone) != MPI_SUCCESS) {
+    if (MPI_Iallreduce(&own_status, &largest_status, 1, MPI_INT, MPI_MAX, consensus, &request) != MPI_SUCCESS) {
       consensus = MPI_COMM_NULL;
       return DDL_MPI_UNKNOWN;
     }
   }
   int done = 0;
-  if (MPI_Test(&everyone, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
+  if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
     consensus = MPI_COMM_NULL;
     return DDL_MPI_UNKNOWN;
   }

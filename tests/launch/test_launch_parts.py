@@ -12,7 +12,7 @@ from keras_ddl.launch import control, mpirun, native_mpi
 from keras_ddl.launch.control import Address, Channel, Kind
 from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
 from keras_ddl.launch.outcome import RankOutcome, explain, first_failure
-from keras_ddl.launch.rank_environment import merge, rank_and_size
+from keras_ddl.launch.rank_environment import ask_for_huge_pages, merge, rank_and_size
 from keras_ddl.launch.stdin import StdinForwarder
 from launch.launching import LIMIT_SECONDS
 
@@ -272,3 +272,18 @@ def test_outcome_error_is_the_last_line_of_the_traceback():
     assert RankOutcome(0, status=1, traceback=text).error == "ValueError: a: b"
     report = {"type": "KeyError", "traceback": "", "summary": "KeyError: 'x'"}
     assert RankOutcome(0, status=1, report=json.loads(json.dumps(report))).error == "KeyError: 'x'"
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        (None, "glibc.malloc.hugetlb=1"),
+        ("", "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.arena_max=2", "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_huge_pages_are_asked_for_unless_the_user_says_whether(before, after):
+    environment = {} if before is None else {"GLIBC_TUNABLES": before}
+    ask_for_huge_pages(environment)
+    assert environment["GLIBC_TUNABLES"] == after

@@ -112,7 +112,7 @@ Status GroupMemory::AttachMemfd(const ddl_transport& transport, int leader, size
   return status;
 }
 
-// A named object, unlinked once everyone has attached.
+// A named object, unlinked once all ranks have attached.
 Status GroupMemory::AttachNamed(const ddl_transport& transport, int leader, size_t bytes) {
   Record mine = OwnRecord();
   std::vector<Record> records;
