@@ -23,6 +23,7 @@ ready = those that backward had made by then.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import statistics
 import time
@@ -124,6 +125,7 @@ def main() -> None:
         help="TensorFlow threads per rank, within and between operations; 0: what the Strategy gives (default: 1, so "
         "that a rank alone does not use the others' cores)",
     )
+    parser.add_argument("--batch", type=int, default=None, help="rows of each rank (default: the network's)")
     parser.add_argument("--bucket-bytes", type=int, default=None, help="as for keras_ddl.Strategy")
     parser.add_argument("--batch-statistics", default="global", help="as for keras_ddl.Strategy (default: %(default)s)")
     options = parser.parse_args()
@@ -151,6 +153,8 @@ def main() -> None:
         )
     for name in options.networks.split(","):
         network = NETWORKS[name]
+        if options.batch:
+            network = dataclasses.replace(network, batch=options.batch)
         seconds, overlap = measure(network, options.steps, options.rounds, strategy)
         alone, independent, in_step, together = (1e3 * seconds[one] for one in CONTESTANTS)
         if first:

@@ -272,7 +272,7 @@ def _rates_and_step(model: Any) -> tuple[list[float], int]:
 
 
 def _warn_of_rates(told: list[tuple[list[float], int]], rank: int) -> None:
-    """Says that rank 0's learning rates will be used on all ranks, unless rank 0 alone has restored an earlier training."""
+    """Says that all ranks will use rank 0's learning rates, unless rank 0 alone has restored an earlier training."""
     rates, steps = zip(*told)
     if rank == 0 and any(each != rates[0] for each in rates) and len(set(steps)) == 1:
         received = (f"{', '.join(f'{rate:g}' for rate in each)} on rank {other}" for other, each in enumerate(rates))
