@@ -20,6 +20,14 @@ _COUNT = click.IntRange(min=1)
 @click.command("run", context_settings={"allow_interspersed_args": False}, short_help="Run a program on several ranks.")
 @click.option("-np", "--np", "-n", "num_ranks", type=_COUNT, help="Number of ranks.", metavar="N")
 @click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:2,h1:2.", metavar="HOSTS")
+@click.option(
+    "--hostfile",
+    "--host-file",
+    "--machinefile",
+    type=click.Path(exists=True, dir_okay=False),
+    help="The same, from a file: Open MPI's, MPICH's or Slurm's.",
+    metavar="FILE",
+)
 @click.option("--tf-config", is_flag=True, help="Start the cluster that TF_CONFIG names: hosts and ranks.")
 @click.option(
     "--tf-config-file", type=click.Path(exists=True, dir_okay=False), help="The same, from a file.", metavar="FILE"
@@ -38,9 +46,7 @@ _COUNT = click.IntRange(min=1)
 )
 @click.option("--max-np", "--max-num-proc", type=_COUNT, help="Use up to N when there are more hosts.", metavar="N")
 @click.option("--host-discovery-script", help="Prints the available hosts, as lines host:slots.", metavar="COMMAND")
-@click.option(
-    "--slots", "--slots-per-host", type=_COUNT, default=1, help="Ranks on hosts without a number.", metavar="N"
-)
+@click.option("--slots", "--slots-per-host", type=_COUNT, help="Ranks on hosts without a number.", metavar="N")
 @click.option("--hosts-timeout", type=float, default=600.0, help="How long to wait for hosts (600).", metavar="SECONDS")
 @click.option("--timeout", type=float, help="End the job after this many seconds (status 124).", metavar="SECONDS")
 @click.option("--output-dir", type=click.Path(file_okay=False), help="Save each rank's output in a file here.")
@@ -50,6 +56,7 @@ _COUNT = click.IntRange(min=1)
 def command(
     num_ranks: int | None,
     hosts: str | None,
+    hostfile: str | None,
     tf_config: bool,
     tf_config_file: str | None,
     mode: str | None,
@@ -62,7 +69,7 @@ def command(
     min_np: int | None,
     max_np: int | None,
     host_discovery_script: str | None,
-    slots: int,
+    slots: int | None,
     hosts_timeout: float,
     timeout: float | None,
     output_dir: str | None,
@@ -76,6 +83,7 @@ def command(
     keras-ddl run -np 2 python train.py --epochs 3
     keras-ddl run -np 4 --mode x:2x2 train.py
     keras-ddl run --hosts h0:2,h1:2 -- python -m my_package.train
+    keras-ddl run --hostfile hosts.txt train.py
     keras-ddl run --tf-config python train.py
     keras-ddl run -np 4 --restarts 3 train.py
 
@@ -84,6 +92,7 @@ def command(
     0 when every rank ended with 0, that of the first failed rank otherwise (128 + number for a signal). With --restarts
     the job is then started again.
     """
+    from keras_ddl.launch import hostfile as hostfile_module
     from keras_ddl.launch import job as job_module
     from keras_ddl.launch.placement import Discovery, Placement
     from keras_ddl.topology import tf_config as tf_config_module
@@ -91,9 +100,15 @@ def command(
     variables = parse_env(env)
     if explain_step:
         variables["KERAS_DDL_EXPLAIN_STEP"] = "1"
+    if hostfile is not None:
+        if hosts is not None:
+            raise ConfigError(
+                f"Hosts must be named once. Received: --hosts {hosts} and --hostfile {hostfile}. Leave one of them out."
+            )
+        hosts = hostfile_module.read(hostfile, slots)
     if tf_config or tf_config_file:
         num_ranks, hosts = _cluster(tf_config_file, num_ranks, hosts, variables)
-    discovery = Discovery(host_discovery_script, slots) if host_discovery_script is not None else None
+    discovery = Discovery(host_discovery_script, slots or 1) if host_discovery_script is not None else None
     if mode not in (None, "p") and (discovery, min_np, max_np) != (None, None, None):
         raise ConfigError(
             f"A mode with dimensions is for one number of ranks. Received: mode={mode!r} for hosts that may change. "

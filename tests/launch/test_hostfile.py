@@ -1,0 +1,60 @@
+"""keras-ddl run --hostfile: the forms that mpirun, MPICH and Slurm write."""
+
+import subprocess
+import sys
+
+import pytest
+
+from keras_ddl.errors import ConfigError
+from keras_ddl.launch import hostfile
+
+
+@pytest.mark.parametrize(
+    "text, slots, hosts",
+    [
+        ("# ours\nh0 slots=2\nh1.site slots = 4 max_slots=8 # fast\n\n", None, "h0:2,h1.site:4"),
+        ("h0 max_slots=8 slots=3\n", None, "h0:3"),
+        ("h0:2\nh1:1\n", None, "h0:2,h1:1"),
+        ("h0\nh1\nh0\n", None, "h0:2,h1:1"),
+        ("h0\nh1:3\n", 4, "h0:4,h1:3"),
+        ("node[01-03,7]:2\n", None, "node01:2,node02:2,node03:2,node7:2"),
+        ("r[1-2]n[09-10]\n", None, "r1n09:1,r1n10:1,r2n09:1,r2n10:1"),
+    ],
+)
+def test_hostfile_reads_each_form(tmp_path, text, slots, hosts):
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    assert hostfile.read(path, slots) == hosts
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "at least one host"),
+        ("# nothing\n", "at least one host"),
+        ("h0 2\n", "line 1"),
+        ("h0\nh1 slots=0\n", "line 2"),
+        ("h0:2\nh0:2\n", "has one already"),
+        ("h0\nh0:2\n", "has one already"),
+        ("h[3-1]\n", "ranges"),
+        ("h[1-]\n", "ranges"),
+        ("h[0-999999999999]\n", "at most"),
+        ("h[0-9999]x[0-9999]\n", "at most"),
+        ("-o ProxyCommand=x\n", "line 1"),
+    ],
+)
+def test_hostfile_refuses_by_line(tmp_path, text, words):
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        hostfile.read(path)
+
+
+def test_run_takes_hosts_of_a_file(tmp_path):
+    (tmp_path / "hosts").write_text("h0 slots=2\nh1 slots=1\n")
+    line = [sys.executable, "-m", "keras_ddl.cli", "run", "--dry-run", "--hostfile", "hosts", "python", "train.py"]
+    shown = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert "h0:2,h1:1" in shown.stdout and " -np 3 " in shown.stdout
+    both = subprocess.run([*line[:5], "--hosts", "h0", *line[5:]], cwd=tmp_path, capture_output=True, text=True)
+    assert both.returncode == 2 and "named once" in both.stderr
