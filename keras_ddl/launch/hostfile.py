@@ -1,4 +1,4 @@
-"""Host files: of Open MPI and Horovod (`n1 slots=4`), of MPICH (`n1:4`), of Slurm (`n[01-03,07]`, or one line a task)."""
+"""Host files of Open MPI and Horovod (`n1 slots=4`), of MPICH (`n1:4`), of Slurm (`n[01-03,07]`, one line a task)."""
 
 from __future__ import annotations
 
