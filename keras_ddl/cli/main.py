@@ -18,6 +18,7 @@ _COMMANDS = {
     "serve": ("keras_ddl.cli.serve", "Serve a SavedModel over gRPC and REST, for trials."),
     "predict": ("keras_ddl.cli.predict", "Query a model server."),
     "bench": ("keras_ddl.cli.bench", "Compare all_reduce with MPI_Allreduce."),
+    "doctor": ("keras_ddl.cli.doctor", "Find what will stop or slow a training here, and say the remedy."),
     "info": ("keras_ddl.cli.info", "Show versions, MPI, the machine and the settings in effect."),
 }
 _USAGE_STATUS = 2

@@ -26,6 +26,7 @@ LINE = [
     ("resuming",),
     ("export", "serving"),
     ("callbacks",),
+    ("doctor",),
     ("ddl", "horovod"),  # front ends: they translate names
     ("cli",),
     ("data", "model_state", "cost_model"),  # public names of what lies in a folder: nothing here imports them

@@ -1,0 +1,250 @@
+"""What can be told of one host without starting ranks: software, CPU, memory, shared memory, settings."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from keras_ddl import config
+from keras_ddl.doctor.finding import Finding, Severity
+from keras_ddl.errors import KerasDdlError
+
+_TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-gpu", "tensorflow-intel")
+# TensorFlow switches oneDNN on by itself on CPUs with one of these (tsl/util/onednn_util).
+_FOR_ONEDNN = {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16", "avx_vnni"}
+_GIB = 1 << 30
+# A communicator's staging memory (KERAS_DDL_STAGING_BYTES) is at most 64 MiB a host; MPI needs some, too.
+_ENOUGH_SHM = 256 << 20
+_ENOUGH_FILES = 1024
+_NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph")
+
+
+def check(
+    directory: str | Path = ".", environ: Mapping[str, str] = os.environ, root: Path = Path("/")
+) -> list[Finding]:
+    """Returns the findings about this host.
+
+    Args:
+        directory: where checkpoints will lie.
+        environ: the environment that ranks will have.
+        root: where /proc and /sys are; tests give others.
+    """
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        _software,
+        _mpi,
+        lambda: _cpu(environ, root),
+        lambda: _memory(root),
+        lambda: _shared_memory(root),
+        lambda: _huge_pages(environ, root),
+        lambda: _limits(),
+        lambda: _variables(environ),
+        lambda: _directory(Path(directory), root),
+    )
+    return [finding for one in checks for finding in one()]
+
+
+def _software() -> Iterator[Finding]:
+    found = [f"{name} {version}" for name in _TENSORFLOWS if (version := _version(name))]
+    if not found:
+        remedy = "pip install 'keras_ddl[cpu]' (or 'keras_ddl[gpu]')."
+        yield Finding(Severity.ERROR, "TensorFlow", "not installed", remedy)
+    elif len(found) > 1:
+        remedy = "They overwrite each other's files: uninstall all of them, then install one."
+        yield Finding(Severity.ERROR, "TensorFlow", ", ".join(found), remedy)
+    else:
+        yield Finding(Severity.OK, "TensorFlow", found[0])
+    keras = _version("keras")
+    remedy = "" if keras else "pip install keras."
+    yield Finding(Severity.OK if keras else Severity.ERROR, "Keras", keras or "not installed", remedy)
+
+
+def _mpi() -> Iterator[Finding]:
+    from keras_ddl.launch import mpirun, native_mpi
+
+    native = native_mpi.describe()
+    if "problem" in native:
+        remedy = "See docs/install.md, 'A site's own MPI'."
+        yield Finding(Severity.ERROR, "MPI", native["problem"], remedy)
+        return
+    try:
+        launcher = mpirun.find()
+    except KerasDdlError as error:
+        yield Finding(Severity.ERROR, "mpirun", str(error))
+        return
+    found = f"{native['family']} {native['version']}, started by {launcher.path}"
+    if (native["family"] == mpirun.OPEN_MPI) != (launcher.family == mpirun.OPEN_MPI):
+        remedy = "Name the mpirun of the same MPI with --mpirun or KERAS_DDL_MPIRUN."
+        yield Finding(Severity.ERROR, "MPI", found + f" ({launcher.version})", remedy)
+    else:
+        yield Finding(Severity.OK, "MPI", found)
+
+
+def _cpu(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
+    usable = len(os.sched_getaffinity(0))
+    quota = _quota(root)
+    if quota is not None and quota < usable:
+        remedy = f"Start at most {max(1, int(quota))} rank(s) here, or give the container more CPUs."
+        found = f"{usable} cores, of which a control group grants the time of {quota:g}"
+        yield Finding(Severity.WARNING, "CPU", found, remedy)
+    else:
+        yield Finding(Severity.OK, "CPU", f"{usable} usable core(s)")
+    flags = _cpu_flags(root)
+    if platform.machine() == "x86_64" and flags and environ.get("TF_ENABLE_ONEDNN_OPTS", "") == "":
+        if not flags & _FOR_ONEDNN:
+            remedy = (
+                "Try TF_ENABLE_ONEDNN_OPTS=1 (`keras-ddl run --env TF_ENABLE_ONEDNN_OPTS=1`): steps took a third to a "
+                "half of the time where that was measured. Results differ in the last digits."
+            )
+            yield Finding(Severity.WARNING, "oneDNN", "TensorFlow leaves it off on this CPU", remedy)
+    elif environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
+        remedy = "Leave TF_ENABLE_ONEDNN_OPTS unset, unless you need the digits of TensorFlow's own kernels."
+        yield Finding(Severity.WARNING, "oneDNN", "switched off by TF_ENABLE_ONEDNN_OPTS=0", remedy)
+
+
+def _memory(root: Path) -> Iterator[Finding]:
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _number(root / "sys/fs/cgroup/memory.max")
+    allowed = physical if limit is None else min(limit, physical)
+    found = f"{allowed / _GIB:.1f} GiB" + (" (limit of a control group)" if allowed < physical else "")
+    if allowed < 2 * _GIB:
+        remedy = "A rank that only imports TensorFlow and Keras takes about 0.6 GiB. Give the container more memory."
+        yield Finding(Severity.WARNING, "memory", found, remedy)
+    else:
+        yield Finding(Severity.OK, "memory", found)
+
+
+def _shared_memory(root: Path) -> Iterator[Finding]:
+    try:
+        free = shutil.disk_usage(root / "dev/shm").free
+    except OSError as error:
+        remedy = "Ranks of a host exchange data through it: mount a tmpfs there."
+        yield Finding(Severity.ERROR, "/dev/shm", f"not usable: {error.strerror}", remedy)
+        return
+    found = f"{free / _GIB:.2f} GiB free"
+    if free < _ENOUGH_SHM:
+        remedy = "Give containers more (docker run --shm-size=1g; in Kubernetes an emptyDir with medium: Memory)."
+        yield Finding(Severity.WARNING, "/dev/shm", found, remedy)
+    else:
+        yield Finding(Severity.OK, "/dev/shm", found)
+
+
+def _huge_pages(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
+    text = _text(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    if "[never]" in text:
+        remedy = "As root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled. Steps were 5 to 11 % shorter."
+        yield Finding(Severity.NOTE, "huge pages", "off in the kernel", remedy)
+    if "glibc.malloc.hugetlb=0" in environ.get("GLIBC_TUNABLES", ""):
+        yield Finding(Severity.NOTE, "huge pages", "switched off by GLIBC_TUNABLES")
+    preloaded = environ.get("LD_PRELOAD", "")
+    if any(name in preloaded for name in ("jemalloc", "tcmalloc", "mimalloc")):
+        remedy = "It replaces glibc's malloc, which keras-ddl run asks for huge pages. Measure with and without it."
+        yield Finding(Severity.NOTE, "malloc", f"LD_PRELOAD={preloaded}", remedy)
+
+
+def _limits() -> Iterator[Finding]:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files != resource.RLIM_INFINITY and files < _ENOUGH_FILES:
+        remedy = f"Raise it to {_ENOUGH_FILES} or more (ulimit -n), for datasets of many files and connections."
+        yield Finding(Severity.WARNING, "open files", f"at most {files} per process", remedy)
+    memory = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if memory != resource.RLIM_INFINITY:
+        remedy = "TensorFlow reserves far more addresses than it uses. Remove it (ulimit -v unlimited)."
+        yield Finding(Severity.WARNING, "address space", f"limited to {memory / _GIB:.1f} GiB (ulimit -v)", remedy)
+
+
+def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
+    if environ.get("PYTHONDONTWRITEBYTECODE"):
+        remedy = "Unset it: without it a rank starts in 3 s of a core instead of 8, from the second time on."
+        found = "set: every rank compiles TensorFlow's modules at every start"
+        yield Finding(Severity.WARNING, "PYTHONDONTWRITEBYTECODE", found, remedy)
+    backend = environ.get("KERAS_BACKEND", "tensorflow")
+    if backend != "tensorflow":
+        remedy = "keras_ddl works on Keras's TensorFlow backend only: unset it."
+        yield Finding(Severity.ERROR, "KERAS_BACKEND", backend, remedy)
+    if environ.get("TF_USE_LEGACY_KERAS", "0").lower() not in ("", "0", "false"):
+        remedy = "keras_ddl trains models of Keras 3: unset it."
+        yield Finding(Severity.ERROR, "TF_USE_LEGACY_KERAS", environ["TF_USE_LEGACY_KERAS"], remedy)
+    if "--tf_xla_auto_jit" in environ.get("TF_XLA_FLAGS", ""):
+        remedy = "XLA cannot compile a step with collectives: unset it."
+        yield Finding(Severity.WARNING, "TF_XLA_FLAGS", environ["TF_XLA_FLAGS"], remedy)
+    for name in ("OMPI_MCA_hwloc_base_binding_policy", "PRTE_MCA_hwloc_default_binding_policy", "I_MPI_PIN"):
+        if environ.get(name, "none").lower() not in ("none", "0", "off", "no"):
+            remedy = "It may bind a rank's threads to one core: unset it, or use `keras-ddl run`, which does not bind."
+            yield Finding(Severity.WARNING, name, environ[name], remedy)
+    for row in config.VARIABLES.values():
+        try:
+            config.get(row.name)
+        except KerasDdlError as error:
+            yield Finding(Severity.ERROR, row.environment_name, str(error))
+    for name in config.unknown():
+        remedy = "`keras-ddl info` lists all variables of keras_ddl. Correct or unset it."
+        yield Finding(Severity.ERROR, name, "not a variable of keras_ddl", remedy)
+
+
+def _directory(directory: Path, root: Path) -> Iterator[Finding]:
+    where = directory.resolve()
+    while not where.exists():
+        where = where.parent
+    if not os.access(where, os.W_OK):
+        remedy = "Checkpoints could not be written there: choose another directory."
+        yield Finding(Severity.ERROR, "directory", f"{where} is not writable", remedy)
+    kind = _file_system(where, root)
+    if kind in _NETWORK_FILE_SYSTEMS:
+        found = f"{where} is on {kind}"
+        remedy = "Checkpoints there survive a host. Let only rank 0 write, as callbacks.Checkpoint does."
+        yield Finding(Severity.NOTE, "directory", found, remedy)
+    free = shutil.disk_usage(where).free
+    if free < _GIB:
+        remedy = "A checkpoint of Adam takes three times the weights' bytes, and the one before is kept meanwhile."
+        yield Finding(Severity.WARNING, "directory", f"{where} has {free / _GIB:.2f} GiB free", remedy)
+
+
+def _file_system(path: Path, root: Path) -> str:
+    """Returns the type of the file system that `path` is on: that of the longest mount point above it."""
+    best, kind = -1, ""
+    for line in _text(root / "proc/mounts").splitlines():
+        words = line.split()
+        point = words[1].replace("\\040", " ") if len(words) > 2 else ""
+        inside = point == "/" or str(path) == point or str(path).startswith(point + "/")
+        if point and inside and len(point) >= best:
+            best, kind = len(point), words[2]
+    return kind
+
+
+def _quota(root: Path) -> float | None:
+    """Returns how many cores' time a control group (version 2) grants; None: no limit, or not known."""
+    words = _text(root / "sys/fs/cgroup/cpu.max").split()
+    if len(words) != 2 or not all(word.isdigit() for word in words):
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def _cpu_flags(root: Path) -> set[str]:
+    for line in _text(root / "proc/cpuinfo").splitlines():
+        if line.startswith("flags"):
+            return set(line.partition(":")[2].split())
+    return set()
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,198 @@
+"""What only ranks can tell: that every collective is right, that a small training works, and that hosts are alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from typing import Any
+
+from keras_ddl import communicator
+from keras_ddl.doctor import host
+from keras_ddl.doctor.finding import Finding, Severity, merged
+
+# Every rank's clock is read at the same moment, as far as a barrier tells.
+_CLOCKS_SECONDS = 1.0
+_ROWS = 64
+
+
+def everything(directory: str) -> tuple[list[Finding], int]:
+    """Returns (findings of all hosts and ranks, worst first; number of hosts). COLLECTIVE; the same on all ranks."""
+    communicator.init()
+    name = socket.gethostname()
+    own = host.check(directory) if communicator.local_rank() == 0 else []
+    told = communicator.all_gather_object([dataclasses.replace(each, host=name) for each in own], "doctor/host")
+    findings = [each for of_rank in told for each in of_rank]
+    findings += compare(communicator.all_gather_object(facts(), "doctor/facts"))
+    findings += transport()
+    if communicator.size() > 1:
+        findings += collectives()
+    findings += training()
+    findings = communicator.broadcast_object(findings, name="doctor/findings")
+    return merged(findings, communicator.num_hosts()), communicator.num_hosts()
+
+
+def facts() -> dict[str, Any]:
+    """Returns what is compared between ranks, of this one."""
+    import keras
+    import tensorflow as tf
+
+    result = {
+        "host": socket.gethostname(),
+        "keras_ddl": metadata.version("keras_ddl"),
+        "TensorFlow": tf.__version__,
+        "Keras": keras.__version__,
+        "Python": platform.python_version(),
+        "MPI": _mpi_library(),
+        "cores": sorted(os.sched_getaffinity(0)),
+    }
+    communicator.barrier("doctor/clocks")
+    return {**result, "clock": time.time()}
+
+
+def compare(of_ranks: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Returns the findings about what ranks have told: versions, clocks, cores."""
+    first = of_ranks[0]
+    for name in ("keras_ddl", "TensorFlow", "Keras", "Python", "MPI"):
+        others = {f"{told[name]} on {told['host']}" for told in of_ranks if told[name] != first[name]}
+        if others:
+            found = f"{first[name]} on {first['host']}, but {', '.join(sorted(others))}"
+            remedy = "Install the same version on all hosts, as one environment on a shared file system or one image."
+            yield Finding(Severity.ERROR, f"versions of {name}", found, remedy)
+        else:
+            yield Finding(Severity.OK, f"versions of {name}", f"{first[name]} on all ranks")
+    late = max(told["clock"] for told in of_ranks) - min(told["clock"] for told in of_ranks)
+    if late > _CLOCKS_SECONDS:
+        slow, fast = (pick(of_ranks, key=lambda told: told["clock"])["host"] for pick in (min, max))
+        remedy = "Timelines, logs and the times of files will not fit together: run chrony or ntpd on every host."
+        yield Finding(Severity.WARNING, "clocks", f"that of {slow} is {late:.1f} s behind that of {fast}", remedy)
+    hosts: dict[str, list[set[int]]] = {}
+    for told in of_ranks:
+        hosts.setdefault(told["host"], []).append(set(told["cores"]))
+    for where, cores in hosts.items():
+        usable = len(set().union(*cores))
+        if len(cores) > usable:
+            remedy = f"Start at most {usable} rank(s) there: ranks that share a core wait for each other."
+            yield Finding(Severity.WARNING, "cores", f"{len(cores)} ranks on {usable} core(s)", remedy, where)
+        elif len(cores) > 1 and any(len(one) == 1 for one in cores):
+            remedy = "TensorFlow's and our threads share it: use `keras-ddl run`, or mpirun --bind-to none."
+            yield Finding(Severity.WARNING, "cores", "ranks are bound to one core each", remedy, where)
+
+
+def collectives() -> Iterator[Finding]:
+    """Runs each collective once and compares with what it must give. COLLECTIVE; findings are equal on all ranks."""
+    import numpy as np
+    import tensorflow as tf
+
+    from keras_ddl import ops
+
+    rank, size = communicator.rank(), communicator.size()
+    ranks = np.arange(size)
+    sum_of_ranks = float(ranks.sum())
+
+    def all_reduces() -> bool:
+        right = True
+        for dtype in ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "int8"):
+            for elements in (1, 1000, 300_001):
+                got = ops.all_reduce(tf.cast(tf.fill([elements], rank % 5), dtype))
+                wanted = sum(each % 5 for each in range(size))
+                right = right and bool(np.all(np.asarray(tf.cast(got, tf.float64)) == wanted))
+        for op, wanted in (("min", 0), ("max", size - 1), ("mean", sum_of_ranks / size)):
+            got = ops.all_reduce(tf.fill([1001], float(rank)), op=op)
+            right = right and bool(np.allclose(got, wanted, rtol=1e-6))
+        return right
+
+    def broadcasts() -> bool:
+        got = [ops.broadcast(tf.fill([70_000], rank), root=root) for root in (0, size - 1)]
+        return bool(np.all(got[0] == 0) and np.all(got[1] == size - 1))
+
+    def all_gathers() -> bool:
+        got = ops.all_gather(tf.fill([rank + 1, 3], rank))
+        return np.array_equal(got, np.repeat(ranks, ranks + 1)[:, None] * np.ones(3, int))
+
+    def reduce_scatters() -> bool:
+        rows = 2 * size
+        got = ops.reduce_scatter(tf.cast(tf.reshape(tf.range(rows * 4), [rows, 4]), tf.float32) + rank)
+        whole = size * np.arange(rows * 4).reshape(rows, 4) + sum_of_ranks
+        return bool(np.array_equal(got, whole[2 * rank : 2 * rank + 2]))
+
+    def all_to_alls() -> bool:
+        got = ops.all_to_all(tf.constant(rank * size + ranks))
+        got = got[0] if isinstance(got, tuple) else got
+        return bool(np.array_equal(got, ranks * size + rank))
+
+    def objects() -> bool:
+        return communicator.all_gather_object({"rank": rank}) == [{"rank": each} for each in range(size)]
+
+    checks: tuple[tuple[str, Callable[[], bool]], ...] = (
+        ("all_reduce", all_reduces),
+        ("broadcast", broadcasts),
+        ("all_gather", all_gathers),
+        ("reduce_scatter", reduce_scatters),
+        ("all_to_all", all_to_alls),
+        ("objects", objects),
+    )
+    for name, check in checks:
+        start = time.perf_counter()
+        right = communicator.all_gather_object(check(), f"doctor/{name}")
+        wrong = [each for each, fine in enumerate(right) if not fine]
+        if wrong:
+            remedy = "Faulty memory or network, or a defect of keras_ddl or MPI: please report it with this output."
+            yield Finding(Severity.ERROR, name, f"wrong results on rank(s) {', '.join(map(str, wrong))}", remedy)
+        else:
+            yield Finding(Severity.OK, name, f"right on {size} ranks ({time.perf_counter() - start:.2f} s)")
+
+
+def training() -> Iterator[Finding]:
+    """Trains a small network for some steps, and compares the ranks' weights. COLLECTIVE."""
+    import keras
+    import numpy as np
+
+    from keras_ddl.strategy import Strategy
+
+    keras.utils.set_random_seed(1)
+    start = time.perf_counter()
+    strategy = Strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.02), "mse")
+    x = np.random.default_rng(0).normal(size=(_ROWS * communicator.size(), 8)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    history = model.fit(x, y, batch_size=len(x) // 2, epochs=20, verbose=0).history["loss"]
+    weights = b"".join(np.asarray(weight).tobytes() for weight in model.get_weights())
+    of_ranks = communicator.all_gather_object(weights, "doctor/weights")
+    remedy = "Run it again; if it stays, please report it with this output."
+    if any(each != of_ranks[0] for each in of_ranks):
+        yield Finding(Severity.ERROR, "training", "the ranks ended with different weights", remedy)
+    elif not history[-1] < 0.5 * history[0]:
+        yield Finding(
+            Severity.ERROR, "training", f"the loss did not fall: {history[0]:.3g} to {history[-1]:.3g}", remedy
+        )
+    else:
+        seconds = time.perf_counter() - start
+        found = f"40 steps, loss {history[0]:.3g} to {history[-1]:.3g}, weights bitwise equal ({seconds:.1f} s)"
+        yield Finding(Severity.OK, "training", found)
+
+
+def transport() -> Iterator[Finding]:
+    """Returns what the engine of this communicator runs on, and what it could not use."""
+    described = communicator.describe()
+    yield Finding(Severity.OK, "engine", described)
+    if communicator.local_size() > 1 and "cross memory attach" not in described:
+        remedy = (
+            "Large all-reduces took up to 1.6 times as long without it. It needs kernel.yama.ptrace_scope=0, in "
+            "containers also --cap-add SYS_PTRACE, and one user for all ranks. KERAS_DDL_CMA=0 switches it off."
+        )
+        yield Finding(Severity.NOTE, "cross memory attach", "not available", remedy)
+
+
+def _mpi_library() -> str:
+    if communicator.size() == 1:
+        return "none: one rank"
+    from mpi4py import MPI
+
+    return MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
