@@ -22,8 +22,7 @@ from keras_ddl.communicator import communicator_of
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.ops import gradients, raw  # noqa: F401  (registers the gradients)
-from keras_ddl.ops.adaptive_sum import adasum
+from keras_ddl.ops import adaptive_sum, gradients, raw  # noqa: F401  (registers the gradients)
 from keras_ddl.ops.arguments import (
     by_dtype,
     check_root,
@@ -68,13 +67,13 @@ def all_reduce(tensor: Any, *, op: str = "sum", name: str | None = None, comm: C
     Raises:
         ConfigError: an op or dtype that does not exist. NotInitializedError: before `keras_ddl.init()`.
         RankMismatchError: shapes, dtypes or ops differ. RankLostError, DeadlineError: a rank did not come.
-    Cost: 2 * (size-1)/size * nbytes sent per rank (Patarasuk & Yuan, 2009); less inside shared memory. "adasum": that
-        of an all_gather, size * nbytes received, held and combined by every rank.
+    Cost: 2 * (size-1)/size * nbytes sent per rank (Patarasuk & Yuan, 2009); less inside shared memory. "adasum": the
+        same bytes, nbytes of memory beside (of 16-bit floats three times that), and log2(size) small sums.
     """
-    if op == "adasum":
-        return adasum(tensor, name, communicator_of(comm))
-    reduction = reduction_of(op)
+    reduction = "adasum" if op == "adasum" else reduction_of(op)
     comm = communicator_of(comm)
+    if reduction == "adasum":
+        tensor = adaptive_sum.floats(tensor, "all_reduce")
     if isinstance(tensor, tf.IndexedSlices):
         return _all_reduce_slices(tensor, reduction, name, comm)
     tensor = dense_tensor(tensor, "all_reduce")
@@ -98,7 +97,7 @@ def all_reduce_n(
     Args:
         tensors: any number of tensors of any shapes; their number, shapes and dtypes are equal on all ranks. Tensors
             of one dtype go together.
-        op, name, comm: as in `all_reduce`; "adasum" is of each tensor by itself, not in one shot.
+        op, name, comm: as in `all_reduce`; "adasum" is of each tensor by itself, all of them in one shot.
         mpi: use plain MPI_Allreduce instead: the baseline to compare results and times with.
         check: reduce both ways and raise CheckFailedError where |a - b| > check * max(1, |b|), with b the baseline.
     Returns: list of tensors, shaped as given.
@@ -115,12 +114,11 @@ def all_reduce_n(
             "check compares with the baseline that mpi=True uses, so only one of them makes sense. "
             f"Received: mpi=True, check={check!r}. Leave out mpi."
         )
-    tensors = [dense_tensor(tensor, "all_reduce_n") for tensor in tensors]
+    check_each = adaptive_sum.floats if reduction == "adasum" else dense_tensor
+    tensors = [check_each(tensor, "all_reduce_n") for tensor in tensors]
     comm = communicator_of(comm)
     if comm.size == 1:
         return [tf.identity(tensor) for tensor in tensors]
-    if reduction == "adasum":
-        return [adasum(each, name and f"{name}/{place}", comm) for place, each in enumerate(tensors)]
     tolerance = raw.NO_CHECK if check is None else float(check)
     return by_dtype(
         tensors, name, lambda some, key: raw.all_reduce_n(some, reduction, key, comm, mpi=mpi, check=tolerance)

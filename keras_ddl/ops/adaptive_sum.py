@@ -1,41 +1,58 @@
-"""The adaptive sum: gradients of several ranks combined by how far they point the same way."""
+"""The adaptive sum: gradients of several ranks combined by how far they point the same way.
+
+The sum itself is the core's (native/core/src/hierarchy/adaptive_sum.cc); here are its arguments and its gradient.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.ops import raw
+from keras_ddl.ops import names, raw
 from keras_ddl.ops.arguments import dense_tensor
 
-_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
-def adasum(tensor: Any, name: str | None, comm: Communicator) -> tf.Tensor:
-    """Combines `tensor` over the ranks of `comm` by adaptive summation (Maleki et al., arXiv 2006.02924, 2020).
+def floats(tensor: Any, function: str) -> tf.Tensor:
+    """Returns `tensor` as a dense tensor. Raises: ConfigError: it is sparse, or no float."""
+    return dense_tensor(tensor, f"{function} by 'adasum'", DTYPES)
+
+
+def gradients(
+    inputs: Sequence[tf.Tensor], upstream: Sequence[tf.Tensor], name: str, comm: Communicator
+) -> list[tf.Tensor]:
+    """Returns the gradients of the adaptive sums of `inputs`, one for each, given those of the results.
+
+    Differentiates the definition on the tensors of all ranks. Cost: an all_reduce of `upstream`, and of each input
+    size * nbytes received and held by every rank.
+    """
+    totals = raw.all_reduce_n(upstream, "sum", name, comm)
+    results = []
+    for place, (x, total) in enumerate(zip(inputs, totals)):
+        parts, _ = raw.all_gather(x[tf.newaxis], names.derived(name, f"parts_{place}"), comm, all_ranks=True)
+        with tf.GradientTape() as tape:
+            tape.watch(parts)
+            combined = definition([parts[rank] for rank in range(comm.size)])
+        results.append(tf.ensure_shape(tape.gradient(combined, parts, total)[comm.rank], x.shape))
+    return results
+
+
+def definition(parts: list[tf.Tensor]) -> tf.Tensor:
+    """Combines tensors of one shape as the core combines those of the ranks.
 
     Of two tensors a and b it is (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: their sum where they are orthogonal, their
-    mean where they are equal. Of more ranks it is a tree: neighbours are combined, 0 with 1, 2 with 3 and so on, then
-    their results in the same way; one without a neighbour goes on as it is. So any number of ranks has one result.
-
-    Args:
-        tensor: shape [...], a float of 16, 32 or 64 bits. a.b and |a| are over all of its elements.
-    Returns: shape [...]. float16 and bfloat16 are combined in float32, products are summed in float64. Bitwise equal on
-        ranks whose hosts are alike: TensorFlow's sums depend on the number of its threads.
-    Raises: ConfigError: another dtype, or IndexedSlices.
+    mean where they are equal. Of more it is a tree: neighbours are combined, 0 with 1, 2 with 3 and so on, then their
+    results in the same way; one without a neighbour goes on as it is.
     """
-    tensor = dense_tensor(tensor, "all_reduce by 'adasum'", _DTYPES)
-    if comm.size == 1:
-        return tf.identity(tensor)
-    # Called what other all-reduces are called: ranks that reduce by another op meet it, and learn of it.
-    gathered, _ = raw.all_gather(tensor[tf.newaxis], name, comm, kind="all_reduce", all_ranks=True)
-    inside = tf.float64 if tensor.dtype == tf.float64 else tf.float32
-    parts = [tf.cast(gathered[rank], inside) for rank in range(comm.size)]
+    dtype = parts[0].dtype
+    parts = [tf.cast(part, tf.float64 if dtype == tf.float64 else tf.float32) for part in parts]
     while len(parts) > 1:
         pairs = [_of_two(a, b) for a, b in zip(parts[::2], parts[1::2])]
         parts = pairs + parts[2 * len(pairs) :]
-    return tf.ensure_shape(tf.cast(parts[0], tensor.dtype), tensor.shape)
+    return tf.cast(parts[0], dtype)
 
 
 def _of_two(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 from keras_ddl import communicator
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.ops import names, raw
+from keras_ddl.ops import adaptive_sum, names, raw
 
 
 def _text(op: Any, attribute: str) -> str:
@@ -49,6 +49,8 @@ def _reduced(op: Any, gradients: Sequence[Any]) -> list[tf.Tensor]:
     reduction, name, comm = _text(op, "reduction"), _name(op), _comm(op)
     if reduction in ("sum", "mean", "avg"):
         return raw.all_reduce_n(gradients, reduction, name, comm, mpi=bool(op.get_attr("mpi")))
+    if reduction == "adasum":
+        return adaptive_sum.gradients(inputs, gradients, name, comm)
     if reduction == "product":
         totals = raw.all_reduce_n(gradients, "sum", name, comm)
         return [total * _product_of_others(x, name, comm) for total, x in zip(totals, inputs)]

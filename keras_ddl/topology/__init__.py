@@ -110,6 +110,9 @@ def _rack_of_each_host(hosts: Sequence[int], rack_names: Sequence[str | None]) -
 def part_of(whole: Topology, ranks: Sequence[int]) -> Topology:
     """Returns the topology of some ranks of `whole`, with its rank among them, which share memory as they do there.
 
+    Its box has the dimensions of `whole` in which these ranks still form one: racks of equally many hosts, numbered
+    rack by rack, remain a dimension.
+
     Args:
         ranks: numbers in `whole`, in the order of the new ranks; `whole.rank` is among them.
     """
@@ -118,8 +121,23 @@ def part_of(whole: Topology, ranks: Sequence[int]) -> Topology:
     leaders = [whole.group[rank] for rank in ranks]
     group = tuple(leaders.index(leader) for leader in leaders)
     lengths = {group.count(leader) for leader in group}
-    dims = (lengths.pop(), len(set(group))) if len(lengths) == 1 else ()
+    dims = (lengths.pop(), *_outer_dims(whole, list(dict.fromkeys(leaders)))) if len(lengths) == 1 else ()
     return Topology(ranks.index(whole.rank), len(ranks), hosts, group, whole.mode, dims)
+
+
+def _outer_dims(whole: Topology, leaders: Sequence[int]) -> tuple[int, ...]:
+    """Returns the box that some groups of `whole` form, given by their leaders there; a row at worst."""
+    numbers = {leader: number for number, leader in enumerate(dict.fromkeys(whole.group))}
+    places = [numbers[leader] for leader in leaders]
+    strides, block = [1], 1
+    for size in whole.dims[1:-1]:
+        block *= size  # groups of a rack of `whole`
+        runs = [(rack, len(list(run))) for rack, run in itertools.groupby(place // block for place in places)]
+        lengths = {length for _, length in runs}
+        if len(lengths) == 1 and len({rack for rack, _ in runs}) == len(runs):
+            strides.append(lengths.pop())
+    strides.append(len(places))
+    return tuple(after // before for before, after in itertools.pairwise(strides) if after > before) or (1,)
 
 
 def plain_mode(mode: str) -> str:

@@ -17,8 +17,8 @@ struct OpRow {
   const char* name;
   ddl_op op;
 };
-constexpr OpRow kOps[] = {{"sum", DDL_SUM}, {"mean", DDL_MEAN}, {"avg", DDL_MEAN},
-                          {"min", DDL_MIN}, {"max", DDL_MAX},   {"product", DDL_PRODUCT}};
+constexpr OpRow kOps[] = {{"sum", DDL_SUM}, {"mean", DDL_MEAN},       {"avg", DDL_MEAN},     {"min", DDL_MIN},
+                          {"max", DDL_MAX}, {"product", DDL_PRODUCT}, {"adasum", DDL_ADASUM}};
 
 void ReadDType(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
   TF_OpKernelConstruction_GetAttrType(construction, "T", &attributes->tf_dtype, status->get());
@@ -54,7 +54,7 @@ void ReadReduction(TF_OpKernelConstruction* construction, Attributes* attributes
     }
   }
   status->Set(DDL_INVALID_ARGUMENT,
-              "reduction: must be one of sum, mean, avg, min, max, product. Received: '" + reduction + "'.");
+              "reduction: must be one of sum, mean, avg, min, max, product, adasum. Received: '" + reduction + "'.");
 }
 
 void ReadBaseline(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {

@@ -110,6 +110,36 @@ def test_part_of_keeps_hosts_and_shared_memory_and_counts_anew():
     assert part_of(whole, [0, 1, 4, 5]).dims == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "dims"),
+    [
+        ([0, 1, 2, 3, 8, 9, 10, 11], (2, 2, 2)),  # two hosts of each rack
+        ([0, 1, 2, 3, 10, 11, 12, 13], (2, 2, 2)),  # not the same two
+        ([15, 13, 11, 5, 3, 1], (1, 3, 2)),  # backwards, one rank of each host
+        ([0, 2, 4, 8, 10], (1, 5)),  # three hosts of one rack, two of the other
+        ([0, 8, 2, 10], (1, 4)),  # rank by rack
+        ([0, 1, 8, 9], (2, 2)),  # one host of each rack
+        ([0, 1, 2, 3], (2, 2)),  # one rack
+        ([0, 1], (2, 1)),
+        ([0, 1, 2, 4, 8, 9, 10, 12], ()),  # hosts of two ranks and of one
+    ],
+)
+def test_part_of_keeps_racks_that_are_a_dimension_still(ranks, dims):
+    whole = make_topology(ranks[0], [host for host in "abcdefgh" for _ in range(2)], "p", list("s" * 8 + "t" * 8))
+    assert whole.dims == (2, 4, 2)
+    part = part_of(whole, ranks)
+    assert part.dims == dims
+    assert part_of(part, range(len(ranks))).dims == dims
+
+
+def test_part_of_a_box_of_four_dimensions_keeps_those_it_can():
+    whole = make_topology(8, ["a"] * 16, "x:2x2x2x2")
+    assert part_of(whole, [0, 1, 2, 3, 8, 9, 10, 11]).dims == (2, 2, 2)
+    assert part_of(whole, [0, 2, 4, 8, 10, 14]).dims == (1, 3, 2), "uneven in the second dimension, even in the third"
+    assert part_of(whole, range(16)).dims == (2, 2, 2, 2)
+    assert part_of(part_of(whole, range(8, 16)), [0]).dims == (1, 1)
+
+
 def test_part_of_a_forced_box_shares_no_more_memory_than_the_box():
     whole = make_topology(2, ["a"] * 4, "x:2x2")
     assert part_of(whole, [1, 2]).group == (0, 1)

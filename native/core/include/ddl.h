@@ -14,7 +14,8 @@
 // A rank that has no more data joins (DDL_JOIN). From then on no collective waits for it: it takes part in what the
 // others submit with neutral data (zeros; ones in a product; the largest or smallest number in a min or max; no rows in
 // an all_gather) and discards the results. A mean still divides by the number of all ranks. A collective that needs a
-// rank that has joined (the root of a broadcast; every rank in an all_to_all or with DDL_FLAG_ALL_RANKS) fails with
+// rank that has joined (the root of a broadcast; every rank in an all_to_all, an adaptive sum or with
+// DDL_FLAG_ALL_RANKS) fails with
 // DDL_FAILED_PRECONDITION on the ranks that submitted it. So does whatever a rank submits after it has joined. When all
 // ranks have joined, all of them continue as before.
 //
@@ -40,7 +41,7 @@ extern "C" {
 
 // Raised whenever a struct or function below changes, or the format of what ranks exchange. Bindings and ranks reject
 // any other number.
-#define DDL_ABI_VERSION 9
+#define DDL_ABI_VERSION 10
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
@@ -72,7 +73,8 @@ typedef enum ddl_op {
   DDL_MIN = 2,
   DDL_MAX = 3,
   DDL_PRODUCT = 4,
-  DDL_NUM_OPS = 5,
+  DDL_ADASUM = 5,  // DDL_ALL_REDUCE of floating dtypes: the adaptive sum (arXiv 2006.02924) of each buffer by itself
+  DDL_NUM_OPS = 6,
 } ddl_op;
 
 typedef enum ddl_kind {
@@ -109,10 +111,10 @@ typedef struct ddl_request {
   int32_t root;    // read by DDL_BROADCAST only
   uint32_t flags;
   uint32_t num_buffers;       // DDL_ALL_REDUCE, DDL_BROADCAST: any; DDL_BARRIER: 0; others: 1
-  const ddl_buffer* buffers;  // reduced as if concatenated. Copied by ddl_submit; the memory they point to must stay
-                              // valid until `done`. DDL_ALL_GATHER, DDL_ALL_TO_ALL: in, count; out is NULL.
-                              // DDL_REDUCE_SCATTER: in, count of the whole input; out has this rank's chunk.
-                              // DDL_JOIN: count 1; out receives an int32_t, the rank that joined last.
+  const ddl_buffer* buffers;  // reduced as if concatenated (DDL_ADASUM: see there; counts agree). Copied by ddl_submit;
+                              // the memory they point to must stay valid until `done`. DDL_ALL_GATHER, DDL_ALL_TO_ALL:
+                              // in, count; out is NULL. DDL_REDUCE_SCATTER: in, count of the whole input; out has this
+                              // rank's chunk. DDL_JOIN: count 1; out receives an int32_t, the rank that joined last.
   // DDL_REDUCE_SCATTER, DDL_ALL_GATHER, DDL_ALL_TO_ALL:
   uint64_t row_count;     // elements of a row (product of dims 1..), equal on all ranks; may be 0
   uint64_t rows;          // rows (dim 0) of this rank's input; count is rows * row_count

@@ -174,6 +174,12 @@ TEST(InvalidTest, IsRefusedAtOnceAndAlone) {
       Call op(DDL_ALL_REDUCE, "x");
       op.request.op = DDL_NUM_OPS;
       refused(op, "op");
+      Call integers(DDL_ALL_REDUCE, "x");
+      refused(integers.Dtype(DDL_INT32).Op(DDL_ADASUM).Buffer(memory, memory, 1), "adasum: floating");
+      Call scattered(DDL_REDUCE_SCATTER, "x");
+      refused(scattered.Op(DDL_ADASUM).Rows(2, 1).Buffer(memory, memory, 2), "adasum: for all_reduce");
+      Call plain(DDL_ALL_REDUCE, "x");
+      refused(plain.Op(DDL_ADASUM).Flags(DDL_FLAG_PLAIN_MPI).Buffer(memory, memory, 1), "adasum: for all_reduce");
       Call check(DDL_BROADCAST, "x");
       refused(check.Flags(DDL_FLAG_CHECK).Buffer(memory, memory, 1), "check");
       Call tolerance(DDL_ALL_REDUCE, "x");
@@ -181,6 +187,22 @@ TEST(InvalidTest, IsRefusedAtOnceAndAlone) {
       refused(tolerance.Flags(DDL_FLAG_CHECK).Buffer(memory, memory, 1), "tolerance");
     }
     EXPECT_EQ(SumOfOne(comm, "x").code, DDL_OK);
+  });
+}
+
+// Products are of each buffer by itself.
+TEST(AdasumTest, OfTensorsThatEndElsewhereOnOneRankFailsEverywhere) {
+  RunRanks({0, 0, 2}, [](ddl_comm* comm, int rank) {
+    std::vector<float> data(5, 1);
+    for (const bool differs : {true, false}) {
+      Call call(DDL_ALL_REDUCE, "grads");
+      const uint64_t first = differs && rank == 2 ? 3 : 2;
+      call.Op(DDL_ADASUM).Buffer(data.data(), data.data(), first);
+      const Outcome outcome = call.Buffer(data.data() + first, data.data() + first, 5 - first).Run(comm);
+      EXPECT_EQ(outcome.code, differs ? DDL_FAILED_PRECONDITION : DDL_OK) << outcome.message;
+      EXPECT_TRUE(!differs || Contains(outcome.message, "shapes or plan"));
+    }
+    EXPECT_EQ(data, std::vector<float>(5, 1));
   });
 }
 

@@ -287,10 +287,11 @@ TEST(NeutralTest, ChangesNoReduction) {
   constexpr size_t kCount = 1000;
   for (int d = 0; d < DDL_NUM_DTYPES; ++d) {
     const auto dtype = static_cast<ddl_dtype>(d);
-    for (int o = 0; o < DDL_NUM_OPS; ++o) {
+    for (int o = 0; o < ddl::kElementwiseOps; ++o) {
       const auto op = static_cast<ddl_op>(o);
       if (op == DDL_MEAN && !ddl::IsFloating(dtype)) continue;  // made of a sum
-      const std::vector<uint8_t> values = RandomElements(dtype, kCount, static_cast<uint64_t>(d * DDL_NUM_OPS + o));
+      const std::vector<uint8_t> values =
+          RandomElements(dtype, kCount, static_cast<uint64_t>(d * ddl::kElementwiseOps + o));
       std::vector<uint8_t> neutral(values.size());
       std::vector<uint8_t> result(values.size());
       ddl::FillNeutral(dtype, op, neutral.data(), kCount);

@@ -129,7 +129,7 @@ TEST_P(ReduceTest, OutMayBeAnyInput) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, ReduceTest,
                          testing::Combine(testing::Range(0, static_cast<int>(DDL_NUM_DTYPES)),
-                                          testing::Range(0, static_cast<int>(DDL_NUM_OPS))),
+                                          testing::Range(0, ddl::kElementwiseOps)),
                          [](const auto& info) {
                            return std::string(ddl::DtypeName(static_cast<ddl_dtype>(std::get<0>(info.param)))) + "_" +
                                   ddl::OpName(static_cast<ddl_op>(std::get<1>(info.param)));

@@ -51,7 +51,9 @@ std::string Coordinator::DescribeMissingData(const std::vector<int>& joined,
   const Announcement& a = submissions[0].announcement;
   const bool rootless = a.kind == DDL_BROADCAST && std::find(joined.begin(), joined.end(), a.root) != joined.end();
   const bool needs_all = std::any_of(submissions.begin(), submissions.end(), [](const Submission& submission) {
-    return submission.announcement.kind == DDL_ALL_TO_ALL || (submission.announcement.flags & DDL_FLAG_ALL_RANKS) != 0;
+    const Announcement& own = submission.announcement;
+    return own.kind == DDL_ALL_TO_ALL || (own.kind == DDL_ALL_REDUCE && own.op == DDL_ADASUM) ||
+           (own.flags & DDL_FLAG_ALL_RANKS) != 0;
   });
   if (!rootless && !needs_all) return {};
   return Label(a) + " cannot run, because it needs the data of " +

@@ -105,6 +105,10 @@ Status Executor::AllReduce(const Request& request, const View& in, const View& o
     status = PlainAllReduce(in, out, dtype, op);
   } else if (op == DDL_MEAN && !IsFloating(dtype)) {
     status = IntegerMean(in, out, dtype);
+  } else if (op == DDL_ADASUM) {
+    std::vector<uint64_t> tensors;
+    for (const ddl_buffer& buffer : request.buffers) tensors.push_back(buffer.count);
+    status = collectives_.AdaptiveSum(in, out, tensors, dtype);
   } else {
     status = collectives_.AllReduce(in, out, dtype, op, scheme);
   }

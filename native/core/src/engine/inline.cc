@@ -45,6 +45,7 @@ RendezvousRecord RecordOf(const ddl_request& request) {
 // rank reads every rank's data, so among many ranks the schemes that divide the work are faster from some size on.
 bool IsEager(const ddl_request& request, int size) {
   if (request.kind == DDL_ALL_REDUCE) {
+    if (request.op == DDL_ADASUM) return false;
     if (request.op == DDL_MEAN && !IsFloating(static_cast<ddl_dtype>(request.dtype))) return false;
     if (BytesOf(request) > kAlwaysEagerBytes && BytesOf(request) * static_cast<uint64_t>(size) > kEagerBytesOfAll)
       return false;
@@ -74,7 +75,9 @@ int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   // An all_to_all has its splits where others have small data.
   if (num_splits > 0) std::memcpy(rendezvous_.eager(), request.splits, num_splits * sizeof *request.splits);
   // Nothing else can be timed between the proposal and its use: see above.
-  if (request.kind == DDL_ALL_REDUCE && !eager) record.scheme = collectives_.Propose(BytesOf(request)).Encode();
+  if (request.kind == DDL_ALL_REDUCE && request.op != DDL_ADASUM && !eager) {
+    record.scheme = collectives_.Propose(BytesOf(request)).Encode();
+  }
   if (eager && (request.kind == DDL_ALL_REDUCE || request.root == transport_.rank)) {
     char* to = rendezvous_.eager();
     for (uint32_t i = 0; i < request.num_buffers; ++i) {
@@ -167,7 +170,7 @@ Status Engine::RunInline(const ddl_request& request, bool eager) {
     Decision decision;
     if (HasFreeRows(request.kind)) decision.rows = RowsAtRendezvous(request);
     // An integer mean is reduced in wider integers: not the bytes that the proposal was for.
-    if (request.kind == DDL_ALL_REDUCE &&
+    if (request.kind == DDL_ALL_REDUCE && request.op != DDL_ADASUM &&
         (request.op != DDL_MEAN || IsFloating(static_cast<ddl_dtype>(request.dtype)))) {
       decision.scheme = Scheme::Decode(rendezvous_.record_of(0).scheme);
     }

@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "base/trace.h"
 #include "base/waiter.h"
+#include "common/hash.h"
 #include "kernels/kernels.h"
 
 namespace ddl {
@@ -20,7 +21,13 @@ void Request::TraceRun(double agreed, double started, int code) const {
 Terms TermsOf(const ddl_request& request) {
   Terms terms{request.kind,      request.dtype, request.op,          request.root,     request.flags, 0,
               request.row_count, request.rows,  request.fingerprint, request.tolerance};
-  for (uint32_t i = 0; i < request.num_buffers; ++i) terms.count += request.buffers[i].count;
+  for (uint32_t i = 0; i < request.num_buffers; ++i) {
+    terms.count += request.buffers[i].count;
+    // Where one tensor ends and the next begins is part of the plan.
+    if (Reduces(request.kind) && request.op == DDL_ADASUM) {
+      terms.fingerprint = HashNumber(request.buffers[i].count, terms.fingerprint);
+    }
+  }
   return terms;
 }
 
@@ -52,6 +59,16 @@ Status Validate(const ddl_request& request, int size) {
   if (request.kind == DDL_BARRIER) return {};
   if (request.dtype >= DDL_NUM_DTYPES) return refuse("dtype: unknown.", std::to_string(request.dtype));
   if (request.op >= DDL_NUM_OPS) return refuse("op: unknown.", std::to_string(request.op));
+  if (request.op == DDL_ADASUM && Reduces(request.kind)) {
+    if (request.kind != DDL_ALL_REDUCE || (request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0) {
+      return refuse(
+          "adasum: for all_reduce only, without mpi and check.",
+          std::string(KindName(static_cast<ddl_kind>(request.kind))) + ", flags " + std::to_string(request.flags));
+    }
+    if (!IsFloating(static_cast<ddl_dtype>(request.dtype))) {
+      return refuse("adasum: floating dtypes only.", DtypeName(static_cast<ddl_dtype>(request.dtype)));
+    }
+  }
   if (request.kind == DDL_BROADCAST && (request.root < 0 || request.root >= size)) {
     return refuse("root: must be a rank, 0 to " + std::to_string(size - 1) + ".", std::to_string(request.root));
   }

@@ -42,6 +42,10 @@ class HierarchicalCollectives {
   // as it sends. `in` and `out` do not overlap. Each byte moves once: between groups straight to its receiver.
   Status AllToAll(const char* in, const std::vector<Range>& sends, char* out, const std::vector<Range>& receives);
   Status Broadcast(int root, const View& in, const View& out);
+  // adaptive_sum.cc. DDL_ADASUM of floats: consecutive `tensors` of so many elements, each by itself. Ranks are
+  // combined in pairs, 0 with 1, 2 with 3 and so on, then their results; one without a neighbour goes on as it is. `in`
+  // and `out` are equal piece by piece or do not overlap.
+  Status AdaptiveSum(const View& in, const View& out, const std::vector<uint64_t>& tensors, ddl_dtype dtype);
 
   // "4 groups (2 each rank(s) in shared memory) joined by the transport as 2x2".
   std::string Describe() const;
@@ -56,6 +60,10 @@ class HierarchicalCollectives {
     bool has_last;
   };
   Stages StagesOf(ddl_dtype dtype, ddl_op op) const;
+  // adaptive_sum.cc
+  bool TreeFollowsBox() const;
+  Status AdaptiveSumOfBox(const View& in, const View& out, const std::vector<uint64_t>& tensors, ddl_dtype dtype);
+  Status AdaptiveSumOfAll(const View& in, const View& out, const std::vector<uint64_t>& tensors, ddl_dtype dtype);
   // all_reduce.cc
   Status AllReduceAcross(const View& in, const View& out, const Stages& stages, ddl_dtype dtype);
   std::vector<View> Shards(const View& whole, uint64_t offset, uint64_t count) const;

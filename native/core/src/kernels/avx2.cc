@@ -2,6 +2,7 @@
 #error "compile this file with -mavx2 -mf16c"
 #endif
 
+#include "kernels/adaptive_sum_vectors.h"
 #include "kernels/reduce.h"
 
 namespace ddl {

@@ -2,6 +2,7 @@
 #error "compile this file with -mavx512f -mavx512bw -mavx512dq -mavx512vl"
 #endif
 
+#include "kernels/adaptive_sum_vectors.h"
 #include "kernels/reduce.h"
 
 namespace ddl {

@@ -1,3 +1,4 @@
+#include "kernels/adaptive_sum_vectors.h"
 #include "kernels/reduce.h"
 
 namespace ddl {

@@ -1,13 +1,10 @@
 #include "kernels/kernels.h"
 
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
-#include "kernels/table.h"
+#include "kernels/instruction_set.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <immintrin.h>
 #endif
 
 namespace ddl {
@@ -17,13 +14,6 @@ namespace {
 constexpr size_t kPrefetchMinBytes = 8 * 1024;
 // Below this starting a string move costs more than it saves.
 constexpr size_t kRepMovsbFromBytes = 1024;
-
-#if defined(__x86_64__)
-bool HasF16c() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-}
-#endif
 
 #if defined(__x86_64__)
 // "Enhanced rep movsb": leaf 7, ebx, bit 9.
@@ -40,67 +30,6 @@ void StringMove(void* out, const void* in, size_t bytes) {
 #endif
 }
 #endif
-
-const KernelTable* Choose() {
-  const char* limit = std::getenv("KERAS_DDL_ISA");
-  if (limit == nullptr || *limit == '\0') limit = "avx512";
-  const bool avx512 = std::strcmp(limit, "avx512") == 0;
-  const bool avx2 = avx512 || std::strcmp(limit, "avx2") == 0;
-  const bool known = avx2 || std::strcmp(limit, "baseline") == 0;
-  if (!known) {
-    std::fprintf(stderr, "keras_ddl: KERAS_DDL_ISA must be baseline, avx2 or avx512; ignored. Received: '%s'.\n",
-                 limit);
-  }
-#if defined(__x86_64__)
-  __builtin_cpu_init();  // the C library does not promise to have run it before a plugin is loaded
-  if ((avx512 || !known) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    return &kAvx512Kernels;
-  }
-  if ((avx2 || !known) && __builtin_cpu_supports("avx2") && HasF16c()) return &kAvx2Kernels;
-#endif
-  return &kBaselineKernels;
-}
-
-const KernelTable& Kernels() {
-  static const KernelTable* const kernels = Choose();
-  return *kernels;
-}
-
-#if defined(__x86_64__)
-constexpr unsigned kDefaultFloatMode = 0x1f80;  // all exceptions masked, nearest even, subnormals kept
-unsigned FloatMode() { return _mm_getcsr(); }
-void SetFloatMode(unsigned mode) { _mm_setcsr(mode); }
-#elif defined(__aarch64__)
-constexpr uint64_t kDefaultFloatMode = 0;  // as above
-uint64_t FloatMode() {
-  uint64_t mode = 0;
-  asm volatile("mrs %0, fpcr" : "=r"(mode) : : "memory");
-  return mode;
-}
-void SetFloatMode(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
-#else
-constexpr int kDefaultFloatMode = 0;
-int FloatMode() { return kDefaultFloatMode; }
-void SetFloatMode(int) {}
-#endif
-
-// Default rounding and subnormals while a kernel runs. A thread inherits its creator's mode, and any library built
-// with -ffast-math that Python has loaded may have switched subnormals off: ranks would differ.
-class DefaultFloatMode {
- public:
-  DefaultFloatMode() : saved_(FloatMode()) {
-    if (saved_ != kDefaultFloatMode) SetFloatMode(kDefaultFloatMode);
-  }
-  ~DefaultFloatMode() {
-    if (saved_ != kDefaultFloatMode) SetFloatMode(saved_);
-  }
-  DefaultFloatMode(const DefaultFloatMode&) = delete;
-  DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
-
- private:
-  const decltype(FloatMode()) saved_;
-};
 
 }  // namespace
 
@@ -141,7 +70,5 @@ bool HasRepMovsb() {
   return false;
 #endif
 }
-
-const char* InstructionSetName() { return Kernels().name; }
 
 }  // namespace ddl

@@ -26,6 +26,9 @@ enum class Store {
   kRepMovsb,
 };
 
+// Operations that combine element by element: what the functions here take. The others follow them in ddl_op.
+constexpr int kElementwiseOps = DDL_ADASUM;
+
 // out[i] = in[0][i] op in[1][i] op ... op in[n-1][i], in exactly this order, n >= 1.
 // float16 and bfloat16 are accumulated in float32 and rounded once, to nearest even. Integers wrap. NaN: sum, mean and
 // product propagate it; min and max propagate it too (if any operand is NaN the result is NaN), as NumPy does.

@@ -14,6 +14,8 @@ const char* OpName(ddl_op op) {
       return "max";
     case DDL_PRODUCT:
       return "product";
+    case DDL_ADASUM:
+      return "adasum";
     case DDL_NUM_OPS:
       break;
   }

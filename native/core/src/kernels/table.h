@@ -14,9 +14,14 @@ struct KernelTable {
   using ReduceFunction = void (*)(const uint8_t* const* in, int n, uint8_t* out, size_t bytes, double divisor,
                                   bool streaming);
   const char* name;
-  ReduceFunction reduce[DDL_NUM_DTYPES][DDL_NUM_OPS];
+  ReduceFunction reduce[DDL_NUM_DTYPES][DDL_ADASUM];  // the operations before it
   void (*copy)(uint8_t* out, const uint8_t* in, size_t bytes);
   void (*stream_copy)(uint8_t* out, const uint8_t* in, size_t bytes);
+  // See adaptive_sum.h. [0]: float32, [1]: float64; float16 and bfloat16 to float32 and back.
+  void (*add_dots[2])(const uint8_t* a, const uint8_t* b, size_t count, double* dots);
+  void (*combine[2])(uint8_t* a, const uint8_t* b, size_t count, double share_a, double share_b);
+  void (*widen[2])(const uint8_t* in, uint8_t* out, size_t count);
+  void (*narrow[2])(const uint8_t* in, uint8_t* out, size_t count);
 };
 
 extern const KernelTable kBaselineKernels;

@@ -1,0 +1,208 @@
+// Adaptive sums. A rank gets one piece of the vectors of several ranks, combines them up the tree (adaptive_tree.h),
+// and the pieces are gathered: 2 (P-1)/P N bytes sent per rank as in vector halving with distance doubling (Maleki et
+// al., arXiv 2006.02924, 2020), for any number of ranks P. N bytes of memory beside, three times that for 16-bit
+// floats, which travel as they are and are combined in float32.
+//
+// Where the tree's pairs do not straddle the dimensions of the box, each dimension is a step of its own: inside the
+// group first, then what is left, 1/L of it per rank, between the groups. Else all ranks exchange pieces directly, L
+// times as many bytes between groups of L.
+#include "kernels/adaptive_sum.h"
+
+#include <memory>
+
+#include "common/dtypes.h"
+#include "hierarchy/adaptive_tree.h"
+#include "hierarchy/hierarchical_collectives.h"
+
+namespace ddl {
+namespace {
+
+// Not initialised, unlike a std::vector.
+using Memory = std::unique_ptr<char[]>;
+Memory Allocate(uint64_t bytes) { return Memory(new char[bytes + 1]); }
+
+bool IsPowerOfTwo(int n) { return (n & (n - 1)) == 0; }
+
+Range Bytes(const Range& range, size_t element_bytes) {
+  return {range.begin * element_bytes, range.end * element_bytes};
+}
+
+View BytesOf(const View& view, const Range& range) {
+  View bytes(1);
+  view.ForEach(range.begin, range.size(),
+               [&](char* data, uint64_t, uint64_t n) { bytes.Add(data, n * view.element_bytes()); });
+  return bytes;
+}
+
+// The memory of a view that is one piece; else nullptr.
+char* WholeOf(const View& view) {
+  char* first = nullptr;
+  view.ForEach(0, view.count(), [&](char* data, uint64_t offset, uint64_t n) {
+    if (offset == 0 && n == view.count()) first = data;
+  });
+  return first;
+}
+
+// `count` vectors of `length` elements that follow each other, in the dtype in which they are combined.
+struct Vectors {
+  Memory memory;
+  std::vector<char*> each;
+
+  Vectors(ddl_dtype dtype, Memory raw, size_t count, uint64_t length) {
+    const bool same = WideDtype(dtype) == dtype;
+    memory = same ? std::move(raw) : Allocate(count * length * sizeof(float));
+    if (!same) WidenToFloat32(dtype, raw.get(), memory.get(), count * length);
+    const uint64_t bytes = length * DtypeSize(WideDtype(dtype));
+    for (size_t v = 0; v < count; ++v) each.push_back(memory.get() + v * bytes);
+  }
+};
+
+void Narrow(ddl_dtype dtype, const char* wide, char* out, uint64_t count) {
+  if (WideDtype(dtype) == dtype) {
+    Copy(out, wide, count * DtypeSize(dtype), Store::kCached);
+  } else {
+    NarrowFromFloat32(dtype, wide, out, count);
+  }
+}
+
+}  // namespace
+
+Status HierarchicalCollectives::AdaptiveSum(const View& in, const View& out, const std::vector<uint64_t>& tensors,
+                                            ddl_dtype dtype) {
+  if (transport_.size == 1 || in.count() == 0) {
+    CopyView(in, out, Store::kCached);
+    return {};
+  }
+  return TreeFollowsBox() ? AdaptiveSumOfBox(in, out, tensors, dtype) : AdaptiveSumOfAll(in, out, tensors, dtype);
+}
+
+// Consecutive ranks in groups of a power of two; a single group may have any size, being last in the tree.
+bool HierarchicalCollectives::TreeFollowsBox() const {
+  if (one_group()) return true;
+  int rank = 0;
+  for (const auto& members : groups_) {
+    for (const int member : members) {
+      if (member != rank++) return false;
+    }
+  }
+  return even_ && IsPowerOfTwo(static_cast<int>(groups_[0].size()));
+}
+
+Status HierarchicalCollectives::AdaptiveSumOfBox(const View& in, const View& out, const std::vector<uint64_t>& tensors,
+                                                 ddl_dtype dtype) {
+  const auto local = static_cast<size_t>(pipeline_.rank());
+  const auto size = static_cast<size_t>(pipeline_.size());
+  const size_t bytes = DtypeSize(dtype);
+  const ddl_dtype wide = WideDtype(dtype);
+  const std::vector<Range> shards = SplitEvenly(in.count(), pipeline_.size());
+  const Range shard = shards[local];
+
+  Memory raw = Allocate(size * shard.size() * bytes);
+  std::vector<View> parts;
+  std::vector<View> arrivals;
+  for (size_t j = 0; j < size; ++j) {
+    parts.push_back(BytesOf(in, shards[j]));
+    arrivals.emplace_back(1, raw.get() + j * shard.size() * bytes, shard.size() * bytes);
+  }
+  DDL_RETURN_IF_ERROR(ShmAllToAll(pipeline_, parts, arrivals));
+  Vectors vectors(dtype, std::move(raw), size, shard.size());
+  const Reduction sum{DDL_FLOAT64, DDL_SUM, 1.0};
+  DDL_RETURN_IF_ERROR(CombineTree(wide, vectors.each, PartsOf(tensors, shard), tensors.size(), {},
+                                  [&](const View& numbers) { return ShmAllReduce(pipeline_, numbers, numbers, sum); }));
+
+  // Along each outer dimension the piece is cut once more. All but the last must be a power of two as well.
+  const auto groups = static_cast<int>(groups_.size());
+  std::vector<int> dimensions = outer_;
+  for (size_t d = 0; d + 1 < outer_.size(); ++d) {
+    if (!IsPowerOfTwo(outer_[d])) dimensions = {groups};
+  }
+  struct Cut {
+    std::unique_ptr<Ring> ring;
+    std::vector<Range> chunks;  // of all elements
+  };
+  std::vector<Cut> cuts;
+  Range piece = shard;
+  int stride = 1;
+  for (const int length : dimensions) {
+    const int position = group_ / stride % length;
+    std::vector<int> ranks;
+    Cut cut;
+    std::vector<Range> sends;
+    std::vector<Range> receives;
+    const std::vector<Range> chunks = SplitEvenly(piece.size(), length);
+    const Range mine = chunks[static_cast<size_t>(position)];
+    const size_t wide_bytes = DtypeSize(wide);
+    for (int p = 0; p < length; ++p) {
+      const auto at = static_cast<uint64_t>(p);
+      ranks.push_back(groups_[static_cast<size_t>(group_ + (p - position) * stride)][local]);
+      cut.chunks.push_back({piece.begin + chunks[at].begin, piece.begin + chunks[at].end});
+      sends.push_back(Bytes(chunks[at], wide_bytes));
+      receives.push_back(Bytes({at * mine.size(), (at + 1) * mine.size()}, wide_bytes));
+    }
+    cut.ring = std::make_unique<Ring>(transport_, waiter_, ranks, position);
+    Memory received = Allocate(static_cast<uint64_t>(length) * mine.size() * wide_bytes);
+    const char* const whole = vectors.each[0];
+    DDL_RETURN_IF_ERROR(cut.ring->AllToAll(whole, sends, received.get(), receives));
+    Copy(received.get() + receives[static_cast<size_t>(position)].begin,
+         whole + sends[static_cast<size_t>(position)].begin, mine.size() * wide_bytes, Store::kCached);
+    piece = cut.chunks[static_cast<size_t>(position)];
+    cuts.push_back(std::move(cut));
+    stride *= length;
+    vectors = Vectors(wide, std::move(received), static_cast<size_t>(length), mine.size());
+    const BoxNumber box{static_cast<size_t>(group_ / stride), static_cast<size_t>(groups / stride)};
+    DDL_RETURN_IF_ERROR(
+        CombineTree(wide, vectors.each, PartsOf(tensors, piece), tensors.size(), box,
+                    [&](const View& numbers) { return AllReduce(numbers, numbers, DDL_FLOAT64, DDL_SUM); }));
+  }
+
+  // And back.
+  const Memory result = Allocate(shard.size() * bytes);
+  Narrow(dtype, vectors.each[0], result.get() + (piece.begin - shard.begin) * bytes, piece.size());
+  for (auto cut = cuts.rbegin(); cut != cuts.rend(); ++cut) {
+    for (Range& chunk : cut->chunks) chunk = {chunk.begin - shard.begin, chunk.end - shard.begin};
+    DDL_RETURN_IF_ERROR(cut->ring->AllGather(result.get(), cut->chunks, bytes));
+  }
+  std::vector<View> results;
+  for (const Range& range : shards) results.push_back(out.Slice(range.begin, range.size()));
+  return ShmAllGather(pipeline_, View(bytes, result.get(), shard.size()), results);
+}
+
+Status HierarchicalCollectives::AdaptiveSumOfAll(const View& in, const View& out, const std::vector<uint64_t>& tensors,
+                                                 ddl_dtype dtype) {
+  const auto size = static_cast<size_t>(transport_.size);
+  const size_t bytes = DtypeSize(dtype);
+  const std::vector<Range> ranges = SplitEvenly(in.count(), transport_.size);
+  const Range own = ranges[static_cast<size_t>(transport_.rank)];
+
+  Memory packed;
+  const char* from = WholeOf(in);
+  if (from == nullptr) {
+    packed = Allocate(in.bytes());
+    CopyView(in, View(bytes, packed.get(), in.count()), Store::kCached);
+    from = packed.get();
+  }
+  Memory raw = Allocate(size * own.size() * bytes);
+  std::vector<Range> sends;
+  std::vector<Range> receives;
+  for (uint64_t r = 0; r < size; ++r) {
+    sends.push_back(Bytes(ranges[r], bytes));
+    receives.push_back(Bytes({r * own.size(), (r + 1) * own.size()}, bytes));
+  }
+  DDL_RETURN_IF_ERROR(AllToAll(from, sends, raw.get(), receives));
+  const Vectors vectors(dtype, std::move(raw), size, own.size());
+  DDL_RETURN_IF_ERROR(
+      CombineTree(WideDtype(dtype), vectors.each, PartsOf(tensors, own), tensors.size(), {},
+                  [&](const View& numbers) { return AllReduce(numbers, numbers, DDL_FLOAT64, DDL_SUM); }));
+
+  const Memory result = Allocate(own.size() * bytes);
+  Narrow(dtype, vectors.each[0], result.get(), own.size());
+  const View mine(bytes, result.get(), own.size());
+  char* const to = WholeOf(out);
+  if (to != nullptr) return AllGather(mine, to, ranges, bytes);
+  if (packed == nullptr) packed = Allocate(in.bytes());
+  DDL_RETURN_IF_ERROR(AllGather(mine, packed.get(), ranges, bytes));
+  CopyView(View(bytes, packed.get(), out.count()), out, Store::kCached);
+  return {};
+}
+
+}  // namespace ddl

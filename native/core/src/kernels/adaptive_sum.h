@@ -1,0 +1,34 @@
+// The arithmetic of the adaptive sum of two vectors (Maleki et al., arXiv 2006.02924, 2020):
+//   (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b
+// which is their sum where they are orthogonal and their mean where they are equal. Vectors are float32 or float64
+// here; 16-bit floats are widened to float32 first. Products are summed in float64 in a fixed order, the same under
+// every instruction set.
+#ifndef KERAS_DDL_CORE_KERNELS_ADAPTIVE_SUM_H_
+#define KERAS_DDL_CORE_KERNELS_ADAPTIVE_SUM_H_
+
+#include <cstddef>
+
+#include "ddl.h"
+
+namespace ddl {
+
+// Products of two vectors, or of the parts of them that a rank has: those of the whole are the sum over its parts.
+struct Dots {
+  double ab = 0;
+  double aa = 0;
+  double bb = 0;
+};
+
+// The dtype in which vectors of `dtype` are combined: float64, or float32 for all others. REQUIRES: IsFloating(dtype).
+constexpr ddl_dtype WideDtype(ddl_dtype dtype) { return dtype == DDL_FLOAT64 ? DDL_FLOAT64 : DDL_FLOAT32; }
+
+// `wide`: DDL_FLOAT32 or DDL_FLOAT64. No alignment is needed.
+void AddDots(ddl_dtype wide, const void* a, const void* b, size_t count, Dots* dots);
+// a = the adaptive sum of a and b, whose products over the whole vectors are `dots`. A vector of zeros changes nothing.
+void Combine(ddl_dtype wide, void* a, const void* b, size_t count, const Dots& dots);
+// DDL_FLOAT16 and DDL_BFLOAT16 to float32 and back, to nearest even. No overlap.
+void WidenToFloat32(ddl_dtype dtype, const void* in, void* out, size_t count);
+void NarrowFromFloat32(ddl_dtype dtype, const void* in, void* out, size_t count);
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_KERNELS_ADAPTIVE_SUM_H_

@@ -1,0 +1,103 @@
+// The kernels of adaptive sums against plain loops.
+#include "kernels/adaptive_sum.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "common/half.h"
+#include "kernels/kernels.h"
+#include "test_data.h"
+
+namespace ddl_test {
+namespace {
+
+// The sums in the order that the header promises to be the same everywhere: eight of them, then from the first on.
+template <typename T>
+double DotOf(const T* a, const T* b, size_t count) {
+  double sums[8] = {};
+  for (size_t i = 0; i < count; ++i) sums[i % 8] += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  double sum = 0;
+  for (const double each : sums) sum += each;
+  return sum;
+}
+
+template <typename T>
+void ExpectCombines(ddl_dtype dtype) {
+  Random random(3);
+  const auto number = [&] { return static_cast<T>(static_cast<double>(random.Below(2'000'001)) * 1e-6 - 1); };
+  for (const size_t count : {0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 1000, 4099}) {
+    for (const size_t shift : {0, 1, 3}) {  // elements; bytes below
+      std::vector<T> a(count), b(count);
+      for (size_t i = 0; i < count; ++i) a[i] = number(), b[i] = number();
+      std::vector<char> memory(2 * (count + 8) * sizeof(T) + 2, 0x5a);
+      char* const x = memory.data() + 1 + shift * sizeof(T);
+      char* const y = x + (count + 1) * sizeof(T);
+      if (count > 0) std::memcpy(x, a.data(), count * sizeof(T)), std::memcpy(y, b.data(), count * sizeof(T));
+
+      ddl::Dots dots{1, 2, 4};
+      ddl::AddDots(dtype, x, y, count, &dots);
+      EXPECT_EQ(dots.ab, 1 + DotOf(a.data(), b.data(), count)) << count;
+      EXPECT_EQ(dots.aa, 2 + DotOf(a.data(), a.data(), count)) << count;
+      EXPECT_EQ(dots.bb, 4 + DotOf(b.data(), b.data(), count)) << count;
+
+      ddl::Combine(dtype, x, y, count, {3, 2, 0});
+      for (size_t i = 0; i < count; ++i) {
+        T result;
+        std::memcpy(&result, x + i * sizeof(T), sizeof(T));
+        EXPECT_EQ(result, static_cast<T>(0.25) * a[i] + b[i]) << count << " " << i;
+      }
+      for (char* at = x + count * sizeof(T); at < y; ++at) EXPECT_EQ(*at, 0x5a);
+    }
+  }
+}
+
+TEST(AdaptiveSumTest, OfFloat32) { ExpectCombines<float>(DDL_FLOAT32); }
+TEST(AdaptiveSumTest, OfFloat64) { ExpectCombines<double>(DDL_FLOAT64); }
+
+template <typename Half>
+void ExpectConverts(ddl_dtype dtype) {
+  std::vector<uint16_t> all(1 << 16);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+  for (const size_t from : {0, 1, 5}) {  // heads and tails of every length
+    const size_t count = all.size() - 2 * from;
+    std::vector<float> wide(count + 1, -7);
+    ddl::WidenToFloat32(dtype, all.data() + from, wide.data(), count);
+    EXPECT_EQ(wide[count], -7);
+    // Between two neighbours, too.
+    std::vector<float> between(count);
+    for (size_t i = 0; i < count; ++i) {
+      const float expected = Half{all[from + i]}.ToFloat();
+      ASSERT_TRUE(wide[i] == expected || (std::isnan(wide[i]) && std::isnan(expected))) << from + i;
+      between[i] = wide[i] * 1.0003f;
+    }
+    std::vector<uint16_t> back(count), rounded(count);
+    ddl::NarrowFromFloat32(dtype, wide.data(), back.data(), count);
+    ddl::NarrowFromFloat32(dtype, between.data(), rounded.data(), count);
+    for (size_t i = 0; i < count; ++i) {
+      if (std::isnan(wide[i])) {
+        ASSERT_TRUE(std::isnan(Half{back[i]}.ToFloat())) << from + i;
+      } else {
+        ASSERT_EQ(back[i], all[from + i]);
+        ASSERT_EQ(rounded[i], Half::FromFloat(between[i]).bits) << from + i;
+      }
+    }
+  }
+}
+
+TEST(AdaptiveSumTest, Float16IsWidenedAndNarrowed) { ExpectConverts<ddl::Float16>(DDL_FLOAT16); }
+TEST(AdaptiveSumTest, Bfloat16IsWidenedAndNarrowed) {
+  ExpectConverts<ddl::Bfloat16>(DDL_BFLOAT16);
+  // A NaN whose payload would carry over when rounded.
+  const uint32_t bits = 0x7fffffff;
+  uint16_t narrow = 0;
+  ddl::NarrowFromFloat32(DDL_BFLOAT16, &bits, &narrow, 1);
+  EXPECT_TRUE(std::isnan(ddl::Bfloat16{narrow}.ToFloat()));
+}
+
+}  // namespace
+}  // namespace ddl_test
