@@ -15,7 +15,7 @@ from typing import Any
 from keras_ddl import errors
 from keras_ddl.communicator.native_signals import INTERRUPTED
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 FAILED_PRECONDITION = 9  # of ddl_code
 ERROR_BYTES = 4096  # of the buffers for messages
 
@@ -33,6 +33,7 @@ class Request(Structure):
         ("op", c_uint32),
         ("root", c_int32),
         ("flags", c_uint32),
+        ("compression", c_uint32),
         ("num_buffers", c_uint32),
         ("buffers", POINTER(Buffer)),
         ("row_count", c_uint64),
@@ -43,6 +44,7 @@ class Request(Structure):
         ("tolerance", c_double),
         ("name", c_char_p),
         ("detail", c_char_p),
+        ("feedback", c_char_p),
         ("allocate", c_void_p),
         ("done", c_void_p),
         ("interrupted", INTERRUPTED),
@@ -70,6 +72,7 @@ class Options(Structure):
         ("num_outer", c_uint32),
         ("staging_bytes", c_uint64),
         ("staged_only", c_uint32),
+        ("feedback_bytes", c_uint64),
         ("warn_after_s", c_double),
         ("deadline_s", c_double),
         ("lost_after_s", c_double),

@@ -2,7 +2,7 @@
 #error "compile this file with -mavx2 -mf16c"
 #endif
 
-#include "kernels/reduce.h"
+#include "kernels/narrow.h"
 
 namespace ddl {
 

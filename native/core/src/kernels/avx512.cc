@@ -2,7 +2,7 @@
 #error "compile this file with -mavx512f -mavx512bw -mavx512dq -mavx512vl"
 #endif
 
-#include "kernels/reduce.h"
+#include "kernels/narrow.h"
 
 namespace ddl {
 

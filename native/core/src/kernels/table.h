@@ -17,6 +17,10 @@ struct KernelTable {
   ReduceFunction reduce[DDL_NUM_DTYPES][DDL_NUM_OPS];
   void (*copy)(uint8_t* out, const uint8_t* in, size_t bytes);
   void (*stream_copy)(uint8_t* out, const uint8_t* in, size_t bytes);
+  // narrow.h; of bfloat16, then float16
+  void (*narrow[2])(const float* in, float scale, uint8_t* out, float unit, float* error, size_t count);
+  void (*widen[2])(const uint8_t* in, float factor, float* out, size_t count, bool adds);
+  float (*largest_finite)(const float* in, size_t count);
 };
 
 extern const KernelTable kBaselineKernels;
