@@ -52,8 +52,8 @@ def main() -> None:
     options = parser.parse_args()
     keras_ddl.init()
     found: dict[str | None, list[tuple[float, float]]] = {each: [] for each in COMPRESSIONS}
-    for seed in range(1, options.seeds + 1):
-        for compression in COMPRESSIONS:
+    for compression in COMPRESSIONS:  # None first: it is no choice among Strategies that exist
+        for seed in range(1, options.seeds + 1):
             found[compression].append(train(compression, seed, options.epochs))
     if keras_ddl.rank() > 0:
         return

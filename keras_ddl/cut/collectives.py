@@ -75,7 +75,8 @@ class Sums:
                     name = f"{self._scope}{op}_{self._count}"
                     self._count += 1
                     parts = [_numeric(wanted[value][0]) for value in members]
-                    found = self._collectives.reduce(parts, op, name, compressed=compressed)
+                    options = {"compressed": True} if compressed else {}
+                    found = self._collectives.reduce(parts, op, name, **options)
                     for value, tensor in zip(members, found):
                         tensor = tf.cast(tensor, tf.bool) if value.dtype == tf.bool else tensor
                         tensor.set_shape(wanted[value][0].shape)

@@ -24,7 +24,8 @@ struct CompressionRow {
   const char* name;
   ddl_compression compression;
 };
-constexpr CompressionRow kCompressions[] = {{"bfloat16", DDL_COMPRESSION_BFLOAT16}, {"float16", DDL_COMPRESSION_FLOAT16}};
+constexpr CompressionRow kCompressions[] = {{"bfloat16", DDL_COMPRESSION_BFLOAT16},
+                                            {"float16", DDL_COMPRESSION_FLOAT16}};
 
 void ReadDType(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
   TF_OpKernelConstruction_GetAttrType(construction, "T", &attributes->tf_dtype, status->get());

@@ -196,6 +196,7 @@ void OuterAllReduce::Round(const Range& parts, float unit) {
 void OuterAllReduce::Unpack(const char* message, const Range& parts, bool adds) {
   const bool scaled = compression_ == DDL_COMPRESSION_FLOAT16;
   for (uint64_t p = parts.begin; p < parts.end; ++p) {
+    if (at_[p] == at_[p + 1]) continue;  // perhaps there is no message at all
     const char* from = message + (WireOffset(p) - WireOffset(parts.begin));
     float scale = 1;
     if (scaled) {
