@@ -1,4 +1,4 @@
-"""What benchmarks/cluster.py runs on every rank: all-reduces in interleaved rounds, with the bytes the hosts sent.
+"""What benchmarks/cluster.py runs on every rank: collectives in interleaved rounds, with the bytes the hosts sent.
 
 Not meant to be started by hand. Reads one JSON document of settings from its argument; rank 0 prints one JSON document
 behind SETTINGS["mark"].
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from _emulated_cluster import Cables
+from _halves import by_keras_ddl, by_mpi, chunk_of
 from _rounds import machine
 from _tcp_streams import TcpStreams
 from mpi4py import MPI
@@ -25,22 +26,31 @@ from keras_ddl.communicator import binding, describe, group, native_library
 from keras_ddl.topology import make_topology
 
 SETTINGS = json.loads(sys.argv[1])
+COLLECTIVE = SETTINGS.get("collective", "all_reduce")
+COMPRESSIONS = ("bfloat16", "float16")
 WORLD = MPI.COMM_WORLD
 
 
 def make_contestant(name: str) -> tuple[str, Callable[[np.ndarray, np.ndarray], object]]:
-    """(what it runs on, the call) of "keras_ddl" (as initialised), "mpi", "tcp", or a mode: "x:1x8" is a flat ring."""
+    """(what it runs on, the call) of "keras_ddl" (as initialised), "bfloat16", "float16" (the same, compressed), "mpi",
+    "tcp", or a mode: "x:1x8" is a flat ring."""
     if name == "tcp":
         return "sockets", TcpStreams(WORLD, SETTINGS["racks"])
     if name == "mpi":
-        return MPI.Get_library_version().splitlines()[0].split(",")[0], WORLD.Allreduce
+        call = WORLD.Allreduce if COLLECTIVE == "all_reduce" else by_mpi(WORLD, COLLECTIVE)
+        return MPI.Get_library_version().splitlines()[0].split(",")[0], call
     comm = make_communicator(name)
+    if COLLECTIVE != "all_reduce":
+        return comm.describe(), by_keras_ddl(comm, COLLECTIVE, f"cluster-{name}")
+    if name in COMPRESSIONS:
+        options = {"compression": name, "feedback": name}
+        return comm.describe(), lambda source, result: comm.all_reduce(source, "sum", name, out=result, **options)
     return comm.describe(), lambda source, result: comm.all_reduce(source, "sum", f"cluster-{name}", out=result)
 
 
 def make_communicator(name: str) -> binding.Communicator:
     """All ranks in the box of "keras_ddl" (as initialised) or of a mode. COLLECTIVE."""
-    if name == "keras_ddl":
+    if name == "keras_ddl" or name in COMPRESSIONS:
         topology = keras_ddl.topology()
     else:
         topology = make_topology(WORLD.rank, WORLD.allgather(MPI.Get_processor_name()), name)
@@ -54,7 +64,7 @@ def make_communicator(name: str) -> binding.Communicator:
 
 
 def pattern(count: int, rank: int) -> np.ndarray:
-    """Whole numbers whose sum over the ranks is exact in float32 and known."""
+    """Whole numbers whose sum over the ranks is exact in float32, and in bfloat16 up to 10 ranks, and known."""
     values = np.arange(count, dtype=np.int32) % 17 + rank
     return values.astype(np.float32)
 
@@ -64,7 +74,13 @@ def measure(
 ) -> tuple[float, float, dict[str, int], bool]:
     """Seconds of the slowest rank, CPU seconds of all ranks, bytes sent, and whether the sum is right everywhere (of
     what makes no sum: yes). `prepare` runs just before, and its bytes count."""
+    own = chunk_of(source.size, WORLD.rank, WORLD.size)
+    whole, first = source.size, 0
     result = np.full_like(source, -1)
+    if COLLECTIVE == "reduce_scatter":
+        result, first = result[own], own.start
+    if COLLECTIVE == "all_gather":
+        source = source[own]
     WORLD.Barrier()
     before = cables.sent()
     if prepare is not None:
@@ -79,10 +95,19 @@ def measure(
     sent = {name: total - before.get(name, 0) for name, total in cables.sent().items()}
     ranks = WORLD.size
     right = True
-    for at in [] if isinstance(call, TcpStreams) else range(0, source.size, 1 << 20):
-        part = np.arange(at, min(source.size, at + (1 << 20)), dtype=np.int64) % 17 * ranks + ranks * (ranks - 1) // 2
+    for at in [] if isinstance(call, TcpStreams) else range(0, result.size, 1 << 20):
+        numbers = np.arange(first + at, first + min(result.size, at + (1 << 20)), dtype=np.int64) % 17
+        if COLLECTIVE == "all_gather":
+            part = numbers + np.repeat(np.arange(ranks), [_length(whole, r) for r in range(ranks)])[at : at + (1 << 20)]
+        else:
+            part = numbers * ranks + ranks * (ranks - 1) // 2
         right = right and bool((result[at : at + (1 << 20)] == part.astype(np.float32)).all())
     return seconds, cpu, sent, WORLD.allreduce(right, MPI.LAND)
+
+
+def _length(count: int, rank: int) -> int:
+    chunk = chunk_of(count, rank, WORLD.size)
+    return chunk.stop - chunk.start
 
 
 def main() -> None:

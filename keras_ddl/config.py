@@ -145,6 +145,13 @@ _TABLE = (
     ),
     Variable("STAGING_BYTES", "bytes", 64 << 20, "Bound on the shared memory through which one host's ranks reduce."),
     Variable(
+        "FEEDBACK_BYTES",
+        "bytes",
+        4 << 30,
+        "Bound on the memory in which a rank keeps what rounding took away from compressed sums, for the next ones. "
+        "Beyond it that of the sums made longest ago is dropped, with a warning.",
+    ),
+    Variable(
         "CMA",
         "0 or 1",
         True,

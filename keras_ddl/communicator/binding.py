@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 # Numbers of ddl.h; the spellings are those of the public functions.
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "avg": 1}
 ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER, JOIN = range(6)
+COMPRESSIONS = {None: 0, "bfloat16": 1, "float16": 2}
 WORLD = 0  # the id of the communicator of all ranks
 FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING, FLAG_ALL_RANKS = 1, 2, 4, 8
 
@@ -69,6 +70,7 @@ class Communicator:
         *,
         staging_bytes: int,
         staged_only: bool,
+        feedback_bytes: int,
         warn_after_seconds: float,
         deadline_seconds: float,
         lost_after_seconds: float,
@@ -93,6 +95,7 @@ class Communicator:
             num_outer=len(outer),
             staging_bytes=staging_bytes,
             staged_only=staged_only,
+            feedback_bytes=feedback_bytes,
             warn_after_s=warn_after_seconds,
             deadline_s=deadline_seconds,
             lost_after_s=lost_after_seconds,
@@ -191,13 +194,17 @@ class Communicator:
         out: np.ndarray | None = None,
         flags: int = 0,
         tolerance: float = 0.0,
+        compression: str | None = None,
+        feedback: str = "",
     ) -> Any:
-        """Returns `out` (default: a new array), `array` reduced over the ranks; dtype one of DTYPES, op one of OPS."""
+        """Returns `out` (default: a new array), `array` reduced over the ranks; dtype one of DTYPES, op one of OPS.
+
+        `compression`: one of COMPRESSIONS, for sums and means of float32. `feedback`: see `keras_ddl.all_reduce_n`.
+        """
         source = _contiguous(array)
         result = _empty_like(source) if out is None else out
-        return self._run(
-            ALL_REDUCE, name, source, result, op=OPS[op], detail=_text(array), flags=flags, tolerance=tolerance
-        )
+        fields = {"flags": flags, "tolerance": tolerance, "compression": compression, "feedback": feedback}
+        return self._run(ALL_REDUCE, name, source, result, op=OPS[op], detail=_text(array), **fields)
 
     def broadcast(self, array: np.ndarray, root: int, name: str) -> Any:
         """Returns a new array, the one of rank `root`. dtype and shape are equal on all ranks; any dtype but object."""
@@ -255,7 +262,21 @@ class Communicator:
         return result if ran else self._submit(request, source, result)
 
     def _request(
-        self, kind, name, source, result, *, detail="", op=0, flags=0, tolerance=0.0, root=0, row_count=0, rows=0
+        self,
+        kind,
+        name,
+        source,
+        result,
+        *,
+        detail="",
+        op=0,
+        flags=0,
+        tolerance=0.0,
+        compression=None,
+        feedback="",
+        root=0,
+        row_count=0,
+        rows=0,
     ) -> Request:
         buffers = None
         if source is not None:
@@ -267,6 +288,7 @@ class Communicator:
             op=op,
             root=root,
             flags=flags,
+            compression=COMPRESSIONS[compression],
             num_buffers=0 if source is None else 1,
             buffers=buffers,
             row_count=row_count,
@@ -275,6 +297,7 @@ class Communicator:
             tolerance=tolerance,
             name=name.encode(),
             detail=detail.encode() or None,
+            feedback=feedback.encode() or None,
             interrupted=self._interruption.function,
         )
 

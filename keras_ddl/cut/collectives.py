@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.weight_gradients import is_weight_gradient
 
 if TYPE_CHECKING:
     from keras_ddl.cut.report import Report
@@ -23,8 +24,11 @@ class Collectives(Protocol):
     rank: int
     size: int
 
-    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
         """Returns the tensors combined over ranks by `op`; shapes are equal on all ranks."""
+
+    def compresses(self, value: Value, op: str) -> bool:
+        """Whether `value` is to be reduced with `compressed`: rounded between hosts."""
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the ranks' tensors, one after the other along axis 0; their extents there may differ."""
@@ -62,19 +66,22 @@ class Sums:
         wanted, self._wanted = self._wanted, {}
         order = sorted(wanted, key=lambda value: (value.node.depth, value.node.position))  # as they become ready
         with tf.control_dependencies(None):
-            for op in dict.fromkeys(wanted[value][1] for value in order):
-                values = [value for value in order if wanted[value][1] == op]
+            kinds = {value: (op, self._collectives.compresses(value, op)) for value, (_, op, _) in wanted.items()}
+            for op, compressed in dict.fromkeys(kinds[value] for value in order):
+                values = [value for value in order if kinds[value] == (op, compressed)]
                 sizes = [_bytes(value) for value in values]
                 for bucket in self._collectives.buckets(sizes, [_numeric_name(value) for value in values]):
                     members = [values[i] for i in bucket]
                     name = f"{self._scope}{op}_{self._count}"
                     self._count += 1
-                    found = self._collectives.reduce([_numeric(wanted[value][0]) for value in members], op, name)
+                    parts = [_numeric(wanted[value][0]) for value in members]
+                    options = {"compressed": True} if compressed else {}
+                    found = self._collectives.reduce(parts, op, name, **options)
                     for value, tensor in zip(members, found):
                         tensor = tf.cast(tensor, tf.bool) if value.dtype == tf.bool else tensor
                         tensor.set_shape(wanted[value][0].shape)
                         done[value] = tensor
-                    self._report.reduced(op, members, [wanted[value][2] for value in members])
+                    self._report.reduced(op, members, [wanted[value][2] for value in members], compressed)
         return done
 
 
@@ -100,18 +107,42 @@ class OfRanks:
     Args:
         scope: begins every name.
         plan: groups tensors, as `Collectives.buckets` does.
+        compression: of the gradients of weights whose shapes are `weights`, or None; see `ops.all_reduce_n`.
+        feedback: begins the keys under which their rounding errors are kept; those of programs that reduce the same
+            gradients in the same order, such as a last batch of fewer rows, may be one.
     """
 
-    def __init__(self, scope: str, rank: int, size: int, plan: Any) -> None:
+    def __init__(
+        self,
+        scope: str,
+        rank: int,
+        size: int,
+        plan: Any,
+        *,
+        compression: str | None = None,
+        weights: Collection[tuple[int, ...]] = (),
+        feedback: str = "",
+    ) -> None:
         self.rank = rank
         self.size = size
         self._scope = scope
         self._plan = plan
+        self._compression = compression
+        self._weights = weights
+        self._feedback = feedback
+        self._compressed = 0
 
-    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
         from keras_ddl import ops
 
-        return ops.all_reduce_n(tensors, op=op, name=f"{self._scope}/{name}")
+        options = {}
+        if compressed:
+            options = {"compression": self._compression, "feedback": f"{self._feedback}/{self._compressed}"}
+            self._compressed += 1
+        return ops.all_reduce_n(tensors, op=op, name=f"{self._scope}/{name}", **options)
+
+    def compresses(self, value: Value, op: str) -> bool:
+        return self._compression is not None and op == "sum" and is_weight_gradient(value, self._weights)
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         from keras_ddl import ops

@@ -40,11 +40,14 @@ class Refusing:
         self.rank = rank
         self.size = size
 
-    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
         raise Refused(name)
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         raise Refused(name)
+
+    def compresses(self, value: Value, op: str) -> bool:
+        return False
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [list(range(len(sizes)))]

@@ -89,14 +89,15 @@ class Report:
         entry.of_few_rows = _bytes_of_few_rows(value)
         self.entries.append(entry)
 
-    def reduced(self, op: str, values: Sequence[Value], readers: Sequence[Node | None]) -> None:
-        """Values were combined in one collective."""
+    def reduced(
+        self, op: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
+    ) -> None:
+        """Values were combined in one collective; `compressed`: rounded to 16 bits between hosts."""
         sizes = [bytes_of(value) for value in values]
         total = None if any(each is None for each in sizes) else sum(sizes)
         kinds = sorted({"results" if each is None else each.type for each in readers})
-        self.entries.append(
-            Entry(op, total, [v.key for v in values], "for " + ", ".join(kinds), line_of(values[0].node))
-        )
+        reason = "for " + ", ".join(kinds) + (", 16 bits between hosts" if compressed else "")
+        self.entries.append(Entry(op, total, [v.key for v in values], reason, line_of(values[0].node)))
 
     def from_rank_0(self, node: Node) -> None:
         """Results of a function of the host went to all ranks, the shape and the entries of each."""

@@ -25,6 +25,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.ops import adaptive_sum, gradients, raw  # noqa: F401  (registers the gradients)
 from keras_ddl.ops.arguments import (
     by_dtype,
+    check_compression,
     check_root,
     dense_tensor,
     from_wire_dtype,
@@ -53,7 +54,14 @@ _REQUEST_BYTES = 256 << 20
 
 
 @tf.autograph.experimental.do_not_convert
-def all_reduce(tensor: Any, *, op: str = "sum", name: str | None = None, comm: Communicator | None = None) -> Any:
+def all_reduce(
+    tensor: Any,
+    *,
+    op: str = "sum",
+    name: str | None = None,
+    comm: Communicator | None = None,
+    compression: str | None = None,
+) -> Any:
     """Reduces `tensor` over all ranks; every rank gets the result, bitwise equal.
 
     Args:
@@ -63,6 +71,8 @@ def all_reduce(tensor: Any, *, op: str = "sum", name: str | None = None, comm: C
             mean of what is equal; ranks are combined in pairs, a tree that any number of ranks has.
         name: match key, equal on all ranks; see the module's text for the default.
         comm: the ranks that take part; None for all.
+        compression: None, "bfloat16" or "float16": what travels between hosts is rounded to it, equal on all ranks; see
+            `all_reduce_n`. Dense float32, op "sum" or "mean" only.
     Returns: shape [...]; for IndexedSlices the rows of all ranks ("mean": divided by size), op "sum" or "mean" only.
     Raises:
         ConfigError: an op or dtype that does not exist. NotInitializedError: before `keras_ddl.init()`.
@@ -71,15 +81,23 @@ def all_reduce(tensor: Any, *, op: str = "sum", name: str | None = None, comm: C
         same bytes, nbytes of memory beside (of 16-bit floats three times that), and log2(size) small sums.
     """
     reduction = "adasum" if op == "adasum" else reduction_of(op)
+    if compression is not None:
+        dtypes = [] if isinstance(tensor, tf.IndexedSlices) else [dense_tensor(tensor, "all_reduce").dtype]
+        check_compression(compression, None, reduction, dtypes, "all_reduce")
     comm = communicator_of(comm)
     if reduction == "adasum":
         tensor = adaptive_sum.floats(tensor, "all_reduce")
     if isinstance(tensor, tf.IndexedSlices):
+        if compression is not None:
+            raise ConfigError(
+                "all_reduce: the rows of tf.IndexedSlices are gathered, not summed, so there is nothing to compress. "
+                f"Received: compression={compression!r}. Leave it out, or use tf.convert_to_tensor first."
+            )
         return _all_reduce_slices(tensor, reduction, name, comm)
     tensor = dense_tensor(tensor, "all_reduce")
     if comm.size == 1:
         return tf.identity(tensor)
-    return raw.all_reduce(tensor, reduction, name, comm)
+    return raw.all_reduce(tensor, reduction, name, comm, compression=compression)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -91,6 +109,8 @@ def all_reduce_n(
     mpi: bool = False,
     check: float | None = None,
     comm: Communicator | None = None,
+    compression: str | None = None,
+    feedback: str | None = None,
 ) -> list[tf.Tensor]:
     """Reduces a list of tensors over all ranks in one shot, without concatenating them.
 
@@ -100,9 +120,15 @@ def all_reduce_n(
         op, name, comm: as in `all_reduce`; "adasum" is of each tensor by itself, all of them in one shot.
         mpi: use plain MPI_Allreduce instead: the baseline to compare results and times with.
         check: reduce both ways and raise CheckFailedError where |a - b| > check * max(1, |b|), with b the baseline.
+        compression: None, "bfloat16" or "float16": what travels between hosts is rounded to that dtype, half the bytes;
+            inside a host, and where it is added, it is float32. Equal on all ranks; float32, "sum" and "mean" only.
+        feedback: with compression, the key under which each rank keeps what its rounding took away, and adds it to its
+            next call of the same key (error feedback: Seide et al., 2014; Karimireddy et al., arXiv 1901.09847). By
+            default the name of the call; an eager call without a name keeps nothing, as does "".
     Returns: list of tensors, shaped as given.
     Raises: as `all_reduce`, and CheckFailedError.
-    Cost: as one all_reduce of all the bytes; `check` adds the baseline and its copy of the data.
+    Cost: as one all_reduce of all the bytes; `check` adds the baseline and its copy of the data. Compressed, half the
+        bytes between hosts; what is kept takes the bytes of the tensors on each host, shared out over its ranks.
     """
     reduction = "adasum" if op == "adasum" and not mpi and check is None else reduction_of(op)
     if check is not None and not (isinstance(check, (int, float)) and check >= 0):
@@ -116,13 +142,13 @@ def all_reduce_n(
         )
     check_each = adaptive_sum.floats if reduction == "adasum" else dense_tensor
     tensors = [check_each(tensor, "all_reduce_n") for tensor in tensors]
+    check_compression(compression, feedback, reduction, [each.dtype for each in tensors], "all_reduce_n", mpi=mpi)
     comm = communicator_of(comm)
     if comm.size == 1:
         return [tf.identity(tensor) for tensor in tensors]
     tolerance = raw.NO_CHECK if check is None else float(check)
-    return by_dtype(
-        tensors, name, lambda some, key: raw.all_reduce_n(some, reduction, key, comm, mpi=mpi, check=tolerance)
-    )
+    attrs = {"mpi": mpi, "check": tolerance, "compression": compression, "feedback": feedback}
+    return by_dtype(tensors, name, lambda some, key: raw.all_reduce_n(some, reduction, key, comm, **attrs))
 
 
 @tf.autograph.experimental.do_not_convert

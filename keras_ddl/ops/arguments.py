@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from keras_ddl.communicator.binding import COMPRESSIONS
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 
+_MAX_FEEDBACK_BYTES = 900
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "avg": "mean", "min": "min", "max": "max", "product": "product"}
 _DTYPES = tuple(tf.as_dtype(name) for name in DTYPES)
 # Collectives that only move values take more dtypes. These travel as another dtype of the same bytes, with so many more
@@ -30,6 +32,39 @@ def reduction_of(op: Any) -> str:
     if op not in _REDUCTIONS:
         raise ConfigError(f"op must be one of {', '.join(map(repr, _REDUCTIONS))}. Received: op={op!r}.")
     return _REDUCTIONS[op]
+
+
+def check_compression(
+    compression: Any, feedback: Any, reduction: str, dtypes: Sequence[tf.DType], function: str, *, mpi: bool = False
+) -> None:
+    """Raises: ConfigError: a compression that does not exist, or does not fit what is reduced."""
+    if compression not in COMPRESSIONS:
+        raise ConfigError(
+            f"{function}: compression must be 'bfloat16', 'float16' or None. Received: compression={compression!r}."
+        )
+    if feedback is not None and not (isinstance(feedback, str) and len(feedback.encode()) <= _MAX_FEEDBACK_BYTES):
+        raise ConfigError(
+            f"{function}: feedback must be a text of at most {_MAX_FEEDBACK_BYTES} bytes. Received: feedback="
+            f"{feedback!r}. Leave it out for the collective's name."
+        )
+    if compression is None:
+        return
+    if reduction not in ("sum", "mean"):
+        raise ConfigError(
+            f"{function}: compression is for op 'sum' and 'mean', whose rounding errors the next call makes up for. "
+            f"Received: op={reduction!r}, compression={compression!r}. Leave out compression."
+        )
+    others = sorted({dtype.name for dtype in dtypes if dtype != tf.float32})
+    if others:
+        raise ConfigError(
+            f"{function}: compression is for tensors of float32. Received: {', '.join(others)}, compression="
+            f"{compression!r}. Leave out compression, or reduce them in a call of their own."
+        )
+    if mpi:
+        raise ConfigError(
+            f"{function}: plain MPI sends what it is given. Received: mpi=True, compression={compression!r}. Leave out "
+            "one of them."
+        )
 
 
 def check_root(root: Any, comm: Communicator) -> None:

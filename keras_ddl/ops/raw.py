@@ -21,6 +21,9 @@ def _call(kind: str, function: str, name: str | None, comm: Communicator, *args:
         raise jit_compile_error()
     # The op's own name in the graph: readable in a profile, and free of what TensorFlow does not allow in names.
     key = names.resolve(name, kind, comm.prefix, comm.id)
+    if "feedback" in attrs and attrs["feedback"] is None:
+        # All eager calls without a name share one: what was rounded in one of them is not for the next.
+        attrs["feedback"] = "" if name is None and tf.executing_eagerly() else key
     attrs.update(tensor_name=key, communicator=comm.id, name=f"ddl_{kind}")
     if not tf.executing_eagerly():
         return op(*args, **attrs)
@@ -30,9 +33,12 @@ def _call(kind: str, function: str, name: str | None, comm: Communicator, *args:
         return op(*args, **attrs)
 
 
-def all_reduce(tensor: tf.Tensor, reduction: str, name: str | None, comm: Communicator) -> tf.Tensor:
+def all_reduce(
+    tensor: tf.Tensor, reduction: str, name: str | None, comm: Communicator, *, compression: str | None = None
+) -> tf.Tensor:
     """Returns [...]: `tensor` reduced over all ranks."""
-    return _call("all_reduce", "ddl_all_reduce", name, comm, tensor, reduction=reduction, check=NO_CHECK)
+    attrs = {"reduction": reduction, "check": NO_CHECK, **_compression(compression)}
+    return _call("all_reduce", "ddl_all_reduce", name, comm, tensor, **attrs)
 
 
 def all_reduce_n(
@@ -43,9 +49,16 @@ def all_reduce_n(
     *,
     mpi: bool = False,
     check: float = NO_CHECK,
+    compression: str | None = None,
+    feedback: str | None = None,
 ) -> list[tf.Tensor]:
     """Returns `tensors` (one dtype, at least one) reduced over all ranks in one request."""
-    return _call("all_reduce_n", "ddl_all_reduce_n", name, comm, tensors, reduction=reduction, mpi=mpi, check=check)
+    attrs = {"reduction": reduction, "mpi": mpi, "check": check, **_compression(compression, feedback)}
+    return _call("all_reduce_n", "ddl_all_reduce_n", name, comm, tensors, **attrs)
+
+
+def _compression(compression: str | None, feedback: str | None = None) -> dict[str, Any]:
+    return {} if compression is None else {"compression": compression, "feedback": feedback}
 
 
 def broadcast_n(

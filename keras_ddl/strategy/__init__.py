@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import communicator, config, ops
+from keras_ddl.communicator.binding import COMPRESSIONS
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
@@ -57,6 +58,10 @@ class Strategy(tf.distribute.Strategy):
             of the whole batch, as one process does. "rank": each rank with those of its own rows, as in Horovod and
             PyTorch's DDP, without a collective for them; moving statistics are the mean of what each rank would have
             kept, weighed by rows. Layers with synchronized=True keep to the whole batch.
+        compression: "bfloat16" or "float16": in fit and `function` what gradients of weights take between hosts is
+            rounded to that dtype, half the bytes for slow wires; inside a host, and where they are added, they are
+            float32. What rounding takes away is added to the next step's gradients (docs/strategy.md). All else stays
+            exact, and so does everything on one host. Equal on all ranks.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is not given; its implementation says nothing here.
         unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices; refused
@@ -78,6 +83,7 @@ class Strategy(tf.distribute.Strategy):
         seed: int | None = None,
         gather_predictions: str = "all",
         batch_statistics: str = "global",
+        compression: str | None = None,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         **unsupported_tf_args: Any,
     ) -> None:
@@ -117,6 +123,11 @@ class Strategy(tf.distribute.Strategy):
                 "Strategy: batch_statistics must be 'global' or 'rank'. "
                 f"Received: batch_statistics={batch_statistics!r} (rank {topology.rank}). Leave it out for 'global'."
             )
+        if compression not in COMPRESSIONS:
+            raise ConfigError(
+                "Strategy: compression must be 'bfloat16', 'float16' or None. "
+                f"Received: compression={compression!r} (rank {topology.rank}). Leave it out for None."
+            )
         self.gather_predictions = gather_predictions
         self.settings = {  # as this rank gave them; where rank 0's count, another may not have got what it asked for
             "bucket_bytes": config.get("BUCKET_BYTES") if bucket_bytes is None else bucket_bytes,
@@ -124,6 +135,7 @@ class Strategy(tf.distribute.Strategy):
             "drift_check_percent": drift_check_percent,
             "gather_predictions": gather_predictions,
             "batch_statistics": batch_statistics,
+            "compression": compression,
         }
         device = start_up(topology)
         keras_patches.install()

@@ -6,6 +6,7 @@ is traced no strategy is active, so the graph is that of one process; keras_ddl/
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from keras_ddl.strategy.thread_value import ThreadValue
 ALONE = "1 rank: nothing moves between ranks."
 _LARGE = 1 << 20  # bytes gathered in a step of which the user is told
 _tracing = ThreadValue(False)
+_steps = itertools.count()
 
 
 def is_traced() -> bool:
@@ -57,6 +59,7 @@ class WholeStep:
         self.scope = scope
         self.rank, self.size = strategy.rank, strategy.size
         self._strategy = strategy
+        self._feedback = f"{scope}#{next(_steps)}"  # another step may have the same name
         self.reports: list[cut.Report] = []
         self._traced: list[Any] = []  # keeps what the ranks' graphs use alive
         self._known: set[Any] = set()  # variables that are equal on all ranks already
@@ -100,7 +103,16 @@ class WholeStep:
             `cut.build_step` takes them.
         """
         scope = f"{self.scope}/{program.digest().hex()[:8]}"  # ranks that traced other steps do not meet
-        collectives = cut.OfRanks(scope, self.rank, self.size, self._plan)
+        trained = {tuple(each.shape) for concrete in self._traced for each in concrete.graph.trainable_variables}
+        collectives = cut.OfRanks(
+            scope,
+            self.rank,
+            self.size,
+            self._plan,
+            compression=self._strategy.settings["compression"],
+            weights=trained,
+            feedback=self._feedback,
+        )
         seed = zlib.crc32(f"{self._strategy.job}/{scope}".encode()) % 2**31
         with tf.device(self._strategy.extended.device):
             outputs = cut.build_step(

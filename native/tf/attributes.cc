@@ -20,6 +20,13 @@ struct OpRow {
 constexpr OpRow kOps[] = {{"sum", DDL_SUM}, {"mean", DDL_MEAN},       {"avg", DDL_MEAN},     {"min", DDL_MIN},
                           {"max", DDL_MAX}, {"product", DDL_PRODUCT}, {"adasum", DDL_ADASUM}};
 
+struct CompressionRow {
+  const char* name;
+  ddl_compression compression;
+};
+constexpr CompressionRow kCompressions[] = {{"bfloat16", DDL_COMPRESSION_BFLOAT16},
+                                            {"float16", DDL_COMPRESSION_FLOAT16}};
+
 void ReadDType(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
   TF_OpKernelConstruction_GetAttrType(construction, "T", &attributes->tf_dtype, status->get());
   if (!status->ok()) return;
@@ -71,6 +78,21 @@ void ReadBaseline(TF_OpKernelConstruction* construction, Attributes* attributes,
   }
 }
 
+void ReadCompression(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
+  const std::string compression = ReadString(construction, "compression", status->get());
+  if (!status->ok()) return;
+  attributes->feedback = ReadString(construction, "feedback", status->get());
+  if (!status->ok() || compression.empty()) return;
+  for (const CompressionRow& row : kCompressions) {
+    if (compression == row.name) {
+      attributes->compression = row.compression;
+      return;
+    }
+  }
+  status->Set(DDL_INVALID_ARGUMENT,
+              "compression: must be bfloat16, float16 or empty. Received: '" + compression + "'.");
+}
+
 void ReadAllRanks(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
   TF_Bool all_ranks = 0;
   TF_OpKernelConstruction_GetAttrBool(construction, "all_ranks", &all_ranks, status->get());
@@ -108,6 +130,7 @@ bool ReadAttributes(TF_OpKernelConstruction* construction, ddl_kind kind, Attrib
     ReadReduction(construction, attributes, &status);
   }
   if (status.ok() && kind == DDL_ALL_REDUCE) ReadBaseline(construction, attributes, &status);
+  if (status.ok() && kind == DDL_ALL_REDUCE) ReadCompression(construction, attributes, &status);
   if (status.ok() && kind == DDL_ALL_GATHER) ReadAllRanks(construction, attributes, &status);
   if (status.ok() && kind == DDL_BROADCAST) {
     int64_t root = 0;

@@ -17,6 +17,8 @@ struct Attributes {
   int32_t root = 0;
   uint32_t flags = 0;
   double tolerance = 0;
+  uint32_t compression = DDL_COMPRESSION_NONE;
+  std::string feedback;
   uint64_t fingerprint = 0;
   int64_t communicator = DDL_WORLD;
   std::string name;

@@ -182,6 +182,8 @@ bool Call::Prepare(ddl_comm* comm, ddl_request* request, Status* status) {
   request->root = attributes_.root;
   request->flags = attributes_.flags;
   request->tolerance = attributes_.tolerance;
+  request->compression = attributes_.compression;
+  request->feedback = attributes_.feedback.c_str();
   const bool has_splits = attributes_.kind == DDL_ALL_TO_ALL;
   if (has_splits && !TakeSplits(comm, request, status)) return false;
   for (int i = 0; i < (has_splits ? 1 : num_inputs); ++i) {

@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, Rows, build_step
+from keras_ddl.cut.program import Value
 
 RANKS = 2
 
@@ -16,11 +17,14 @@ class _Nothing:
 
     rank, size = 0, RANKS
 
-    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
         return [tf.identity(each) for each in tensors]
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=[None, *tensor.shape[1:]])
+
+    def compresses(self, value: Value, op: str) -> bool:
+        return False
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]

@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, Rows, build_step
+from keras_ddl.cut.program import Value
 
 # A rank that waits for another occupies one of the threads in which TensorFlow runs operations (tests/conftest.py).
 assert tf.config.threading.get_inter_op_parallelism_threads() >= 32
@@ -57,7 +58,7 @@ class SimulatedCollectives:
         self.rank = rank
         self.size = exchange.size
 
-    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
             everyone = self.exchange.meet(name, self.rank, arrays)
             return [_COMBINE[op](list(each)) for each in zip(*everyone)]
@@ -71,6 +72,9 @@ class SimulatedCollectives:
         found = tf.numpy_function(run, [tensor], tensor.dtype)
         found.set_shape([None, *tensor.shape.as_list()[1:]])
         return found
+
+    def compresses(self, value: Value, op: str) -> bool:
+        return False
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]

@@ -15,6 +15,7 @@ from cut.simulated import chunks
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, build_step
+from keras_ddl.cut.program import Value
 from keras_ddl.cut.states import WHOLE, Rows
 
 _OPTIONS = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
@@ -71,7 +72,7 @@ class _Collectives:
     def __init__(self, turns: _Turns, rank: int) -> None:
         self._turns, self.rank, self.size = turns, rank, turns.size
 
-    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
         def combine(given: list[Any]) -> list[Any]:
             return [_COMBINE[op](list(each)) for each in zip(*given)]
 
@@ -79,6 +80,9 @@ class _Collectives:
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return tf.identity(self._turns.meet(self.rank, name, tensor, lambda given: tf.concat(given, 0)))
+
+    def compresses(self, value: Value, op: str) -> bool:
+        return False
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]

@@ -18,7 +18,7 @@ def checks(*names: str) -> list[Path]:
 # graph, ops and split checks leave TensorFlow one thread for the ops of a graph; test_ops_of_three goes without.
 test_ops_alone = rank_tests(checks("ops"), [1], check_timeout=90)
 test_ops_of_two = rank_tests(checks("graph", "ops", "failure", "split"), [2], check_timeout=120)
-test_ops_of_three = rank_tests(checks("gradient", "failure"), [(3, "x:1x3")], check_timeout=120)
+test_ops_of_three = rank_tests(checks("gradient", "failure", "compression"), [(3, "x:1x3")], check_timeout=120)
 test_ops_in_more_modes = pytest.mark.long(rank_tests(checks("ops"), [3, ALL_SHARED, ALL_MPI], check_timeout=90))
 test_ops_of_four = pytest.mark.long(rank_tests(checks("graph", "ops", "failure", "split"), [BOTH], check_timeout=120))
 test_ops_gradients_of_more = pytest.mark.long(rank_tests(checks("gradient"), [3, BOTH], check_timeout=120))

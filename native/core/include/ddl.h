@@ -6,10 +6,10 @@
 //
 // Contract of every collective: all ranks submit a request of the same `name`; the order of submission may differ
 // between ranks and threads. Requests are matched by name (several under one name: first in, first matched). Kind,
-// dtype, op, root, flags, element count (where rows are not free: DDL_ALL_GATHER, DDL_ALL_TO_ALL) and fingerprint must
-// be equal on all ranks, and on each rank the splits of an all_to_all must add up to its rows; if not, the request
-// fails with DDL_FAILED_PRECONDITION on EVERY rank with one message that names the ranks and both values, and the
-// communicator stays usable. Results are bitwise equal on all ranks and from run to run for one topology.
+// dtype, op, compression, root, flags, element count (where rows are not free: DDL_ALL_GATHER, DDL_ALL_TO_ALL) and
+// fingerprint must be equal on all ranks, and on each rank the splits of an all_to_all must add up to its rows; if not,
+// the request fails with DDL_FAILED_PRECONDITION on EVERY rank with one message that names the ranks and both values,
+// and the communicator stays usable. Results are bitwise equal on all ranks and from run to run for one topology.
 //
 // A rank that has no more data joins (DDL_JOIN). From then on no collective waits for it: it takes part in what the
 // others submit with neutral data (zeros; ones in a product; the largest or smallest number in a min or max; no rows in
@@ -88,6 +88,15 @@ typedef enum ddl_kind {
   DDL_NUM_KINDS = 7,
 } ddl_kind;
 
+// What travels between groups of an all-reduce, where the data is float32: rounded to 16 bits, sums in float32 all the
+// same.
+typedef enum ddl_compression {
+  DDL_COMPRESSION_NONE = 0,
+  DDL_COMPRESSION_BFLOAT16 = 1,
+  DDL_COMPRESSION_FLOAT16 = 2,  // scaled by powers of two, so that nothing overflows
+  DDL_NUM_COMPRESSIONS = 3,
+} ddl_compression;
+
 // Flags of a request.
 #define DDL_FLAG_PLAIN_MPI 1u  // DDL_ALL_REDUCE by the transport's own MPI_Allreduce, as a baseline
 #define DDL_FLAG_CHECK 2u      // DDL_ALL_REDUCE, then compare with the baseline within `tolerance`
@@ -110,6 +119,9 @@ typedef struct ddl_request {
   uint32_t op;     // ddl_op; read by DDL_ALL_REDUCE and DDL_REDUCE_SCATTER only
   int32_t root;    // read by DDL_BROADCAST only
   uint32_t flags;
+  // ddl_compression; DDL_ALL_REDUCE of DDL_FLOAT32 by DDL_SUM or DDL_MEAN, without DDL_FLAG_PLAIN_MPI. Changes nothing
+  // where all ranks share memory.
+  uint32_t compression;
   uint32_t num_buffers;       // DDL_ALL_REDUCE, DDL_BROADCAST: any; DDL_BARRIER: 0; others: 1
   const ddl_buffer* buffers;  // reduced as if concatenated (DDL_ADASUM: see there; counts agree). Copied by ddl_submit;
                               // the memory they point to must stay valid until `done`. DDL_ALL_GATHER, DDL_ALL_TO_ALL:
@@ -127,6 +139,10 @@ typedef struct ddl_request {
   double tolerance;    // with DDL_FLAG_CHECK: max |a - b| <= tolerance * max(1, |b|)
   const char* name;    // match key, UTF-8, 1..1023 bytes; not read by DDL_JOIN
   const char* detail;  // shown in error messages (shapes, tensor names); may be NULL; cut after 1023 bytes
+  // With `compression`: the key under which this rank keeps what rounding takes away, and adds it to the next request
+  // of the same key and count; NULL or "": it is lost. Up to 1,023 bytes; need not be equal on all ranks. Kept in the
+  // order of use within ddl_options.feedback_bytes; 4/L bytes an element, with L ranks in a group.
+  const char* feedback;
   // DDL_ALL_GATHER, DDL_ALL_TO_ALL: called once on the communication thread (start no thread here, see above) when the
   // sizes are known: the rows that this rank gets from each. Returns the output of sum(rows_by_rank) * row_count
   // elements, or NULL to fail the request. NULL: the library allocates (ddl_work_data).
@@ -184,9 +200,10 @@ typedef struct ddl_options {
   // 1: ranks of a group reach each other's data through the staging memory only. 0: also directly (cross memory
   // attach), where the system lets them and that is faster.
   uint32_t staged_only;
-  double warn_after_s;  // report missing ranks after this many seconds; 0: never
-  double deadline_s;    // fail a request that is incomplete for this long; 0: never
-  double lost_after_s;  // give up a host that shows no sign of life for this long, 1 or more; 0: never
+  uint64_t feedback_bytes;  // bound on what is kept of ddl_request.feedback, on each rank; 0: 4 GiB. Need not be equal
+  double warn_after_s;      // report missing ranks after this many seconds; 0: never
+  double deadline_s;        // fail a request that is incomplete for this long; 0: never
+  double lost_after_s;      // give up a host that shows no sign of life for this long, 1 or more; 0: never
   // Receives warnings (UTF-8, no newline), on the communication thread (start no thread here); NULL: stderr.
   void (*warn)(void* user, const char* message);
   void* warn_user;

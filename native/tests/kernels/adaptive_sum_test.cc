@@ -59,45 +59,6 @@ void ExpectCombines(ddl_dtype dtype) {
 TEST(AdaptiveSumTest, OfFloat32) { ExpectCombines<float>(DDL_FLOAT32); }
 TEST(AdaptiveSumTest, OfFloat64) { ExpectCombines<double>(DDL_FLOAT64); }
 
-template <typename Half>
-void ExpectConverts(ddl_dtype dtype) {
-  std::vector<uint16_t> all(1 << 16);
-  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
-  for (const size_t from : {0, 1, 5}) {  // heads and tails of every length
-    const size_t count = all.size() - 2 * from;
-    std::vector<float> wide(count + 1, -7);
-    ddl::WidenToFloat32(dtype, all.data() + from, wide.data(), count);
-    EXPECT_EQ(wide[count], -7);
-    // Between two neighbours, too.
-    std::vector<float> between(count);
-    for (size_t i = 0; i < count; ++i) {
-      const float expected = Half{all[from + i]}.ToFloat();
-      ASSERT_TRUE(wide[i] == expected || (std::isnan(wide[i]) && std::isnan(expected))) << from + i;
-      between[i] = wide[i] * 1.0003f;
-    }
-    std::vector<uint16_t> back(count), rounded(count);
-    ddl::NarrowFromFloat32(dtype, wide.data(), back.data(), count);
-    ddl::NarrowFromFloat32(dtype, between.data(), rounded.data(), count);
-    for (size_t i = 0; i < count; ++i) {
-      if (std::isnan(wide[i])) {
-        ASSERT_TRUE(std::isnan(Half{back[i]}.ToFloat())) << from + i;
-      } else {
-        ASSERT_EQ(back[i], all[from + i]);
-        ASSERT_EQ(rounded[i], Half::FromFloat(between[i]).bits) << from + i;
-      }
-    }
-  }
-}
-
-TEST(AdaptiveSumTest, Float16IsWidenedAndNarrowed) { ExpectConverts<ddl::Float16>(DDL_FLOAT16); }
-TEST(AdaptiveSumTest, Bfloat16IsWidenedAndNarrowed) {
-  ExpectConverts<ddl::Bfloat16>(DDL_BFLOAT16);
-  // A NaN whose payload would carry over when rounded.
-  const uint32_t bits = 0x7fffffff;
-  uint16_t narrow = 0;
-  ddl::NarrowFromFloat32(DDL_BFLOAT16, &bits, &narrow, 1);
-  EXPECT_TRUE(std::isnan(ddl::Bfloat16{narrow}.ToFloat()));
-}
 
 }  // namespace
 }  // namespace ddl_test

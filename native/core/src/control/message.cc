@@ -71,6 +71,7 @@ void Put(Writer& out, const Announcement& a) {
       .Put(a.op)
       .Put(a.root)
       .Put(a.flags)
+      .Put(a.compression)
       .Put(a.count)
       .Put(a.row_count)
       .Put(a.rows)
@@ -89,6 +90,7 @@ Announcement GetAnnouncement(Reader& in) {
   a.op = in.Get<uint32_t>();
   a.root = in.Get<int32_t>();
   a.flags = in.Get<uint32_t>();
+  a.compression = in.Get<uint32_t>();
   a.count = in.Get<uint64_t>();
   a.row_count = in.Get<uint64_t>();
   a.rows = in.Get<uint64_t>();

@@ -24,6 +24,10 @@ std::string BaselineText(const Terms& terms, const std::string&) {
   return (terms.flags & DDL_FLAG_PLAIN_MPI) != 0 ? "mpi" : "neither";
 }
 
+std::string CompressionText(const Terms& terms, const std::string&) {
+  return CompressionName(static_cast<ddl_compression>(terms.compression));
+}
+
 std::string ToleranceText(const Terms& terms, const std::string&) {
   if ((terms.flags & DDL_FLAG_CHECK) == 0) return "none";
   char text[40];

@@ -20,6 +20,7 @@ struct Terms {
   uint32_t op = 0;
   int32_t root = 0;
   uint32_t flags = 0;
+  uint32_t compression = 0;
   uint64_t count = 0;
   uint64_t row_count = 0;
   uint64_t rows = 0;
@@ -42,6 +43,7 @@ std::string RowsText(const Terms& terms, const std::string& detail);
 std::string RowCountText(const Terms& terms, const std::string& detail);
 std::string PlanText(const Terms& terms, const std::string& detail);
 std::string BaselineText(const Terms& terms, const std::string& detail);
+std::string CompressionText(const Terms& terms, const std::string& detail);
 std::string ToleranceText(const Terms& terms, const std::string& detail);
 
 struct Term {
@@ -53,9 +55,9 @@ struct Term {
 
 // In the order in which errors name them.
 inline constexpr Term kTerms[] = {
-    {"collective", 8, [](const Terms& t) -> uint64_t { return t.kind; }, KindText},
+    {"collective", 4, [](const Terms& t) -> uint64_t { return t.kind; }, KindText},
     {"dtype", 8, [](const Terms& t) -> uint64_t { return HasData(t.kind) ? t.dtype : 0; }, DtypeText},
-    {"op", 8, [](const Terms& t) -> uint64_t { return Reduces(t.kind) ? t.op : 0; }, OpText},
+    {"op", 4, [](const Terms& t) -> uint64_t { return Reduces(t.kind) ? t.op : 0; }, OpText},
     {"root", 32, [](const Terms& t) -> uint64_t { return t.kind == DDL_BROADCAST ? static_cast<uint32_t>(t.root) : 0; },
      RootText},
     {"number of elements", 64, [](const Terms& t) { return HasData(t.kind) && !HasFreeRows(t.kind) ? t.count : 0; },
@@ -67,6 +69,7 @@ inline constexpr Term kTerms[] = {
     {"shapes or plan", 64, [](const Terms& t) { return t.fingerprint; }, PlanText},
     {"mpi/check", 8, [](const Terms& t) -> uint64_t { return t.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK); },
      BaselineText},
+    {"compression", 8, [](const Terms& t) -> uint64_t { return t.compression; }, CompressionText},
     {"tolerance of the check", 64,
      [](const Terms& t) {
        uint64_t bits = 0;
@@ -110,6 +113,7 @@ constexpr size_t WordsOfTerms() {
   return narrow <= 64 ? words : 0;
 }
 static_assert(WordsOfTerms() == kTermWords, "the list has changed");
+static_assert(DDL_NUM_KINDS <= 16 && DDL_NUM_OPS <= 16, "as many bits as the list says");
 static_assert(DDL_FLAG_PLAIN_MPI < 256 && DDL_FLAG_CHECK < 256, "as many bits as the list says");
 
 }  // namespace ddl

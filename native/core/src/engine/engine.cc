@@ -77,7 +77,7 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
       waiter_([this] { return Health(); }, options.deadline_s, memory_->local_size()),
       collectives_(transport_, *memory_, waiter_, group,
                    std::vector<int>(options.outer, options.outer + options.num_outer)),
-      executor_(transport_, collectives_),
+      executor_(transport_, collectives_, options.feedback_bytes),
       rendezvous_(*memory_),
       sources_(static_cast<size_t>(transport.size)) {
   static const int watching = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
@@ -261,6 +261,7 @@ void Engine::BeginRun(const Announcement& announcement) {
 Status Engine::EndRun(const Status& status, bool broken) {
   running_ = nullptr;
   heartbeat_.SetBusy(false);
+  if (const std::string warning = executor_.TakeWarning(); !warning.empty()) Warn(warning);
   if (!broken) return status;
   const Status told = WithSuspects(status);
   Break(told);

@@ -110,7 +110,10 @@ Status Executor::AllReduce(const Request& request, const View& in, const View& o
     for (const ddl_buffer& buffer : request.buffers) tensors.push_back(buffer.count);
     status = collectives_.AdaptiveSum(in, out, tensors, dtype);
   } else {
-    status = collectives_.AllReduce(in, out, dtype, op, scheme);
+    Compressed compressed{static_cast<ddl_compression>(a.compression)};
+    if (!request.feedback.empty()) compressed.errors = feedback_.Find(request.feedback, in.count());
+    status = collectives_.AllReduce(in, out, dtype, op, scheme, compressed);
+    if (compressed.errors != nullptr) warning_ += feedback_.Trim();
   }
   *broken = !status.ok();
   return status;

@@ -3,9 +3,11 @@
 #define KERAS_DDL_CORE_ENGINE_EXECUTOR_H_
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "control/message.h"
+#include "engine/feedback.h"
 #include "engine/request.h"
 #include "engine/stand_in.h"
 #include "hierarchy/hierarchical_collectives.h"
@@ -14,14 +16,17 @@ namespace ddl {
 
 class Executor {
  public:
-  Executor(const ddl_transport& transport, HierarchicalCollectives& collectives)
-      : transport_(transport), collectives_(collectives) {}
+  // `feedback_bytes`: see ddl_options.
+  Executor(const ddl_transport& transport, HierarchicalCollectives& collectives, uint64_t feedback_bytes)
+      : transport_(transport), collectives_(collectives), feedback_(feedback_bytes) {}
 
   // COLLECTIVE. A status other than OK with `*broken` false concerns only this request, equally on every rank. With
   // `*broken` true the ranks are out of step and the communicator must be given up.
   Status Run(const Request& request, const Decision& decision, bool* broken);
   // The same on a rank that has joined: its part in what the others have submitted.
   Status RunJoined(const Decision& decision, bool* broken);
+  // What is to be reported of the collectives so far, once; "" for nothing.
+  std::string TakeWarning() { return std::exchange(warning_, {}); }
   // The rank's join has ended: frees what RunJoined kept.
   void EndJoin() { stand_in_.Forget(); }
 
@@ -39,6 +44,8 @@ class Executor {
   const ddl_transport& transport_;
   HierarchicalCollectives& collectives_;
   StandIn stand_in_;
+  Feedback feedback_;
+  std::string warning_;
 };
 
 }  // namespace ddl

@@ -19,8 +19,9 @@ void Request::TraceRun(double agreed, double started, int code) const {
 }
 
 Terms TermsOf(const ddl_request& request) {
-  Terms terms{request.kind,      request.dtype, request.op,          request.root,     request.flags, 0,
-              request.row_count, request.rows,  request.fingerprint, request.tolerance};
+  Terms terms{
+      request.kind,      request.dtype, request.op,          request.root,     request.flags, request.compression, 0,
+      request.row_count, request.rows,  request.fingerprint, request.tolerance};
   for (uint32_t i = 0; i < request.num_buffers; ++i) {
     terms.count += request.buffers[i].count;
     // Where one tensor ends and the next begins is part of the plan.
@@ -37,6 +38,9 @@ void Request::Describe(const ddl_request& from, int size) {
   if (from.kind == DDL_ALL_TO_ALL) announcement.splits.assign(from.splits, from.splits + size);
   if (from.kind != DDL_JOIN) announcement.name = from.name;
   if (from.detail != nullptr) announcement.detail = Truncate(from.detail, kMaxDetail);
+  if (from.compression != DDL_COMPRESSION_NONE && from.feedback != nullptr) {
+    feedback = Truncate(from.feedback, kMaxName);
+  }
   if (from.num_buffers > 0) buffers.assign(from.buffers, from.buffers + from.num_buffers);
   allocate = from.allocate;
   done = from.done;
@@ -85,6 +89,21 @@ Status Validate(const ddl_request& request, int size) {
   const bool baseline = (request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0;
   if (baseline && request.kind != DDL_ALL_REDUCE) {
     return refuse("mpi, check: for all_reduce only.", KindName(static_cast<ddl_kind>(request.kind)));
+  }
+  if (request.compression != DDL_COMPRESSION_NONE) {
+    if (request.compression >= DDL_NUM_COMPRESSIONS) {
+      return refuse("compression: unknown.", std::to_string(request.compression));
+    }
+    const bool sums = request.kind == DDL_ALL_REDUCE && (request.op == DDL_SUM || request.op == DDL_MEAN);
+    if (!sums || request.dtype != DDL_FLOAT32) {
+      return refuse("compression: for sums and means of float32 by all_reduce only.",
+                    std::string(KindName(static_cast<ddl_kind>(request.kind))) + " of " +
+                        DtypeName(static_cast<ddl_dtype>(request.dtype)) + " by " +
+                        OpName(static_cast<ddl_op>(request.op)));
+    }
+    if ((request.flags & DDL_FLAG_PLAIN_MPI) != 0) {
+      return refuse("compression: not with mpi, which sends what it is given.", "both");
+    }
   }
   if ((request.flags & DDL_FLAG_CHECK) != 0 && !(request.tolerance >= 0)) {
     return refuse("check: the tolerance must be a number >= 0.", std::to_string(request.tolerance));

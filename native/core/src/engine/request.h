@@ -3,6 +3,7 @@
 #define KERAS_DDL_CORE_ENGINE_REQUEST_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -18,6 +19,7 @@ struct Request {
   void* (*allocate)(void* user, const uint64_t* rows_by_rank, int size) = nullptr;
   void (*done)(void* user, int code, const char* message) = nullptr;
   void* user = nullptr;
+  std::string feedback;  // see ddl_request
   double submitted = 0;  // seconds, monotonic clock
 
   // Enters into the trace what began at `started` and ends now; see Trace::Collective.

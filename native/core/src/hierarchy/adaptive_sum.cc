@@ -13,6 +13,7 @@
 #include "common/dtypes.h"
 #include "hierarchy/adaptive_tree.h"
 #include "hierarchy/hierarchical_collectives.h"
+#include "kernels/kernels.h"
 
 namespace ddl {
 namespace {
@@ -51,7 +52,7 @@ struct Vectors {
   Vectors(ddl_dtype dtype, Memory raw, size_t count, uint64_t length) {
     const bool same = WideDtype(dtype) == dtype;
     memory = same ? std::move(raw) : Allocate(count * length * sizeof(float));
-    if (!same) WidenToFloat32(dtype, raw.get(), memory.get(), count * length);
+    if (!same) Widen(dtype, raw.get(), 1, reinterpret_cast<float*>(memory.get()), count * length, false);
     const uint64_t bytes = length * DtypeSize(WideDtype(dtype));
     for (size_t v = 0; v < count; ++v) each.push_back(memory.get() + v * bytes);
   }
@@ -61,7 +62,7 @@ void Narrow(ddl_dtype dtype, const char* wide, char* out, uint64_t count) {
   if (WideDtype(dtype) == dtype) {
     Copy(out, wide, count * DtypeSize(dtype), Store::kCached);
   } else {
-    NarrowFromFloat32(dtype, wide, out, count);
+    Narrow(dtype, reinterpret_cast<const float*>(wide), 1, out, 1, nullptr, count);
   }
 }
 

@@ -41,13 +41,6 @@ int IndexOf(const std::vector<std::vector<int>>& groups, int rank) {
   return 0;
 }
 
-std::vector<int> CrossRanks(const std::vector<std::vector<int>>& groups, int local_rank) {
-  std::vector<int> ranks;
-  const size_t at = EqualSizes(groups) ? static_cast<size_t>(local_rank) : 0;
-  for (const auto& members : groups) ranks.push_back(members[at]);
-  return ranks;
-}
-
 std::vector<int> AllRanks(int size) {
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -66,8 +59,17 @@ HierarchicalCollectives::HierarchicalCollectives(const ddl_transport& transport,
       even_(EqualSizes(groups_)),
       outer_(outer.empty() ? std::vector<int>{static_cast<int>(groups_.size())} : outer),
       num_shards_(SmallestSize(groups_)),
-      cross_(transport, waiter, CrossRanks(groups_, memory.local_rank()), group_),
       flat_(transport, waiter, AllRanks(transport.size), transport.rank) {
+  group_of_part_.resize(groups_.size());
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    std::vector<int> positions;
+    int rest = static_cast<int>(g);
+    for (const int size : outer_) {
+      positions.push_back(rest % size);
+      rest /= size;
+    }
+    group_of_part_[OuterAllReduce::PartOf(positions, outer_)] = g;
+  }
   const auto local = static_cast<size_t>(memory.local_rank());
   if (one_group() || local >= num_shards_) return;
   std::vector<RingPosition> rings;
@@ -86,10 +88,9 @@ HierarchicalCollectives::HierarchicalCollectives(const ddl_transport& transport,
 }
 
 Status HierarchicalCollectives::AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op,
-                                          const std::optional<Scheme>& agreed) {
+                                          const std::optional<Scheme>& agreed, const Compressed& compressed) {
   if (one_group()) return ShmAllReduce(pipeline_, in, out, {dtype, op, static_cast<double>(transport_.size)}, agreed);
-  const Stages stages = StagesOf(dtype, op);
-  return AllReduceAcross(in, out, stages, dtype);
+  return AllReduceAcross(in, out, StagesOf(dtype, op), compressed);
 }
 
 HierarchicalCollectives::Stages HierarchicalCollectives::StagesOf(ddl_dtype dtype, ddl_op op) const {
@@ -100,83 +101,6 @@ HierarchicalCollectives::Stages HierarchicalCollectives::StagesOf(ddl_dtype dtyp
   if (dtype != DDL_FLOAT16) return {across, across, {dtype, DDL_MEAN, ranks}, true};
   const double first = Float16Divisor(transport_.size);
   return {{dtype, DDL_MEAN, first}, across, {dtype, DDL_MEAN, ranks / first}, first != ranks};
-}
-
-Status HierarchicalCollectives::ReduceScatter(const View& in, char* out, const std::vector<Range>& ranges,
-                                              ddl_dtype dtype, ddl_op op) {
-  const size_t bytes = in.element_bytes();
-  const Range own = ranges[static_cast<size_t>(transport_.rank)];
-  if (!even_) {
-    // Groups of unequal size: the whole sum passes through scratch memory of N bytes.
-    std::vector<char> whole(in.bytes());
-    DDL_RETURN_IF_ERROR(AllReduce(in, View(bytes, whole.data(), in.count()), dtype, op));
-    Copy(out, whole.data() + own.begin * bytes, own.size() * bytes, Store::kCached);
-    return {};
-  }
-  // Local rank j first receives the ranges of all ranks of local rank j, in the order of the ring across the groups.
-  std::vector<View> parts;
-  for (size_t j = 0; j < groups_[0].size(); ++j) {
-    View part(bytes);
-    for (const auto& members : groups_) {
-      const Range& range = ranges[static_cast<size_t>(members[j])];
-      part.Add(in, range.begin, range.size());
-    }
-    parts.push_back(part);
-  }
-  if (one_group()) {
-    const Reduction reduction{dtype, op, static_cast<double>(transport_.size)};
-    return ShmReduceScatter(pipeline_, parts, View(bytes, out, own.size()), reduction);
-  }
-  const Stages stages = StagesOf(dtype, op);
-
-  const uint64_t count = parts[static_cast<size_t>(pipeline_.rank())].count();
-  std::vector<char> shard(count * bytes);
-  DDL_RETURN_IF_ERROR(ShmReduceScatter(pipeline_, parts, View(bytes, shard.data(), count), stages.inner));
-  std::vector<Range> chunks;
-  uint64_t begin = 0;
-  for (const auto& members : groups_) {
-    const uint64_t n = ranges[static_cast<size_t>(members[static_cast<size_t>(pipeline_.rank())])].size();
-    chunks.push_back({begin, begin + n});
-    begin += n;
-  }
-  DDL_RETURN_IF_ERROR(cross_.ReduceScatter(shard.data(), chunks, stages.outer));
-  const View mine(bytes, shard.data() + chunks[static_cast<size_t>(group_)].begin * bytes, own.size());
-  const View result(bytes, out, own.size());
-  if (stages.has_last) {
-    DivideLast(mine, result, stages.last);
-  } else {
-    CopyView(mine, result, Store::kCached);
-  }
-  return {};
-}
-
-Status HierarchicalCollectives::AllGather(const View& in, char* out, const std::vector<Range>& ranges,
-                                          size_t element_bytes) {
-  const Range own = ranges[static_cast<size_t>(transport_.rank)];
-  const View place(element_bytes, out + own.begin * element_bytes, own.size());
-  if (!even_) {
-    CopyView(in, place, Store::kCached);
-    return flat_.AllGather(out, ranges, element_bytes);
-  }
-  // First around the ring of equal local ranks; then each local rank gives its group what its ring brought.
-  if (!one_group()) {
-    CopyView(in, place, Store::kCached);
-    std::vector<Range> chunks;
-    for (const auto& members : groups_) {
-      chunks.push_back(ranges[static_cast<size_t>(members[static_cast<size_t>(pipeline_.rank())])]);
-    }
-    DDL_RETURN_IF_ERROR(cross_.AllGather(out, chunks, element_bytes));
-  }
-  std::vector<View> results;
-  for (size_t j = 0; j < groups_[0].size(); ++j) {
-    View result(element_bytes);
-    for (const auto& members : groups_) {
-      const Range& range = ranges[static_cast<size_t>(members[j])];
-      result.Add(out + range.begin * element_bytes, range.size());
-    }
-    results.push_back(result);
-  }
-  return ShmAllGather(pipeline_, one_group() ? in : results[static_cast<size_t>(pipeline_.rank())], results);
 }
 
 Status HierarchicalCollectives::Broadcast(int root, const View& in, const View& out) {

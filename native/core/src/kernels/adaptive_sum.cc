@@ -7,7 +7,7 @@
 namespace ddl {
 namespace {
 
-size_t IndexOf(ddl_dtype dtype) { return dtype == DDL_FLOAT64 || dtype == DDL_BFLOAT16 ? 1 : 0; }
+size_t IndexOf(ddl_dtype dtype) { return dtype == DDL_FLOAT64 ? 1 : 0; }
 
 // a.b / 2|x|^2; 0 for a vector of zeros, which has no direction.
 double Projection(double ab, double xx) { return xx == 0 ? 0 : ab / (2 * xx); }
@@ -27,16 +27,6 @@ void Combine(ddl_dtype wide, void* a, const void* b, size_t count, const Dots& d
   const DefaultFloatMode mode;
   Kernels().combine[IndexOf(wide)](static_cast<uint8_t*>(a), static_cast<const uint8_t*>(b), count,
                                    1 - Projection(dots.ab, dots.aa), 1 - Projection(dots.ab, dots.bb));
-}
-
-void WidenToFloat32(ddl_dtype dtype, const void* in, void* out, size_t count) {
-  const DefaultFloatMode mode;
-  Kernels().widen[IndexOf(dtype)](static_cast<const uint8_t*>(in), static_cast<uint8_t*>(out), count);
-}
-
-void NarrowFromFloat32(ddl_dtype dtype, const void* in, void* out, size_t count) {
-  const DefaultFloatMode mode;
-  Kernels().narrow[IndexOf(dtype)](static_cast<const uint8_t*>(in), static_cast<uint8_t*>(out), count);
 }
 
 }  // namespace ddl

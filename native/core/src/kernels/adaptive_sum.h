@@ -26,9 +26,6 @@ constexpr ddl_dtype WideDtype(ddl_dtype dtype) { return dtype == DDL_FLOAT64 ? D
 void AddDots(ddl_dtype wide, const void* a, const void* b, size_t count, Dots* dots);
 // a = the adaptive sum of a and b, whose products over the whole vectors are `dots`. A vector of zeros changes nothing.
 void Combine(ddl_dtype wide, void* a, const void* b, size_t count, const Dots& dots);
-// DDL_FLOAT16 and DDL_BFLOAT16 to float32 and back, to nearest even. No overlap.
-void WidenToFloat32(ddl_dtype dtype, const void* in, void* out, size_t count);
-void NarrowFromFloat32(ddl_dtype dtype, const void* in, void* out, size_t count);
 
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_KERNELS_ADAPTIVE_SUM_H_

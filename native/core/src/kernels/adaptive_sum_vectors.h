@@ -11,13 +11,11 @@ namespace ddl {
 namespace {
 
 typedef float HalfFloats __attribute__((vector_size(kVectorBytes / 2)));
-typedef uint16_t HalfWords __attribute__((vector_size(kVectorBytes / 2)));
 using Doubles = Vector<double>;
 
 constexpr size_t kLanes = 8;
 constexpr size_t kDoubles = kVectorBytes / sizeof(double);
 constexpr size_t kSums = kLanes / kDoubles;
-constexpr size_t kFloats = kVectorBytes / sizeof(float);
 
 template <typename T>
 struct DoublesOf;
@@ -105,66 +103,7 @@ void CombineOf(uint8_t* a, const uint8_t* b, size_t count, double share_a, doubl
   }
 }
 
-// Unlike the pairs of simd.h these keep the order of the elements.
-template <typename Format>
-struct InOrder;
-
-template <>
-struct InOrder<Bfloat16> {
-  static DDL_INLINE Floats Widen(HalfWords raw) { return (Floats)(__builtin_convertvector(raw, Words) << 16); }
-  static DDL_INLINE HalfWords Narrow(Floats value) {
-    return __builtin_convertvector(RoundToBfloat16(value) >> 16, HalfWords);
-  }
-};
-
-template <>
-struct InOrder<Float16> {
-#if defined(__AVX512BW__)
-  static DDL_INLINE Floats Widen(HalfWords raw) { return (Floats)_mm512_cvtph_ps((__m256i)raw); }
-  static DDL_INLINE HalfWords Narrow(Floats value) {
-    return (HalfWords)_mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT);
-  }
-#elif defined(__AVX2__) && defined(__F16C__)
-  static DDL_INLINE Floats Widen(HalfWords raw) { return (Floats)_mm256_cvtph_ps((__m128i)raw); }
-  static DDL_INLINE HalfWords Narrow(Floats value) {
-    return (HalfWords)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT);
-  }
-#else
-  static DDL_INLINE Floats Widen(HalfWords raw) { return WidenFloat16(__builtin_convertvector(raw, Words)); }
-  static DDL_INLINE HalfWords Narrow(Floats value) { return __builtin_convertvector(NarrowFloat16(value), HalfWords); }
-#endif
-};
-
-template <typename Format>
-void WidenOf(const uint8_t* in, uint8_t* out, size_t count) {
-  HalfWords raw;
-  for (; count >= kFloats; count -= kFloats, in += sizeof raw, out += kVectorBytes) {
-    __builtin_memcpy(&raw, in, sizeof raw);
-    StoreCached(out, (Bytes)InOrder<Format>::Widen(raw));
-  }
-  raw = HalfWords{};
-  __builtin_memcpy(&raw, in, count * sizeof raw[0]);
-  const Floats last = InOrder<Format>::Widen(raw);
-  __builtin_memcpy(out, &last, count * sizeof last[0]);
-}
-
-template <typename Format>
-void NarrowOf(const uint8_t* in, uint8_t* out, size_t count) {
-  HalfWords raw;
-  for (; count >= kFloats; count -= kFloats, in += kVectorBytes, out += sizeof raw) {
-    raw = InOrder<Format>::Narrow(CanonicalNan((Floats)Load(in)));
-    __builtin_memcpy(out, &raw, sizeof raw);
-  }
-  Floats last{};
-  __builtin_memcpy(&last, in, count * sizeof last[0]);
-  raw = InOrder<Format>::Narrow(CanonicalNan(last));
-  __builtin_memcpy(out, &raw, count * sizeof raw[0]);
-}
-
-#define DDL_ADAPTIVE_SUM_KERNELS                                                                                   \
-  {DotsOf<float>, DotsOf<double>}, {CombineOf<float>, CombineOf<double>}, {WidenOf<Float16>, WidenOf<Bfloat16>}, { \
-    NarrowOf<Float16>, NarrowOf<Bfloat16>                                                                          \
-  }
+#define DDL_ADAPTIVE_SUM_KERNELS {DotsOf<float>, DotsOf<double>}, {CombineOf<float>, CombineOf<double>}
 
 }  // namespace
 }  // namespace ddl

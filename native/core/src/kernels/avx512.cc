@@ -3,7 +3,7 @@
 #endif
 
 #include "kernels/adaptive_sum_vectors.h"
-#include "kernels/reduce.h"
+#include "kernels/narrow.h"
 
 namespace ddl {
 

@@ -1,5 +1,5 @@
 #include "kernels/adaptive_sum_vectors.h"
-#include "kernels/reduce.h"
+#include "kernels/narrow.h"
 
 namespace ddl {
 

@@ -62,6 +62,18 @@ void Copy(void* out, const void* in, size_t bytes, Store store) {
   }
 }
 
+void Narrow(ddl_dtype to, const float* in, float scale, void* out, float unit, float* error, size_t count) {
+  const DefaultFloatMode mode;
+  Kernels().narrow[to == DDL_FLOAT16 ? 1 : 0](in, scale, static_cast<uint8_t*>(out), unit, error, count);
+}
+
+void Widen(ddl_dtype from, const void* in, float factor, float* out, size_t count, bool adds) {
+  const DefaultFloatMode mode;
+  Kernels().widen[from == DDL_FLOAT16 ? 1 : 0](static_cast<const uint8_t*>(in), factor, out, count, adds);
+}
+
+float LargestFinite(const float* in, size_t count) { return Kernels().largest_finite(in, count); }
+
 bool HasRepMovsb() {
 #if defined(__x86_64__)
   static const bool has = HasEnhancedStringMoves();

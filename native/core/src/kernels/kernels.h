@@ -15,6 +15,7 @@ namespace ddl {
 // "sum", "all_reduce", ...: the spelling of the Python layer, used in messages.
 const char* OpName(ddl_op op);
 const char* KindName(ddl_kind kind);
+const char* CompressionName(ddl_compression compression);
 
 // How results and staged copies are written.
 enum class Store {
@@ -47,6 +48,15 @@ void Copy(void* out, const void* in, size_t bytes, Store store);
 // Fills `out` with what changes no reduction by `op`: 0 for sum and mean, 1 for product, for min the largest number
 // (infinity where there is one), for max the smallest. `out` is aligned.
 void FillNeutral(ddl_dtype dtype, ddl_op op, void* out, size_t count);
+
+// float32 as 16 bits. `to`, `from`: DDL_BFLOAT16 or DDL_FLOAT16. out[i] = in[i] * scale, rounded to nearest even; every
+// NaN becomes the same quiet one. `scale`: a power of two whose reciprocal is a normal float32, too. `error` (or null):
+// what rounding took away, (in[i] - out[i] / scale) * unit, and 0 where that is not finite.
+void Narrow(ddl_dtype to, const float* in, float scale, void* out, float unit, float* error, size_t count);
+// out[i] = in[i] * factor, exactly (but for results below the normal float32); `adds`: + out[i].
+void Widen(ddl_dtype from, const void* in, float factor, float* out, size_t count, bool adds);
+// The largest |in[i]| that is finite; 0 if there is none.
+float LargestFinite(const float* in, size_t count);
 
 // Integer means: widened sums. out[i] = int64(in[i]); dtype is int32, int8 or uint8.
 void WidenToInt64(ddl_dtype dtype, const void* in, int64_t* out, size_t count);

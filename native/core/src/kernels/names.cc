@@ -44,4 +44,18 @@ const char* KindName(ddl_kind kind) {
   return "unknown kind";
 }
 
+const char* CompressionName(ddl_compression compression) {
+  switch (compression) {
+    case DDL_COMPRESSION_NONE:
+      return "none";
+    case DDL_COMPRESSION_BFLOAT16:
+      return "bfloat16";
+    case DDL_COMPRESSION_FLOAT16:
+      return "float16";
+    case DDL_NUM_COMPRESSIONS:
+      break;
+  }
+  return "unknown compression";
+}
+
 }  // namespace ddl

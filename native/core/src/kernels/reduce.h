@@ -316,7 +316,9 @@ void CopyPrefetching(uint8_t* out, const uint8_t* in, size_t bytes) {
    {DDL_FLOATING_ROW(Plain<float>, float), DDL_FLOATING_ROW(Plain<double>, double), DDL_FLOATING_ROW(Float16, float), \
     DDL_FLOATING_ROW(Bfloat16, float), DDL_INTEGER_ROW(int32_t, uint32_t), DDL_INTEGER_ROW(int64_t, uint64_t),        \
     DDL_INTEGER_ROW(uint8_t, uint8_t), DDL_INTEGER_ROW(int8_t, uint8_t)},                                             \
-   CopyPrefetching<false>, CopyPrefetching<true>, DDL_ADAPTIVE_SUM_KERNELS}
+   CopyPrefetching<false>, CopyPrefetching<true>,                                                                     \
+   {NarrowAll<AsBfloat16>, NarrowAll<AsFloat16>}, {WidenAll<AsBfloat16>, WidenAll<AsFloat16>}, LargestFiniteOf,                  \
+   DDL_ADAPTIVE_SUM_KERNELS}
 // clang-format on
 
 }  // namespace

@@ -17,11 +17,13 @@ struct KernelTable {
   ReduceFunction reduce[DDL_NUM_DTYPES][DDL_ADASUM];  // the operations before it
   void (*copy)(uint8_t* out, const uint8_t* in, size_t bytes);
   void (*stream_copy)(uint8_t* out, const uint8_t* in, size_t bytes);
-  // See adaptive_sum.h. [0]: float32, [1]: float64; float16 and bfloat16 to float32 and back.
+  // narrow.h; of bfloat16, then float16
+  void (*narrow[2])(const float* in, float scale, uint8_t* out, float unit, float* error, size_t count);
+  void (*widen[2])(const uint8_t* in, float factor, float* out, size_t count, bool adds);
+  float (*largest_finite)(const float* in, size_t count);
+  // See adaptive_sum.h. [0]: float32, [1]: float64
   void (*add_dots[2])(const uint8_t* a, const uint8_t* b, size_t count, double* dots);
   void (*combine[2])(uint8_t* a, const uint8_t* b, size_t count, double share_a, double share_b);
-  void (*widen[2])(const uint8_t* in, uint8_t* out, size_t count);
-  void (*narrow[2])(const uint8_t* in, uint8_t* out, size_t count);
 };
 
 extern const KernelTable kBaselineKernels;

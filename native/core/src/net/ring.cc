@@ -1,5 +1,5 @@
-// How segments travel around the ring; the algorithms are in ring_halves.cc, ring_all_to_all.cc and
-// ring_broadcast.cc.
+// How segments travel around the ring; the algorithms are in ring_all_gather.cc, ring_all_to_all.cc
+// and ring_broadcast.cc.
 #include "net/ring.h"
 
 #include <algorithm>

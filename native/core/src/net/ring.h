@@ -34,9 +34,8 @@ class Ring {
   int size() const { return static_cast<int>(ranks_.size()); }
   int position() const { return position_; }
 
-  // ring_halves.cc. The two halves of a ring all-reduce, (P-1)/P N bytes sent and received each. `chunks[p]`: the range
-  // of `data` that position p ends up owning (or starts from). `reduction.op` is not DDL_MEAN (divide before or after).
-  Status ReduceScatter(char* data, const std::vector<Range>& chunks, const Reduction& reduction);
+  // ring_all_gather.cc. (P-1)/P N bytes sent and received each (Patarasuk & Yuan, 2009). `chunks[p]`: the range of
+  // `data` that position p starts from.
   Status AllGather(char* data, const std::vector<Range>& chunks, size_t element_bytes);
 
   // ring_all_to_all.cc. `sends[p]`: the bytes of `in` for position p; `receives[p]`: where in `out` those from position

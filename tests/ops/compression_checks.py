@@ -1,0 +1,121 @@
+"""Sums that are rounded between hosts, and a Strategy that compresses gradients.
+
+Run by test_ops_on_ranks.py, where every rank counts as a host.
+"""
+
+import keras
+import numpy as np
+
+import keras_ddl
+from keras_ddl import ops
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError, RankMismatchError
+
+keras_ddl.init()
+RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
+COMPRESSIONS = ("bfloat16", "float16")
+
+
+def values(rank: int, count: int = 5003) -> np.ndarray:
+    return np.random.default_rng(rank).normal(size=count).astype(np.float32)
+
+
+def refuses(text: str, call) -> None:
+    try:
+        call()
+    except ConfigError as error:
+        assert text in str(error) and "Received: " in str(error), error
+    else:
+        raise AssertionError(f"not refused: {text}")
+
+
+def check_what_one_rank_gives_is_rounded_once():
+    """Zeros of the others change nothing, so that TensorFlow's cast is the oracle."""
+    mine = values(0) if RANK == 0 else np.zeros(5003, np.float32)
+    expected = tf.cast(tf.cast(values(0), tf.bfloat16), tf.float32).numpy()
+    np.testing.assert_array_equal(ops.all_reduce(mine, compression="bfloat16"), expected)
+    # Scaled, the precision of float16 reaches to the smallest numbers; 1e6 would be infinite as it is.
+    for scale in (1e-9, 1e6):
+        result = ops.all_reduce_n([mine * np.float32(scale)], compression="float16")[0]
+        np.testing.assert_allclose(result, values(0) * np.float32(scale), rtol=2**-10, atol=scale * 2**-24)
+
+
+def check_sums_are_one_copy_on_all_ranks():
+    everyone = np.stack([values(rank) for rank in range(SIZE)])
+    for compression in COMPRESSIONS:
+        for op, exact in (("sum", everyone.sum(0)), ("mean", everyone.mean(0))):
+            first, empty = ops.all_reduce_n(
+                [values(RANK), np.zeros([0, 3], np.float32)], op=op, compression=compression, name=f"copy/{op}"
+            )
+            assert empty.shape == (0, 3)
+            assert len(set(keras_ddl.all_gather_object(first.numpy().tobytes()))) == 1
+            np.testing.assert_allclose(first, exact, atol=0.1)
+            assert (first.numpy() != exact).any(), "nothing was rounded"
+
+
+def check_named_calls_and_graphs_make_up_for_rounding():
+    exact = np.stack([values(rank) for rank in range(SIZE)]).sum(0)
+    reduce = tf.function(lambda x: ops.all_reduce(x, compression="bfloat16"))
+    calls = {
+        "graph": lambda: reduce(values(RANK)),
+        "named": lambda: ops.all_reduce(values(RANK), compression="bfloat16", name="feedback"),
+        "unnamed": lambda: ops.all_reduce(values(RANK), compression="bfloat16"),
+        "without": lambda: ops.all_reduce_n([values(RANK)], compression="bfloat16", name="none", feedback="")[0],
+    }
+    error = {
+        name: np.abs(np.mean([call().numpy().astype(np.float64) for _ in range(32)], axis=0) - exact).max()
+        for name, call in calls.items()
+    }
+    assert error["graph"] == error["named"] and error["unnamed"] == error["without"], error
+    assert error["named"] * 8 < error["unnamed"], error
+
+
+def check_what_cannot_be_compressed_is_refused_by_name():
+    x = tf.ones([2])
+    slices = tf.IndexedSlices(tf.ones([1, 2]), [0], [3, 2])
+    refuses("compression='int8'", lambda: ops.all_reduce(x, compression="int8"))
+    refuses("float64", lambda: ops.all_reduce_n([x, tf.cast(x, tf.float64)], compression="bfloat16"))
+    refuses("int32", lambda: ops.all_reduce(tf.ones([2], tf.int32), compression="bfloat16"))
+    refuses("op='max'", lambda: ops.all_reduce(x, op="max", compression="float16"))
+    refuses("op='adasum'", lambda: ops.all_reduce(x, op="adasum", compression="float16"))
+    refuses("mpi=True", lambda: ops.all_reduce_n([x], mpi=True, compression="float16"))
+    refuses("IndexedSlices", lambda: ops.all_reduce(slices, compression="float16"))
+    refuses("feedback=3", lambda: ops.all_reduce_n([x], compression="float16", feedback=3))
+    refuses("compression='zip'", lambda: keras_ddl.Strategy(compression="zip"))
+
+
+def check_ranks_must_agree():
+    try:
+        ops.all_reduce(tf.ones([2]), compression="float16" if RANK == 0 else None, name="disagree")
+    except RankMismatchError as error:
+        assert "compression: float16 on rank(s) 0, none on rank(s) 1" in str(error), error
+    else:
+        raise AssertionError("ranks that disagree went on")
+
+
+def check_a_strategy_rounds_gradients_of_weights_alone():
+    x = np.random.default_rng(5).normal(size=[96, 20]).astype(np.float32)
+    y = x[:, :3] @ np.ones([3, 1], np.float32)
+    weights = {}
+    for compression in (None, *COMPRESSIONS):
+        strategy = keras_ddl.Strategy(compression=compression, seed=3, drift_check_percent=0)
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            model = keras.Sequential(
+                [keras.Input((20,)), keras.layers.Dense(16), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+            )
+            model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+        model.fit(x, y, batch_size=40, epochs=3, shuffle=False, verbose=0)  # a last batch of 16 rows
+        lines = strategy.explain(model).splitlines()
+        steps = sum("train_step, one step" in line for line in lines)
+        rounded = [line for line in lines if "16 bits between hosts" in line]
+        if compression is None:
+            assert not rounded, lines
+        else:
+            assert len(rounded) == steps > 0, lines
+            assert all(f"{4 * (20 * 16 + 16):,} " in line for line in rounded), rounded  # kernels; no bias, no moments
+        weights[compression] = np.concatenate([each.ravel() for each in model.get_weights()])
+        assert len(set(keras_ddl.all_gather_object(weights[compression].tobytes()))) == 1
+    for compression in COMPRESSIONS:
+        assert (weights[compression] != weights[None]).any()
+        np.testing.assert_allclose(weights[compression], weights[None], atol=0.02)
