@@ -40,7 +40,7 @@ extern "C" {
 
 // Raised whenever a struct or function below changes, or the format of what ranks exchange. Bindings and ranks reject
 // any other number.
-#define DDL_ABI_VERSION 9
+#define DDL_ABI_VERSION 10
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
@@ -253,6 +253,18 @@ DDL_EXPORT void ddl_answer(ddl_comm* comm, const char* text);
 
 // What this communicator runs on: "shared memory: 2 ranks, AVX-512; ...". Valid until ddl_destroy.
 DDL_EXPORT const char* ddl_describe(const ddl_comm* comm);
+
+// What this rank's end of a communicator has done since it was made. Messages of the control plane are those between a
+// rank and the coordinator (rank 0's end): not the data, heartbeats, or what ranks of one host read in shared memory.
+typedef struct ddl_counters {
+  uint64_t control_sent;
+  uint64_t control_received;
+  uint64_t control_bytes_sent;
+  uint64_t control_bytes_received;
+  uint64_t coordinated;  // collectives that the coordinator has decided, failed ones included
+  uint64_t at_once;      // collectives that calling threads ran themselves (ddl_try_run)
+} ddl_counters;
+DDL_EXPORT void ddl_count(const ddl_comm* comm, ddl_counters* counters);
 
 // A timeline of this process in the trace-event format of chrome://tracing and Perfetto, written to `path` from
 // ddl_trace_start to ddl_trace_stop: all collectives of all communicators, and the spans that the program adds. `rank`

@@ -154,6 +154,7 @@ int ddl_size(const ddl_comm* comm) { return comm->engine->size(); }
 int ddl_local_rank(const ddl_comm* comm) { return comm->engine->local_rank(); }
 int ddl_local_size(const ddl_comm* comm) { return comm->engine->local_size(); }
 const char* ddl_describe(const ddl_comm* comm) { return comm->engine->description(); }
+void ddl_count(const ddl_comm* comm, ddl_counters* counters) { *counters = comm->engine->counters(); }
 
 int ddl_next_question(ddl_comm* comm) { return comm->engine->stack_position().WaitForQuery() ? 1 : 0; }
 void ddl_answer(ddl_comm* comm, const char* text) {

@@ -226,7 +226,7 @@ bool Engine::RunDecisions() {
 }
 
 void Engine::Decide(const Decision& decision) {
-  if (decision.name == kJoin) {
+  if (decision.id == 0 && decision.name == kJoin) {
     EndJoin(decision);
     return;
   }
@@ -234,13 +234,16 @@ void Engine::Decide(const Decision& decision) {
     RunAsJoined(decision);
     return;
   }
-  const auto at = pending_.find(decision.name);
+  const bool by_id = coordinator_ == nullptr && decision.id != 0 && !decision.gives_id;
+  const auto at = pending_.find(by_id ? known_.At(decision.id)->name : decision.name);
   // Everything pending may have been failed by an abort that overtook the decision.
   if (at == pending_.end()) return;
   const std::unique_ptr<Request> request = std::move(at->second.front());
   at->second.pop_front();
   if (at->second.empty()) pending_.erase(at);
   --num_pending_;
+  if (coordinator_ == nullptr && decision.gives_id) known_.Add(request->announcement);
+  coordinated_.fetch_add(1, std::memory_order_relaxed);
   const double started = Trace::Stamp();
   Status status(decision.code, decision.message);
   bool broken = false;
@@ -271,6 +274,12 @@ void Engine::Finish(const Request& request, const Status& status) {
   // First: a thread that waits for this may go to the next rendezvous at once.
   memory_->own().outstanding.fetch_sub(1, std::memory_order_release);
   request.done(request.user, status.code(), status.message().c_str());
+}
+
+ddl_counters Engine::counters() const {
+  const MessageCount& sent = channel_.sent();
+  const MessageCount& received = channel_.received();
+  return {sent.messages, received.messages, sent.bytes, received.bytes, coordinated_, inline_};
 }
 
 void Engine::Idle(uint32_t seen) {

@@ -50,6 +50,7 @@ class Engine {
   int local_rank() const { return memory_->local_rank(); }
   int local_size() const { return memory_->local_size(); }
   const char* description() const { return description_.c_str(); }
+  ddl_counters counters() const;
 
  private:
   Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory,
@@ -131,6 +132,7 @@ class Engine {
   InlineRendezvous rendezvous_;
   std::vector<const void*> sources_;          // scratch of RunInline
   std::unique_ptr<Coordinator> coordinator_;  // on rank 0
+  KnownCollectives known_;                    // on the others, of the communication thread
   std::string description_;
 
   std::mutex mutex_;
@@ -144,6 +146,8 @@ class Engine {
   std::atomic<bool> usable_{true};  // false once broken
   std::atomic<bool> stop_{false};
   std::atomic<double> stop_since_{0};
+  std::atomic<uint64_t> coordinated_{0};  // see ddl_counters
+  std::atomic<uint64_t> inline_{0};
 
   // A join has no name; other requests have one.
   static constexpr const char* kJoin = "";

@@ -102,6 +102,7 @@ int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   const bool interrupted = interrupted_since_ > 0;  // read while no other thread can enter
   LeaveInline(status);
   if (!agreed || !status.ok()) return 0;
+  inline_.fetch_add(1, std::memory_order_relaxed);
   return interrupted ? 2 : 1;
 }
 
