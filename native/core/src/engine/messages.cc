@@ -12,6 +12,14 @@
 namespace ddl {
 
 void Engine::Announce(std::unique_ptr<Request> request) {
+  if (lane_ != nullptr) {
+    if (request->done == nullptr) {
+      lane_->runs().Skip(request->place, Now());
+    } else {
+      lane_->runs().Add(std::move(request), Now());
+    }
+    return;
+  }
   if (!broken_.ok()) {
     Finish(*request, WithPendingRequest(broken_, request->announcement));
     return;
@@ -57,10 +65,9 @@ void Engine::Handle(int peer, const std::string& bytes) {
       break;
     }
     case MessageType::kLeave:
-      if (coordinator_ != nullptr) {
-        coordinator_->Leave(peer);
-        break;
-      }
+      if (coordinator_ != nullptr) coordinator_->Leave(peer);
+      if (lane_ != nullptr) CloseLane(DecodeText(bytes));
+      if (coordinator_ != nullptr || lane_ != nullptr) break;
       // Rank 0 leaves after its part of everything it decided, which came before this message: finish that first.
       RunDecisions();
       if (broken_.ok()) {
