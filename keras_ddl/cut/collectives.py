@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol
 
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import set_numbers, tf
 from keras_ddl.cut.program import Node, Value
 
 if TYPE_CHECKING:
@@ -95,7 +96,11 @@ def _bytes(value: Value) -> int:
 
 
 class OfRanks:
-    """Collectives of the job's ranks (keras_ddl.ops).
+    """Collectives of the job's ranks (keras_ddl.ops), for the step that the current graph is.
+
+    Sums that run whenever the step does make up its plan, in the order in which they were made: none needs a later one.
+    Ranks then run them in that order, without asking one another (native/core/src/engine/plan_lane.h). Those inside of
+    branches may not run, and are matched by name.
 
     Args:
         scope: begins every name.
@@ -107,11 +112,18 @@ class OfRanks:
         self.size = size
         self._scope = scope
         self._plan = plan
+        self._graph = tf.compat.v1.get_default_graph()
+        self._planned: dict[tf.Operation, str] = {}  # with what ranks must agree on
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
         from keras_ddl import ops
 
-        return ops.all_reduce_n(tensors, op=op, name=f"{self._scope}/{name}")
+        found = ops.all_reduce_n(tensors, op=op, name=f"{self._scope}/{name}")
+        if tf.compat.v1.get_default_graph() is self._graph:
+            for each in found:
+                if each.op.type == "DdlAllReduceN":
+                    self._planned[each.op] = f"{each.op.get_attr('tensor_name')} {op} {each.dtype.name}"
+        return found
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         from keras_ddl import ops
@@ -120,3 +132,10 @@ class OfRanks:
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return self._plan(sizes, dtypes)
+
+    def follow_plan(self) -> None:
+        """Tells the sums their places in the plan, when all are made."""
+        listed = "\n".join(self._planned.values())
+        plan = int.from_bytes(blake2b(listed.encode(), digest_size=8).digest(), "little", signed=True)
+        for index, operation in enumerate(self._planned):
+            set_numbers(operation, plan=plan, plan_index=index, plan_size=len(self._planned))

@@ -18,6 +18,9 @@ struct Attributes {
   uint32_t flags = 0;
   double tolerance = 0;
   uint64_t fingerprint = 0;
+  uint64_t plan = 0;
+  uint32_t plan_index = 0;
+  uint32_t plan_size = 0;
   int64_t communicator = DDL_WORLD;
   std::string name;
   std::string detail;
