@@ -4,7 +4,7 @@
 //
 // Ranks go from round to round. In each, a rank posts in the memory of its group what it runs next (plan, index, run,
 // name, all terms), as soon as it has that. When all ranks of the group have posted, and between groups their leaders
-// have told one another (dissemination, ceil(log2(groups)) messages of 112 bytes from each; Hensgen, Finkel and Manber
+// have told one another (dissemination, ceil(log2(groups)) messages of 104 bytes from each; Hensgen, Finkel and Manber
 // 1988), all ranks know the same: whether all posts were equal. If so they run it. If not, each demotes its run to the
 // coordinator, which matches by name and tells every rank who differs in what. Nothing is sent to rank 0.
 //
