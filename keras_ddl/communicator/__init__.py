@@ -186,6 +186,22 @@ def describe() -> str:
     return communicator_of(None).describe()
 
 
+def count() -> dict[str, int]:
+    """Returns what this rank has done since `init`, for tests and benchmarks: collectives by the way that they went
+    ("coordinated", "at_once", "planned", "demoted"), and messages with rank 0's coordinator ("control_sent" and so on).
+    """
+    return communicator_of(None).native().count()
+
+
+def prepare_plans() -> None:
+    """Makes what collectives that follow a plan run in, unless it is there: they then need no message to rank 0.
+    COLLECTIVE.
+
+    Cost: a communication thread, connections, and shared memory of which pages are taken as they are used.
+    """
+    communicator_of(None).native().add_lane()
+
+
 def barrier(name: str | None = None, *, comm: Communicator | None = None) -> None:
     """Returns when every rank of `comm` has called it. COLLECTIVE."""
     communicator_of(comm).barrier(name)

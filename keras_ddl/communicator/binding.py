@@ -23,6 +23,7 @@ from keras_ddl.communicator.native_library import (
     ERROR_BYTES,
     FAILED_PRECONDITION,
     Buffer,
+    Counters,
     Options,
     Request,
     Transport,
@@ -46,6 +47,8 @@ _WAIT_SLICE_MS = 100
 # A caller that waits anyway looks this long for the other ranks before it leaves its request to the communication
 # thread, which waits without using a core.
 _PATIENCE_US = 500
+
+_LANE_TAG = 17  # of the messages by which MPI makes the lane
 
 _CLOSED_BY_HANDLER = "A signal handler closed the communicator in the middle of a collective."
 
@@ -88,7 +91,7 @@ class Communicator:
         """
         library = core()
         message = ctypes.create_string_buffer(ERROR_BYTES)
-        options = Options(
+        self._options = options = Options(
             abi_version=ABI_VERSION,
             group=(c_int32 * len(group))(*group),
             outer=(c_int32 * len(outer))(*outer),
@@ -106,6 +109,7 @@ class Communicator:
         if not self._comm:
             raise errors.CollectiveError(message.value.decode(errors="replace"))
         self._transport = transport
+        self._has_lane = False
         self._size = len(group)
         self._id = id
         self._note = note
@@ -174,6 +178,28 @@ class Communicator:
         if code:
             raise errors.CollectiveError(message.value.decode(errors="replace"))
         return transport
+
+    def add_lane(self) -> None:
+        """Makes the way of collectives that follow a plan, unless it is there. COLLECTIVE over the ranks.
+
+        Raises:
+            NotInitializedError: this was closed. CollectiveError: the ranks could not meet.
+        """
+        if self._size == 1 or self._has_lane:
+            return
+        transport, message = (
+            self.sub_transport(range(self._size), tag=_LANE_TAG),
+            ctypes.create_string_buffer(ERROR_BYTES),
+        )
+        if core().ddl_add_lane(self._comm, byref(transport), byref(self._options), message, ERROR_BYTES):
+            raise errors.CollectiveError(message.value.decode(errors="replace"))
+        self._has_lane = True
+
+    def count(self) -> dict[str, int]:
+        """What this rank's end has done since it was made: ddl_counters of ddl.h, by name."""
+        counters = Counters()
+        core().ddl_count(self._comm, byref(counters))
+        return {name: getattr(counters, name) for name, _ in Counters._fields_}
 
     def __del__(self) -> None:
         # Only now: another thread may have been about to use it when it was closed.

@@ -49,6 +49,26 @@ class Request(Structure):
         ("done", c_void_p),
         ("interrupted", INTERRUPTED),
         ("user", c_void_p),
+        ("plan", c_uint64),
+        ("plan_run", c_uint64),
+        ("plan_index", c_uint32),
+        ("plan_size", c_uint32),
+    )
+
+
+class Counters(Structure):
+    _fields_ = tuple(
+        (name, c_uint64)
+        for name in (
+            "control_sent",
+            "control_received",
+            "control_bytes_sent",
+            "control_bytes_received",
+            "coordinated",
+            "at_once",
+            "planned",
+            "demoted",
+        )
     )
 
 
@@ -127,6 +147,9 @@ def core() -> ctypes.CDLL:
             f"Received: version {library.ddl_abi_version()} in {library._name}. Reinstall keras_ddl."
         )
     _declare(library, c_void_p, ddl_create=(POINTER(Transport), POINTER(Options), c_char_p, c_size_t))
+    lane = (c_void_p, POINTER(Transport), POINTER(Options), c_char_p, c_size_t)
+    _declare(library, c_int, ddl_add_lane=lane)
+    _declare(library, None, ddl_count=(c_void_p, POINTER(Counters)))
     _declare(library, None, ddl_close=(c_void_p,), ddl_release=(c_void_p,), ddl_publish=(ctypes.c_int64, c_void_p))
     _declare(library, None, ddl_work_free=(c_void_p,))
     _declare(library, c_void_p, ddl_start=(c_void_p, POINTER(Request)), ddl_work_data=(c_void_p,))

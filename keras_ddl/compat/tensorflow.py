@@ -246,6 +246,12 @@ def _graph_of(call: tf.Operation, function: Any) -> Any:
         return None
 
 
+def set_numbers(operation: tf.Operation, **attributes: int) -> None:
+    """Gives integer attributes of an operation other values. Its graph must not have run."""
+    for name, number in attributes.items():
+        operation._set_attr(name, tf.compat.v1.AttrValue(i=number))
+
+
 def is_stateful(operation: tf.Operation) -> bool:
     """Whether an operation does more than its outputs say."""
     return operation.op_def.is_stateful

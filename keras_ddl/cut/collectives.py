@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol
 
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import set_numbers, tf
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.weight_gradients import is_weight_gradient
 
@@ -102,7 +103,11 @@ def _bytes(value: Value) -> int:
 
 
 class OfRanks:
-    """Collectives of the job's ranks (keras_ddl.ops).
+    """Collectives of the job's ranks (keras_ddl.ops), for the step that the current graph is.
+
+    Sums that run whenever the step does make up its plan, in the order in which they were made: none needs a later one.
+    Ranks then run them in that order, without asking one another (native/core/src/engine/plan_lane.h). Those inside of
+    branches may not run, and are matched by name.
 
     Args:
         scope: begins every name.
@@ -131,6 +136,8 @@ class OfRanks:
         self._weights = weights
         self._feedback = feedback
         self._compressed = 0
+        self._graph = tf.compat.v1.get_default_graph()
+        self._planned: dict[tf.Operation, str] = {}  # with what ranks must agree on
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
         from keras_ddl import ops
@@ -139,7 +146,12 @@ class OfRanks:
         if compressed:
             options = {"compression": self._compression, "feedback": f"{self._feedback}/{self._compressed}"}
             self._compressed += 1
-        return ops.all_reduce_n(tensors, op=op, name=f"{self._scope}/{name}", **options)
+        found = ops.all_reduce_n(tensors, op=op, name=f"{self._scope}/{name}", **options)
+        if tf.compat.v1.get_default_graph() is self._graph:
+            for each in found:
+                if each.op.type == "DdlAllReduceN":
+                    self._planned[each.op] = f"{each.op.get_attr('tensor_name')} {op} {each.dtype.name} {options}"
+        return found
 
     def compresses(self, value: Value, op: str) -> bool:
         return self._compression is not None and op == "sum" and is_weight_gradient(value, self._weights)
@@ -151,3 +163,10 @@ class OfRanks:
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return self._plan(sizes, dtypes)
+
+    def follow_plan(self) -> None:
+        """Tells the sums their places in the plan, when all are made."""
+        listed = "\n".join(self._planned.values())
+        plan = int.from_bytes(blake2b(listed.encode(), digest_size=8).digest(), "little", signed=True)
+        for index, operation in enumerate(self._planned):
+            set_numbers(operation, plan=plan, plan_index=index, plan_size=len(self._planned))

@@ -149,6 +149,7 @@ class Strategy(tf.distribute.Strategy):
             self.job = token  # a text that only the ranks of this job share
             self.saves = SaveRecords(token, self.rank)
         self.drift_check_fraction = drift_check_percent / 100
+        communicator.prepare_plans()
         super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
         self.extended.sparse_as_dense = sparse_as_dense
         self.keras_steps = KerasSteps(self)

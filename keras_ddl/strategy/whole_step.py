@@ -126,6 +126,7 @@ class WholeStep:
                 batch_statistics=self._strategy.settings["batch_statistics"],
                 **options,
             )
+        collectives.follow_plan()
         self.reports.append(report)
         self._tell(report)
         return outputs

@@ -37,6 +37,8 @@ void RunRanks(const std::vector<int>& group, const std::function<void(ddl_comm*,
               const RunOptions& options) {
   const int size = static_cast<int>(group.size());
   std::vector<ddl_transport> transports = MakeThreadTransports(size);
+  std::vector<ddl_transport> lanes;
+  if (options.lane) lanes = MakeThreadTransports(size);
   const std::vector<int32_t> leaders(group.begin(), group.end());
   Gate finished(size - static_cast<int>(options.leave_early.size()));
   std::vector<std::thread> threads;
@@ -59,6 +61,9 @@ void RunRanks(const std::vector<int>& group, const std::function<void(ddl_comm*,
       if (comm == nullptr) {
         ADD_FAILURE() << "rank " << rank << ": " << error;
       } else {
+        if (options.lane) {
+          EXPECT_EQ(ddl_add_lane(comm, &lanes[rank], &settings, error, sizeof error), DDL_OK) << error;
+        }
         body(comm, rank);
       }
       if (options.leave_early.count(rank) == 0) finished.Pass();

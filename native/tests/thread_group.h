@@ -22,6 +22,8 @@ struct RunOptions {
   std::vector<int32_t> outer = {};
   // Ranks whose communicator is destroyed as soon as their body returns; the others wait for each other first.
   std::set<int> leave_early;
+  // Gives the communicators lanes (ddl_add_lane).
+  bool lane = false;
   // Changes the transport of a rank before it is used.
   std::function<void(ddl_transport&)> tweak;
 };

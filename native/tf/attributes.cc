@@ -93,6 +93,17 @@ void ReadCompression(TF_OpKernelConstruction* construction, Attributes* attribut
               "compression: must be bfloat16, float16 or empty. Received: '" + compression + "'.");
 }
 
+void ReadPlan(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
+  int64_t numbers[3] = {0, 0, 0};
+  const char* const names[3] = {"plan", "plan_index", "plan_size"};
+  for (int i = 0; i < 3 && status->ok(); ++i) {
+    TF_OpKernelConstruction_GetAttrInt64(construction, names[i], &numbers[i], status->get());
+  }
+  attributes->plan = static_cast<uint64_t>(numbers[0]);
+  attributes->plan_index = static_cast<uint32_t>(numbers[1]);
+  attributes->plan_size = static_cast<uint32_t>(numbers[2]);
+}
+
 void ReadAllRanks(TF_OpKernelConstruction* construction, Attributes* attributes, Status* status) {
   TF_Bool all_ranks = 0;
   TF_OpKernelConstruction_GetAttrBool(construction, "all_ranks", &all_ranks, status->get());
@@ -131,6 +142,7 @@ bool ReadAttributes(TF_OpKernelConstruction* construction, ddl_kind kind, Attrib
   }
   if (status.ok() && kind == DDL_ALL_REDUCE) ReadBaseline(construction, attributes, &status);
   if (status.ok() && kind == DDL_ALL_REDUCE) ReadCompression(construction, attributes, &status);
+  if (status.ok() && kind == DDL_ALL_REDUCE) ReadPlan(construction, attributes, &status);
   if (status.ok() && kind == DDL_ALL_GATHER) ReadAllRanks(construction, attributes, &status);
   if (status.ok() && kind == DDL_BROADCAST) {
     int64_t root = 0;

@@ -20,6 +20,9 @@ struct Attributes {
   uint32_t compression = DDL_COMPRESSION_NONE;
   std::string feedback;
   uint64_t fingerprint = 0;
+  uint64_t plan = 0;
+  uint32_t plan_index = 0;
+  uint32_t plan_size = 0;
   int64_t communicator = DDL_WORLD;
   std::string name;
   std::string detail;

@@ -211,6 +211,10 @@ bool Call::Prepare(ddl_comm* comm, ddl_request* request, Status* status) {
   request->fingerprint = fingerprint_;
   // Random for every run of a graph and every eager op (observed with TensorFlow 2.21).
   request->step = static_cast<uint64_t>(TF_StepId(context_));
+  request->plan = attributes_.plan;
+  request->plan_run = ddl::HashNumber(static_cast<uint64_t>(TF_GetIterId(context_)), request->step);
+  request->plan_index = attributes_.plan_index;
+  request->plan_size = attributes_.plan_size;
   return true;
 }
 

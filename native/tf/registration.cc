@@ -34,6 +34,8 @@ struct OpSpec {
 #define DDL_BASELINE_ATTRS "mpi: bool = false", "check: float = -1.0"
 // `compression`: '', 'bfloat16' or 'float16'. `feedback`: see ddl_request.
 #define DDL_COMPRESSION_ATTRS "compression: string = ''", "feedback: string = ''"
+// Its place in a plan (ddl.h), 0 of 0 for none: set in the graph when the whole plan is known.
+#define DDL_PLAN_ATTRS "plan: int = 0", "plan_index: int = 0", "plan_size: int = 0"
 // Fails while some rank has joined: the rows of every rank are needed.
 #define DDL_ALL_RANKS_ATTR "all_ranks: bool = false"
 
@@ -48,13 +50,13 @@ std::vector<OpSpec> Ops() {
       {"DdlAllReduce",
        {"input: T"},
        {"output: T"},
-       {DDL_COMMON_ATTRS, DDL_REDUCTION_ATTR, DDL_BASELINE_ATTRS, DDL_COMPRESSION_ATTRS},
+       {DDL_COMMON_ATTRS, DDL_REDUCTION_ATTR, DDL_BASELINE_ATTRS, DDL_COMPRESSION_ATTRS, DDL_PLAN_ATTRS},
        &SameShapes,
        AllReduceKernel()},
       {"DdlAllReduceN",
        {"input: N * T"},
        {"output: N * T"},
-       {"N: int >= 1", DDL_COMMON_ATTRS, DDL_REDUCTION_ATTR, DDL_BASELINE_ATTRS, DDL_COMPRESSION_ATTRS},
+       {"N: int >= 1", DDL_COMMON_ATTRS, DDL_REDUCTION_ATTR, DDL_BASELINE_ATTRS, DDL_COMPRESSION_ATTRS, DDL_PLAN_ATTRS},
        &SameShapes,
        AllReduceKernel()},
       {"DdlReduceScatter",

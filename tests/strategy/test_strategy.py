@@ -17,7 +17,19 @@ def checks(*names: str) -> list[Path]:
 
 
 # One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
-OF_THREE = ("exact", "loop", "state", "bucket", "random", "metric", "whole_batch", "batch_loss", "batch_loop", "host")
+OF_THREE = (
+    "exact",
+    "loop",
+    "state",
+    "bucket",
+    "plan",
+    "random",
+    "metric",
+    "whole_batch",
+    "batch_loss",
+    "batch_loop",
+    "host",
+)
 PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
 DATA = ("data", "order", "row")
 OF_TWO = ("training", "callback", "decision", "saving", "drift", "guard", "error", *PROGRAMS, *DATA, "tf_distribute")
@@ -43,6 +55,7 @@ test_state_of_three = pytest.mark.long(rank_tests(checks("layer", "variable"), [
 test_around_of_three = pytest.mark.long(
     rank_tests(checks("decision", "saving", "drift", "guard"), [3], check_timeout=120, env=PATIENT)
 )
+test_plans_over_mpi = rank_tests(checks("plan"), [(2, "x:1x2")], check_timeout=120, env=PATIENT)
 test_without_a_seed = rank_tests(checks("seed"), [3], check_timeout=120)
 
 

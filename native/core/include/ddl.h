@@ -156,6 +156,14 @@ typedef struct ddl_request {
   // that is given up, and the communicator with it (DDL_ABORTED on all ranks).
   int (*interrupted)(void* user);
   void* user;
+  // DDL_ALL_REDUCE in a communicator that has a lane (ddl_add_lane): collective `plan_index` of the `plan_size` (0: of
+  // no plan) that every run of a plan consists of, in an order in which they can run: none needs the result of a later
+  // one. `plan`: a hash of all of them, equal on all ranks. `plan_run`: equal within one run of the plan on this rank,
+  // such as `step`; the next run has another or begins anew with an index that has come.
+  uint64_t plan;
+  uint64_t plan_run;
+  uint32_t plan_index;
+  uint32_t plan_size;
 } ddl_request;
 
 // How ranks that do not share memory communicate, and how ranks exchange start-up data. Filled by a bootstrap library
@@ -227,6 +235,15 @@ DDL_EXPORT void ddl_release(ddl_comm* comm);
 // ddl_close, then ddl_release: for a creator that is the only user.
 DDL_EXPORT void ddl_destroy(ddl_comm* comm);
 
+// Gives the communicator a second way, with a thread and memory of its own, for collectives that follow a plan: they
+// run in its order, and no rank announces them to rank 0. Ranks compare what they run next where they are (in shared
+// memory; between hosts by small messages among neighbours). When they do not do the same, or one has nothing to run
+// for a second, the run of the plan goes on as if there were no plan: matched by name, with the same errors. Belongs to
+// the communicator and closes with it. COLLECTIVE over all ranks, with a transport of its own, which it takes over even
+// when it fails; once. Returns a ddl_code.
+DDL_EXPORT int ddl_add_lane(ddl_comm* comm, const ddl_transport* transport, const ddl_options* options, char* error,
+                            size_t error_bytes);
+
 DDL_EXPORT int ddl_rank(const ddl_comm* comm);
 DDL_EXPORT int ddl_size(const ddl_comm* comm);
 // Rank within, and size of, the group that shares memory.
@@ -272,6 +289,21 @@ DDL_EXPORT void ddl_answer(ddl_comm* comm, const char* text);
 
 // What this communicator runs on: "shared memory: 2 ranks, AVX-512; ...". Valid until ddl_destroy.
 DDL_EXPORT const char* ddl_describe(const ddl_comm* comm);
+
+// What this rank's end of a communicator has done since it was made, its lane included. Messages of the control plane
+// are those between a rank and the coordinator (rank 0's end): not the data, heartbeats, or what ranks of one host read
+// in shared memory.
+typedef struct ddl_counters {
+  uint64_t control_sent;
+  uint64_t control_received;
+  uint64_t control_bytes_sent;
+  uint64_t control_bytes_received;
+  uint64_t coordinated;  // collectives that the coordinator has decided, failed ones included
+  uint64_t at_once;      // collectives that calling threads ran themselves (ddl_try_run)
+  uint64_t planned;      // collectives that ran by plan, without the coordinator
+  uint64_t demoted;      // planned collectives that were left to the coordinator
+} ddl_counters;
+DDL_EXPORT void ddl_count(const ddl_comm* comm, ddl_counters* counters);
 
 // A timeline of this process in the trace-event format of chrome://tracing and Perfetto, written to `path` from
 // ddl_trace_start to ddl_trace_stop: all collectives of all communicators, and the spans that the program adds. `rank`

@@ -139,6 +139,16 @@ ddl_comm* ddl_create(const ddl_transport* transport, const ddl_options* options,
   return nullptr;
 }
 
+int ddl_add_lane(ddl_comm* comm, const ddl_transport* transport, const ddl_options* options, char* error,
+                 size_t error_bytes) {
+  try {
+    const ddl::Status status = comm->engine->AddLane(*transport, *options);
+    return status.ok() ? static_cast<int>(DDL_OK) : Report(status, error, error_bytes);
+  } catch (const std::exception& failure) {  // the transport leaks: its owner is not known here
+    return Report({DDL_INTERNAL, std::string("no lane could be made: ") + failure.what()}, error, error_bytes);
+  }
+}
+
 void ddl_close(ddl_comm* comm) { comm->engine->Close(); }
 void ddl_hold(ddl_comm* comm) { comm->holders.fetch_add(1); }
 void ddl_release(ddl_comm* comm) {
@@ -154,6 +164,7 @@ int ddl_size(const ddl_comm* comm) { return comm->engine->size(); }
 int ddl_local_rank(const ddl_comm* comm) { return comm->engine->local_rank(); }
 int ddl_local_size(const ddl_comm* comm) { return comm->engine->local_size(); }
 const char* ddl_describe(const ddl_comm* comm) { return comm->engine->description(); }
+void ddl_count(const ddl_comm* comm, ddl_counters* counters) { *counters = comm->engine->counters(); }
 
 int ddl_next_question(ddl_comm* comm) { return comm->engine->stack_position().WaitForQuery() ? 1 : 0; }
 void ddl_answer(ddl_comm* comm, const char* text) {

@@ -10,6 +10,7 @@ enum Tag {
   kAbortTag = 103,  // control/channel.h: the communicator is broken
   kDataTag = 104,   // net/ring.h
   kBeatTag = 105,   // liveness/heartbeat.h
+  kPlanTag = 106,   // engine/plan_lane.h
   kBlockTag = 200,  // hierarchy/hierarchical_collectives.cc: this and those after it, one for each block under way
 };
 

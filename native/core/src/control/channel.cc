@@ -83,6 +83,7 @@ bool ControlChannel::TryPost(int peer, const MailboxPiece& piece) {
 }
 
 void ControlChannel::Send(int peer, std::string bytes) {
+  sent_.Add(bytes.size());
   if (IsLocal(peer)) {
     auto& queue = queued_[peer];
     size_t at = 0;
@@ -112,6 +113,13 @@ bool ControlChannel::Flush() {
 }
 
 Status ControlChannel::Poll(std::vector<Received>* received) {
+  const size_t before = received->size();
+  const Status status = PollAll(received);
+  for (size_t i = before; i < received->size(); ++i) received_.Add((*received)[i].bytes.size());
+  return status;
+}
+
+Status ControlChannel::PollAll(std::vector<Received>* received) {
   if (!send_error_.ok()) return send_error_;
   Flush();
   const auto take = [&](int from, Mailbox& box, std::string& arriving) {

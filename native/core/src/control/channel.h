@@ -3,6 +3,8 @@
 #ifndef KERAS_DDL_CORE_CONTROL_CHANNEL_H_
 #define KERAS_DDL_CORE_CONTROL_CHANNEL_H_
 
+#include <atomic>
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <string>
@@ -26,6 +28,16 @@ bool MailboxPut(Mailbox& box, const MailboxPiece& piece);
 // Appends what has arrived of the oldest message to `message`; true when it is complete.
 bool MailboxTake(Mailbox& box, std::string* message);
 
+// How many messages, and their bytes; read by any thread.
+struct MessageCount {
+  std::atomic<uint64_t> messages{0};
+  std::atomic<uint64_t> bytes{0};
+  void Add(size_t size) {
+    messages.fetch_add(1, std::memory_order_relaxed);
+    bytes.fetch_add(size, std::memory_order_relaxed);
+  }
+};
+
 class ControlChannel {
  public:
   ControlChannel(const ddl_transport& transport, GroupMemory& memory);
@@ -47,6 +59,9 @@ class ControlChannel {
   // Writes what waits for room in a mailbox; true when nothing is left.
   bool Flush();
 
+  const MessageCount& sent() const { return sent_; }
+  const MessageCount& received() const { return received_; }
+
   // True when some peer can only be reached (or reach us) through the transport, which does not ring our bell.
   bool NeedsPolling() const { return remote_; }
   // Whether everything has been sent, and whether nothing is partly received.
@@ -55,6 +70,7 @@ class ControlChannel {
 
  private:
   bool IsLocal(int peer) const { return local_of_[static_cast<size_t>(peer)] >= 0; }
+  Status PollAll(std::vector<Received>* received);
   bool TryPost(int peer, const MailboxPiece& piece);
 
   const ddl_transport& transport_;
@@ -67,6 +83,8 @@ class ControlChannel {
   OwnedMessages receives_;
   OwnedMessages aborts_;  // received; separate, because nothing may delay them
   Status send_error_;
+  MessageCount sent_;
+  MessageCount received_;
 };
 
 }  // namespace ddl

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/hash.h"
 #include "kernels/kernels.h"
 
 namespace ddl {
@@ -11,6 +12,8 @@ namespace {
 constexpr double kTombstoneSeconds = 60.0;
 // How long the threads of a cancelled step may still submit the rest of it.
 constexpr double kFailedStepSeconds = 10.0;
+// Collectives that came once and of which it is remembered whether they come again.
+constexpr size_t kMaxSeen = 65536;
 
 }  // namespace
 
@@ -33,49 +36,83 @@ void Coordinator::Announce(int rank, Announcement announcement, double now) {
     Join(rank);
     return;
   }
-  const std::string name = announcement.name;
-  if (FailByTombstone(rank, announcement, now) || FailIfStepFailed(rank, announcement)) {
+  const uint64_t step = announcement.step;
+  if (const uint32_t id = known_.IdOf(announcement); id != 0) {
+    AnnounceKnown(rank, id, step, now);
+    return;
+  }
+  Wait(rank, {std::make_shared<const Announcement>(std::move(announcement)), step, now});
+}
+
+void Coordinator::AnnounceKnown(int rank, uint32_t id, uint64_t step, double now) {
+  Wait(rank, {known_.At(id), step, now});
+}
+
+void Coordinator::Wait(int rank, Waiting waiting) {
+  const std::string& name = waiting.announcement->name;
+  if (FailByTombstone(rank, name, waiting.step, waiting.since) || FailIfStepFailed(rank, name, waiting.step)) {
     FailSteps();
     return;
   }
   const auto at = waiting_.try_emplace(name).first;
-  if (at->second.by_rank.empty()) at->second.by_rank.resize(static_cast<size_t>(size_));
-  at->second.by_rank[static_cast<size_t>(rank)].push_back({std::move(announcement), now});
+  Entry& entry = at->second;
+  if (entry.by_rank.empty()) {
+    entry.by_rank.resize(static_cast<size_t>(size_));
+    entry.missing = size_ - num_joined_;
+    entry.since = waiting.since;
+  }
+  auto& queue = entry.by_rank[static_cast<size_t>(rank)];
+  if (queue.empty()) {
+    ++entry.present;
+    --entry.missing;
+  }
+  queue.push_back(std::move(waiting));
+  ++ranks_looked_at_;
   Match(at);
   FailSteps();
 }
 
+Coordinator::Waiting Coordinator::Take(Entry& entry, int rank) {
+  auto& queue = entry.by_rank[static_cast<size_t>(rank)];
+  Waiting oldest = std::move(queue.front());
+  queue.pop_front();
+  if (queue.empty()) {
+    --entry.present;
+    if (!joined_[static_cast<size_t>(rank)]) ++entry.missing;
+  }
+  return oldest;
+}
+
 void Coordinator::Match(Entries::iterator at) {
   Entry& entry = at->second;
-  const std::vector<int> missing = Missing(entry);
-  for (int rank : missing) {
-    if (!left_[static_cast<size_t>(rank)]) continue;
-    const std::vector<int> present = Present(entry);
+  for (int rank : ranks_left_) {
+    if (!entry.by_rank[static_cast<size_t>(rank)].empty()) continue;
     Fail(at, DDL_UNAVAILABLE,
-         Label(entry.by_rank[static_cast<size_t>(present[0])].front().announcement) + " cannot complete: rank " +
-             std::to_string(rank) + " has left (its process on host " + locations_.at(rank).host +
+         Label(Any(entry)) + " cannot complete: rank " + std::to_string(rank) + " has left (its process on host " +
+             locations_.at(rank).host +
              " ended or called shutdown). Every rank must run the same collectives; look at "
              "the output of that rank.");
     return;
   }
-  if (!missing.empty()) return;
+  if (entry.missing > 0) return;
   std::vector<Submission> all;
   std::vector<int> joined;
+  ranks_looked_at_ += static_cast<uint64_t>(size_);
   for (int rank = 0; rank < size_; ++rank) {
-    auto& queue = entry.by_rank[static_cast<size_t>(rank)];
-    if (queue.empty()) {
+    if (entry.by_rank[static_cast<size_t>(rank)].empty()) {
       joined.push_back(rank);
       continue;
     }
-    all.push_back({rank, std::move(queue.front().announcement)});
-    queue.pop_front();
+    Waiting waiting = Take(entry, rank);
+    all.push_back({rank, std::move(waiting.announcement), waiting.step});
   }
   Verdict verdict;
   Decision& decision = verdict.decision;
   for (const Submission& submission : all) verdict.ranks.push_back(submission.rank);
   decision.name = at->first;
   decision.message = DescribeMismatch(all);
-  const uint32_t kind = all[0].announcement.kind;
+  const Announcement& first = *all[0].announcement;
+  const uint32_t kind = first.kind;
   if (decision.message.empty()) decision.message = DescribeMissingData(joined, all);
   if (decision.message.empty() && kind == DDL_ALL_TO_ALL) decision.message = DescribeWrongSplits(all);
   if (!decision.message.empty()) {
@@ -83,12 +120,14 @@ void Coordinator::Match(Entries::iterator at) {
   } else {
     if (kind == DDL_ALL_GATHER) {
       decision.rows.resize(static_cast<size_t>(size_), 0);
-      for (const auto& [rank, announcement] : all) decision.rows[static_cast<size_t>(rank)] = announcement.rows;
+      for (const Submission& each : all) decision.rows[static_cast<size_t>(each.rank)] = each.announcement->rows;
     }
-    if (!joined.empty()) {
+    if (joined.empty()) {
+      Name(all, &decision);
+    } else {
       verdict.ranks.insert(verdict.ranks.end(), joined.begin(), joined.end());
       decision.joined.assign(joined.begin(), joined.end());
-      decision.submitted = all[0].announcement;
+      decision.submitted = first;
     }
   }
   if (decision.code == DDL_OK && kind == DDL_ALL_TO_ALL) {
@@ -97,9 +136,30 @@ void Coordinator::Match(Entries::iterator at) {
     verdicts_.push_back(verdict);
   }
   entry.warn_age = 0;
-  if (Present(entry).empty()) waiting_.erase(at);
+  if (entry.present == 0) waiting_.erase(at);
   if (decision.code == DDL_OK) return;
-  for (const auto& [rank, announcement] : all) failing_.push_back({rank, announcement.step, decision});
+  for (const Submission& each : all) failing_.push_back({each.rank, each.step, decision});
+}
+
+void Coordinator::Name(const std::vector<Submission>& all, Decision* decision) {
+  const Announcement& first = *all[0].announcement;
+  decision->id = known_.IdOf(first);
+  if (decision->id != 0) {
+    const auto known = known_.At(decision->id);
+    const bool by_all =
+        std::all_of(all.begin(), all.end(), [&](const Submission& s) { return s.announcement == known; });
+    if (!by_all) decision->id = 0;
+    return;
+  }
+  if (!first.splits.empty() || known_.full()) return;
+  const std::string contents = ContentsOf(first);
+  for (const Submission& each : all) {
+    if (ContentsOf(*each.announcement) != contents) return;
+  }
+  if (seen_.size() >= kMaxSeen) seen_.clear();
+  if (seen_.insert(Hash(contents)).second) return;
+  decision->id = known_.Add(first);
+  decision->gives_id = true;
 }
 
 void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& message) {
@@ -109,14 +169,10 @@ void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& m
   verdict.decision.message = message;
   verdict.ranks = Present(at->second);
   std::vector<uint64_t> steps;
-  for (int rank : verdict.ranks) {
-    auto& queue = at->second.by_rank[static_cast<size_t>(rank)];
-    steps.push_back(queue.front().announcement.step);
-    queue.pop_front();
-  }
+  for (int rank : verdict.ranks) steps.push_back(Take(at->second, rank).step);
   verdicts_.push_back(verdict);
   at->second.warn_age = 0;
-  if (Present(at->second).empty()) waiting_.erase(at);
+  if (at->second.present == 0) waiting_.erase(at);
   for (size_t i = 0; i < steps.size(); ++i) failing_.push_back({verdict.ranks[i], steps[i], verdict.decision});
 }
 
@@ -128,8 +184,7 @@ void Coordinator::AddTombstones(const std::vector<int>& late, const Decision& de
   }
 }
 
-bool Coordinator::FailByTombstone(int rank, const Announcement& announcement, double now) {
-  const std::string& name = announcement.name;
+bool Coordinator::FailByTombstone(int rank, const std::string& name, uint64_t step, double now) {
   const auto at = tombstones_.find(name);
   if (at == tombstones_.end()) return false;
   auto& tombstones = at->second;
@@ -142,7 +197,7 @@ bool Coordinator::FailByTombstone(int rank, const Announcement& announcement, do
   if (failed) {
     const std::string other_name = tombstone->other_name;
     verdicts_.push_back({tombstone->decision, {rank}});
-    failing_.push_back({rank, announcement.step, tombstone->decision});
+    failing_.push_back({rank, step, tombstone->decision});
     tombstones.erase(tombstone);
     const auto other = tombstones_.find(other_name);
     if (other != tombstones_.end()) {
@@ -169,7 +224,12 @@ bool Coordinator::HasTombstones(double now) {
 
 void Coordinator::Leave(int rank) {
   left_[static_cast<size_t>(rank)] = true;
-  joined_[static_cast<size_t>(rank)] = false;
+  ranks_left_.insert(rank);
+  if (joined_[static_cast<size_t>(rank)]) {
+    joined_[static_cast<size_t>(rank)] = false;
+    --num_joined_;
+    for (auto& [name, entry] : waiting_) entry.missing += entry.by_rank[static_cast<size_t>(rank)].empty() ? 1 : 0;
+  }
   MatchAll();
   EndJoins();
 }
@@ -191,6 +251,7 @@ void Coordinator::MatchAll() {
 
 std::vector<int> Coordinator::Missing(const Entry& entry) const {
   std::vector<int> ranks;
+  ranks_looked_at_ += static_cast<uint64_t>(size_);
   for (int r = 0; r < size_; ++r) {
     const auto rank = static_cast<size_t>(r);
     if (entry.by_rank[rank].empty() && !joined_[rank]) ranks.push_back(r);
@@ -200,10 +261,16 @@ std::vector<int> Coordinator::Missing(const Entry& entry) const {
 
 std::vector<int> Coordinator::Present(const Entry& entry) const {
   std::vector<int> ranks;
+  ranks_looked_at_ += static_cast<uint64_t>(size_);
   for (int r = 0; r < size_; ++r) {
     if (!entry.by_rank[static_cast<size_t>(r)].empty()) ranks.push_back(r);
   }
   return ranks;
+}
+
+const Announcement& Coordinator::Any(const Entry& entry) const {
+  const auto submitted = [](const auto& queue) { return !queue.empty(); };
+  return *std::find_if(entry.by_rank.begin(), entry.by_rank.end(), submitted)->front().announcement;
 }
 
 std::vector<Verdict> Coordinator::TakeVerdicts() { return std::exchange(verdicts_, {}); }

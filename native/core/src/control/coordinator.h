@@ -6,19 +6,26 @@
 
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
+#include <memory>
+#include <set>
 #include <string>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
+#include "control/known_collectives.h"
 #include "control/message.h"
 #include "liveness/rank_locations.h"
 
 namespace ddl {
 
-// What a rank has announced.
+// What a rank has announced; of ranks that announce the same by its id it is one object.
 struct Submission {
   int rank;
-  Announcement announcement;
+  std::shared_ptr<const Announcement> announcement;
+  uint64_t step;
 };
 
 // One decision and the ranks it is sent to. The decision on a failed collective may go to some ranks only: those that
@@ -35,7 +42,10 @@ class Coordinator {
 
   // Rank `rank` is ready, or joins. REQUIRES: it has not joined. `now`: seconds of a monotonic clock, never decreasing
   // between calls.
+  // Cost: constant; deciding on a collective costs a look at every rank.
   void Announce(int rank, Announcement announcement, double now);
+  // The same for one that a decision has given this id (Decision::id).
+  void AnnounceKnown(int rank, uint32_t id, uint64_t step, double now);
   // Rank `rank` leaves: every collective that waits for it, now or later, fails with DDL_UNAVAILABLE.
   void Leave(int rank);
   // Warns about collectives that have waited too long, and fails those past the deadline. Call it several times a
@@ -53,21 +63,27 @@ class Coordinator {
   bool HasLeft(int rank) const { return left_[static_cast<size_t>(rank)]; }
   // While this is true, every request must go through the coordinator: some rank takes part without submitting anything
   // itself.
-  bool AnyJoined() const { return !Joined().empty(); }
+  bool AnyJoined() const { return num_joined_ > 0; }
 
   // What was decided, in order, since the last call.
   std::vector<Verdict> TakeVerdicts();
   // Warnings for the user since the last call.
   std::vector<std::string> TakeWarnings();
+  // How many ranks have been looked at so far: what the work of matching grows with.
+  uint64_t ranks_looked_at() const { return ranks_looked_at_; }
 
  private:
   struct Waiting {
-    Announcement announcement;
+    std::shared_ptr<const Announcement> announcement;
+    uint64_t step;
     double since;
   };
   struct Entry {
-    std::vector<std::deque<Waiting>> by_rank;  // FIFO per rank
-    double warn_age = 0;                       // age at which to warn next; 0: not warned yet
+    std::vector<std::list<Waiting>> by_rank;  // FIFO per rank; a list, because an empty one takes no memory
+    int present = 0;                          // ranks that have submitted it
+    int missing = 0;                          // ranks that are waited for
+    double since = 0;                         // nothing that waits came before
+    double warn_age = 0;                      // age at which to warn next; 0: not warned yet
   };
   // What a rank has replied since it was asked for its position.
   struct PositionReport {
@@ -94,7 +110,12 @@ class Coordinator {
   };
   using Entries = std::map<std::string, Entry>;
 
+  void Wait(int rank, Waiting waiting);
   void Match(Entries::iterator at);
+  // Takes the oldest request of `rank`, which has one.
+  Waiting Take(Entry& entry, int rank);
+  // known_collectives.h: gives what all ranks have announced alike an id when it comes for the second time.
+  void Name(const std::vector<Submission>& all, Decision* decision);
   // Decides every collective that has become complete or impossible. Entries may be erased.
   void MatchAll();
   // coordinator_join.cc.
@@ -111,9 +132,9 @@ class Coordinator {
   // erased.
   void FailSteps();
   // Fails an announcement that belongs to a failed step; false: it belongs to none.
-  bool FailIfStepFailed(int rank, const Announcement& announcement);
+  bool FailIfStepFailed(int rank, const std::string& name, uint64_t step);
   // Fails a late submission of a collective that has failed; false: it is not one.
-  bool FailByTombstone(int rank, const Announcement& announcement, double now);
+  bool FailByTombstone(int rank, const std::string& name, uint64_t step, double now);
   void FailDeadlocked(double now);
   // Asks `ranks` for their positions unless that was done recently and after `since`; true when they have answered, or
   // have had time to.
@@ -123,21 +144,28 @@ class Coordinator {
   // Ranks that are waited for: they have neither submitted it nor joined.
   std::vector<int> Missing(const Entry& entry) const;
   std::vector<int> Present(const Entry& entry) const;
+  const Announcement& Any(const Entry& entry) const;
 
   const RankLocations& locations_;
   const int size_;
   const double warn_after_s_;
   const double deadline_s_;
   Entries waiting_;
+  KnownCollectives known_;
+  std::unordered_set<uint64_t> seen_;  // hashes of what came once
+  mutable uint64_t ranks_looked_at_ = 0;
   std::vector<bool> left_;
+  std::set<int> ranks_left_;
   std::vector<bool> joined_;
+  int num_joined_ = 0;
   int last_joined_ = -1;
   std::map<std::string, std::vector<Tombstone>> tombstones_;
-  std::vector<FailedStep> failing_;      // to be looked at by FailSteps
-  std::deque<FailedStep> failed_steps_;  // the last few
-  uint64_t num_failed_steps_ = 0;        // in total
-  uint64_t num_failed_steps_seen_ = 0;   // by HasTombstones
-  double failed_steps_until_ = 0;        // until when the last of them counts as a tombstone
+  std::vector<FailedStep> failing_;                            // to be looked at by FailSteps
+  std::map<std::pair<int, uint64_t>, Decision> failed_steps_;  // the last few: why, by rank and step
+  std::deque<std::pair<int, uint64_t>> failed_order_;          // the oldest first
+  uint64_t num_failed_steps_ = 0;                              // in total
+  uint64_t num_failed_steps_seen_ = 0;                         // by HasTombstones
+  double failed_steps_until_ = 0;                              // until when the last of them counts as a tombstone
   std::vector<Verdict> verdicts_;
   std::vector<std::string> warnings_;
   std::vector<PositionReport> position_reports_;  // by rank

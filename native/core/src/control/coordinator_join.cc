@@ -11,29 +11,30 @@ namespace ddl {
 
 void Coordinator::Join(int rank) {
   joined_[static_cast<size_t>(rank)] = true;
+  ++num_joined_;
+  for (auto& [name, entry] : waiting_) entry.missing -= entry.by_rank[static_cast<size_t>(rank)].empty() ? 1 : 0;
   last_joined_ = rank;
   MatchAll();  // collectives that waited only for this rank
   EndJoins();
 }
 
 void Coordinator::EndJoins() {
+  if (num_joined_ == 0 || (ranks_left_.empty() && num_joined_ < size_)) return;
   Verdict verdict;
   verdict.ranks = Joined();
-  if (verdict.ranks.empty()) return;
-  const auto gone = std::find(left_.begin(), left_.end(), true);
-  if (gone != left_.end()) {
-    const auto rank = static_cast<int>(gone - left_.begin());
+  if (!ranks_left_.empty()) {
+    const int rank = *ranks_left_.begin();
     verdict.decision.code = DDL_UNAVAILABLE;
     verdict.decision.message = "join cannot complete: rank " + std::to_string(rank) +
                                " has left without joining (its process on host " + locations_.at(rank).host +
                                " ended or called shutdown). Every rank must join; look at the output of that rank.";
-  } else if (verdict.ranks.size() == joined_.size()) {
+  } else {
     verdict.decision.last_joined = last_joined_;
     tombstones_.clear();  // no rank can still submit what failed before
-  } else {
-    return;
   }
   joined_.assign(joined_.size(), false);
+  num_joined_ = 0;
+  for (auto& [name, entry] : waiting_) entry.missing = size_ - entry.present;
   verdicts_.push_back(std::move(verdict));
 }
 
@@ -48,10 +49,10 @@ std::vector<int> Coordinator::Joined() const {
 std::string Coordinator::DescribeMissingData(const std::vector<int>& joined,
                                              const std::vector<Submission>& submissions) const {
   if (joined.empty()) return {};
-  const Announcement& a = submissions[0].announcement;
+  const Announcement& a = *submissions[0].announcement;
   const bool rootless = a.kind == DDL_BROADCAST && std::find(joined.begin(), joined.end(), a.root) != joined.end();
   const bool needs_all = std::any_of(submissions.begin(), submissions.end(), [](const Submission& submission) {
-    const Announcement& own = submission.announcement;
+    const Announcement& own = *submission.announcement;
     return own.kind == DDL_ALL_TO_ALL || (own.kind == DDL_ALL_REDUCE && own.op == DDL_ADASUM) ||
            (own.flags & DDL_FLAG_ALL_RANKS) != 0;
   });

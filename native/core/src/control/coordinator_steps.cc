@@ -28,28 +28,31 @@ void Coordinator::FailSteps() {
     if (failing.step == 0) continue;
     for (auto at = waiting_.begin(); at != waiting_.end();) {
       const auto here = at++;
-      auto& queue = here->second.by_rank[static_cast<size_t>(failing.rank)];
-      while (!queue.empty() && queue.front().announcement.step == failing.step) {
+      const auto& queue = here->second.by_rank[static_cast<size_t>(failing.rank)];
+      ++ranks_looked_at_;
+      while (!queue.empty() && queue.front().step == failing.step) {
         verdicts_.push_back({Consequence(here->first, failing.cause), {failing.rank}});
-        queue.pop_front();
+        Take(here->second, failing.rank);
       }
-      if (Present(here->second).empty()) waiting_.erase(here);
+      if (here->second.present == 0) waiting_.erase(here);
     }
-    failed_steps_.push_back(std::move(failing));
+    const std::pair<int, uint64_t> key(failing.rank, failing.step);
+    if (failed_steps_.emplace(key, std::move(failing.cause)).second) failed_order_.push_back(key);
     ++num_failed_steps_;
-    if (failed_steps_.size() > std::max(kMaxFailedSteps, 4 * static_cast<size_t>(size_))) failed_steps_.pop_front();
+    if (failed_order_.size() <= std::max(kMaxFailedSteps, 4 * static_cast<size_t>(size_))) continue;
+    failed_steps_.erase(failed_order_.front());
+    failed_order_.pop_front();
   }
 }
 
-bool Coordinator::FailIfStepFailed(int rank, const Announcement& announcement) {
-  if (announcement.step == 0) return false;
+bool Coordinator::FailIfStepFailed(int rank, const std::string& name, uint64_t step) {
+  if (step == 0 || failed_steps_.empty()) return false;
   // A verdict is for the oldest request of its name: one of another step that still waits must be left alone.
-  const auto at = waiting_.find(announcement.name);
+  const auto at = waiting_.find(name);
   if (at != waiting_.end() && !at->second.by_rank[static_cast<size_t>(rank)].empty()) return false;
-  const auto failed = std::find_if(failed_steps_.begin(), failed_steps_.end(),
-                                   [&](const FailedStep& f) { return f.rank == rank && f.step == announcement.step; });
+  const auto failed = failed_steps_.find({rank, step});
   if (failed == failed_steps_.end()) return false;
-  verdicts_.push_back({Consequence(announcement.name, failed->cause), {rank}});
+  verdicts_.push_back({Consequence(name, failed->second), {rank}});
   return true;
 }
 

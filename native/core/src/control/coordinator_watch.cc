@@ -51,16 +51,21 @@ void Coordinator::Tick(double now) {
   for (auto at = waiting_.begin(); at != waiting_.end();) {
     const auto here = at++;
     Entry& entry = here->second;
+    const auto fails_at = [&](double age) { return deadline_s_ > 0 && age > deadline_s_; };
+    const auto warns_at = [&](double age) {
+      return warn_after_s_ > 0 && age > std::max(warn_after_s_, entry.warn_age);
+    };
+    if (!fails_at(now - entry.since) && !warns_at(now - entry.since)) continue;
     const std::vector<int> present = Present(entry);
     double since = now;
     for (int rank : present) since = std::min(since, entry.by_rank[static_cast<size_t>(rank)].front().since);
+    entry.since = since;
     const double age = now - since;
-    const bool fails = deadline_s_ > 0 && age > deadline_s_;
-    const bool warns = warn_after_s_ > 0 && age > std::max(warn_after_s_, entry.warn_age);
-    if (!fails && !warns) continue;
+    const bool fails = fails_at(age);
+    if (!fails && !warns_at(age)) continue;
     const std::vector<int> missing = Missing(entry);
     if (!PositionsKnown(missing, since, now)) continue;
-    const std::string label = Label(entry.by_rank[static_cast<size_t>(present[0])].front().announcement);
+    const std::string label = Label(Any(entry));
     if (fails) {
       Fail(here, DDL_DEADLINE_EXCEEDED,
            label + " waited " + Seconds(age) + " for rank(s) " + FormatRanks(missing) + "; rank(s) " +
@@ -130,7 +135,7 @@ std::string Coordinator::DescribePositions(const std::vector<int>& ranks) const 
     for (const auto& [name, entry] : waiting_) {
       const auto& queue = entry.by_rank[static_cast<size_t>(rank)];
       if (queue.empty()) continue;
-      const Announcement& a = queue.front().announcement;
+      const Announcement& a = *queue.front().announcement;
       if (elsewhere == nullptr || (a.flags & DDL_FLAG_BLOCKING) != 0) elsewhere = &a;
     }
     if (elsewhere != nullptr) facts.push_back("waits in " + Label(*elsewhere));
@@ -147,25 +152,38 @@ std::vector<int> Coordinator::TakePositionQueries() { return std::exchange(posit
 void Coordinator::FailDeadlocked(double now) {
   // The collective in which each rank's main thread is blocked; a rank has at most one.
   std::vector<Entries::iterator> blocked(static_cast<size_t>(size_), waiting_.end());
+  std::vector<Entries::iterator> kinds;  // these, each once
   for (auto at = waiting_.begin(); at != waiting_.end(); ++at) {
+    if (now - at->second.since <= kBlockedGraceSeconds) continue;
+    ranks_looked_at_ += static_cast<uint64_t>(size_);
+    bool any = false;
     for (size_t rank = 0; rank < blocked.size(); ++rank) {
       const auto& queue = at->second.by_rank[rank];
-      if (!queue.empty() && (queue.front().announcement.flags & DDL_FLAG_BLOCKING) != 0 &&
+      if (!queue.empty() && (queue.front().announcement->flags & DDL_FLAG_BLOCKING) != 0 &&
           now - queue.front().since > kBlockedGraceSeconds) {
         blocked[rank] = at;
+        any = true;
       }
     }
+    if (any) kinds.push_back(at);
   }
-  for (size_t a = 0; a < blocked.size(); ++a) {
-    for (size_t b = a + 1; b < blocked.size(); ++b) {
-      if (blocked[a] == waiting_.end() || blocked[b] == waiting_.end() || blocked[a] == blocked[b]) continue;
-      // Each waits for the other: neither can complete.
-      const auto& at_a = blocked[a]->second.by_rank;
-      const auto& at_b = blocked[b]->second.by_rank;
-      if (!at_a[b].empty() || !at_b[a].empty()) continue;
+  // Two of them that wait for each other: neither can complete. Of a pair of collectives any two ranks will do.
+  const auto waits_for = [&](const Entries::iterator& in, const Entries::iterator& other) {
+    ranks_looked_at_ += static_cast<uint64_t>(size_);
+    size_t rank = 0;
+    while (rank < blocked.size() && (blocked[rank] != in || !other->second.by_rank[rank].empty())) ++rank;
+    return rank;
+  };
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    for (size_t j = i + 1; j < kinds.size(); ++j) {
+      size_t a = waits_for(kinds[i], kinds[j]);
+      size_t b = waits_for(kinds[j], kinds[i]);
+      if (a == blocked.size() || b == blocked.size()) continue;
+      if (b < a) std::swap(a, b);
       const std::string message = "the ranks run different collectives: rank " + std::to_string(a) + " waits in " +
-                                  Label(at_a[a].front().announcement) + ", rank " + std::to_string(b) + " in " +
-                                  Label(at_b[b].front().announcement) +
+                                  Label(*blocked[a]->second.by_rank[a].front().announcement) + ", rank " +
+                                  std::to_string(b) + " in " +
+                                  Label(*blocked[b]->second.by_rank[b].front().announcement) +
                                   ". Every rank must run the same script and build the same model.";
       const auto first = blocked[a];
       const auto second = blocked[b];

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "base/text.h"
+#include "control/known_collectives.h"
 
 namespace ddl {
 namespace {
@@ -116,10 +117,28 @@ Announcement DecodeAnnouncement(const std::string& bytes) {
   return GetAnnouncement(in);
 }
 
+std::string ContentsOf(const Announcement& announcement) {
+  Announcement contents = announcement;
+  contents.step = 0;
+  return EncodeAnnouncement(contents);
+}
+
+std::string EncodeKnown(uint32_t id, uint64_t step) {
+  return Writer(MessageType::kAnnounceKnown).Put(id).Put(step).Take();
+}
+
+uint32_t DecodeKnown(const std::string& bytes, uint64_t* step) {
+  Reader in(bytes);
+  const auto id = in.Get<uint32_t>();
+  *step = in.Get<uint64_t>();
+  return id;
+}
+
 std::string EncodeDecision(const Decision& d) {
+  if (d.id != 0 && !d.gives_id) return Writer(MessageType::kDecideKnown).Put(d.id).Put(d.rows).Take();
   Writer out(MessageType::kDecide);
   out.Put(static_cast<int32_t>(d.code)).Put(d.name).Put(Truncate(d.message, kMaxError));
-  out.Put(d.rows).Put(d.last_joined).Put(d.joined);
+  out.Put(d.rows).Put(d.last_joined).Put(d.joined).Put(d.id);
   if (!d.joined.empty()) Put(out, *d.submitted);
   return out.Take();
 }
@@ -127,12 +146,19 @@ std::string EncodeDecision(const Decision& d) {
 Decision DecodeDecision(const std::string& bytes) {
   Reader in(bytes);
   Decision d;
+  if (TypeOf(bytes) == MessageType::kDecideKnown) {
+    d.id = in.Get<uint32_t>();
+    d.rows = in.GetList<uint64_t>();
+    return d;
+  }
   d.code = static_cast<ddl_code>(in.Get<int32_t>());
   d.name = in.GetText();
   d.message = in.GetText();
   d.rows = in.GetList<uint64_t>();
   d.last_joined = in.Get<int32_t>();
   d.joined = in.GetList<int32_t>();
+  d.id = in.Get<uint32_t>();
+  d.gives_id = d.id != 0;
   if (!d.joined.empty()) d.submitted = GetAnnouncement(in);
   return d;
 }

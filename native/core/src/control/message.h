@@ -35,7 +35,7 @@ struct Announcement : Terms {
 // What every rank does next with the oldest request of `name`; without a name, with its join.
 struct Decision {
   ddl_code code = DDL_OK;  // DDL_OK: run it; else: fail it with `message`
-  std::string name;
+  std::string name;        // empty also where the id says it
   std::string message;
   std::vector<uint64_t> rows;  // DDL_ALL_GATHER: rows of each rank; DDL_ALL_TO_ALL: those it sends to this rank
   int32_t last_joined = -1;    // DDL_JOIN: the rank that joined last
@@ -43,6 +43,8 @@ struct Decision {
   std::vector<int32_t> joined;
   std::optional<Announcement> submitted;  // set if any rank has joined
   std::optional<Scheme> scheme;           // DDL_ALL_REDUCE at an inline rendezvous: see ShmAllReduce; not sent
+  uint32_t id = 0;                        // of known_collectives.h; 0: none
+  bool gives_id = false;                  // `id` stands for what this request has announced from now on, on all ranks
   double agreed = 0;                      // when it arrived here, if a trace is being written; not sent
 };
 
@@ -54,15 +56,19 @@ enum class MessageType : uint8_t {
   kPositionQuery = 5,    // coordinator -> rank: where are you?
   kPositionPending = 6,  // rank -> coordinator: alive; whether an answer follows is not certain
   kPosition = 7,         // rank -> coordinator: the answer; payload: text
+  kAnnounceKnown = 8,    // rank -> coordinator: an Announcement by its id; 13 bytes
+  kDecideKnown = 9,      // coordinator -> rank: a Decision to run a collective, by its id; 9 bytes and the rows
 };
 
 std::string EncodeAnnouncement(const Announcement& announcement);
+std::string EncodeKnown(uint32_t id, uint64_t step);
 std::string EncodeDecision(const Decision& decision);
 std::string EncodeText(MessageType type, const std::string& text);
 
 MessageType TypeOf(const std::string& bytes);
 // REQUIRES: bytes made by the encoder of the same library (ranks check the ABI version when they meet).
 Announcement DecodeAnnouncement(const std::string& bytes);
+uint32_t DecodeKnown(const std::string& bytes, uint64_t* step);
 Decision DecodeDecision(const std::string& bytes);
 std::string DecodeText(const std::string& bytes);
 

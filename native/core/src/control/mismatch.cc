@@ -15,7 +15,8 @@ std::string Differences(const Term& term, const std::vector<Submission>& submiss
   std::vector<uint64_t> values;
   std::vector<std::string> texts;
   std::vector<std::vector<int>> ranks;
-  for (const auto& [rank, announcement] : submissions) {
+  for (const Submission& submission : submissions) {
+    const Announcement& announcement = *submission.announcement;
     const uint64_t value = term.value(announcement);
     size_t i = 0;
     while (i < values.size() && values[i] != value) ++i;
@@ -24,7 +25,7 @@ std::string Differences(const Term& term, const std::vector<Submission>& submiss
       texts.push_back(term.text(announcement, announcement.detail));
       ranks.emplace_back();
     }
-    ranks[i].push_back(rank);
+    ranks[i].push_back(submission.rank);
   }
   if (values.size() == 1) return {};
   std::string differences = std::string(term.name) + ": ";
@@ -41,10 +42,12 @@ std::string Differences(const Term& term, const std::vector<Submission>& submiss
 }  // namespace
 
 std::string DescribeMismatch(const std::vector<Submission>& submissions) {
-  const Announcement& first = submissions[0].announcement;
+  const Announcement& first = *submissions[0].announcement;
   const TermWords wanted = WordsOf(first);
   bool agree = true;
-  for (const Submission& submission : submissions) agree = agree && WordsOf(submission.announcement) == wanted;
+  for (const auto& [rank, announcement, step] : submissions) {
+    agree = agree && (announcement == submissions[0].announcement || WordsOf(*announcement) == wanted);
+  }
   if (agree) return {};
   std::string differences;
   for (const Term& term : kTerms) {

@@ -19,14 +19,15 @@ bool SplitsAreValid(const int64_t* splits, size_t num_splits, uint64_t rows) {
 
 std::string DescribeWrongSplits(const std::vector<Submission>& submissions) {
   std::string wrong;
-  for (const auto& [rank, a] : submissions) {
+  for (const Submission& submission : submissions) {
+    const Announcement& a = *submission.announcement;
     if (SplitsAreValid(a.splits.data(), a.splits.size(), a.rows)) continue;
     wrong += (wrong.empty() ? "" : "; ") + std::to_string(a.rows) + " rows in splits of";
     for (size_t to = 0; to < a.splits.size(); ++to) wrong += (to == 0 ? " " : ", ") + std::to_string(a.splits[to]);
-    wrong += " on rank " + std::to_string(rank);
+    wrong += " on rank " + std::to_string(submission.rank);
   }
   if (wrong.empty()) return {};
-  return Label(submissions[0].announcement) +
+  return Label(*submissions[0].announcement) +
          ": the splits of every rank must be 0 or more and add up to its rows; without splits, the rows must be a "
          "multiple of the number of ranks (" +
          std::to_string(submissions.size()) + "). Received: " + wrong + ".";
@@ -36,8 +37,8 @@ std::vector<Verdict> AllToAllVerdicts(const Decision& decision, const std::vecto
   std::vector<Verdict> verdicts;
   for (auto to = submissions.rbegin(); to != submissions.rend(); ++to) {
     Verdict verdict{decision, {to->rank}};
-    for (const auto& [from, a] : submissions) {
-      verdict.decision.rows.push_back(static_cast<uint64_t>(a.splits[static_cast<size_t>(to->rank)]));
+    for (const Submission& from : submissions) {
+      verdict.decision.rows.push_back(static_cast<uint64_t>(from.announcement->splits[static_cast<size_t>(to->rank)]));
     }
     verdicts.push_back(std::move(verdict));
   }

@@ -24,6 +24,8 @@ namespace {
 // How often waiting requests, other processes and deadlines are checked.
 constexpr double kCheckPendingSeconds = 0.02;
 constexpr double kCheckIdleSeconds = 0.1;
+// How long ranks wait for one that has nothing to run by plan.
+constexpr double kPlanPatienceSeconds = 2.0;
 // How long a thread spins for an answer that is usually a microsecond away.
 constexpr double kSpinSeconds = 20e-6;
 
@@ -35,7 +37,8 @@ std::atomic<uint32_t> forks{0};
 
 }  // namespace
 
-Status Engine::Create(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<Engine>* out) {
+Status Engine::Create(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<Engine>* out,
+                      Engine* serves) {
   Status status = AgreeOnLayout(transport, options);
   if (!status.ok()) {
     transport.destroy(transport.self);
@@ -51,7 +54,8 @@ Status Engine::Create(const ddl_transport& transport, const ddl_options& options
     transport.destroy(transport.self);
     return status;
   }
-  std::unique_ptr<Engine> engine(new Engine(transport, options, std::move(memory), std::move(locations), group));
+  std::unique_ptr<Engine> engine(
+      new Engine(transport, options, std::move(memory), std::move(locations), group, serves));
   status = engine->Start();
   if (status.ok()) {
     *out = std::move(engine);
@@ -63,9 +67,10 @@ Status Engine::Create(const ddl_transport& transport, const ddl_options& options
 }
 
 Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory,
-               RankLocations locations, const std::vector<int>& group)
+               RankLocations locations, const std::vector<int>& group, Engine* serves)
     : transport_(transport),
       deadline_s_(options.deadline_s),
+      warn_after_s_(options.warn_after_s),
       warn_(options.warn),
       warn_user_(options.warn_user),
       memory_(std::move(memory)),
@@ -79,12 +84,26 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
                    std::vector<int>(options.outer, options.outer + options.num_outer)),
       executor_(transport_, collectives_, options.feedback_bytes),
       rendezvous_(*memory_),
-      sources_(static_cast<size_t>(transport.size)) {
+      sources_(static_cast<size_t>(transport.size)),
+      serves_(serves) {
   static const int watching = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
   (void)watching;
   forks_at_creation_ = forks;
   if (transport.rank == 0) {
     coordinator_ = std::make_unique<Coordinator>(locations_, options.warn_after_s, options.deadline_s);
+  }
+  if (serves != nullptr) {
+    double patience_s = kPlanPatienceSeconds;
+    for (const double limit : {options.warn_after_s, options.deadline_s}) {
+      if (limit > 0) patience_s = std::min(patience_s, limit / 4);
+    }
+    lane_ =
+        std::make_unique<PlanLane>(transport_, *memory_, group, patience_s, [this](std::unique_ptr<Request> request) {
+          demoted_.fetch_add(1, std::memory_order_relaxed);
+          const bool small = request->small;
+          serves_->SubmitOwned(std::move(request));
+          if (small) num_small_.fetch_sub(1, std::memory_order_relaxed);
+        });
   }
   if (options.warn_after_s > 0) {
     waiter_.SetWarning(options.warn_after_s, [this](const std::string& waits_for, double seconds) {
@@ -127,6 +146,7 @@ Status Engine::Start() {
 }
 
 void Engine::Close() {
+  if (own_lane_ != nullptr) own_lane_->Close();
   if (!thread_.joinable()) return;
   stack_position_.Close();
   stop_since_ = Now();
@@ -152,6 +172,17 @@ void Engine::Submit(const ddl_request& from) {
   auto request = std::make_unique<Request>();
   request->Describe(from, transport_.size);
   request->submitted = Now();
+  Engine* const lane = from.plan_size > 0 ? planned_engine_.load(std::memory_order_acquire) : nullptr;
+  if (lane == nullptr) {
+    SubmitOwned(std::move(request));
+    return;
+  }
+  request->small = BytesOf(from) <= kEagerBytes;
+  if (request->small) lane->num_small_.fetch_add(1, std::memory_order_relaxed);
+  lane->SubmitOwned(std::move(request));
+}
+
+void Engine::SubmitOwned(std::unique_ptr<Request> request) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!stop_) {
@@ -183,8 +214,9 @@ void Engine::Loop() {
     worked = TakeMessages() || worked;
     worked = DeliverVerdicts() || worked;
     worked = RunDecisions() || worked;
+    worked = RunPlanned() || worked;
     const double now = Now();
-    if (now - last_peer_check_ > (num_pending_ > 0 ? kCheckPendingSeconds : kCheckIdleSeconds)) {
+    if (now - last_peer_check_ > (AnyPending() ? kCheckPendingSeconds : kCheckIdleSeconds)) {
       last_peer_check_ = now;
       CheckPeers();
       worked = DeliverVerdicts() || worked;
@@ -226,7 +258,7 @@ bool Engine::RunDecisions() {
 }
 
 void Engine::Decide(const Decision& decision) {
-  if (decision.name == kJoin) {
+  if (decision.id == 0 && decision.name == kJoin) {
     EndJoin(decision);
     return;
   }
@@ -234,13 +266,16 @@ void Engine::Decide(const Decision& decision) {
     RunAsJoined(decision);
     return;
   }
-  const auto at = pending_.find(decision.name);
+  const bool by_id = coordinator_ == nullptr && decision.id != 0 && !decision.gives_id;
+  const auto at = pending_.find(by_id ? known_.At(decision.id)->name : decision.name);
   // Everything pending may have been failed by an abort that overtook the decision.
   if (at == pending_.end()) return;
   const std::unique_ptr<Request> request = std::move(at->second.front());
   at->second.pop_front();
   if (at->second.empty()) pending_.erase(at);
   --num_pending_;
+  if (coordinator_ == nullptr && decision.gives_id) known_.Add(request->announcement);
+  coordinated_.fetch_add(1, std::memory_order_relaxed);
   const double started = Trace::Stamp();
   Status status(decision.code, decision.message);
   bool broken = false;
@@ -269,20 +304,45 @@ Status Engine::EndRun(const Status& status, bool broken) {
 }
 
 void Engine::Finish(const Request& request, const Status& status) {
+  request.ticket.reset();
+  if (lane_ != nullptr && request.small) num_small_.fetch_sub(1, std::memory_order_relaxed);
   // First: a thread that waits for this may go to the next rendezvous at once.
   memory_->own().outstanding.fetch_sub(1, std::memory_order_release);
   request.done(request.user, status.code(), status.message().c_str());
 }
 
+ddl_counters Engine::counters() const {
+  const MessageCount& sent = channel_.sent();
+  const MessageCount& received = channel_.received();
+  ddl_counters all{sent.messages, received.messages, sent.bytes, received.bytes,
+                   coordinated_,  inline_,           planned_,   demoted_};
+  const Engine* const lane = planned_engine_.load(std::memory_order_acquire);
+  if (lane == nullptr) return all;
+  const ddl_counters its = lane->counters();
+  all.control_sent += its.control_sent;
+  all.control_received += its.control_received;
+  all.control_bytes_sent += its.control_bytes_sent;
+  all.control_bytes_received += its.control_bytes_received;
+  all.planned = its.planned;
+  all.demoted = its.demoted;
+  return all;
+}
+
 void Engine::Idle(uint32_t seen) {
   const double now = Now();
   if (idle_since_ == 0) idle_since_ = now;
-  if (num_pending_ > 0 && now - idle_since_ < kSpinSeconds) {
+  const bool waits = num_pending_ > 0 || (lane_ != nullptr && lane_->waits_since() > 0);
+  if (waits && now - idle_since_ < kSpinSeconds) {
     for (int i = 0; i < 50; ++i) CpuRelax();
     return;
   }
   int64_t sleep_us = 100'000;
-  if (num_pending_ > 0 || !channel_.Idle() || !channel_.NothingArriving()) {
+  if (lane_ != nullptr) {
+    sleep_us = AnyPending() ? 20'000 : 50'000;
+    if (lane_->NeedsPolling()) {
+      sleep_us = std::clamp<int64_t>(static_cast<int64_t>((now - idle_since_) * 1e6 / 8), 20, 500);
+    }
+  } else if (num_pending_ > 0 || !channel_.Idle() || !channel_.NothingArriving()) {
     sleep_us = 20'000;
     // Messages from other hosts do not ring the bell, nor does a mailbox that has room again: poll for them, less and
     // less often while nothing arrives.

@@ -18,6 +18,7 @@
 #include "control/coordinator.h"
 #include "engine/executor.h"
 #include "engine/inline_rendezvous.h"
+#include "engine/plan_lane.h"
 #include "hierarchy/hierarchical_collectives.h"
 #include "liveness/heartbeat.h"
 #include "liveness/peer_watch.h"
@@ -30,12 +31,16 @@ namespace ddl {
 class Engine {
  public:
   // COLLECTIVE over the ranks of the transport, which the engine owns from then on (also on failure).
-  static Status Create(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<Engine>* out);
+  // `serves`: the engine whose lane this is (ddl_add_lane), which outlives it; nullptr: a communicator of its own.
+  static Status Create(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<Engine>* out,
+                       Engine* serves = nullptr);
   ~Engine() { Close(); }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   void Submit(const ddl_request& request);
+  // planned.cc. COLLECTIVE, once.
+  Status AddLane(const ddl_transport& transport, const ddl_options& options);
   // Leaves in an orderly way; see ddl_close. Submit refuses everything from then on.
   void Close();
   // See ddl_next_question and ddl_answer.
@@ -50,10 +55,12 @@ class Engine {
   int local_rank() const { return memory_->local_rank(); }
   int local_size() const { return memory_->local_size(); }
   const char* description() const { return description_.c_str(); }
+  ddl_counters counters() const;
 
  private:
   Engine(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory,
-         RankLocations locations, const std::vector<int>& group);
+         RankLocations locations, const std::vector<int>& group, Engine* serves);
+  void SubmitOwned(std::unique_ptr<Request> request);
 
   // Starts the communication thread on every rank or on none. COLLECTIVE.
   Status Start();
@@ -87,9 +94,19 @@ class Engine {
   void Warn(const std::string& message) const;
 
   // join.cc. Whether this rank waits in a join: it takes part in the collectives of others, and submits none.
+  bool AnyPending() const { return num_pending_ > 0 || (lane_ != nullptr && !lane_->runs().empty()); }
   bool HasJoined() const { return pending_.count(kJoin) != 0; }
   void RunAsJoined(const Decision& decision);
   void EndJoin(const Decision& decision);
+
+  // planned.cc. Of an engine that is a lane: what TryRun of the other one has run; whether small data waits here, which
+  // a rendezvous must not overtake; and the part of the communication thread.
+  void Skip(const PlanPlace& place);
+  bool HasSmall() const { return num_small_.load(std::memory_order_relaxed) > 0; }
+  bool RunPlanned();
+  void CheckLane();
+  // Some rank has left: the coordinator has what is planned from now on.
+  void CloseLane(const std::string& why);
 
   // messages.cc.
   void Announce(std::unique_ptr<Request> request);
@@ -117,6 +134,7 @@ class Engine {
 
   ddl_transport transport_;
   const double deadline_s_;
+  const double warn_after_s_;
   void (*const warn_)(void* user, const char* message);
   void* const warn_user_;
   std::unique_ptr<GroupMemory> memory_;
@@ -129,8 +147,15 @@ class Engine {
   HierarchicalCollectives collectives_;
   Executor executor_;
   InlineRendezvous rendezvous_;
-  std::vector<const void*> sources_;          // scratch of RunInline
-  std::unique_ptr<Coordinator> coordinator_;  // on rank 0
+  std::vector<const void*> sources_;              // scratch of RunInline
+  std::unique_ptr<Coordinator> coordinator_;      // on rank 0
+  KnownCollectives known_;                        // on the others, of the communication thread
+  Engine* const serves_;                          // of a lane: who it is for
+  std::unique_ptr<PlanLane> lane_;                // of a lane
+  std::unique_ptr<Engine> own_lane_;              // of one that has a lane
+  std::atomic<Engine*> planned_engine_{nullptr};  // the same, once it runs
+  std::atomic<int> num_small_{0};                 // requests here whose data could go through a rendezvous
+  double warn_lane_after_ = 0;
   std::string description_;
 
   std::mutex mutex_;
@@ -144,6 +169,10 @@ class Engine {
   std::atomic<bool> usable_{true};  // false once broken
   std::atomic<bool> stop_{false};
   std::atomic<double> stop_since_{0};
+  std::atomic<uint64_t> coordinated_{0};  // see ddl_counters
+  std::atomic<uint64_t> inline_{0};
+  std::atomic<uint64_t> planned_{0};
+  std::atomic<uint64_t> demoted_{0};
 
   // A join has no name; other requests have one.
   static constexpr const char* kJoin = "";

@@ -47,6 +47,7 @@ void Engine::CheckPeers() {
     Break(health);
     return;
   }
+  if (lane_ != nullptr) CheckLane();
   if (deadline_s_ <= 0) return;
   // The coordinator answers before its deadline; silence well beyond it means that rank 0 is gone or unreachable.
   const double limit = deadline_s_ * 1.25 + 5;
@@ -220,6 +221,9 @@ void Engine::FailPending(const Status& status) {
   num_pending_ = 0;
   executor_.EndJoin();
   decisions_.clear();
+  if (lane_ != nullptr) {
+    for (auto& request : lane_->runs().TakeAll()) Finish(*request, WithPendingRequest(status, request->announcement));
+  }
   for (auto& [name, queue] : pending) {
     for (auto& request : queue) {
       Finish(*request, WithPendingRequest(status, request->announcement));
@@ -247,8 +251,11 @@ void Engine::Leave() {
   }
   if (!failure.ok()) Break(failure);
   const Status closed(DDL_FAILED_PRECONDITION, "the communicator has been shut down");
-  for (auto& request : late) Finish(*request, closed);
-  const std::string abandoned = pending_.empty() ? "" : Label(pending_.begin()->second.front()->announcement);
+  for (auto& request : late) {
+    if (request->done != nullptr) Finish(*request, closed);
+  }
+  std::string abandoned = pending_.empty() ? "" : Label(pending_.begin()->second.front()->announcement);
+  if (broken_.ok() && lane_ != nullptr && lane_->posted() != nullptr) abandoned = Label(lane_->posted()->announcement);
   FailPending(closed);
   // The others may already be running what this rank has announced, and would wait for it.
   if (!abandoned.empty()) {
@@ -272,6 +279,7 @@ void Engine::Leave() {
   while (!channel_.Idle() && Now() - start < kLeaveSeconds && channel_.Poll(&ignored).ok()) sched_yield();
   channel_.Cancel();
   heartbeat_.Cancel();
+  if (lane_ != nullptr) lane_->Cancel();
 }
 
 }  // namespace ddl

@@ -23,12 +23,6 @@ constexpr double kAbsentPatienceSeconds = 10e-6;
 constexpr uint64_t kAlwaysEagerBytes = 16 * 1024;
 constexpr uint64_t kEagerBytesOfAll = 256 * 1024;
 
-uint64_t BytesOf(const ddl_request& request) {
-  uint64_t count = 0;
-  for (uint32_t i = 0; i < request.num_buffers; ++i) count += request.buffers[i].count;
-  return count * DtypeSize(static_cast<ddl_dtype>(request.dtype));
-}
-
 RendezvousRecord RecordOf(const ddl_request& request) {
   RendezvousRecord record{};
   TermWords words = WordsOf(TermsOf(request));
@@ -67,6 +61,8 @@ int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   const size_t num_splits = request.kind == DDL_ALL_TO_ALL ? static_cast<size_t>(transport_.size) : 0;
   if (num_splits * sizeof *request.splits > kEagerBytes) return 0;
   if (num_splits > 0 && !SplitsAreValid(request.splits, num_splits, request.rows)) return 0;
+  Engine* const lane = request.plan_size > 0 ? planned_engine_.load(std::memory_order_acquire) : nullptr;
+  if (lane != nullptr && lane->HasSmall()) return 0;
   if (!EnterInline()) return 0;
   const double submitted = Trace::Stamp();
   const bool eager = IsEager(request, transport_.size);
@@ -105,6 +101,8 @@ int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   const bool interrupted = interrupted_since_ > 0;  // read while no other thread can enter
   LeaveInline(status);
   if (!agreed || !status.ok()) return 0;
+  inline_.fetch_add(1, std::memory_order_relaxed);
+  if (lane != nullptr) lane->Skip({request.plan, request.plan_run, request.plan_index, request.plan_size});
   return interrupted ? 2 : 1;
 }
 

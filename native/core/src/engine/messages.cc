@@ -12,6 +12,14 @@
 namespace ddl {
 
 void Engine::Announce(std::unique_ptr<Request> request) {
+  if (lane_ != nullptr) {
+    if (request->done == nullptr) {
+      lane_->runs().Skip(request->place, Now());
+    } else {
+      lane_->runs().Add(std::move(request), Now());
+    }
+    return;
+  }
   if (!broken_.ok()) {
     Finish(*request, WithPendingRequest(broken_, request->announcement));
     return;
@@ -29,7 +37,8 @@ void Engine::Announce(std::unique_ptr<Request> request) {
   } else if (coordinator_ != nullptr) {
     coordinator_->Announce(0, request->announcement, Now());
   } else {
-    channel_.Send(0, EncodeAnnouncement(request->announcement));
+    const uint32_t id = known_.IdOf(request->announcement);
+    channel_.Send(0, id != 0 ? EncodeKnown(id, request->announcement.step) : EncodeAnnouncement(request->announcement));
   }
   auto& queue = pending_[request->announcement.name];
   queue.push_back(std::move(request));
@@ -49,11 +58,16 @@ void Engine::Handle(int peer, const std::string& bytes) {
     case MessageType::kAnnounce:
       coordinator_->Announce(peer, DecodeAnnouncement(bytes), Now());
       break;
+    case MessageType::kAnnounceKnown: {
+      uint64_t step = 0;
+      const uint32_t id = DecodeKnown(bytes, &step);
+      coordinator_->AnnounceKnown(peer, id, step, Now());
+      break;
+    }
     case MessageType::kLeave:
-      if (coordinator_ != nullptr) {
-        coordinator_->Leave(peer);
-        break;
-      }
+      if (coordinator_ != nullptr) coordinator_->Leave(peer);
+      if (lane_ != nullptr) CloseLane(DecodeText(bytes));
+      if (coordinator_ != nullptr || lane_ != nullptr) break;
       // Rank 0 leaves after its part of everything it decided, which came before this message: finish that first.
       RunDecisions();
       if (broken_.ok()) {
@@ -62,6 +76,7 @@ void Engine::Handle(int peer, const std::string& bytes) {
       }
       break;
     case MessageType::kDecide:
+    case MessageType::kDecideKnown:
       decisions_.push_back(DecodeDecision(bytes));
       decisions_.back().agreed = Trace::Stamp();
       break;

@@ -32,6 +32,12 @@ Terms TermsOf(const ddl_request& request) {
   return terms;
 }
 
+uint64_t BytesOf(const ddl_request& request) {
+  uint64_t count = 0;
+  for (uint32_t i = 0; i < request.num_buffers; ++i) count += request.buffers[i].count;
+  return count * DtypeSize(static_cast<ddl_dtype>(request.dtype));
+}
+
 void Request::Describe(const ddl_request& from, int size) {
   static_cast<Terms&>(announcement) = TermsOf(from);
   announcement.step = from.step;
@@ -45,6 +51,7 @@ void Request::Describe(const ddl_request& from, int size) {
   allocate = from.allocate;
   done = from.done;
   user = from.user;
+  place = {from.plan, from.plan_run, from.plan_index, from.plan_size};
 }
 
 Status Validate(const ddl_request& request, int size) {
@@ -75,6 +82,12 @@ Status Validate(const ddl_request& request, int size) {
   }
   if (request.kind == DDL_BROADCAST && (request.root < 0 || request.root >= size)) {
     return refuse("root: must be a rank, 0 to " + std::to_string(size - 1) + ".", std::to_string(request.root));
+  }
+  if (request.plan_size > 0 && (request.kind != DDL_ALL_REDUCE || request.plan_index >= request.plan_size ||
+                                (request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0)) {
+    return refuse("plan: all_reduce without mpi or check, its index below the size of the plan.",
+                  std::string(KindName(static_cast<ddl_kind>(request.kind))) + ", index " +
+                      std::to_string(request.plan_index) + " of " + std::to_string(request.plan_size));
   }
   const bool rows = request.kind == DDL_REDUCE_SCATTER || HasFreeRows(request.kind);
   if (rows && (request.num_buffers != 1 || request.buffers[0].count != request.rows * request.row_count)) {

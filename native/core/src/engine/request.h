@@ -3,6 +3,7 @@
 #define KERAS_DDL_CORE_ENGINE_REQUEST_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,14 @@
 #include "ddl.h"
 
 namespace ddl {
+
+// Where a request stands in a plan: collective `index` of `size` of it.
+struct PlanPlace {
+  uint64_t plan = 0;  // a hash of all its collectives
+  uint64_t run = 0;   // equal within one run of it; the next differs, or repeats an index
+  uint32_t index = 0;
+  uint32_t size = 0;  // 0: not planned
+};
 
 // The announcement, the buffers, and where the result goes.
 struct Request {
@@ -21,6 +30,9 @@ struct Request {
   void* user = nullptr;
   std::string feedback;  // see ddl_request
   double submitted = 0;  // seconds, monotonic clock
+  PlanPlace place;
+  bool small = false;                   // planned, and its data could go through a rendezvous
+  mutable std::shared_ptr<int> ticket;  // see PlannedRuns; given back when the request is done
 
   // Enters into the trace what began at `started` and ends now; see Trace::Collective.
   void TraceRun(double agreed, double started, int code) const;
@@ -30,6 +42,8 @@ struct Request {
 
 // What all ranks must say alike about it.
 Terms TermsOf(const ddl_request& request);
+
+uint64_t BytesOf(const ddl_request& request);
 
 // Rejects what no rank could run. `size`: ranks of the communicator.
 Status Validate(const ddl_request& request, int size);

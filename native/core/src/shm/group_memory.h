@@ -49,6 +49,13 @@ struct RendezvousRecord {
   uint64_t scheme;  // of an all-reduce through the slots, as local rank 0 proposes it (scheme.h)
 };
 
+// What a rank runs next of a plan, or what several of them do; see engine/plan_lane.h.
+struct PlanPost {
+  uint64_t equal;    // 0: nothing, or not the same
+  uint64_t number;   // of the run, the largest
+  uint64_t what[9];  // must be equal
+};
+
 // Data up to this size is sent with the record; so are the splits of an all_to_all.
 constexpr size_t kEagerBytes = 64 * 1024;
 
@@ -88,6 +95,13 @@ struct RankBlock {
   alignas(64) std::atomic<uint64_t> claimed;  // see ShmPipeline::Claim
   alignas(64) std::atomic<uint64_t> agreed;   // in local rank 0's block: agreements made; see ShmPipeline::Agree
   std::atomic<uint64_t> agreements[kSlots];
+  // Rounds in which this rank has posted, and the last two posts. In the leader's block: rounds of which it knows that
+  // they have begun elsewhere, and those that have ended with which outcome, where there are several groups.
+  alignas(64) std::atomic<uint64_t> plan_posted;
+  std::atomic<uint64_t> plan_begun;
+  std::atomic<uint64_t> plan_decided;
+  alignas(64) PlanPost plan_posts[2];
+  alignas(64) PlanPost plan_outcomes[2];
   Mailbox to_coordinator;
   Mailbox from_coordinator;
 };

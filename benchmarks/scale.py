@@ -1,0 +1,132 @@
+"""The control plane at 256, 1,024 and 4,096 ranks: what rank 0 does for a step, and what that adds to its time.
+
+    python benchmarks/scale.py
+
+Runs the real coordinator, the agreement on planned collectives and the rings between hosts in one process, with
+transports in memory (native/bench/scale.cc, built on the first run): *measured* are the processor time of this code on
+this machine and *counted* its messages, their bytes, and the longest chain of messages that wait for one another.
+*Assumed*, and options here, are what a message takes: --message-us at the rank that sends or receives it, --latency-us
+on the way. From both and the model of keras_ddl/topology/cost_model.py follow the *predictions*: gradients of 100 and
+350 MB on the cluster of the PowerAI DDL paper (arXiv 1708.02188), 64 hosts x 4 devices, beside what it reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from predict import DEVICES, PAPER, cluster
+
+from keras_ddl.cost_model import predict
+
+ROOT = Path(__file__).resolve().parent.parent
+RANKS = (256, 1024, 4096)
+ENGINE = "2-d pipelined"
+# What a step does, by who decides: key of the program's answer -> words.
+WAYS = {"first": "coordinator, in full", "repeated": "coordinator, by id", "planned": "by plan"}
+
+
+def build(folder: Path) -> Path:
+    """Builds the program in `folder`; returns its path. Needs CMake and a C++ compiler."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    cmake = shutil.which("cmake", path=path)
+    if cmake is None:
+        raise SystemExit("scale: CMake was not found. Install it (pip install cmake).")
+    options = [f"-DKERAS_DDL_{name}" for name in ("MPI=OFF", "TF=OFF", "BENCH=ON")]
+    configure = [cmake, "-S", str(ROOT / "native"), "-B", str(folder), *options]
+    for step in (configure, [cmake, "--build", str(folder), "--target", "keras_ddl_scale", "--parallel", "2"]):
+        done = subprocess.run(step, capture_output=True, text=True, env={**os.environ, "PATH": path})
+        if done.returncode:
+            raise SystemExit(f"scale: {' '.join(step)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return folder / "bench" / "scale"
+
+
+def simulate(program: Path, ranks: int, buckets: int, repeat: int) -> dict:
+    """Returns what the program counts; of the processor times the least of `repeat` runs."""
+    runs = []
+    for _ in range(repeat):
+        command = [str(program), str(ranks), str(DEVICES), str(buckets)]
+        runs.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    best = runs[0]
+    for way in WAYS:
+        best[way]["cpu_seconds"] = min(run[way]["cpu_seconds"] for run in runs)
+    return best
+
+
+def rank_0_seconds(found: dict, message_s: float) -> float:
+    """Seconds for which rank 0 is busy with the control plane of a step: its code, and its messages one by one."""
+    return found["cpu_seconds"] + found["messages"] * message_s
+
+
+def added_seconds(found: dict, buckets: int, latency_s: float, message_s: float) -> float:
+    """What the control plane adds to a step if nothing overlaps: rank 0's work, or the chain of messages if longer.
+
+    The coordinator's two messages come after and before rank 0's work; by plan every message of the chain has its own.
+    """
+    if found["chain"] == 2:
+        return buckets * 2 * latency_s + rank_0_seconds(found, message_s)
+    return found["chain"] * (latency_s + message_s) + found["cpu_seconds"]
+
+
+def print_rank_0(results: list[dict], buckets: int, message_s: float) -> None:
+    print(f"\nrank 0, one step of {buckets} collectives, {DEVICES} ranks per host\n")
+    print(f"{'ranks':>7}  {'decided':<22}{'messages':>10}{'bytes':>12}{'CPU ms':>9}{'chain':>7}{'busy ms':>9}")
+    for found in results:
+        for way, words in WAYS.items():
+            each = found[way]
+            busy = rank_0_seconds(each, message_s) * 1e3
+            print(
+                f"{found['ranks']:>7}  {words:<22}{each['messages']:>10,}{each['bytes']:>12,}"
+                f"{each['cpu_seconds'] * 1e3:>9.2f}{each['chain']:>7}{busy:>9.2f}"
+            )
+    print("\nlongest chain of messages of one block between hosts: ", end="")
+    print(
+        ", ".join(
+            f"{found['hosts']} hosts {found['ring']['chain']} (racks of 16: {found['racks']['chain']})"
+            for found in results
+        )
+    )
+
+
+def print_paper(found: dict, buckets: int, latency_s: float, message_s: float) -> dict[int, dict[str, float]]:
+    """Prints and returns {MB: {way: seconds}} for the paper's cluster, which `found` is of."""
+    seconds: dict[int, dict[str, float]] = {}
+    print(f"\n64 hosts x {DEVICES} devices, {buckets} buckets a step: milliseconds, predicted\n")
+    print(f"{'':>32}" + "".join(f"{f'{mb} MB':>12}" for mb in PAPER))
+    for mb in PAPER:
+        data = buckets * predict(cluster(64, 1, 1), mb * 1e6 / buckets, [ENGINE])[ENGINE]
+        seconds[mb] = {"data alone": data}
+        for way, words in WAYS.items():
+            seconds[mb][words] = data + added_seconds(found[way], buckets, latency_s, message_s)
+    for name in next(iter(seconds.values())):
+        print(f"{name:>32}" + "".join(f"{seconds[mb][name] * 1e3:>12.1f}" for mb in PAPER))
+    print(f"{'the paper reports':>32}" + "".join(f"{text:>12}" for text in PAPER.values()))
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--buckets", type=int, default=4, help="collectives of a step (default: 4)")
+    parser.add_argument("--message-us", type=float, default=1.0, help="work of a message at one end (1)")
+    parser.add_argument("--latency-us", type=float, default=5.0, help="a message's time on the way (5, as predict.py)")
+    parser.add_argument("--repeat", type=int, default=5, help="runs, of which the least times count (5)")
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "scale", help="folder of the program")
+    parser.add_argument("--json", type=Path, help="also write everything here")
+    options = parser.parse_args()
+    program = build(options.build)
+    results = [simulate(program, ranks, options.buckets, options.repeat) for ranks in RANKS]
+    latency_s, message_s = options.latency_us * 1e-6, options.message_us * 1e-6
+    print(f"assumed: {options.message_us:g} us of work per message at either end, {options.latency_us:g} us on the way")
+    print_rank_0(results, options.buckets, message_s)
+    paper = print_paper(results[0], options.buckets, latency_s, message_s)
+    if options.json:
+        options.json.write_text(json.dumps({"simulated": results, "paper": paper}, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

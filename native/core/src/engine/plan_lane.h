@@ -1,0 +1,99 @@
+// PlanLane: how ranks run planned collectives without asking the coordinator. Of an engine that runs nothing else: its
+// thread, memory and messages are apart from those of the communicator that it serves, so what the coordinator has
+// decided there and what is planned here never wait for each other.
+//
+// Ranks go from round to round. In each, a rank posts in the memory of its group what it runs next (plan, index, run,
+// name, all terms), as soon as it has that. When all ranks of the group have posted, and between groups their leaders
+// have told one another (dissemination, ceil(log2(groups)) messages of 104 bytes from each; Hensgen, Finkel and Manber
+// 1988), all ranks know the same: whether all posts were equal. If so they run it. If not, each demotes its run to the
+// coordinator, which matches by name and tells every rank who differs in what. Nothing is sent to rank 0.
+//
+// No round waits long: a rank that has nothing to post a while after others have posts that, which is never equal. For
+// this all its methods return at once.
+#ifndef KERAS_DDL_CORE_ENGINE_PLAN_LANE_H_
+#define KERAS_DDL_CORE_ENGINE_PLAN_LANE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/planned_runs.h"
+#include "net/owned_messages.h"
+#include "shm/group_memory.h"
+
+namespace ddl {
+
+class PlanLane {
+ public:
+  // `group[r]`: leader of rank r's group. `patience_s`: how long others wait for a rank that has nothing to post.
+  PlanLane(const ddl_transport& transport, GroupMemory& memory, const std::vector<int>& group, double patience_s,
+           PlannedRuns::Demote demote);
+
+  PlannedRuns& runs() { return runs_; }
+  // Does what it can without waiting. *run: what all ranks run now, or nullptr. *moved: whether anything was done.
+  Status Progress(double now, std::unique_ptr<Request>* run, bool* moved);
+  // Since when this rank has waited for others to post; 0: it does not.
+  double waits_since() const { return posted_ ? posted_at_ : 0; }
+  const Request* posted() const { return posted_request_; }
+  // Whether a rank of this group has left without posting: this round will never end.
+  bool HasLost() const;
+  // For whom this rank waits, for people.
+  std::string DescribeMissing() const;
+  // Whether messages have to be looked for, of which nothing rings a bell.
+  bool NeedsPolling() const { return posted_ && is_leader() && leaders_.size() > 1; }
+  // Messages in flight are cancelled. Required before the transport is destroyed.
+  void Cancel();
+
+ private:
+  struct Message {
+    uint64_t round = 0;
+    uint64_t step = 0;  // of the dissemination; kHint: the round has begun
+    PlanPost post;
+  };
+  static constexpr uint64_t kHint = ~uint64_t{0};
+
+  bool is_leader() const { return memory_.local_rank() == 0; }
+  bool HasBegun() const;
+  void Post(const Request* request, uint64_t number, double now);
+  bool GroupIsComplete() const;
+  // Of all posts of the group.
+  PlanPost GroupsPost() const;
+  // Adds what another says to what is known.
+  static void Combine(const PlanPost& other, PlanPost* into);
+  Status Exchange(double now, bool* moved);
+  Status Receive(bool* moved);
+  Status Send(size_t to, const Message& message);
+  Status SendHints();
+  void End(const PlanPost& outcome, double now, std::unique_ptr<Request>* run);
+
+  const ddl_transport& transport_;
+  GroupMemory& memory_;
+  const double patience_s_;
+  PlannedRuns runs_;
+  std::vector<int> leaders_;  // of the groups, ascending
+  size_t group_ = 0;          // this rank's
+  OwnedMessages sends_;
+  OwnedMessages receives_;
+  uint64_t round_ = 0;  // rounds that have ended
+  bool posted_ = false;
+  double posted_at_ = 0;
+  const Request* posted_request_ = nullptr;  // nullptr: nothing
+  uint64_t posted_number_ = 0;
+  double begun_at_ = 0;  // when this rank saw others begin the round; 0: not yet
+  // The leader's part of the exchange: what is known so far, and the next step; 0 before it begins.
+  bool exchanging_ = false;
+  bool hinted_ = false;
+  uint64_t step_ = 0;
+  PlanPost known_{};
+  std::map<std::pair<uint64_t, uint64_t>, PlanPost> arrived_;  // by round and step
+  uint64_t failures_ = 0;                                      // rounds that were not equal, of late
+  uint64_t good_ = 0;                                          // equal ones since
+};
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_ENGINE_PLAN_LANE_H_

@@ -1,0 +1,301 @@
+// Planned collectives: in the order of the plan, without a message to rank 0; and what happens when ranks depart from
+// it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "test_data.h"
+#include "thread_group.h"
+#include "topologies.h"
+
+namespace ddl_test {
+namespace {
+
+constexpr uint32_t kBuckets = 5;
+
+// One bucket of one step; its values tell it from all others.
+struct Bucket {
+  Bucket(uint64_t plan, uint64_t step, uint32_t index, int rank, size_t count = 1000)
+      : first(static_cast<float>(plan * 7000 + step * 10 + index)),
+        data(count, first * static_cast<float>(rank + 1)),
+        call(DDL_ALL_REDUCE, "plan" + std::to_string(plan) + "/" + std::to_string(index)) {
+    call.Buffer(data.data(), data.data(), data.size());
+    call.request.plan = plan;
+    call.request.plan_run = call.request.step = plan << 32 | step;
+    call.request.plan_index = index;
+    call.request.plan_size = kBuckets;
+  }
+  void Check(int size) {
+    const Outcome outcome = Call::Finish(work);
+    EXPECT_EQ(outcome.code, DDL_OK) << outcome.message;
+    EXPECT_EQ(data, std::vector<float>(data.size(), first * static_cast<float>(size * (size + 1) / 2)));
+  }
+  float first;
+  std::vector<float> data;
+  Call call;
+  ddl_work* work = nullptr;
+};
+
+// Runs one step, its buckets submitted in an order of this rank's own.
+void RunStep(ddl_comm* comm, uint64_t plan, uint64_t step, int rank) {
+  std::vector<std::unique_ptr<Bucket>> buckets;
+  for (uint32_t i = 0; i < kBuckets; ++i) buckets.push_back(std::make_unique<Bucket>(plan, step, i, rank));
+  std::vector<uint32_t> order = {0, 1, 2, 3, 4};
+  Random random(step * 100 + static_cast<uint64_t>(rank) + 1);
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.Below(i)]);
+  for (const uint32_t i : order) buckets[i]->work = buckets[i]->call.Start(comm);
+  for (auto& bucket : buckets) bucket->Check(ddl_size(comm));
+}
+
+ddl_counters Count(const ddl_comm* comm) {
+  ddl_counters counters{};
+  ddl_count(comm, &counters);
+  return counters;
+}
+
+// Steps until one runs by plan again: all ranks see the same.
+void RunUntilPlanned(ddl_comm* comm, uint64_t step, int rank) {
+  const uint64_t before = Count(comm).planned;
+  for (int i = 0; i < 300 && Count(comm).planned == before; ++i) RunStep(comm, 1, step++, rank);
+  EXPECT_GT(Count(comm).planned, before);
+}
+
+void Sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+// A rank that has nothing to run is waited for 0.1 s.
+RunOptions WithLane() {
+  RunOptions options;
+  options.lane = true;
+  options.warn_after_s = 0.4;
+  options.warn = [](void*, const char*) {};
+  return options;
+}
+
+class PlanTest : public testing::TestWithParam<size_t> {
+ protected:
+  const Topology& topology() const { return Topologies()[GetParam()]; }
+  const std::vector<int>& group() const { return topology().group; }
+  int size() const { return topology().size(); }
+  RunOptions options() const {
+    RunOptions options = WithLane();
+    options.warn_after_s = 0;
+    options.outer = std::vector<int32_t>(topology().outer.begin(), topology().outer.end());
+    return options;
+  }
+};
+
+TEST_P(PlanTest, StepsRunWithoutAMessageToRankZero) {
+  constexpr uint64_t kSteps = 20;
+  RunRanks(
+      group(),
+      [&](ddl_comm* comm, int rank) {
+        const ddl_counters before = Count(comm);
+        for (uint64_t step = 1; step <= kSteps; ++step) RunStep(comm, 1, step, rank);
+        const ddl_counters after = Count(comm);
+        EXPECT_EQ(after.control_sent - before.control_sent, 0u);
+        EXPECT_EQ(after.control_received - before.control_received, 0u);
+        EXPECT_EQ(after.coordinated, 0u);
+        EXPECT_EQ(after.planned, kSteps * kBuckets);
+        EXPECT_EQ(after.demoted, 0u);
+      },
+      options());
+}
+
+TEST_P(PlanTest, UnplannedCollectivesRunBesideThem) {
+  RunRanks(
+      group(),
+      [&](ddl_comm* comm, int rank) {
+        std::thread other([&] {
+          for (int i = 0; i < 20; ++i) {
+            std::vector<float> data(5000, static_cast<float>(i + rank));
+            const Outcome outcome =
+                Call(DDL_ALL_REDUCE, "other").Buffer(data.data(), data.data(), data.size()).Run(comm);
+            EXPECT_EQ(outcome.code, DDL_OK) << outcome.message;
+            EXPECT_EQ(data[4999], static_cast<float>(i * size() + size() * (size() - 1) / 2));
+          }
+        });
+        for (uint64_t step = 1; step <= 20; ++step) RunStep(comm, 1, step, rank);
+        other.join();
+        EXPECT_EQ(Count(comm).coordinated, 20u);
+        EXPECT_EQ(Count(comm).demoted, 0u);
+      },
+      options());
+}
+
+TEST_P(PlanTest, ARankThatDepartsIsNamedOnAllRanks) {
+  if (size() == 1) return;
+  RunRanks(
+      group(),
+      [&](ddl_comm* comm, int rank) {
+        RunStep(comm, 1, 1, rank);
+        Bucket first(1, 2, 0, rank);
+        Bucket second(1, 2, 1, rank, rank == 1 ? 999 : 1000);
+        first.work = first.call.Start(comm);
+        second.work = second.call.Start(comm);
+        first.Check(size());
+        const Outcome outcome = Call::Finish(second.work);
+        EXPECT_EQ(outcome.code, DDL_FAILED_PRECONDITION);
+        EXPECT_NE(outcome.message.find("ranks disagree on 'plan1/1': number of elements: 1000 on rank(s) 0"),
+                  std::string::npos)
+            << outcome.message;
+        EXPECT_NE(outcome.message.find("999 on rank(s) 1"), std::string::npos) << outcome.message;
+        for (uint64_t step = 3; step < 6; ++step) RunStep(comm, 1, step, rank);
+        EXPECT_EQ(Count(comm).demoted, 1u);
+        EXPECT_EQ(Count(comm).planned, 4u * kBuckets + 1);
+      },
+      options());
+}
+
+INSTANTIATE_TEST_SUITE_P(Topologies, PlanTest, testing::Range(size_t{0}, Topologies().size()),
+                         [](const auto& info) { return Topologies()[info.param].name; });
+
+TEST(PlanOfRanksTest, ALateRankHoldsUpNothingAndThePlanGoesOnAfterwards) {
+  for (const std::vector<int>& group : {std::vector<int>{0, 0, 0}, {0, 0, 2, 2}, {0, 1, 2, 3, 4}}) {
+    RunRanks(
+        group,
+        [&](ddl_comm* comm, int rank) {
+          RunUntilPlanned(comm, 1, rank);
+          const uint64_t before = Count(comm).demoted;
+          if (rank == 1) Sleep(0.5);
+          RunStep(comm, 1, 1000, rank);
+          EXPECT_EQ(Count(comm).demoted, before + kBuckets);
+          RunUntilPlanned(comm, 1001, rank);
+        },
+        WithLane());
+  }
+}
+
+TEST(PlanOfRanksTest, PlansOfSeveralThreadsRunInAnyOrder) {
+  for (const std::vector<int>& group : {std::vector<int>{0, 0}, {0, 0, 2, 2}, {0, 1, 2}}) {
+    RunRanks(
+        group,
+        [&](ddl_comm* comm, int rank) {
+          std::vector<std::thread> threads;
+          for (uint64_t t = 0; t < 3; ++t) {
+            threads.emplace_back([&, plan = (t + static_cast<uint64_t>(rank)) % 3] {
+              for (uint64_t step = 1; step <= 10; ++step) RunStep(comm, plan + 1, step, rank);
+            });
+            Sleep(0.01);
+          }
+          for (std::thread& thread : threads) thread.join();
+          EXPECT_EQ(Count(comm).planned + Count(comm).demoted, 30u * kBuckets);
+        },
+        WithLane());
+  }
+}
+
+TEST(PlanOfRanksTest, ARankThatLeavesABucketOutIsNamed) {
+  RunOptions options = WithLane();
+  options.deadline_s = 1;
+  std::atomic<int> told{0};
+  RunRanks(
+      {0, 0, 2},
+      [&](ddl_comm* comm, int rank) {
+        RunStep(comm, 1, 1, rank);
+        Bucket first(1, 2, 0, rank);
+        first.work = first.call.Start(comm);
+        first.Check(3);
+        if (rank == 2) {
+          while (told < 2) Sleep(0.01);
+        } else {
+          Bucket second(1, 2, 1, rank);
+          const Outcome outcome = second.call.Run(comm);
+          EXPECT_EQ(outcome.code, DDL_DEADLINE_EXCEEDED) << outcome.message;
+          EXPECT_NE(outcome.message.find("for rank(s) 2"), std::string::npos) << outcome.message;
+          ++told;
+        }
+        RunUntilPlanned(comm, 3, rank);
+      },
+      options);
+}
+
+TEST(PlanOfRanksTest, AfterARankHasLeftTheOthersAreTold) {
+  for (const std::vector<int>& group : {std::vector<int>{0, 0, 0}, {0, 1, 2}}) {
+    RunOptions options = WithLane();
+    options.leave_early = {2};
+    RunRanks(
+        group,
+        [&](ddl_comm* comm, int rank) {
+          RunStep(comm, 1, 1, rank);
+          if (rank == 2) return;
+          Bucket bucket(1, 2, 0, rank);
+          const Outcome outcome = bucket.call.Run(comm);
+          EXPECT_EQ(outcome.code, DDL_UNAVAILABLE) << outcome.message;
+          EXPECT_NE(outcome.message.find("rank 2 has left"), std::string::npos) << outcome.message;
+        },
+        options);
+  }
+}
+
+// As a step does: small sums at a rendezvous if all come, what misses it in its turn.
+TEST(PlanOfRanksTest, SmallOnesAreRunAtOnceOrInTheirTurn) {
+  std::atomic<uint64_t> at_once{0};
+  RunOptions options = WithLane();
+  options.warn_after_s = 0;
+  RunRanks(
+      {0, 0},
+      [&](ddl_comm* comm, int rank) {
+        for (uint64_t step = 1; step <= 50; ++step) {
+          std::vector<std::unique_ptr<Bucket>> buckets;
+          for (uint32_t i = 0; i < kBuckets; ++i) {
+            buckets.push_back(std::make_unique<Bucket>(1, step, i, rank, i % 2 == 0 ? 100 : 50000));
+            Bucket& bucket = *buckets.back();
+            if (i % 2 != 0 || bucket.call.TryRun(comm, step % 2 == 0 ? 2000 : 0) == 0)
+              bucket.work = bucket.call.Start(comm);
+          }
+          for (auto& bucket : buckets) {
+            if (bucket->work != nullptr) {
+              bucket->Check(2);
+            } else {
+              EXPECT_EQ(bucket->data, std::vector<float>(100, bucket->first * 3));
+            }
+          }
+        }
+        const ddl_counters counters = Count(comm);
+        EXPECT_EQ(counters.demoted, 0u);
+        EXPECT_EQ(counters.planned + counters.at_once, 50u * kBuckets);
+        EXPECT_EQ(counters.coordinated, 0u);
+        at_once += counters.at_once;
+      },
+      options);
+  EXPECT_GT(at_once, 0u);
+}
+
+TEST(PlanOfRanksTest, WhatRepeatsOutsideOfPlansIsAnnouncedInThirteenBytes) {
+  RunRanks({0, 0, 2}, [&](ddl_comm* comm, int rank) {
+    const auto run = [&] {
+      std::vector<float> data(1000, 1);
+      const Outcome outcome = Call(DDL_ALL_REDUCE, "again").Buffer(data.data(), data.data(), 1000).Run(comm);
+      EXPECT_EQ(outcome.code, DDL_OK) << outcome.message;
+      EXPECT_EQ(data[999], 3);
+    };
+    for (int i = 0; i < 5; ++i) run();
+    const ddl_counters before = Count(comm);
+    for (int i = 0; i < 10; ++i) run();
+    const ddl_counters after = Count(comm);
+    if (rank == 0) return;
+    EXPECT_EQ(after.control_sent - before.control_sent, 10u);
+    EXPECT_EQ(after.control_bytes_sent - before.control_bytes_sent, 130u);
+    EXPECT_EQ(after.control_bytes_received - before.control_bytes_received, 90u);
+  });
+}
+
+TEST(PlanOfRanksTest, WhatCannotBePlannedIsRefused) {
+  RunRanks({0}, [&](ddl_comm* comm, int) {
+    Bucket bucket(1, 1, 0, 0);
+    bucket.call.request.plan_index = kBuckets;
+    EXPECT_EQ(bucket.call.Run(comm).code, DDL_INVALID_ARGUMENT);
+    Call gather(DDL_BROADCAST, "b");
+    gather.Buffer(bucket.data.data(), bucket.data.data(), 10);
+    gather.request.plan_size = 1;
+    EXPECT_EQ(gather.Run(comm).code, DDL_INVALID_ARGUMENT);
+  });
+}
+
+}  // namespace
+}  // namespace ddl_test
