@@ -15,6 +15,8 @@ from typing import Any
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import (
     TESTED,
+    BaseOptimizer,
+    TFOptimizer,
     TFTrainer,
     TFVariable,
     Trainer,
@@ -25,7 +27,7 @@ from keras_ddl.compat.keras import (
     tf_trainer,
 )
 from keras_ddl.errors import DependencyError
-from keras_ddl.strategy.keras_patches import callbacks, reading, saving, trainer, variable
+from keras_ddl.strategy.keras_patches import callbacks, optimizer, reading, saving, trainer, variable
 
 _lock = threading.Lock()
 _installed = False
@@ -78,6 +80,9 @@ def _table() -> list[tuple[Any, str, Any]]:
         (tf_trainer, "TFEpochIterator", lambda _: reading.EpochIterator),
         (tf_trainer.callbacks_module, "CallbackList", lambda _: callbacks.CallbackList),
         (TFVariable, "_initialize", variable.initialize),
+        (BaseOptimizer, "build", optimizer.build),
+        (TFOptimizer, "add_variable_from_reference", optimizer.add_variable_from_reference),
+        (BaseOptimizer, "finalize_variable_values", optimizer.finalize_variable_values),
         (saving_lib, "save_model", saving.once),
         (saving_lib, "save_weights_only", saving.once),
         (legacy_h5_format, "save_model_to_hdf5", saving.once),
