@@ -139,6 +139,8 @@ class Builder:
         if found is not None:
             return found
         if isinstance(piece.state, Shard):
+            if value.dtype == tf.resource:
+                raise self.sharding.refusal(self._node)
             self.exchange.want_gather(value, piece.tensor, self._node)
             raise Waiting
         if isinstance(piece.state, Partial):
@@ -539,14 +541,13 @@ class Builder:
         return not isinstance(state, Partial) or value.dtype in (*COMBINED_DTYPES, tf.resource)
 
     def _apply(self, node: Node) -> list[Any]:
-        found = self.sharding.make(node) if self.sharding.is_on else None
+        found = self.apart.make(self, node) if self.apart is not None else None
+        if found is None and self.sharding.is_on:
+            found = self.sharding.make(node)
         return self.apply_rules(node) if found is None else found
 
     def apply_rules(self, node: Node) -> list[Any]:
         """Makes an operation of what is whole, rows or parts."""
-        found = self.apart.make(self, node) if self.apart is not None else None
-        if found is not None:
-            return found
         if all(isinstance(self.state(each), Whole) for each in node.inputs):
             rule = rule_of(node.type, of_whole=True)
             found = rule(self, node) if rule is not None else None

@@ -14,7 +14,7 @@ LINEAR = {"Neg"}
 
 
 def of_parts(b: Any, node: Any) -> Any:
-    """Makes an operation entry by entry of parts of sums where that gives a part; asks for no sum. None: it does not."""
+    """Makes an operation entry by entry of parts of sums where that gives a part; asks for no sum. Else None."""
     states = [b.state(each) for each in node.inputs]
     if len(states) == 1 and node.type != "AddN":
         keeps = states[0] == PARTIAL and (node.type in LINEAR or _keeps_sums(node))
@@ -75,9 +75,4 @@ def _is_finite(b: Any, value: Any) -> bool:
 def _keeps_sums(node: Any) -> bool:
     # Only towards a type that holds all of the parts: rounding before the sum is not rounding the sum.
     source, target = node.inputs[0].dtype, node.outputs[0].dtype
-    return (
-        node.type == "Cast"
-        and source.is_floating
-        and target.is_floating
-        and target.size > source.size
-    )
+    return node.type == "Cast" and source.is_floating and target.is_floating and target.size > source.size

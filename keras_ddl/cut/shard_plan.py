@@ -83,7 +83,8 @@ class Plan:
         if reader in self._inner:
             places = [i for i, each in enumerate(reader.inputs[1:]) if each is value]
             return all(
-                plan._program.placeholders[i] in plan.towards or not plan._program.readers(plan._program.placeholders[i])
+                plan._program.placeholders[i] in plan.towards
+                or not plan._program.readers(plan._program.placeholders[i])
                 for _, plan in self._inner[reader]
                 for i in places
             )

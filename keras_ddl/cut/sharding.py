@@ -15,8 +15,17 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import linear, shards
 from keras_ddl.cut.pieces import Waiting
 from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.shard_plan import ASSIGNS, BRANCHES, ENTRYWISE, PASSED_ON, READ, REDUCTIONS, Plan, is_operand
-from keras_ddl.cut.shard_plan import reduces_all
+from keras_ddl.cut.shard_plan import (
+    ASSIGNS,
+    BRANCHES,
+    ENTRYWISE,
+    PASSED_ON,
+    READ,
+    REDUCTIONS,
+    Plan,
+    is_operand,
+    reduces_all,
+)
 from keras_ddl.cut.states import PARTIAL, SHARD, WHOLE, Partial
 from keras_ddl.errors import ConfigError
 
@@ -189,7 +198,9 @@ class Sharding:
         operands = [each for each in node.inputs if is_operand(each, node)]
         b.shards(operands)
         b.wholes([each for each in node.inputs if each not in operands])
-        return b.make(node, [b.shard(each) if each in operands else tf.reshape(b.whole(each), []) for each in node.inputs])[0]
+        return b.make(
+            node, [b.shard(each) if each in operands else tf.reshape(b.whole(each), []) for each in node.inputs]
+        )[0]
 
     def _shape(self, node: Node) -> list[Any]:
         shape, dtype = node.inputs[0].shape, node.outputs[0].dtype
@@ -231,16 +242,19 @@ class Sharding:
         b = self._b
         for value in node.inputs:
             if b.state(value) == SHARD and value.dtype == tf.resource:
-                raise ConfigError(
-                    "A variable that an optimizer keeps in shards may only be read, assigned and added to in a step, "
-                    f"outside of loops. Received: {node} (rank {b.collectives.rank}). Use "
-                    "Strategy(shard_optimizer=False)."
-                )
+                raise self.refusal(node)
         wanted = [each for each in node.inputs if b.state(each) == SHARD]
         if wanted and node.type not in PASSED_ON and node.type != "IdentityN":
             b.wholes(wanted)
             for value in wanted:
                 b.make_it_whole(value)
+
+    def refusal(self, node: Node | None) -> ConfigError:
+        """Returns the error for an operation that a variable in shards is no operand of."""
+        return ConfigError(
+            "A variable that an optimizer keeps in shards may only be read, assigned and added to in a step, outside "
+            f"of loops. Received: {node} (rank {self._b.collectives.rank}). Make the Strategy without shard_optimizer."
+        )
 
     # ---- weights
 

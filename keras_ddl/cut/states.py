@@ -1,5 +1,5 @@
-"""How a rank holds a tensor of the step: whole, some of its rows, a part of what all ranks' tensors combine to, or (what
-optimizers keep, and what is computed of it) a chunk of its entries.
+"""How a rank holds a tensor of the step: whole, some of its rows, a part of what all ranks' tensors combine to, or a
+chunk of its entries (what optimizers keep, and what is computed of it).
 
 These are the "sharding attributes" of GSPMD (Xu et al., arXiv 2105.04663) for one mesh dimension, with a cut that need
 not be even, and with the rows of a rank found in several blocks of an axis (two batches one after the other).

@@ -57,9 +57,9 @@ class Strategy(tf.distribute.Strategy):
             of the whole batch, as one process does. "rank": each rank with those of its own rows, as in Horovod and
             PyTorch's DDP, without a collective for them; moving statistics are the mean of what each rank would have
             kept, weighed by rows. Layers with synchronized=True keep to the whole batch.
-        shard_optimizer: each rank keeps its share of what optimizers remember of large weights, and updates its share of
-            them: ZeRO stage 1. As many bytes travel; memory and time of the update are divided by the ranks. In fit and
-            `function`, with Keras's entrywise optimizers; rank 0's counts. See `whole_optimizer`.
+        shard_optimizer: each rank keeps its share of what optimizers remember of large weights, and updates its share
+            of them: ZeRO stage 1. As many bytes travel; memory and time of the update are divided by the ranks. In fit
+            and `function`, with Keras's entrywise optimizers; rank 0's counts. See `whole_optimizer`.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is not given; its implementation says nothing here.
         unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices; refused
@@ -145,10 +145,14 @@ class Strategy(tf.distribute.Strategy):
         self.shards_from_elements = sharded_slots.least_elements() if shard_optimizer else None
         if self.size > 1:
             job = (secrets.token_hex(8), drift_check_percent, self.shards_from_elements)
-            token, drift_check_percent, self.shards_from_elements = communicator.broadcast_object(job, name="keras_ddl/job")
+            token, drift_check_percent, self.shards_from_elements = communicator.broadcast_object(
+                job, name="keras_ddl/job"
+            )
             self.job = token  # a text that only the ranks of this job share
             self.saves = SaveRecords(token, self.rank)
         self.drift_check_fraction = drift_check_percent / 100
+        if self.size > 1 and self.shards_from_elements is not None:
+            keras_patches.install(shards=True)
         super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
         self.extended.sparse_as_dense = sparse_as_dense
         self.keras_steps = KerasSteps(self)

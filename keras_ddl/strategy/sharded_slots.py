@@ -27,7 +27,7 @@ from keras_ddl.strategy.thread_value import ThreadValue
 
 _ENTRYWISE = tuple(
     getattr(keras.optimizers, name)
-    for name in "Adam AdamW SGD RMSprop Adagrad Adadelta Adamax Nadam Ftrl Lion".split()
+    for name in ["Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl", "Lion"]
 )
 _ACCUMULATOR = "gradient_accumulator"  # Keras's name: each rank holds its part of a sum there, and nothing travels
 _slots: weakref.WeakValueDictionary[int, ShardedVariable] = weakref.WeakValueDictionary()  # by id of the handle
@@ -43,12 +43,12 @@ class ShardedVariable(UninitializedVariable):
             outside of steps apart.
     """
 
-    def __init__(self, value: tf.Variable, strategy: Any) -> None:
-        super().__init__(trainable=False, shape=value.shape, dtype=value.dtype, name=value.name.partition(":")[0])
+    def __init__(self, value: tf.Tensor, name: str, strategy: Any) -> None:
+        super().__init__(trainable=False, shape=value.shape, dtype=value.dtype, name=name)
         self.layout = Layout(tuple(value.shape.as_list()), strategy.size)
         self._rank = strategy.rank
         with tf.device(strategy.extended.device):
-            chunk = self.layout.cut(value.read_value(), self._rank)
+            chunk = self.layout.cut(value, self._rank)
             # Of this class, too, for no Strategy's scope is asked about those.
             self.chunk = UninitializedVariable(trainable=False, shape=chunk.shape, dtype=chunk.dtype, name="chunk")
             self.chunk.assign(chunk)
@@ -97,8 +97,8 @@ class ShardedVariable(UninitializedVariable):
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
         return ConfigError(
-            "A variable that an optimizer keeps in shards, with Strategy(shard_optimizer=True), is used in steps of fit "
-            f"and strategy.function, traced and not run eagerly. Received: {what} of {self.name} {where} (rank "
+            "A variable that an optimizer keeps in shards, with Strategy(shard_optimizer=True), is used in steps of "
+            f"fit and strategy.function, traced and not run eagerly. Received: {what} of {self.name} {where} (rank "
             f"{self._rank}). Read and save it inside `with strategy.whole_optimizer(model):`, on all ranks; save with "
             "keras_ddl.callbacks.Checkpoint; or make the Strategy without shard_optimizer."
         )
@@ -114,7 +114,8 @@ class ShardedVariable(UninitializedVariable):
 
 
 def _in_traced_step() -> bool:
-    return whole_step.is_traced() and not tf.executing_eagerly()
+    # A step that is traced to be cut, and never runs as it is: there the variable would have no entries.
+    return whole_step.strategy_of_step() is not None and not tf.executing_eagerly()
 
 
 def keeping_what_is_loaded() -> Any:
@@ -161,12 +162,12 @@ def check(optimizer: Any) -> None:
     names = ", ".join(each.__name__ for each in _ENTRYWISE)
     raise ConfigError(
         f"Strategy(shard_optimizer=True) takes the optimizers of Keras that update each entry by itself: {names}. "
-        f"Received: {type(optimizer).__name__} {optimizer.name!r} (rank {strategy.rank}). Use one of these, or make the "
-        "Strategy without shard_optimizer."
+        f"Received: {type(optimizer).__name__} {optimizer.name!r} (rank {strategy.rank}). Use one of these, or make "
+        "the Strategy without shard_optimizer."
     )
 
 
-def hold(optimizer: Any, reference: Any, variable: Any, name: str | None) -> None:
+def hold(optimizer: Any, reference: Any, variable: Any, name: str | None, initializer: Any) -> None:
     """Exchanges the value of a slot that Keras has just made for `reference`, if it is large."""
     strategy = strategy_for(optimizer)
     if strategy is None or name == _ACCUMULATOR:
@@ -174,8 +175,11 @@ def hold(optimizer: Any, reference: Any, variable: Any, name: str | None) -> Non
     shape = tuple(variable.shape)
     is_slot = shape == tuple(reference.shape) and keras.backend.is_float_dtype(variable.dtype)
     if is_slot and int(np.prod(shape)) >= strategy.shards_from_elements:
+        is_made = tf.executing_eagerly()  # else the function that is traced will initialize it
         with tf.init_scope():
-            variable._value = ShardedVariable(variable._value, strategy)
+            first = keras.initializers.get(initializer)
+            value = variable._value.read_value() if is_made else first(shape, dtype=variable.dtype)
+            variable._value = ShardedVariable(value, variable._value.name.partition(":")[0], strategy)
 
 
 def least_elements() -> int:

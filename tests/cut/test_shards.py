@@ -102,7 +102,12 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+FIRST = ("nesterov", "ftrl")  # the others in `make test-all`
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FIRST else pytest.param(name, marks=[pytest.mark.long]) for name in OPTIMIZERS]
+)
 def test_optimizers_in_shards_equal_one_process(name):
     trained = Trained(OPTIMIZERS[name]())
     moves = trained.moves(trained.train())
@@ -128,7 +133,12 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+SECOND = ("clipnorm", "clipvalue", "weight_decay", "average", "accumulation")  # which "all" and others have, too
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in SECOND else []) for name in OPTIONS]
+)
 def test_options_of_an_optimizer_in_shards_equal_one_process(name):
     trained = Trained(OPTIMIZERS["adam"](**OPTIONS[name]))
     moves = trained.moves(trained.train())
@@ -158,3 +168,99 @@ def test_other_operations_on_a_variable_in_shards_are_refused():
 
     with pytest.raises(ConfigError, match="keeps in shards"):
         Simulation(step, [X], 2, variables=[slot], sharded=[slot])(X)
+
+
+def both(step, variables, sharded, size=3):
+    """Runs a step twice in one process and on ranks; returns the simulation, after comparing all variables."""
+    simulation = Simulation(step, [X], size, variables=variables, sharded=sharded)
+    for _ in range(2):
+        expected = simulation.expected(X)
+        for outputs in simulation(X):
+            for mine, one in zip(outputs, expected):
+                np.testing.assert_allclose(mine, one, rtol=0, atol=1e-12)
+    for variable in variables:
+        own = [copies[id(variable.handle)].numpy() for copies in simulation.copies]
+        found = [simulation.together(variable)] if any(variable is each for each in sharded) else own
+        for each in found:
+            np.testing.assert_allclose(each, variable, rtol=0, atol=1e-12)
+    return simulation
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_rows_are_scattered_into_the_chunks_they_lie_in(size):
+    slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+
+    def step(x):
+        indices = tf.constant([4, 0, 4, 2])
+        slot.scatter_add(tf.IndexedSlices(x[:4, :4], indices))
+        slot.scatter_sub(tf.IndexedSlices(x[1:5, 1:], indices))
+        weight.assign_sub(0.1 * slot)
+        return tf.reduce_sum(slot * slot)
+
+    both(step, [slot, weight], [slot], size)
+
+
+def test_a_weight_is_read_in_the_middle_of_a_step_as_it_is_by_then():
+    slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+
+    def step(x):
+        before = tf.reduce_sum(tf.sort(weight, axis=0)[0])
+        slot.assign(0.5 * slot + tf.transpose(tf.transpose(x[:, :4]) @ x))
+        weight.assign_sub(0.1 * slot)
+        middle = tf.reduce_sum(tf.sort(weight, axis=0)[0])
+        weight.assign_add(0.5 * slot)
+        weight.assign(tf.where(middle > before, weight * 2.0, weight))
+        tf.cond(middle > before, lambda: weight.assign(weight - slot), lambda: weight.assign(weight + slot))
+        seen = tf.numpy_function(lambda: np.float64(1.0), [], tf.float64)
+        weight.assign_add(tf.ones_like(weight) * seen)
+        return before, middle, tf.reduce_max(weight), tf.reduce_mean(slot), tf.norm(slot)
+
+    both(step, [slot, weight], [slot])
+
+
+def test_a_whole_assignment_takes_the_place_of_a_new_shard():
+    slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+
+    def step(x):
+        slot.assign_add(tf.reduce_sum(x) * tf.ones_like(slot))
+        weight.assign_sub(0.1 * slot)
+        weight.assign(tf.reverse(x[:5, :4], [0]))
+        return tf.reduce_sum(weight)
+
+    simulation = both(step, [slot, weight], [slot])
+    kinds = [each.kind for each in simulation.reports[0].entries]
+    assert "all_gather" not in kinds, kinds
+
+
+def test_a_shard_ends_in_a_branch_or_comes_out_of_one():
+    slot, other = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+
+    def step(x):
+        total = tf.reduce_sum(x)
+        chosen = tf.cond(total > 0.0, lambda: slot * 2.0, lambda: slot + other)
+        mixed = tf.cond(total > 0.0, lambda: slot * 2.0, lambda: tf.ones([5, 4], tf.float64))
+        slot.assign(0.5 * chosen + mixed)
+        other.assign(tf.reverse(chosen, [0]))
+        return total
+
+    both(step, [slot, other], [slot])
+
+
+def test_a_loop_gets_a_slot_whole_and_never_its_variable():
+    slot = tf.Variable(np.ones((5, 4)))
+
+    def whole(x):
+        read = slot.read_value()
+        found = tf.while_loop(
+            lambda i, _: i < 3, lambda i, total: (i + 1, total * 0.5 + read), (0, tf.zeros_like(read))
+        )
+        slot.assign(found[1] + tf.reduce_sum(x))
+        return tf.reduce_sum(found[1])
+
+    both(whole, [slot], [slot])
+
+    def inside(x):
+        return tf.while_loop(lambda i: i < 3, lambda i: (slot.assign_add(slot), i + 1)[1:], (0,))
+
+    with pytest.raises(ConfigError, match="keeps in shards"):
+        Simulation(inside, [X], 2, variables=[slot], sharded=[slot])(X)

@@ -12,8 +12,7 @@ from keras_ddl import model_state
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import whole_slots
-from strategy.common import RANK, SIZE, X, Y, check_equal_on_all_ranks, dense_model, everyone, set_precision
-from strategy.common import shared_folder
+from strategy.common import RANK, SIZE, X, Y, dense_model, everyone, set_precision, shared_folder
 
 SHARDED = keras_ddl.Strategy(shard_optimizer=True)
 optimizers = keras.optimizers
@@ -120,10 +119,8 @@ def check_a_slot_is_read_whole_or_not_at_all():
         lambda: SHARDED.run(lambda: slot.value * 2.0),
         lambda: slot.assign_add(slot),
     ):
-        with pytest.raises(ConfigError, match="keeps in shards"):
+        with pytest.raises((ConfigError, ValueError), match="keeps in shards"):  # TensorFlow wraps errors of operands
             read()
-    with pytest.raises(tf.errors.FailedPreconditionError):
-        tf.raw_ops.ReadVariableOp(resource=slot.value.handle, dtype=slot.value.dtype)
     assert "ShardedVariable" in repr(slot.value)
     with SHARDED.whole_optimizer(model):
         whole = slot.numpy()
@@ -174,18 +171,19 @@ def check_evaluation_prediction_and_export_know_nothing_of_shards():
     np.testing.assert_allclose(model.predict(X, verbose=0), one.predict(X, verbose=0), rtol=0, atol=1e-12)
     with shared_folder() as folder:
         model.export(folder / "exported", verbose=False)
-        served = tf.saved_model.load(str(folder / "exported")).serve(X)
+        loaded = tf.saved_model.load(str(folder / "exported"))
+        served = loaded.serve(X)
     np.testing.assert_allclose(served, one.predict(X, verbose=0), rtol=0, atol=1e-12)
 
 
 def check_run_and_eager_steps_are_refused():
-    with pytest.raises(ConfigError, match="keeps in shards"):
+    with pytest.raises((ConfigError, ValueError), match="keeps in shards"):
         trained(SHARDED, lambda: optimizers.Adam(1e-2), run_eagerly=True)
     with SHARDED.scope():
         weight = keras.Variable(np.ones((6, 3)), dtype="float64")
         optimizer = optimizers.Adam(1e-2)
         optimizer.build([weight])
-    with pytest.raises(ConfigError, match="strategy.run"):
+    with pytest.raises((ConfigError, ValueError), match="in strategy.run"):
         SHARDED.run(tf.function(lambda: optimizer.apply([tf.ones((6, 3), "float64")], [weight])))
 
 
@@ -209,6 +207,19 @@ def check_keras_saves_and_restores_slots_in_shards():
             model_state.save_checkpoint(model, folder / "own", 1)
 
 
+def check_momentum_follows_the_learning_rate():
+    def make():
+        return optimizers.SGD(1e-2, momentum=0.9)
+
+    warmup = keras_ddl.callbacks.LearningRateWarmup(warmup_epochs=2, initial_learning_rate=1e-2)
+    plain = keras_ddl.callbacks.LearningRateWarmup(warmup_epochs=2, initial_learning_rate=1e-2)
+    model = trained(SHARDED, make, callbacks=[warmup])
+    one = trained(keras_ddl.Strategy(shard_optimizer=False), make, callbacks=[plain])
+    assert whole_slots.slots_of(model) and not whole_slots.slots_of(one)
+    for mine, theirs in zip(model.get_weights(), one.get_weights()):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+
+
 def check_going_back_to_what_was_good_takes_the_chunks():
     from keras_ddl.callbacks._last_good import MemoryOfGood
 
@@ -220,6 +231,3 @@ def check_going_back_to_what_was_good_takes_the_chunks():
     assert memory.go_back() is not None
     for mine, before in zip(whole_slots.slots_of(model), chunks):
         np.testing.assert_array_equal(mine.chunk.numpy(), before)
-
-
-_ = check_equal_on_all_ranks

@@ -11,6 +11,7 @@ from keras_ddl.cut.entrywise import BINARY, UNARY
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.states import PARTIAL, ListOf, Partial, Rows
 
+
 @rule(*UNARY)
 def unary(b: Any, node: Any) -> Any:
     value = node.inputs[0]

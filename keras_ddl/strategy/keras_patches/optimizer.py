@@ -24,9 +24,9 @@ def build(original: Callable[..., Any]) -> Callable[..., Any]:
 def add_variable_from_reference(original: Callable[..., Any]) -> Callable[..., Any]:
     """Holds a slot in shards from the moment it is made: all slots are never whole at the same time."""
 
-    def wrapper(self, reference_variable, name=None, *args, **kwargs):
-        variable = original(self, reference_variable, name, *args, **kwargs)
-        sharded_slots.hold(self, reference_variable, variable, name)
+    def wrapper(self, reference_variable, name=None, initializer="zeros"):
+        variable = original(self, reference_variable, name=name, initializer=initializer)
+        sharded_slots.hold(self, reference_variable, variable, name, initializer)
         return variable
 
     return wrapper

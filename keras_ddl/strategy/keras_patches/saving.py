@@ -111,7 +111,7 @@ class SavesWithinEpochs:
         return due
 
     def whole_slots(self) -> Any:
-        """Returns a context in which rank 0 can save what is in shards. COLLECTIVE, where rank 0 has such a callback."""
+        """Returns a context in which rank 0 can save what is in shards. COLLECTIVE where rank 0 has such a callback."""
         slots = whole_slots.slots_of(self._callbacks.model) if self._has_slots else []
         return whole_slots.whole(slots, on_rank=0)
 
