@@ -57,10 +57,12 @@ def check_adam_in_shards_equals_one_process():
     assert all(sum(counts) == np.prod(each.shape) for counts, each in zip(zip(*held), slots))
 
 
+@long
 def check_averages_in_shards_take_the_weights_place():
     assert_equals_one_process(lambda: optimizers.SGD(1e-2, momentum=0.9, use_ema=True, ema_momentum=0.9))
 
 
+@long
 def check_gradients_accumulate_in_parts_beside_shards():
     make = lambda: optimizers.Adam(1e-2, gradient_accumulation_steps=2, clipnorm=0.3)  # noqa: E731
     model, one = trained(SHARDED, make), trained(None, make)
@@ -115,7 +117,7 @@ def check_a_slot_is_read_whole_or_not_at_all():
         lambda: slot + 1,
         lambda: np.asarray(slot.value),
         lambda: model.optimizer.get_weights() if hasattr(model.optimizer, "get_weights") else slot.numpy(),
-        lambda: tf.function(lambda: slot.value * 2.0)(),
+        lambda: tf.function(lambda: slot.value * 2.0, autograph=False)(),
         lambda: SHARDED.run(lambda: slot.value * 2.0),
         lambda: slot.assign_add(slot),
     ):
@@ -164,6 +166,7 @@ def check_function_holds_slots_in_shards():
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
 
 
+@long
 def check_evaluation_prediction_and_export_know_nothing_of_shards():
     model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
     one = trained(None, lambda: optimizers.Adam(1e-2), epochs=1)
@@ -176,6 +179,7 @@ def check_evaluation_prediction_and_export_know_nothing_of_shards():
     np.testing.assert_allclose(served, one.predict(X, verbose=0), rtol=0, atol=1e-12)
 
 
+@long
 def check_run_and_eager_steps_are_refused():
     with pytest.raises((ConfigError, ValueError), match="keeps in shards"):
         trained(SHARDED, lambda: optimizers.Adam(1e-2), run_eagerly=True)
@@ -184,7 +188,7 @@ def check_run_and_eager_steps_are_refused():
         optimizer = optimizers.Adam(1e-2)
         optimizer.build([weight])
     with pytest.raises((ConfigError, ValueError), match="in strategy.run"):
-        SHARDED.run(tf.function(lambda: optimizer.apply([tf.ones((6, 3), "float64")], [weight])))
+        SHARDED.run(tf.function(lambda: optimizer.apply([tf.ones((6, 3), "float64")], [weight]), autograph=False))
 
 
 def check_keras_saves_and_restores_slots_in_shards():
@@ -207,19 +211,22 @@ def check_keras_saves_and_restores_slots_in_shards():
             model_state.save_checkpoint(model, folder / "own", 1)
 
 
+@long
 def check_momentum_follows_the_learning_rate():
     def make():
         return optimizers.SGD(1e-2, momentum=0.9)
 
-    warmup = keras_ddl.callbacks.LearningRateWarmup(warmup_epochs=2, initial_learning_rate=1e-2)
-    plain = keras_ddl.callbacks.LearningRateWarmup(warmup_epochs=2, initial_learning_rate=1e-2)
-    model = trained(SHARDED, make, callbacks=[warmup])
-    one = trained(keras_ddl.Strategy(shard_optimizer=False), make, callbacks=[plain])
+    def warmup():
+        return keras_ddl.callbacks.LearningRateWarmup(warmup_epochs=2)
+
+    model = trained(SHARDED, make, callbacks=[warmup()])
+    one = trained(keras_ddl.Strategy(shard_optimizer=False), make, callbacks=[warmup()])
     assert whole_slots.slots_of(model) and not whole_slots.slots_of(one)
     for mine, theirs in zip(model.get_weights(), one.get_weights()):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
 
 
+@long
 def check_going_back_to_what_was_good_takes_the_chunks():
     from keras_ddl.callbacks._last_good import MemoryOfGood
 
