@@ -190,6 +190,13 @@ _TABLE = (
         "shows, because ranks take their rows from the same batch; 0: none.",
     ),
     Variable(
+        "SHARD_FROM_ELEMENTS",
+        "count",
+        65536,
+        "Strategy(shard_optimizer=True) holds in shards what optimizers keep for weights of so many elements or more; "
+        "rank 0's counts.",
+    ),
+    Variable(
         "ISA",
         "isa",
         None,

@@ -14,7 +14,7 @@ from keras_ddl.checkpoint import model_state
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat.models import optimizers_of, steps_taken
 from keras_ddl.resuming.training_state import broadcast_training_state
-from keras_ddl.strategy import agreement
+from keras_ddl.strategy import agreement, sharded_slots
 
 
 def step_of(model: Any) -> int:
@@ -57,7 +57,8 @@ class MemoryOfGood:
         return "window that was good"
 
     def _copy(self) -> _Copy:
-        return _Copy(step_of(self._model), [(v, np.array(v.numpy())) for v in _variables(self._model)])
+        held = map(sharded_slots.of_this_rank, _variables(self._model))
+        return _Copy(step_of(self._model), [(v, np.array(v.numpy())) for v in held])
 
 
 def _variables(model: Any) -> Sequence[Any]:
@@ -79,9 +80,11 @@ class CheckpointsOfGood:
 
     def go_back(self) -> int | None:
         """Restores rank 0's newest good checkpoint on all ranks; returns its step, None without one. COLLECTIVE."""
-        step = on_first_rank(self._restore, "DivergenceGuard/restore")
+        with sharded_slots.keeping_what_is_loaded():
+            step = on_first_rank(self._restore, "DivergenceGuard/restore")
+            if step is not None:
+                broadcast_training_state(self._model)
         if step is not None:
-            broadcast_training_state(self._model)
             self._confirmed = self._latest = step
         return step
 

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from keras_ddl.compat.models import unwrapped
+from keras_ddl.strategy import sharded_slots
 
 
 def buffers_with_rate(optimizer: Any) -> list[Any]:
@@ -40,7 +41,7 @@ class MomentumCorrection:
 
     def scale(self, optimizer: Any, ratio: float) -> None:
         """Multiplies every buffer by `ratio` = new rate / old rate."""
-        buffers = buffers_with_rate(optimizer)
+        buffers = [sharded_slots.of_this_rank(each) for each in buffers_with_rate(optimizer)]
         if not buffers:
             return
         if self._scale is None or [id(b) for b in buffers] != [id(b) for b in self._buffers]:

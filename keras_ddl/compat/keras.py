@@ -43,6 +43,7 @@ with tensorflow_packages.private_imports("keras", "3.13 to 3.15", "'keras>=3.13,
 
     # What is not public about public classes: the bases that are changed, and the modules that they are made in.
     BaseOptimizer = _defining(keras.optimizers.Optimizer, "_backend_apply_gradients")
+    TFOptimizer = _defining(keras.optimizers.Optimizer, "add_variable_from_reference")
     TFVariable = _defining(keras.Variable, "_initialize")
     Trainer = _defining(keras.Model, "compile")
     TFTrainer = _defining(keras.Model, "make_train_function")
@@ -63,6 +64,7 @@ __all__ = [
     "LossScaleOptimizer",
     "PyDatasetAdapter",
     "TESTED",
+    "TFOptimizer",
     "TFTrainer",
     "TFVariable",
     "Trainer",

@@ -53,6 +53,7 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]'
 
 InputContext = tf.distribute.InputContext
 ReplicaContext = tf.distribute.ReplicaContext
+UninitializedVariable = resource_variable_ops.UninitializedVariable
 StrategyExtendedV1 = tf.compat.v1.distribute.StrategyExtended
 ValueContext = tf.distribute.experimental.ValueContext
 
@@ -62,6 +63,7 @@ __all__ = [
     "ShuffleDataset",
     "StrategyExtendedV1",
     "UnaryUnchangedStructureDataset",
+    "UninitializedVariable",
     "UpdateContext",
     "ValueContext",
     "after_each_variable",

@@ -26,7 +26,7 @@ from keras_ddl.cut.pieces import Batch
 from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import FEW_ROWS, Report
 from keras_ddl.cut.rules.own_statistics import OwnStatistics
-from keras_ddl.cut.states import PARTIAL, WHOLE, Rows, State
+from keras_ddl.cut.states import PARTIAL, SHARD, WHOLE, Rows, State
 
 __all__ = ["FEW_ROWS", "WHOLE", "Batch", "Collectives", "OfRanks", "Program", "Report", "Rows", "State", "build_step"]
 
@@ -45,6 +45,7 @@ def build_step(
     captured: Callable[[Any], Any] = lambda outer: outer,
     keeps_rows: bool = False,
     parts: Collection[Any] = (),
+    shards: Collection[Any] = (),
     tell: Callable[[Extents, Sequence[Value]], Iterable[Value]] = lambda extents, inputs: (),
 ) -> list[tf.Tensor]:
     """Makes, in the graph that is being traced, what one rank has to do of a step.
@@ -63,6 +64,8 @@ def build_step(
         keeps_rows: return outputs that are held as rows along axis 0 as this rank's rows. They are gathered all the
             same: other ranks may want them whole.
         parts: outer tensors (handles of variables) of which each rank holds a part of a sum, from step to step.
+        shards: outer tensors (handles of variables) of which each rank holds a chunk of the entries (shards.py), in the
+            variable whose handle `captured` returns.
         tell: says what is known of the extents of whole arguments that are made of the batch's rows; returns these.
     Returns: the step's outputs in order, whole, equal on all ranks.
     """
@@ -74,8 +77,8 @@ def build_step(
         builder.apart = OwnStatistics(calls)
         builder.report.found_statistics(len(calls), others)
     for value, outer in program.captured:
-        is_part = any(outer is each for each in parts)
-        builder.give(value, captured(outer), PARTIAL if is_part else WHOLE)
+        is_part, is_shard = (any(outer is each for each in some) for some in (parts, shards))
+        builder.give(value, captured(outer), PARTIAL if is_part else SHARD if is_shard else WHOLE)
     for value, tensor, state in zip(program.inputs, inputs, states):
         dims = _input_dims(builder, value, state)
         if inputs_are_whole and isinstance(state, Rows):

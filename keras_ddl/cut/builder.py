@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import moving
+from keras_ddl.cut import moving, shards
 from keras_ddl.cut.collectives import COMBINED_DTYPES, Collectives, Sums
 from keras_ddl.cut.dims import Dim, Unknown, dim
 from keras_ddl.cut.extents import Dims, Extents
@@ -26,7 +26,8 @@ from keras_ddl.cut.report import Report
 from keras_ddl.cut.scalars import Scalars
 from keras_ddl.cut.schedule import Schedule
 from keras_ddl.cut.seeds import agreed_seeds
-from keras_ddl.cut.states import PARTIAL, WHOLE, ListOf, Partial, Rows, State, Whole
+from keras_ddl.cut.sharding import Sharding
+from keras_ddl.cut.states import PARTIAL, SHARD, WHOLE, ListOf, Partial, Rows, Shard, State, Whole
 from keras_ddl.cut.two_states import TwoStates
 from keras_ddl.errors import ConfigError
 
@@ -76,6 +77,8 @@ class Builder:
         self.extents = Extents(rows)
         self.scalars = Scalars(self)
         self.sums = Sums(collectives, report, scope)
+        self.exchange = shards.Exchange(collectives, report, scope)
+        self.sharding = Sharding(self)
         self.apart: Apart | None = None
         self.in_loop = False  # where nothing can move between ranks
         self.waits_outside = False
@@ -89,6 +92,7 @@ class Builder:
         self._two_states = TwoStates(self)
         self._done: dict[Node, list[tf.Operation]] = {}
         self._node: Node | None = None
+        self.before: list[tf.Operation] = []  # what the node that is made runs after
         self._constants: dict[Any, tf.Tensor] = {}
         self._names = 0
         self.scope = scope
@@ -134,6 +138,11 @@ class Builder:
         found = self._made.get((value, WHOLE))
         if found is not None:
             return found
+        if isinstance(piece.state, Shard):
+            if value.dtype == tf.resource:
+                raise self.sharding.refusal(self._node)
+            self.exchange.want_gather(value, piece.tensor, self._node)
+            raise Waiting
         if isinstance(piece.state, Partial):
             if value.dtype == tf.resource:
                 raise ConfigError(
@@ -174,7 +183,7 @@ class Builder:
     def wholes(self, values: Sequence[Value]) -> list[tf.Tensor]:
         """Returns the whole tensors. Raises: Waiting: some have yet to be summed; all of them are asked for."""
         for value in values:
-            if isinstance(self.state(value), Partial):
+            if isinstance(self.state(value), (Partial, Shard)):
                 self._attempt(lambda: self.whole(value))  # noqa: B023
         return [self.whole(each) for each in values]
 
@@ -193,11 +202,36 @@ class Builder:
             self._made[value, rows] = found
         return found
 
+    def shard(self, value: Value) -> tf.Tensor:
+        """Returns this rank's chunk of `value`. Raises: Waiting: it has yet to be summed."""
+        piece = self._pieces[value]
+        if isinstance(piece.state, Shard):
+            return piece.tensor
+        value = self.origin(value)
+        if (value, SHARD) not in self._made:
+            if piece.state == PARTIAL and value.dtype in COMBINED_DTYPES and value.dtype != tf.bool:
+                self.exchange.want_scatter(value, piece.tensor, self._node)
+                raise Waiting
+            whole = self.whole(value)
+            with _no_dependencies():
+                self._made[value, SHARD] = self.exchange.layout(value).cut(whole, self.collectives.rank)
+        return self._made[value, SHARD]
+
+    def shards(self, values: Sequence[Value]) -> list[tf.Tensor]:
+        """Returns this rank's chunks. Raises: Waiting: some have yet to be summed; all of them are asked for."""
+        for value in values:
+            self._attempt(lambda: self.shard(value))  # noqa: B023
+        return [self.shard(each) for each in values]
+
     def part(self, value: Value) -> tf.Tensor:
         """Returns this rank's part of the sum that a whole value is, or that it is a part of."""
         if self.state(value) == PARTIAL:
             return self.held(value)
         key = (self.origin(value), PARTIAL)
+        if key not in self._made and self.state(value) == SHARD:
+            with _no_dependencies():
+                layout = self.exchange.layout(value)
+                self._made[key] = shards.part_of(self.held(value), layout, self.collectives.rank)
         if key not in self._made:
             whole = self.whole(value)
             with _no_dependencies():
@@ -348,7 +382,9 @@ class Builder:
         """Says what a placeholder of the program is."""
         self._pieces[value] = Piece(tensor, state)
         self._done[value.node] = []
-        if not isinstance(state, Whole):
+        if isinstance(state, Shard) and value.dtype == tf.resource:
+            self.sharding.hold(value)
+        elif not isinstance(state, Whole):
             self._of_batch.add(value)
         if dims is not None:
             self.extents.set_dims(value, dims)
@@ -379,12 +415,14 @@ class Builder:
             for value, state in list(ends.items()):
                 if value in self._pieces and self._attempt(lambda: self._in_state(value, state)):  # noqa: B023
                     del ends[value]
-            if not schedule.is_waiting and not ends:
+            if not schedule.is_waiting and not ends and self.sharding.finish():
                 return
             self._ask_ahead(ends)
-            if self.waits_outside and not self.sums:
+            if self.waits_outside and not self.sums and not self.exchange:
                 raise Waiting
-            self._take_sums(self.sums.make())
+            summed = self.sums.make() if self.sums or not self.exchange else {}
+            self._take_sums(summed)
+            self._take_shards(*self.exchange.make(without=summed))
             schedule.retry()
 
     def _end_pass(self) -> None:
@@ -406,6 +444,25 @@ class Builder:
             if origin in found and value in self._pieces:
                 self._pieces[value] = self._pieces[origin]
 
+    def _take_shards(self, chunks: Mapping[Value, tf.Tensor], wholes: Mapping[Value, tf.Tensor]) -> None:
+        """From now on sums are held in chunks, and what was put together of chunks is also had whole."""
+        for value, tensor in chunks.items():
+            self._made[value, PARTIAL] = self._pieces[value].tensor
+            self._pieces[value] = Piece(tensor, SHARD)
+        for value, origin in self._same.items():
+            if origin in chunks and value in self._pieces:
+                self._pieces[value] = self._pieces[origin]
+        self._made.update({(value, WHOLE): tensor for value, tensor in wholes.items()})
+        self.sharding.take(wholes)
+
+    def make_it_whole(self, value: Value) -> None:
+        """Goes on with all of a value that was held in chunks. Raises: Waiting."""
+        whole, chunk = self.whole(value), self.held(value)
+        origin = self.origin(value)
+        self._made[origin, SHARD] = chunk
+        for each in {value, origin, *(v for v, of in self._same.items() if of is origin and v in self._pieces)}:
+            self._pieces[each] = Piece(whole, WHOLE)
+
     def result(self, value: Value, state: State = WHOLE) -> tf.Tensor:
         """Returns a value that `build` was asked for."""
         return self._in_state(value, state)
@@ -419,6 +476,8 @@ class Builder:
             return self.whole(value)
         if state == PARTIAL:
             return self.part(value)
+        if isinstance(state, Shard):
+            return self.shard(value)
         found = self.list_of(value, state) if isinstance(state, ListOf) else None
         if found is not None:
             return found
@@ -431,13 +490,22 @@ class Builder:
             return False
         return True
 
+    @property
+    def node(self) -> Node | None:
+        """The node that is being made."""
+        return self._node
+
+    def made_now(self) -> list[tf.Operation]:
+        """Returns the operations of the node that is being made, as far as they are there."""
+        return list(self._last)
+
     def ran(self, operation: tf.Operation) -> None:
         """Says that `operation` is one that the node being made consists of: what runs after the node waits for it."""
         self._last.append(operation)
 
     def _try(self, node: Node) -> bool:
         self._node, self._last = node, []
-        before = [each for one in node.after for each in self._done[one]]
+        self.before = before = [each for one in node.after for each in self._done[one]]
         try:
             with tf.control_dependencies(before):
                 pieces = self._apply(node)
@@ -474,8 +542,12 @@ class Builder:
 
     def _apply(self, node: Node) -> list[Any]:
         found = self.apart.make(self, node) if self.apart is not None else None
-        if found is not None:
-            return found
+        if found is None and self.sharding.is_on:
+            found = self.sharding.make(node)
+        return self.apply_rules(node) if found is None else found
+
+    def apply_rules(self, node: Node) -> list[Any]:
+        """Makes an operation of what is whole, rows or parts."""
         if all(isinstance(self.state(each), Whole) for each in node.inputs):
             rule = rule_of(node.type, of_whole=True)
             found = rule(self, node) if rule is not None else None

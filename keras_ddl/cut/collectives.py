@@ -34,6 +34,9 @@ class Collectives(Protocol):
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the ranks' tensors, one after the other along axis 0; their extents there may differ."""
 
+    def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Returns this rank's rows of the sum over ranks; the first ranks have one more where they are uneven."""
+
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         """Groups tensors of so many bytes, in the order in which they become ready."""
 
@@ -160,6 +163,11 @@ class OfRanks:
         from keras_ddl import ops
 
         return ops.all_gather(tensor, name=f"{self._scope}/{name}")
+
+    def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        from keras_ddl import ops
+
+        return ops.reduce_scatter(tensor, name=f"{self._scope}/{name}")
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return self._plan(sizes, dtypes)

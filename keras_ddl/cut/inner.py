@@ -49,6 +49,9 @@ class Refusing:
     def compresses(self, value: Value, op: str) -> bool:
         return False
 
+    def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        raise Refused(name)
+
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [list(range(len(sizes)))]
 
@@ -123,6 +126,13 @@ class Inner(Builder):
             with self._outside():
                 return self.parent.whole(origin)
         return super().whole(value)
+
+    def shard(self, value: Value) -> tf.Tensor:
+        origin, state = self._origin(value), self.state(value)
+        if origin is not None and isinstance(state, Partial) and value.dtype != tf.resource:
+            with self._outside():
+                return self.parent.shard(origin)
+        return super().shard(value)
 
     def cut(self, value: Value, rows: Rows) -> tf.Tensor:
         origin = self._origin(value)

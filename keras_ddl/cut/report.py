@@ -47,12 +47,12 @@ class Report:
 
     def text(self) -> str:
         """Returns a table of the collectives of a step."""
-        lines = [f"{'collective':<12}{'bytes':>14}  {'tensors':>7}  for"]
+        lines = [f"{'collective':<14}{'bytes':>14}  {'tensors':>7}  for"]
         for each in self.entries:
             unknown = "not known" if each.kind == FROM_RANK_0 else "by the batch"
             size = unknown if each.bytes is None else f"{each.bytes:,}"
             where = f" ({each.line})" if each.line else ""
-            lines.append(f"{each.kind:<12}{size:>14}  {len(each.values):>7}  {each.reason}{where}")
+            lines.append(f"{each.kind:<14}{size:>14}  {len(each.values):>7}  {each.reason}{where}")
         count = sum(each.count for each in self.entries)
         known = sum(each.bytes or 0 for each in self.entries)
         rest = " and what is not known before it runs" if any(each.bytes is None for each in self.entries) else ""
@@ -98,6 +98,13 @@ class Report:
         kinds = sorted({"results" if each is None else each.type for each in readers})
         reason = "for " + ", ".join(kinds) + (", 16 bits between hosts" if compressed else "")
         self.entries.append(Entry(op, total, [v.key for v in values], reason, line_of(values[0].node)))
+
+    def moved_shards(self, kind: str, values: Sequence[Value], readers: Sequence[Node | None]) -> None:
+        """Sums that ranks keep a chunk of, or chunks that were put together, in one collective."""
+        total = sum(value.shape.num_elements() * value.dtype.size for value in values)
+        kinds = sorted({"the next step" if each is None else each.type for each in readers})
+        reason = ("in shards for " if kind == "reduce_scatter" else "of shards for ") + ", ".join(kinds)
+        self.entries.append(Entry(kind, total, [v.key for v in values], reason, line_of(values[0].node)))
 
     def from_rank_0(self, node: Node) -> None:
         """Results of a function of the host went to all ranks, the shape and the entries of each."""

@@ -1,4 +1,5 @@
-"""How a rank holds a tensor of the step: whole, some of its rows, or a part of what all ranks' tensors combine to.
+"""How a rank holds a tensor of the step: whole, some of its rows, a part of what all ranks' tensors combine to, or a
+chunk of its entries (what optimizers keep, and what is computed of it).
 
 These are the "sharding attributes" of GSPMD (Xu et al., arXiv 2105.04663) for one mesh dimension, with a cut that need
 not be even, and with the rows of a rank found in several blocks of an axis (two batches one after the other).
@@ -53,6 +54,12 @@ class ListOf:
     optional: bool = False
 
 
-State = Whole | Rows | Partial | ListOf
+@dataclass(frozen=True)
+class Shard:
+    """Every rank holds its chunk of the tensor's entries, as a vector: shards.py says which. The shape is static."""
+
+
+State = Whole | Rows | Partial | ListOf | Shard
 WHOLE = Whole()
 PARTIAL = Partial()
+SHARD = Shard()

@@ -13,7 +13,7 @@ from keras_ddl.compat.models import layers_of
 from keras_ddl.errors import CheckpointError
 from keras_ddl.resuming.progress import Restoration, read_progress
 from keras_ddl.resuming.training_state import broadcast_training_state
-from keras_ddl.strategy import fits
+from keras_ddl.strategy import fits, sharded_slots
 
 
 @dataclasses.dataclass
@@ -54,8 +54,9 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
         return model_state.optimizers_to_build(model, ckpt.latest(dir))
 
     model_state.build_optimizers(model, on_first_rank(plan, "Checkpoint/optimizers"))
-    resumed = on_first_rank(lambda: _read_latest(model, dir), "Checkpoint/restore")
-    broadcast_training_state(model)
+    with sharded_slots.keeping_what_is_loaded():
+        resumed = on_first_rank(lambda: _read_latest(model, dir), "Checkpoint/restore")
+        broadcast_training_state(model)
     if resumed.progress is not None:
         resumed.restoration = Restoration(model, *resumed.progress)
         resumed.restoration.at_train_begin()

@@ -14,7 +14,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
 from keras_ddl.gradients.start_up import start_up
-from keras_ddl.strategy import agreement, cluster, keras_patches, one_per_job, variables
+from keras_ddl.strategy import agreement, cluster, keras_patches, one_per_job, sharded_slots, variables, whole_slots
 from keras_ddl.strategy.data import order
 from keras_ddl.strategy.extended import DdlExtended
 from keras_ddl.strategy.keras_step import KerasSteps, model_of
@@ -62,6 +62,9 @@ class Strategy(tf.distribute.Strategy):
             rounded to that dtype, half the bytes for slow wires; inside a host, and where they are added, they are
             float32. What rounding takes away is added to the next step's gradients (docs/strategy.md). All else stays
             exact, and so does everything on one host. Equal on all ranks.
+        shard_optimizer: each rank keeps its share of what optimizers remember of large weights, and updates its share
+            of them: ZeRO stage 1. As many bytes travel; memory and time of the update are divided by the ranks. In fit
+            and `function`, with Keras's entrywise optimizers; rank 0's counts. See `whole_optimizer`.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is not given; its implementation says nothing here.
         unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices; refused
@@ -84,6 +87,7 @@ class Strategy(tf.distribute.Strategy):
         gather_predictions: str = "all",
         batch_statistics: str = "global",
         compression: str | None = None,
+        shard_optimizer: bool = False,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         **unsupported_tf_args: Any,
     ) -> None:
@@ -128,6 +132,16 @@ class Strategy(tf.distribute.Strategy):
                 "Strategy: compression must be 'bfloat16', 'float16' or None. "
                 f"Received: compression={compression!r} (rank {topology.rank}). Leave it out for None."
             )
+        if not isinstance(shard_optimizer, bool):
+            raise ConfigError(
+                f"Strategy: shard_optimizer must be True or False. Received: shard_optimizer={shard_optimizer!r} (rank "
+                f"{topology.rank}). Leave it out for False."
+            )
+        if compression is not None and shard_optimizer:
+            raise ConfigError(
+                "Strategy: gradients of sharded optimizers are scattered, which is not compressed. Received: "
+                f"compression={compression!r} and shard_optimizer=True (rank {topology.rank}). Leave one of them out."
+            )
         self.gather_predictions = gather_predictions
         self.settings = {  # as this rank gave them; where rank 0's count, another may not have got what it asked for
             "bucket_bytes": config.get("BUCKET_BYTES") if bucket_bytes is None else bucket_bytes,
@@ -136,6 +150,7 @@ class Strategy(tf.distribute.Strategy):
             "gather_predictions": gather_predictions,
             "batch_statistics": batch_statistics,
             "compression": compression,
+            "shard_optimizer": shard_optimizer,
         }
         device = start_up(topology)
         keras_patches.install()
@@ -143,13 +158,19 @@ class Strategy(tf.distribute.Strategy):
         self.rank, self.size = topology.rank, topology.size
         self.topology = topology
         self.random_state = agreement.RandomState(self.rank, self.size, seed)
+        # Slots of so many elements or more are held in shards; None: no slots are.
+        self.shards_from_elements = sharded_slots.least_elements() if shard_optimizer else None
         if self.size > 1:
-            job = (secrets.token_hex(8), drift_check_percent)
-            token, drift_check_percent = communicator.broadcast_object(job, name="keras_ddl/job")
+            job = (secrets.token_hex(8), drift_check_percent, self.shards_from_elements)
+            token, drift_check_percent, self.shards_from_elements = communicator.broadcast_object(
+                job, name="keras_ddl/job"
+            )
             self.job = token  # a text that only the ranks of this job share
             self.saves = SaveRecords(token, self.rank)
         self.drift_check_fraction = drift_check_percent / 100
         communicator.prepare_plans()
+        if self.size > 1 and self.shards_from_elements is not None:
+            keras_patches.install(shards=True)
         super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
         self.extended.sparse_as_dense = sparse_as_dense
         self.keras_steps = KerasSteps(self)
@@ -281,6 +302,19 @@ class Strategy(tf.distribute.Strategy):
         if made_under is not self:
             raise ConfigError(one_per_job.outside_message("A model", model.name, self, made_under))
         return ALONE if self.size == 1 else self.keras_steps.explain(model)
+
+    def whole_optimizer(self, owner: Any) -> Any:
+        """Returns a context in which the variables of optimizers can be read and saved whole, on every rank, also those
+        that are held in shards (`shard_optimizer`). COLLECTIVE when it begins.
+
+            with strategy.whole_optimizer(model):
+                model.save("model.keras")
+
+        Args:
+            owner: a model, for all its optimizers; or an optimizer.
+        Cost: one all_gather of each variable in shards, and memory for all of them inside.
+        """
+        return whole_slots.whole(whole_slots.slots_of(owner))
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
         """Reduces this rank's `value` with those of the other ranks. COLLECTIVE over all ranks.

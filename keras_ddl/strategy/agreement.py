@@ -20,6 +20,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.models import accumulators_of, optimizers_of, plain_name
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy import sharded_slots, whole_slots
 from keras_ddl.strategy.extended import broadcast_value
 
 
@@ -120,8 +121,11 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
 
 def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0) -> None:
     """Gives all ranks the values of rank `root`."""
-    plain = []
+    plain, variables = [], list(variables)
+    whole_slots.agree(whole_slots.slots_in(variables), root)
     for variable in variables:
+        if sharded_slots.of(variable) is not None:
+            continue
         if keras.backend.is_float_dtype(variable.dtype) or variable.dtype in DTYPES:
             plain.append(variable.value)
         else:
@@ -162,7 +166,12 @@ def name_of(model: keras.Model, what: str) -> str:
 
 def any_rank(flag: bool, name: str) -> bool:
     """Whether any rank says so."""
-    return bool(communicator.all_reduce_array(np.array([flag], np.int32), op="max", name=name)[0])
+    return any_rank_of([flag], name)[0]
+
+
+def any_rank_of(flags: Sequence[bool], name: str) -> list[bool]:
+    """Whether any rank says so, of each of several questions."""
+    return [bool(each) for each in communicator.all_reduce_array(np.array(flags, np.int32), op="max", name=name)]
 
 
 def _describe(variable: keras.Variable) -> str:

@@ -5,7 +5,8 @@ draws numbers of its own, memory that fails) would go unnoticed for ever: gradie
 
 Between the ends of epochs the weights, the learning rate and the other single numbers of the optimizers are compared,
 as often as the fraction of the training time that is allowed pays for; at the end of each epoch all state of the
-optimizers, too. Left out is what differs between ranks by design: statistics of layers, seeds, accumulated gradients.
+optimizers, too. Left out is what differs between ranks by design: statistics of layers, seeds, accumulated gradients,
+and what ranks hold in shards.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from keras_ddl import communicator
 from keras_ddl.compat import models
 from keras_ddl.errors import DriftError
-from keras_ddl.strategy import agreement
+from keras_ddl.strategy import agreement, sharded_slots
 from keras_ddl.strategy.checksum import checksum
 
 _FIRST_INTERVAL = 8  # steps, before it is known what they and the check take
@@ -151,5 +152,6 @@ def _weights(model: Any) -> list[Any]:
 def _state_of_optimizers(model: Any) -> list[Any]:
     optimizers = [each for each in models.optimizers_of(model) if each.built]
     left_out = {id(v) for v in models.accumulators_of(model)}
+    left_out |= {id(v) for each in optimizers for v in each.variables if sharded_slots.of(v) is not None}
     held = {id(v): v for each in optimizers for v in each.variables if id(v) not in left_out}
     return list(held.values())

@@ -23,11 +23,17 @@ ALONE = "1 rank: nothing moves between ranks."
 _LARGE = 1 << 20  # bytes gathered in a step of which the user is told
 _tracing = ThreadValue(False)
 _steps = itertools.count()
+_strategy_of_step = ThreadValue()
 
 
 def is_traced() -> bool:
     """Whether this thread is tracing, or running, a step as one process would."""
     return _tracing.get()
+
+
+def strategy_of_step() -> Any:
+    """Returns the Strategy whose step this thread traces, or None."""
+    return _strategy_of_step.get()
 
 
 def as_one_process() -> Any:
@@ -81,7 +87,7 @@ class WholeStep:
 
         parts: gives, when the step has been traced, the variables of which each rank holds a part of a sum.
         """
-        with as_one_process():
+        with as_one_process(), _strategy_of_step.set_to(self._strategy):
             concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
         self._refuse_collectives(concrete)
         self._agree_on_variables(concrete, parts())
@@ -102,6 +108,9 @@ class WholeStep:
         local: what this rank has of each argument, held as `states` says. report: is told what is made. options: as
             `cut.build_step` takes them.
         """
+        from keras_ddl.strategy import sharded_slots  # which asks whether a step is traced
+
+        slots = {id(outer): sharded_slots.of_handle(outer) for _, outer in program.captured}
         scope = f"{self.scope}/{program.digest().hex()[:8]}"  # ranks that traced other steps do not meet
         trained = {tuple(each.shape) for concrete in self._traced for each in concrete.graph.trainable_variables}
         collectives = cut.OfRanks(
@@ -124,6 +133,8 @@ class WholeStep:
                 report=report,
                 seed=seed,
                 batch_statistics=self._strategy.settings["batch_statistics"],
+                captured=lambda outer: outer if slots[id(outer)] is None else slots[id(outer)].chunk.handle,
+                shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
                 **options,
             )
         collectives.follow_plan()
@@ -157,10 +168,14 @@ class WholeStep:
         self._known.update(each.ref() for each in parts)
         variables = [each for each in used if each.ref() not in self._known]
         self._known.update(each.ref() for each in variables)
+        from keras_ddl.strategy import sharded_slots, whole_slots
+
         numeric = [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
-        if numeric:
-            with tf.init_scope():
+        numeric = [each for each in numeric if sharded_slots.of(each) is None]
+        with tf.init_scope():
+            if numeric:
                 ops.broadcast_variables(numeric, root=0)
+            whole_slots.agree(whole_slots.slots_in(variables))
 
     def _tell(self, report: cut.Report) -> None:
         """Shows, on rank 0, what a step that was just traced moves."""

@@ -11,6 +11,7 @@ import numpy as np
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, Rows, build_step
 from keras_ddl.cut.program import Value
+from keras_ddl.cut.shards import Layout
 
 # A rank that waits for another occupies one of the threads in which TensorFlow runs operations (tests/conftest.py).
 assert tf.config.threading.get_inter_op_parallelism_threads() >= 32
@@ -76,6 +77,15 @@ class SimulatedCollectives:
     def compresses(self, value: Value, op: str) -> bool:
         return False
 
+    def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        def run(array: np.ndarray) -> np.ndarray:
+            total = np.sum(self.exchange.meet(name, self.rank, array), axis=0, dtype=array.dtype)
+            return np.array_split(total, self.size)[self.rank]
+
+        found = tf.numpy_function(run, [tensor], tensor.dtype)
+        found.set_shape([None, *tensor.shape.as_list()[1:]])
+        return found
+
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
 
@@ -96,6 +106,7 @@ class Simulation:
         static: whether tracing sees the number of rows.
         chunks: gives (first, number of) rows by rank.
         variables: that the step uses; each rank has copies of its own.
+        sharded: those of them of which each rank has a chunk.
         options: of build_step.
     """
 
@@ -108,6 +119,7 @@ class Simulation:
         static: bool = True,
         chunks: Callable[[int, int], list[tuple[int, int]]] = chunks,
         variables: Sequence[tf.Variable] = (),
+        sharded: Sequence[tf.Variable] = (),
         **options: Any,
     ) -> None:
         self.size, self.static, self.chunks, self.options = size, static, chunks, options
@@ -119,6 +131,11 @@ class Simulation:
         self.copies = [
             {id(each.handle): tf.Variable(each, trainable=each.trainable) for each in variables} for _ in range(size)
         ]
+        for rank, copies in enumerate(self.copies):
+            for each in sharded:
+                copies[id(each.handle)] = tf.Variable(self.layout(each).cut(each.numpy(), rank))
+        if sharded:
+            self.options["shards"] = [each.handle for each in sharded]
         self.functions = [self._function(rank, rows) for rank in range(size)]
 
     def _function(self, rank: int, rows: int) -> Any:
@@ -140,6 +157,14 @@ class Simulation:
             )
 
         return tf.function(step, autograph=False, reduce_retracing=True)
+
+    def layout(self, variable: tf.Variable) -> Layout:
+        return Layout(tuple(variable.shape), self.size)
+
+    def together(self, variable: tf.Variable) -> np.ndarray:
+        """Returns the whole of a variable of which each rank has a chunk."""
+        chunks = [copies[id(variable.handle)].numpy() for copies in self.copies]
+        return np.concatenate(chunks).reshape(variable.shape)
 
     def expected(self, *arguments: np.ndarray) -> list[np.ndarray]:
         """Returns what one process gives."""

@@ -10,7 +10,7 @@ from keras_ddl.cut.contents import joined, joined_entries
 from keras_ddl.cut.extents import merged
 from keras_ddl.cut.inner import Inner, operation_behind
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.states import PARTIAL, WHOLE, ListOf, Rows, Whole
+from keras_ddl.cut.states import PARTIAL, WHOLE, ListOf, Rows, Shard, Whole
 
 
 class _Tried(Exception):
@@ -52,7 +52,7 @@ def branch(b: Any, node: Any) -> Any:
             inner.build({value: WHOLE for value, state in pairs if isinstance(state, Whole)})
             found = [tf.identity(inner.result(value, state)) for value, state in pairs]
             for tensor, value, state in zip(found, outputs, targets):
-                if not isinstance(state, Rows) and value.dtype not in (tf.variant, tf.resource):
+                if not isinstance(state, (Rows, Shard)) and value.dtype not in (tf.variant, tf.resource):
                     tensor.set_shape(value.shape)
             return [*found, tf.constant(0)]
 

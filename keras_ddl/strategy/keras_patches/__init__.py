@@ -15,6 +15,8 @@ from typing import Any
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import (
     TESTED,
+    BaseOptimizer,
+    TFOptimizer,
     TFTrainer,
     TFVariable,
     Trainer,
@@ -25,21 +27,23 @@ from keras_ddl.compat.keras import (
     tf_trainer,
 )
 from keras_ddl.errors import DependencyError
-from keras_ddl.strategy.keras_patches import callbacks, reading, saving, trainer, variable
+from keras_ddl.strategy.keras_patches import callbacks, optimizer, reading, saving, trainer, variable
 
 _lock = threading.Lock()
-_installed = False
+_installed: set[str] = set()
 
 
-def install() -> None:
-    """Installs the patches, once per process.
+def install(*, shards: bool = False) -> None:
+    """Installs the patches, once per process; `shards`: also those of optimizers whose slots are held in shards.
 
     Raises: DependencyError: this Keras lacks something that is to be replaced. Nothing is replaced then, and no later
         call does without it: some of the patches alone would silently train wrongly.
     """
-    global _installed
     with _lock:
-        if _installed:
+        if shards and "shards" not in _installed:
+            _replace(_table_of_shards())
+            _installed.add("shards")
+        if "all" in _installed:
             return
         if not keras.__version__.startswith(TESTED):
             stack_position.warn(
@@ -47,21 +51,24 @@ def install() -> None:
                 f"Received: Keras {keras.__version__}. Compare a short run with one on a single rank, or install a "
                 "tested version."
             )
-        table = _table()
-        for owner, name, _ in table:
-            if not hasattr(owner, name):
-                where = getattr(owner, "__qualname__", getattr(owner, "__name__", owner))
-                raise DependencyError(
-                    f"keras_ddl replaces {where}.{name}, which Keras {keras.__version__} does not have. Install Keras "
-                    f"{TESTED[-1]}."
-                )
-        for owner, name, make in table:
-            original = getattr(owner, name)
-            replacement = make(original)
-            is_function = callable(original) and not isinstance(original, type)
-            setattr(owner, name, functools.wraps(original)(replacement) if is_function else replacement)
+        _replace(_table())
         TFTrainer.stop_training = trainer.STOP_TRAINING
-        _installed = True
+        _installed.add("all")
+
+
+def _replace(table: list[tuple[Any, str, Any]]) -> None:
+    for owner, name, _ in table:
+        if not hasattr(owner, name):
+            where = getattr(owner, "__qualname__", getattr(owner, "__name__", owner))
+            raise DependencyError(
+                f"keras_ddl replaces {where}.{name}, which Keras {keras.__version__} does not have. Install Keras "
+                f"{TESTED[-1]}."
+            )
+    for owner, name, make in table:
+        original = getattr(owner, name)
+        replacement = make(original)
+        is_function = callable(original) and not isinstance(original, type)
+        setattr(owner, name, functools.wraps(original)(replacement) if is_function else replacement)
 
 
 def _table() -> list[tuple[Any, str, Any]]:
@@ -83,4 +90,13 @@ def _table() -> list[tuple[Any, str, Any]]:
         (legacy_h5_format, "save_model_to_hdf5", saving.once),
         (keras.Model, "export", saving.once),
         (io_utils, "ask_to_proceed_with_overwrite", saving.ask_to_proceed_with_overwrite),
+    ]
+
+
+def _table_of_shards() -> list[tuple[Any, str, Any]]:
+    """Returns the same for Strategy(shard_optimizer=True): how optimizers make and finish what they keep."""
+    return [
+        (BaseOptimizer, "build", optimizer.build),
+        (TFOptimizer, "add_variable_from_reference", optimizer.add_variable_from_reference),
+        (BaseOptimizer, "finalize_variable_values", optimizer.finalize_variable_values),
     ]

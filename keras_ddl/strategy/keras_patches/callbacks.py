@@ -17,7 +17,7 @@ from keras_ddl.communicator.comparison import require_equal_values
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
-from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy import agreement, fits, sharded_slots
 from keras_ddl.strategy.drift import DriftCheck
 from keras_ddl.strategy.extended import ONE_LEARNING_RATE
 from keras_ddl.strategy.keras_patches.saving import SavesWithinEpochs
@@ -118,6 +118,10 @@ class CallbackList(_KerasList):
 
         Last, so that what a callback has restored on rank 0 is included.
         """
+        with sharded_slots.keeping_what_is_loaded():
+            self._begin_training(logs)
+
+    def _begin_training(self, logs: Any) -> None:
         with self._of_one_rank():
             super().on_train_begin(logs)
         strategy = self._strategy
@@ -153,7 +157,8 @@ class CallbackList(_KerasList):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """After all callbacks: the ranks' weights are compared; stop on all ranks if any wants to."""
-        with self._of_one_rank():
+        whole = self._saves.whole_slots() if self._saves is not None else contextlib.nullcontext()
+        with self._of_one_rank(), whole:
             super().on_epoch_end(epoch, logs)
         if self._strategy is not None:
             self._drift.after_epoch()
@@ -172,9 +177,9 @@ class CallbackList(_KerasList):
         if self._step_begin is not None:
             timeline.add_span(f"step {batch}", self._step_begin)
         strategy = self._strategy
-        if strategy is not None:
-            self._saves.before_batch_end(batch)
-        with self._of_one_rank():
+        due = strategy is not None and self._saves.before_batch_end(batch)
+        whole = self._saves.whole_slots() if due else contextlib.nullcontext()
+        with self._of_one_rank(), whole:
             super().on_train_batch_end(batch, logs)
         if strategy is None:
             return

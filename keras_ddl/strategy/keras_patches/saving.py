@@ -19,7 +19,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.files.durable import write_whole
-from keras_ddl.strategy import agreement
+from keras_ddl.strategy import agreement, whole_slots
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.thread_value import ThreadValue
 
@@ -82,28 +82,40 @@ def _call_of(name: str, model: Any) -> str:
 
 
 class SavesWithinEpochs:
-    """Gives rank 0 all of the accumulated gradients before a callback of rank 0 saves them in the middle of an epoch
-    (ModelCheckpoint and BackupAndRestore with a number as save_freq).
+    """Gives rank 0 what the ranks hold in parts before a callback of rank 0 saves (ModelCheckpoint, BackupAndRestore):
+    all of the accumulated gradients in the middle of an epoch, where save_freq is a number, and slots in shards.
     """
 
     def __init__(self, callbacks: Any, strategy: Any) -> None:
         self._callbacks, self._strategy = callbacks, strategy
-        name = agreement.name_of(callbacks.model, "saves_within_epochs")
-        self._is_on = agreement.any_rank(
-            strategy.rank == 0 and bool(self._savers()) and models.accumulates(callbacks.model), name
+        model = callbacks.model
+        saves, within = agreement.any_rank_of(
+            [strategy.rank == 0 and bool(some) for some in (self._savers(), self._savers(within=True))],
+            agreement.name_of(model, "saves_within_epochs"),
         )
+        has_slots = strategy.shards_from_elements is not None
+        self._has_slots = saves and has_slots
+        self._is_on = within and (models.accumulates(model) or has_slots)
 
-    def before_batch_end(self, batch: int) -> None:
-        """COLLECTIVE, where rank 0 has such a callback and gradients are accumulated."""
+    def before_batch_end(self, batch: int) -> bool:
+        """Returns whether rank 0 is about to save. COLLECTIVE, where rank 0 has such a callback and there are parts."""
         if not self._is_on:
-            return
+            return False
         model, strategy = self._callbacks.model, self._strategy
         # A copy is asked, for the question counts batches.
-        due = strategy.rank == 0 and any(copy.copy(each)._should_save_on_batch(batch) for each in self._savers())
+        savers = self._savers(within=True)
+        due = strategy.rank == 0 and any(copy.copy(each)._should_save_on_batch(batch) for each in savers)
         due = agreement.any_rank(due, agreement.name_of(model, "save_is_due"))
-        if due:
+        if due and models.accumulates(model):
             agreement.collect_accumulated_gradients(agreement.accumulated_parts(model), strategy.rank)
+        return due
 
-    def _savers(self) -> list[Any]:
+    def whole_slots(self) -> Any:
+        """Returns a context in which rank 0 can save what is in shards. COLLECTIVE where rank 0 has such a callback."""
+        slots = whole_slots.slots_of(self._callbacks.model) if self._has_slots else []
+        return whole_slots.whole(slots, on_rank=0)
+
+    def _savers(self, within: bool = False) -> list[Any]:
         kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
-        return [each for each in self._callbacks.callbacks if isinstance(each, kinds) and each.save_freq != "epoch"]
+        found = [each for each in self._callbacks.callbacks if isinstance(each, kinds)]
+        return [each for each in found if not within or each.save_freq != "epoch"]

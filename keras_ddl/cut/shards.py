@@ -1,0 +1,166 @@
+"""Tensors of which each rank holds a chunk of the entries: which chunk, and how they are made and put together.
+
+The slots of optimizers are held like this with Strategy(shard_optimizer=True), which is stage 1 of ZeRO (Rajbhandari et
+al., 2020), as in Xu et al., "Automatic Cross-Replica Sharding of Weight Update" (arXiv 2004.13336): gradients arrive by
+reduce-scatter, weights leave by all-gather, and together that is as many bytes as an all-reduce of the gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.program import Node, Value
+
+if TYPE_CHECKING:
+    from keras_ddl.cut.collectives import Collectives
+    from keras_ddl.cut.report import Report
+
+_ALONE = 4 << 20  # bytes from which a tensor travels by itself: putting it beside others would be a copy
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which entries of a tensor are whose: `rows` rows of `unit` entries, as evenly as rows go; the first ranks have
+    one more. A row is one of the last axis, so that no row of a matrix lies on two ranks, unless there are too few.
+
+    Attributes: shape: of the whole tensor.
+    """
+
+    shape: tuple[int, ...]
+    size: int
+
+    @property
+    def unit(self) -> int:
+        last = self.shape[-1] if len(self.shape) > 1 else 1
+        return last if last and math.prod(self.shape) // last >= self.size else 1
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.shape) // self.unit
+
+    def rows_of(self, rank: int) -> tuple[int, int]:
+        """Returns (first, number of) rows of a rank."""
+        base, extra = divmod(self.rows, self.size)
+        return base * rank + min(rank, extra), base + (rank < extra)
+
+    def chunk(self, rank: int) -> tuple[int, int]:
+        """Returns (first, number of) entries of a rank."""
+        first, count = self.rows_of(rank)
+        return first * self.unit, count * self.unit
+
+    def cut(self, whole: Any, rank: int) -> Any:
+        """Returns a rank's chunk of a whole tensor or array, as a vector."""
+        first, count = self.chunk(rank)
+        flat = whole.reshape(-1) if hasattr(whole, "reshape") else tf.reshape(whole, [-1])
+        return flat[first : first + count]
+
+
+class Exchange:
+    """Parts to be summed into shards, and shards to be put together, collected as `Sums` does and moved in buckets."""
+
+    def __init__(self, collectives: Collectives, report: Report, scope: str = "") -> None:
+        self._collectives, self._report, self._scope = collectives, report, scope
+        self._wanted: dict[str, dict[Value, tuple[tf.Tensor, Node | None]]] = {"scatter": {}, "gather": {}}
+        self._count = 0
+
+    def want_scatter(self, value: Value, part: tf.Tensor, reader: Node | None) -> None:
+        """Asks for this rank's chunk of a sum of which every rank has a part."""
+        self._wanted["scatter"].setdefault(value, (part, reader))
+
+    def want_gather(self, value: Value, chunk: tf.Tensor, reader: Node | None) -> None:
+        """Asks for the whole of what every rank has a chunk of."""
+        self._wanted["gather"].setdefault(value, (chunk, reader))
+
+    def __bool__(self) -> bool:
+        """Whether anything is asked for."""
+        return any(self._wanted.values())
+
+    def layout(self, value: Value) -> Layout:
+        """Returns whose the entries of a value are."""
+        return Layout(tuple(value.shape.as_list()), self._collectives.size)
+
+    def make(self, without: Mapping[Value, Any]) -> tuple[dict[Value, tf.Tensor], dict[Value, tf.Tensor]]:
+        """Makes the collectives; returns (chunks of sums, whole tensors). `without`: sums that are whole by now.
+        COLLECTIVE.
+        """
+        wanted, self._wanted = self._wanted, {"scatter": {}, "gather": {}}
+        scatters = {value: each for value, each in wanted["scatter"].items() if value not in without}
+        with tf.control_dependencies(None):
+            return self._move(scatters, "reduce_scatter"), self._move(wanted["gather"], "all_gather")
+
+    def _move(self, wanted: Mapping[Value, tuple[tf.Tensor, Node | None]], kind: str) -> dict[Value, tf.Tensor]:
+        done: dict[Value, tf.Tensor] = {}
+        for bucket in self._buckets(wanted):
+            name = f"{self._scope}{kind}_{self._count}"
+            self._count += 1
+            layouts = [self.layout(value) for value in bucket]
+            tensors = [wanted[value][0] for value in bucket]
+            move = self._scatter if kind == "reduce_scatter" else self._gather
+            done.update(zip(bucket, move(tensors, layouts, name)))
+            self._report.moved_shards(kind, bucket, [wanted[value][1] for value in bucket])
+        return done
+
+    def _buckets(self, wanted: Mapping[Value, Any]) -> list[list[Value]]:
+        """As the values become ready; large ones alone."""
+        order = sorted(wanted, key=lambda value: (value.node.depth, value.node.position, value.index))
+        sizes = {value: value.shape.num_elements() * value.dtype.size for value in order}
+        small = [value for value in order if sizes[value] < _ALONE]
+        found = [[value] for value in order if sizes[value] >= _ALONE]
+        plan = self._collectives.buckets([sizes[v] for v in small], [v.dtype.name for v in small]) if small else []
+        found += [[small[i] for i in bucket] for bucket in plan]
+        return sorted(found, key=lambda bucket: (bucket[-1].node.depth, bucket[-1].node.position))
+
+    def _scatter(self, parts: Sequence[tf.Tensor], layouts: Sequence[Layout], name: str) -> list[tf.Tensor]:
+        rank, size = self._collectives.rank, self._collectives.size
+        if len(parts) == 1:
+            rows = tf.reshape(parts[0], [layouts[0].rows, layouts[0].unit])
+            found = tf.reshape(self._collectives.reduce_scatter(rows, name), [-1])
+            found.set_shape([layouts[0].chunk(rank)[1]])
+            return [found]
+        # A row for each rank, in which its chunks lie one after the other, filled up to the longest.
+        table = tf.concat([_by_rank(part, layout) for part, layout in zip(parts, layouts)], axis=1)
+        mine = tf.reshape(self._collectives.reduce_scatter(table, name), [-1])
+        mine.set_shape([sum(_longest(each) for each in layouts)])
+        ends = tf.split(mine, [_longest(each) for each in layouts])
+        assert table.shape[0] == size
+        return [each[: layout.chunk(rank)[1]] for each, layout in zip(ends, layouts)]
+
+    def _gather(self, chunks: Sequence[tf.Tensor], layouts: Sequence[Layout], name: str) -> list[tf.Tensor]:
+        if len(chunks) == 1:
+            layout = layouts[0]
+            rows = tf.reshape(chunks[0], [layout.rows_of(self._collectives.rank)[1], layout.unit])
+            return [tf.reshape(self._collectives.gather(rows, name), layout.shape)]
+        size = self._collectives.size
+        lengths = [layout.chunk(rank)[1] for rank in range(size) for layout in layouts]
+        found = self._collectives.gather(tf.concat(chunks, axis=0), name)
+        found.set_shape([sum(lengths)])
+        pieces = tf.split(found, lengths)
+        count = len(layouts)
+        return [tf.reshape(tf.concat(pieces[i::count], axis=0), layout.shape) for i, layout in enumerate(layouts)]
+
+
+def _longest(layout: Layout) -> int:
+    return layout.chunk(0)[1]
+
+
+def _by_rank(part: tf.Tensor, layout: Layout) -> tf.Tensor:
+    """Returns [size, longest chunk]: each rank's chunk, filled up with zeros."""
+    base, extra = divmod(layout.rows, layout.size)
+    flat, unit = tf.reshape(part, [-1]), layout.unit
+    if not extra:
+        return tf.reshape(flat, [layout.size, base * unit])
+    longer = extra * (base + 1) * unit
+    front = tf.reshape(flat[:longer], [extra, (base + 1) * unit])
+    back = tf.reshape(flat[longer:], [layout.size - extra, base * unit])
+    return tf.concat([front, tf.pad(back, [[0, 0], [0, unit]])], axis=0)
+
+
+def part_of(chunk: tf.Tensor, layout: Layout, rank: int) -> tf.Tensor:
+    """Returns this rank's part of the sum that the whole is: its own entries, zeros for the others."""
+    first, count = layout.chunk(rank)
+    after = layout.rows * layout.unit - first - count
+    return tf.reshape(tf.pad(chunk, [[first, after]]), layout.shape)

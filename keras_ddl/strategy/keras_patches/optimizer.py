@@ -1,0 +1,43 @@
+"""Patches of Keras's optimizers, for slots that a Strategy(shard_optimizer=True) holds in shards (sharded_slots.py).
+
+Patched: keras/src/optimizers/base_optimizer.py, keras/src/backend/tensorflow/optimizer.py (3.15.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_ddl.strategy import sharded_slots, whole_slots
+
+
+def build(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses optimizers of which it is not known that each entry of a slot is computed by itself."""
+
+    def wrapper(self, variables):
+        sharded_slots.check(self)
+        return original(self, variables)
+
+    return wrapper
+
+
+def add_variable_from_reference(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Holds a slot in shards from the moment it is made: all slots are never whole at the same time."""
+
+    def wrapper(self, reference_variable, name=None, initializer="zeros"):
+        variable = original(self, reference_variable, name=name, initializer=initializer)
+        sharded_slots.hold(self, reference_variable, variable, name, initializer)
+        return variable
+
+    return wrapper
+
+
+def finalize_variable_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    """At the end of fit the averages of weights, which are slots, take the weights' place. COLLECTIVE then."""
+
+    def wrapper(self, var_list):
+        averages = getattr(self, "_model_variables_moving_average", ()) if self.use_ema else ()
+        with whole_slots.whole(whole_slots.slots_in(averages)):
+            return original(self, var_list)
+
+    return wrapper

@@ -1,0 +1,266 @@
+"""Variables of which each rank holds a chunk, as the slots of optimizers are with shard_optimizer=True."""
+
+import keras
+import numpy as np
+import pytest
+from cut.simulated import Simulation
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.shards import Layout
+from keras_ddl.errors import ConfigError
+
+RNG = np.random.default_rng(4)
+X = RNG.normal(size=(7, 5))
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 3), (2, 3, 4), (1, 8), (3,), (2, 1, 3), (4, 0)])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_layout_gives_each_entry_to_one_rank(shape, size):
+    layout = Layout(shape, size)
+    whole = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    chunks = [layout.cut(whole, rank) for rank in range(size)]
+    np.testing.assert_array_equal(np.concatenate(chunks), whole.reshape(-1))
+    counts = [len(each) for each in chunks]
+    assert max(counts) - min(counts) in (0, layout.unit) and counts == sorted(counts, reverse=True)
+    if whole.size and np.prod(shape[:-1], dtype=int) >= size:  # a row of the last axis lies on one rank
+        assert all(count % (shape[-1] if len(shape) > 1 else 1) == 0 for count in counts)
+
+
+class Trained:
+    """A small network and a Keras optimizer, whose slots of matrices are held in shards."""
+
+    def __init__(self, optimizer, *, size=3, wrap=lambda optimizer: optimizer, look=None, least=4):
+        keras.utils.set_random_seed(2)
+        shapes = [(5, 7), (7,), (7, 3)]
+        self.weights = [keras.Variable(RNG.normal(size=shape), dtype="float64") for shape in shapes]
+        inner = optimizer
+        self.optimizer = optimizer = wrap(optimizer)
+        optimizer.build(self.weights)
+        accumulated = getattr(inner, "_accumulated_gradients", None) or []
+        slots = [v for v in inner.variables if np.prod(v.shape) >= least and all(v is not a for a in accumulated)]
+        self.accumulators = [each.value for each in accumulated]
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                hidden = tf.tanh(x @ self.weights[0] + self.weights[1])
+                loss = tf.reduce_mean(tf.square(hidden @ self.weights[2]))
+                scaled = optimizer.scale_loss(loss)
+            trained = [each.value for each in self.weights]
+            gradients = tape.gradient(scaled, trained)
+            optimizer.apply(gradients, self.weights)
+            return loss if look is None else (loss, look(slots))
+
+        every = [*optimizer.variables, *self.weights]
+        product = getattr(inner, "_u_product", None)
+        self.variables = [each.value for each in every] + ([] if product is None else [product.value])
+        self.sharded = [each.value for each in slots]
+        self.simulation = Simulation(
+            step,
+            [X],
+            size,
+            variables=self.variables,
+            sharded=self.sharded,
+            parts=[each.handle for each in self.accumulators],
+        )
+
+    def train(self, steps=4, tolerance=1e-12):
+        for number in range(steps):
+            batch = X * (1 + number)
+            expected = self.simulation.expected(batch)
+            for outputs in self.simulation(batch):
+                for mine, one in zip(outputs, expected):
+                    np.testing.assert_allclose(mine, one, rtol=0, atol=tolerance)
+        held = self.simulation.copies
+        for variable in self.variables:
+            key = id(variable.handle)
+            if any(variable is each for each in self.accumulators):
+                np.testing.assert_allclose(sum(copies[key].numpy() for copies in held), variable, rtol=0, atol=1e-12)
+            elif any(variable is each for each in self.sharded):
+                np.testing.assert_allclose(self.simulation.together(variable), variable, rtol=0, atol=tolerance)
+            else:
+                np.testing.assert_allclose(held[0][key].numpy(), variable, rtol=0, atol=tolerance)
+                assert all(np.array_equal(copies[key].numpy(), held[0][key].numpy()) for copies in held)
+        return self.simulation.reports[0]
+
+    def moves(self, report):
+        return [(each.kind, len(each.values)) for each in report.entries]
+
+
+OPTIMIZERS = {
+    "adam": lambda **more: keras.optimizers.Adam(1e-2, **more),
+    "amsgrad": lambda **more: keras.optimizers.Adam(1e-2, amsgrad=True, **more),
+    "adamw": lambda **more: keras.optimizers.AdamW(1e-2, weight_decay=0.1, **more),
+    "momentum": lambda **more: keras.optimizers.SGD(1e-2, momentum=0.9, **more),
+    "nesterov": lambda **more: keras.optimizers.SGD(1e-2, momentum=0.9, nesterov=True, **more),
+    "rmsprop": lambda **more: keras.optimizers.RMSprop(1e-2, momentum=0.5, centered=True, **more),
+    "adagrad": lambda **more: keras.optimizers.Adagrad(1e-2, **more),
+    "adadelta": lambda **more: keras.optimizers.Adadelta(1e-1, **more),
+    "adamax": lambda **more: keras.optimizers.Adamax(1e-2, **more),
+    "nadam": lambda **more: keras.optimizers.Nadam(1e-2, **more),
+    "ftrl": lambda **more: keras.optimizers.Ftrl(1e-2, l1_regularization_strength=1e-3, beta=0.1, **more),
+    "lion": lambda **more: keras.optimizers.Lion(1e-2, **more),
+}
+
+
+FIRST = ("nesterov", "ftrl")  # the others in `make test-all`
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FIRST else pytest.param(name, marks=[pytest.mark.long]) for name in OPTIMIZERS]
+)
+def test_optimizers_in_shards_equal_one_process(name):
+    trained = Trained(OPTIMIZERS[name]())
+    moves = trained.moves(trained.train())
+    assert [kind for kind, _ in moves] == ["sum", "reduce_scatter", "all_gather"], moves
+    assert moves[1] == ("reduce_scatter", 3) and moves[2] == ("all_gather", 3)
+
+
+OPTIONS = {
+    "clipnorm": {"clipnorm": 0.1},
+    "global_clipnorm": {"global_clipnorm": 0.1},
+    "clipvalue": {"clipvalue": 0.01},
+    "weight_decay": {"weight_decay": 0.1},
+    "average": {"use_ema": True, "ema_momentum": 0.9},
+    "average_taken": {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 2},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "all": {
+        "gradient_accumulation_steps": 2,
+        "global_clipnorm": 0.1,
+        "weight_decay": 0.1,
+        "use_ema": True,
+        "ema_overwrite_frequency": 3,
+    },
+}
+
+
+SECOND = ("clipnorm", "clipvalue", "weight_decay", "average", "accumulation")  # which "all" and others have, too
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in SECOND else []) for name in OPTIONS]
+)
+def test_options_of_an_optimizer_in_shards_equal_one_process(name):
+    trained = Trained(OPTIMIZERS["adam"](**OPTIONS[name]))
+    moves = trained.moves(trained.train())
+    kinds = [kind for kind, _ in moves]
+    assert kinds.count("reduce_scatter") == 1 and kinds.count("all_gather") <= 2 and "gather" not in kinds, moves
+
+
+@pytest.mark.parametrize("more", [{}, {"global_clipnorm": 0.1, "gradient_accumulation_steps": 2}])
+def test_loss_scaling_in_shards_equals_one_process(more):
+    wrap = lambda inner: keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0, dynamic_growth_steps=2)  # noqa: E731
+    trained = Trained(OPTIMIZERS["adam"](**more), wrap=wrap)
+    trained.train()
+
+
+def test_a_slot_that_the_step_reads_is_put_together():
+    trained = Trained(OPTIMIZERS["adam"](), look=lambda slots: tf.linalg.norm(tf.sort(slots[0], axis=0)[:2]))
+    kinds = [kind for kind, _ in trained.moves(trained.train())]
+    assert kinds.count("all_gather") == 2, kinds  # the slot, and the weights
+
+
+def test_other_operations_on_a_variable_in_shards_are_refused():
+    slot = tf.Variable(np.zeros([7, 5]))
+
+    def step(x):
+        slot.scatter_nd_add([[0]], x[:1])
+        return tf.constant(0)
+
+    with pytest.raises(ConfigError, match="keeps in shards"):
+        Simulation(step, [X], 2, variables=[slot], sharded=[slot])(X)
+
+
+def both(step, variables, sharded, size=3):
+    """Runs a step twice in one process and on ranks; returns the simulation, after comparing all variables."""
+    simulation = Simulation(step, [X], size, variables=variables, sharded=sharded)
+    for _ in range(2):
+        expected = simulation.expected(X)
+        for outputs in simulation(X):
+            for mine, one in zip(outputs, expected):
+                np.testing.assert_allclose(mine, one, rtol=0, atol=1e-12)
+    for variable in variables:
+        own = [copies[id(variable.handle)].numpy() for copies in simulation.copies]
+        found = [simulation.together(variable)] if any(variable is each for each in sharded) else own
+        for each in found:
+            np.testing.assert_allclose(each, variable, rtol=0, atol=1e-12)
+    return simulation
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_rows_are_scattered_into_the_chunks_they_lie_in(size):
+    slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+
+    def step(x):
+        indices = tf.constant([4, 0, 4, 2])
+        slot.scatter_add(tf.IndexedSlices(x[:4, :4], indices))
+        slot.scatter_sub(tf.IndexedSlices(x[1:5, 1:], indices))
+        weight.assign_sub(0.1 * slot)
+        return tf.reduce_sum(slot * slot)
+
+    both(step, [slot, weight], [slot], size)
+
+
+def test_a_weight_is_read_in_the_middle_of_a_step_as_it_is_by_then():
+    slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+
+    def step(x):
+        before = tf.reduce_sum(tf.sort(weight, axis=0)[0])
+        slot.assign(0.5 * slot + tf.transpose(tf.transpose(x[:, :4]) @ x))
+        weight.assign_sub(0.1 * slot)
+        middle = tf.reduce_sum(tf.sort(weight, axis=0)[0])
+        weight.assign_add(0.5 * slot)
+        weight.assign(tf.where(middle > before, weight * 2.0, weight))
+        tf.cond(middle > before, lambda: weight.assign(weight - slot), lambda: weight.assign(weight + slot))
+        seen = tf.numpy_function(lambda: np.float64(1.0), [], tf.float64)
+        weight.assign_add(tf.ones_like(weight) * seen)
+        return before, middle, tf.reduce_max(weight), tf.reduce_mean(slot), tf.norm(slot)
+
+    both(step, [slot, weight], [slot])
+
+
+def test_a_whole_assignment_takes_the_place_of_a_new_shard():
+    slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+
+    def step(x):
+        slot.assign_add(tf.reduce_sum(x) * tf.ones_like(slot))
+        weight.assign_sub(0.1 * slot)
+        weight.assign(tf.reverse(x[:5, :4], [0]))
+        return tf.reduce_sum(weight)
+
+    simulation = both(step, [slot, weight], [slot])
+    kinds = [each.kind for each in simulation.reports[0].entries]
+    assert "all_gather" not in kinds, kinds
+
+
+def test_a_shard_ends_in_a_branch_or_comes_out_of_one():
+    slot, other = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+
+    def step(x):
+        total = tf.reduce_sum(x)
+        chosen = tf.cond(total > 0.0, lambda: slot * 2.0, lambda: slot + other)
+        mixed = tf.cond(total > 0.0, lambda: slot * 2.0, lambda: tf.ones([5, 4], tf.float64))
+        slot.assign(0.5 * chosen + mixed)
+        other.assign(tf.reverse(chosen, [0]))
+        return total
+
+    both(step, [slot, other], [slot])
+
+
+def test_a_loop_gets_a_slot_whole_and_never_its_variable():
+    slot = tf.Variable(np.ones((5, 4)))
+
+    def whole(x):
+        read = slot.read_value()
+        found = tf.while_loop(
+            lambda i, _: i < 3, lambda i, total: (i + 1, total * 0.5 + read), (0, tf.zeros_like(read))
+        )
+        slot.assign(found[1] + tf.reduce_sum(x))
+        return tf.reduce_sum(found[1])
+
+    both(whole, [slot], [slot])
+
+    def inside(x):
+        return tf.while_loop(lambda i: i < 3, lambda i: (slot.assign_add(slot), i + 1)[1:], (0,))
+
+    with pytest.raises(ConfigError, match="keeps in shards"):
+        Simulation(inside, [X], 2, variables=[slot], sharded=[slot])(X)

@@ -1,0 +1,240 @@
+"""Strategy(shard_optimizer=True) on real ranks, against one process. Run by test_shards.py."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+
+import keras_ddl
+from harness.rank_program import long
+from keras_ddl import model_state
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import whole_slots
+from strategy.common import RANK, SIZE, X, Y, dense_model, everyone, set_precision, shared_folder
+
+SHARDED = keras_ddl.Strategy(shard_optimizer=True)
+optimizers = keras.optimizers
+
+
+def trained(strategy, make, epochs=2, callbacks=(), wrap=lambda optimizer: optimizer, **compiled):
+    set_precision("float64")
+    keras.utils.set_random_seed(11)
+    with strategy.scope() if strategy is not None else contextlib.nullcontext():
+        model = dense_model()
+        model.compile(wrap(make()), "mse", jit_compile=False, **compiled)
+    model.fit(X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
+    return model
+
+
+def state(model):
+    return [*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)]
+
+
+def assert_equals_one_process(make, **options):
+    model, one = trained(SHARDED, make, **options), trained(None, make, **options)
+    check_equal_weights(model)
+    with SHARDED.whole_optimizer(model):
+        found, expected = state(model), state(one)
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+    return model
+
+
+def check_equal_weights(model):
+    bits = everyone([each.tobytes() for each in model.get_weights()])
+    assert all(each == bits[0] for each in bits), "ranks differ in some bit"
+
+
+def check_adam_in_shards_equals_one_process():
+    model = assert_equals_one_process(lambda: optimizers.Adam(1e-2, weight_decay=0.1, global_clipnorm=0.5))
+    slots = whole_slots.slots_of(model)
+    assert len(slots) == 8, slots  # two of each of four weights
+    table = SHARDED.explain(model)
+    assert "reduce_scatter" in table and "all_gather" in table, table
+    held = everyone([int(np.prod(each.chunk.shape)) for each in slots])
+    assert all(sum(counts) == np.prod(each.shape) for counts, each in zip(zip(*held), slots))
+
+
+@long
+def check_averages_in_shards_take_the_weights_place():
+    assert_equals_one_process(lambda: optimizers.SGD(1e-2, momentum=0.9, use_ema=True, ema_momentum=0.9))
+
+
+@long
+def check_gradients_accumulate_in_parts_beside_shards():
+    make = lambda: optimizers.Adam(1e-2, gradient_accumulation_steps=2, clipnorm=0.3)  # noqa: E731
+    model, one = trained(SHARDED, make), trained(None, make)
+    for mine, theirs in zip(model.get_weights(), one.get_weights()):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+    kept = [each for each in whole_slots.slots_of(model) if "accumulator" in each.name]
+    assert not kept, kept
+
+
+OPTIMIZERS = {
+    "amsgrad": lambda: optimizers.Adam(1e-2, amsgrad=True, clipvalue=0.1),
+    "adamw": lambda: optimizers.AdamW(1e-2, clipnorm=0.5),
+    "momentum": lambda: optimizers.SGD(1e-2, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda: optimizers.SGD(1e-2, momentum=0.9, nesterov=True),
+    "rmsprop": lambda: optimizers.RMSprop(1e-2, momentum=0.5, centered=True),
+    "adagrad": lambda: optimizers.Adagrad(1e-2),
+    "adadelta": lambda: optimizers.Adadelta(1e-1),
+    "adamax": lambda: optimizers.Adamax(1e-2),
+    "nadam": lambda: optimizers.Nadam(1e-2),
+    "ftrl": lambda: optimizers.Ftrl(1e-2, l1_regularization_strength=1e-3, beta=0.1),
+    "lion": lambda: optimizers.Lion(1e-2),
+    "averaged": lambda: optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=3),
+}
+
+
+@long
+def check_each_optimizer_in_shards_equals_one_process():
+    for name, make in OPTIMIZERS.items():
+        try:
+            assert_equals_one_process(make)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+
+
+@long
+def check_loss_scaling_in_shards_equals_one_process():
+    wrap = lambda inner: optimizers.LossScaleOptimizer(inner, initial_scale=64.0, dynamic_growth_steps=2)  # noqa: E731
+    assert_equals_one_process(lambda: optimizers.Adam(1e-2), wrap=wrap)
+
+
+def check_others_are_refused_by_name():
+    for make in (optimizers.Adafactor, optimizers.Muon, type("Own", (optimizers.Adam,), {})):
+        with pytest.raises(ConfigError, match=f"Received: {make.__name__}"):
+            trained(SHARDED, lambda: make(1e-2))  # noqa: B023
+
+
+def check_a_slot_is_read_whole_or_not_at_all():
+    model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
+    slot = next(each for each in model.optimizer.variables if each.name.endswith("momentum"))
+    for read in (
+        lambda: slot.numpy(),
+        lambda: slot + 1,
+        lambda: np.asarray(slot.value),
+        lambda: model.optimizer.get_weights() if hasattr(model.optimizer, "get_weights") else slot.numpy(),
+        lambda: tf.function(lambda: slot.value * 2.0, autograph=False)(),
+        lambda: SHARDED.run(lambda: slot.value * 2.0),
+        lambda: slot.assign_add(slot),
+    ):
+        with pytest.raises((ConfigError, ValueError), match="keeps in shards"):  # TensorFlow wraps errors of operands
+            read()
+    assert "ShardedVariable" in repr(slot.value)
+    with SHARDED.whole_optimizer(model):
+        whole = slot.numpy()
+    assert np.abs(whole).max() > 0 and whole.shape == tuple(slot.shape)
+    slot.assign(2 * whole)
+    with SHARDED.whole_optimizer(model.optimizer):
+        np.testing.assert_array_equal(slot.numpy(), 2 * whole)
+
+
+def check_a_slot_assigned_on_one_rank_is_refused():
+    model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
+    slot = next(each for each in model.optimizer.variables if each.name.endswith("momentum"))
+    if RANK == SIZE - 1:
+        slot.assign(np.ones(slot.shape))
+    with pytest.raises(ConfigError, match="assigned the same on all ranks"):
+        model.fit(X, Y, batch_size=10, verbose=0)
+
+
+def check_function_holds_slots_in_shards():
+    def loop(wrap):
+        set_precision("float64")
+        keras.utils.set_random_seed(5)
+        model, optimizer = dense_model(), optimizers.Adam(1e-2, clipnorm=0.2)
+
+        @wrap
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            return loss
+
+        for begin in range(0, 40, 10):
+            step(X[begin : begin + 10], Y[begin : begin + 10])
+        return model, optimizer
+
+    model, optimizer = loop(SHARDED.function)
+    one, _ = loop(tf.function)
+    assert len(whole_slots.slots_of(optimizer)) == 8
+    check_equal_weights(model)
+    for mine, theirs in zip(model.get_weights(), one.get_weights()):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+
+
+@long
+def check_evaluation_prediction_and_export_know_nothing_of_shards():
+    model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
+    one = trained(None, lambda: optimizers.Adam(1e-2), epochs=1)
+    np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), one.evaluate(X, Y, verbose=0), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(model.predict(X, verbose=0), one.predict(X, verbose=0), rtol=0, atol=1e-12)
+    with shared_folder() as folder:
+        model.export(folder / "exported", verbose=False)
+        loaded = tf.saved_model.load(str(folder / "exported"))
+        served = loaded.serve(X)
+    np.testing.assert_allclose(served, one.predict(X, verbose=0), rtol=0, atol=1e-12)
+
+
+@long
+def check_run_and_eager_steps_are_refused():
+    with pytest.raises((ConfigError, ValueError), match="keeps in shards"):
+        trained(SHARDED, lambda: optimizers.Adam(1e-2), run_eagerly=True)
+    with SHARDED.scope():
+        weight = keras.Variable(np.ones((6, 3)), dtype="float64")
+        optimizer = optimizers.Adam(1e-2)
+        optimizer.build([weight])
+    with pytest.raises((ConfigError, ValueError), match="in strategy.run"):
+        SHARDED.run(tf.function(lambda: optimizer.apply([tf.ones((6, 3), "float64")], [weight]), autograph=False))
+
+
+def check_keras_saves_and_restores_slots_in_shards():
+    make = lambda: optimizers.Adam(1e-2)  # noqa: E731
+    with shared_folder() as folder:
+        saver = keras.callbacks.ModelCheckpoint(folder / "model.keras")
+        backup = keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False)
+        model = trained(SHARDED, make, callbacks=[saver, backup])
+        keras_ddl.barrier(name="test/saved")
+        loaded = keras.models.load_model(folder / "model.keras")
+        with SHARDED.whole_optimizer(model):
+            for mine, theirs in zip(state(loaded), state(model), strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+            model.save(folder / "own.keras")
+        again = trained(SHARDED, make, epochs=3, callbacks=[keras.callbacks.BackupAndRestore(folder / "backup")])
+        one = trained(None, make, epochs=3)
+        for mine, theirs in zip(again.get_weights(), one.get_weights()):
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+        with pytest.raises(ConfigError, match="keeps in shards"):
+            model_state.save_checkpoint(model, folder / "own", 1)
+
+
+@long
+def check_momentum_follows_the_learning_rate():
+    def make():
+        return optimizers.SGD(1e-2, momentum=0.9)
+
+    def warmup():
+        return keras_ddl.callbacks.LearningRateWarmup(warmup_epochs=2)
+
+    model = trained(SHARDED, make, callbacks=[warmup()])
+    one = trained(keras_ddl.Strategy(shard_optimizer=False), make, callbacks=[warmup()])
+    assert whole_slots.slots_of(model) and not whole_slots.slots_of(one)
+    for mine, theirs in zip(model.get_weights(), one.get_weights()):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+
+
+@long
+def check_going_back_to_what_was_good_takes_the_chunks():
+    from keras_ddl.callbacks._last_good import MemoryOfGood
+
+    model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
+    memory = MemoryOfGood(model)
+    memory.note()
+    chunks = [each.chunk.numpy() for each in whole_slots.slots_of(model)]
+    model.fit(X, Y, batch_size=10, verbose=0)
+    assert memory.go_back() is not None
+    for mine, before in zip(whole_slots.slots_of(model), chunks):
+        np.testing.assert_array_equal(mine.chunk.numpy(), before)

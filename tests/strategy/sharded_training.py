@@ -1,0 +1,32 @@
+"""A training that saves checkpoints and goes on from them, its optimizer in shards or not. Run by test_shards.py.
+
+sharded_training.py FOLDER EPOCHS sharded|whole
+"""
+
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import keras_ddl
+from keras_ddl.strategy import whole_slots
+
+folder, epochs, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+strategy = keras_ddl.Strategy(shard_optimizer=kind == "sharded")
+from strategy.common import X, Y, dense_model, set_precision  # noqa: E402  (which makes another Strategy)
+
+set_precision("float64")
+keras.utils.set_random_seed(11)
+with strategy.scope():
+    model = dense_model()
+    model.compile(keras.optimizers.Adam(1e-2, weight_decay=0.1), "mse", jit_compile=False)
+callback = keras_ddl.callbacks.Checkpoint(
+    folder / "saved", resume=True, save_freq=4, export_base=False, save_best=False
+)
+model.fit(X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback])
+assert bool(whole_slots.slots_of(model)) == (kind == "sharded" and strategy.size > 1)
+with strategy.whole_optimizer(model):
+    found = [*model.get_weights(), *(each.numpy() for each in model.optimizer.variables)]
+if strategy.rank == 0:
+    np.savez(folder / f"{kind}_{strategy.size}_{epochs}.npz", *found)
