@@ -29,11 +29,11 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help setup demo test test-all test-versions docs lint format clean
+.PHONY: help setup demo test test-all test-versions test-aarch64 docs lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
 
 setup: $(STAMP) ## make the virtual environment (VENV=.venv) and install keras_ddl into it
 
@@ -48,6 +48,15 @@ test-all: $(STAMP) ## run every test, also what takes minutes, many ranks or muc
 
 test-versions: $(STAMP) ## try pairs of Keras and TensorFlow, write the table in docs/install.md; ARGS="3.14+2.21" chooses
 	@$(BIN)/python tools/versions.py $(ARGS)
+
+test-aarch64: ## build the native tests for 64-bit ARM and run them by qemu; installs nothing
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null && [ -d /usr/src/googletest ] || { \
+	  echo "Needed on Debian and Ubuntu: apt-get install cmake ninja-build g++-aarch64-linux-gnu qemu-user libgtest-dev"; \
+	  exit 1; }
+	cmake -S native -B build/aarch64 -G Ninja -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/native/cmake/aarch64.cmake \
+	  -DKERAS_DDL_TESTS=ON -DKERAS_DDL_MPI=OFF -DKERAS_DDL_TF=OFF
+	cmake --build build/aarch64
+	ctest --test-dir build/aarch64 --output-on-failure -j 2 $(ARGS)
 
 docs: $(STAMP) ## one site of docs/ and the docstrings in build/site; a broken link is an error
 	TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m sphinx -q -W --keep-going -E \
