@@ -21,7 +21,7 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.cut.shards import Layout
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import whole_step
+from keras_ddl.strategy import traced_step
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.thread_value import ThreadValue
 
@@ -115,7 +115,7 @@ class ShardedVariable(UninitializedVariable):
 
 def _in_traced_step() -> bool:
     # A step that is traced to be cut, and never runs as it is: there the variable would have no entries.
-    return whole_step.strategy_of_step() is not None and not tf.executing_eagerly()
+    return traced_step.strategy_of_step() is not None and not tf.executing_eagerly()
 
 
 def keeping_what_is_loaded() -> Any:
@@ -150,7 +150,7 @@ def strategy_for(optimizer: Any) -> Any:
     """Returns the Strategy that has an optimizer's slots in shards: the one that it was made under, or whose step it is
     first used in; or None.
     """
-    found = keras_compat.strategy_of(optimizer) or whole_step.strategy_of_step()
+    found = keras_compat.strategy_of(optimizer) or traced_step.strategy_of_step()
     return found if found is not None and found.size > 1 and found.shards_from_elements is not None else None
 
 

@@ -13,43 +13,17 @@ from typing import Any
 
 from keras_ddl import config, cut, ops
 from keras_ddl.communicator import stack_position
-from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import buckets
-from keras_ddl.strategy.thread_value import ThreadValue
+from keras_ddl.strategy import sharded_slots, whole_slots
+from keras_ddl.strategy.traced_step import as_one_process, is_traced, tracing_for
 
 ALONE = "1 rank: nothing moves between ranks."
 _LARGE = 1 << 20  # bytes gathered in a step of which the user is told
-_tracing = ThreadValue(False)
 _steps = itertools.count()
-_strategy_of_step = ThreadValue()
 
-
-def is_traced() -> bool:
-    """Whether this thread is tracing, or running, a step as one process would."""
-    return _tracing.get()
-
-
-def strategy_of_step() -> Any:
-    """Returns the Strategy whose step this thread traces, or None."""
-    return _strategy_of_step.get()
-
-
-def as_one_process() -> Any:
-    """Returns a context in which the program's code means what it means in one process."""
-    return _AsOneProcess()
-
-
-class _AsOneProcess:
-    def __enter__(self) -> None:
-        self._contexts = (_tracing.set_to(True), tf_compat.outside_strategies())
-        for each in self._contexts:
-            each.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for each in reversed(self._contexts):
-            each.__exit__(*error)
+__all__ = ["ALONE", "WholeStep", "as_one_process", "is_traced"]
 
 
 class WholeStep:
@@ -87,7 +61,7 @@ class WholeStep:
 
         parts: gives, when the step has been traced, the variables of which each rank holds a part of a sum.
         """
-        with as_one_process(), _strategy_of_step.set_to(self._strategy):
+        with as_one_process(), tracing_for(self._strategy):
             concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
         self._refuse_collectives(concrete)
         self._agree_on_variables(concrete, parts())
@@ -108,8 +82,6 @@ class WholeStep:
         local: what this rank has of each argument, held as `states` says. report: is told what is made. options: as
             `cut.build_step` takes them.
         """
-        from keras_ddl.strategy import sharded_slots  # which asks whether a step is traced
-
         slots = {id(outer): sharded_slots.of_handle(outer) for _, outer in program.captured}
         scope = f"{self.scope}/{program.digest().hex()[:8]}"  # ranks that traced other steps do not meet
         trained = {tuple(each.shape) for concrete in self._traced for each in concrete.graph.trainable_variables}
@@ -168,8 +140,6 @@ class WholeStep:
         self._known.update(each.ref() for each in parts)
         variables = [each for each in used if each.ref() not in self._known]
         self._known.update(each.ref() for each in variables)
-        from keras_ddl.strategy import sharded_slots, whole_slots
-
         numeric = [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
         numeric = [each for each in numeric if sharded_slots.of(each) is None]
         with tf.init_scope():

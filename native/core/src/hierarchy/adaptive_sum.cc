@@ -108,7 +108,7 @@ Status HierarchicalCollectives::AdaptiveSumOfBox(const View& in, const View& out
   DDL_RETURN_IF_ERROR(ShmAllToAll(pipeline_, parts, arrivals));
   Vectors vectors(dtype, std::move(raw), size, shard.size());
   const Reduction sum{DDL_FLOAT64, DDL_SUM, 1.0};
-  DDL_RETURN_IF_ERROR(CombineTree(wide, vectors.each, PartsOf(tensors, shard), tensors.size(), {},
+  DDL_RETURN_IF_ERROR(CombineTree(wide, vectors.each, TensorPartsOf(tensors, shard), tensors.size(), {},
                                   [&](const View& numbers) { return ShmAllReduce(pipeline_, numbers, numbers, sum); }));
 
   // Along each outer dimension the piece is cut once more. All but the last must be a power of two as well.
@@ -152,7 +152,7 @@ Status HierarchicalCollectives::AdaptiveSumOfBox(const View& in, const View& out
     vectors = Vectors(wide, std::move(received), static_cast<size_t>(length), mine.size());
     const BoxNumber box{static_cast<size_t>(group_ / stride), static_cast<size_t>(groups / stride)};
     DDL_RETURN_IF_ERROR(
-        CombineTree(wide, vectors.each, PartsOf(tensors, piece), tensors.size(), box,
+        CombineTree(wide, vectors.each, TensorPartsOf(tensors, piece), tensors.size(), box,
                     [&](const View& numbers) { return AllReduce(numbers, numbers, DDL_FLOAT64, DDL_SUM); }));
   }
 
@@ -192,7 +192,7 @@ Status HierarchicalCollectives::AdaptiveSumOfAll(const View& in, const View& out
   DDL_RETURN_IF_ERROR(AllToAll(from, sends, raw.get(), receives));
   const Vectors vectors(dtype, std::move(raw), size, own.size());
   DDL_RETURN_IF_ERROR(
-      CombineTree(WideDtype(dtype), vectors.each, PartsOf(tensors, own), tensors.size(), {},
+      CombineTree(WideDtype(dtype), vectors.each, TensorPartsOf(tensors, own), tensors.size(), {},
                   [&](const View& numbers) { return AllReduce(numbers, numbers, DDL_FLOAT64, DDL_SUM); }));
 
   const Memory result = Allocate(own.size() * bytes);

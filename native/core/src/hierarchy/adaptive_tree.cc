@@ -7,7 +7,7 @@
 
 namespace ddl {
 
-std::vector<TensorPart> PartsOf(const std::vector<uint64_t>& tensors, const Range& piece) {
+std::vector<TensorPart> TensorPartsOf(const std::vector<uint64_t>& tensors, const Range& piece) {
   std::vector<TensorPart> parts;
   uint64_t begin = 0;
   for (size_t tensor = 0; tensor < tensors.size(); ++tensor) {

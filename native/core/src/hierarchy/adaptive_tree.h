@@ -20,7 +20,7 @@ struct TensorPart {
   size_t tensor;
   Range range;
 };
-std::vector<TensorPart> PartsOf(const std::vector<uint64_t>& tensors, const Range& piece);
+std::vector<TensorPart> TensorPartsOf(const std::vector<uint64_t>& tensors, const Range& piece);
 
 // Of `count` boxes of ranks that all combine vectors of their own at the same time, this rank is in number `index`.
 struct BoxNumber {
