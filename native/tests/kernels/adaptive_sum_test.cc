@@ -59,6 +59,5 @@ void ExpectCombines(ddl_dtype dtype) {
 TEST(AdaptiveSumTest, OfFloat32) { ExpectCombines<float>(DDL_FLOAT32); }
 TEST(AdaptiveSumTest, OfFloat64) { ExpectCombines<double>(DDL_FLOAT64); }
 
-
 }  // namespace
 }  // namespace ddl_test

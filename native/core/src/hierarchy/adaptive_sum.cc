@@ -58,7 +58,7 @@ struct Vectors {
   }
 };
 
-void Narrow(ddl_dtype dtype, const char* wide, char* out, uint64_t count) {
+void GiveResult(ddl_dtype dtype, const char* wide, char* out, uint64_t count) {
   if (WideDtype(dtype) == dtype) {
     Copy(out, wide, count * DtypeSize(dtype), Store::kCached);
   } else {
@@ -158,7 +158,7 @@ Status HierarchicalCollectives::AdaptiveSumOfBox(const View& in, const View& out
 
   // And back.
   const Memory result = Allocate(shard.size() * bytes);
-  Narrow(dtype, vectors.each[0], result.get() + (piece.begin - shard.begin) * bytes, piece.size());
+  GiveResult(dtype, vectors.each[0], result.get() + (piece.begin - shard.begin) * bytes, piece.size());
   for (auto cut = cuts.rbegin(); cut != cuts.rend(); ++cut) {
     for (Range& chunk : cut->chunks) chunk = {chunk.begin - shard.begin, chunk.end - shard.begin};
     DDL_RETURN_IF_ERROR(cut->ring->AllGather(result.get(), cut->chunks, bytes));
@@ -196,7 +196,7 @@ Status HierarchicalCollectives::AdaptiveSumOfAll(const View& in, const View& out
                   [&](const View& numbers) { return AllReduce(numbers, numbers, DDL_FLOAT64, DDL_SUM); }));
 
   const Memory result = Allocate(own.size() * bytes);
-  Narrow(dtype, vectors.each[0], result.get(), own.size());
+  GiveResult(dtype, vectors.each[0], result.get(), own.size());
   const View mine(bytes, result.get(), own.size());
   char* const to = WholeOf(out);
   if (to != nullptr) return AllGather(mine, to, ranges, bytes);

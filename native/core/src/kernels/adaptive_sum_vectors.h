@@ -103,7 +103,8 @@ void CombineOf(uint8_t* a, const uint8_t* b, size_t count, double share_a, doubl
   }
 }
 
-#define DDL_ADAPTIVE_SUM_KERNELS {DotsOf<float>, DotsOf<double>}, {CombineOf<float>, CombineOf<double>}
+#define DDL_ADAPTIVE_SUM_KERNELS \
+  {DotsOf<float>, DotsOf<double>}, { CombineOf<float>, CombineOf<double> }
 
 }  // namespace
 }  // namespace ddl
