@@ -34,7 +34,7 @@ def state(model):
 
 def assert_equals_one_process(make, **options):
     model, one = trained(SHARDED, make, **options), trained(None, make, **options)
-    check_equal_weights(model)
+    assert_equal_weights(model)
     with SHARDED.whole_optimizer(model):
         found, expected = state(model), state(one)
     for mine, theirs in zip(found, expected, strict=True):
@@ -42,7 +42,7 @@ def assert_equals_one_process(make, **options):
     return model
 
 
-def check_equal_weights(model):
+def assert_equal_weights(model):
     bits = everyone([each.tobytes() for each in model.get_weights()])
     assert all(each == bits[0] for each in bits), "ranks differ in some bit"
 
@@ -161,7 +161,7 @@ def check_function_holds_slots_in_shards():
     model, optimizer = loop(SHARDED.function)
     one, _ = loop(tf.function)
     assert len(whole_slots.slots_of(optimizer)) == 8
-    check_equal_weights(model)
+    assert_equal_weights(model)
     for mine, theirs in zip(model.get_weights(), one.get_weights()):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
 
