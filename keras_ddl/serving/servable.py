@@ -15,6 +15,7 @@ from tensorflow.core.protobuf import config_pb2
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.serving.call_times import CallTimes
+from keras_ddl.serving.limits import SMALL_BYTES
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 DEFAULT_SIGNATURE = "serving_default"
@@ -22,6 +23,7 @@ CLASSIFY = "tensorflow/serving/classify"
 REGRESS = "tensorflow/serving/regress"
 _INIT = "__saved_model_init_op"  # which loaders run, and clients do not ask
 _SERVE = "serve"  # the tag of the graph that is served
+_ALIGNMENT = 64  # at which TensorFlow takes an array without copying it
 _CALLABLES = 64  # each is a graph of its own for TensorFlow, and clients choose which outputs they want
 
 
@@ -120,7 +122,7 @@ class Servable:
             self._running += 1
         begin = time.perf_counter()
         try:
-            outputs = [_as_array(each) for each in call(*(feeds[alias] for alias in signature.inputs))]
+            outputs = [_as_array(each) for each in call(*(_aligned(feeds[alias]) for alias in signature.inputs))]
             self._call_times.record((signature.name, tuple(fetches)), feeds, time.perf_counter() - begin)
             return outputs
         except tf.errors.OpError as error:
@@ -164,6 +166,17 @@ class Servable:
                 if len(self._callables) > _CALLABLES:
                     del self._callables[next(iter(self._callables))]
         return found
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """Copies, once, a large array that begins anywhere in a message: else NumPy copies it, and TensorFlow the copy."""
+    if array.flags.aligned or array.nbytes <= SMALL_BYTES:
+        return array
+    room = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % _ALIGNMENT
+    found = room[begin : begin + array.nbytes]
+    found[:] = array.reshape(-1).view(np.uint8)
+    return found.view(array.dtype).reshape(array.shape)
 
 
 def _as_array(value: Any) -> np.ndarray:
