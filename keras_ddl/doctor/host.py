@@ -136,7 +136,7 @@ def _shared_memory(root: Path) -> Iterator[Finding]:
 def _huge_pages(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
     text = _text(root / "sys/kernel/mm/transparent_hugepage/enabled")
     if "[never]" in text:
-        remedy = "As root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled. Steps were up to a tenth shorter."
+        remedy = "As root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled. Steps got up to a tenth shorter."
         yield Finding(Severity.NOTE, "huge pages", "off in the kernel", remedy)
     if "glibc.malloc.hugetlb=0" in environ.get("GLIBC_TUNABLES", ""):
         yield Finding(Severity.NOTE, "huge pages", "switched off by GLIBC_TUNABLES")
