@@ -11,6 +11,8 @@ from keras_ddl.compat.tensorflow import tf
 
 # native/tf puts "keras_ddl: " before the core's message; TensorFlow wraps it in names of nodes.
 _OURS = re.compile(r"keras_ddl: (.*?)(?=\s*\[\[|\s*\n\s*\(\d+\) |\s*\[Op:|\s*$)", re.DOTALL)
+# TensorFlow takes UNAVAILABLE from ops of graphs for a failure of its own network, and makes INTERNAL of it.
+_UNAVAILABLE = "originally returned UnavailableError"
 _NOT_INITIALIZED = "collectives need a running"
 _XLA = re.compile(r"Ddl[A-Z]\w+.*XLA_\w+_JIT|XLA_\w+_JIT.*Ddl[A-Z]", re.DOTALL)
 
@@ -42,7 +44,8 @@ def from_tensorflow(error: tf.errors.OpError) -> errors.KerasDdlError | None:
         return errors.RankMismatchError(message.removesuffix("]"))
     if _NOT_INITIALIZED in message:
         return errors.NotInitializedError(message)
-    return errors.from_code(error.error_code, message)
+    code = tf.errors.UNAVAILABLE if _UNAVAILABLE in text else error.error_code
+    return errors.from_code(code, message)
 
 
 def jit_compile_error() -> errors.ConfigError:

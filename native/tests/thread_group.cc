@@ -62,6 +62,7 @@ void RunRanks(const std::vector<int>& group, const std::function<void(ddl_comm*,
         ADD_FAILURE() << "rank " << rank << ": " << error;
       } else {
         if (options.lane) {
+          if (options.tweak_lane) options.tweak_lane(lanes[rank]);
           EXPECT_EQ(ddl_add_lane(comm, &lanes[rank], &settings, error, sizeof error), DDL_OK) << error;
         }
         body(comm, rank);

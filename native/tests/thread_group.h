@@ -26,6 +26,7 @@ struct RunOptions {
   bool lane = false;
   // Changes the transport of a rank before it is used.
   std::function<void(ddl_transport&)> tweak;
+  std::function<void(ddl_transport&)> tweak_lane;
 };
 
 // `group[r]`: lowest of the ranks that rank r shares memory with; its size is the number of ranks. Fails the test when

@@ -44,6 +44,17 @@ def test_translate_errors_keeps_the_kind_and_the_cause(tensorflow_error, kind):
     assert caught.value.__cause__ is original
 
 
+def test_from_tensorflow_knows_what_tensorflow_has_replaced():
+    text = (
+        "keras_ddl: rank 1 has left\n\t [[{{node x}}]]\nExecuting non-communication op <x> originally returned "
+        "UnavailableError, and was replaced by InternalError to avoid invoking TF network error handling logic."
+    )
+    translated = op_errors.from_tensorflow(tf.errors.InternalError(None, None, text))
+    assert isinstance(translated, errors.RankLostError)
+    assert translated.has_left
+    assert str(translated) == "rank 1 has left"
+
+
 def test_translate_errors_leaves_other_errors_alone():
     for original in (tf.errors.AbortedError(None, None, "not ours"), ValueError("keras_ddl: neither")):
         with pytest.raises(type(original)) as caught, op_errors.translate_errors():

@@ -12,6 +12,7 @@
 #include "test_data.h"
 #include "thread_group.h"
 #include "topologies.h"
+#include "transport_spy.h"
 
 namespace ddl_test {
 namespace {
@@ -210,6 +211,31 @@ TEST(PlanOfRanksTest, ARankThatLeavesABucketOutIsNamed) {
           ++told;
         }
         RunUntilPlanned(comm, 3, rank);
+      },
+      options);
+}
+
+// Rank 1 stands still in the middle of a bucket: what is submitted meanwhile fails with it, at the same time.
+TEST(PlanOfRanksTest, WhatComesDuringABucketThatFailsFailsWithIt) {
+  auto spies = Spies(2);
+  spies[1]->withholds = [](const Spy::Message& message) { return CarriesData(message.tag); };
+  RunOptions options = WithLane();
+  options.deadline_s = 1;
+  options.tweak_lane = [&spies](ddl_transport& t) { spies[static_cast<size_t>(t.rank)]->Install(t); };
+  RunRanks(
+      {0, 1},
+      [&](ddl_comm* comm, int rank) {
+        Bucket first(1, 1, 0, rank, 1'000'000);
+        Bucket second(1, 1, 1, rank);
+        first.work = first.call.Start(comm);
+        Sleep(0.5);
+        if (rank == 0) second.work = second.call.Start(comm);
+        const Outcome outcome = Call::Finish(first.work);
+        EXPECT_TRUE(outcome.code == DDL_DEADLINE_EXCEEDED || outcome.code == DDL_ABORTED) << outcome.message;
+        if (rank != 0) return;
+        const Outcome other = Call::Finish(second.work);
+        EXPECT_EQ(other.code, outcome.code) << other.message;
+        EXPECT_NE(other.message.find("no progress for"), std::string::npos) << other.message;
       },
       options);
 }

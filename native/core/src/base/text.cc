@@ -19,7 +19,8 @@ std::string Truncate(const std::string& text, size_t limit) {
 }
 
 std::string EncodeReason(const Status& status) {
-  const ddl_code code = status.code() == DDL_UNAVAILABLE ? DDL_UNAVAILABLE : DDL_ABORTED;
+  const bool kept = status.code() == DDL_UNAVAILABLE || status.code() == DDL_DEADLINE_EXCEEDED;
+  const ddl_code code = kept ? status.code() : DDL_ABORTED;
   return static_cast<char>(code) + status.message();
 }
 

@@ -17,8 +17,8 @@ std::string FormatRanks(const std::vector<int>& ranks);
 std::string Truncate(const std::string& text, size_t limit);
 
 // Why a rank gave up the communicator, in the form sent to the others: text without zero bytes, which may be truncated
-// anywhere after its first byte. Only one code is preserved: DDL_UNAVAILABLE (a rank left). All others become
-// DDL_ABORTED.
+// anywhere after its first byte. Two codes are preserved: DDL_UNAVAILABLE (a rank left) and DDL_DEADLINE_EXCEEDED. All
+// others become DDL_ABORTED.
 std::string EncodeReason(const Status& status);
 Status DecodeReason(const std::string& reason);
 

@@ -119,6 +119,8 @@ class Engine {
   void ExchangePositions();
   void ReportPosition();
   bool HasLeft(int rank);
+  // One rank of a group warns for all that wait: usually the lowest. Whether it is this one.
+  bool WarnsForGroup(double seconds);
   double WarnStalled(const std::string& waits_for, double seconds);
   std::string DescribeSuspects() const;
   // Adds the ranks that show no sign of life to the message of a collective that made no progress.

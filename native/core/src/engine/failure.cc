@@ -52,7 +52,7 @@ void Engine::CheckPeers() {
   // The coordinator answers before its deadline; silence well beyond it means that rank 0 is gone or unreachable.
   const double limit = deadline_s_ * 1.25 + 5;
   for (const auto& [name, queue] : pending_) {
-    if (name == kJoin || Now() - queue.front()->submitted < limit) continue;
+    if (name == kJoin || Now() - queue.front()->announced < limit) continue;
     Break({DDL_DEADLINE_EXCEEDED, "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) + " s and " +
                                       locations_.Describe(0) +
                                       ", which coordinates, does not answer: its process is stopped or its host is "
@@ -105,16 +105,20 @@ bool Engine::HasLeft(int rank) {
                      });
 }
 
-double Engine::WarnStalled(const std::string& waits_for, double seconds) {
-  // One rank of a group warns for all that wait: usually the lowest.
-  const double again = 2 * seconds;
+bool Engine::WarnsForGroup(double seconds) {
   const auto now_ms = static_cast<int64_t>(Now() * 1e3);
   RankBlock& own = memory_->own();
   for (int local = 0; local < memory_->local_size(); ++local) {
     const int64_t told = memory_->block(local).warned_ms.load(std::memory_order_relaxed);
-    if (local != memory_->local_rank() && told != 0 && now_ms - told < 1e3 * seconds / 2) return again;
+    if (local != memory_->local_rank() && told != 0 && now_ms - told < 1e3 * seconds / 2) return false;
   }
   own.warned_ms.store(now_ms, std::memory_order_relaxed);
+  return true;
+}
+
+double Engine::WarnStalled(const std::string& waits_for, double seconds) {
+  const double again = 2 * seconds;
+  if (!WarnsForGroup(seconds)) return again;
   const bool inline_path = !OnCommunicationThread();
   Warn((inline_path ? "'" + std::string(running_inline_->name) + "'" : Label(*running_)) +
        " is running, but has made no progress for " + std::to_string(static_cast<int>(seconds)) +
@@ -222,6 +226,7 @@ void Engine::FailPending(const Status& status) {
   executor_.EndJoin();
   decisions_.clear();
   if (lane_ != nullptr) {
+    TakeSubmissions();  // what came during the collective that failed must not wait for another deadline elsewhere
     for (auto& request : lane_->runs().TakeAll()) Finish(*request, WithPendingRequest(status, request->announcement));
   }
   for (auto& [name, queue] : pending) {

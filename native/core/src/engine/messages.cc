@@ -40,6 +40,7 @@ void Engine::Announce(std::unique_ptr<Request> request) {
     const uint32_t id = known_.IdOf(request->announcement);
     channel_.Send(0, id != 0 ? EncodeKnown(id, request->announcement.step) : EncodeAnnouncement(request->announcement));
   }
+  request->announced = Now();
   auto& queue = pending_[request->announcement.name];
   queue.push_back(std::move(request));
   ++num_pending_;

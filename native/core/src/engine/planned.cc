@@ -74,7 +74,8 @@ void Engine::CheckLane() {
     Break({DDL_DEADLINE_EXCEEDED, waits + " Raise KERAS_DDL_DEADLINE_SECONDS if it is only slow."});
   } else if (warn_lane_after_ > 0 && waited > warn_lane_after_) {
     warn_lane_after_ = 2 * waited;
-    Warn(waits);
+    if (!WarnsForGroup(waited)) return;
+    Warn(waits + (deadline_s_ > 0 ? " It fails after " + std::to_string(static_cast<int>(deadline_s_)) + " s." : ""));
   }
 }
 

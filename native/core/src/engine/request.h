@@ -30,6 +30,7 @@ struct Request {
   void* user = nullptr;
   std::string feedback;  // see ddl_request
   double submitted = 0;  // seconds, monotonic clock
+  double announced = 0;  // the same, to the coordinator
   PlanPlace place;
   bool small = false;                   // planned, and its data could go through a rendezvous
   mutable std::shared_ptr<int> ticket;  // see PlannedRuns; given back when the request is done
