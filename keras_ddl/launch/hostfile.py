@@ -7,7 +7,8 @@ from pathlib import Path
 
 from keras_ddl.errors import ConfigError
 
-_WORDS = r"(?:\s+\w+\s*=\s*\w+)*?"
+# Any other word may be a number of ranks that we would miss (`cpu=4`, `slot=4`), or a line of a rankfile.
+_WORDS = r"(?:\s+(?:max[-_]slots|slots[-_]max|sockets|username|user)\s*=\s*\w+)*?"
 _LINE = re.compile(
     r"(?P<names>[A-Za-z0-9](?:[A-Za-z0-9._-]|\[[0-9,-]+\])*)"
     rf"(?::(?P<after_colon>\d+)|{_WORDS}\s+slots\s*=\s*(?P<slots>\d+))?{_WORDS}"
@@ -27,7 +28,7 @@ def read(path: str | Path, slots: int | None = None) -> str:
     """
     ranks: dict[str, int] = {}
     numbered: set[str] = set()
-    for number, text in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, text in enumerate(Path(path).read_text(encoding="utf-8-sig", errors="replace").splitlines(), 1):
         line = text.partition("#")[0].strip()
         if not line:
             continue

@@ -17,6 +17,7 @@ from keras_ddl.communicator import comparison
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.states import WHOLE, Rows, State
 from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.strategy import sharded_slots, whole_slots
 from keras_ddl.strategy.composites import Composites, is_composite
 from keras_ddl.strategy.data import chunk, order
 from keras_ddl.strategy.whole_step import WholeStep, is_traced
@@ -236,6 +237,9 @@ class _Traced:
     ) -> None:
         self.shapes = shapes
         program = cut.Program(concrete.graph)
+        self._name = owner.__name__
+        of_captured = (sharded_slots.of_handle(outer) for _, outer in program.captured)
+        self._slots = [each for each in of_captured if each is not None]
         structured = concrete.graph.structured_outputs
         self._outputs = tf.nest.flatten(structured, expand_composites=True)
         self._structured = structured
@@ -256,6 +260,7 @@ class _Traced:
         return all(tf.TensorShape(own).is_compatible_with(given) for own, given in zip(self.shapes, shapes))
 
     def __call__(self, tensors: list[tf.Tensor]) -> Any:
+        whole_slots.refuse_step(self._name, lambda: self._slots)
         found = iter(tf.nest.flatten(self._run(*tensors)))
         filled = [next(found) if tf.is_tensor(each) else each for each in self._outputs]
         return tf.nest.pack_sequence_as(self._structured, filled, expand_composites=True)

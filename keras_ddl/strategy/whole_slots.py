@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from keras_ddl import communicator, ops
@@ -14,6 +14,8 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import sharded_slots
 from keras_ddl.strategy.sharded_slots import ShardedVariable
+
+_read: list[Sequence[ShardedVariable]] = []  # what the contexts that are open read whole, on all ranks alike
 
 
 def slots_in(variables: Iterable[Any]) -> list[ShardedVariable]:
@@ -36,6 +38,7 @@ def whole(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) -> It
     Cost: one all_gather of each; the memory of all of them where they are read.
     """
     before = [each.whole for each in slots]
+    _read.append(slots)
     try:
         for each in slots:
             gathered = ops.all_gather(each.chunk.read_value(), name=_name(each, "whole"))
@@ -43,8 +46,19 @@ def whole(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) -> It
                 each.whole = tf.reshape(gathered, each.shape)
         yield
     finally:
+        _read.pop()
         for each, held in zip(slots, before):
             each.whole = held
+
+
+def refuse_step(name: str, slots: Callable[[], Sequence[ShardedVariable]]) -> None:
+    """Raises ConfigError, on every rank, where `whole` has gathered some of these slots: a step would change them."""
+    if any(_read) and {id(each) for read in _read for each in read} & {id(each) for each in slots()}:
+        raise ConfigError(
+            "A step that may change what an optimizer keeps in shards must not run inside `with "
+            "strategy.whole_optimizer(...)`, nor in a callback while fit saves: the numbers gathered there would be "
+            f"those of before. Received: {name} (rank {communicator.rank()}). Run it before or after."
+        )
 
 
 def agree(slots: Sequence[ShardedVariable], root: int = 0) -> None:

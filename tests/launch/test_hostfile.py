@@ -13,7 +13,7 @@ from keras_ddl.launch import hostfile
     "text, slots, hosts",
     [
         ("# ours\nh0 slots=2\nh1.site slots = 4 max_slots=8 # fast\n\n", None, "h0:2,h1.site:4"),
-        ("h0 max_slots=8 slots=3\n", None, "h0:3"),
+        ("h0 max_slots=8 slots=3\nh1 slots=2 max-slots=4\n", None, "h0:3,h1:2"),
         ("h0:2\nh1:1\n", None, "h0:2,h1:1"),
         ("h0\nh1\nh0\n", None, "h0:2,h1:1"),
         ("h0\nh1:3\n", 4, "h0:4,h1:3"),
@@ -33,6 +33,8 @@ def test_hostfile_reads_each_form(tmp_path, text, slots, hosts):
         ("", "at least one host"),
         ("# nothing\n", "at least one host"),
         ("h0 2\n", "line 1"),
+        ("h0 slot=2\n", "line 1"),
+        ("rank 0=h0 slot=0\n", "line 1"),
         ("h0\nh1 slots=0\n", "line 2"),
         ("h0:2\nh0:2\n", "has one already"),
         ("h0\nh0:2\n", "has one already"),
@@ -47,6 +49,15 @@ def test_hostfile_refuses_by_line(tmp_path, text, words):
     path = tmp_path / "hosts"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
+        hostfile.read(path)
+
+
+def test_hostfile_bears_a_byte_order_mark_and_refuses_what_is_no_text(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_bytes(b"\xef\xbb\xbfh0:2\n")
+    assert hostfile.read(path) == "h0:2"
+    path.write_bytes(b"h0\xff\xfe:2\n")
+    with pytest.raises(ConfigError, match="line 1"):
         hostfile.read(path)
 
 

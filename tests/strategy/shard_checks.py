@@ -132,6 +132,26 @@ def check_a_slot_is_read_whole_or_not_at_all():
         np.testing.assert_array_equal(slot.numpy(), 2 * whole)
 
 
+def check_no_step_runs_while_slots_are_read_whole():
+    model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
+    with SHARDED.whole_optimizer(model):
+        with pytest.raises(ConfigError, match="must not run inside"):
+            model.fit(X, Y, batch_size=10, verbose=0)
+        model.evaluate(X, Y, batch_size=10, verbose=0)
+    model.fit(X, Y, batch_size=10, verbose=0)
+
+
+def check_averages_in_shards_swap_with_weights():
+    def swapped(strategy):
+        swaps = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]
+        return trained(strategy, lambda: optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.9), callbacks=swaps)
+
+    model, one = swapped(SHARDED), swapped(None)
+    assert_equal_weights(model)
+    for mine, theirs in zip(model.get_weights(), one.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+
+
 def check_a_slot_assigned_on_one_rank_is_refused():
     model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
     slot = next(each for each in model.optimizer.variables if each.name.endswith("momentum"))

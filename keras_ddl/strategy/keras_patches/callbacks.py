@@ -17,7 +17,7 @@ from keras_ddl.communicator.comparison import require_equal_values
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
-from keras_ddl.strategy import agreement, fits, sharded_slots
+from keras_ddl.strategy import agreement, fits, sharded_slots, whole_slots
 from keras_ddl.strategy.drift import DriftCheck
 from keras_ddl.strategy.extended import ONE_LEARNING_RATE
 from keras_ddl.strategy.keras_patches.saving import SavesWithinEpochs
@@ -107,6 +107,9 @@ class CallbackList(_KerasList):
         for callback in self.callbacks:
             if getattr(callback, "runs_last", False):
                 callback.others = self.callbacks
+            if isinstance(callback, keras.callbacks.SwapEMAWeights):
+                vars(callback).pop("_apply_to_ema_optimizers", None)
+                callback._apply_to_ema_optimizers = functools.partial(_swap_whole, callback)
             if isinstance(callback, keras.callbacks.ModelCheckpoint):
                 vars(callback).pop("_save_model", None)
                 if on_other_rank:
@@ -234,6 +237,14 @@ class CallbackList(_KerasList):
 
 def _writers() -> tuple[type, ...]:
     return tuple(getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name))
+
+
+def _swap_whole(callback: keras.callbacks.SwapEMAWeights, *functions: Any) -> None:
+    """SwapEMAWeights._apply_to_ema_optimizers, which reads and sets averages: whole, also those in shards. COLLECTIVE
+    where there are some.
+    """
+    with whole_slots.whole(whole_slots.slots_of(callback.model)):
+        type(callback)._apply_to_ema_optimizers(callback, *functions)
 
 
 def _decide_only(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:

@@ -17,7 +17,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import agreement, data, fits, keras_step
+from keras_ddl.strategy import agreement, data, fits, keras_step, whole_slots
 from keras_ddl.strategy.data import arrays, order
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.keras_patches.callbacks import adopted
@@ -192,7 +192,11 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
         made: dict[data.BatchRows, Any] = {}
         single = _SingleBatches(strategy)
 
+        name = getattr(step_function, "__name__", "train_step")
+
         def function(iterator):
+            if name != "test_step":
+                whole_slots.refuse_step(name, lambda: whole_slots.slots_of(self))
             if isinstance(iterator, tf.data.Iterator):
                 rows = reading.rows_of(iterator)
             else:
