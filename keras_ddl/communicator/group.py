@@ -332,9 +332,9 @@ def _pickle(obj: Any) -> bytes:
         try:
             return _PICKLED + pickle.dumps(obj, protocol=5)
         except (pickle.PicklingError, AttributeError, TypeError):
-            import cloudpickle  # functions of a script or a notebook, lambdas, closures
+            from keras_ddl.communicator import by_value  # functions of a script or a notebook, lambdas, closures
 
-            return _PICKLED + cloudpickle.dumps(obj, protocol=5)
+            return _PICKLED + by_value.dumps(obj)
     except Exception as error:
         return _NOT_PICKLED + f"{type(obj).__name__}: {type(error).__name__}: {error}".encode()
 

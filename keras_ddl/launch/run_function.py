@@ -87,10 +87,10 @@ def run(
 def _pickle_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     if not callable(fn):
         raise ConfigError(f"fn must be a function. Received: fn={fn!r} ({type(fn).__name__}).")
-    import cloudpickle
+    from keras_ddl.communicator import by_value
 
     try:
-        function = cloudpickle.dumps((fn, tuple(args), dict(kwargs)))
+        function = by_value.dumps((fn, tuple(args), dict(kwargs)))
     except Exception as error:
         raise ConfigError(
             "fn, its arguments and the variables it uses must be picklable, to be sent to the ranks. Received: "

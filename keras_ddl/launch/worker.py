@@ -14,9 +14,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from keras_ddl import config
+from keras_ddl.communicator import by_value
 from keras_ddl.communicator.error_report import own_traceback
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch.control import CALL_FILE, RESULT_FILE
@@ -59,7 +58,7 @@ def _load(payload: bytes, rank: int) -> Any:
 
 def _pickled_value(value: Any, rank: int) -> bytes:
     try:
-        return cloudpickle.dumps(value)
+        return by_value.dumps(value)
     except Exception as error:
         raise LaunchError(
             f"What fn returns must be picklable. Received: {type(value).__name__} on rank {rank}: "
@@ -70,7 +69,7 @@ def _pickled_value(value: Any, rank: int) -> bytes:
 def _pickled_error(error: BaseException) -> bytes | None:
     """Returns the pickled exception, None when it does not survive the way there and back."""
     try:
-        data = cloudpickle.dumps(error)
+        data = by_value.dumps(error)
         pickle.loads(data)
     except Exception:
         return None

@@ -79,10 +79,12 @@ def run_ranks(
 def _pickle_by_value(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     import cloudpickle
 
+    from keras_ddl.communicator import by_value
+
     module = sys.modules[function.__module__]
     cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps((function, args))
+        return by_value.dumps((function, args))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
 
