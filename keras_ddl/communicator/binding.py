@@ -187,10 +187,8 @@ class Communicator:
         """
         if self._size == 1 or self._has_lane:
             return
-        transport, message = (
-            self.sub_transport(range(self._size), tag=_LANE_TAG),
-            ctypes.create_string_buffer(ERROR_BYTES),
-        )
+        transport = self.sub_transport(range(self._size), tag=_LANE_TAG)
+        message = ctypes.create_string_buffer(ERROR_BYTES)
         if core().ddl_add_lane(self._comm, byref(transport), byref(self._options), message, ERROR_BYTES):
             raise errors.CollectiveError(message.value.decode(errors="replace"))
         self._has_lane = True
