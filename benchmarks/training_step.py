@@ -18,6 +18,9 @@ that is there without any communication: ranks that wait for each other take the
 differ on any machine. speed-up = images per second of all ranks together over those of one rank alone; it can not
 exceed (number of ranks) x alone / independent. on wire = bytes of gradients that were reduced while backward still ran;
 ready = those that backward had made by then.
+
+--processor says where the overhead goes: what the communication threads of a rank run in a step, what all its other
+threads run under the strategy and independently, and for how long threads were ready but had no core.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ import numpy as np
 import tensorflow as tf
 from _networks import NETWORKS, Network
 from _overlap import Overlap, watched
+from _processor import Processor
 from _rounds import machine, slowest_rank
 
 import keras_ddl
@@ -78,8 +82,8 @@ def batches(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
 
 def measure(
     network: Network, steps: int, rounds: int, strategy: keras_ddl.Strategy
-) -> tuple[dict[str, float], Overlap | None]:
-    """Median seconds per step of each contestant, the number of parameters, and the overlap. COLLECTIVE."""
+) -> tuple[dict[str, float], dict[str, Processor], Overlap | None]:
+    """Median seconds per step of each contestant, the number of parameters; processor; the overlap. COLLECTIVE."""
     size, rank, batch = keras_ddl.size(), keras_ddl.rank(), network.batch
     alone = compiled(network)
     with strategy.scope():
@@ -97,19 +101,27 @@ def measure(
         return watch.seconds
 
     times: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    taken: dict[str, list[Processor]] = {name: [] for name in CONTESTANTS}
     for turn in range(rounds + 1):  # the first traces and warms up
         for name, seconds in times.items():
             keras_ddl.barrier()
+            before = Processor.now()
             median = slowest_rank(statistics.median(train(name)) if name != "alone" or rank == 0 else 0.0)
             if turn:
                 seconds.append(median)
+                taken[name].append(Processor.now().since(before, steps))
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     # Of pairs measured right after one another: the machine's speed drifts between rounds.
     for name, contestant in (("overhead", "together"), ("floor", "in step")):
         pairs = zip(times[contestant], times["independent"])
         medians[name] = statistics.median(one - other for one, other in pairs)
     medians["parameters"] = together.count_params()
-    return medians, watched(lambda: train("together"))
+    ranks = keras_ddl.all_gather_object(taken)
+    processor = {
+        name: Processor(*(statistics.median(each) for each in zip(*(one for rank in ranks for one in rank[name]))))
+        for name in CONTESTANTS
+    }
+    return medians, processor, watched(lambda: train("together"))
 
 
 def main() -> None:
@@ -128,6 +140,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=None, help="rows of each rank (default: the network's)")
     parser.add_argument("--bucket-bytes", type=int, default=None, help="as for keras_ddl.Strategy")
     parser.add_argument("--batch-statistics", default="global", help="as for keras_ddl.Strategy (default: %(default)s)")
+    parser.add_argument("--processor", action="store_true", help="also say what the threads of a rank take")
     options = parser.parse_args()
 
     if options.threads:
@@ -155,7 +168,7 @@ def main() -> None:
         network = NETWORKS[name]
         if options.batch:
             network = dataclasses.replace(network, batch=options.batch)
-        seconds, overlap = measure(network, options.steps, options.rounds, strategy)
+        seconds, processor, overlap = measure(network, options.steps, options.rounds, strategy)
         alone, independent, in_step, together = (1e3 * seconds[one] for one in CONTESTANTS)
         if first:
             shares = [f"{share:.0%}" for share in overlap] if overlap else ["-", "-"]
@@ -167,6 +180,14 @@ def main() -> None:
                 f"{shares[0]:>7} {shares[1]:>6}",
                 flush=True,
             )
+        if first and options.processor:
+            for contestant in ("independent", "in step", "together"):
+                communication, others, queued = (1e3 * each for each in processor[contestant])
+                print(
+                    f"{contestant:>22}: communication {communication:.1f}, other threads {others:.1f}, "
+                    f"ready without a core {queued:.1f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

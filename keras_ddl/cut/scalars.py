@@ -9,14 +9,14 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.dims import Dim, Unknown
 
 if TYPE_CHECKING:
-    from keras_ddl.cut.builder import Builder
+    from keras_ddl.cut.held import Held
 
 
 class Scalars:
     """Computes unknowns in the graph that is being made, each once."""
 
-    def __init__(self, builder: Builder) -> None:
-        self._builder = builder
+    def __init__(self, held: Held) -> None:
+        self._held = held
         self._made: dict[Any, Any] = {}
 
     def of(self, wanted: Dim) -> Any:
@@ -35,7 +35,7 @@ class Scalars:
 
     def _unknown(self, unknown: Unknown) -> Any:
         if unknown.kind == "rows":
-            return self._builder.batch.total
+            return self._held.batch.total
         if unknown.kind in ("extent", "entry"):
             return self._looked_up(unknown)
         with tf.control_dependencies(None):
@@ -49,18 +49,18 @@ class Scalars:
 
     def _looked_up(self, unknown: Unknown) -> Any:
         key, at = unknown.operands
-        value = self._builder.extents.named.get(key)
+        value = self._held.extents.named.get(key)
         if value is None:
-            return self._builder.number_outside(unknown)
+            return self._held.number_outside(unknown)
         graph = tf.compat.v1.get_default_graph()
         if (graph, unknown) not in self._made:
             if unknown.kind == "extent":
                 # An extent without a name of its own is not that of a cut axis: what is held has it, too.
-                held = self._builder.held(value)
+                held = self._held.held(value)
                 with tf.control_dependencies(None):
                     found = tf.shape(held, out_type=tf.int64)[at]
             else:
-                whole = self._builder.whole(value)
+                whole = self._held.whole(value)
                 with tf.control_dependencies(None):
                     found = tf.cast(tf.reshape(whole, [-1])[at], tf.int64)
             self._made[graph, unknown] = found
