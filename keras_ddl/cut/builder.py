@@ -11,6 +11,7 @@ and goes in buckets.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -405,7 +406,7 @@ class Builder:
             wanted = dict.fromkeys(self.program.outputs, WHOLE)
         schedule = Schedule(nodes, self.apart.before if self.apart is not None else lambda node: None)
         ends = dict(wanted)
-        while True:
+        for rounds in itertools.count():
             for node in schedule:
                 if self._try(node):
                     schedule.done(node)
@@ -420,9 +421,9 @@ class Builder:
             self._ask_ahead(ends)
             if self.waits_outside and not self.sums and not self.exchange:
                 raise Waiting
-            summed = self.sums.make() if self.sums or not self.exchange else {}
+            summed = self.sums.make(rounds) if self.sums or not self.exchange else {}
             self._take_sums(summed)
-            self._take_shards(*self.exchange.make(without=summed))
+            self._take_shards(*self.exchange.make(without=summed, rounds=rounds))
             schedule.retry()
 
     def _end_pass(self) -> None:
