@@ -6,7 +6,7 @@ import os
 import re
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,15 @@ def _rank_steps(rank: int, events: Sequence[dict[str, Any]]) -> RankSteps:
         for event in events
         if event.get("cat") == "step" and event["ph"] == "X" and (found := _STEP.fullmatch(event["name"]))
     )
-    collectives = sorted(timeline.collectives_of(events), key=lambda one: one.submitted)
+    return RankSteps(rank, host[1] if host else "", of_spans(spans, timeline.collectives_of(events)))
+
+
+def of_spans(spans: Sequence[tuple[float, float, int]], collectives: Iterable[Collective]) -> list[Step]:
+    """Returns the steps of one rank.
+
+    Args: spans: (begin, end, number) of each, in order. collectives: of that rank, by the same clock.
+    """
+    collectives = sorted(collectives, key=lambda one: one.submitted)
     steps, place = [], 0
     for index, (begin, end, number) in enumerate(spans):
         follows = index + 1 < len(spans) and spans[index + 1][2] > number
@@ -151,7 +159,7 @@ def _rank_steps(rank: int, events: Sequence[dict[str, Any]]) -> RankSteps:
         while place < len(collectives) and collectives[place].submitted < after:
             place += 1
         steps.append(_step(number, begin, end, after, collectives[first:place]))
-    return RankSteps(rank, host[1] if host else "", steps)
+    return steps
 
 
 def _step(number: int, begin: float, end: float, after: float, collectives: list[Collective]) -> Step:
@@ -172,9 +180,9 @@ def _on_the_clock_of(first: RankSteps, other: RankSteps) -> RankSteps:
     ends = _ends(first)
     differences = [end - ends[key] for key, end in _ends(other).items() if key in ends]
     ahead = statistics.median(differences) if differences else 0.0
-    return (
-        other if abs(ahead) < _CLOCK_SECONDS else replace(other, steps=[_moved(each, -ahead) for each in other.steps])
-    )
+    if abs(ahead) < _CLOCK_SECONDS:
+        return other
+    return replace(other, steps=[_moved(each, -ahead) for each in other.steps])
 
 
 def _ends(rank: RankSteps) -> dict[tuple[int, str, int], float]:

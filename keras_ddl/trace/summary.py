@@ -16,8 +16,8 @@ from keras_ddl.trace.steps import RankSteps, Step
 
 # A step that takes so many times the median is not counted in means.
 _UNUSUAL = 10
-# A rank is called a straggler that is last in more than half of the steps (of few ranks, one often is by chance), and by
-# so much, seconds and part of a step.
+# A rank is called a straggler that is last in more than half of the steps (of few ranks, one often is by chance), by
+# more than so many seconds, and more than this part of a step.
 _OFTEN = 0.5
 _LATE_SECONDS = 0.5e-3
 _LATE_PART = 0.02
@@ -84,8 +84,9 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Summary:
-    """What `keras-ddl trace summary` shows. `step`, `exposed` and `late_ranks`: the mean over ranks of theirs; `unusual`:
-    the steps that are left out of means.
+    """What `keras-ddl trace summary` shows.
+
+    Attributes: step, exposed, late_ranks: the mean over ranks of theirs. unusual: steps that are left out of means.
     """
 
     steps: int
