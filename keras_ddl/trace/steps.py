@@ -89,14 +89,8 @@ def read(path: str | os.PathLike[str]) -> list[RankSteps]:
     """
     events: dict[int, list[dict[str, Any]]] = {}
     for file in files(Path(path)):
-        try:
-            for event in timeline.read(file):
-                events.setdefault(event["pid"], []).append(event)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"trace: a timeline is a file that KERAS_DDL_TIMELINE or timeline.start has written. Received: {file}, "
-                f"which is none ({type(error).__name__}: {error})."
-            ) from None
+        for event in _events(file):
+            events.setdefault(event["pid"], []).append(event)
     ranks = [_rank_steps(rank, events[rank]) for rank in sorted(events)]
     count = min((len(each.steps) for each in ranks), default=0)
     if count == 0:
@@ -130,6 +124,19 @@ def files(path: Path) -> list[Path]:
             "KERAS_DDL_TIMELINE=/tmp/step.json, and name /tmp/step.json."
         )
     return parts
+
+
+def _events(file: Path) -> list[dict[str, Any]]:
+    try:
+        found, why = timeline.read(file), "it holds no event"
+        if found and all("pid" in event and "ph" in event for event in found):
+            return found
+    except (ValueError, TypeError) as error:
+        why = str(error)
+    raise ConfigError(
+        "trace: a timeline is a file that KERAS_DDL_TIMELINE or timeline.start has written. Received: "
+        f"{file}, which is none: {why}."
+    )
 
 
 def _rank_steps(rank: int, events: Sequence[dict[str, Any]]) -> RankSteps:
