@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from keras_ddl import communicator
-from keras_ddl.communicator import recording
+from keras_ddl.communicator import native_timeline, recording
 from keras_ddl.communicator.recording import add_span, is_on, path_of_rank, span, stop
 from keras_ddl.errors import ConfigError
 
@@ -25,19 +26,23 @@ __all__ = [
     "Collective",
     "add_span",
     "collectives",
+    "collectives_of",
     "is_on",
+    "keep",
     "merge",
     "path_of_rank",
     "read",
     "span",
     "start",
     "stop",
+    "take",
 ]
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective on one rank. Times in seconds since 1970, by the clock of the rank's host.
+    """One collective on one rank. Times in seconds since 1970, by the clock of the rank's host; those that `take`
+    returns in seconds of time.monotonic().
 
     Attributes:
         kind: as in "all_reduce".
@@ -64,6 +69,20 @@ def start(path: str | os.PathLike[str]) -> Path:
     Raises: ConfigError: one is being written already, or the file cannot be made.
     """
     return recording.start(path, communicator.rank())
+
+
+def keep(capacity: int = 4096) -> None:
+    """Keeps this rank's newest collectives in memory for `take`, with or without a timeline; 0: none any more.
+
+    Cost: as of a timeline, without the file.
+    """
+    native_timeline.keep(capacity)
+
+
+def take() -> list[Collective]:
+    """Returns the collectives kept since the last call, in the order in which they ended, without their kind."""
+    rank = communicator.rank()
+    return [Collective(rank, "", *one) for one in native_timeline.take()]
 
 
 def merge(path: str | os.PathLike[str]) -> Path:
@@ -97,8 +116,13 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def collectives(path: str | os.PathLike[str]) -> list[Collective]:
     """Returns the collectives of a timeline file (of one rank, or merged) in the order in which they started."""
+    return collectives_of(read(path))
+
+
+def collectives_of(events: Iterable[dict[str, Any]]) -> list[Collective]:
+    """As `collectives`, of events that `read` has returned."""
     found = []
-    for event in read(path):
+    for event in events:
         arguments = event.get("args", {})
         if event["ph"] == "X" and "bytes" in arguments:
             started = event["ts"] * 1e-6

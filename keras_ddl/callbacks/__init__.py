@@ -9,6 +9,7 @@ from keras_ddl.callbacks.checkpoint import Checkpoint
 from keras_ddl.callbacks.divergence_guard import DivergenceGuard
 from keras_ddl.callbacks.learning_rate_schedule import LearningRateSchedule
 from keras_ddl.callbacks.learning_rate_warmup import LearningRateWarmup
+from keras_ddl.callbacks.step_metrics import StepMetrics
 
 __all__ = [
     "AverageLogs",
@@ -17,4 +18,5 @@ __all__ = [
     "DivergenceGuard",
     "LearningRateSchedule",
     "LearningRateWarmup",
+    "StepMetrics",
 ]

@@ -15,7 +15,7 @@ from typing import Any
 from keras_ddl import errors
 from keras_ddl.communicator.native_signals import INTERRUPTED
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 FAILED_PRECONDITION = 9  # of ddl_code
 ERROR_BYTES = 4096  # of the buffers for messages
 
@@ -69,6 +69,14 @@ class Counters(Structure):
             "planned",
             "demoted",
         )
+    )
+
+
+class Traced(Structure):
+    _fields_ = (
+        ("name", ctypes.c_char * 128),
+        ("bytes", c_uint64),
+        *((moment, c_double) for moment in ("submitted", "agreed", "started", "finished")),
     )
 
 
@@ -161,7 +169,8 @@ def core() -> ctypes.CDLL:
     _declare(library, POINTER(c_uint64), ddl_work_rows=(c_void_p,))
     _declare(library, c_int, ddl_trace_start=(c_char_p, c_int, c_char_p, c_char_p, c_size_t))
     _declare(library, c_int, ddl_trace_stop=(c_char_p, c_size_t))
-    _declare(library, None, ddl_trace_span=(c_char_p, c_double, c_double))
+    _declare(library, None, ddl_trace_span=(c_char_p, c_double, c_double), ddl_trace_keep=(c_uint32,))
+    _declare(library, c_uint32, ddl_trace_take=(POINTER(Traced), c_uint32))
     return library
 
 

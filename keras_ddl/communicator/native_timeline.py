@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from keras_ddl.communicator.native_library import ERROR_BYTES, core
+from keras_ddl.communicator.native_library import ERROR_BYTES, Traced, core
 
 
 def start(path: str, rank: int, label: str) -> str:
@@ -24,3 +24,20 @@ def stop() -> str:
 def span(name: str, begin: float, end: float) -> None:
     """Adds a span to the timeline. Seconds of time.monotonic()."""
     core().ddl_trace_span(name.encode(), begin, end)
+
+
+def keep(capacity: int) -> None:
+    """Keeps the newest collectives in memory from now on, for `take`; 0: none any more."""
+    core().ddl_trace_keep(capacity)
+
+
+def take() -> list[tuple[str, int, float, float, float, float]]:
+    """Takes what is kept: (name, bytes, submitted, agreed, started, finished), seconds of time.monotonic()."""
+    taken: list[tuple[str, int, float, float, float, float]] = []
+    some = (Traced * 256)()
+    while count := core().ddl_trace_take(some, len(some)):
+        taken += (
+            (one.name.decode(errors="replace"), one.bytes, one.submitted, one.agreed, one.started, one.finished)
+            for one in some[:count]
+        )
+    return taken

@@ -11,6 +11,7 @@ and goes in buckets.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -131,7 +132,7 @@ class Builder(Held):
             wanted = dict.fromkeys(self.program.outputs, WHOLE)
         schedule = Schedule(nodes, self.apart.before if self.apart is not None else lambda node: None)
         ends = dict(wanted)
-        while True:
+        for rounds in itertools.count():
             for node in schedule:
                 if self._try(node):
                     schedule.done(node)
@@ -146,9 +147,9 @@ class Builder(Held):
             self._ask_ahead(ends)
             if self.waits_outside and not self.sums and not self.exchange:
                 raise Waiting
-            summed = self.sums.make() if self.sums or not self.exchange else {}
+            summed = self.sums.make(rounds) if self.sums or not self.exchange else {}
             self.take_sums(summed)
-            self.take_shards(*self.exchange.make(without=summed))
+            self.take_shards(*self.exchange.make(without=summed, rounds=rounds))
             schedule.retry()
 
     def _end_pass(self) -> None:

@@ -62,8 +62,11 @@ class Sums:
         """Whether any value is asked for."""
         return bool(self._wanted)
 
-    def make(self) -> dict[Value, tf.Tensor]:
-        """Makes the collectives for all that was asked for; returns the whole tensors. COLLECTIVE."""
+    def make(self, rounds: int = 0) -> dict[Value, tf.Tensor]:
+        """Makes the collectives for all that was asked for; returns the whole tensors. COLLECTIVE.
+
+        `rounds`: of collectives that were made before, and that these may wait for.
+        """
         if not self._wanted:
             raise AssertionError("the cut does not finish: no value is requested, and nodes are left")
         done: dict[Value, tf.Tensor] = {}
@@ -76,7 +79,7 @@ class Sums:
                 sizes = [_bytes(value) for value in values]
                 for bucket in self._collectives.buckets(sizes, [_numeric_name(value) for value in values]):
                     members = [values[i] for i in bucket]
-                    name = f"{self._scope}{op}_{self._count}"
+                    name = f"{self._scope}{after(rounds)}{op}_{self._count}"
                     self._count += 1
                     parts = [_numeric(wanted[value][0]) for value in members]
                     options = {"compressed": True} if compressed else {}
@@ -87,6 +90,13 @@ class Sums:
                         done[value] = tensor
                     self._report.reduced(op, members, [wanted[value][2] for value in members], compressed)
         return done
+
+
+def after(rounds: int) -> str:
+    """Returns what the names begin with of collectives made after so many rounds: a timeline then tells which of them
+    may have waited for others (keras_ddl/trace/waits.py).
+    """
+    return f"after_{rounds}/" if rounds else ""
 
 
 def _numeric(tensor: tf.Tensor) -> tf.Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.collectives import after
 from keras_ddl.cut.program import Node, Value
 
 if TYPE_CHECKING:
@@ -83,19 +84,24 @@ class Exchange:
         """Returns whose the entries of a value are."""
         return Layout(tuple(value.shape.as_list()), self._collectives.size)
 
-    def make(self, without: Mapping[Value, Any]) -> tuple[dict[Value, tf.Tensor], dict[Value, tf.Tensor]]:
-        """Makes the collectives; returns (chunks of sums, whole tensors). `without`: sums that are whole by now.
-        COLLECTIVE.
+    def make(
+        self, without: Mapping[Value, Any], rounds: int = 0
+    ) -> tuple[dict[Value, tf.Tensor], dict[Value, tf.Tensor]]:
+        """Makes the collectives; returns (chunks of sums, whole tensors). `without`: sums that are whole by now;
+        `rounds`: as in `Sums.make`. COLLECTIVE.
         """
         wanted, self._wanted = self._wanted, {"scatter": {}, "gather": {}}
         scatters = {value: each for value, each in wanted["scatter"].items() if value not in without}
         with tf.control_dependencies(None):
-            return self._move(scatters, "reduce_scatter"), self._move(wanted["gather"], "all_gather")
+            chunks = self._move(scatters, "reduce_scatter", rounds)
+            return chunks, self._move(wanted["gather"], "all_gather", rounds)
 
-    def _move(self, wanted: Mapping[Value, tuple[tf.Tensor, Node | None]], kind: str) -> dict[Value, tf.Tensor]:
+    def _move(
+        self, wanted: Mapping[Value, tuple[tf.Tensor, Node | None]], kind: str, rounds: int
+    ) -> dict[Value, tf.Tensor]:
         done: dict[Value, tf.Tensor] = {}
         for bucket in self._buckets(wanted):
-            name = f"{self._scope}{kind}_{self._count}"
+            name = f"{self._scope}{after(rounds)}{kind}_{self._count}"
             self._count += 1
             layouts = [self.layout(value) for value in bucket]
             tensors = [wanted[value][0] for value in bucket]

@@ -9,6 +9,7 @@ import time
 from typing import Protocol, TextIO
 
 from keras_ddl.launch import startup_notes
+from keras_ddl.launch.repeated_warnings import RepeatedWarnings, Split
 from keras_ddl.launch.startup_notes import NoteFilter, StartupNotes
 
 # A traceback is held back this long. If the rank ends meanwhile, the traceback belongs to its failure and is shown (or
@@ -98,6 +99,7 @@ class Screen:
         # Two terminals are taken to be the same one.
         shared = out.terminal and err.terminal
         self._surfaces = {"out": surface, "err": surface if shared else _Surface()}
+        self.warnings = RepeatedWarnings(lambda data: self.write_lines("err", data))
 
     def write(self, name: str, data: bytes) -> None:
         """Writes output of rank 0 to "out" or "err" as it is."""
@@ -122,7 +124,7 @@ class Screen:
     def tick(self) -> bool:
         """Writes what has waited long enough. Returns whether something still waits."""
         now = time.monotonic()
-        waits = False
+        waits = self.warnings.tick()
         for surface in self._surfaces.values():
             if not surface.waiting:
                 continue
@@ -137,7 +139,8 @@ class Screen:
         return waits
 
     def finish(self) -> None:
-        """Ends unfinished lines, so that what follows begins on a line of its own."""
+        """Writes what still waits, and ends unfinished lines, so that what follows begins on a line of its own."""
+        self.warnings.flush()
         for name, surface in self._surfaces.items():
             if surface.waiting:
                 self._break_line(surface)
@@ -164,6 +167,7 @@ class RankOutput:
         self._prefix = b"" if rank == 0 else b"[%d] " % rank
         self._notes = NoteFilter(screen.notes)
         self._partial = {"out": b"", "err": b""}
+        self._split = Split()
         self._held = b""
         self._held_since = 0.0
         self._line_start = True
@@ -181,11 +185,12 @@ class RankOutput:
     def tick(self) -> bool:
         """Releases what was held long enough. Returns whether something is still held."""
         self._show("err", self._hold(self._notes.tick()))
+        self._show_split(self._split.tick())
         if self._held:
             limit = _HOLD_CONSEQUENCE_SECONDS if _CONSEQUENCE.search(self._held) else _HOLD_SECONDS
             if time.monotonic() - self._held_since > limit:
                 self._release()
-        return bool(self._held) or self._notes.holds
+        return bool(self._held) or self._notes.holds or self._split.holds
 
     @property
     def traceback_since(self) -> float | None:
@@ -200,8 +205,9 @@ class RankOutput:
             traceback, self._held = self._held.decode(errors="replace"), b""
         self._release()
         for name, rest in self._partial.items():
-            if rest:
+            if rest and self._rank != 0:
                 self._show(name, b"\n")
+        self._show_split(self._split.flush())
         tail = self._stderr_tail
         if len(tail) == _TAIL_BYTES:  # what is left of its first line may be the end of anything
             tail = tail.partition(b"\n")[2] or tail
@@ -240,11 +246,31 @@ class RankOutput:
             return
         if self._rank == 0:
             self._screen.write(name, data)
-            return
+            if name == "out":
+                return
         *lines, rest = (self._partial[name] + data).split(b"\n")
         if len(rest) > _LINE_BYTES:
             lines, rest = [*lines, rest], b""
         self._partial[name] = rest
+        if name == "err":
+            self._show_split(self._split.feed(lines))
+        else:
+            self._show_lines(name, lines)
+
+    def _show_split(self, found: list[tuple[bool, list[bytes]]]) -> None:
+        """Shows stderr of ranks other than 0, warnings once a job."""
+        others: list[bytes] = []
+        for is_warning, lines in found:
+            if self._rank == 0:
+                if is_warning:
+                    self._screen.warnings.of_rank_0(lines)
+            elif is_warning:
+                self._screen.warnings.of_other_rank(self._rank, lines)
+            else:
+                others += lines
+        self._show_lines("err", others)
+
+    def _show_lines(self, name: str, lines: list[bytes]) -> None:
         if lines:
             self._screen.write_lines(name, b"".join(self._prefix + _final_state(line) + b"\n" for line in lines))
 

@@ -22,6 +22,7 @@ from keras_ddl.cut.states import WHOLE, Rows
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.composites import tell_rows
 from keras_ddl.strategy.data import BatchRows, chunk, gather_rows, order, row_count
+from keras_ddl.strategy.rows_trained import RowsTrained
 from keras_ddl.strategy.thread_value import ThreadValue
 from keras_ddl.strategy.whole_step import WholeStep, as_one_process
 
@@ -65,6 +66,7 @@ class KerasSteps:
         self._strategy = strategy
         self._steps: weakref.WeakKeyDictionary[Any, dict[str, WholeStep]] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()  # whose eager steps were warned of
+        self.rows_trained = RowsTrained()
 
     # In a tf.function of the program's own, autograph would convert the cut, too: half a minute for five layers.
     @tf.autograph.experimental.do_not_convert
@@ -98,7 +100,10 @@ class KerasSteps:
     def _run_whole(self, model: Any, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self._strategy.rank == 0:
             self._tell_once(f"{type(model).__name__}.{name}")
-        args, kwargs = self._strategy.extended.share.begin_step((args, kwargs))
+        share = self._strategy.extended.share
+        args, kwargs = share.begin_step((args, kwargs))
+        if name == "train_step":
+            self.rows_trained.add(share.counts())
         leaves = tf.nest.flatten((args, kwargs))
         whole = [self._gathered(leaf, f"{name}/batch_{i}") for i, leaf in enumerate(leaves)]
         args, kwargs = tf.nest.pack_sequence_as((args, kwargs), whole)
@@ -127,6 +132,8 @@ class KerasSteps:
             batch = cut.Batch(1, int(rank == 0), min(rank, 1))
         else:
             counts, arguments = order.begin_step(rows, arguments, _NAME)
+            if name == "train_step":
+                self.rows_trained.add(counts)
             report.gathered_counts(size * order.step_bytes())
             if known.is_chunked and known.total is not None:
                 first, end = chunk(known.total, rank, size)

@@ -19,7 +19,7 @@ LINE = [
     ("topology",),
     ("communicator",),
     ("timeline", "launch", "schedules", "compat"),
-    ("ops",),
+    ("ops", "trace"),
     ("gradients",),
     ("cut",),
     ("strategy", "checkpoint"),

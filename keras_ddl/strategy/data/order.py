@@ -172,12 +172,13 @@ def begin_step(rows: tf.Tensor, batch: Any, name: str) -> tuple[tf.Tensor, Any]:
 
     Returns: the rows of every rank ([ranks] int64), and `batch`, for use in the step.
     """
+    # The notes of a batch are there when the batch is; and a timeline tells by this collective when it was.
+    leaves = [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if tf.is_symbolic_tensor(leaf)]
     if not check_is_on():
-        return ops.all_gather(rows, name=name), batch
+        with tf.control_dependencies(leaves):
+            return ops.all_gather(tf.identity(rows), name=name), batch
     notes = _notes()
-    with tf.control_dependencies(
-        [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if tf.is_symbolic_tensor(leaf)]
-    ):  # the notes of a batch are there when the batch is
+    with tf.control_dependencies(leaves):
         noted = notes.noted.read_value()
         is_new = noted != notes.compared.read_value()  # read before the verdict, which sets it: else all would wait
         own = tf.concat([tf.reshape(rows, [1]), tf.reshape(notes.list.read_value(), [-1])], 0)

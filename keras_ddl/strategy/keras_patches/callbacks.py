@@ -20,11 +20,12 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.strategy import agreement, fits, sharded_slots, whole_slots
 from keras_ddl.strategy.drift import DriftCheck
 from keras_ddl.strategy.extended import ONE_LEARNING_RATE
+from keras_ddl.strategy.keras_patches import progress
 from keras_ddl.strategy.keras_patches.saving import SavesWithinEpochs
 
 # Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
 # BackupAndRestore restores on rank 0 is sent to all.
-_WRITERS = ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
+_WRITERS = ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
     "test": ("on_test_batch_begin", "on_test_batch_end"),
@@ -100,6 +101,9 @@ class CallbackList(_KerasList):
         """On ranks other than 0, replaces callbacks that write; puts those last that keep the state of the others."""
         strategy = keras_compat.strategy_of(model)
         on_other_rank = strategy is not None and strategy.rank != 0
+        if strategy is not None and strategy.size > 1 and not on_other_rank:
+            for callback in self.callbacks:
+                progress.adopt(callback)
         if on_other_rank:
             self.callbacks = [_Silent() if isinstance(one, _writers()) else one for one in self.callbacks]
         # What keeps the state of a run keeps that of the other callbacks, after they have had their turn.
@@ -298,7 +302,7 @@ def _warn_of_rates(told: list[tuple[list[float], int]], rank: int) -> None:
 def _may_stop(callbacks: Any, kind: str) -> bool:
     """Whether a callback has code of its own that runs within an epoch and might ask to stop."""
     base = keras.callbacks.Callback
-    never = (keras.callbacks.History, keras.callbacks.ProgbarLogger, keras.callbacks.ModelCheckpoint, *_writers())
+    never = (keras.callbacks.History, keras.callbacks.ModelCheckpoint, *_writers())
     for callback in callbacks.callbacks:
         if type(callback) in never or getattr(callback, "never_stops_within_epoch", False):
             continue

@@ -41,7 +41,7 @@ extern "C" {
 
 // Raised whenever a struct or function below changes, or the format of what ranks exchange. Bindings and ranks reject
 // any other number.
-#define DDL_ABI_VERSION 10
+#define DDL_ABI_VERSION 11
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
@@ -312,6 +312,21 @@ DDL_EXPORT int ddl_trace_start(const char* path, int rank, const char* label, ch
 DDL_EXPORT int ddl_trace_stop(char* error, size_t error_bytes);
 // Adds a span of the program, such as a training step. Seconds of CLOCK_MONOTONIC. Does nothing without a timeline.
 DDL_EXPORT void ddl_trace_span(const char* name, double begin_s, double end_s);
+
+// One collective of this process, as a timeline shows it, for a program that watches itself. Seconds of
+// CLOCK_MONOTONIC.
+typedef struct ddl_traced {
+  char name[128];    // its last 127 bytes
+  uint64_t bytes;    // of this rank's input
+  double submitted;  // this rank had it ready
+  double agreed;     // all ranks had, as far as this one was told
+  double started;
+  double finished;
+} ddl_traced;
+// From now on keeps the newest `capacity` collectives in memory, with or without a timeline; 0: none any more.
+DDL_EXPORT void ddl_trace_keep(uint32_t capacity);
+// Takes up to `count` of those kept, oldest first, into `out`. Returns how many.
+DDL_EXPORT uint32_t ddl_trace_take(ddl_traced* out, uint32_t count);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -228,5 +228,7 @@ int ddl_trace_start(const char* path, int rank, const char* label, char* error, 
 }
 int ddl_trace_stop(char* error, size_t error_bytes) { return Report(ddl::Trace::Stop(), error, error_bytes); }
 void ddl_trace_span(const char* name, double begin_s, double end_s) { ddl::Trace::Span(name, begin_s, end_s); }
+void ddl_trace_keep(uint32_t capacity) { ddl::Trace::Keep(capacity); }
+uint32_t ddl_trace_take(ddl_traced* out, uint32_t count) { return ddl::Trace::Take(out, count); }
 
 }  // extern "C"

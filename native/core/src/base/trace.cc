@@ -6,6 +6,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <mutex>
 
 #include "base/waiter.h"
@@ -28,6 +29,8 @@ struct Writer {
   int rank = 0;
   uint64_t waits = 0;
   double wall_minus_monotonic = 0;
+  std::deque<ddl_traced> kept;
+  size_t capacity = 0;
 };
 
 Writer& TheWriter() {
@@ -66,6 +69,13 @@ std::string Microseconds(double seconds) {
 }
 
 // REQUIRES for all below: the mutex is held.
+void KeepOne(Writer& writer, const Trace::Collective& c, double agreed) {
+  if (writer.kept.size() >= writer.capacity) writer.kept.pop_front();
+  ddl_traced& one = writer.kept.emplace_back(ddl_traced{{}, c.bytes, c.submitted, agreed, c.started, c.finished});
+  const size_t skipped = c.name.size() < sizeof one.name ? 0 : c.name.size() - sizeof one.name + 1;
+  c.name.copy(one.name, sizeof one.name - 1, skipped);
+}
+
 void Write(Writer& writer) {
   std::fwrite(writer.text.data(), 1, writer.text.size(), writer.file);
   std::fflush(writer.file);
@@ -121,7 +131,7 @@ Status Trace::Start(const std::string& path, int rank, const std::string& label)
 Status Trace::Stop() {
   Writer& writer = TheWriter();
   const std::lock_guard<std::mutex> lock(writer.mutex);
-  on_ = false;
+  on_ = writer.capacity > 0;
   if (writer.file == nullptr) return {};
   writer.text += "\n]\n";
   Write(writer);
@@ -132,14 +142,34 @@ Status Trace::Stop() {
   return {};
 }
 
+void Trace::Keep(uint32_t capacity) {
+  Writer& writer = TheWriter();
+  const std::lock_guard<std::mutex> lock(writer.mutex);
+  writer.capacity = capacity;
+  writer.kept.clear();
+  on_ = capacity > 0 || writer.file != nullptr;
+}
+
+uint32_t Trace::Take(ddl_traced* out, uint32_t count) {
+  Writer& writer = TheWriter();
+  const std::lock_guard<std::mutex> lock(writer.mutex);
+  uint32_t taken = 0;
+  for (; taken < count && !writer.kept.empty(); ++taken) {
+    out[taken] = writer.kept.front();
+    writer.kept.pop_front();
+  }
+  return taken;
+}
+
 double Trace::Stamp() { return On() ? Now() : 0; }
 
 void Trace::Add(const Collective& c) {
   if (!On() || c.submitted == 0 || c.started == 0) return;
   Writer& writer = TheWriter();
   const std::lock_guard<std::mutex> lock(writer.mutex);
-  if (writer.file == nullptr) return;
   const double agreed = c.agreed == 0 ? c.started : c.agreed;
+  if (writer.capacity > 0) KeepOne(writer, c, agreed);
+  if (writer.file == nullptr) return;
   ++writer.waits;
   Wait(writer, "wait for ranks", c.submitted, agreed);
   if (c.started > agreed) Wait(writer, "wait for its turn", agreed, c.started);

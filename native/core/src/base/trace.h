@@ -4,6 +4,7 @@
 // One per process, whatever the number of communicators; off until Start. When off, it costs one relaxed load per
 // collective. For each collective it records when it was submitted here, when all ranks had agreed to run it, when it
 // started and when it finished. Times are those of the host's wall clock, so that the files of several ranks line up.
+// A program that watches itself can have the newest ones kept in memory, with or without a file.
 #ifndef KERAS_DDL_CORE_BASE_TRACE_H_
 #define KERAS_DDL_CORE_BASE_TRACE_H_
 
@@ -12,6 +13,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "ddl.h"
 
 namespace ddl {
 
@@ -21,6 +23,11 @@ class Trace {
   static Status Start(const std::string& path, int rank, const std::string& label);
   // Flushes and closes the file. Does nothing when none is open.
   static Status Stop();
+
+  // Keeps the newest `capacity` collectives for Take; 0: none any more.
+  static void Keep(uint32_t capacity);
+  // Moves up to `count` of those kept, oldest first, to `out`; returns how many.
+  static uint32_t Take(ddl_traced* out, uint32_t count);
 
   static bool On() { return on_.load(std::memory_order_relaxed); }
   // Seconds of Now() when on, else 0: for stamps that only a trace reads.

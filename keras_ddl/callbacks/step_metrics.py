@@ -1,0 +1,130 @@
+"""StepMetrics: how fast the job trains and what it waits for, as scalars for TensorBoard."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import keras
+
+from keras_ddl import communicator, timeline
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.trace import steps
+
+
+class StepMetrics(keras.callbacks.Callback):
+    """Writes scalars for TensorBoard on rank 0, each the mean over the last `every` steps:
+
+    - `job/step_seconds`: from the begin of a step to that of the next.
+    - `job/rows_per_second`: of all ranks together.
+    - `job/exposed_communication_seconds`: of a step, in which rank 0 waited for collectives and computed nothing; an
+      upper bound, see docs/timeline.md.
+    - `job/input_wait_seconds`: of a step, until rank 0 had its rows of the batch.
+
+    The last two need a keras_ddl.Strategy of several ranks; without one, rows need a `train_step` that counts them, as
+    Keras's own does. The first step of a fit, in which TensorFlow traces, is left out. The horizontal axis is the
+    optimizer's steps.
+
+    Args:
+        log_dir: as of keras.callbacks.TensorBoard, which may write there, too.
+        every: how many steps are one point, 1 or more.
+
+    Cost: on rank 0 as of a timeline, some microseconds per collective, and some at every point; on other ranks nothing.
+
+    Raises:
+        ConfigError: `every` is no number of steps.
+    """
+
+    never_stops_within_epoch = True
+
+    def __init__(self, log_dir: str | os.PathLike[str], every: int = 10) -> None:
+        super().__init__()
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise ConfigError(f"StepMetrics: every must be a number of steps, 1 or more. Received: every={every!r}.")
+        self.log_dir = os.fspath(log_dir)
+        self.every = every
+        self._writer: Any = None
+        self._forget()
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if communicator.is_initialized() and communicator.rank() != 0:
+            return
+        self._writer = tf.summary.create_file_writer(self.log_dir)
+        self._done = models.steps_taken(models.optimizers_of(self.model)) or 0
+        self._is_first = True
+        self._forget()
+        if communicator.is_initialized():
+            timeline.keep()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._batches = 0
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._writer is None:
+            return
+        # A point is made when its last step's time is known: the next one begins.
+        if sum(self._counts) >= self.every:
+            self._write()
+        if not self._spans:
+            self._rows = self._rows_trained()
+        self._begin = time.monotonic()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._writer is None:
+            return
+        executed, self._batches = batch + 1 - self._batches, batch + 1
+        self._done += executed
+        if self._is_first:
+            self._is_first = False
+            timeline.take()
+            return
+        self._spans.append((self._begin, time.monotonic(), batch))
+        self._counts.append(executed)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._writer is not None:
+            self._write()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        if self._writer is not None:
+            timeline.keep(0)
+            self._writer.close()
+            self._writer = None
+
+    def _write(self) -> None:
+        found = steps.of_spans(self._spans, timeline.take() if communicator.is_initialized() else [])
+        if found:
+            count, seconds = sum(self._counts), sum(step.whole for step in found)
+            values = {"step_seconds": seconds / count}
+            rows = self._rows_trained() - self._rows
+            if rows > 0:
+                values["rows_per_second"] = rows / seconds
+            if keras_compat.strategy_of(self.model) is not None and communicator.size() > 1:
+                values["exposed_communication_seconds"] = sum(step.waiting for step in found) / count
+                values["input_wait_seconds"] = sum(step.input for step in found) / count
+            with self._writer.as_default(step=self._done):
+                for name, value in values.items():
+                    _scalar(f"job/{name}", value)
+            self._writer.flush()
+        self._forget()
+
+    def _rows_trained(self) -> float:
+        strategy = keras_compat.strategy_of(self.model)
+        if strategy is not None and strategy.size > 1:
+            return int(strategy.keras_steps.rows_trained)
+        return models.rows_counted(self.model)
+
+    def _forget(self) -> None:
+        self._spans: list[tuple[float, float, int]] = []
+        self._counts: list[int] = []  # steps of each span
+        self._rows = 0.0
+
+
+def _scalar(name: str, value: float) -> None:
+    """As tf.summary.scalar, which needs the package tensorboard to write, too, not only to read."""
+    metadata = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "scalars"})
+    tf.summary.write(name, tf.constant(value, tf.float32), metadata=metadata)

@@ -1,0 +1,96 @@
+"""keras-ddl trace: what timelines say of a training, in words and as a page. Needs neither TensorFlow nor MPI."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from keras_ddl.cli.export import size_text
+
+if TYPE_CHECKING:
+    from keras_ddl.trace.summary import Summary
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.group("trace", short_help="Say where the time of a training's steps went, by its timeline.")
+def command() -> None:
+    """Say where the time of a training's steps went, by its timeline.
+
+    \b
+    KERAS_DDL_TIMELINE=/tmp/step.json keras-ddl run -np 4 python train.py
+    keras-ddl trace summary /tmp/step.json
+    keras-ddl trace view /tmp/step.json -o step.html
+    """
+
+
+@command.command("summary")
+@click.argument("path", type=_FILE, metavar="FILE_OR_FOLDER")
+@click.option("--buckets", default=5, show_default=True, help="How many of the slowest collectives.", metavar="N")
+@click.option("--json", "as_json", is_flag=True, help="Print figures as JSON: seconds, bytes, parts of 1.")
+def _summary(path: Path, buckets: int, as_json: bool) -> None:
+    """Say which ranks hold up the others and why, how long steps wait for collectives, and which are slow.
+
+    FILE_OR_FOLDER is the path that KERAS_DDL_TIMELINE had, a merged file, or the folder of the ranks' files.
+    """
+    from keras_ddl.trace import steps
+    from keras_ddl.trace.summary import summarize
+    from keras_ddl.trace.words import sentences
+
+    found = summarize(steps.read(path))
+    if as_json:
+        click.echo(json.dumps({"words": sentences(found), **found.as_json()}, indent=1))
+        return
+    for sentence in sentences(found):
+        click.echo(sentence)
+    _show_tables(found, buckets)
+
+
+@command.command("view")
+@click.argument("path", type=_FILE, metavar="FILE_OR_FOLDER")
+@click.option("-o", "--output", type=_FILE, help="[default: FILE.html beside it]", metavar="FILE.html")
+def _view(path: Path, output: Path | None) -> None:
+    """Write one HTML file that shows the steps of all ranks, what they wait for, and who is late.
+
+    It needs no server and no network: open it in a browser, send it by mail.
+    """
+    from keras_ddl.trace import page, steps
+
+    target = output or (path / "trace.html" if path.is_dir() else path.with_suffix(".html"))
+    page.write(target, steps.read(path), title=path.name)
+    click.echo(f"{target} ({size_text(target.stat().st_size)})")
+
+
+def _show_tables(found: Summary, buckets: int) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from keras_ddl.trace.words import duration
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    table = Table(title="Where a step's time goes (means)", box=box.SIMPLE_HEAD, title_justify="left")
+    for column in ("rank", "host", "step", "input wait", "compute", "exposed", "late ranks", "between", "last in"):
+        table.add_column(column, justify="left" if column == "host" else "right")
+    late = {each.rank for each in found.stragglers}
+    for each in found.ranks:
+        times = (each.step, each.input, each.compute, each.exposed, each.late_ranks, each.between)
+        cells = ["-" if value is None else duration(value) for value in times]
+        style = "bold red" if each.rank in late else ""
+        table.add_row(str(each.rank), each.host, *cells, f"{each.last:.0%}", style=style)
+    console.print(table)
+    slowest = found.buckets[:buckets]
+    if not slowest:
+        return
+    table = Table(title="Slowest collectives (medians)", box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("name", overflow="fold")
+    for column in ("bytes", "time", "ranks apart", "steps"):
+        table.add_column(column, justify="right")
+    for row in slowest:
+        cells = (size_text(row.bytes), duration(row.seconds), duration(row.ranks_apart), str(row.steps))
+        table.add_row(row.name, *cells)
+    console.print(table)

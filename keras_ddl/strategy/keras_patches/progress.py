@@ -1,0 +1,65 @@
+"""Rank 0's progress bar, which is the job's: rows per second of all ranks, beside logs that are those of all anyway."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.keras import keras
+
+_LOOK_SECONDS = 0.05  # Keras draws no more often
+
+
+class _Rows(float):
+    """Keras writes four digits after the point of whatever a bar shows."""
+
+    def __truediv__(self, other: Any) -> _Rows:
+        return _Rows(float(self) / other)
+
+    def __format__(self, _: str) -> str:
+        return f"{float(self):,.0f}" if self >= 10 else f"{float(self):.2g}"
+
+
+class JobBar(keras.callbacks.ProgbarLogger):
+    """Keras's, with "rows/s" before the logs of training. As in its time per step, the first step does not count."""
+
+    never_stops_within_epoch = True
+    # Class attributes: bars of Keras's own class become this one.
+    _begin: tuple[float, int] = (0.0, 0)  # of what is counted: when, and the rows until then
+    _looked = 0.0
+    _speed = _Rows(0)
+    _steps = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_begin(epoch, logs)
+        self._steps, self._begin = 0, self._now()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps += 1
+        is_last = self.target is not None and batch + 1 >= self.target
+        if self._steps <= 2 or is_last or time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._look()
+        super().on_train_batch_end(batch, self._with_speed(logs))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, self._with_speed(logs))
+
+    def _look(self) -> None:
+        now = self._now()
+        self._looked = now[0]
+        self._speed = _Rows((now[1] - self._begin[1]) / max(now[0] - self._begin[0], 1e-9))
+        if self._steps == 1:
+            self._begin = now
+
+    def _now(self) -> tuple[float, int]:
+        return time.monotonic(), int(keras_compat.strategy_of(self.model).keras_steps.rows_trained)
+
+    def _with_speed(self, logs: Any) -> dict[str, Any]:
+        return {"rows/s": self._speed, **(logs or {})} if self._speed else dict(logs or {})
+
+
+def adopt(callback: Any) -> None:
+    """Makes a bar of Keras's the job's."""
+    if type(callback) is keras.callbacks.ProgbarLogger:
+        callback.__class__ = JobBar

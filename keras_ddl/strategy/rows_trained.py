@@ -1,0 +1,23 @@
+"""How many rows all ranks have trained on together: a sum of what they tell each other at the start of each step."""
+
+from __future__ import annotations
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy.variable_origin import not_of_the_program
+
+
+class RowsTrained:
+    """The rows of all training steps of Keras in this process, equal on all ranks."""
+
+    def __init__(self) -> None:
+        self._count: tf.Variable | None = None
+
+    def add(self, counts: tf.Tensor) -> None:
+        """Counts the rows of a step that is traced, or run, now ([ranks] int64). No rank waits for it."""
+        if self._count is None:
+            with tf.init_scope(), tf.device("CPU:0"), not_of_the_program():
+                self._count = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="keras_ddl_rows_trained")
+        self._count.assign_add(tf.reduce_sum(counts))
+
+    def __int__(self) -> int:
+        return 0 if self._count is None else int(self._count.numpy())
