@@ -17,9 +17,9 @@ WORKERS ?= 3
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# What the environment is installed from; the packaging tests test this very file.
-WHEEL := build/wheel
-SOURCES := pyproject.toml setup.cfg $(shell find native keras_ddl export ddl -type f \
+# What the environment is installed from; the packaging tests test this very file. Kept while its sources stay the same.
+WHEEL ?= build/wheel
+SOURCES := pyproject.toml setup.cfg tools/wheel.py $(shell find native keras_ddl export ddl -type f \
              \( -name '*.cc' -o -name '*.h' -o -name '*.py' -o -name '*.txt' -o -name '*.cmake' \) 2>/dev/null)
 
 # Container images often set this. Then every rank compiles all of TensorFlow's modules anew: 8 s of a core instead of 3.
@@ -29,13 +29,16 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help setup demo test test-all test-versions test-aarch64 docs lint format clean
+.PHONY: help setup wheel demo test test-all test-versions test-aarch64 docs lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
 
 setup: $(STAMP) ## make the virtual environment (VENV=.venv) and install keras_ddl into it
+
+wheel: $(BIN)/python ## build the wheel for machines without a compiler into WHEEL=build/wheel; keep it, and they need none
+	$(BIN)/python tools/wheel.py $(WHEEL)
 
 demo: $(STAMP) ## train on real digits with 2 ranks, export, predict in a clean process
 	@$(BIN)/python examples/demo.py
@@ -81,17 +84,15 @@ $(BIN)/python:
 	@$(PYTHON) -c '$(RUNS)' || { \
 	  echo "Python 3.11, 3.12 or 3.13 is needed. Received: $(PYTHON), which is $$($(PYTHON) -V 2>&1)." \
 	       "Pass PYTHON=..."; exit 1; }
-	@command -v $${CXX:-g++} >/dev/null || { echo "A C++17 compiler is needed: install g++, or set CXX=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "venv failed; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install -q --upgrade pip
 
 $(STAMP): $(BIN)/python $(SOURCES)
-	@# Python compiles a module when it is first imported; most of these never are.
-	rm -rf $(WHEEL)
-	$(BIN)/python -m pip wheel -q --no-deps -w $(WHEEL) .
+	$(BIN)/python tools/wheel.py $(WHEEL)
 	@# Of this version, but not these files.
 	@$(BIN)/python -m pip uninstall -q -y keras_ddl 2>/dev/null
+	@# Python compiles a module when it is first imported; most of these never are.
 	$(BIN)/python -m pip install -q --no-compile "$$(echo $(WHEEL)/*.whl)[$(EXTRAS)]"
 	@# It requires the full tensorflow, which would overwrite tensorflow-cpu.
 	$(BIN)/python -m pip install -q --no-compile --no-deps 'tensorflow-serving-api>=2.21,<2.22'

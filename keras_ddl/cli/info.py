@@ -64,17 +64,19 @@ def mpi() -> list[tuple[str, str]]:
     """Returns what would start the ranks, and what they would speak; the two must be of one family."""
     from keras_ddl.launch import mpirun, native_mpi
 
-    native = native_mpi.describe()
-    rows = [("native library", native.get("problem") or f"{native['family']}: {native['version']} ({native['path']})")]
     try:
         found = mpirun.find()
     except KerasDdlError as error:
-        return [*rows, ("mpirun", str(error))]
-    rows += [("mpirun", found.path), ("", found.version)]
-    # Of Hydra's MPIs, MPICH and Intel MPI are one family.
-    if "family" in native and (native["family"] == mpirun.OPEN_MPI) != (found.family == mpirun.OPEN_MPI):
+        return [("native library", _native_text(native_mpi.describe())), ("mpirun", str(error))]
+    native = native_mpi.describe(found.mpi)
+    rows = [("native library", _native_text(native)), ("mpirun", found.path), ("", found.version)]
+    if native.get("family", found.mpi) != found.mpi:
         rows.append(("", f"WARNING: mpirun starts ranks of another MPI than {native['family']}"))
     return rows
+
+
+def _native_text(native: dict[str, str]) -> str:
+    return native.get("problem") or f"{native['family']}: {native['version']} ({native['path']})"
 
 
 def machine() -> list[tuple[str, str]]:

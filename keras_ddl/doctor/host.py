@@ -66,18 +66,17 @@ def _software() -> Iterator[Finding]:
 def _mpi() -> Iterator[Finding]:
     from keras_ddl.launch import mpirun, native_mpi
 
-    native = native_mpi.describe()
-    if "problem" in native:
-        remedy = "See docs/install.md, 'A site's own MPI'."
-        yield Finding(Severity.ERROR, "MPI", native["problem"], remedy)
-        return
     try:
         launcher = mpirun.find()
     except KerasDdlError as error:
         yield Finding(Severity.ERROR, "mpirun", str(error))
         return
+    native = native_mpi.describe(launcher.mpi)
+    if "problem" in native:
+        yield Finding(Severity.ERROR, "MPI", native["problem"], "See docs/install.md, 'MPI'.")
+        return
     found = f"{native['family']} {native['version']}, started by {launcher.path}"
-    if (native["family"] == mpirun.OPEN_MPI) != (launcher.family == mpirun.OPEN_MPI):
+    if native["family"] != launcher.mpi:
         remedy = "Name the mpirun of the same MPI with --mpirun or KERAS_DDL_MPIRUN."
         yield Finding(Severity.ERROR, "MPI", found + f" ({launcher.version})", remedy)
     else:

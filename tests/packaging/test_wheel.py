@@ -14,11 +14,12 @@ import pytest
 from harness.packaging_tools import ROOT, RUNTIME, clean_environment, make_venv, run
 
 pytestmark = pytest.mark.packaging
-LIBRARIES = ("libkeras_ddl.so", "libkeras_ddl_mpi.so", "libkeras_ddl_tf.so")
+LIBRARIES = ("libkeras_ddl.so", "libkeras_ddl_mpi_openmpi.so", "libkeras_ddl_tf.so")
+MPICH = "libkeras_ddl_mpi_mpich.so"  # only in what `make wheel` builds
 
 
 def test_sdist_has_every_file_that_the_build_takes(source):
-    paths = [ROOT / name for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE")]
+    paths = [ROOT / name for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE", "LICENSES.md")]
     for folder in ("native", "keras_ddl", "export", "ddl"):
         paths += [path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"]
     for path in paths:
@@ -32,6 +33,7 @@ def test_wheel_of_the_sdist_has_the_same_files(wheel_of_sdist, wheel):
         with zipfile.ZipFile(path) as archive:
             files.append({each.filename: each.CRC for each in archive.infolist() if each.filename.endswith(".py")})
             files[-1] |= {name: 0 for name in archive.namelist() if not name.endswith(".py")}
+    files[1].pop(f"keras_ddl/{MPICH}", None)
     assert files[0] == files[1]
 
 
@@ -70,17 +72,18 @@ def test_wheel_is_one_for_every_python_and_has_every_part(wheel):
     assert f"\nVersion: {version}\n" in metadata
     requires = re.findall(r"(?m)^Requires-Dist: ([\w-]+)(.*)$", metadata)
     plain = {name for name, rest in requires if "extra ==" not in rest}
-    assert plain == {"numpy", "keras", "mpi4py", "openmpi", "click", "cloudpickle"}
+    assert plain == {"numpy", "keras", "mpi4py", "click", "cloudpickle"}
     extras = set(re.findall(r"(?m)^Provides-Extra: (\S+)$", metadata))
-    assert {"cpu", "gpu", "serving", "notebooks", "dev"} <= extras
+    assert {"cpu", "gpu", "openmpi", "mpich", "impi", "serving", "notebooks", "dev"} <= extras
 
 
 def test_libraries_carry_no_path_of_the_build_machine(libraries):
     assert run_paths(libraries / "libkeras_ddl.so") == []
-    assert run_paths(libraries / "libkeras_ddl_mpi.so") == ["$ORIGIN/../../.."]
+    for shim in libraries.glob("libkeras_ddl_mpi_*.so"):
+        assert run_paths(shim) == ["$ORIGIN/../../.."]
     assert run_paths(libraries / "libkeras_ddl_tf.so") == ["$ORIGIN"]
-    for library in LIBRARIES:
-        data = (libraries / library).read_bytes()
+    for library in libraries.glob("*.so"):
+        data = library.read_bytes()
         assert b"pip-build-env" not in data
         assert str(Path.home()).encode() not in data
 
@@ -97,7 +100,9 @@ def test_libraries_need_only_what_their_layer_may(libraries):
     }
     system |= {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
     assert needed(libraries / "libkeras_ddl.so") <= system
-    assert needed(libraries / "libkeras_ddl_mpi.so") - system == {"libmpi.so.40"}
+    assert needed(libraries / "libkeras_ddl_mpi_openmpi.so") - system == {"libmpi.so.40"}
+    if (libraries / MPICH).exists():
+        assert needed(libraries / MPICH) - system == {"libmpi.so.12"}
     assert needed(libraries / "libkeras_ddl_tf.so") - system == {"libkeras_ddl.so", "libtensorflow_framework.so.2"}
 
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/trace.h"
+#include "common/wait.h"
 #include "engine/engine.h"
 
 struct ddl_comm {
@@ -194,7 +195,7 @@ int ddl_work_wait(ddl_work* work, int timeout_ms) {
   std::unique_lock<std::mutex> lock(work->mutex);
   const auto is_done = [work] { return work->done; };
   if (timeout_ms < 0) {
-    work->changed.wait(lock, is_done);
+    ddl::Wait(work->changed, lock, is_done);
     return 1;
   }
   return work->changed.wait_for(lock, std::chrono::milliseconds(timeout_ms), is_done) ? 1 : 0;

