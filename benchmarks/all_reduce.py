@@ -13,10 +13,11 @@ or a request prepared in the same way.
 
 Bytes are those of one rank's buffer, of a reduce_scatter its input, of an all_gather its result; GB/s are bytes over
 time. "of memcpy" compares with one core copying a buffer of that size while the other ranks do the same: every rank
-must at least read its input and write its output once, so nothing can be much above 1 for buffers beyond the caches
-(a reduce_scatter has less to write, an all_gather less to read). "of hand-over" compares with what passing the cache lines between the cores takes (native/bench/hand_over.h): nothing
-that copies through shared memory can be much above 1. On the first run the peers are installed into build/mpi-families,
-and the bound is built in build/hand-over, with CMake and a compiler.
+must at least read its input and write its output once, so nothing can be much above 1 for buffers beyond the caches (a
+reduce_scatter has less to write, an all_gather less to read). "of hand-over" compares with what passing the cache lines
+between the cores takes (native/bench/hand_over.h): nothing that copies through shared memory can be much above 1. On
+the first run the peers are installed into build/mpi-families, and the bound is built in build/hand-over, with CMake and
+a compiler.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ Driven Drive(Tuner& tuner, int calls, uint64_t bytes, const std::function<double
 
 // Times of a real machine. `rounds`: of each scheme in turn, as many calls as `calls`.
 struct Recording {
+  ddl_kind kind;
   int ranks;
   uint64_t bytes;
   size_t calls;
@@ -61,12 +62,14 @@ struct Recording {
 bool Streams(const Scheme& scheme) { return scheme.slot_store == Store::kStreaming; }
 bool Caches(const Scheme& scheme) { return !Streams(scheme); }
 
-TEST(SchemeTest, SurvivesItsCodeAndFitsIntoASlot) {
+class SchemeTest : public testing::TestWithParam<ddl_kind> {};
+
+TEST_P(SchemeTest, SurvivesItsCodeAndFitsIntoASlot) {
   for (const int ranks : {2, 3, 8}) {
     for (uint64_t bytes = 1; bytes <= uint64_t{1} << 30; bytes *= 2) {
-      const auto candidates = CandidateSchemes(DDL_ALL_REDUCE, bytes, ranks, kSlotBytes / 8, true);
+      const auto candidates = CandidateSchemes(GetParam(), bytes, ranks, kSlotBytes / 8, true);
       ASSERT_FALSE(candidates.empty());
-      EXPECT_EQ(candidates.size() == 1, bytes <= ddl::kUntunedBytes) << bytes;
+      EXPECT_EQ(candidates.size() == 1, bytes <= ddl::UntunedBytes(GetParam())) << bytes;
       size_t cma = 0;
       for (const Scheme& scheme : candidates) {
         if (scheme.algorithm == Algorithm::kCma) {
@@ -79,12 +82,14 @@ TEST(SchemeTest, SurvivesItsCodeAndFitsIntoASlot) {
         EXPECT_EQ(decoded.algorithm, scheme.algorithm);
         EXPECT_EQ(decoded.chunk_bytes, scheme.chunk_bytes);
       }
-      EXPECT_EQ(cma > 0, bytes > ddl::kUntunedBytes) << bytes;
+      EXPECT_EQ(cma > 0, bytes > ddl::UntunedBytes(GetParam())) << bytes;
       // Where ranks do not reach each other's memory, the rest of them.
-      EXPECT_EQ(CandidateSchemes(DDL_ALL_REDUCE, bytes, ranks, kSlotBytes / 8, false).size(), candidates.size() - cma);
+      EXPECT_EQ(CandidateSchemes(GetParam(), bytes, ranks, kSlotBytes / 8, false).size(), candidates.size() - cma);
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Kinds, SchemeTest, testing::Values(DDL_ALL_REDUCE, DDL_REDUCE_SCATTER, DDL_ALL_GATHER));
 
 TEST(TunerTest, SettlesOnTheFastestAndStays) {
   for (const bool streaming_wins : {false, true}) {
@@ -142,7 +147,7 @@ TEST(TunerTest, LosesLittleByItsTrials) {
 TEST(TunerTest, IsAsFastAsTheBestSchemeWasOnARealMachine) {
   constexpr size_t kCalls = 20'000;
   for (const Recording& recording : kRecordings) {
-    const auto candidates = CandidateSchemes(DDL_ALL_REDUCE, recording.bytes, recording.ranks, kSlotBytes, true);
+    const auto candidates = CandidateSchemes(recording.kind, recording.bytes, recording.ranks, kSlotBytes, true);
     ASSERT_EQ(candidates.size(), recording.schemes.size()) << "record anew";
     for (const size_t calls_per_round : {30, 100, 400, 800}) {
       const auto seconds = [&](const Scheme& scheme, size_t call) {
@@ -157,12 +162,12 @@ TEST(TunerTest, IsAsFastAsTheBestSchemeWasOnARealMachine) {
       Tuner tuner(recording.ranks, kSlotBytes, true);
       double tuned = 0;
       for (size_t call = 0; call < kCalls; ++call) {
-        const Scheme scheme = tuner.Choose(DDL_ALL_REDUCE, recording.bytes);
-        tuner.Report(DDL_ALL_REDUCE, scheme, recording.bytes, seconds(scheme, call));
+        const Scheme scheme = tuner.Choose(recording.kind, recording.bytes);
+        tuner.Report(recording.kind, scheme, recording.bytes, seconds(scheme, call));
         tuned += seconds(scheme, call);
       }
-      EXPECT_LE(tuned, 1.05 * best) << recording.ranks << " ranks, " << recording.bytes << " bytes, "
-                                    << calls_per_round;
+      EXPECT_LE(tuned, 1.05 * best) << "kind " << recording.kind << ", " << recording.ranks << " ranks, "
+                                    << recording.bytes << " bytes, " << calls_per_round;
     }
   }
 }
@@ -193,6 +198,22 @@ TEST(TunerTest, LearnsEachSizeByItselfAndLargeOnesTogether) {
   EXPECT_GE(Drive(tuner, 100, kBytes, small, Caches).wanted, 90);
   EXPECT_GE(Drive(tuner, 100, 64 * kBytes, large, Streams).wanted, 90);
   EXPECT_GE(Drive(tuner, 100, 16 * kBytes, large, Streams).wanted, 90);
+}
+
+TEST(TunerTest, LearnsEachKindByItself) {
+  Tuner tuner(2, kSlotBytes, true);
+  const auto reaches = [](const Scheme& scheme) { return scheme.algorithm == Algorithm::kCma; };
+  int reached[2] = {0, 0};
+  for (int call = 0; call < 2000; ++call) {
+    for (const ddl_kind kind : {DDL_REDUCE_SCATTER, DDL_ALL_GATHER}) {
+      const Scheme scheme = tuner.Choose(kind, kBytes);
+      const bool fast = reaches(scheme) == (kind == DDL_REDUCE_SCATTER);
+      tuner.Report(kind, scheme, kBytes, fast ? 1e-4 : 2e-4);
+      reached[kind == DDL_ALL_GATHER ? 1 : 0] += call >= 1000 && reaches(scheme) ? 1 : 0;
+    }
+  }
+  EXPECT_GE(reached[0], 970);
+  EXPECT_LE(reached[1], 30);
 }
 
 // Proposals may be ahead of the all-reduces that they are for.

@@ -110,6 +110,7 @@ class HierarchicalCollectives {
   std::vector<size_t> group_of_part_;                    // the group that each part of a block belongs to
   Ring flat_;                                            // all ranks
   WireMemory scratch_;
+  WireMemory adaptive_memory_;  // no message is under way in it
 };
 
 }  // namespace ddl

@@ -44,30 +44,25 @@ std::vector<Scheme> AllReduceThroughSlots(uint64_t bytes, int ranks) {
   return schemes;
 }
 
-// A rank writes to its slot what the others lack, and reads what it lacks. The reduction is not streamed: it is what
-// the caller reads next.
-std::vector<Scheme> ReduceScatterThroughSlots(uint64_t bytes) {
-  std::vector<Scheme> schemes = {{kDirect, kL, kC, 512}, {kDirect, kL, kC, 128}};
-  if (bytes >= 256 * kKilobyte) schemes.push_back({kDirect, kS, kC, 512});
-  return schemes;
+// A reduction is what the caller reads next: not streamed.
+std::vector<Scheme> ReduceScatterThroughSlots() {
+  return {{kDirect, kL, kC, 512}, {kDirect, kS, kC, 512}, {kDirect, kL, kC, 128}, {kDirect, kS, kC, 128}};
 }
 
 std::vector<Scheme> AllGatherThroughSlots(uint64_t bytes) {
   const Store result = bytes < 4 * kMegabyte ? kC : kS;
-  std::vector<Scheme> schemes = {{kDirect, kL, result, 512}, {kDirect, kL, kL, 512}, {kDirect, kL, result, 128}};
-  if (bytes >= 256 * kKilobyte) schemes.push_back({kDirect, kS, result, 512});
-  return schemes;
+  return {{kDirect, kL, result, 512}, {kDirect, kS, result, 512}, {kDirect, kL, kL, 512}, {kDirect, kS, result, 128}};
 }
 
 }  // namespace
 
 std::vector<Scheme> CandidateSchemes(ddl_kind kind, uint64_t bytes, int ranks, size_t slot_bytes, bool reachable) {
   std::vector<Scheme> schemes;
-  const bool tuned = bytes > kUntunedBytes;
+  const bool tuned = bytes > UntunedBytes(kind);
   if (kind == DDL_ALL_REDUCE) {
     schemes = tuned ? AllReduceThroughSlots(bytes, ranks) : std::vector<Scheme>{{kDirect, kL, kC, 64}};
   } else {
-    schemes = kind == DDL_REDUCE_SCATTER ? ReduceScatterThroughSlots(bytes) : AllGatherThroughSlots(bytes);
+    schemes = kind == DDL_REDUCE_SCATTER ? ReduceScatterThroughSlots() : AllGatherThroughSlots(bytes);
     if (!tuned) schemes.resize(1);
   }
   for (Scheme& scheme : schemes) {
@@ -75,10 +70,9 @@ std::vector<Scheme> CandidateSchemes(ddl_kind kind, uint64_t bytes, int ranks, s
         static_cast<uint32_t>(std::min<uint64_t>(scheme.chunk_bytes * uint64_t{kKilobyte}, slot_bytes));
   }
   if (!reachable || !tuned) return schemes;
-  // What was read should still be in the second-level cache when it is added. What is only moved may be longer.
-  for (const uint32_t kilobytes : {64, 128}) {
-    schemes.push_back({Algorithm::kCma, kC, kC, (kind == DDL_ALL_GATHER ? 4 : 1) * kilobytes * kKilobyte});
-  }
+  // What was read should still be in the second-level cache when it is added; the more at once, the fewer system calls.
+  const uint32_t shortest = (kind == DDL_ALL_REDUCE ? 64 : kind == DDL_REDUCE_SCATTER ? 128 : 256) * kKilobyte;
+  for (const uint32_t chunk : {shortest, 2 * shortest}) schemes.push_back({Algorithm::kCma, kC, kC, chunk});
   return schemes;
 }
 

@@ -32,12 +32,12 @@ struct Scheme {
   }
 };
 
-// Up to this size there is only one scheme.
-constexpr uint64_t kUntunedBytes = 16 * 1024;
+// Up to this size there is only one scheme: a choice would take as long as the data.
+constexpr uint64_t UntunedBytes(ddl_kind kind) { return (kind == DDL_ALL_REDUCE ? 16 : 4) * uint64_t{1024}; }
 
 // The schemes worth trying for `bytes` among `ranks` ranks, a good guess first. `kind`: DDL_ALL_REDUCE,
 // DDL_REDUCE_SCATTER or DDL_ALL_GATHER, of an array of so many bytes in all. Never empty; one entry up to
-// kUntunedBytes. `reachable`: whether kCma works (GroupMemory::reachable).
+// UntunedBytes. `reachable`: whether kCma works (GroupMemory::reachable).
 std::vector<Scheme> CandidateSchemes(ddl_kind kind, uint64_t bytes, int ranks, size_t slot_bytes, bool reachable);
 
 }  // namespace ddl

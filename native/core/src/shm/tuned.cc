@@ -8,12 +8,12 @@ Scheme SlotScheme(const ShmPipeline& pipeline, ddl_kind kind, uint64_t bytes) {
 
 Scheme ProposeScheme(ShmPipeline& pipeline, ddl_kind kind, uint64_t bytes) {
   // Without a choice, no rank needs to ask local rank 0.
-  return bytes > kUntunedBytes ? pipeline.tuner().Choose(kind, bytes) : SlotScheme(pipeline, kind, bytes);
+  return bytes > UntunedBytes(kind) ? pipeline.tuner().Choose(kind, bytes) : SlotScheme(pipeline, kind, bytes);
 }
 
 Status RunTuned(ShmPipeline& pipeline, ddl_kind kind, uint64_t bytes, const std::optional<Scheme>& agreed,
                 const std::function<Status(const Scheme&)>& run) {
-  const bool tuned = bytes > kUntunedBytes;
+  const bool tuned = bytes > UntunedBytes(kind);
   Scheme scheme = agreed.has_value() ? *agreed : ProposeScheme(pipeline, kind, bytes);
   if (tuned && !agreed.has_value()) {
     uint64_t code = scheme.Encode();
