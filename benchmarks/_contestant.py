@@ -12,28 +12,31 @@ import socket
 import sys
 import time
 
+import _halves
 import _hand_over
 import numpy as np
 
 
 class KerasDdl:
-    """all_reduce over keras_ddl, prepared once per buffer."""
+    """Collectives of keras_ddl, prepared once per buffer."""
 
     def __init__(self) -> None:
         import keras_ddl
-        from keras_ddl.communicator import all_reduce_init
+        from keras_ddl.communicator import _communicator, all_reduce_init
 
         keras_ddl.init()
         self.rank, self.size = keras_ddl.rank(), keras_ddl.size()
-        self.barrier, self._init = keras_ddl.barrier, all_reduce_init
+        self.barrier, self._init, self._native = keras_ddl.barrier, all_reduce_init, _communicator
         self.version = f"keras_ddl {keras_ddl.__version__}: {keras_ddl.communicator.describe()}"
 
-    def prepare(self, source, result):
-        return self._init(source, "sum", "benchmark", out=result)
+    def prepare(self, collective, source, result):
+        if collective == "all_reduce":
+            return self._init(source, "sum", "benchmark", out=result)
+        return _halves.prepared(self._native(), collective, "benchmark", source, result)
 
 
 class Mpi:
-    """MPI_Allreduce through mpi4py."""
+    """MPI_Allreduce, MPI_Reduce_scatter and MPI_Allgatherv through mpi4py."""
 
     def __init__(self) -> None:
         from mpi4py import MPI
@@ -43,8 +46,10 @@ class Mpi:
         self.barrier = self._world.Barrier
         self.version = MPI.Get_library_version().splitlines()[0].strip()
 
-    def prepare(self, source, result):
-        return lambda: self._world.Allreduce(source, result)
+    def prepare(self, collective, source, result):
+        if collective == "all_reduce":
+            return lambda: self._world.Allreduce(source, result)
+        return functools.partial(_halves.by_mpi(self._world, collective), source, result)
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -54,6 +59,19 @@ def numpy_dtype(name: str) -> np.dtype:
 
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(name)
+
+
+def buffers(collective: str, whole: np.ndarray, contestant) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Input, output and the first elements to expect of it, where `whole` is this rank's i % 7 + rank."""
+    count, rank, size = whole.size, contestant.rank, contestant.size
+    own = _halves.chunk_of(count, rank, size)
+    if collective == "all_gather":
+        first = np.arange(min(_halves.chunk_of(count, 0, size).stop, 1 << 16)) % 7
+        return whole[own].copy(), np.zeros_like(whole), first.astype(whole.dtype)
+    start = own.start if collective == "reduce_scatter" else 0
+    result = np.zeros(own.stop - own.start if collective == "reduce_scatter" else count, whole.dtype)
+    expected = ((start + np.arange(min(result.size, 1 << 16))) % 7 * size).astype(whole.dtype)
+    return whole, result, expected + whole.dtype.type(size * (size - 1) // 2)
 
 
 def main() -> None:
@@ -71,20 +89,18 @@ def main() -> None:
             order = json.loads(line)
             if "dtype" in order:
                 count, dtype = order["count"], numpy_dtype(order["dtype"])
-                source = (np.arange(count) % 7 + contestant.rank).astype(dtype)
-                result = np.zeros_like(source)
-                copy, passed = np.zeros_like(source), np.zeros_like(source)
-                call = contestant.prepare(source, result)
+                whole = (np.arange(count) % 7 + contestant.rank).astype(dtype)
+                copy, passed = np.zeros_like(whole), np.zeros_like(whole)
+                source, result, expected = buffers(order["collective"], whole, contestant)
+                call = contestant.prepare(order["collective"], source, result)
                 for _ in range(order["warmup"]):
                     call()
-                expected = (np.arange(min(count, 1 << 16)) % 7 * contestant.size).astype(dtype)
-                expected += dtype.type(contestant.size * (contestant.size - 1) // 2)
                 answer = bool(np.array_equal(result[: len(expected)], expected))
             elif order["what"] == "hand_over":
                 where = order["library"], order["shared"]
                 answer = _hand_over.seconds(*where, contestant.rank, contestant.size, passed, order["repeat"])
             else:
-                timed = call if order["what"] == "all_reduce" else functools.partial(np.copyto, copy, source)
+                timed = call if order["what"] == "collective" else functools.partial(np.copyto, copy, whole)
                 contestant.barrier()
                 start = time.perf_counter()
                 for _ in range(order["repeat"]):

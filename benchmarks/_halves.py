@@ -1,15 +1,21 @@
-"""Reduce-scatter and all-gather of arrays, as benchmarks/cluster.py measures them: of keras_ddl and of MPI."""
+"""Reduce-scatter and all-gather of arrays, as benchmarks/all_reduce.py and cluster.py measure them: of keras_ddl and of
+MPI, whose ranks in all_reduce.py have no keras_ddl."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-from mpi4py import MPI
 
-from keras_ddl.communicator import binding
-from keras_ddl.communicator.native_library import core
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from keras_ddl.communicator import binding
+
+COLLECTIVES = ("reduce_scatter", "all_gather")
+PATIENCE_US = 10_000
 
 
 def chunk_of(count: int, rank: int, size: int) -> slice:
@@ -19,23 +25,40 @@ def chunk_of(count: int, rank: int, size: int) -> slice:
     return slice(begin, begin + base + (rank < more))
 
 
+def prepared(
+    comm: binding.Communicator, collective: str, name: str, source: np.ndarray, result: np.ndarray
+) -> Callable[[], None]:
+    """The call from `source` into `result`, each of its own length, like `all_reduce_init`: the calling threads run it
+    themselves where all ranks share memory."""
+    from keras_ddl.communicator import binding, native_library
+
+    core = native_library.core()
+    kinds = {"reduce_scatter": binding.REDUCE_SCATTER, "all_gather": binding.ALL_GATHER}
+    output = result if collective == "reduce_scatter" else None
+    fields = {"op": binding.OPS["sum"], "row_count": 1, "rows": source.size}
+    request = comm._request(kinds[collective], name, source, output, **fields)
+    # An all_gather asks for the memory of its result when it knows everybody's rows.
+    address = result.ctypes.data
+    allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)(lambda *_: address)
+    request.allocate = ctypes.cast(allocate, ctypes.c_void_p)
+    try_run = core["ddl_try_run"]
+    handle, reference, patience = ctypes.c_void_p(comm._comm), ctypes.byref(request), ctypes.c_uint32(PATIENCE_US)
+
+    def call(_kept=(allocate, source, result)) -> None:
+        if try_run(handle, reference, patience):
+            return
+        work = core.ddl_start(handle, reference)
+        while not core.ddl_work_wait(work, 100):
+            pass
+        assert core.ddl_work_code(work) == 0, core.ddl_work_message(work)
+        core.ddl_work_free(work)
+
+    return call
+
+
 def by_keras_ddl(comm: binding.Communicator, collective: str, name: str) -> Callable[[np.ndarray, np.ndarray], None]:
     """The call of (input, output), each of its own length."""
-    if collective == "reduce_scatter":
-        return lambda source, result: comm._run(
-            binding.REDUCE_SCATTER, name, source, result, op=binding.OPS["sum"], row_count=1, rows=source.size
-        )
-
-    def all_gather(source: np.ndarray, result: np.ndarray) -> None:
-        request = comm._request(binding.ALL_GATHER, name, source, None, row_count=1, rows=source.size)
-        work = core().ddl_start(comm._comm, ctypes.byref(request))
-        while not core().ddl_work_wait(work, 100):
-            pass
-        assert core().ddl_work_code(work) == 0, core().ddl_work_message(work)
-        ctypes.memmove(result.ctypes.data, core().ddl_work_data(work), result.nbytes)
-        core().ddl_work_free(work)
-
-    return all_gather
+    return lambda source, result: prepared(comm, collective, name, source, result)()
 
 
 def by_mpi(world: MPI.Intracomm, collective: str) -> Callable[[np.ndarray, np.ndarray], None]:

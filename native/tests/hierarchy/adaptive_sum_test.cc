@@ -132,6 +132,9 @@ TEST_P(AdaptiveSumTest, EqualsItsDefinition) {
                 std::vector<Numbers> parts;
                 for (int r = 0; r < size(); ++r) parts.push_back(Values(r, t, shapes[s][t]));
                 const Numbers expected = AdaptiveSum(parts);
+                if (!in_place) {
+                  ASSERT_EQ(in[t], Encoded(dtype, parts[static_cast<size_t>(rank)])) << "changed its input";
+                }
                 for (size_t i = 0; i < expected.size(); ++i) {
                   const double scale = std::max(1.0, std::fabs(expected[i]));
                   ASSERT_LE(std::fabs(Get(dtype, out[t], i) - expected[i]) / scale, Tolerance(dtype))

@@ -2,12 +2,12 @@
 #include "net/wire.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "shm/peer_memory.h"
 #include "thread_group.h"
 #include "transport_spy.h"
 
@@ -82,6 +82,16 @@ TEST(WireTest, MemoryOfAMessageThatCannotBeTakenBackStays) {
   delete[] kept;
 }
 
+// Whether the byte is this process's to read: the system says so, instead of ending the process.
+bool IsMapped(const char* byte) {
+  int ends[2];
+  if (pipe(ends) != 0) return false;
+  const bool mapped = write(ends[1], byte, 1) == 1;
+  close(ends[0]);
+  close(ends[1]);
+  return mapped;
+}
+
 // MPI_Allreduce may have returned for an error of another rank while its messages here are under way.
 TEST(WireTest, MemoryOfAnAllReduceThatFailedInMpiStays) {
   static char* kept[2];                // reachable: not a leak
@@ -105,8 +115,7 @@ TEST(WireTest, MemoryOfAnAllReduceThatFailedInMpiStays) {
       options);
   for (char* const memory : kept) {
     char* const last = memory + kCount * sizeof(float) - 1;
-    std::vector<iovec> bytes = {{last, 1}};
-    ASSERT_TRUE(ddl::PeerMemory::Accessible(bytes)) << "freed";
+    ASSERT_TRUE(IsMapped(last)) << "freed";
     *last = 1;  // as a message would that comes now
   }
 }

@@ -31,17 +31,18 @@ Driven Drive(Tuner& tuner, int calls, uint64_t bytes, const std::function<double
              const std::function<bool(const Scheme&)>& wanted) {
   Driven driven{0, 0};
   for (int i = 0; i < calls; ++i) {
-    const Scheme scheme = tuner.Choose(bytes);
+    const Scheme scheme = tuner.Choose(DDL_ALL_REDUCE, bytes);
     const double seconds = cost(scheme);
     driven.wanted += wanted(scheme) ? 1 : 0;
     driven.seconds += seconds;
-    tuner.Report(scheme, bytes, seconds);
+    tuner.Report(DDL_ALL_REDUCE, scheme, bytes, seconds);
   }
   return driven;
 }
 
 // Times of a real machine. `rounds`: of each scheme in turn, as many calls as `calls`.
 struct Recording {
+  ddl_kind kind;
   int ranks;
   uint64_t bytes;
   size_t calls;
@@ -61,12 +62,14 @@ struct Recording {
 bool Streams(const Scheme& scheme) { return scheme.slot_store == Store::kStreaming; }
 bool Caches(const Scheme& scheme) { return !Streams(scheme); }
 
-TEST(SchemeTest, SurvivesItsCodeAndFitsIntoASlot) {
+class SchemeTest : public testing::TestWithParam<ddl_kind> {};
+
+TEST_P(SchemeTest, SurvivesItsCodeAndFitsIntoASlot) {
   for (const int ranks : {2, 3, 8}) {
     for (uint64_t bytes = 1; bytes <= uint64_t{1} << 30; bytes *= 2) {
-      const auto candidates = CandidateSchemes(bytes, ranks, kSlotBytes / 8, true);
+      const auto candidates = CandidateSchemes(GetParam(), bytes, ranks, kSlotBytes / 8, true);
       ASSERT_FALSE(candidates.empty());
-      EXPECT_EQ(candidates.size() == 1, bytes <= ddl::kUntunedBytes) << bytes;
+      EXPECT_EQ(candidates.size() == 1, bytes <= ddl::UntunedBytes(GetParam())) << bytes;
       size_t cma = 0;
       for (const Scheme& scheme : candidates) {
         if (scheme.algorithm == Algorithm::kCma) {
@@ -79,12 +82,14 @@ TEST(SchemeTest, SurvivesItsCodeAndFitsIntoASlot) {
         EXPECT_EQ(decoded.algorithm, scheme.algorithm);
         EXPECT_EQ(decoded.chunk_bytes, scheme.chunk_bytes);
       }
-      EXPECT_EQ(cma > 0, bytes > ddl::kUntunedBytes) << bytes;
+      EXPECT_EQ(cma > 0, bytes > ddl::UntunedBytes(GetParam())) << bytes;
       // Where ranks do not reach each other's memory, the rest of them.
-      EXPECT_EQ(CandidateSchemes(bytes, ranks, kSlotBytes / 8, false).size(), candidates.size() - cma);
+      EXPECT_EQ(CandidateSchemes(GetParam(), bytes, ranks, kSlotBytes / 8, false).size(), candidates.size() - cma);
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Kinds, SchemeTest, testing::Values(DDL_ALL_REDUCE, DDL_REDUCE_SCATTER, DDL_ALL_GATHER));
 
 TEST(TunerTest, SettlesOnTheFastestAndStays) {
   for (const bool streaming_wins : {false, true}) {
@@ -118,12 +123,12 @@ TEST(TunerTest, LosesLittleByItsTrials) {
   for (const bool restless : {false, true}) {
     for (const double ratio : {1.1, 2.0, 8.0, 100.0}) {
       Tuner tuner(2, kSlotBytes, true);
-      const uint64_t best = CandidateSchemes(kBytes, 2, kSlotBytes, true)[1].Encode();
+      const uint64_t best = CandidateSchemes(DDL_ALL_REDUCE, kBytes, 2, kSlotBytes, true)[1].Encode();
       double lost = 0;
       double total = 0;
       int others = 0;
       for (int call = 0; call < 10'200; ++call) {
-        const Scheme scheme = tuner.Choose(kBytes);
+        const Scheme scheme = tuner.Choose(DDL_ALL_REDUCE, kBytes);
         const double fastest = restless && call / 400 % 2 == 1 ? 2e-4 : 1e-4;
         const bool other = scheme.Encode() != best;
         if (call >= 200) {  // more than it takes to choose
@@ -131,7 +136,7 @@ TEST(TunerTest, LosesLittleByItsTrials) {
           lost += other ? (ratio - 1) * fastest : 0;
           others += other ? 1 : 0;
         }
-        tuner.Report(scheme, kBytes, other ? ratio * fastest : fastest);
+        tuner.Report(DDL_ALL_REDUCE, scheme, kBytes, other ? ratio * fastest : fastest);
       }
       EXPECT_LE(lost, 0.035 * total) << "times " << ratio;
       EXPECT_TRUE(ratio > 5 || others > 0) << "never again: times " << ratio;
@@ -142,7 +147,7 @@ TEST(TunerTest, LosesLittleByItsTrials) {
 TEST(TunerTest, IsAsFastAsTheBestSchemeWasOnARealMachine) {
   constexpr size_t kCalls = 20'000;
   for (const Recording& recording : kRecordings) {
-    const auto candidates = CandidateSchemes(recording.bytes, recording.ranks, kSlotBytes, true);
+    const auto candidates = CandidateSchemes(recording.kind, recording.bytes, recording.ranks, kSlotBytes, true);
     ASSERT_EQ(candidates.size(), recording.schemes.size()) << "record anew";
     for (const size_t calls_per_round : {30, 100, 400, 800}) {
       const auto seconds = [&](const Scheme& scheme, size_t call) {
@@ -157,12 +162,12 @@ TEST(TunerTest, IsAsFastAsTheBestSchemeWasOnARealMachine) {
       Tuner tuner(recording.ranks, kSlotBytes, true);
       double tuned = 0;
       for (size_t call = 0; call < kCalls; ++call) {
-        const Scheme scheme = tuner.Choose(recording.bytes);
-        tuner.Report(scheme, recording.bytes, seconds(scheme, call));
+        const Scheme scheme = tuner.Choose(recording.kind, recording.bytes);
+        tuner.Report(recording.kind, scheme, recording.bytes, seconds(scheme, call));
         tuned += seconds(scheme, call);
       }
-      EXPECT_LE(tuned, 1.05 * best) << recording.ranks << " ranks, " << recording.bytes << " bytes, "
-                                    << calls_per_round;
+      EXPECT_LE(tuned, 1.05 * best) << "kind " << recording.kind << ", " << recording.ranks << " ranks, "
+                                    << recording.bytes << " bytes, " << calls_per_round;
     }
   }
 }
@@ -172,14 +177,14 @@ TEST(TunerTest, IsNotDeceivedByAHiccupInATrial) {
   double lost = 0;
   double total = 0;
   for (int call = 0; call < 1200; ++call) {
-    const Scheme scheme = tuner.Choose(kBytes);
+    const Scheme scheme = tuner.Choose(DDL_ALL_REDUCE, kBytes);
     const double fastest = call % 7 == 0 ? 5e-3 : 1e-4;  // every seventh call is held up, whatever its scheme
     const double more = Streams(scheme) ? 0 : 1e-4;
     if (call >= 200) {
       total += fastest;
       lost += more;
     }
-    tuner.Report(scheme, kBytes, fastest + more);
+    tuner.Report(DDL_ALL_REDUCE, scheme, kBytes, fastest + more);
   }
   EXPECT_LE(lost, 0.02 * total);
 }
@@ -195,6 +200,22 @@ TEST(TunerTest, LearnsEachSizeByItselfAndLargeOnesTogether) {
   EXPECT_GE(Drive(tuner, 100, 16 * kBytes, large, Streams).wanted, 90);
 }
 
+TEST(TunerTest, LearnsEachKindByItself) {
+  Tuner tuner(2, kSlotBytes, true);
+  const auto reaches = [](const Scheme& scheme) { return scheme.algorithm == Algorithm::kCma; };
+  int reached[2] = {0, 0};
+  for (int call = 0; call < 2000; ++call) {
+    for (const ddl_kind kind : {DDL_REDUCE_SCATTER, DDL_ALL_GATHER}) {
+      const Scheme scheme = tuner.Choose(kind, kBytes);
+      const bool fast = reaches(scheme) == (kind == DDL_REDUCE_SCATTER);
+      tuner.Report(kind, scheme, kBytes, fast ? 1e-4 : 2e-4);
+      reached[kind == DDL_ALL_GATHER ? 1 : 0] += call >= 1000 && reaches(scheme) ? 1 : 0;
+    }
+  }
+  EXPECT_GE(reached[0], 970);
+  EXPECT_LE(reached[1], 30);
+}
+
 // Proposals may be ahead of the all-reduces that they are for.
 TEST(TunerTest, IgnoresTimesOfSchemesWhoseTurnIsOver) {
   Tuner tuner(2, kSlotBytes, true);
@@ -202,11 +223,11 @@ TEST(TunerTest, IgnoresTimesOfSchemesWhoseTurnIsOver) {
   std::deque<Scheme> proposed;
   int wanted = 0;
   for (int call = 0; call < 2000; ++call) {
-    proposed.push_back(tuner.Choose(kBytes));
+    proposed.push_back(tuner.Choose(DDL_ALL_REDUCE, kBytes));
     if (proposed.size() < 4) continue;
     const Scheme scheme = proposed.front();
     proposed.pop_front();
-    tuner.Report(scheme, kBytes, cost(scheme));
+    tuner.Report(DDL_ALL_REDUCE, scheme, kBytes, cost(scheme));
     wanted += call >= 1000 && Streams(scheme) ? 1 : 0;
   }
   EXPECT_GE(wanted, 950);

@@ -18,6 +18,9 @@
 namespace ddl {
 namespace {
 
+// Memory that is kept for the next call: new memory of the system costs more than combining what lies in it.
+constexpr uint64_t kKeptBytes = uint64_t{64} * 1024 * 1024;
+
 // Not initialised, unlike a std::vector.
 using Memory = std::unique_ptr<char[]>;
 Memory Allocate(uint64_t bytes) { return Memory(new char[bytes + 1]); }
@@ -44,19 +47,17 @@ char* WholeOf(const View& view) {
   return first;
 }
 
-// `count` vectors of `length` elements that follow each other, in the dtype in which they are combined.
-struct Vectors {
-  Memory memory;
-  std::vector<char*> each;
-
-  Vectors(ddl_dtype dtype, Memory raw, size_t count, uint64_t length) {
-    const bool same = WideDtype(dtype) == dtype;
-    memory = same ? std::move(raw) : Allocate(count * length * sizeof(float));
-    if (!same) Widen(dtype, raw.get(), 1, reinterpret_cast<float*>(memory.get()), count * length, false);
-    const uint64_t bytes = length * DtypeSize(WideDtype(dtype));
-    for (size_t v = 0; v < count; ++v) each.push_back(memory.get() + v * bytes);
+// `count` vectors of `length` elements that follow each other in `raw`, in the dtype in which they are combined: where
+// they are, or in `wide`.
+std::vector<char*> Widened(ddl_dtype dtype, char* raw, char* wide, size_t count, uint64_t length) {
+  const bool same = WideDtype(dtype) == dtype;
+  if (!same) Widen(dtype, raw, 1, reinterpret_cast<float*>(wide), count * length, false);
+  std::vector<char*> vectors;
+  for (size_t v = 0; v < count; ++v) {
+    vectors.push_back((same ? raw : wide) + v * length * DtypeSize(WideDtype(dtype)));
   }
-};
+  return vectors;
+}
 
 void GiveResult(ddl_dtype dtype, const char* wide, char* out, uint64_t count) {
   if (WideDtype(dtype) == dtype) {
@@ -74,7 +75,10 @@ Status HierarchicalCollectives::AdaptiveSum(const View& in, const View& out, con
     CopyView(in, out, Store::kCached);
     return {};
   }
-  return TreeFollowsBox() ? AdaptiveSumOfBox(in, out, tensors, dtype) : AdaptiveSumOfAll(in, out, tensors, dtype);
+  if (!TreeFollowsBox()) return AdaptiveSumOfAll(in, out, tensors, dtype);
+  const Status status = AdaptiveSumOfBox(in, out, tensors, dtype);
+  adaptive_memory_.Trim(kKeptBytes);
+  return status;
 }
 
 // Consecutive ranks in groups of a power of two; a single group may have any size, being last in the tree.
@@ -98,18 +102,33 @@ Status HierarchicalCollectives::AdaptiveSumOfBox(const View& in, const View& out
   const std::vector<Range> shards = SplitEvenly(in.count(), pipeline_.size());
   const Range shard = shards[local];
 
-  Memory raw = Allocate(size * shard.size() * bytes);
+  // Its own piece a rank reads where it is, if that is in one piece and of the dtype in which vectors are combined.
+  const View piece_of_in = in.Slice(shard.begin, shard.size());
+  char* const kept = wide == dtype && size > 1 ? WholeOf(piece_of_in) : nullptr;
+  const size_t received = kept != nullptr ? size - 1 : size;
+  const uint64_t raw_bytes = received * shard.size() * bytes;
+  char* const raw =
+      adaptive_memory_.Reserve(raw_bytes + (wide == dtype ? 0 : size * shard.size() * sizeof(float) + 64));
   std::vector<View> parts;
   std::vector<View> arrivals;
+  std::vector<char*> vectors;
   for (size_t j = 0; j < size; ++j) {
-    parts.push_back(BytesOf(in, shards[j]));
-    arrivals.emplace_back(1, raw.get() + j * shard.size() * bytes, shard.size() * bytes);
+    const bool stays = kept != nullptr && j == local;
+    const size_t place = kept != nullptr && j > local ? j - 1 : j;
+    vectors.push_back(stays ? kept : raw + place * shard.size() * bytes);
+    parts.push_back(stays ? View(1) : BytesOf(in, shards[j]));
+    arrivals.emplace_back(1, vectors[j], stays ? 0 : shard.size() * bytes);
   }
   DDL_RETURN_IF_ERROR(ShmAllToAll(pipeline_, parts, arrivals));
-  Vectors vectors(dtype, std::move(raw), size, shard.size());
+  if (wide != dtype) vectors = Widened(dtype, raw, raw + (raw_bytes + 63) / 64 * 64, size, shard.size());
+  char* combined = nullptr;
   const Reduction sum{DDL_FLOAT64, DDL_SUM, 1.0};
-  DDL_RETURN_IF_ERROR(CombineTree(wide, vectors.each, TensorPartsOf(tensors, shard), tensors.size(), {},
-                                  [&](const View& numbers) { return ShmAllReduce(pipeline_, numbers, numbers, sum); }));
+  DDL_RETURN_IF_ERROR(CombineTree(
+      wide, vectors, kept, TensorPartsOf(tensors, shard), tensors.size(), {},
+      [&](const View& numbers) { return ShmAllReduce(pipeline_, numbers, numbers, sum); }, &combined));
+  std::vector<View> results;
+  for (const Range& range : shards) results.push_back(out.Slice(range.begin, range.size()));
+  if (one_group() && wide == dtype) return ShmAllGather(pipeline_, View(bytes, combined, shard.size()), results);
 
   // Along each outer dimension the piece is cut once more. All but the last must be a power of two as well.
   const auto groups = static_cast<int>(groups_.size());
@@ -122,6 +141,7 @@ Status HierarchicalCollectives::AdaptiveSumOfBox(const View& in, const View& out
     std::vector<Range> chunks;  // of all elements
   };
   std::vector<Cut> cuts;
+  Memory between;
   Range piece = shard;
   int stride = 1;
   for (const int length : dimensions) {
@@ -142,29 +162,29 @@ Status HierarchicalCollectives::AdaptiveSumOfBox(const View& in, const View& out
     }
     cut.ring = std::make_unique<Ring>(transport_, waiter_, ranks, position);
     Memory received = Allocate(static_cast<uint64_t>(length) * mine.size() * wide_bytes);
-    const char* const whole = vectors.each[0];
+    const char* const whole = combined;
     DDL_RETURN_IF_ERROR(cut.ring->AllToAll(whole, sends, received.get(), receives));
     Copy(received.get() + receives[static_cast<size_t>(position)].begin,
          whole + sends[static_cast<size_t>(position)].begin, mine.size() * wide_bytes, Store::kCached);
     piece = cut.chunks[static_cast<size_t>(position)];
     cuts.push_back(std::move(cut));
     stride *= length;
-    vectors = Vectors(wide, std::move(received), static_cast<size_t>(length), mine.size());
+    std::vector<char*> arrived;
+    for (const Range& range : receives) arrived.push_back(received.get() + range.begin);
+    between = std::move(received);
     const BoxNumber box{static_cast<size_t>(group_ / stride), static_cast<size_t>(groups / stride)};
-    DDL_RETURN_IF_ERROR(
-        CombineTree(wide, vectors.each, TensorPartsOf(tensors, piece), tensors.size(), box,
-                    [&](const View& numbers) { return AllReduce(numbers, numbers, DDL_FLOAT64, DDL_SUM); }));
+    DDL_RETURN_IF_ERROR(CombineTree(
+        wide, arrived, nullptr, TensorPartsOf(tensors, piece), tensors.size(), box,
+        [&](const View& numbers) { return AllReduce(numbers, numbers, DDL_FLOAT64, DDL_SUM); }, &combined));
   }
 
   // And back.
   const Memory result = Allocate(shard.size() * bytes);
-  GiveResult(dtype, vectors.each[0], result.get() + (piece.begin - shard.begin) * bytes, piece.size());
+  GiveResult(dtype, combined, result.get() + (piece.begin - shard.begin) * bytes, piece.size());
   for (auto cut = cuts.rbegin(); cut != cuts.rend(); ++cut) {
     for (Range& chunk : cut->chunks) chunk = {chunk.begin - shard.begin, chunk.end - shard.begin};
     DDL_RETURN_IF_ERROR(cut->ring->AllGather(result.get(), cut->chunks, bytes));
   }
-  std::vector<View> results;
-  for (const Range& range : shards) results.push_back(out.Slice(range.begin, range.size()));
   return ShmAllGather(pipeline_, View(bytes, result.get(), shard.size()), results);
 }
 
@@ -190,13 +210,16 @@ Status HierarchicalCollectives::AdaptiveSumOfAll(const View& in, const View& out
     receives.push_back(Bytes({r * own.size(), (r + 1) * own.size()}, bytes));
   }
   DDL_RETURN_IF_ERROR(AllToAll(from, sends, raw.get(), receives));
-  const Vectors vectors(dtype, std::move(raw), size, own.size());
-  DDL_RETURN_IF_ERROR(
-      CombineTree(WideDtype(dtype), vectors.each, TensorPartsOf(tensors, own), tensors.size(), {},
-                  [&](const View& numbers) { return AllReduce(numbers, numbers, DDL_FLOAT64, DDL_SUM); }));
+  Memory wide;
+  if (WideDtype(dtype) != dtype) wide = Allocate(size * own.size() * sizeof(float));
+  const std::vector<char*> vectors = Widened(dtype, raw.get(), wide.get(), size, own.size());
+  char* combined = nullptr;
+  DDL_RETURN_IF_ERROR(CombineTree(
+      WideDtype(dtype), vectors, nullptr, TensorPartsOf(tensors, own), tensors.size(), {},
+      [&](const View& numbers) { return AllReduce(numbers, numbers, DDL_FLOAT64, DDL_SUM); }, &combined));
 
   const Memory result = Allocate(own.size() * bytes);
-  GiveResult(dtype, vectors.each[0], result.get(), own.size());
+  GiveResult(dtype, combined, result.get(), own.size());
   const View mine(bytes, result.get(), own.size());
   char* const to = WholeOf(out);
   if (to != nullptr) return AllGather(mine, to, ranges, bytes);

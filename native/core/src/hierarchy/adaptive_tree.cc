@@ -1,6 +1,7 @@
 #include "hierarchy/adaptive_tree.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/dtypes.h"
 #include "kernels/adaptive_sum.h"
@@ -19,8 +20,9 @@ std::vector<TensorPart> TensorPartsOf(const std::vector<uint64_t>& tensors, cons
   return parts;
 }
 
-Status CombineTree(ddl_dtype wide, std::vector<char*> vectors, const std::vector<TensorPart>& parts, size_t num_tensors,
-                   BoxNumber box, const std::function<Status(const View& numbers)>& add) {
+Status CombineTree(ddl_dtype wide, std::vector<char*> vectors, const char* kept, const std::vector<TensorPart>& parts,
+                   size_t num_tensors, BoxNumber box, const std::function<Status(const View& numbers)>& add,
+                   char** result) {
   const size_t bytes = DtypeSize(wide);
   while (vectors.size() > 1) {
     const size_t pairs = vectors.size() / 2;
@@ -36,15 +38,21 @@ Status CombineTree(ddl_dtype wide, std::vector<char*> vectors, const std::vector
     DDL_RETURN_IF_ERROR(add(View(sizeof(double), dots.data(), 3 * dots.size())));
     std::vector<char*> results;
     for (size_t p = 0; p < pairs; ++p) {
+      // The sum of two products does not depend on their order.
+      const bool swapped = vectors[2 * p] == kept;
+      char* const into = vectors[2 * p + (swapped ? 1 : 0)];
+      const char* const other = vectors[2 * p + (swapped ? 0 : 1)];
       for (const TensorPart& part : parts) {
-        Combine(wide, vectors[2 * p] + part.range.begin * bytes, vectors[2 * p + 1] + part.range.begin * bytes,
-                part.range.size(), own[p * num_tensors + part.tensor]);
+        Dots products = own[p * num_tensors + part.tensor];
+        if (swapped) std::swap(products.aa, products.bb);
+        Combine(wide, into + part.range.begin * bytes, other + part.range.begin * bytes, part.range.size(), products);
       }
-      results.push_back(vectors[2 * p]);
+      results.push_back(into);
     }
     if (vectors.size() % 2 != 0) results.push_back(vectors.back());
     vectors = std::move(results);
   }
+  *result = vectors[0];
   return {};
 }
 

@@ -28,12 +28,14 @@ struct BoxNumber {
   size_t count = 1;
 };
 
-// Combines `vectors`, which are pieces of so many `wide` elements as `parts` say, into the first one; the others are
-// changed too. `add` sums float64 numbers over the ranks of all boxes, which make the vectors whole, in place.
+// Combines `vectors`, which are pieces of so many `wide` elements as `parts` say; *result: the one that has become the
+// result. The others are changed too, all but `kept` (or null), which is only read; there are at least two then. `add`
+// sums float64 numbers over the ranks of all boxes, which make the vectors whole, in place.
 // Cost: log2(vectors) calls of `add`, the first of 3 * boxes * vectors / 2 * tensors numbers; each vector is read
 // twice.
-Status CombineTree(ddl_dtype wide, std::vector<char*> vectors, const std::vector<TensorPart>& parts, size_t num_tensors,
-                   BoxNumber box, const std::function<Status(const View& numbers)>& add);
+Status CombineTree(ddl_dtype wide, std::vector<char*> vectors, const char* kept, const std::vector<TensorPart>& parts,
+                   size_t num_tensors, BoxNumber box, const std::function<Status(const View& numbers)>& add,
+                   char** result);
 
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_HIERARCHY_ADAPTIVE_TREE_H_

@@ -22,6 +22,7 @@
 #include "net/ring.h"
 #include "shm/collectives.h"
 #include "shm/group_memory.h"
+#include "shm/tuned.h"
 
 namespace ddl {
 
@@ -45,7 +46,7 @@ class HierarchicalCollectives {
   Status AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op,
                    const std::optional<Scheme>& agreed = {}, const Compressed& compressed = {});
   // The scheme that this rank proposes to its group for an all-reduce of `bytes`.
-  Scheme Propose(uint64_t bytes) { return ProposeScheme(pipeline_, bytes); }
+  Scheme Propose(uint64_t bytes) { return ProposeScheme(pipeline_, DDL_ALL_REDUCE, bytes); }
   // halves.cc. `ranges[r]`: elements of the input that rank r receives, reduced.
   Status ReduceScatter(const View& in, char* out, const std::vector<Range>& ranges, ddl_dtype dtype, ddl_op op);
   // `ranges[r]`: elements of `out` that rank r gives.
@@ -109,6 +110,7 @@ class HierarchicalCollectives {
   std::vector<size_t> group_of_part_;                    // the group that each part of a block belongs to
   Ring flat_;                                            // all ranks
   WireMemory scratch_;
+  WireMemory adaptive_memory_;  // no message is under way in it
 };
 
 }  // namespace ddl

@@ -12,6 +12,12 @@ char* WireMemory::Reserve(uint64_t bytes) {
   return data_.get();
 }
 
+void WireMemory::Trim(uint64_t bytes) {
+  if (bytes_ <= bytes) return;
+  data_.reset();
+  bytes_ = 0;
+}
+
 Status WireMessages::Start(int peer, int tag, char* data, uint64_t bytes) {
   void* operation = nullptr;
   const int code = direction_ == kSends ? transport_.isend(transport_.self, peer, tag, data, bytes, &operation)

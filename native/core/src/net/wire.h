@@ -35,6 +35,8 @@ class WireMemory {
 
   // At least `bytes`. REQUIRES: no message is under way in it. Contents are lost when it grows.
   char* Reserve(uint64_t bytes);
+  // Frees the memory if it is larger than that. REQUIRES: no message is under way in it.
+  void Trim(uint64_t bytes);
   // A message in flight could not be cancelled: never free the memory.
   void Leak() { leaked_ = true; }
 

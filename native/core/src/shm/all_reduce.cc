@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "shm/collectives.h"
+#include "shm/tuned.h"
 
 namespace ddl {
 namespace {
@@ -157,31 +158,16 @@ Status SlotAllReduce(ShmPipeline& pipeline, const View& in, const View& out, con
   return scheme.algorithm == Algorithm::kSplit ? all_reduce.Split() : all_reduce.Direct();
 }
 
-Scheme ProposeScheme(ShmPipeline& pipeline, uint64_t bytes) {
-  // Only local rank 0 has the timings; without a choice, no rank needs to ask it.
-  if (bytes > kUntunedBytes) return pipeline.tuner().Choose(bytes);
-  return CandidateSchemes(0, pipeline.size(), pipeline.slot_bytes(), false)[0];
-}
-
 Status ShmAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
                     const std::optional<Scheme>& agreed) {
   if (pipeline.size() == 1) {
     ReduceAlone(in, out, reduction);
     return {};
   }
-  const bool tuned = in.bytes() > kUntunedBytes;
-  Scheme scheme = agreed.has_value() ? *agreed : ProposeScheme(pipeline, in.bytes());
-  if (tuned && !agreed.has_value()) {
-    uint64_t code = scheme.Encode();
-    DDL_RETURN_IF_ERROR(pipeline.Agree(code, &code));
-    scheme = Scheme::Decode(code);
-  }
-  const double start = Now();
-  DDL_RETURN_IF_ERROR(scheme.algorithm == Algorithm::kCma
-                          ? CmaAllReduce(pipeline, in, out, reduction, scheme.chunk_bytes)
-                          : SlotAllReduce(pipeline, in, out, reduction, scheme));
-  if (pipeline.rank() == 0 && tuned) pipeline.tuner().Report(scheme, in.bytes(), Now() - start);
-  return {};
+  return RunTuned(pipeline, DDL_ALL_REDUCE, in.bytes(), agreed, [&](const Scheme& scheme) {
+    return scheme.algorithm == Algorithm::kCma ? CmaAllReduce(pipeline, in, out, reduction, scheme.chunk_bytes)
+                                               : SlotAllReduce(pipeline, in, out, reduction, scheme);
+  });
 }
 
 }  // namespace ddl

@@ -16,11 +16,9 @@ namespace ddl {
 // Split: reduce-scatter then all-gather inside each step (Rabenseifner's scheme in shared memory): about
 // 1 + 1/L writes to slots, 2 reads, 1 write of N; two waits per step.
 // cma_all_reduce.cc, where ranks can reach each other's memory. CMA: as split, without slots.
-// Which of them is used, and how memory is written, is measured (tuner.h).
-// `agreed`: the ProposeScheme of local rank 0, where all ranks already have it; otherwise they fetch it.
+// Which of them is used, and how memory is written, is measured (tuned.h). `agreed`: see there.
 Status ShmAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
                     const std::optional<Scheme>& agreed = {});
-Scheme ProposeScheme(ShmPipeline& pipeline, uint64_t bytes);
 
 // Its parts. SlotAllReduce: direct or split.
 Status SlotAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
@@ -31,13 +29,21 @@ Status CmaAllReduce(ShmPipeline& pipeline, const View& in, const View& out, cons
 // Local rank j's shard of n elements among `size` ranks; begins on a cache line.
 Range ShardOf(int j, int size, uint64_t n, size_t element_bytes);
 
-// reduce_scatter.cc. parts[j] (one view per local rank, part of this rank's input) is reduced into rank j's `out`.
-// (L-1)/L N written to slots, as much read, N/L written.
+// parts[j] (one view per local rank, part of this rank's input) is reduced into rank j's `out`. reduce_scatter.cc,
+// through slots: (L-1)/L N written to them, as much read, N/L written; one wait per step. cma_halves.cc: (L-1)/L N read
+// from the others' inputs, N/L written; two waits. Which of them is used is measured (tuned.h).
 Status ShmReduceScatter(ShmPipeline& pipeline, const std::vector<View>& parts, const View& out,
                         const Reduction& reduction);
+Status SlotReduceScatter(ShmPipeline& pipeline, const std::vector<View>& parts, const View& out,
+                         const Reduction& reduction, const Scheme& scheme);
+Status CmaReduceScatter(ShmPipeline& pipeline, const std::vector<View>& parts, const View& out,
+                        const Reduction& reduction, uint64_t chunk_bytes);
 
-// all_gather.cc. `in` of local rank j lands in outs[j] on every rank. N written, sum of the others' N copied.
+// `in` of local rank j lands in outs[j] on every rank. all_gather.cc, through slots: N written, sum of the others' N
+// copied; one wait per step. cma_halves.cc: sum of the others' N copied; two waits.
 Status ShmAllGather(ShmPipeline& pipeline, const View& in, const std::vector<View>& outs);
+Status SlotAllGather(ShmPipeline& pipeline, const View& in, const std::vector<View>& outs, const Scheme& scheme);
+Status CmaAllGather(ShmPipeline& pipeline, const View& in, const std::vector<View>& outs, uint64_t chunk_bytes);
 
 // all_to_all.cc. parts[j] of local rank i lands in outs[i] of local rank j; equally long. Lengths differ from pair to
 // pair, and no rank need know those of other pairs. What a rank has for others is written to its slots and copied out

@@ -9,6 +9,7 @@
 #define KERAS_DDL_CORE_SHM_PIPELINE_H_
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
@@ -62,10 +63,13 @@ class ShmPipeline {
   Status WaitDone(uint64_t step) { return WaitAll(&RankBlock::done, step + 1); }
   void MarkDone(uint64_t step) { memory_.own().done.store(step + 1, std::memory_order_release); }
 
-  // Local rank 0's `mine`, on every rank. COLLECTIVE; must be followed by a step that needs data of every rank.
+  // Local rank 0's `mine`, on every rank. COLLECTIVE; must be followed by a step.
   Status Agree(uint64_t mine, uint64_t* agreed) {
     const uint64_t n = agreements_++;
     if (rank() == 0) {
+      // The others have read what is overwritten: they have finished the step that followed it.
+      if (n >= kSlots) DDL_RETURN_IF_ERROR(WaitFree(agreed_before_[n % kSlots] + kSlots));
+      agreed_before_[n % kSlots] = next_;
       memory_.own().agreements[n % kSlots].store(mine, std::memory_order_relaxed);
       memory_.own().agreed.store(n + 1, std::memory_order_release);
       *agreed = mine;
@@ -125,6 +129,7 @@ class ShmPipeline {
   uint64_t next_ = 0;
   uint64_t free_before_ = kSlots;  // what all ranks are known to have finished, and kSlots
   uint64_t agreements_ = 0;
+  std::array<uint64_t, kSlots> agreed_before_{};  // the step that followed
 };
 
 }  // namespace ddl

@@ -1,4 +1,4 @@
-// Scheme: the choices that an all-reduce in shared memory leaves open. None is the best everywhere: it depends on the
+// Scheme: the choices that a collective in shared memory leaves open. None is the best everywhere: it depends on the
 // size, on whether the ranks' cores share a cache, and on how many ranks share a core; so the choice is measured
 // (tuner.h). Every scheme adds in the order of the ranks: results do not depend on the choice.
 #ifndef KERAS_DDL_CORE_SHM_SCHEME_H_
@@ -8,11 +8,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "ddl.h"
 #include "kernels/kernels.h"
 
 namespace ddl {
 
-// See collectives.h.
+// See collectives.h. A reduce_scatter and an all_gather through slots are kDirect.
 enum class Algorithm { kDirect, kSplit, kCma };
 
 struct Scheme {
@@ -31,12 +32,13 @@ struct Scheme {
   }
 };
 
-// Up to this size there is only one scheme.
-constexpr uint64_t kUntunedBytes = 16 * 1024;
+// Up to this size there is only one scheme: a choice would take as long as the data.
+constexpr uint64_t UntunedBytes(ddl_kind kind) { return (kind == DDL_ALL_REDUCE ? 16 : 4) * uint64_t{1024}; }
 
-// The schemes worth trying for `bytes` among `ranks` ranks, a good guess first. Never empty; one entry up to
-// kUntunedBytes. `reachable`: whether kCma works (GroupMemory::reachable).
-std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_bytes, bool reachable);
+// The schemes worth trying for `bytes` among `ranks` ranks, a good guess first. `kind`: DDL_ALL_REDUCE,
+// DDL_REDUCE_SCATTER or DDL_ALL_GATHER, of an array of so many bytes in all. Never empty; one entry up to
+// UntunedBytes. `reachable`: whether kCma works (GroupMemory::reachable).
+std::vector<Scheme> CandidateSchemes(ddl_kind kind, uint64_t bytes, int ranks, size_t slot_bytes, bool reachable);
 
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_SHM_SCHEME_H_

@@ -6,10 +6,6 @@
 namespace ddl {
 namespace {
 
-constexpr uint32_t kKilobyte = 1024;
-constexpr uint64_t kMegabyte = 1024 * 1024;
-constexpr uint32_t kCmaChunk = 64 * kKilobyte;
-
 // First turns of each candidate: a few long ones, more short ones, which a hiccup disturbs more.
 constexpr double kTrialSeconds = 1.5e-3;
 constexpr double kMinTrials = 3;
@@ -39,60 +35,13 @@ double Median(std::vector<double>& times) {
 
 }  // namespace
 
-std::vector<Scheme> CandidateSchemes(uint64_t bytes, int ranks, size_t slot_bytes, bool reachable) {
-  const auto chunk = [&](uint32_t kilobytes) {
-    return static_cast<uint32_t>(std::min<uint64_t>(kilobytes * uint64_t{kKilobyte}, slot_bytes));
-  };
-  constexpr Algorithm kDirect = Algorithm::kDirect;
-  constexpr Algorithm kSplit = Algorithm::kSplit;
-  constexpr Store kC = Store::kCached;
-  constexpr Store kS = Store::kStreaming;
-  constexpr Store kL = Store::kRepMovsb;
-  if (bytes <= kUntunedBytes) return {{kDirect, kL, kC, chunk(64)}};
-  std::vector<Scheme> schemes;
-  if (ranks == 2) {
-    // Results beyond the caches are not found there by their reader, and streaming them saves reading them first.
-    if (bytes < kMegabyte) {
-      schemes = {{kSplit, kL, kC, chunk(256)},
-                 {kDirect, kL, kC, chunk(128)},
-                 {kSplit, kL, kC, chunk(128)},
-                 {kSplit, kL, kC, chunk(64)},
-                 {kSplit, kS, kC, chunk(256)}};
-    } else if (bytes < 16 * kMegabyte) {
-      schemes = {{kSplit, kL, kC, chunk(256)}, {kSplit, kL, kL, chunk(256)},  {kSplit, kL, kS, chunk(256)},
-                 {kSplit, kS, kS, chunk(256)}, {kDirect, kL, kC, chunk(128)}, {kSplit, kL, kC, chunk(512)}};
-    } else {
-      schemes = {{kDirect, kL, kS, chunk(128)},
-                 {kDirect, kL, kC, chunk(128)},
-                 {kSplit, kL, kS, chunk(512)},
-                 {kDirect, kL, kS, chunk(256)},
-                 {kSplit, kS, kS, chunk(256)}};
-    }
-  } else {
-    // Direct reads every slot but waits only once per step, which matters when several ranks share a core.
-    const Store result = bytes < 4 * kMegabyte ? kC : kS;
-    schemes = {{kSplit, kL, result, chunk(512)}, {kSplit, kL, kL, chunk(512)}, {kDirect, kL, result, chunk(128)}};
-    if (bytes >= 512 * kKilobyte) {
-      schemes.push_back({kSplit, kS, result, chunk(512)});
-      schemes.push_back({kSplit, kL, result, chunk(256)});
-      schemes.push_back({kDirect, kL, result, chunk(512)});
-    }
-  }
-  if (reachable) {
-    // What was read should still be in the second-level cache when it is added.
-    schemes.push_back({Algorithm::kCma, kC, kC, kCmaChunk});
-    schemes.push_back({Algorithm::kCma, kC, kC, 2 * kCmaChunk});
-  }
-  return schemes;
-}
-
-Tuner::SizeClass& Tuner::SizeClassOf(uint64_t bytes) {
+Tuner::SizeClass& Tuner::SizeClassOf(ddl_kind kind, uint64_t bytes) {
   size_t log2 = 0;
   while (bytes >> (log2 + 1) != 0) ++log2;
   log2 = std::min(log2, kLargestSizeClass);
-  SizeClass& c = classes_[log2];
+  SizeClass& c = classes_[{kind, log2}];
   if (c.candidates.empty()) {
-    for (const Scheme& scheme : CandidateSchemes(uint64_t{1} << log2, ranks_, slot_bytes_, reachable_)) {
+    for (const Scheme& scheme : CandidateSchemes(kind, uint64_t{1} << log2, ranks_, slot_bytes_, reachable_)) {
       c.candidates.emplace_back();
       c.candidates.back().scheme = scheme;
     }
@@ -100,13 +49,13 @@ Tuner::SizeClass& Tuner::SizeClassOf(uint64_t bytes) {
   return c;
 }
 
-Scheme Tuner::Choose(uint64_t bytes) {
-  const SizeClass& c = SizeClassOf(bytes);
+Scheme Tuner::Choose(ddl_kind kind, uint64_t bytes) {
+  const SizeClass& c = SizeClassOf(kind, bytes);
   return c.candidates[c.current].scheme;
 }
 
-void Tuner::Report(const Scheme& scheme, uint64_t bytes, double seconds) {
-  SizeClass& c = SizeClassOf(bytes);
+void Tuner::Report(ddl_kind kind, const Scheme& scheme, uint64_t bytes, double seconds) {
+  SizeClass& c = SizeClassOf(kind, bytes);
   // Chosen before the last turn ended: says nothing about this one.
   if (c.candidates.size() == 1 || scheme.Encode() != c.candidates[c.current].scheme.Encode()) return;
   const double time = seconds / static_cast<double>(bytes);

@@ -1,9 +1,9 @@
-// Tuner: finds the fastest scheme for each size class by timing the program's own all-reduces, so that no time is spent
-// on probing. One rank of a group (local rank 0) tunes for all of them.
+// Tuner: finds the fastest scheme for each kind of collective and size class by timing the program's own calls, so that
+// no time is spent on probing. One rank of a group (local rank 0) tunes for all of them.
 //
-// Each class (sizes between two powers of two; beyond the caches there is one class) first tries every candidate a
-// few times, in turns, and takes the one with the shortest median. A turn is several calls, and the first of them is
-// not counted: the cache state that a scheme leaves behind favours the same scheme.
+// Each class (sizes between two powers of two; beyond the caches there is one class) of a kind first tries every
+// candidate a few times, in turns, and takes the one with the shortest median. A turn is several calls, and the first
+// of them is not counted: the cache state that a scheme leaves behind favours the same scheme.
 //
 // Afterwards a candidate gets a turn now and then, between two turns of the scheme in use, whose mean it is compared
 // with: the speed of a machine changes from second to second (another job on the host, cores moved by a hypervisor),
@@ -12,10 +12,11 @@
 #ifndef KERAS_DDL_CORE_SHM_TUNER_H_
 #define KERAS_DDL_CORE_SHM_TUNER_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shm/scheme.h"
@@ -26,10 +27,10 @@ class Tuner {
  public:
   Tuner(int ranks, size_t slot_bytes, bool reachable) : ranks_(ranks), slot_bytes_(slot_bytes), reachable_(reachable) {}
 
-  // The scheme for the next all-reduce of `bytes`.
-  Scheme Choose(uint64_t bytes);
-  // How long an all-reduce with that scheme took.
-  void Report(const Scheme& scheme, uint64_t bytes, double seconds);
+  // The scheme for the next collective of that kind and size; see CandidateSchemes.
+  Scheme Choose(ddl_kind kind, uint64_t bytes);
+  // How long one with that scheme took.
+  void Report(ddl_kind kind, const Scheme& scheme, uint64_t bytes, double seconds);
 
  private:
   struct Candidate {
@@ -60,7 +61,7 @@ class Tuner {
     double recent = 0;
   };
 
-  SizeClass& SizeClassOf(uint64_t bytes);
+  SizeClass& SizeClassOf(ddl_kind kind, uint64_t bytes);
   static void EndTurn(SizeClass& c, double time);
   static void EndFirstTurn(SizeClass& c, double time, double seconds);
   static void Learn(SizeClass& c, double ratio, double lost);
@@ -71,7 +72,7 @@ class Tuner {
   const int ranks_;
   const size_t slot_bytes_;
   const bool reachable_;
-  std::array<SizeClass, 64> classes_;  // by floor(log2(bytes))
+  std::map<std::pair<ddl_kind, size_t>, SizeClass> classes_;  // by kind and floor(log2(bytes))
 };
 
 }  // namespace ddl

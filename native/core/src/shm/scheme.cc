@@ -1,0 +1,79 @@
+#include "shm/scheme.h"
+
+#include <algorithm>
+
+namespace ddl {
+namespace {
+
+constexpr uint32_t kKilobyte = 1024;
+constexpr uint64_t kMegabyte = 1024 * 1024;
+
+constexpr Algorithm kDirect = Algorithm::kDirect;
+constexpr Algorithm kSplit = Algorithm::kSplit;
+constexpr Store kC = Store::kCached;
+constexpr Store kS = Store::kStreaming;
+constexpr Store kL = Store::kRepMovsb;
+
+std::vector<Scheme> AllReduceThroughSlots(uint64_t bytes, int ranks) {
+  std::vector<Scheme> schemes;
+  if (ranks == 2) {
+    // Results beyond the caches are not found there by their reader, and streaming them saves reading them first.
+    if (bytes < kMegabyte)
+      return {{kSplit, kL, kC, 256},
+              {kDirect, kL, kC, 128},
+              {kSplit, kL, kC, 128},
+              {kSplit, kL, kC, 64},
+              {kSplit, kS, kC, 256}};
+    if (bytes < 16 * kMegabyte)
+      return {{kSplit, kL, kC, 256}, {kSplit, kL, kL, 256},  {kSplit, kL, kS, 256},
+              {kSplit, kS, kS, 256}, {kDirect, kL, kC, 128}, {kSplit, kL, kC, 512}};
+    return {{kDirect, kL, kS, 128},
+            {kDirect, kL, kC, 128},
+            {kSplit, kL, kS, 512},
+            {kDirect, kL, kS, 256},
+            {kSplit, kS, kS, 256}};
+  }
+  // Direct reads every slot but waits only once per step, which matters when several ranks share a core.
+  const Store result = bytes < 4 * kMegabyte ? kC : kS;
+  schemes = {{kSplit, kL, result, 512}, {kSplit, kL, kL, 512}, {kDirect, kL, result, 128}};
+  if (bytes >= 512 * kKilobyte) {
+    schemes.push_back({kSplit, kS, result, 512});
+    schemes.push_back({kSplit, kL, result, 256});
+    schemes.push_back({kDirect, kL, result, 512});
+  }
+  return schemes;
+}
+
+// A reduction is what the caller reads next: not streamed.
+std::vector<Scheme> ReduceScatterThroughSlots() {
+  return {{kDirect, kL, kC, 512}, {kDirect, kS, kC, 512}, {kDirect, kL, kC, 128}, {kDirect, kS, kC, 128}};
+}
+
+std::vector<Scheme> AllGatherThroughSlots(uint64_t bytes) {
+  const Store result = bytes < 4 * kMegabyte ? kC : kS;
+  return {{kDirect, kL, result, 512}, {kDirect, kS, result, 512}, {kDirect, kL, kL, 512}, {kDirect, kS, result, 128}};
+}
+
+}  // namespace
+
+std::vector<Scheme> CandidateSchemes(ddl_kind kind, uint64_t bytes, int ranks, size_t slot_bytes, bool reachable) {
+  std::vector<Scheme> schemes;
+  const bool tuned = bytes > UntunedBytes(kind);
+  if (kind == DDL_ALL_REDUCE) {
+    schemes = tuned ? AllReduceThroughSlots(bytes, ranks) : std::vector<Scheme>{{kDirect, kL, kC, 64}};
+  } else {
+    schemes = kind == DDL_REDUCE_SCATTER ? ReduceScatterThroughSlots() : AllGatherThroughSlots(bytes);
+    if (!tuned) schemes.resize(1);
+  }
+  for (Scheme& scheme : schemes) {
+    scheme.chunk_bytes =
+        static_cast<uint32_t>(std::min<uint64_t>(scheme.chunk_bytes * uint64_t{kKilobyte}, slot_bytes));
+  }
+  if (!reachable || !tuned) return schemes;
+  // What was read should still be in the second-level cache when it is added; the more at once, the fewer system calls.
+  const uint32_t shortest = (kind == DDL_ALL_REDUCE ? 64 : kind == DDL_REDUCE_SCATTER ? 128 : 256) * kKilobyte;
+  for (const uint32_t chunk : {shortest, 2 * shortest}) schemes.push_back({Algorithm::kCma, kC, kC, chunk});
+  return schemes;
+}
+
+}  // namespace ddl
