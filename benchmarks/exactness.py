@@ -28,12 +28,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import tensorflow as tf
-from _networks import NETWORKS
 from _rounds import machine, slowest_rank
-from _step_times import StepTimes
 
 import keras_ddl
 from keras_ddl import timeline
+from keras_ddl.cli.bench_training.networks import NETWORKS
+from keras_ddl.cli.bench_training.step_times import StepTimes
 from keras_ddl.gradients import buckets
 from keras_ddl.strategy.data import share_dataset
 

@@ -18,10 +18,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
-from _networks import NETWORKS, Network
-from _step_times import StepTimes
 
 import keras_ddl
+from keras_ddl.cli.bench_training.networks import NETWORKS, Network
+from keras_ddl.cli.bench_training.step_times import StepTimes
 
 layers = keras.layers
 STEPS, FITS = 12, 3
@@ -36,7 +36,7 @@ def transformer() -> keras.Model:
     return keras.Model(inputs, layers.Dense(10, activation="softmax")(layers.GlobalAveragePooling1D()(x)))
 
 
-_MORE = {"transformer": Network(transformer, 16, (64,), float("nan"), tokens=8000)}  # Horovod's was not recorded
+_MORE = {"transformer": Network(transformer, 16, (64,), tokens=8000)}
 
 
 def main() -> None:

@@ -41,9 +41,9 @@ def train(contestant: str, network_name: str, steps: int, threads: int) -> None:
     """One contestant on this rank; rank 0 prints what was measured as JSON. COLLECTIVE."""
     import keras
     import tensorflow as tf
-    from _networks import NETWORKS
 
     import keras_ddl
+    from keras_ddl.cli.bench_training.networks import NETWORKS
     from keras_ddl.strategy import whole_slots
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -105,7 +105,7 @@ def measured(contestant: str, options: argparse.Namespace) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2, help="(default: 2)")
-    parser.add_argument("--network", default="mlp", help="of benchmarks/_networks.py (default: mlp)")
+    parser.add_argument("--network", default="mlp", help="a built-in one of keras-ddl bench train (default: mlp)")
     parser.add_argument("--steps", type=int, default=10, help="steps of a round (default: 10)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant (default: 3)")
     parser.add_argument("--threads", type=int, default=1, help="TensorFlow threads of a rank (default: 1)")

@@ -13,7 +13,7 @@ rank alone. Contestants take turns in one run:
     together     every rank trains under keras_ddl.Strategy
 
 overhead = together - independent, what it costs to be one model. A third of Horovod's overhead stands beside it:
-recorded elsewhere (see _networks.py), not measured in this run. floor = in step - independent, the part of the overhead
+recorded elsewhere (HOROVOD_MS), not measured in this run. floor = in step - independent, the part of the overhead
 that is there without any communication: ranks that wait for each other take the longest of their steps' times, which
 differ on any machine. speed-up = images per second of all ranks together over those of one rank alone; it can not
 exceed (number of ranks) x alone / independent. on wire = bytes of gradients that were reduced while backward still ran;
@@ -29,7 +29,6 @@ import argparse
 import dataclasses
 import os
 import statistics
-import time
 import warnings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -37,36 +36,19 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
-from _networks import NETWORKS, Network
-from _overlap import Overlap, watched
 from _processor import Processor
 from _rounds import machine, slowest_rank
 
 import keras_ddl
+from keras_ddl.cli.bench_training.networks import NETWORKS, Network
+from keras_ddl.cli.bench_training.overlap import Traffic, watched
+from keras_ddl.cli.bench_training.step_times import StepTimes
 from keras_ddl.strategy.data import share_dataset
 
+# Milliseconds of overhead of Horovod 0.28.1 on TensorFlow 2.15 and Keras 2 at 2 ranks, one core each, recorded once on
+# a machine like the one of docs/appendix/performance.md: Horovod does not run on this TensorFlow and Keras.
+HOROVOD_MS = {"cnn": 6.3, "mlp": 52.0, "resnet": 63.0, "lstm": 25.0}
 CONTESTANTS = ("alone", "independent", "in step", "together")
-
-
-class StepTimes(keras.callbacks.Callback):
-    """Seconds from the start to the end of each step, as the script sees them; `meet`: and until all ranks end it."""
-
-    never_stops_within_epoch = True  # else the ranks agree after every step on whether it asks to stop
-
-    def __init__(self, meet: bool):
-        super().__init__()
-        self.meet = meet
-
-    def on_train_begin(self, logs=None):
-        self.seconds = []
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self.start = time.perf_counter()
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.meet:
-            keras_ddl.barrier()
-        self.seconds.append(time.perf_counter() - self.start)
 
 
 def compiled(network: Network) -> keras.Model:
@@ -82,8 +64,8 @@ def batches(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
 
 def measure(
     network: Network, steps: int, rounds: int, strategy: keras_ddl.Strategy
-) -> tuple[dict[str, float], dict[str, Processor], Overlap | None]:
-    """Median seconds per step of each contestant, the number of parameters; processor; the overlap. COLLECTIVE."""
+) -> tuple[dict[str, float], dict[str, Processor], Traffic | None]:
+    """Median seconds per step of each contestant, the number of parameters; processor; what was sent. COLLECTIVE."""
     size, rank, batch = keras_ddl.size(), keras_ddl.rank(), network.batch
     alone = compiled(network)
     with strategy.scope():
@@ -168,14 +150,14 @@ def main() -> None:
         network = NETWORKS[name]
         if options.batch:
             network = dataclasses.replace(network, batch=options.batch)
-        seconds, processor, overlap = measure(network, options.steps, options.rounds, strategy)
+        seconds, processor, traffic = measure(network, options.steps, options.rounds, strategy)
         alone, independent, in_step, together = (1e3 * seconds[one] for one in CONTESTANTS)
         if first:
-            shares = [f"{share:.0%}" for share in overlap] if overlap else ["-", "-"]
+            shares = [f"{share:.0%}" for share in (traffic.wire, traffic.ready)] if traffic else ["-", "-"]
             print(
                 f"{name:>8} {seconds['parameters'] * 4 / 1e6:>7.1f} MB {alone:>7.1f} {independent:>7.1f} "
                 f"{in_step:>7.1f} {together:>8.1f} {1e3 * seconds['overhead']:>8.1f} "
-                f"{1e3 * seconds['floor']:>6.1f} {network.horovod_ms / 3:>9.1f} "
+                f"{1e3 * seconds['floor']:>6.1f} {HOROVOD_MS[name] / 3:>9.1f} "
                 f"{size * alone / together:>7.2f}x {size * alone / independent:>7.2f}x "
                 f"{shares[0]:>7} {shares[1]:>6}",
                 flush=True,

@@ -1,4 +1,4 @@
-"""What an all-reduce costs on given links: keras_ddl/topology/cost_model.py under its public name."""
+"""What an all-reduce and a training step cost on given links: cost_model.py and step_model.py of keras_ddl/topology."""
 
 from keras_ddl.topology.cost_model import (
     Cluster,
@@ -19,16 +19,23 @@ from keras_ddl.topology.cost_model import (
     shared_memory,
     stages,
 )
+from keras_ddl.topology.step_model import Step, exchange, expected_largest, fitted_link, fitted_spread, machines
 
 __all__ = [
     "Cluster",
     "Dimension",
     "Stage",
+    "Step",
     "algorithms",
     "box",
     "choose",
     "engine_algorithms",
+    "exchange",
+    "expected_largest",
+    "fitted_link",
+    "fitted_spread",
     "halving_doubling",
+    "machines",
     "mode_for",
     "pipelined_box",
     "predict",

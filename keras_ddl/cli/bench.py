@@ -1,7 +1,11 @@
-"""keras-ddl bench: how fast all_reduce is here, beside MPI_Allreduce. bench_all_reduce.py measures."""
+"""keras-ddl bench: how fast all_reduce is here, beside MPI_Allreduce. bench_all_reduce.py measures.
+
+`bench train` is in bench_train.py.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import re
@@ -33,7 +37,17 @@ def _sized(text: str) -> dict[str, object]:
     return {"type": _Bytes(), "default": text, "show_default": True, "metavar": "SIZE"}
 
 
-@click.command("bench", short_help="Compare all_reduce with MPI_Allreduce.")
+class _Group(click.Group):
+    """`bench` itself, and `bench train`, whose module is imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return ["train"]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return importlib.import_module("keras_ddl.cli.bench_train").command if name == "train" else None
+
+
+@click.group("bench", cls=_Group, invoke_without_command=True, short_help="Compare all_reduce with MPI_Allreduce.")
 @click.option("-np", "--np", "num_ranks", type=click.IntRange(min=1), help="Start this many ranks.", metavar="N")
 @click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:2,h1:2.", metavar="HOSTS")
 @click.option("--mode", help="Topology: p, or dimensions such as x:2x2 (KERAS_DDL_MODE).", metavar="MODE")
@@ -58,11 +72,14 @@ def command(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: 
     keras-ddl bench -np 2
     keras-ddl bench --hosts h0:4,h1:4 -b 1M -e 256M -d bfloat16 --json bench.json
     keras-ddl run -np 4 keras-ddl bench -e 1M
+    keras-ddl bench train --ranks 1,2             how trainings scale; keras-ddl bench train --help
 
     With -np or --hosts it starts the ranks itself; under keras-ddl run, mpirun or srun it is a rank. Times are those of
     the slowest rank, medians of interleaved turns. algbw = bytes / time; busbw = algbw 2 (n-1)/n for n ranks, to be
     compared with the speed of a link (the definitions of nccl-tests). The exit status is 1 when a result was wrong.
     """
+    if ctx.invoked_subcommand is not None:
+        return 0
     if options["plot_file"] and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib, which is not installed. Received: --plot. pip install matplotlib.")
     if options["begin"] > options["end"]:  # type: ignore[operator]

@@ -17,7 +17,7 @@ _COMMANDS = {
     "export": ("keras_ddl.cli.export", "Turn a checkpoint into a SavedModel for serving."),
     "serve": ("keras_ddl.cli.serve", "Serve a SavedModel over gRPC and REST, for trials."),
     "predict": ("keras_ddl.cli.predict", "Query a model server."),
-    "bench": ("keras_ddl.cli.bench", "Compare all_reduce with MPI_Allreduce."),
+    "bench": ("keras_ddl.cli.bench", "Compare all_reduce with MPI_Allreduce; how training scales."),
     "trace": ("keras_ddl.cli.trace", "Say where the time of a training's steps went, by its timeline."),
     "doctor": ("keras_ddl.cli.doctor", "Find what will stop or slow a training here, and say the remedy."),
     "info": ("keras_ddl.cli.info", "Show versions, MPI, the machine and the settings in effect."),

@@ -11,14 +11,14 @@ import keras
 import numpy as np
 
 from harness.examples import EXAMPLES
+from keras_ddl.cli.bench_training import networks
 
-_FOLDERS = [str(EXAMPLES), str(EXAMPLES.parent / "benchmarks")]
-sys.path[:0] = _FOLDERS  # not for longer than this: see tests/examples/translation_parts.py
-contrastive, digits, networks, losses, lstm, transformer = map(
+sys.path[:0] = [str(EXAMPLES)]  # not for longer than this: see tests/examples/translation_parts.py
+contrastive, digits, losses, lstm, transformer = map(
     importlib.import_module,
-    ("contrastive", "digits", "_networks", "translation.losses", "translation.lstm", "translation.transformer"),
+    ("contrastive", "digits", "translation.losses", "translation.lstm", "translation.transformer"),
 )
-del sys.path[: len(_FOLDERS)]
+del sys.path[0]
 
 layers, ops = keras.layers, keras.ops
 ROWS = 10  # no other extent of these networks

@@ -7,6 +7,5 @@ divergence.py      learning rates and batches at which training diverges, with w
                    diverging.py is a rank of it
 table_bytes.py     bytes of the gradient of a shared table, gathered and as one table, by the number of ranks;
                    tied_table.py is a rank of it
-step_model.py      how long a step takes on given links
 rows.py            what all of them do with their rows
 """

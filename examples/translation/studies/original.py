@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from keras_ddl.cost_model import Cluster
+from keras_ddl.cost_model import Cluster, Step, fitted_link, fitted_spread, machines
 from translation.studies.rows import Row
-from translation.studies.step_model import Step, fitted_link, fitted_spread, machines
 
 PUBLISHED = {1: 0.360, 2: 0.450, 4: 0.560, 8: 0.680, 12: 0.690, 16: 0.700}  # devices: seconds of a step
 GRADIENTS, DEVICES_PER_HOST = 717e6, 4

@@ -43,10 +43,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_ddl.cost_model import Cluster, Dimension, shared_memory
+from keras_ddl.cost_model import Cluster, Dimension, exchange, shared_memory
 from translation.studies import original, rows, trainings
 from translation.studies.original import Links
-from translation.studies.step_model import exchange
 from translation.studies.trainings import Training
 
 PAYLOAD = 0.95  # of a link's rate; the rest is headers of Ethernet, IP and TCP

@@ -25,9 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_ddl.cost_model import Cluster, Dimension, shared_memory
+from keras_ddl.cost_model import Cluster, Dimension, exchange, shared_memory
 from translation.studies import rows
-from translation.studies.step_model import exchange
 from translation.studies.table_bytes import PAPER, gathered_bytes
 
 # Parameters and width: table 3 of arXiv 1706.03762.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 
-from keras_ddl import cost_model
-from keras_ddl.cost_model import Cluster, Dimension
+from keras_ddl.topology import cost_model
+from keras_ddl.topology.links import Cluster, Dimension
 
 
 @dataclass(frozen=True)
