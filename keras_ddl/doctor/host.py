@@ -11,8 +11,8 @@ from importlib import metadata
 from pathlib import Path
 
 from keras_ddl import config
-from keras_ddl.doctor.finding import Finding, Severity
 from keras_ddl.errors import KerasDdlError
+from keras_ddl.launch.finding import Finding, Severity
 
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-gpu", "tensorflow-intel")
 # TensorFlow switches oneDNN on by itself on CPUs with one of these (tsl/util/onednn_util).

@@ -13,7 +13,7 @@ from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.doctor import host
-from keras_ddl.doctor.finding import Finding, Severity, merged
+from keras_ddl.launch.finding import Finding, Severity, merged
 
 # Every rank's clock is read at the same moment, as far as a barrier tells.
 _CLOCKS_SECONDS = 1.0

@@ -33,6 +33,8 @@ FILE_CHUNK_BYTES = 1 << 20
 # In KERAS_DDL_RUN_DIR, for the program of `keras_ddl.run`: what it reads and what it leaves.
 CALL_FILE = "call.pickle"
 RESULT_FILE = "result.pickle"
+# In KERAS_DDL_RUN_DIR, with several hosts: how far this host's clock is ahead of the launcher's (host_facts.py).
+CLOCK_FILE = "clock.json"
 # In KERAS_DDL_RUN_DIR, when the job would be started on other hosts now (host_watch.py).
 HOSTS_FILE = "hosts-changed"
 
@@ -41,7 +43,7 @@ class Kind(enum.IntEnum):
     """What a frame carries. L: sent by the launcher, R: sent by the rank's wrapper."""
 
     NONCE = 1  # L bytes
-    HELLO = 2  # R proof, then JSON: nonce, rank, size, host, pid
+    HELLO = 2  # R proof, then JSON: nonce, rank, size, host, pid; with several hosts facts (host_facts.py)
     WELCOME = 3  # L proof, then JSON: environment, working directory, terminals
     FILE = 4  # L bytes of the file that `run(fn)` sends; an empty frame ends it
     START = 5  # L empty: all is sent, start the program
@@ -51,10 +53,11 @@ class Kind(enum.IntEnum):
     STDIN_CONSUMED = 9  # R JSON: number of bytes the program has taken
     TERMINAL_SIZE = 10  # L JSON: rows, columns
     RESULT = 11  # R bytes of the file that the program of `run(fn)` leaves
-    EXIT = 12  # R JSON: status, stopped_by, report, report_age_seconds
+    EXIT = 12  # R JSON: status, stopped_by, report, report_age_seconds, checkpoint
     STOP = 13  # L JSON: signal, grace_seconds
     BYE = 14  # L JSON: last (no other attempt follows): the wrapper may leave
     HOSTS_CHANGED = 15  # L empty: leave HOSTS_FILE for the program
+    SIGNAL = 16  # L JSON: signal, for the program and nothing else
 
 
 # The frames that a peer may send before its proof, and their size limits: it must not make us allocate memory.

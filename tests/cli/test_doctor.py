@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from keras_ddl.doctor import host, ranks
-from keras_ddl.doctor.finding import Finding, Severity, merged, worst
+from keras_ddl.launch.finding import Finding, Severity, merged, worst
 
 DOCTOR = [sys.executable, "-m", "keras_ddl.cli", "doctor"]
 
