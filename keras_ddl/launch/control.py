@@ -33,8 +33,6 @@ FILE_CHUNK_BYTES = 1 << 20
 # In KERAS_DDL_RUN_DIR, for the program of `keras_ddl.run`: what it reads and what it leaves.
 CALL_FILE = "call.pickle"
 RESULT_FILE = "result.pickle"
-# In KERAS_DDL_RUN_DIR, with several hosts: how far this host's clock is ahead of the launcher's (host_facts.py).
-CLOCK_FILE = "clock.json"
 # In KERAS_DDL_RUN_DIR, when the job would be started on other hosts now (host_watch.py).
 HOSTS_FILE = "hosts-changed"
 

@@ -5,18 +5,22 @@ Nothing here imports TensorFlow: versions are read from the packages' metadata, 
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import socket
 import time
 from collections.abc import Iterator, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from keras_ddl.launch.finding import Finding, Severity
 
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-gpu", "tensorflow-intel", "tf-nightly-cpu")
 VERSIONS = ("keras_ddl", "TensorFlow", "Keras", "Python")
+# In KERAS_DDL_RUN_DIR, with several hosts.
+CLOCK_FILE = "clock.json"
 SHARED_MEMORY = "/dev/shm"
 # With less, neither MPI nor keras_ddl can make their first segment. The doctor asks for more.
 _LEAST_SHM = 8 << 20
@@ -63,6 +67,15 @@ def clock_offset(clock: float, sent: float, received: float) -> tuple[float, flo
     The clock was read at some moment between our times `sent` and `received`: of the question and of its answer.
     """
     return clock - (sent + received) / 2, (received - sent) / 2
+
+
+def told_clock(run_dir: str | None) -> dict[str, float] | None:
+    """Returns the offset of this host's clock that the launcher has measured and told a rank; None without one."""
+    try:
+        found = json.loads((Path(run_dir or "") / CLOCK_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return {name: float(found[name]) for name in ("offset", "offset_error")} if len(found) == 2 else None
 
 
 def compare_versions(told: Sequence[dict[str, Any]], names: Sequence[str] = VERSIONS) -> Iterator[Finding]:

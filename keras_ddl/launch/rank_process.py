@@ -29,7 +29,6 @@ from keras_ddl.files import last_checkpoint
 from keras_ddl.launch import host_facts, rank_environment
 from keras_ddl.launch.control import (
     CALL_FILE,
-    CLOCK_FILE,
     FILE_CHUNK_BYTES,
     HOSTS_FILE,
     NONCE_BYTES,
@@ -213,7 +212,7 @@ class RankProcess:
             self._job_dir = Path(tempfile.gettempdir()) / welcome["kept"]
             self._job_dir.mkdir(mode=0o700, exist_ok=True)
         if welcome.get("clock"):
-            (self._run_dir / CLOCK_FILE).write_text(json.dumps(welcome["clock"]))
+            (self._run_dir / host_facts.CLOCK_FILE).write_text(json.dumps(welcome["clock"]))
         if welcome["sends_file"]:
             self._call_file = (self._run_dir / CALL_FILE).open("wb")
 

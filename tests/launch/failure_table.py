@@ -35,6 +35,7 @@ HEADER = (
 LAST_LINES = 10
 RUN, MPIRUN = "keras-ddl run", "mpirun"
 _EXECUTE = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
+_OF_TENSORFLOW = ("__autograph_generated_file", "__pycache__")  # of ranks that could not clean up
 _OF_OPEN_MPI = ("ompi", "prte", "pmix", "openmpi")
 _NAMESPACE = ["unshare", "--mount", "sh", "-c"]
 
@@ -196,8 +197,9 @@ def see(case: str, launcher: str, folder: Path) -> Seen:
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     with _disk(case, folder / "ckpt"), _cgroup(case) as group:
         started = Started(command, folder, env={**root, **told.env, **group}, main=("-c", _EXECUTE))
+        started.may_leave = _OF_TENSORFLOW
         if launcher == MPIRUN:  # which leaves files of its own when a job is aborted
-            started.may_leave, started.segments = _OF_OPEN_MPI, _NotOpenMpis()
+            started.may_leave, started.segments = _OF_TENSORFLOW + _OF_OPEN_MPI, _NotOpenMpis()
         ended = started.finish()
         _check_checkpoint(told, folder / "ckpt", ended)
     fault = folder / "fault"
@@ -265,7 +267,7 @@ def main(chosen: list[str]) -> None:
             try:
                 seen.append(see(case, launcher, folder))
             except AssertionError as error:
-                print(f"{case} under {launcher}: {error}", flush=True)
+                print(f"FAILED {case} under {launcher}: {error}", flush=True)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
         if len(seen) == 1 + (CASES[case].mpirun_words is not None):
