@@ -7,6 +7,7 @@ Meanwhile mpirun starts, hosts that named no rank yet are asked whether they can
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,8 +56,11 @@ class Preflight:
         """Says what is to be warned of. Returns the text about hosts on which the job cannot start, None without."""
         if not self._is_on:
             return None
-        told = self._told or [host_facts.facts()]
-        findings = host_facts.compare(told) if self._told else list(host_facts.check_shared_memory(told))
+        if self._told:
+            findings = host_facts.compare(self._told)
+        else:
+            own = {"host": socket.gethostname(), "shm": host_facts.free_shared_memory()}
+            findings = list(host_facts.check_shared_memory([own]))
         for finding in findings:
             if finding.severity is not Severity.ERROR:
                 self._say(f"warning: {_line(finding)}")

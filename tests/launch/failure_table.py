@@ -77,7 +77,7 @@ CASES = {
         60.0,
         {"KERAS_DDL_DEADLINE_SECONDS": "8", "KERAS_DDL_WARN_AFTER_SECONDS": "3"},
     ),
-    "exit_0": Case("`sys.exit(0)`", r"rank 1 .*: ended with status 0 in the middle of the job", 1, _LOST),
+    "exit_0": Case("`sys.exit(0)`", r"rank 1 .*(ended with status 0 in the middle of the job|has left)", 1, _LOST),
     "exit_3": Case("`sys.exit(3)`", r"rank 1 .*: ended with exit status 3", 3, "exit status|exited|Exit code"),
     "os_exit_0": Case("`os._exit(0)`", r"rank 1 .*: ended with status 0 in the middle of the job", 1, _LOST),
     "generator": Case(
