@@ -57,7 +57,7 @@ class Notice:
         """Before a step: lets the step say what this rank has received."""
         if self._received and not self._told:
             self._told = True
-            notice.tell(self._received)
+            notice.tell(self._received, communicator.rank() if communicator.is_initialized() else 0)
 
     def agreed(self) -> tuple[str, int] | None:
         """After a step: (name of the signal, rank that got it), the same on all ranks. Not collective."""

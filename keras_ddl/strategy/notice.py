@@ -12,6 +12,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy.variable_origin import not_of_the_program
 
 NONE = (0, 0)
+_RANKS = 2**32  # a word is the signal times this, and the rank: so the greatest word names both
 
 
 class _Words:
@@ -21,11 +22,10 @@ class _Words:
         # The first use may be in the middle of a program's step.
         with tf.init_scope(), tf.device("CPU:0"), not_of_the_program():
 
-            def variable(shape, name):
-                return tf.Variable(tf.zeros(shape, tf.int64), trainable=False, name=f"keras_ddl_notice_{name}")
+            def variable(name):
+                return tf.Variable(tf.zeros([], tf.int64), trainable=False, name=f"keras_ddl_notice_{name}")
 
-            self.own = variable([], "own")
-            self.agreed = variable([2], "agreed")
+            self.own, self.agreed = variable("own"), variable("agreed")
 
 
 @functools.cache
@@ -33,22 +33,21 @@ def _words() -> _Words:
     return _Words()
 
 
-def tell(number: int) -> None:
-    """Says in the next step that this rank has received signal `number`; not to be called while a step is traced."""
-    _words().own.assign(number)
+def tell(number: int, rank: int) -> None:
+    """Says from the next step on that this rank has received signal `number`. Not to be called while one is traced."""
+    _words().own.assign(number * _RANKS + rank)
 
 
 def agreed() -> tuple[int, int]:
     """Returns (signal, rank) once a step has told the ranks of one, the same on all of them; `NONE` before that."""
-    number, rank = _words().agreed.numpy()
-    return int(number), int(rank)
+    return divmod(int(_words().agreed.numpy()), _RANKS)
 
 
 def forget() -> None:
     """Begins anew. To be called on all ranks between steps."""
     if _words.cache_info().currsize:
         _words().own.assign(0)
-        _words().agreed.assign(NONE)
+        _words().agreed.assign(0)
 
 
 def own() -> tf.Tensor:
@@ -56,9 +55,6 @@ def own() -> tf.Tensor:
     return tf.reshape(_words().own.read_value(), [1])
 
 
-def heard(numbers: tf.Tensor) -> tf.Operation:
-    """Keeps what all ranks have said ([ranks] int64, by rank) for `agreed`. Returns the operation that does so."""
-    rank = tf.argmax(numbers)
-    found = tf.stack([tf.gather(numbers, rank), rank])
-    agreed = _words().agreed
-    return agreed.assign(tf.where(found[0] > 0, found, agreed))
+def heard(words: tf.Tensor) -> tf.Operation:
+    """Keeps what all ranks have said ([ranks] int64) for `agreed`. Returns the operation that does so."""
+    return _words().agreed.assign(tf.reduce_max(words))
