@@ -216,6 +216,13 @@ _TABLE = (
         "Every rank writes a timeline of its collectives and steps, for chrome://tracing and Perfetto, to this path "
         "with .rankN before the suffix.",
     ),
+    Variable(
+        "PREFLIGHT",
+        "0 or 1",
+        True,
+        "Whether `keras-ddl run` checks that hosts can be reached, have the same versions and room in /dev/shm, before "
+        "the ranks start.",
+    ),
     Variable("RESTART", "count", 0, "Set by the launcher: how many times the job was started again."),
     Variable(
         "JOB_DIR",

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import numbers
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 
 from keras_ddl import checkpoint as ckpt
+from keras_ddl import config
 from keras_ddl.callbacks._base_graphs import BaseGraphs, Serve
 from keras_ddl.callbacks._clock import Clock
 from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._learning_rate_controller import controller_of
+from keras_ddl.callbacks._notice import Notice
 from keras_ddl.callbacks._publisher import Publisher, wait_for
 from keras_ddl.checkpoint import model_state
 from keras_ddl.checkpoint.background import BackgroundWriter
@@ -24,7 +27,9 @@ from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.compat.models import optimizers_of, steps_taken, unwrapped
 from keras_ddl.errors import CheckpointError, ConfigError
+from keras_ddl.files import last_checkpoint
 from keras_ddl.files.durable import make_directory
+from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.resuming import resume_from_latest
 from keras_ddl.resuming.progress import ARRAYS, RECORD, Restoration, agreed_layer_state, capture
 from keras_ddl.strategy import fits, keras_patches, whole_slots
@@ -55,6 +60,9 @@ class Checkpoint(keras.callbacks.Callback):
             (`{"encoder": "student.encoder"}`). `keras-ddl export --model NAME` then says which.
         sample: a few rows of real input, which every export replays to prove itself; default: made-up rows.
         resume: go on from the latest checkpoint, if there is one. The model must be built.
+        on_signal: names of signals that announce the end of the job, as in ("SIGTERM", "SIGUSR1"). When any rank gets
+            one, all ranks save after the same step, and end with status 75 (start me again) when the checkpoint is on
+            disk. Needs a Strategy for that; without one, and during validation, it is at the end of the epoch.
         publish_to: a directory of versions, in which checkpoints are exported as they come, for a server that follows
             the training; a version's number is its checkpoint's step. A process of lower priority does it on rank 0's
             host; checkpoints that come meanwhile wait as one, the newest. One that cannot be exported is a warning.
@@ -95,6 +103,7 @@ class Checkpoint(keras.callbacks.Callback):
         save_minutes: float | None = None,
         publish_to: str | Path | None = None,
         publish_keep: int = 3,
+        on_signal: str | Sequence[str] = (),
         verbose: int = 0,
     ) -> None:
         super().__init__()
@@ -129,8 +138,9 @@ class Checkpoint(keras.callbacks.Callback):
                 "signatures": signatures,
             },
         )
+        self._notice = Notice(on_signal)
         # Keras may run on_train_batch_end in a thread if nobody minds; that spares it a wait in every batch.
-        self.async_safe = save_freq == "epoch" and save_minutes is None
+        self.async_safe = save_freq == "epoch" and save_minutes is None and not self._notice
         self._saved: int | None = None  # the step of the last checkpoint that this object has written
         self._epoch = self._marks = self._batches = 0
         self._trained = self._warned = self._is_due = False
@@ -155,6 +165,7 @@ class Checkpoint(keras.callbacks.Callback):
         if on_first_rank(self._prepare, "Checkpoint/prepare") is not None:
             self._resume()
         self._bases.at_train_begin(self.model)
+        self._notice.begin()
 
     def _prepare(self) -> int | None:
         """On rank 0: cleans the directory; returns the step to resume from, or None to begin anew."""
@@ -177,6 +188,7 @@ class Checkpoint(keras.callbacks.Callback):
         resumed = resume_from_latest(self.model, self.dir, self.params.get("epochs"))
         self._epoch, self._saved, self._batches = resumed.epoch, resumed.step, resumed.batches
         self._restoration = resumed.restoration
+        self._note(resumed.step)
         if resumed.rates and self.model.optimizer is not None:
             controller_of(unwrapped(self.model.optimizer)).restore(resumed.rates)
 
@@ -193,8 +205,12 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._bases.is_due and batch > 0:  # the first batch has shown the inputs of a subclassed model
             self._bases.write(self.model)
-        if self._in_flight:
-            self._in_flight = on_first_rank(self._writer.is_busy, "Checkpoint/written")
+        if self._in_flight and not on_first_rank(self._writer.is_busy, "Checkpoint/written"):
+            self._on_written()
+        self._notice.tell()
+
+    def on_test_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._notice.tell()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._batches += 1
@@ -205,14 +221,18 @@ class Checkpoint(keras.callbacks.Callback):
             self._marks = step // self.save_freq
         if self._clock is not None:
             self._is_due |= self._clock.is_due()
+        noticed = self._notice.agreed()
+        self._is_due |= noticed is not None
         # After an epoch's last batch its end is awaited, which makes a better checkpoint.
         steps = self.params.get("steps")
         if self._is_due and (steps is None or batch + 1 < steps):
             self._save(self._step(), self._epoch, {}, in_epoch=batch + 1, last_logs=logs)
+            if noticed is not None:
+                self._end_run(*noticed)
 
     def _reserve(self) -> None:
         """Makes the memory for copies after the first step, when all variables are there, not in one that is timed."""
-        within_epochs = self.save_freq != "epoch" or self._clock is not None
+        within_epochs = self.save_freq != "epoch" or self._clock is not None or bool(self._notice)
         if within_epochs and not self._has_memory:
             with whole_slots.whole(whole_slots.slots_of(self.model), on_rank=0):
                 if is_first_rank():
@@ -226,10 +246,12 @@ class Checkpoint(keras.callbacks.Callback):
             fit.logs_before = None
         if self._bases.is_due:
             self._bases.write(self.model)
-        step = self._step()
+        step, noticed = self._step(), self._notice.agree()
         # A checkpoint made after the last batch of an epoch of unknown length is written again, as that of its end.
-        if self.save_freq == "epoch" or self._is_due or step == self._saved:
+        if self.save_freq == "epoch" or self._is_due or step == self._saved or noticed is not None:
             self._save(step, epoch + 1, logs or {})
+        if noticed is not None:
+            self._end_run(*noticed)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         # The end of training is always saved; Keras has just put averaged weights in place if the optimizer has them,
@@ -238,6 +260,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self._trained and (step != self._saved or stopped or self._averages()):
             self._save(step, self._epoch, logs or {}, stopped_of=self.params.get("epochs") if stopped else None)
         self._wait()
+        self._notice.end()
         self._restoration = None
         if self._publish_to is not None:
             wait_for(self._publisher)
@@ -254,6 +277,28 @@ class Checkpoint(keras.callbacks.Callback):
         if self._in_flight:
             self._in_flight = False
             on_first_rank(self._writer.wait, "Checkpoint/wait")
+            self._on_written()
+
+    def _on_written(self) -> None:
+        """On all ranks: the last checkpoint is whole and on disk."""
+        self._in_flight = False
+        assert self._saved is not None
+        self._note(self._saved)
+
+    def _note(self, step: int) -> None:
+        """Keeps the last whole checkpoint in mind, for what is said when the job fails."""
+        last_checkpoint.note(ckpt.path_of(self.dir, step), step, self.resume, config.get("RUN_DIR"))
+
+    def _end_run(self, signal_name: str, rank: int) -> NoReturn:
+        """Ends the program of every rank, after the checkpoint of a notice. COLLECTIVE."""
+        self._wait()
+        self._notice.end()
+        if is_first_rank():
+            known = last_checkpoint.known()
+            assert known is not None
+            print(f"Checkpoint: {signal_name} on rank {rank}: saved, and this run ends with status {RESTART_STATUS}.")
+            print(f"Checkpoint: {last_checkpoint.to_go_on(known)}", flush=True)
+        sys.exit(RESTART_STATUS)
 
     def _save(
         self,
@@ -303,6 +348,7 @@ class Checkpoint(keras.callbacks.Callback):
                 mode=best[1] if best else "auto",
                 extra=extra,
             )
+            self._note(step)
             ckpt.prune(self.dir, self.keep, best)
             if self._publisher is not None and self._bases.written:
                 self._publisher.offer(saved)

@@ -63,6 +63,11 @@ class Checkpoint:
         return str(self.path / "optimizer")
 
 
+def path_of(ckpt_dir: str | Path, step: int) -> Path:
+    """Returns where the checkpoint of a step is, or will be."""
+    return Path(ckpt_dir) / f"ckpt-{step:08d}"
+
+
 def list_checkpoints(ckpt_dir: str | Path) -> list[Checkpoint]:
     """Returns the checkpoints of a directory in order of step, also damaged ones (see `Checkpoint.problem`).
 
@@ -184,7 +189,7 @@ def write(
     Raises: CheckpointError: the directory cannot be made or written to, or the disk is full; nothing is left behind.
     """
     root = durable.make_directory(Path(ckpt_dir), _WHAT, CheckpointError)
-    final = root / f"ckpt-{step:08d}"
+    final = path_of(root, step)
     state: dict[str, Any] = {
         "format": FORMAT,
         "step": int(step),

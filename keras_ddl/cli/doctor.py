@@ -10,7 +10,7 @@ import click
 from keras_ddl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from keras_ddl.doctor.finding import Finding
+    from keras_ddl.launch.finding import Finding
 
 _MARKS = {"ok": ("ok", "green"), "note": ("note", "blue"), "warning": ("WARNING", "yellow"), "error": ("ERROR", "red")}
 _SECONDS = 180.0
@@ -50,7 +50,7 @@ def command(
     """
     from keras_ddl import config
     from keras_ddl.doctor import host, ranks
-    from keras_ddl.doctor.finding import EXIT_STATUS, Severity, worst
+    from keras_ddl.launch.finding import EXIT_STATUS, Severity, worst
 
     around = config.launcher()
     if around is not None:

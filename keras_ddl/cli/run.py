@@ -49,6 +49,9 @@ _COUNT = click.IntRange(min=1)
 @click.option("--slots", "--slots-per-host", type=_COUNT, help="Ranks on hosts without a number.", metavar="N")
 @click.option("--hosts-timeout", type=float, default=600.0, help="How long to wait for hosts (600).", metavar="SECONDS")
 @click.option("--timeout", type=float, help="End the job after this many seconds (status 124).", metavar="SECONDS")
+@click.option(
+    "--grace", type=float, help="Time for the ranks to save and end after SIGTERM or Ctrl-C.", metavar="SECONDS"
+)
 @click.option("--output-dir", type=click.Path(file_okay=False), help="Save each rank's output in a file here.")
 @click.option("--verbose", "-v", is_flag=True, help="Show the mpirun command and mpirun's output.")
 @click.option("--dry-run", is_flag=True, help="Print the mpirun command and do nothing.")
@@ -72,6 +75,7 @@ def command(
     slots: int | None,
     hosts_timeout: float,
     timeout: float | None,
+    grace: float | None,
     output_dir: str | None,
     verbose: bool,
     dry_run: bool,
@@ -122,6 +126,7 @@ def command(
         mpirun=mpirun,
         env=horovod_environment(variables) if as_horovod else variables,
         timeout=timeout,
+        grace=grace,
         mpi_args=tuple(word for text in mpi_args for word in shlex.split(text)),
         output_dir=Path(output_dir) if output_dir else None,
         verbose=verbose,
@@ -179,7 +184,7 @@ def run_job(job: object, **attempts: object) -> int:
     terminals = {name: fd for (name, sink), fd in zip(sinks.items(), (1, 2)) if sink.terminal}
     loop = RestartLoop(job, Screen(*sinks.values()), stdin=stdin_fd(), terminals=terminals, **attempts)
     try:
-        result = loop.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        result = loop.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2))
         sinks["stderr"].write(result.failure_text.encode())
     except BrokenPipeError:  # the reader of our output has left (`| head`)
         return 128 + signal.SIGPIPE

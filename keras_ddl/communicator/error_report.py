@@ -19,6 +19,7 @@ from types import TracebackType
 
 from keras_ddl import config
 from keras_ddl.errors import RankLostError
+from keras_ddl.files import last_checkpoint
 from keras_ddl.files.durable import write_whole
 
 _INTERRUPTED = 130
@@ -66,6 +67,7 @@ def install(
         main_hook(kind, error, trace)
         print(own_traceback(error), end="", file=sys.stderr)
         if os.getpid() == process:  # a forked child is no rank
+            _say_how_to_go_on()
             end(kind, error, trace)
 
     def in_thread(arguments: threading.ExceptHookArgs) -> None:
@@ -75,6 +77,13 @@ def install(
             end(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
 
     sys.excepthook, threading.excepthook = in_main, in_thread
+
+
+def _say_how_to_go_on() -> None:
+    """Names the last checkpoint, below the traceback, where no launcher of ours will."""
+    checkpoint = last_checkpoint.known()
+    if checkpoint is not None and not config.is_set("RUN_DIR"):
+        print(f"keras_ddl: {last_checkpoint.to_go_on(checkpoint)}", file=sys.stderr)
 
 
 def own_traceback(error: BaseException | None) -> str:

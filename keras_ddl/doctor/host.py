@@ -7,21 +7,20 @@ import platform
 import resource
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 
 from keras_ddl import config
-from keras_ddl.doctor.finding import Finding, Severity
+from keras_ddl.doctor import checkpoint_directory, control_groups
 from keras_ddl.errors import KerasDdlError
+from keras_ddl.launch import host_facts
+from keras_ddl.launch.finding import Finding, Severity
 
-_TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-gpu", "tensorflow-intel")
 # TensorFlow switches oneDNN on by itself on CPUs with one of these (tsl/util/onednn_util).
 _FOR_ONEDNN = {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16", "avx_vnni"}
 _GIB = 1 << 30
 # A communicator's staging memory (KERAS_DDL_STAGING_BYTES) is at most 64 MiB a host; MPI needs some, too.
 _ENOUGH_SHM = 256 << 20
 _ENOUGH_FILES = 1024
-_NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph")
 
 
 def check(
@@ -43,13 +42,13 @@ def check(
         lambda: _huge_pages(environ, root),
         lambda: _limits(),
         lambda: _variables(environ),
-        lambda: _directory(Path(directory), root),
+        lambda: checkpoint_directory.check(Path(directory), root),
     )
     return [finding for one in checks for finding in one()]
 
 
 def _software() -> Iterator[Finding]:
-    found = [f"{name} {version}" for name in _TENSORFLOWS if (version := _version(name))]
+    found = [f"{name} {version}" for name in host_facts.TENSORFLOWS if (version := host_facts.version(name))]
     if not found:
         remedy = "pip install 'keras_ddl[cpu]' (or 'keras_ddl[gpu]')."
         yield Finding(Severity.ERROR, "TensorFlow", "not installed", remedy)
@@ -58,7 +57,7 @@ def _software() -> Iterator[Finding]:
         yield Finding(Severity.ERROR, "TensorFlow", ", ".join(found), remedy)
     else:
         yield Finding(Severity.OK, "TensorFlow", found[0])
-    keras = _version("keras")
+    keras = host_facts.version("keras")
     remedy = "" if keras else "pip install keras."
     yield Finding(Severity.OK if keras else Severity.ERROR, "Keras", keras or "not installed", remedy)
 
@@ -85,7 +84,7 @@ def _mpi() -> Iterator[Finding]:
 
 def _cpu(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
     usable = len(os.sched_getaffinity(0))
-    quota = _quota(root)
+    quota = control_groups.cores(root)
     if quota is not None and quota < usable:
         remedy = f"Start at most {max(1, int(quota))} rank(s) here, or give the container more CPUs."
         found = f"{usable} cores, of which a control group grants the time of {quota:g}"
@@ -107,7 +106,7 @@ def _cpu(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
 
 def _memory(root: Path) -> Iterator[Finding]:
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _number(root / "sys/fs/cgroup/memory.max")
+    limit = control_groups.memory(root)
     allowed = physical if limit is None else min(limit, physical)
     found = f"{allowed / _GIB:.1f} GiB" + (" (limit of a control group)" if allowed < physical else "")
     if allowed < 2 * _GIB:
@@ -185,44 +184,6 @@ def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(Severity.ERROR, name, "not a variable of keras_ddl", remedy)
 
 
-def _directory(directory: Path, root: Path) -> Iterator[Finding]:
-    where = directory.resolve()
-    while not where.exists():
-        where = where.parent
-    if not os.access(where, os.W_OK):
-        remedy = "Checkpoints could not be written there: choose another directory."
-        yield Finding(Severity.ERROR, "directory", f"{where} is not writable", remedy)
-    kind = _file_system(where, root)
-    if kind in _NETWORK_FILE_SYSTEMS:
-        found = f"{where} is on {kind}"
-        remedy = "Checkpoints there survive a host. Let only rank 0 write, as callbacks.Checkpoint does."
-        yield Finding(Severity.NOTE, "directory", found, remedy)
-    free = shutil.disk_usage(where).free
-    if free < _GIB:
-        remedy = "A checkpoint of Adam takes three times the weights' bytes, and the one before is kept meanwhile."
-        yield Finding(Severity.WARNING, "directory", f"{where} has {free / _GIB:.2f} GiB free", remedy)
-
-
-def _file_system(path: Path, root: Path) -> str:
-    """Returns the type of the file system that `path` is on: that of the longest mount point above it."""
-    best, kind = -1, ""
-    for line in _text(root / "proc/mounts").splitlines():
-        words = line.split()
-        point = words[1].replace("\\040", " ") if len(words) > 2 else ""
-        inside = point == "/" or str(path) == point or str(path).startswith(point + "/")
-        if point and inside and len(point) >= best:
-            best, kind = len(point), words[2]
-    return kind
-
-
-def _quota(root: Path) -> float | None:
-    """Returns how many cores' time a control group (version 2) grants; None: no limit, or not known."""
-    words = _text(root / "sys/fs/cgroup/cpu.max").split()
-    if len(words) != 2 or not all(word.isdigit() for word in words):
-        return None
-    return int(words[0]) / int(words[1])
-
-
 def _cpu_flags(root: Path) -> set[str]:
     for line in _text(root / "proc/cpuinfo").splitlines():
         if line.startswith("flags"):
@@ -230,20 +191,8 @@ def _cpu_flags(root: Path) -> set[str]:
     return set()
 
 
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdigit() else None
-
-
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return ""
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
         return ""

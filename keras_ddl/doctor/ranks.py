@@ -8,15 +8,16 @@ import platform
 import socket
 import time
 from collections.abc import Callable, Iterator
-from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from keras_ddl import communicator
-from keras_ddl.doctor import host
-from keras_ddl.doctor.finding import Finding, Severity, merged
+import numpy as np
 
-# Every rank's clock is read at the same moment, as far as a barrier tells.
-_CLOCKS_SECONDS = 1.0
+from keras_ddl import communicator, config
+from keras_ddl.doctor import host
+from keras_ddl.launch import host_facts
+from keras_ddl.launch.finding import Finding, Severity, merged
+
 _ROWS = 64
 
 
@@ -41,35 +42,36 @@ def facts() -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    result = {
+    return {
         "host": socket.gethostname(),
-        "keras_ddl": metadata.version("keras_ddl"),
+        "keras_ddl": host_facts.version("keras_ddl"),
         "TensorFlow": tf.__version__,
         "Keras": keras.__version__,
         "Python": platform.python_version(),
         "MPI": _mpi_library(),
         "cores": sorted(os.sched_getaffinity(0)),
+        **clock(),
     }
+
+
+def clock() -> dict[str, float]:
+    """Returns this host's "offset" and "offset_error" (host_facts.clock_offset). COLLECTIVE.
+
+    Measured by the launcher over its connection, where it is `keras-ddl run` of several hosts; else to the ranks'
+    common moment after a barrier, as far as that is one.
+    """
+    told = host_facts.told_clock(config.get("RUN_DIR"))
     communicator.barrier("doctor/clocks")
-    return {**result, "clock": time.time()}
+    now = time.time()
+    if communicator.all_reduce_array(np.array(told is not None, np.int32), op="min", name="doctor/clocks_known"):
+        return told
+    return {"offset": now, "offset_error": 0.0}
 
 
 def compare(of_ranks: list[dict[str, Any]]) -> Iterator[Finding]:
     """Returns the findings about what ranks have told: versions, clocks, cores."""
-    first = of_ranks[0]
-    for name in ("keras_ddl", "TensorFlow", "Keras", "Python", "MPI"):
-        others = {f"{told[name]} on {told['host']}" for told in of_ranks if told[name] != first[name]}
-        if others:
-            found = f"{first[name]} on {first['host']}, but {', '.join(sorted(others))}"
-            remedy = "Install the same version on all hosts, as one environment on a shared file system or one image."
-            yield Finding(Severity.ERROR, f"versions of {name}", found, remedy)
-        else:
-            yield Finding(Severity.OK, f"versions of {name}", f"{first[name]} on all ranks")
-    late = max(told["clock"] for told in of_ranks) - min(told["clock"] for told in of_ranks)
-    if late > _CLOCKS_SECONDS:
-        slow, fast = (pick(of_ranks, key=lambda told: told["clock"])["host"] for pick in (min, max))
-        remedy = "Timelines, logs and the times of files will not fit together: run chrony or ntpd on every host."
-        yield Finding(Severity.WARNING, "clocks", f"that of {slow} is {late:.1f} s behind that of {fast}", remedy)
+    yield from host_facts.compare_versions(of_ranks, (*host_facts.VERSIONS, "MPI"))
+    yield from host_facts.compare_clocks(of_ranks)
     hosts: dict[str, list[set[int]]] = {}
     for told in of_ranks:
         hosts.setdefault(told["host"], []).append(set(told["cores"]))
@@ -85,7 +87,6 @@ def compare(of_ranks: list[dict[str, Any]]) -> Iterator[Finding]:
 
 def collectives() -> Iterator[Finding]:
     """Runs each collective once and compares with what it must give. COLLECTIVE; findings are equal on all ranks."""
-    import numpy as np
     import tensorflow as tf
 
     from keras_ddl import ops
@@ -150,7 +151,6 @@ def collectives() -> Iterator[Finding]:
 def training() -> Iterator[Finding]:
     """Trains a small network for some steps, and compares the ranks' weights. COLLECTIVE."""
     import keras
-    import numpy as np
 
     from keras_ddl.strategy import Strategy
 
@@ -187,7 +187,29 @@ def transport() -> Iterator[Finding]:
             "Large all-reduces took up to 1.6 times as long without it. It needs kernel.yama.ptrace_scope=0, in "
             "containers also --cap-add SYS_PTRACE, and one user for all ranks. KERAS_DDL_CMA=0 switches it off."
         )
-        yield Finding(Severity.NOTE, "cross memory attach", "not available", remedy)
+        found = f"not available; kernel.yama.ptrace_scope is {_yama()}"
+        yield Finding(Severity.NOTE, "cross memory attach", found, remedy)
+    if communicator.size() > 1:
+        yield thread_level()
+
+
+def thread_level() -> Finding:
+    """Returns what MPI lets threads do: keras_ddl's own threads call it beside the program's."""
+    from mpi4py import MPI
+
+    levels = {getattr(MPI, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
+    found = f"MPI_THREAD_{levels[MPI.Query_thread()]}"
+    if found == "MPI_THREAD_MULTIPLE":
+        return Finding(Severity.OK, "MPI threads", found)
+    remedy = "keras_ddl needs MPI_THREAD_MULTIPLE: leave mpi4py.rc.thread_level alone, or build MPI with it."
+    return Finding(Severity.ERROR, "MPI threads", found, remedy)
+
+
+def _yama() -> str:
+    try:
+        return Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
+    except OSError:
+        return "not there"
 
 
 def _mpi_library() -> str:

@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Any
 
-from keras_ddl.launch import control
+from keras_ddl.launch import control, host_facts
 from keras_ddl.launch.control import Channel, Kind
 
 # A rank answers at once; this allows for one on a machine that freezes meanwhile.
@@ -26,7 +26,8 @@ class Acceptor:
     def __init__(self, listener: socket.socket, token: str, num_ranks: int) -> None:
         self._listener, self._token = listener, token
         self._max_pending = num_ranks + _EXTRA_CONNECTIONS
-        self._pending: dict[int, tuple[Channel, bytes, float]] = {}  # with its nonce and the time of its end, in order
+        # With its nonce, the time of its end, and our clock when the nonce was sent; in order.
+        self._pending: dict[int, tuple[Channel, bytes, float, float]] = {}
 
     @property
     def fds(self) -> list[int]:
@@ -40,7 +41,10 @@ class Acceptor:
         return bool(self._pending)
 
     def serve(self, fd: int) -> tuple[Channel, dict[str, Any]] | None:
-        """Returns (channel, its HELLO message) when `fd` has just proven to be a rank's, else None."""
+        """Returns (channel, its HELLO message) when `fd` has just proven to be a rank's, else None.
+
+        The message's "facts", where there are some, get "offset" and "offset_error" of that host's clock.
+        """
         if fd == self._listener.fileno():
             self._accept()
         elif fd in self._pending:
@@ -50,7 +54,7 @@ class Acceptor:
     def tick(self) -> None:
         """Closes the connections whose time limit has passed."""
         now = time.monotonic()
-        for fd in [fd for fd, (_, _, end) in self._pending.items() if now > end]:
+        for fd in [fd for fd, (_, _, end, _) in self._pending.items() if now > end]:
             self._drop(fd)
 
     def close(self) -> None:
@@ -67,11 +71,11 @@ class Acceptor:
         if len(self._pending) >= self._max_pending:
             self._drop(next(iter(self._pending)))
         nonce = os.urandom(control.NONCE_BYTES)
-        self._pending[channel.fileno()] = channel, nonce, time.monotonic() + _PROOF_SECONDS
+        self._pending[channel.fileno()] = channel, nonce, time.monotonic() + _PROOF_SECONDS, time.time()
         channel.send(Kind.NONCE, nonce)
 
     def _read(self, fd: int) -> tuple[Channel, dict[str, Any]] | None:
-        channel, nonce, _ = self._pending[fd]
+        channel, nonce, _, sent = self._pending[fd]
         frame = next(channel.read(), None)
         if frame is None and not channel.closed:
             return None
@@ -81,6 +85,9 @@ class Acceptor:
             channel.close()
             return None
         channel.mark_authenticated()
+        if "facts" in hello:
+            facts = hello["facts"]
+            facts["offset"], facts["offset_error"] = host_facts.clock_offset(facts["clock"], sent, time.time())
         return channel, hello
 
     def _drop(self, fd: int) -> None:

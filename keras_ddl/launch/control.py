@@ -41,7 +41,7 @@ class Kind(enum.IntEnum):
     """What a frame carries. L: sent by the launcher, R: sent by the rank's wrapper."""
 
     NONCE = 1  # L bytes
-    HELLO = 2  # R proof, then JSON: nonce, rank, size, host, pid
+    HELLO = 2  # R proof, then JSON: nonce, rank, size, host, pid; with several hosts facts (host_facts.py)
     WELCOME = 3  # L proof, then JSON: environment, working directory, terminals
     FILE = 4  # L bytes of the file that `run(fn)` sends; an empty frame ends it
     START = 5  # L empty: all is sent, start the program
@@ -51,10 +51,11 @@ class Kind(enum.IntEnum):
     STDIN_CONSUMED = 9  # R JSON: number of bytes the program has taken
     TERMINAL_SIZE = 10  # L JSON: rows, columns
     RESULT = 11  # R bytes of the file that the program of `run(fn)` leaves
-    EXIT = 12  # R JSON: status, stopped_by, report, report_age_seconds
+    EXIT = 12  # R JSON: status, stopped_by, report, report_age_seconds, checkpoint
     STOP = 13  # L JSON: signal, grace_seconds
     BYE = 14  # L JSON: last (no other attempt follows): the wrapper may leave
     HOSTS_CHANGED = 15  # L empty: leave HOSTS_FILE for the program
+    SIGNAL = 16  # L JSON: signal, for the program and nothing else
 
 
 # The frames that a peer may send before its proof, and their size limits: it must not make us allocate memory.

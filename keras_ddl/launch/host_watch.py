@@ -13,10 +13,9 @@ from keras_ddl import config
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch.control import HOSTS_FILE
 from keras_ddl.launch.mpirun import Host
+from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.placement import Discovery
 
-# EX_TEMPFAIL of sysexits.h: start it again.
-RESTART_STATUS = 75
 _POLL_SECONDS = 2.0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from keras_ddl.errors import ConfigError
 from keras_ddl.launch import mpirun as mpirun_module
 from keras_ddl.launch.mpirun import Host, Mpirun
-from keras_ddl.launch.outcome import RankOutcome, explain, first_failure, status_text
+from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure, status_text, to_go_on
 from keras_ddl.launch.rank_environment import ask_for_huge_pages, python_path
 from keras_ddl.topology import parse_mode
 
@@ -34,6 +34,7 @@ class Job:
         environment: of the program; `make` fills it.
         hosts: where to run; empty: this host, or what the resource manager says.
         timeout: seconds after which the job is ended, None for never.
+        grace: seconds between the signal that ends the job, which the ranks get, and their SIGKILL; None: a few.
         call: bytes that every rank finds as KERAS_DDL_RUN_DIR/call.pickle (keras_ddl.run), None for a program.
         output_dir: where each rank's output is kept, None for nowhere.
         seconds_spent: of the timeout, by earlier attempts.
@@ -48,6 +49,7 @@ class Job:
     hosts: tuple[Host, ...] = ()
     mpi_args: tuple[str, ...] = ()
     timeout: float | None = None
+    grace: float | None = None
     call: bytes | None = field(default=None, repr=False)
     output_dir: Path | None = None
     seconds_spent: float = 0.0
@@ -107,6 +109,7 @@ def make(
     mpirun: str | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
+    grace: float | None = None,
     **rest: object,
 ) -> Job:
     """Returns the job for these settings, all checked.
@@ -128,8 +131,9 @@ def make(
             f"np must not be larger than the ranks that the hosts take together ({slots}). Received: np={num_ranks}, "
             f"hosts={hosts!r}. Write the number of ranks after each host, as in 'h0:2,h1:2'."
         )
-    if timeout is not None and not timeout > 0:
-        raise ConfigError(f"timeout must be a number of seconds above 0. Received: timeout={timeout!r}.")
+    for name, seconds in (("timeout", timeout), ("grace", grace)):
+        if seconds is not None and not seconds > 0:
+            raise ConfigError(f"{name} must be a number of seconds above 0. Received: {name}={seconds!r}.")
     environment = mpirun_module.environment(os.environ)
     environment.update(env or {})
     if mode is not None:
@@ -147,6 +151,7 @@ def make(
         environment=environment,
         hosts=parsed,
         timeout=timeout,
+        grace=grace,
         **rest,  # type: ignore[arg-type]
     )
 
@@ -159,6 +164,7 @@ class JobResult:
         outcomes: per rank.
         results: per rank, the bytes that the program of `keras_ddl.run` left, for those that left any.
         signal: the signal that terminated the job (SIGINT, SIGTERM, SIGHUP), None for none.
+        refused: the programs were not started, because of what was found on the hosts (preflight.py).
         timed_out: the job was ended because of its timeout.
         seconds: wall-clock time.
         mpirun_text, mpirun_status: the end of what mpirun itself wrote, and its status (negative for a signal).
@@ -167,6 +173,7 @@ class JobResult:
     outcomes: list[RankOutcome]
     results: dict[int, bytes] = field(default_factory=dict, repr=False)
     signal: int | None = None
+    refused: bool = False
     timed_out: bool = False
     seconds: float = 0.0
     mpirun_text: str = ""
@@ -183,10 +190,18 @@ class JobResult:
         return bool(self.outcomes) and all(outcome.done for outcome in self.outcomes)
 
     @property
+    def asks_to_restart(self) -> bool:
+        """Whether the ranks have ended with `RESTART_STATUS`: after a notice, or because the hosts have changed."""
+        ended = [outcome for outcome in self.outcomes if outcome.stopped_by is None or outcome.status == RESTART_STATUS]
+        return bool(ended) and all(outcome.status == RESTART_STATUS for outcome in ended)
+
+    @property
     def exit_status(self) -> int:
         """The status for the shell: 0 only when `ok`."""
         if self.ok:
             return 0
+        if self.asks_to_restart:
+            return RESTART_STATUS
         if self.signal is not None:
             return 128 + self.signal
         if self.timed_out:
@@ -204,12 +219,17 @@ class JobResult:
 
     @property
     def failure_text(self) -> str:
-        """What to show of a failure: it ends with the traceback of the rank that failed first. "" for none."""
-        first = self.first_failure
-        if self.signal is not None or self.ok:
+        """What to show of a failure: last the rank that failed first and how to go on. "" for none."""
+        first, way_on = self.first_failure, to_go_on(self.outcomes)
+        if self.ok:
             return ""
+        if self.asks_to_restart:
+            return f"keras-ddl: the ranks have ended with status {RESTART_STATUS}, to be started again.\n{way_on}"
+        if self.signal is not None:
+            return way_on
         if first is not None:
             return explain(self.outcomes, first, self.mpirun_text)
         if self.timed_out:
-            return ""
-        return f"keras-ddl: mpirun ended ({self.mpirun_end}) before the ranks had finished.\n{self.mpirun_text}"
+            return way_on
+        end = f"keras-ddl: mpirun ended ({self.mpirun_end}) before the ranks had finished.\n"
+        return f"{self.mpirun_text.rstrip()}\n{end}{way_on}".lstrip()

@@ -8,6 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keras_ddl.files import last_checkpoint
+
+# EX_TEMPFAIL of sysexits.h: the ranks have ended so that the job is started again.
+RESTART_STATUS = 75
+
 _LAST_LINE = re.compile(r"^(?:\s*\|? ?)([A-Za-z_][\w.]*)(?::\s?(.*))?$")
 # Errors that a rank has because another one is gone.
 _CONSEQUENCES = ("RankLostError",)
@@ -22,6 +27,7 @@ _ROUTINE = re.compile(
 )
 _SUMMARY_CHARACTERS = 300
 _TAIL_LINES = 15
+_LAST_LINES = 8  # of a traceback, which stand alone at the end
 
 
 @dataclass
@@ -30,6 +36,7 @@ class RankOutcome:
 
     status: exit status; negative for a signal; None: the rank never reported its end.
     stopped_by: who ended it ("the launcher", "mpirun", "the loss of the launcher"), None: it ended by itself.
+    checkpoint: the last whole checkpoint that it knows of (files/last_checkpoint.py).
     failed_at: time.monotonic() of the launcher when its error happened, as far as is known.
     """
 
@@ -41,6 +48,7 @@ class RankOutcome:
     report: dict[str, Any] | None = None
     traceback: str = ""
     stderr_tail: str = ""
+    checkpoint: dict[str, Any] | None = None
     failed_at: float = float("inf")
 
     @property
@@ -83,6 +91,8 @@ class RankOutcome:
             return f"stopped by {self.stopped_by}"
         if self.status == 0:
             return "ended with status 0 in the middle of the job (os._exit?)"
+        if self.status == RESTART_STATUS:
+            return f"ended with exit status {RESTART_STATUS}, to be started again"
         if self.status < 0:
             return f"killed by {signal_name(-self.status)}"
         return f"ended with exit status {self.status}"
@@ -137,7 +147,21 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
         tail = [line for line in first.stderr_tail.strip().splitlines() if not _BOILERPLATE.match(line)]
         lines.append("The last lines of its stderr:")
         lines += tail[-_TAIL_LINES:]
-    return "\n".join(lines) + "\n"
+    way_on = to_go_on(outcomes)
+    # A traceback through TensorFlow fills screens: what matters is said once more below it.
+    below = first.error_text.splitlines() if first.error_text else []
+    if first.error and len(below) > _LAST_LINES:
+        lines.append(f"keras-ddl: rank {first.rank}{where} {what}: {first.error}")
+    return "\n".join(lines) + "\n" + way_on
+
+
+def to_go_on(outcomes: Sequence[RankOutcome]) -> str:
+    """Returns the line that says which checkpoint is the last, and what to type to go on from it; "" without one."""
+    known = [outcome.checkpoint for outcome in outcomes if outcome.checkpoint is not None]
+    if not known:
+        return ""
+    last = max(known, key=lambda each: each["step"])
+    return f"keras-ddl: {last_checkpoint.to_go_on(last)} --restarts N does so by itself, N times.\n"
 
 
 def mpirun_messages(text: str) -> str:

@@ -20,6 +20,7 @@ class RankLink:
         self.channel: Channel | None = None
         self.over = False  # its program has ended, or nobody will ever know
         self.started = False
+        self._may_start = False
         self.counted = False
         self._call: memoryview | None = None
         self._chunks: list[bytes] = []
@@ -35,15 +36,13 @@ class RankLink:
         return b"".join(self._chunks) if self._chunks else None
 
     def connect(self, channel: Channel, hello: dict[str, Any], welcome: bytes, call: bytes | None) -> None:
-        """Starts the rank's program, after sending it `welcome` and the `call` it needs."""
+        """Sends the rank's wrapper `welcome`, and the `call` that its program needs. The program waits for `start`."""
         self.channel = channel
         self.outcome.host, self.outcome.pid = hello["host"], hello["pid"]
         channel.send(Kind.WELCOME, welcome)
         if call is not None:
             self._call = memoryview(call)
             self.write()
-        else:
-            self._start()
 
     def write(self) -> None:
         """Sends what waits to be sent."""
@@ -55,18 +54,25 @@ class RankLink:
             self.channel.send(Kind.FILE, bytes(chunk))
             if not chunk:
                 self._call = None
-                self._start()
+        if self._may_start and self._call is None and not self.started:
+            self.channel.send(Kind.START)
+            self.started = True
 
-    def _start(self) -> None:
-        assert self.channel is not None
-        self.channel.send(Kind.START)
-        self.started = True
+    def start(self) -> None:
+        """Lets the program start, as soon as it has what it needs."""
+        self._may_start = True
+        self.write()
 
     def stop(self, signum: int, grace_seconds: float) -> None:
         """Tells the rank to end its program: `signum` now, SIGKILL after `grace_seconds`."""
         self._ordered_to_stop = True
         if self.channel is not None and not self.over:
             self.channel.send(Kind.STOP, {"signal": int(signum), "grace_seconds": grace_seconds})
+
+    def signal(self, signum: int) -> None:
+        """Sends the rank's program a signal, which it may be waiting for."""
+        if self.channel is not None and not self.over:
+            self.channel.send(Kind.SIGNAL, {"signal": int(signum)})
 
     def handle(self, kind: Kind, payload: bytes) -> None:
         """Takes one frame of the rank."""
@@ -83,7 +89,7 @@ class RankLink:
         outcome = self.outcome
         outcome.status = message["status"]
         outcome.stopped_by = message["stopped_by"]
-        outcome.report = message["report"]
+        outcome.report, outcome.checkpoint = message["report"], message.get("checkpoint")
         now = time.monotonic()
         times = [now]
         if outcome.report is not None:

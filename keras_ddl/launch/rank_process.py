@@ -25,7 +25,8 @@ from typing import Any
 
 from keras_ddl import config
 from keras_ddl.errors import KerasDdlError, LaunchError
-from keras_ddl.launch import rank_environment
+from keras_ddl.files import last_checkpoint
+from keras_ddl.launch import host_facts, rank_environment
 from keras_ddl.launch.control import (
     CALL_FILE,
     FILE_CHUNK_BYTES,
@@ -49,6 +50,8 @@ _DRAIN_SECONDS = 0.3
 _GOODBYE_SECONDS = 15.0
 _BACKLOG_BYTES = 1 << 20
 _REPORT_BYTES = 1 << 20
+# Meant for the program, wherever they arrive: Slurm and mpirun send them to the processes that they know.
+_FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class RankProcess:
@@ -58,6 +61,8 @@ class RankProcess:
         self.rank, self.size, self.command = rank, size, command
         self._token = address.token
         self._nonce = secrets.token_bytes(NONCE_BYTES)
+        # On one host all is alike.
+        self._facts = host_facts.facts() if len(address.addresses) > 1 else None
         self._channel = Channel(connect(address), PRE_AUTH_LAUNCHER_FRAMES)
         self._welcome: dict[str, Any] = {}
         self._run_dir = Path()
@@ -70,6 +75,7 @@ class RankProcess:
         self._kill_at: float | None = None
         self._may_exit = False
         self._terminated = False
+        self._received: list[int] = []  # signals for the program
         self._wakeup, self._wakeup_writer = socket.socketpair()
         for end in (self._wakeup, self._wakeup_writer):
             end.setblocking(False)
@@ -77,6 +83,8 @@ class RankProcess:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for signum in _FOR_THE_PROGRAM:
+            signal.signal(signum, lambda number, _: self._received.append(number))
 
     def _on_sigterm(self, *_: object) -> None:
         self._terminated = True
@@ -110,6 +118,7 @@ class RankProcess:
         self._send_result()
         report, age = self._read_report()
         message = {"status": status, "stopped_by": self._stopped_by, "report": report, "report_age_seconds": age}
+        message["checkpoint"] = last_checkpoint.read(self._run_dir)
         self._channel.send(Kind.EXIT, message)
         self._wait_for_bye()
         return status
@@ -146,6 +155,8 @@ class RankProcess:
                 if not self._channel.closed:
                     for kind, payload in self._channel.read():
                         self._handle(kind, payload)
+        while self._received:
+            self._signal(self._received.pop(0))
         if self._terminated and self._stopped_by is None:
             self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, "mpirun")
         if self._channel.closed and self._stopped_by is None:
@@ -158,6 +169,8 @@ class RankProcess:
         if kind is Kind.NONCE:
             hello = {"nonce": self._nonce.hex(), "rank": self.rank, "size": self.size}
             hello |= {"host": socket.gethostname(), "pid": os.getpid()}
+            if self._facts is not None:
+                hello["facts"] = {**self._facts, "clock": time.time()}
             self._channel.send(Kind.HELLO, sign(self._token, "rank", payload, hello))
         elif kind is Kind.WELCOME:
             self._prepare(verify(self._token, "launcher", self._nonce, payload))
@@ -177,6 +190,8 @@ class RankProcess:
         elif kind is Kind.STOP:
             order = json.loads(payload)
             self._stop(order["signal"], order["grace_seconds"], "the launcher")
+        elif kind is Kind.SIGNAL:
+            self._signal(json.loads(payload)["signal"])
         elif kind is Kind.HOSTS_CHANGED:
             (self._run_dir / HOSTS_FILE).touch()
         elif kind is Kind.BYE:
@@ -196,6 +211,8 @@ class RankProcess:
         if welcome["kept"]:
             self._job_dir = Path(tempfile.gettempdir()) / welcome["kept"]
             self._job_dir.mkdir(mode=0o700, exist_ok=True)
+        if welcome.get("clock"):
+            (self._run_dir / host_facts.CLOCK_FILE).write_text(json.dumps(welcome["clock"]))
         if welcome["sends_file"]:
             self._call_file = (self._run_dir / CALL_FILE).open("wb")
 
@@ -308,7 +325,9 @@ def main(argv: list[str]) -> int:
 
 
 def _run_proxy(child: int) -> int:
-    """Passes SIGTERM on to the wrapper and returns its exit status. It dies with mpirun's daemon."""
+    """Passes signals on to the wrapper and returns its exit status. It dies with mpirun's daemon."""
+    for signum in _FOR_THE_PROGRAM:
+        signal.signal(signum, lambda number, _: signal_quietly(child, number))
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, lambda *_: signal_quietly(child, signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keras_ddl.errors import ConfigError, LaunchError
-from keras_ddl.launch.host_watch import RESTART_STATUS, HostWatch
+from keras_ddl.launch.host_watch import HostWatch
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult, new_id
 from keras_ddl.launch.mpirun import Host
+from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.output import Screen
 from keras_ddl.launch.placement import Placement, host_of_rank
 from keras_ddl.launch.supervisor import Supervisor
@@ -163,7 +164,7 @@ class RestartLoop:
 
     def _reason_not_to_restart(self, result: JobResult) -> str | None:
         """Returns None when another attempt follows, else why not; "" where that is obvious."""
-        if result.ok or result.signal is not None or result.timed_out:
+        if result.ok or result.refused or result.signal is not None or result.timed_out:
             return ""
         first = result.first_failure
         if first is not None and first.status == RESTART_STATUS and self._hosts_change_announced:
@@ -181,6 +182,7 @@ class RestartLoop:
         self._early_failure = None
         if first is not None and first.status is not None and not first.is_consequence:
             is_own = first.report is not None or first.status > 0 or -first.status not in _EXTERNAL_SIGNALS
+            is_own = is_own and first.status != RESTART_STATUS
             if is_own and time.monotonic() - self._attempt_began < _EARLY_SECONDS:
                 self._early_failure = first.rank, first.describe()
         if early is not None and early == self._early_failure:
@@ -189,6 +191,8 @@ class RestartLoop:
                 f"{_EARLY_SECONDS:g} s of the start."
             )
         self._restart_reason = "mpirun ended" if first is None else f"rank {first.rank}: {first.describe()}"
+        if result.asks_to_restart:
+            self._restart_reason = f"the ranks ended with status {RESTART_STATUS}"
         self._placement.lost |= _lost_hosts(self._hosts, result)
         return None
 

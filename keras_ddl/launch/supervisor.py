@@ -18,6 +18,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch import control, processes, terminal
@@ -25,7 +26,9 @@ from keras_ddl.launch.acceptor import Acceptor
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult
 from keras_ddl.launch.mpirun_process import MpirunProcess
+from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.output import RankOutput, Screen
+from keras_ddl.launch.preflight import Preflight
 from keras_ddl.launch.rank_link import RankLink
 from keras_ddl.launch.stdin import StdinForwarder
 
@@ -33,9 +36,11 @@ START_SECONDS = 120.0
 # After a first failure: time for the other ranks to fail by themselves.
 _CASCADE_SECONDS = 0.5
 _CASCADE_BEFORE_CAUSE_SECONDS = 3.0  # the cause must still be on its way
+_CASCADE_OF_RESTART_SECONDS = 10.0  # all end at once, but TensorFlow's end takes seconds on a busy machine
 _GRACE_SECONDS = 2.0
 _INTERRUPT_GRACE_SECONDS = 5.0
 _MPIRUN_SECONDS = 3.0
+_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on to the ranks, who decide what they mean
 
 
 class Supervisor:
@@ -66,6 +71,7 @@ class Supervisor:
         self._terminate_mpirun_at: float | None = None
         self._killed = False
         self._hosts_changed = False
+        self._refusal: str | None = None  # why the programs must not start
 
     def notify_hosts_changed(self) -> None:
         """Makes the loop notify all ranks that a restart would use other hosts. May be called by another thread."""
@@ -81,14 +87,20 @@ class Supervisor:
         job.folder.mkdir(mode=0o700)
         listener, self._address = control.listen(several_hosts=job.several_hosts)
         self._acceptor = Acceptor(listener, self._address.token, job.num_ranks)
+        self._preflight = Preflight(job, self._say)
         try:
             with Interrupts((*signals, signal.SIGWINCH), self._kill_all) as self._interrupts:
-                self._start_mpirun()
-                self._loop(began)
-                self._end_mpirun()
+                if not self._preflight.holds_start:
+                    self._refusal = self._preflight.problems()
+                if not self._refuses():
+                    self._start_mpirun()
+                    self._loop(began)
+                    self._end_mpirun()
         finally:
             self._clean_up()
         self._result.seconds = time.monotonic() - began
+        if self._refusal is not None:
+            raise LaunchError(self._refusal)
         self._result.mpirun_text, self._result.mpirun_status = self._mpirun.text, self._mpirun.status
         if self._result.signal is None and not self._result.timed_out:
             self._check_started()
@@ -104,6 +116,11 @@ class Supervisor:
         width = len(str(self._job.num_ranks - 1))
         return (folder / f"rank-{rank:0{width}}.log").open("wb", buffering=0)
 
+    def _refuses(self) -> bool:
+        """Whether the job must not start. Then no program runs, and this is no failure that a restart could mend."""
+        self._result.refused = self._refusal is not None
+        return self._result.refused
+
     def _start_mpirun(self) -> None:
         command = self._job.command()
         if self._job.verbose:
@@ -111,7 +128,7 @@ class Supervisor:
         environment = self._job.mpirun_environment(str(self._address))
         self._mpirun = MpirunProcess(command, environment, self._job.directory)
 
-    def _welcome(self) -> dict[str, object]:
+    def _welcome(self, hello: dict[str, Any]) -> dict[str, object]:
         screens = dict.fromkeys(self._terminals, True)
         if screens:
             rows, columns = terminal.size(next(iter(self._terminals.values())))
@@ -125,6 +142,7 @@ class Supervisor:
             "stdin": self._stdin.wanted,
             "sends_file": self._job.call is not None,
             "kept": self._job.kept,
+            "clock": {name: value for name, value in hello.get("facts", {}).items() if name.startswith("offset")},
         }
 
     # ---- the loop ------------------------------------------------------------------------------------------------
@@ -133,7 +151,9 @@ class Supervisor:
         deadline = None if self._job.timeout is None else began + self._job.timeout - self._job.seconds_spent
         while not all(link.over for link in self._links):
             now = time.monotonic()
-            if self._killed:
+            self._refusal = self._refusal or self._preflight.unreachable()
+            if self._killed or self._refuses():
+                self._terminate_mpirun_at = now
                 return
             if deadline is not None and now >= deadline:
                 deadline = None
@@ -201,14 +221,18 @@ class Supervisor:
                     rows, columns = terminal.size(next(iter(self._terminals.values())))
                     self._links[0].channel.send(control.Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
                 continue
+            if signum in _NOTICES:
+                for link in self._links:
+                    link.signal(signum)
+                continue
             if self._result.signal is None:
                 self._result.signal = signum
                 again = " (press again to kill them)" if signum == signal.SIGINT else ""
                 self._say(f"{signal.Signals(signum).name}: stopping the ranks{again}.")
             if signum == signal.SIGINT:
-                self._stop_ranks(signal.SIGINT, _INTERRUPT_GRACE_SECONDS)
+                self._stop_ranks(signal.SIGINT, self._job.grace or _INTERRUPT_GRACE_SECONDS)
             else:
-                self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
+                self._stop_ranks(signal.SIGTERM, self._job.grace or _GRACE_SECONDS)
 
     # ---- ranks ---------------------------------------------------------------------------------------------------
 
@@ -224,12 +248,20 @@ class Supervisor:
             return
         self._by_fd[channel.fileno()] = link
         nonce = bytes.fromhex(hello["nonce"])
-        welcome = control.sign(self._address.token, "launcher", nonce, self._welcome())
+        welcome = control.sign(self._address.token, "launcher", nonce, self._welcome(hello))
         link.connect(channel, hello, welcome, self._job.call)
+        self._preflight.take(hello["rank"], hello)
         if self._stopping:
             link.stop(signal.SIGTERM, 0.0)
-        if all(link.channel is not None for link in self._links):
+        is_last = all(link.channel is not None for link in self._links)
+        if is_last:
             self._acceptor.close()
+        if not self._preflight.holds_start:
+            link.start()
+        elif is_last:
+            self._refusal = self._refusal or self._preflight.problems()
+            for each in self._links if self._refusal is None else ():
+                each.start()
 
     def _serve_rank(self, link: RankLink) -> None:
         channel = link.channel
@@ -253,6 +285,8 @@ class Supervisor:
         if link.outcome.done or self._stopping:
             return
         wait = _CASCADE_BEFORE_CAUSE_SECONDS if link.outcome.is_consequence else _CASCADE_SECONDS
+        if link.outcome.status == RESTART_STATUS:
+            wait = _CASCADE_OF_RESTART_SECONDS
         when = time.monotonic() + wait
         self._stop_at = when if self._stop_at is None else min(when, self._stop_at)
 
@@ -312,6 +346,8 @@ class Supervisor:
         missing = [link.outcome.rank for link in self._links if link.channel is None]
         if not missing:
             return
+        if (unreachable := self._preflight.unreachable(at_end=True)) is not None:
+            raise LaunchError(unreachable)
         what = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing[:10]))}"
         raise LaunchError(
             f"All {self._job.num_ranks} ranks must be started and reach the launcher on {socket.gethostname()}. "

@@ -10,6 +10,7 @@ from typing import Any
 from keras_ddl import communicator, config, ops
 from keras_ddl.communicator.binding import COMPRESSIONS
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
@@ -312,8 +313,14 @@ class Strategy(tf.distribute.Strategy):
 
         Args:
             owner: a model, for all its optimizers; or an optimizer.
+        Raises: ConfigError: `owner` is neither.
         Cost: one all_gather of each variable in shards, and memory for all of them inside.
         """
+        if not isinstance(owner, (keras.Model, keras.optimizers.Optimizer)):
+            raise ConfigError(
+                "whole_optimizer needs a model, or an optimizer. Received: "
+                f"{owner!r} ({type(owner).__name__}) on rank {self.rank}. Pass the model that trains."
+            )
         return whole_slots.whole(whole_slots.slots_of(owner))
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import signal
 import time
 import warnings
 
@@ -14,7 +15,8 @@ from keras_ddl import callbacks
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CheckpointError
-from strategy.common import RANK, STRATEGY, X, Y, check_equal_on_all_ranks, keras, set_precision
+from keras_ddl.files import last_checkpoint
+from strategy.common import RANK, SIZE, STRATEGY, X, Y, check_equal_on_all_ranks, keras, set_precision
 
 SEED = 5
 STEPS = 5  # batches of 10 in 43 rows
@@ -175,6 +177,41 @@ def exact_for(kinds):
                 assert_same_end(ours, whole)
             except AssertionError as error:
                 raise AssertionError(f"{kind}: {error}") from error
+
+
+class SignalInStep(keras.callbacks.Callback):
+    """One rank gets a signal while the ranks take a step."""
+
+    never_stops_within_epoch = True
+
+    def __init__(self, number, step, rank):
+        super().__init__()
+        self.number, self.step, self.rank = number, step, rank
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.model.optimizer.iterations == self.step and self.rank == RANK:
+            signal.raise_signal(self.number)
+
+
+def check_notice_to_one_rank_saves_after_the_same_step_and_the_run_goes_on_from_there():
+    data, before = DATA["shuffled"], signal.getsignal(signal.SIGUSR1)
+    for rank, step, saved in ((SIZE - 1, 6, 7), (0, 4, 5)):  # in the second epoch; in the last step of the first one
+        with shared_folder() as folder:
+            whole = train(data)
+            notice = checkpointing(folder, save_freq=100, on_signal=("SIGTERM", "SIGUSR1"))
+            try:
+                train(data, SignalInStep(signal.SIGUSR1, step, rank), notice)
+            except SystemExit as end:
+                assert end.code == 75
+            else:
+                raise AssertionError("the run did not end")
+            assert signal.getsignal(signal.SIGUSR1) is before
+            found = ckpt.list_checkpoints(folder)  # on disk, whole, and the only one
+            assert [(each.step, each.extra["in_epoch"], each.problem) for each in found] == [
+                (saved, saved % STEPS, None)
+            ]
+            assert last_checkpoint.known()["path"] == str(found[0].path.resolve())
+            assert_same_end(train(data, checkpointing(folder, resume=True, on_signal="SIGUSR1")), whole)
 
 
 def check_resume_with_other_seeds_or_shorter_data_is_told():

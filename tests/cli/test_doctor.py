@@ -2,14 +2,24 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from keras_ddl.doctor import host, ranks
-from keras_ddl.doctor.finding import Finding, Severity, merged, worst
+from keras_ddl.doctor import checkpoint_directory, control_groups, host, ranks
+from keras_ddl.launch import host_facts
+from keras_ddl.launch.finding import Finding, Severity, merged, worst
 
+ROOT_MOUNT = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro\n"
+# As a client of Linux 6.1 shows it.
+NFS_MOUNT = (
+    "613 29 0:52 / /mnt/ck\\040pt rw,relatime shared:331 - nfs4 filer:/export rw,vers=4.2,rsize=1048576,"
+    "wsize=1048576,namlen=255,hard,proto=tcp,timeo=600,retrans=2,sec=sys,clientaddr=10.0.0.5,local_lock=none,"
+    "addr=10.0.0.9\n"
+)
 DOCTOR = [sys.executable, "-m", "keras_ddl.cli", "doctor"]
 
 
@@ -17,7 +27,7 @@ def other_host(tmp_path, **files):
     """A root with /proc and /sys of another host; `files`: contents by path, with _ for /."""
     contents = {
         "proc/cpuinfo": "flags : fpu avx2 avx512_vnni\n",
-        "proc/mounts": "disk / ext4 rw 0 0\n",
+        "proc/self/mountinfo": ROOT_MOUNT,
         "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
         **files,
     }
@@ -39,8 +49,9 @@ def found(findings, subject):
         ("proc/cpuinfo", "flags : fpu avx2\n", "oneDNN"),
         ("sys/fs/cgroup/cpu.max", "50000 100000\n", "CPU"),
         ("sys/fs/cgroup/memory.max", str(1 << 30), "memory"),
+        ("sys/fs/cgroup/memory/memory.limit_in_bytes", str(1 << 30), "memory"),
         ("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n", "huge pages"),
-        ("proc/mounts", "disk / ext4 rw 0 0\nserver:/a / nfs4 rw 0 0\n", "directory"),
+        ("proc/self/mountinfo", ROOT_MOUNT + NFS_MOUNT.replace("/mnt/ck\\040pt", "/"), "directory"),
     ],
 )
 def test_doctor_finds_what_the_host_lacks(tmp_path, file, text, subject):
@@ -68,8 +79,8 @@ def test_doctor_finds_variables_that_hurt(tmp_path, name, value, severity):
 
 def test_doctor_compares_hosts():
     one = {"host": "h0", "keras_ddl": "1", "TensorFlow": "2.21", "Keras": "3.15", "Python": "3.12", "MPI": "x"}
-    other = {**one, "host": "h1", "Keras": "3.14", "clock": 105.0, "cores": [0]}
-    one |= {"clock": 100.0, "cores": [0, 1]}
+    other = {**one, "host": "h1", "Keras": "3.14", "offset": 5.0, "offset_error": 0.1, "cores": [0]}
+    one |= {"offset": 0.0, "offset_error": 0.1, "cores": [0, 1]}
     findings = list(ranks.compare([one, one, one, other]))
     assert {each.subject for each in findings if each.severity > Severity.OK} == {
         "versions of Keras",
@@ -80,6 +91,64 @@ def test_doctor_compares_hosts():
     assert versions.found == "3.15 on h0, but 3.14 on h1" and versions.severity is Severity.ERROR
     assert found(findings, "cores")[0].host == "h0"
     assert worst(list(ranks.compare([one, {**one, "host": "h1"}]))) is Severity.OK
+
+
+@pytest.mark.parametrize("offset, error, is_found", [(1.3, 0.1, True), (1.3, 0.4, False), (-1.3, 0.1, True)])
+def test_doctor_takes_clocks_for_different_only_beyond_what_the_round_trip_leaves_open(offset, error, is_found):
+    told = [{"host": "h0", "offset": 0.0, "offset_error": 0.0}, {"host": "h1", "offset": offset, "offset_error": error}]
+    assert bool(list(host_facts.compare_clocks(told))) is is_found
+
+
+def test_clock_offset_is_bounded_by_the_round_trip():
+    assert host_facts.clock_offset(107.5, 100.0, 101.0) == (7.0, 0.5)
+
+
+def test_doctor_tells_file_systems_apart():
+    lines = [ROOT_MOUNT, NFS_MOUNT, "35 22 0:29 / /tmp rw - tmpfs tmpfs rw,size=1g", "no such line"]
+    found = [each for line in lines if (each := checkpoint_directory.parse(line)) is not None]
+    kinds = {path: checkpoint_directory.mount_of(Path(path), found).kind for path in ("/a", "/mnt/ck pt/run", "/tmp")}
+    assert kinds == {"/a": "ext4", "/mnt/ck pt/run": "nfs4", "/tmp": "tmpfs"}
+    nfs = checkpoint_directory.mount_of(Path("/mnt/ck pt"), found)
+    assert nfs.source == "filer:/export" and {"hard", "vers=4.2", "relatime"} <= nfs.options
+
+
+def test_doctor_warns_of_a_soft_nfs_mount(tmp_path):
+    soft = ROOT_MOUNT + NFS_MOUNT.replace("/mnt/ck\\040pt", "/").replace("hard", "soft")
+    (warning,) = found(host.check(tmp_path, {}, other_host(tmp_path / "root", **{"proc/self/mountinfo": soft})), "NFS")
+    assert warning.severity is Severity.WARNING and "hard" in warning.remedy
+
+
+def can_mount():
+    return shutil.which("unshare") is not None and subprocess.run(["unshare", "-m", "true"]).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="mounting needs root")
+def test_doctor_tries_what_makes_a_checkpoint_whole(tmp_path):
+    (fine,) = [each for each in checkpoint_directory.check(tmp_path, tmp_path) if "renamed" in each.found]
+    assert fine.severity is Severity.OK and not list(tmp_path.iterdir())
+    code = "import sys; from pathlib import Path; from keras_ddl.doctor import checkpoint_directory as one\n"
+    code += "print(*one.check(Path(sys.argv[1]), Path('/')), sep='\\n')"
+    script = 'mount -t tmpfs -o size=256k none "$1" && exec "$2" -c "$3" "$1"'
+    command = ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path), sys.executable, code]
+    shown = subprocess.run(command, capture_output=True, text=True)
+    assert "is on tmpfs (none)" in shown.stdout and "No space left on device" in shown.stdout, shown
+    assert shown.stdout.count("Severity.ERROR") == 1, shown
+
+
+def test_doctor_finds_the_limits_of_control_groups_above(tmp_path):
+    def write(name, text):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    write("proc/self/cgroup", "5:cpu,cpuacct:/job\n4:memory:/job/step\n0::/slurm/job/step\n")
+    assert control_groups.cores(tmp_path) is None and control_groups.memory(tmp_path) is None
+    write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "1000")
+    write("sys/fs/cgroup/memory/job/step/memory.limit_in_bytes", str(2**63 - 4096))
+    write("sys/fs/cgroup/slurm/job/cpu.max", "300000 100000")
+    assert control_groups.cores(tmp_path) == 3 and control_groups.memory(tmp_path) == 1000
+    write("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "150000")
+    write("sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000")
+    assert control_groups.cores(tmp_path) == 1.5
 
 
 def test_findings_that_all_hosts_share_are_told_once():

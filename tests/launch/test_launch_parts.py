@@ -10,8 +10,9 @@ import pytest
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch import control, mpirun, native_mpi
 from keras_ddl.launch.control import Address, Channel, Kind
+from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
-from keras_ddl.launch.outcome import RankOutcome, explain, first_failure
+from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure
 from keras_ddl.launch.rank_environment import ask_for_huge_pages, merge, rank_and_size
 from keras_ddl.launch.stdin import StdinForwarder
 from launch.launching import LIMIT_SECONDS
@@ -287,3 +288,38 @@ def test_huge_pages_are_asked_for_unless_the_user_says_whether(before, after):
     environment = {} if before is None else {"GLIBC_TUNABLES": before}
     ask_for_huge_pages(environment)
     assert environment["GLIBC_TUNABLES"] == after
+
+
+def with_checkpoint(step: int, **rest: object) -> RankOutcome:
+    known = {"path": f"/c/ckpt-{step:08d}", "step": step, "resume": step % 2 == 0}
+    return RankOutcome(0, host="h0", checkpoint=known, **rest)
+
+
+def test_explain_says_rank_cause_and_how_to_go_on_in_the_last_lines():
+    lines = ["Traceback (most recent call last):", *["  File x"] * 50, "ValueError: bad"]
+    first = RankOutcome(1, host="h1", status=1, traceback="\n".join(lines), failed_at=1.0)
+    last = explain([with_checkpoint(12, status=-15, stopped_by="the launcher"), first], first).splitlines()[-2:]
+    assert last[0] == "keras-ddl: rank 1 on host h1 failed first: ValueError: bad"
+    assert last[1].startswith("keras-ddl: The last checkpoint is /c/ckpt-00000012. To go on from it, start the same")
+    assert "resume=True" not in last[1] and "--restarts N" in last[1]
+
+
+def test_explain_names_the_newest_checkpoint_that_a_rank_knows_of_and_the_resume_it_lacks():
+    first = RankOutcome(2, host="h1", status=-9)
+    text = explain([with_checkpoint(12), with_checkpoint(15), first], first)
+    assert "/c/ckpt-00000015" in text and "with resume=True in callbacks.Checkpoint" in text
+    assert "/c/ckpt-00000012" not in text
+
+
+def ended_with(*statuses: int, signal: int | None = None) -> JobResult:
+    stopped = [None if status == RESTART_STATUS else "the launcher" for status in statuses]
+    outcomes = [RankOutcome(rank, status=s, stopped_by=who) for rank, (s, who) in enumerate(zip(statuses, stopped))]
+    return JobResult(outcomes, signal=signal)
+
+
+def test_result_is_75_when_all_ranks_ask_to_be_started_again():
+    assert ended_with(75, 75, signal=15).exit_status == 75  # told so by the launcher's signal
+    assert ended_with(75, -15).exit_status == 75  # the last was too slow to end
+    assert ended_with(-15, -15, signal=15).exit_status == 143
+    assert JobResult([RankOutcome(0, status=75), RankOutcome(1, status=1)]).exit_status != 0
+    assert not JobResult([RankOutcome(0, status=75), RankOutcome(1, status=1)]).asks_to_restart

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -114,3 +115,70 @@ def test_run_hosts_with_hydra(on_hosts: list[str], tmp_path: Path):
     ended = run([*on_hosts[:3], *hydra, "python", program], tmp_path)
     assert ended.status == 0, ended
     assert sorted(ended.out.splitlines()) == ["0 h0", "[1] 1 h0", "[2] 2 h1", "[3] 3 h1"], ended
+
+
+# A host with other versions, clock and shared memory: what its wrapper tells is changed on the way.
+OTHER_FACTS = """
+import socket, time
+if socket.gethostname() == "h1":
+    from keras_ddl.launch import host_facts
+    facts = host_facts.facts
+    host_facts.facts = lambda: {**facts(), %s}
+    time_time = time.time
+    time.time = lambda: time_time() + %s
+"""
+
+
+def with_other_h1(tmp_path: Path, changed: str, seconds_ahead: float = 0.0) -> dict[str, str]:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(OTHER_FACTS % (changed, seconds_ahead))
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_run_hosts_of_other_versions_or_without_shared_memory_start_nothing(on_hosts: list[str], tmp_path: Path):
+    program = write_program(tmp_path, "here('up')")
+    env = with_other_h1(tmp_path, '"Keras": "3.1.0", "shm": 4096')
+    ended = run([*on_hosts, "--restarts", "3", "python", program], tmp_path, env=env)
+    assert ended.status == 1 and ended.seconds < 30, ended
+    assert not list(tmp_path.glob("up-*")), ended
+    lines = [line.strip() for line in ended.err.splitlines()]
+    assert any(line.startswith("versions of Keras: ") and "but 3.1.0 on h1. Install the same" in line for line in lines)
+    shm = "/dev/shm on host h1: 4 KiB free (expected: 8 MiB or more). Give containers more"
+    assert any(line.startswith(shm) for line in lines), ended
+    assert "restart" not in ended.err, ended
+
+
+def test_run_hosts_with_another_clock_are_warned_of(on_hosts: list[str], tmp_path: Path):
+    env = with_other_h1(tmp_path, "", seconds_ahead=60.0)
+    ended = run([*on_hosts, "python", write_program(tmp_path, "")], tmp_path, env=env)
+    assert ended.status == 0, ended
+    warning = next(line for line in ended.err.splitlines() if "clocks" in line)
+    assert "that of h0 is 60" in warning or "that of h0 is 59" in warning, ended
+    assert "s behind that of h1 (expected: within 1 s)" in warning and "chrony" in warning, ended
+
+
+SSH = """#!/bin/bash
+# ssh -G HOST says where ssh would connect to.
+if [[ $1 == -G ]]; then echo "hostname 127.0.0.1"; echo "port PORT"; exit; fi
+sleep 600
+"""
+
+
+def test_run_host_that_does_not_answer_ends_the_job_in_seconds(tmp_path: Path):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))  # and nobody listens
+        ssh = tmp_path / "bin" / "ssh"
+        ssh.parent.mkdir()
+        ssh.write_text(SSH.replace("PORT", str(sock.getsockname()[1])))
+        ssh.chmod(0o755)
+        env = {"PATH": f"{ssh.parent}:{os.environ['PATH']}"}
+        ended = run(["run", "--hosts", "h1:2", "python", write_program(tmp_path, "")], tmp_path, env=env)
+    assert ended.status == 1 and ended.seconds < 30, ended
+    assert "reachable on host h1: nobody listens at its port" in ended.err and "Try: ssh h1 true." in ended.err, ended
+
+
+def test_run_preflight_can_be_left_out(on_hosts: list[str], tmp_path: Path):
+    env = with_other_h1(tmp_path, '"Keras": "3.1.0"') | {"KERAS_DDL_PREFLIGHT": "0"}
+    ended = run([*on_hosts, "python", write_program(tmp_path, "")], tmp_path, env=env)
+    assert ended.status == 0, ended

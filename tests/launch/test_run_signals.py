@@ -103,3 +103,52 @@ def test_run_killed_launcher_leaves_no_process(tmp_path: Path):
 
 def signal_process(pid: int, number: int) -> None:
     os.kill(pid, number)
+
+
+NOTICED = """
+import signal
+def end(number, frame):
+    time.sleep(3)  # longer than ranks get without --grace
+    here(f"saved-{number}"); os._exit(75)
+for number in (signal.SIGTERM, signal.SIGUSR1): signal.signal(number, end)
+here("up"); time.sleep(600)
+"""
+
+
+def test_run_grace_gives_ranks_time_to_save_and_their_status_is_the_jobs(tmp_path: Path):
+    started = Started(["run", "-np", "2", "--grace", "30", "python", write_program(tmp_path, NOTICED)], tmp_path)
+    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
+    started.process.terminate()
+    ended = started.finish()
+    assert ended.status == 75, ended
+    assert (tmp_path / "saved-15-0").exists() and (tmp_path / "saved-15-1").exists(), ended
+    assert "the ranks have ended with status 75, to be started again" in ended.err, ended
+
+
+def test_run_grace_that_is_over_kills(tmp_path: Path):
+    started = Started(["run", "-np", "2", "--grace", "0.5", "python", write_program(tmp_path, NOTICED)], tmp_path)
+    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
+    started.process.terminate()
+    ended = started.finish()
+    assert ended.status == 143 and not (tmp_path / "saved-15-0").exists(), ended
+
+
+def test_run_passes_sigusr1_on_and_a_restart_follows_status_75(tmp_path: Path):
+    program = write_program(tmp_path, "if os.environ['KERAS_DDL_RESTART'] == '1': sys.exit(0)\n" + NOTICED)
+    started = Started(["run", "-np", "2", "--restarts", "1", "python", program], tmp_path)
+    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
+    started.process.send_signal(signal.SIGUSR1)
+    ended = started.finish()
+    assert ended.status == 0, ended
+    assert (tmp_path / "saved-10-0").exists() and (tmp_path / "saved-10-1").exists(), ended
+    assert "restart 1 of 1, with 2 ranks (the ranks ended with status 75)" in ended.err, ended
+
+
+def test_run_wrapper_passes_sigusr1_on_to_its_program(tmp_path: Path):
+    # As Slurm and mpirun send it: to the processes that they know.
+    program = write_program(tmp_path, "Path(f'ppid-{RANK}').write_text(str(os.getppid()))\n" + NOTICED)
+    started = Started(["run", "-np", "1", "python", program], tmp_path)
+    started.wait_for(tmp_path / "up-0")
+    signal_process(int((tmp_path / "ppid-0").read_text()), signal.SIGUSR1)
+    ended = started.finish()
+    assert ended.status == 75 and (tmp_path / "saved-10-0").exists(), ended

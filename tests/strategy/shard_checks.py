@@ -130,6 +130,8 @@ def check_a_slot_is_read_whole_or_not_at_all():
     slot.assign(2 * whole)
     with SHARDED.whole_optimizer(model.optimizer):
         np.testing.assert_array_equal(slot.numpy(), 2 * whole)
+    with pytest.raises(ConfigError, match="needs a model, or an optimizer. Received: None"):
+        SHARDED.whole_optimizer(None)
 
 
 def check_no_step_runs_while_slots_are_read_whole():

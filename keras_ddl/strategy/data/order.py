@@ -28,6 +28,7 @@ from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
+from keras_ddl.strategy import notice
 from keras_ddl.strategy.variable_origin import not_of_the_program
 
 _FIRST = 3  # batches of every pass that are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
@@ -168,7 +169,8 @@ def _one(step: Any) -> Any:
 
 
 def begin_step(rows: tf.Tensor, batch: Any, name: str) -> tuple[tf.Tensor, Any]:
-    """Tells the other ranks this rank's rows and notes, and compares theirs. COLLECTIVE; asynchronous in a graph.
+    """Tells the other ranks this rank's rows and notes, and compares theirs; a signal that it has received (notice.py)
+    is told along. COLLECTIVE; asynchronous in a graph.
 
     Returns: the rows of every rank ([ranks] int64), and `batch`, for use in the step.
     """
@@ -176,22 +178,25 @@ def begin_step(rows: tf.Tensor, batch: Any, name: str) -> tuple[tf.Tensor, Any]:
     leaves = [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if tf.is_symbolic_tensor(leaf)]
     if not check_is_on():
         with tf.control_dependencies(leaves):
-            return ops.all_gather(tf.identity(rows), name=name), batch
+            own = tf.concat([tf.reshape(rows, [1]), notice.own()], 0)
+        gathered = ops.all_gather(own[tf.newaxis], name=name)
+        with tf.control_dependencies([notice.heard(gathered[:, 1])]):
+            return tf.identity(gathered[:, 0]), batch
     notes = _notes()
     with tf.control_dependencies(leaves):
         noted = notes.noted.read_value()
         is_new = noted != notes.compared.read_value()  # read before the verdict, which sets it: else all would wait
-        own = tf.concat([tf.reshape(rows, [1]), tf.reshape(notes.list.read_value(), [-1])], 0)
+        own = tf.concat([tf.reshape(rows, [1]), notice.own(), tf.reshape(notes.list.read_value(), [-1])], 0)
     gathered = ops.all_gather(own[tf.newaxis], name=name)
-    verdict = _compare(gathered[:, 1:], noted)
-    with tf.control_dependencies([verdict]):
+    verdict = _compare(gathered[:, 2:], noted)
+    with tf.control_dependencies([verdict, notice.heard(gathered[:, 1])]):
         counts = tf.identity(gathered[:, 0])
     return counts, _after(verdict, is_new, batch)
 
 
 def step_bytes() -> int:
     """Returns the bytes that each rank sends in `begin_step`."""
-    return tf.int64.size * (1 + (_NOTES * (1 + _WORDS) if check_is_on() else 0))
+    return tf.int64.size * (2 + (_NOTES * (1 + _WORDS) if check_is_on() else 0))
 
 
 def check_is_on() -> bool:

@@ -1,0 +1,93 @@
+"""Signals that announce the end of a job (Slurm's, a spot instance's), heard by one rank and agreed by all."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from keras_ddl import communicator
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import notice
+
+_NEVER = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+
+
+class Notice:
+    """The signals that Checkpoint listens to while a model trains."""
+
+    def __init__(self, names: str | Sequence[str]) -> None:
+        """Raises: ConfigError: a name that is no signal, or one that a program cannot catch."""
+        self.signals = tuple(_number(name) for name in ([names] if isinstance(names, str) else names))
+        self._previous: dict[signal.Signals, Any] = {}
+        self._received: int = 0
+        self._told = False
+
+    def __bool__(self) -> bool:
+        return bool(self.signals)
+
+    def begin(self) -> None:
+        """Listens from now on. Raises: ConfigError: in another thread than the main one, which alone gets signals."""
+        if not self.signals:
+            return
+        self.end()
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError(
+                "on_signal needs a fit in the main thread, because Python handles signals there. Received: a fit in "
+                f"thread {threading.current_thread().name!r}. Call fit in the main thread, or leave out on_signal."
+            )
+        self._received, self._told = 0, False
+        notice.forget()
+        self._previous = {number: signal.signal(number, self._handle) for number in self.signals}
+
+    def end(self) -> None:
+        """Puts back what handled the signals before."""
+        previous, self._previous = self._previous, {}
+        with contextlib.suppress(ValueError):  # another thread
+            for number, handler in previous.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._received = self._received or number  # and nothing else: this may be in the middle of anything
+
+    def tell(self) -> None:
+        """Before a step: lets the step say what this rank has received."""
+        if self._received and not self._told:
+            self._told = True
+            notice.tell(self._received, communicator.rank() if communicator.is_initialized() else 0)
+
+    def agreed(self) -> tuple[str, int] | None:
+        """After a step: (name of the signal, rank that got it), the same on all ranks. Not collective."""
+        if not self.signals:
+            return None
+        return _named(*(notice.agreed() if _size() > 1 else (self._received, 0)))
+
+    def agree(self) -> tuple[str, int] | None:
+        """As `agreed`, after asking all ranks, for moments that are no steps. COLLECTIVE."""
+        if not self.signals:
+            return None
+        received = [self._received]
+        if _size() > 1:
+            received = communicator.all_gather_object(self._received, name="Checkpoint/notice")
+        return next((_named(number, rank) for rank, number in enumerate(received) if number), None)
+
+
+def _size() -> int:
+    return communicator.size() if communicator.is_initialized() else 1
+
+
+def _named(number: int, rank: int) -> tuple[str, int] | None:
+    return (signal.Signals(number).name, rank) if number else None
+
+
+def _number(name: str) -> signal.Signals:
+    number = getattr(signal.Signals, name, None) if isinstance(name, str) else None
+    if number is None or number in _NEVER:
+        raise ConfigError(
+            "on_signal must be names of signals that announce the end of a job. Received: "
+            f"{name!r}. Usual are 'SIGTERM', 'SIGUSR1' and 'SIGUSR2'."
+        )
+    return number

@@ -1,0 +1,133 @@
+"""The directory of checkpoints: what file system it is on, and whether what a checkpoint does works there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_ddl.launch.finding import Finding, Severity
+
+_GIB = 1 << 30
+_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "9p", "virtiofs")
+_IN_MEMORY = ("tmpfs", "ramfs")
+_OF_CONTAINER = ("overlay", "aufs")
+_SLOW_SECONDS = 1.0
+_PROBE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A line of /proc/self/mountinfo: where it is mounted, its type, its source, all its options."""
+
+    point: str
+    kind: str
+    source: str
+    options: frozenset[str]
+
+
+def check(directory: Path, root: Path) -> Iterator[Finding]:
+    """Yields the findings about a directory, or about the nearest that exists above it."""
+    where = directory.resolve()
+    while not where.exists():
+        where = where.parent
+    if not os.access(where, os.W_OK):
+        remedy = "Checkpoints could not be written there: choose another directory."
+        yield Finding(Severity.ERROR, "directory", f"{where} is not writable", remedy)
+        return
+    mount = mount_of(where, mounts(root))
+    if mount is not None:
+        yield from _kind(where, mount)
+    free = shutil.disk_usage(where).free
+    if free < _GIB:
+        remedy = "A checkpoint of Adam takes three times the weights' bytes, and the one before is kept meanwhile."
+        yield Finding(Severity.WARNING, "directory", f"{where} has {free / _GIB:.2f} GiB free", remedy)
+    yield from _probe(where)
+
+
+def _kind(where: Path, mount: Mount) -> Iterator[Finding]:
+    found = f"{where} is on {mount.kind} ({mount.source})"
+    if mount.kind in _NETWORK:
+        remedy = "Checkpoints there survive a host. Let only rank 0 write, as callbacks.Checkpoint does."
+        yield Finding(Severity.NOTE, "directory", found, remedy)
+    if mount.kind.startswith("nfs") and mount.options & {"soft", "softerr"}:
+        remedy = "A slow server then makes writes fail, or loses them: mount it with the option hard."
+        yield Finding(Severity.WARNING, "NFS", f"{mount.point} is mounted with soft", remedy)
+    if mount.kind in _IN_MEMORY:
+        remedy = "Checkpoints there take memory, and are gone when the host is: choose a disk."
+        yield Finding(Severity.WARNING, "directory", found, remedy)
+    if mount.kind in _OF_CONTAINER:
+        remedy = "Checkpoints there are gone with the container: mount a volume for them."
+        yield Finding(Severity.NOTE, "directory", found, remedy)
+
+
+def _probe(where: Path) -> Iterator[Finding]:
+    """Does what makes a checkpoint whole: writes a hidden directory, syncs it to disk, renames it, reads it back."""
+    data, began = os.urandom(_PROBE_BYTES), time.perf_counter()
+    try:
+        with tempfile.TemporaryDirectory(prefix=".tmp-doctor-", dir=where) as folder:
+            staged, final = Path(folder) / "staged", Path(folder) / "final"
+            staged.mkdir()
+            with (staged / "data").open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            staged.rename(final)
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            same = (final / "data").read_bytes() == data
+    except OSError as error:
+        remedy = "A checkpoint is written, synced and renamed there: choose a directory where that works."
+        yield Finding(Severity.ERROR, "directory", f"{where}: {error.strerror or error}", remedy)
+        return
+    seconds = time.perf_counter() - began
+    found = f"1 MiB written, synced, renamed and read in {seconds:.2f} s"
+    if not same:
+        remedy = "Do not keep anything there."
+        yield Finding(Severity.ERROR, "directory", f"{where} gives back other bytes than were written", remedy)
+    elif seconds > _SLOW_SECONDS:
+        remedy = "Training goes on meanwhile, but a checkpoint is late by that: is the server or the disk busy?"
+        yield Finding(Severity.WARNING, "directory", f"{where}: {found}", remedy)
+    else:
+        yield Finding(Severity.OK, "directory", f"{where}: {found}")
+
+
+def mounts(root: Path) -> list[Mount]:
+    """Returns the mounts that this process sees, in the order in which they were made."""
+    try:
+        lines = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    return [mount for line in lines if (mount := parse(line)) is not None]
+
+
+def parse(line: str) -> Mount | None:
+    """Returns a line of mountinfo (proc_pid_mountinfo(5)); None: it is none.
+
+    36 35 0:42 / /ckpt rw,noatime shared:1 - nfs4 server:/export rw,vers=4.2,hard
+    """
+    before, dash, after = line.partition(" - ")
+    first, last = before.split(" "), after.split(" ")
+    if not dash or len(first) < 6 or len(last) < 3:
+        return None
+    options = frozenset(",".join([first[5], *last[2:]]).split(","))
+    return Mount(_unescaped(first[4]), last[0], _unescaped(last[1]), options)
+
+
+def mount_of(path: Path, found: list[Mount]) -> Mount | None:
+    """Returns the mount that a path is on: the longest mount point above it, the last where there are several."""
+    above = [each for each in found if path.is_relative_to(each.point)]
+    longest = max((len(each.point) for each in above), default=0)
+    return next((each for each in reversed(above) if len(each.point) == longest), None)
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)

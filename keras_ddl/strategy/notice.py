@@ -1,0 +1,60 @@
+"""A signal that one rank has received, made known to all ranks by the exchange that begins each step (data/order.py).
+
+It costs no collective of its own: a step sends one more number along with the number of rows. After the step all ranks
+have the same word on it.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy.variable_origin import not_of_the_program
+
+NONE = (0, 0)
+_RANKS = 2**32  # a word is the signal times this, and the rank: so the greatest word names both
+
+
+class _Words:
+    """The variables of the process."""
+
+    def __init__(self) -> None:
+        # The first use may be in the middle of a program's step.
+        with tf.init_scope(), tf.device("CPU:0"), not_of_the_program():
+
+            def variable(name):
+                return tf.Variable(tf.zeros([], tf.int64), trainable=False, name=f"keras_ddl_notice_{name}")
+
+            self.own, self.agreed = variable("own"), variable("agreed")
+
+
+@functools.cache
+def _words() -> _Words:
+    return _Words()
+
+
+def tell(number: int, rank: int) -> None:
+    """Says from the next step on that this rank has received signal `number`. Not to be called while one is traced."""
+    _words().own.assign(number * _RANKS + rank)
+
+
+def agreed() -> tuple[int, int]:
+    """Returns (signal, rank) once a step has told the ranks of one, the same on all of them; `NONE` before that."""
+    return divmod(int(_words().agreed.numpy()), _RANKS)
+
+
+def forget() -> None:
+    """Begins anew. To be called on all ranks between steps."""
+    if _words.cache_info().currsize:
+        _words().own.assign(0)
+        _words().agreed.assign(0)
+
+
+def own() -> tf.Tensor:
+    """Returns what this rank has to say ([1] int64), for the exchange of a step."""
+    return tf.reshape(_words().own.read_value(), [1])
+
+
+def heard(words: tf.Tensor) -> tf.Operation:
+    """Keeps what all ranks have said ([ranks] int64) for `agreed`. Returns the operation that does so."""
+    return _words().agreed.assign(tf.reduce_max(words))
