@@ -25,25 +25,25 @@ from keras_ddl.communicator.native_library import (
     Buffer,
     Counters,
     Options,
+    Place,
     Request,
     Transport,
     core,
     mpi_shim,
 )
 from keras_ddl.communicator.native_signals import Interruption
+from keras_ddl.communicator.started import WAIT_SLICE_MS, Started
 
 if TYPE_CHECKING:
     import numpy as np
 
 # Numbers of ddl.h; the spellings are those of the public functions.
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "avg": 1}
-ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER, JOIN = range(6)
+ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER, JOIN, ALL_TO_ALL = range(7)
 COMPRESSIONS = {None: 0, "bfloat16": 1, "float16": 2}
 WORLD = 0  # the id of the communicator of all ranks
 FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING, FLAG_ALL_RANKS = 1, 2, 4, 8
 
-# Long enough to cost nothing, short enough for Ctrl-C to feel immediate: signals are handled between two slices.
-_WAIT_SLICE_MS = 100
 # A caller that waits anyway looks this long for the other ranks before it leaves its request to the communication
 # thread, which waits without using a core.
 _PATIENCE_US = 500
@@ -51,6 +51,14 @@ _PATIENCE_US = 500
 _LANE_TAG = 17  # of the messages by which MPI makes the lane
 
 _CLOSED_BY_HANDLER = "A signal handler closed the communicator in the middle of a collective."
+
+
+class Memory(NamedTuple):
+    """Elements that a request reads, and where the result goes: addresses; see ddl_buffer of ddl.h."""
+
+    source: int
+    result: int | None
+    count: int
 
 
 class _Started(NamedTuple):
@@ -285,45 +293,76 @@ class Communicator:
             self._interruption.reraise()
         return result if ran else self._submit(request, source, result)
 
-    def _request(
-        self,
-        kind,
-        name,
-        source,
-        result,
-        *,
-        detail="",
-        op=0,
-        flags=0,
-        tolerance=0.0,
-        compression=None,
-        feedback="",
-        root=0,
-        row_count=0,
-        rows=0,
-    ) -> Request:
-        buffers = None
+    def _request(self, kind: int, name: str, source: Any, result: Any, **fields: Any) -> Request:
+        memory = []
         if source is not None:
-            output = None if result is None else result.ctypes.data
-            buffers = (Buffer * 1)(Buffer(source.ctypes.data, output, source.size))
-        return Request(
+            memory = [Memory(source.ctypes.data, None if result is None else result.ctypes.data, source.size)]
+        return self.request(kind, name, "float32" if source is None else source.dtype.name, memory, **fields)
+
+    def request(
+        self,
+        kind: int,
+        name: str,
+        dtype: str,
+        memory: Sequence[Memory],
+        *,
+        detail: str = "",
+        op: int = 0,
+        flags: int = 0,
+        tolerance: float = 0.0,
+        compression: str | None = None,
+        feedback: str = "",
+        root: int = 0,
+        row_count: int = 0,
+        rows: int = 0,
+        splits: Sequence[int] | None = None,
+        place: Place | None = None,
+    ) -> Request:
+        """Returns a collective on memory, to be run or started; the fields are those of ddl_request in ddl.h.
+
+        detail: must be equal on all ranks. place: where the rows of all ranks go, else they are `Started.rows`.
+        """
+        allocate = None if place is None else ctypes.cast(core().ddl_allocate_in_place, c_void_p)
+        made = Request(
             kind=kind,
-            dtype=0 if source is None else DTYPES[source.dtype.name],
+            dtype=DTYPES[dtype],
             op=op,
             root=root,
             flags=flags,
             compression=COMPRESSIONS[compression],
-            num_buffers=0 if source is None else 1,
-            buffers=buffers,
+            num_buffers=len(memory),
+            buffers=(Buffer * len(memory))(*(Buffer(*each) for each in memory)) if memory else None,
             row_count=row_count,
             rows=rows,
+            splits=None if splits is None else ctypes.cast((ctypes.c_int64 * len(splits))(*splits), c_void_p),
             fingerprint=int.from_bytes(blake2b(detail.encode(), digest_size=8).digest(), "little"),
             tolerance=tolerance,
             name=name.encode(),
             detail=detail.encode() or None,
             feedback=feedback.encode() or None,
+            allocate=allocate,
             interrupted=self._interruption.function,
+            user=None if place is None else ctypes.cast(ctypes.pointer(place), c_void_p),
         )
+        made.place = place
+        return made
+
+    def run(self, request: Request, keep: Any) -> None:
+        """Runs a collective and returns when it is done. `keep` holds the memory that it reads and writes.
+
+        Raises: RankMismatchError and its like, of keras_ddl.errors.
+        """
+        self._refuse_in_handler(request)
+        ran = core().ddl_try_run(self._comm, byref(request), _PATIENCE_US)
+        if ran != 1:
+            self._interruption.reraise()
+        if not ran:
+            self._submit(request, keep, keep)
+
+    def start(self, request: Request, keep: Any) -> Started:
+        """Leaves a collective to the communication thread. `keep` holds the memory that it reads and writes."""
+        self._refuse_in_handler(request)
+        return Started(core().ddl_start(self._comm, byref(request)), request, keep, self._note)
 
     def _submit(self, request: Request, source: Any, result: Any) -> Any:
         """Leaves the request to the communication thread and waits for it."""
@@ -365,7 +404,7 @@ class Communicator:
         done, main = False, threading.current_thread() is threading.main_thread()
         self._waiting = self._waiting or main
         try:
-            while not (done := bool(core().ddl_work_wait(work, _WAIT_SLICE_MS))):
+            while not (done := bool(core().ddl_work_wait(work, WAIT_SLICE_MS))):
                 pass
         finally:
             self._waiting = self._waiting and not main

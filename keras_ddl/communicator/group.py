@@ -12,7 +12,7 @@ import operator
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +102,7 @@ class Communicator:
             ConfigError: a color, key or name that does not fit; on every rank.
             NotInitializedError: this communicator is closed.
         """
-        parent = self.native()
+        self.native()
         if name is not None and not (isinstance(name, str) and 0 < len(name.encode()) <= _MAX_NAME_BYTES):
             raise ConfigError(f"split: name must be a text of 1 to {_MAX_NAME_BYTES} bytes. Received: name={name!r}.")
         match = self._name("split", name)
@@ -113,16 +113,30 @@ class Communicator:
             return None
         ranks = [r for r, other in enumerate(colors) if other == colors[self.rank]]
         ranks.sort(key=lambda r: gathered[r][1])
-        place = part_of(self.topology, ranks)
         number = _id(f"{self.id} {self.world_ranks} {gathered[0][3]} {match} {color!r}")
-        transport = parent.sub_transport(ranks, tag=number) if len(ranks) > 1 else None
-        label = name or match.rpartition("/")[2]
+        return self._of(ranks, number, name or match.rpartition("/")[2])
+
+    def of_ranks(self, ranks: Sequence[int], *, name: str, deadline_seconds: float | None = None) -> Communicator:
+        """Returns the communicator of some ranks. COLLECTIVE over these alone.
+
+        Args:
+            ranks: in the order of the new ranks; equal on all of them, this one among them.
+            name: equal on all of them, and used for one open communicator at a time.
+            deadline_seconds: instead of KERAS_DDL_DEADLINE_SECONDS; equal on all of them.
+        """
+        changed = {} if deadline_seconds is None else {"deadline_seconds": deadline_seconds}
+        return self._of(list(ranks), _id(f"{self.id} {self.world_ranks} {ranks} {name}"), name, **changed)
+
+    def _of(self, ranks: list[int], number: int, label: str, **changed: Any) -> Communicator:
+        place = part_of(self.topology, ranks)
+        transport = self.native().sub_transport(ranks, tag=number) if len(ranks) > 1 else None
         world_ranks = tuple(self.world_ranks[r] for r in ranks)
         note = (
             f" (Ranks of communicator {label!r}, in which 0 to {len(ranks) - 1} are ranks "
             f"{', '.join(map(str, world_ranks))} of all.)"
         )
-        native = binding.Communicator(transport, place.group, place.dims[1:], **settings(), id=number, note=note)
+        options = settings() | changed
+        native = binding.Communicator(transport, place.group, place.dims[1:], **options, id=number, note=note)
         made = Communicator(native, place, label, world_ranks, number)
         with _lock:
             _open[number] = made

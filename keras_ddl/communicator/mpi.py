@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from keras_ddl.communicator import native_library, stack_position
@@ -52,6 +53,20 @@ def start(launcher: Launcher | None) -> MPI.Intracomm:
             f"{_remedy()}"
         )
     return world
+
+
+def communicator_of(ranks: Sequence[int], tag: int) -> MPI.Intracomm:
+    """Returns an MPI communicator of some ranks of the world, in this order, for messages. COLLECTIVE over these.
+
+    tag: tells apart what is made at the same time.
+    """
+    world = sys.modules["mpi4py.MPI"].COMM_WORLD
+    return world.Create_group(world.Get_group().Incl(list(ranks)), tag % 32768)
+
+
+def new_status() -> MPI.Status:
+    """Returns an empty status, for MPI to say who has sent a message."""
+    return sys.modules["mpi4py.MPI"].Status()
 
 
 def abort(status: int) -> None:

@@ -60,6 +60,12 @@ class Request(Structure):
     )
 
 
+class Place(Structure):
+    """For `allocate_in_place`: memory that the rows of all ranks fill exactly."""
+
+    _fields_ = (("out", c_void_p), ("row_count", c_uint64), ("rows", c_uint64))
+
+
 class Counters(Structure):
     _fields_ = tuple(
         (name, c_uint64)
@@ -171,6 +177,7 @@ def core() -> ctypes.CDLL:
     _declare(library, c_int, ddl_try_run=(c_void_p, POINTER(Request), c_uint32))
     _declare(library, c_char_p, ddl_work_message=(c_void_p,), ddl_describe=(c_void_p,))
     _declare(library, POINTER(c_uint64), ddl_work_rows=(c_void_p,))
+    _declare(library, c_void_p, ddl_allocate_in_place=(c_void_p, POINTER(c_uint64), c_int))
     _declare(library, c_int, ddl_trace_start=(c_char_p, c_int, c_char_p, c_char_p, c_size_t))
     _declare(library, c_int, ddl_trace_stop=(c_char_p, c_size_t))
     _declare(library, None, ddl_trace_span=(c_char_p, c_double, c_double), ddl_trace_keep=(c_uint32,))

@@ -145,7 +145,7 @@ typedef struct ddl_request {
   const char* feedback;
   // DDL_ALL_GATHER, DDL_ALL_TO_ALL: called once on the communication thread (start no thread here, see above) when the
   // sizes are known: the rows that this rank gets from each. Returns the output of sum(rows_by_rank) * row_count
-  // elements, or NULL to fail the request. NULL: the library allocates (ddl_work_data).
+  // elements, or NULL to fail the request. NULL: ddl_start allocates (ddl_work_data).
   void* (*allocate)(void* user, const uint64_t* rows_by_rank, int size);
   // Called exactly once, on the communication thread (or in ddl_submit when the request is refused). `message` is
   // valid during the call. Must not block, must not start a thread (see above), and must not call back into the
@@ -260,8 +260,18 @@ DDL_EXPORT void ddl_submit(ddl_comm* comm, const ddl_request* request);
 // interrupted. Cost when all ranks arrive together: about a microsecond plus the data.
 DDL_EXPORT int ddl_try_run(ddl_comm* comm, const ddl_request* request, uint32_t patience_us);
 
-// The same as ddl_submit for callers that wait: request->done must be NULL. Free the work with ddl_work_free when
-// returned 1 (freeing earlier is safe for the library, but the caller's buffers must outlive the request).
+// For `allocate`, with a ddl_place as `user`: the output has its place already. Returns it if the rows of all ranks fill
+// it exactly, else NULL.
+typedef struct ddl_place {
+  void* out;
+  uint64_t row_count;  // that of the request
+  uint64_t rows;       // of all ranks together
+} ddl_place;
+DDL_EXPORT void* ddl_allocate_in_place(void* user, const uint64_t* rows_by_rank, int size);
+
+// The same as ddl_submit for callers that wait: request->done must be NULL; `allocate` may be NULL (see ddl_work_data).
+// Free the work with ddl_work_free when returned 1 (freeing earlier is safe for the library, but the caller's buffers
+// must outlive the request).
 DDL_EXPORT ddl_work* ddl_start(ddl_comm* comm, const ddl_request* request);
 // Waits up to `timeout_ms` (< 0: no limit); returns 1 when done, else 0.
 DDL_EXPORT int ddl_work_wait(ddl_work* work, int timeout_ms);

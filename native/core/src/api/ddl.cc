@@ -35,6 +35,8 @@ struct ddl_work {
   std::vector<uint64_t> rows;
   size_t element_bytes = 0;
   uint64_t row_count = 0;
+  void* (*allocate)(void* user, const uint64_t* rows_by_rank, int size) = nullptr;  // the caller's
+  void* allocate_user = nullptr;
   std::atomic<int> owners{2};
 
   void Release() {
@@ -88,6 +90,7 @@ void* AllocateWork(void* user, const uint64_t* rows_by_rank, int size) {
   for (int r = 0; r < size; ++r) rows += rows_by_rank[r];
   try {
     work->rows.assign(rows_by_rank, rows_by_rank + size);
+    if (work->allocate != nullptr) return work->allocate(work->allocate_user, rows_by_rank, size);
     // One extra byte, so that an empty result has an address too.
     work->data.resize(rows * work->row_count * work->element_bytes + 1);
   } catch (const std::exception&) {  // std::bad_alloc, or std::length_error for an impossible size
@@ -179,11 +182,20 @@ int ddl_try_run(ddl_comm* comm, const ddl_request* request, uint32_t patience_us
   return comm->engine->TryRun(*request, patience_us);
 }
 
+void* ddl_allocate_in_place(void* user, const uint64_t* rows_by_rank, int size) {
+  const auto* place = static_cast<const ddl_place*>(user);
+  uint64_t rows = 0;
+  for (int r = 0; r < size; ++r) rows += rows_by_rank[r];
+  return rows == place->rows ? place->out : nullptr;
+}
+
 ddl_work* ddl_start(ddl_comm* comm, const ddl_request* request) {
   auto* work = new ddl_work();
   ddl_request own = *request;
   if (own.dtype < DDL_NUM_DTYPES) work->element_bytes = ddl::DtypeSize(static_cast<ddl_dtype>(own.dtype));
   work->row_count = own.row_count;
+  work->allocate = own.allocate;
+  work->allocate_user = own.user;
   own.allocate = AllocateWork;
   own.done = FinishWork;
   own.user = work;

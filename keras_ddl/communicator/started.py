@@ -1,0 +1,68 @@
+"""A collective that was started and goes on by itself."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from keras_ddl import errors
+from keras_ddl.communicator.native_library import Request, core
+
+# Long enough to cost nothing, short enough for Ctrl-C to feel immediate: signals are handled between two slices.
+WAIT_SLICE_MS = 100
+
+
+class Started:
+    """A collective that the communication thread has. Lives until it is done, whoever else forgets it."""
+
+    _all: ClassVar[set[Started]] = set()
+
+    def __init__(self, work: int, request: Request, keep: Any, note: str) -> None:
+        self._work = work
+        self._request = request  # with what it points to
+        self._keep = keep
+        self._note = note
+        self._all.add(self)
+        for each in [each for each in tuple(self._all) if each.is_done()]:
+            self._all.discard(each)
+
+    def is_done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.wait(0)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits until it has ended, or so long; returns whether it has. Signals are handled meanwhile."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            left = (
+                WAIT_SLICE_MS if end is None else max(0, min(WAIT_SLICE_MS, math.ceil(1e3 * (end - time.monotonic()))))
+            )
+            if core().ddl_work_wait(self._work, left):
+                self._all.discard(self)
+                return True
+            if end is not None and time.monotonic() >= end:
+                return False
+
+    def error(self) -> Exception | None:
+        """Returns what it ended with, if it has ended."""
+        code = core().ddl_work_code(self._work)
+        if not code:
+            return None
+        return errors.from_code(code, core().ddl_work_message(self._work).decode(errors="replace") + self._note)
+
+    def rows(self, ranks: int) -> list[int]:
+        """Returns how many rows came from each rank, of a collective without a `place` that has ended."""
+        return core().ddl_work_rows(self._work)[:ranks]
+
+    def copy_to(self, places: Iterable[tuple[int, int]]) -> None:
+        """Copies these rows, one after another, to places of so many bytes each: (address, bytes)."""
+        source = core().ddl_work_data(self._work)
+        for address, length in places:
+            ctypes.memmove(address, source, length)
+            source += length
+
+    def __del__(self) -> None:
+        core().ddl_work_free(self._work)

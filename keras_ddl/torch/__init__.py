@@ -1,0 +1,52 @@
+"""The engine as a backend of torch.distributed, "ddl": for DistributedDataParallel, FSDP, and Keras on PyTorch.
+
+    import torch.distributed as dist
+    import keras_ddl.torch
+
+    dist.init_process_group("ddl")
+
+Importing this registers the backend. Under `keras-ddl run`, mpirun or srun, `init_process_group` needs neither
+MASTER_ADDR nor RANK; RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are set as torchrun sets them.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from keras_ddl.errors import DependencyError
+
+try:
+    import torch.distributed as dist
+except ImportError as error:
+    raise DependencyError(f"keras_ddl.torch needs PyTorch: {error}. `pip install 'keras_ddl[torch]'`.") from error
+
+from keras_ddl.torch import process_group, rendezvous
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["monitored_barrier"]
+
+
+def monitored_barrier(
+    group: ProcessGroup | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """Returns when every rank of `group` has called it; names the ranks that have not within `timeout`. COLLECTIVE.
+
+    torch.distributed.monitored_barrier takes groups of gloo only, by name; this takes those of "ddl".
+
+    Args:
+        group: None: all ranks. timeout: None: that of the group.
+        wait_all_ranks: changes nothing; all missing ranks are named in either case.
+
+    Raises:
+        torch.distributed.DistBackendError: ranks are missing; on every rank that came.
+    """
+    (group or dist.group.WORLD).monitored_barrier(timeout, wait_all_ranks)
+
+
+if dist.is_available() and "ddl" not in dist.Backend.backend_list:
+    # Also for "cuda", so that a tensor there meets an error that says what to do.
+    dist.Backend.register_backend("ddl", process_group.create, extended_api=True, devices=["cpu", "cuda"])
+    rendezvous.install()

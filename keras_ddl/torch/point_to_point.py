@@ -1,0 +1,141 @@
+"""Messages between two ranks, by MPI: the engine has collectives only."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from keras_ddl.communicator import Communicator, mpi
+from keras_ddl.errors import ConfigError, DeadlineError
+from keras_ddl.torch.work import DdlWork
+
+_SPINS = 200
+_PAUSE_S = 50e-6
+
+
+class Message:
+    """A message under way. MPI may need to be asked for it to get on: whoever waits asks, and `PointToPoint` does."""
+
+    def __init__(self, request: Any, what: str, timeout: timedelta) -> None:
+        self._request = request
+        self._what = what
+        self._seconds = timeout.total_seconds()
+        self._begun = time.monotonic()
+        self._lock = threading.Lock()
+        self._done = False
+        self._error: Exception | None = None
+        self.source: int | None = None
+
+    def is_done(self) -> bool:
+        """Whether the message has come, or gone; or the group's timeout has passed."""
+        with self._lock:
+            if self._done:
+                return True
+            status = mpi.new_status()
+            self._done = self._request.Test(status)
+            if self._done:
+                self.source = status.Get_source()
+            elif time.monotonic() - self._begun > self._seconds:
+                self._request.Cancel()
+                self._error = DeadlineError(f"{self._what} has not ended within {self._seconds:g} s.")
+                self._done = True
+            return self._done
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """As `Started.wait`."""
+        end = None if seconds is None else time.monotonic() + seconds
+        asked = 0
+        while not self.is_done():
+            if end is not None and time.monotonic() >= end:
+                return False
+            asked += 1
+            time.sleep(0 if asked < _SPINS else _PAUSE_S)
+        return True
+
+    def error(self) -> Exception | None:
+        """As `Started.error`."""
+        return self._error
+
+
+class MessageWork(DdlWork):
+    """What send and recv return; knows who sent."""
+
+    def __init__(self, tensor: torch.Tensor, message: Message) -> None:
+        super().__init__([tensor], message)
+        self._message = message
+
+    def source_rank(self) -> int:
+        """Returns the rank that has sent it."""
+        self.wait()
+        return self._message.source
+
+    _source_rank = source_rank
+
+
+class PointToPoint:
+    """Sends and receives between the ranks of a communicator. Made by all of them."""
+
+    def __init__(self, comm: Communicator, timeout: timedelta) -> None:
+        self._comm = comm
+        self._timeout = timeout
+        self._mpi = mpi.communicator_of(comm.world_ranks, comm.id) if comm.size > 1 else None
+        self._under_way: list[Message] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int) -> MessageWork:
+        """Begins to send; `tensor` must not change until the work is done."""
+        return self._begun(
+            tensor, self._of(to, "send").Isend(_bytes(tensor), to, tag), f"send to rank {to}, tag {tag},"
+        )
+
+    def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> MessageWork:
+        """Begins to receive, from any rank for None. Raises ConfigError later, if what comes is longer."""
+        if source is None:
+            return self._begun(tensor, self._of(0, "recv").Irecv(_bytes(tensor), tag=tag), f"recv, tag {tag},")
+        request = self._of(source, "recv").Irecv(_bytes(tensor), source, tag)
+        return self._begun(tensor, request, f"recv from rank {source}, tag {tag},")
+
+    def close(self) -> None:
+        """Asks no more for messages."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _of(self, peer: int, call: str) -> Any:
+        self._comm.native()
+        if self._mpi is None or not 0 <= peer < self._comm.size:
+            raise ConfigError(
+                f"{call}: the other must be a rank, 0 to {self._comm.size - 1}, but not this one. Received: {peer} on "
+                f"rank {self._comm.rank}."
+            )
+        return self._mpi
+
+    def _begun(self, tensor: torch.Tensor, request: Any, what: str) -> MessageWork:
+        message = Message(request, f"{what} on rank {self._comm.rank}", self._timeout)
+        with self._changed:
+            self._under_way.append(message)
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._ask, name="keras_ddl messages", daemon=True)
+                self._thread.start()
+        return MessageWork(tensor, message)
+
+    def _ask(self) -> None:
+        while True:
+            with self._changed:
+                self._under_way = [each for each in self._under_way if not each.is_done()]
+                if self._closed:
+                    return
+                if not self._under_way:
+                    self._changed.wait()
+            time.sleep(20 * _PAUSE_S)
+
+
+def _bytes(tensor: torch.Tensor) -> Any:
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()

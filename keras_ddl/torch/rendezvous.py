@@ -1,0 +1,59 @@
+"""How ranks that MPI has started find torch.distributed's store, without MASTER_ADDR."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from torch.distributed import Store, TCPStore
+
+from keras_ddl import communicator, config
+
+# As launchers tell them: of Open MPI, of MPICH and Intel MPI, of Slurm.
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def install() -> None:
+    """Makes "env://", which init_process_group uses unless told otherwise, work under a launcher of MPI."""
+    launcher = config.launcher()
+    if launcher is None or launcher.size is None or launcher.rank is None:
+        return
+    # Scripts choose their device by LOCAL_RANK before they make a process group.
+    known = {"RANK": str(launcher.rank), "WORLD_SIZE": str(launcher.size)}
+    for name, variables in (("LOCAL_RANK", _LOCAL_RANKS), ("LOCAL_WORLD_SIZE", _LOCAL_SIZES)):
+        found = next((os.environ[each] for each in variables if each in os.environ), None)
+        if found is not None:
+            known[name] = found
+    for name, value in known.items():
+        os.environ.setdefault(name, value)
+    # Private in PyTorch 2.8 to 2.15: handlers can be added by a function, but this one is there already.
+    handlers = importlib.import_module(
+        "torch.distributed.rendezvous"
+    )._rendezvous_handlers  # the name is a function's, too
+    by_environment = handlers["env"]
+
+    def handler(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
+        if "MASTER_ADDR" in os.environ:
+            yield from by_environment(url, *args, **kwargs)
+            return
+        yield _store(**kwargs), communicator.rank(), communicator.size()
+        raise RuntimeError("Unable to perform re-rendezvous using the launcher of MPI")
+
+    handlers["env"] = handler
+
+
+def _store(**kwargs: Any) -> Store:
+    """Returns the store of the job, which rank 0 serves at a port that the system chooses. COLLECTIVE."""
+    communicator.init()
+    rank, size = communicator.rank(), communicator.size()
+    timeout = {"timeout": kwargs["timeout"]} if "timeout" in kwargs else {}
+    served = TCPStore("0.0.0.0", 0, size, is_master=True, wait_for_workers=False, **timeout) if rank == 0 else None
+    host = "127.0.0.1" if communicator.num_hosts() == 1 else socket.gethostname()
+    address, port = communicator.broadcast_object((host, served.port if served is not None else 0))
+    if rank == 0:
+        return served
+    return TCPStore(address, port, size, is_master=False, **timeout)

@@ -1,0 +1,170 @@
+"""What a collective gives back to PyTorch: something to wait for, or a future."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import DistBackendError, Work
+from torch.futures import Future
+
+from keras_ddl.communicator.started import Started
+from keras_ddl.errors import KerasDdlError
+
+
+class Completions:
+    """A thread that completes the futures of one group's collectives, which end in the order in which they began."""
+
+    def __init__(self) -> None:
+        self._works: queue.SimpleQueue[DdlWork | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def add(self, work: DdlWork) -> None:
+        """Has the future of `work` completed when it ends."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="keras_ddl futures", daemon=True)
+            self._thread.start()
+        self._works.put(work)
+
+    def close(self) -> None:
+        """Ends the thread when the futures it has are complete."""
+        self._works.put(None)
+
+    def _run(self) -> None:
+        while (work := self._works.get()) is not None:
+            work.complete()
+
+
+class DdlWork(Work):
+    """A collective, under way or done.
+
+    Args:
+        tensors: the results.
+        started: None: done.
+        finish: called once, with `started` when that is done, in whatever thread waits first: brings the result to its
+            place, or raises KerasDdlError.
+        completions: completes the future.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        started: Started | Together | Any | None = None,
+        finish: Callable[[Any], None] | None = None,
+        completions: Completions | None = None,
+    ) -> None:
+        super().__init__()
+        self._tensors = list(tensors)
+        self._started = started
+        self._finish = finish
+        self._completions = completions
+        self._lock = threading.RLock()
+        self._future: Future | None = None
+        self._error: Exception | None = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Returns when it is done. Raises DistBackendError: it failed, or (where a timeout is given) takes longer."""
+        seconds = timeout.total_seconds() or None
+        if not self.ends_within(seconds):
+            raise DistBackendError(f"The collective has not ended within {seconds} s. It goes on.")
+        self._end()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def ends_within(self, seconds: float | None) -> bool:
+        """Waits until it has ended, or so long; returns whether it has."""
+        started = self._started
+        return started is None or started.wait(seconds)
+
+    def is_completed(self) -> bool:
+        started = self._started
+        return started is None or started.is_done()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        if self.is_completed():
+            self._end()
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        return self._tensors
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> Future:
+        """Returns a future of the results; it completes on a thread of the group."""
+        with self._lock:
+            if self._future is None:
+                self._pending = Future()
+                # An exception reaches code in C++, such as DistributedDataParallel's, only from a callback.
+                self._future = self._pending.then(_value_or_raise)
+                if self._started is None or self._completions is None:
+                    self._settle(self._pending)
+                else:
+                    self._completions.add(self)
+            return self._future
+
+    def complete(self) -> None:
+        """Waits, and completes the future."""
+        started = self._started
+        if started is not None:
+            started.wait()
+        self._settle(self._pending)
+
+    def _settle(self, future: Future) -> None:
+        self._end()
+        future.set_result(self._tensors if self._error is None else self._error)
+
+    def _end(self) -> None:
+        with self._lock:
+            started, self._started = self._started, None
+            if started is None:
+                return
+            error = started.error()
+            try:
+                if error is not None:
+                    raise error
+                if self._finish is not None:
+                    self._finish(started)
+            except (KerasDdlError, DistBackendError) as error:
+                self._error = as_torch_error(error)
+
+
+class Together:
+    """Several collectives as one that was started."""
+
+    def __init__(self, works: Sequence[DdlWork]) -> None:
+        self._works = works
+
+    def is_done(self) -> bool:
+        return all(each.is_completed() for each in self._works)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        end = None if seconds is None else time.monotonic() + seconds
+        return all(each.ends_within(None if end is None else max(0.0, end - time.monotonic())) for each in self._works)
+
+    def error(self) -> Exception | None:
+        return next((error for each in self._works if (error := each.exception()) is not None), None)
+
+
+def as_torch_error(error: Exception) -> DistBackendError:
+    """Returns the engine's error as the one that users of torch.distributed catch."""
+    if isinstance(error, DistBackendError):
+        return error
+    return DistBackendError(f"{type(error).__name__}: {error}")
+
+
+def _value_or_raise(future: Future) -> Any:
+    value = future.value()
+    if isinstance(value, Exception):
+        raise value
+    return value
