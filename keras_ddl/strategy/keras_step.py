@@ -27,7 +27,8 @@ from keras_ddl.strategy.thread_value import ThreadValue
 from keras_ddl.strategy.whole_step import WholeStep, as_one_process
 
 _STEPS = ("train_step", "test_step", "predict_step")
-_NAME = "rows"
+# Of the exchange with which a step begins; a timeline tells by it when the batch was there, and whether the step waits.
+_NAME, _NAME_OF_NEEDED = "rows", "needed_rows"
 
 
 UNKNOWN = BatchRows()
@@ -131,11 +132,12 @@ class KerasSteps:
         if rows is None:  # nothing to share: every rank computes all of it
             batch = cut.Batch(1, int(rank == 0), min(rank, 1))
         else:
-            counts, arguments = order.begin_step(rows, arguments, _NAME)
+            is_known = known.is_chunked and known.total is not None
+            counts, arguments = order.begin_step(rows, arguments, _NAME if is_known else _NAME_OF_NEEDED)
             if name == "train_step":
                 self.rows_trained.add(counts)
             report.gathered_counts(size * order.step_bytes())
-            if known.is_chunked and known.total is not None:
+            if is_known:
                 first, end = chunk(known.total, rank, size)
                 batch = cut.Batch(known.total, end - first, first)
             else:

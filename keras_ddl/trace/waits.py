@@ -16,8 +16,9 @@ from keras_ddl.timeline import Collective
 
 Interval = tuple[float, float]  # begin, end
 
-# What ranks tell each other at the start of a step; no rank waits for it, except in steps whose batch is compared.
-_ROWS = re.compile(r"rows(?:_\d+)?")
+# What ranks tell each other at the start of a step (strategy/keras_step.py). Of batches whose rows are known before, no
+# rank waits for it, except in the few steps whose batch is compared.
+_ROWS = re.compile(r"(needed_)?rows(?:_\d+)?")
 _ROUND = re.compile(r"(?:.*/)?after_\d+/")
 _WHOLE_ARGUMENT = re.compile(r".*/batch_\d+")
 
@@ -30,9 +31,7 @@ def tells_rows(name: str) -> bool:
 def round_of(name: str) -> str:
     """Returns what collectives that are under way while one another's inputs are computed have in common."""
     body, _, iteration = name.partition("#")
-    found = _ROUND.match(body)
-    if found is None:
-        found = _WHOLE_ARGUMENT.fullmatch(body)
+    found = _ROUND.match(body) or _WHOLE_ARGUMENT.fullmatch(body) or _ROWS.fullmatch(body)
     return (found[0] if found else "") + iteration
 
 
@@ -40,7 +39,8 @@ def rounds(collectives: Iterable[Collective]) -> dict[str, list[Collective]]:
     """Returns round -> its collectives, in the order of submission, of the collectives of one step of one rank."""
     found: dict[str, list[Collective]] = {}
     for one in sorted(collectives, key=lambda one: one.submitted):
-        if not tells_rows(one.name):
+        rows = _ROWS.fullmatch(one.name)
+        if rows is None or rows[1]:
             found.setdefault(round_of(one.name), []).append(one)
     return found
 

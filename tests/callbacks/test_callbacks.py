@@ -14,7 +14,9 @@ from launch.launching import environment, run
 HERE = Path(__file__).parent
 PROGRAM = HERE / "killed_training.py"
 
-CHECKS = [HERE / name for name in ("callbacks_checks.py", "resume_checks.py", "part_checks.py")]
+CHECKS = [
+    HERE / name for name in ("callbacks_checks.py", "resume_checks.py", "part_checks.py", "step_metrics_checks.py")
+]
 
 test_callbacks = rank_tests(CHECKS, [2], check_timeout=120)
 test_callbacks_of_three = pytest.mark.long(rank_tests(CHECKS, [3], check_timeout=120))

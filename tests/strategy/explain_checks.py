@@ -66,7 +66,7 @@ def check_explain_counts_the_collectives_that_run():
         finally:
             timeline.stop()
         names = [each.name for each in timeline.collectives(path)]
-    of_steps = [each for each in names if "/train_step/" in each or each.split("/")[-1] == "rows"]
+    of_steps = [each for each in names if "/train_step/" in each or each.split("/")[-1] in ("rows", "needed_rows")]
     assert len(of_steps) == steps * collectives_of(table), (sorted(set(names)), table)
 
 

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from harness.rank_tests import run_ranks
+from keras_ddl.trace import steps
 
 pytestmark = pytest.mark.parallel
 
@@ -49,15 +50,15 @@ def test_timeline_shows_buckets_on_the_wire_while_backward_runs(tmp_path):
 
     for rank in (0, 1):
         mine = timeline.read(timeline.path_of_rank(path, rank))
-        steps = [event for event in mine if event.get("cat") == "step"]
-        assert [step["name"] for step in steps] == ["step 0"] * 6
+        spans = [event for event in mine if event.get("cat") == "step"]
+        assert [step["name"] for step in spans] == ["step 0"] * 6
         sums = [one for one in timeline.collectives(timeline.path_of_rank(path, rank)) if "/train_step/" in one.name]
         buckets = [one for one in sums if one.bytes > 1024]  # the rest are metrics
         assert {one.kind for one in buckets} == {"all_reduce"} and {one.rank for one in buckets} == {rank}
         weights = 6 * 4 * (6 * (512 * 512 + 512) + 513)
         assert weights <= sum(one.bytes for one in buckets) < 1.001 * weights
         early = []
-        for step in steps:
+        for step in spans:
             begin, end = step["ts"] * 1e-6, (step["ts"] + step["dur"]) * 1e-6
             now = [one for one in buckets if begin <= one.started <= end]
             assert len(now) == len(buckets) // 6 >= 5
@@ -66,6 +67,13 @@ def test_timeline_shows_buckets_on_the_wire_while_backward_runs(tmp_path):
             early.append(sum(one.finished < max(other.submitted for other in now) for one in now))
         # Of the buckets of a step; some steps may be spoilt by whatever else the machine does.
         assert max(early) >= 3, early
+
+    for each in steps.read(path):
+        assert len(each.steps) == 6 and each.steps[0].number == 0
+        for step in each.steps:
+            assert step.begin < step.arrived < step.end == step.next, "each epoch has one step"
+            # Whatever travels while backward runs is not exposed; what is left when it has ended is.
+            assert 0 < step.waiting < step.whole and len(step.exposed) <= 2, step
 
 
 def test_timeline_of_a_part_of_a_program_and_of_a_killed_process(tmp_path):

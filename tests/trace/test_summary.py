@@ -86,6 +86,8 @@ def test_exposed_is_what_is_left_after_the_last_of_a_round():
     assert waits.exposed(one_round) == [(3.0, 4.0)]
     two = [collective("m/sum_0", 1.0, 2.0), collective("m/after_1/sum_1", 3.0, 4.0)]
     assert waits.exposed(two) == [(1.0, 2.0), (3.0, 4.0)]
+    needed = [collective("needed_rows", 0.0, 1.0), collective("m/sum_0", 3.0, 4.0)]
+    assert waits.exposed(needed) == [(0.0, 1.0), (3.0, 4.0)]
     in_loop = [collective("m/while/sum_0#1", 1.0, 2.0), collective("m/while/sum_0#2", 3.0, 4.0)]
     assert waits.exposed(in_loop) == [(1.0, 2.0), (3.0, 4.0)]
     assert waits.exposed([collective("m/batch_1", 1.0, 2.0), collective("m/sum_0", 1.5, 3.0)]) == [(1.0, 3.0)]

@@ -1,0 +1,120 @@
+"""What a training says of its speed while it runs: StepMetrics, and rank 0's bar. Run by test_callbacks.py."""
+
+import contextlib
+import io
+import re
+import time
+
+import numpy as np
+from callbacks.common import shared_folder
+
+import keras_ddl
+from keras_ddl import timeline
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from strategy.common import RANK, SIZE, X, Y, keras, linear_model
+
+ROWS, BATCH = len(X), 10  # the last batch has fewer
+STEPS = -(-ROWS // BATCH)
+LATE = 0.05
+
+
+class Sleep(keras.callbacks.Callback):
+    """Makes steps so long that rates can be told, and those of the last rank longer."""
+
+    never_stops_within_epoch = True
+
+    def __init__(self, seconds=0.02 + LATE * (RANK == SIZE - 1 != 0)):
+        super().__init__()
+        self.seconds = seconds
+
+    def on_train_batch_begin(self, batch, logs=None):
+        time.sleep(self.seconds)
+
+
+def written(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tags = events.Tags()["tensors"]
+    return {tag: [(e.step, float(tf.make_ndarray(e.tensor_proto))) for e in events.Tensors(tag)] for tag in tags}
+
+
+def check_step_metrics_are_the_jobs_and_written_by_rank_0():
+    model = linear_model()
+    with shared_folder() as folder:
+        own = folder / f"rank{RANK}"
+        metrics = keras_ddl.callbacks.StepMetrics(own, every=2)
+        began = time.monotonic()
+        model.fit(X, Y, batch_size=BATCH, epochs=3, verbose=0, callbacks=[metrics, Sleep()])
+        took = time.monotonic() - began
+        assert own.exists() == (RANK == 0)
+        assert timeline.take() == [], "nothing is kept after the training"
+        if RANK != 0:
+            return
+        found = written(own)
+    names = ("step_seconds", "rows_per_second", "exposed_communication_seconds", "input_wait_seconds")
+    assert set(found) == {f"job/{name}" for name in names[: 4 if SIZE > 1 else 2]}, found
+    steps = [step for step, _ in found["job/step_seconds"]]
+    # The first step of the training is left out; a point ends with its epoch.
+    assert steps == [3, 5, 7, 9, 10, 12, 14, 15], steps
+    seconds = dict(found["job/step_seconds"])
+    rows = dict(found["job/rows_per_second"])
+    # Two steps of 10 rows of all ranks; the last step of an epoch has 3.
+    np.testing.assert_allclose(rows[7] * 2 * seconds[7], 20, rtol=0.02)
+    np.testing.assert_allclose(rows[10] * seconds[10], 3, rtol=0.02)
+    assert all(0.02 < each < took for each in seconds.values())
+    if SIZE > 1:
+        exposed = [value for _, value in found["job/exposed_communication_seconds"]]
+        assert np.median(exposed) > 0.6 * LATE, exposed  # rank 0 waits for the last one
+        assert all(0 < value < LATE for _, value in found["job/input_wait_seconds"])
+
+
+def check_step_metrics_refuse_what_is_no_number_of_steps():
+    for wrong in (0, -1, True, 2.0, "epoch"):
+        try:
+            keras_ddl.callbacks.StepMetrics("logs", every=wrong)
+        except ConfigError as error:
+            assert "number of steps, 1 or more" in str(error) and repr(wrong) in str(error)
+        else:
+            raise AssertionError(wrong)
+
+
+def check_bar_is_rank_0s_with_the_rows_of_all_and_metrics_of_all_ranks():
+    model = linear_model(metrics=["mae"])
+    one_process = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+    one_process.compile("sgd", "mse", metrics=["mae"])
+    one_process.set_weights(model.get_weights())
+
+    def shown(model, verbose, sleep):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=verbose, callbacks=[sleep])
+        return out.getvalue()
+
+    def values(text, key):  # every state of the bar
+        return re.findall(rf" {key}: ([\d.e,-]+)", text)
+
+    for verbose in ("auto", 1, 2):
+        began = time.monotonic()
+        text = shown(model, verbose, Sleep())
+        took = time.monotonic() - began
+        expected = shown(one_process, verbose, Sleep(0.06)) if RANK == 0 else ""
+        if RANK != 0:
+            assert text == "", text
+        elif SIZE == 1:
+            assert "rows/s" not in text
+        else:
+            states = STEPS + 1 if verbose != 2 else 1
+            assert len(values(text, "rows/s")) == states, text
+            # Of all ranks, without the first step; Keras's time for the ranks to stop is no part of it.
+            speed = float(values(text, "rows/s")[-1].replace(",", ""))
+            assert (ROWS - BATCH) / took < speed < (ROWS - BATCH) / ((STEPS - 1) * (0.02 + LATE)) * 1.01, (speed, took)
+            for key in ("loss", "mae"):
+                assert len(values(text, key)) == states and values(text, key) == values(expected, key), (text, expected)
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):  # a bar that the program passes itself
+        model.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=[keras.callbacks.ProgbarLogger()])
+    assert RANK == 0 or out.getvalue() == ""
