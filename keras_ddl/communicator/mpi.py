@@ -164,7 +164,10 @@ def _remedy() -> str:
     if site:
         return f"Start the ranks with {site}, or reinstall keras_ddl with MPICC set to the mpicc of the launcher's MPI."
     slurm = "pmix" if native_library.mpi_text("ddl_mpi_library") == "Open MPI" else "pmi2"
+    use_launchers = "reinstall keras_ddl with MPICC set to the mpicc of the launcher's MPI"
+    if len(native_library.mpi_families()) > 1:
+        use_launchers = "load the module of the launcher's MPI, so that its libmpi is found (LD_LIBRARY_PATH)"
     return (
-        f"Start the ranks with `keras-ddl run` or with the mpirun of this Python environment (under Slurm: srun "
-        f"--mpi={slurm}), or reinstall keras_ddl with MPICC set to the mpicc of the launcher's MPI."
+        "Start the ranks with `keras-ddl run` or with the mpirun of this Python environment (under Slurm: srun "
+        f"--mpi={slurm}), or {use_launchers}."
     )
