@@ -43,7 +43,7 @@ def start(launcher: Launcher | None) -> MPI.Intracomm:
         )
     if not module.Is_initialized():  # mpi4py.rc.initialize was set to False
         module.Init_thread(module.THREAD_MULTIPLE)
-    _check_family(module)
+    _choose_family(module)
     world = module.COMM_WORLD
     if launcher is not None and launcher.size not in (None, world.size):
         raise DependencyError(
@@ -140,7 +140,7 @@ def _family(module: type[MPI]) -> str:
     return "Open MPI" if module.get_vendor()[0] == "Open MPI" else "MPICH"
 
 
-def _check_family(module: type[MPI]) -> None:
+def _choose_family(module: type[MPI]) -> None:
     """Takes the shim for the MPI that mpi4py has loaded."""
     if _family(module) in native_library.mpi_families():
         native_library.choose_mpi(_family(module))
