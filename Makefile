@@ -29,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help setup wheel demo test test-all test-versions test-aarch64 docs lint format clean
+.PHONY: help setup wheel demo test test-all test-slurm test-versions test-aarch64 docs lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -48,6 +48,9 @@ test: $(STAMP) ## run the tests; ARGS="-k name" chooses
 
 test-all: $(STAMP) ## run every test, also what takes minutes, many ranks or much memory
 	$(BIN)/pytest -n $(WORKERS) -m '' $(ARGS)
+
+test-slurm: $(STAMP) ## run jobs in a Slurm of its own on this machine, as root, where Debian's packages of it are
+	$(BIN)/pytest -n 0 -m slurm tests/slurm $(ARGS)
 
 test-versions: $(STAMP) ## try pairs of Keras and TensorFlow, write the table in docs/install.md; ARGS="3.14+2.21" chooses
 	@$(BIN)/python tools/versions.py $(ARGS)

@@ -18,7 +18,9 @@ _COUNT = click.IntRange(min=1)
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False}, short_help="Run a program on several ranks.")
-@click.option("-np", "--np", "-n", "num_ranks", type=_COUNT, help="Number of ranks.", metavar="N")
+@click.option(
+    "-np", "--np", "-n", "num_ranks", type=_COUNT, help="Number of ranks (in a job of Slurm: its tasks).", metavar="N"
+)
 @click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:2,h1:2.", metavar="HOSTS")
 @click.option(
     "--hostfile",

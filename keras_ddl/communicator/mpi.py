@@ -44,7 +44,7 @@ def start(launcher: Launcher | None) -> MPI.Intracomm:
         )
     if not module.Is_initialized():  # mpi4py.rc.initialize was set to False
         module.Init_thread(module.THREAD_MULTIPLE)
-    _check_family(module)
+    _choose_family(module)
     world = module.COMM_WORLD
     if launcher is not None and launcher.size not in (None, world.size):
         raise DependencyError(
@@ -155,7 +155,7 @@ def _family(module: type[MPI]) -> str:
     return "Open MPI" if module.get_vendor()[0] == "Open MPI" else "MPICH"
 
 
-def _check_family(module: type[MPI]) -> None:
+def _choose_family(module: type[MPI]) -> None:
     """Takes the shim for the MPI that mpi4py has loaded."""
     if _family(module) in native_library.mpi_families():
         native_library.choose_mpi(_family(module))
@@ -179,7 +179,10 @@ def _remedy() -> str:
     if site:
         return f"Start the ranks with {site}, or reinstall keras_ddl with MPICC set to the mpicc of the launcher's MPI."
     slurm = "pmix" if native_library.mpi_text("ddl_mpi_library") == "Open MPI" else "pmi2"
+    use_launchers = "reinstall keras_ddl with MPICC set to the mpicc of the launcher's MPI"
+    if len(native_library.mpi_families()) > 1:
+        use_launchers = "load the module of the launcher's MPI, so that its libmpi is found (LD_LIBRARY_PATH)"
     return (
-        f"Start the ranks with `keras-ddl run` or with the mpirun of this Python environment (under Slurm: srun "
-        f"--mpi={slurm}), or reinstall keras_ddl with MPICC set to the mpicc of the launcher's MPI."
+        "Start the ranks with `keras-ddl run` or with the mpirun of this Python environment (under Slurm: srun "
+        f"--mpi={slurm}), or {use_launchers}."
     )

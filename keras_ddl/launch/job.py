@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from keras_ddl import config
 from keras_ddl.errors import ConfigError
 from keras_ddl.launch import mpirun as mpirun_module
 from keras_ddl.launch.mpirun import Host, Mpirun
@@ -121,9 +122,12 @@ def make(
     parsed = mpirun_module.parse_hosts(hosts) if hosts else ()
     slots = sum(host.slots for host in parsed)
     if num_ranks is None:
-        if not parsed:
-            raise ConfigError("np: the number of ranks must be given. Received: neither -np nor --hosts. Try -np 2.")
-        num_ranks = slots
+        num_ranks = slots or config.allocation_size()
+    if num_ranks is None:
+        raise ConfigError(
+            "np: the number of ranks must be given. Received: neither -np nor --hosts, and no number of tasks of "
+            "Slurm (SLURM_NTASKS). Try -np 2."
+        )
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
         raise ConfigError(f"np must be a whole number of ranks, 1 or more. Received: np={num_ranks!r}.")
     if parsed and num_ranks > slots:

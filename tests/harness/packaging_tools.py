@@ -5,11 +5,15 @@ Not in tests/packaging: a module `packaging.<name>` would belong to the distribu
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -93,3 +97,13 @@ class Venv:
 def make_venv(path: Path, python: str | Path = sys.executable) -> Venv:
     run(python, "-m", "venv", "--without-pip", path, cwd=path.parent)
     return Venv(path)
+
+
+def wheel_of_this_environment() -> Path | None:
+    """The file that pip installed keras_ddl from; None when that was no wheel, or it has been replaced since."""
+    record = json.loads(importlib.metadata.distribution("keras_ddl").read_text("direct_url.json") or "{}")
+    path = Path(unquote(urlsplit(record.get("url", "")).path))
+    expected = record.get("archive_info", {}).get("hashes", {}).get("sha256")
+    if path.suffix != ".whl" or not path.is_file():
+        return None
+    return path if hashlib.sha256(path.read_bytes()).hexdigest() == expected else None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from keras_ddl.errors import ConfigError, LaunchError
-from keras_ddl.launch import control, mpirun, native_mpi
+from keras_ddl.launch import control, job, mpirun, native_mpi
 from keras_ddl.launch.control import Address, Channel, Kind
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
@@ -58,6 +58,17 @@ def test_native_mpi_is_described_without_loading_it():
     found = native_mpi.describe()
     assert found.get("problem") or (found["family"] and Path(found["path"]).exists())
     assert "libmpi" not in Path("/proc/self/maps").read_text()
+
+
+def test_job_has_a_rank_for_each_task_of_slurm(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_NTASKS", "3")
+    assert job.make(["p"], num_ranks=None).num_ranks == 3
+    assert job.make(["p"], num_ranks=2).num_ranks == 2
+    assert job.make(["p"], num_ranks=None, hosts="a:4").num_ranks == 4
+    monkeypatch.delenv("SLURM_NTASKS")
+    with pytest.raises(ConfigError, match="no number of tasks of Slurm"):
+        job.make(["p"], num_ranks=None)
 
 
 def test_mpirun_command_of_open_mpi(monkeypatch: pytest.MonkeyPatch):

