@@ -46,12 +46,31 @@ std::vector<Scheme> AllReduceThroughSlots(uint64_t bytes, int ranks) {
 
 // A reduction is what the caller reads next: not streamed.
 std::vector<Scheme> ReduceScatterThroughSlots() {
-  return {{kDirect, kL, kC, 512}, {kDirect, kS, kC, 512}, {kDirect, kL, kC, 128}, {kDirect, kS, kC, 128}};
+  return {{kDirect, kL, kC, 512}, {kDirect, kS, kC, 512}, {kDirect, kL, kC, 128}};
 }
 
 std::vector<Scheme> AllGatherThroughSlots(uint64_t bytes) {
   const Store result = bytes < 4 * kMegabyte ? kC : kS;
-  return {{kDirect, kL, result, 512}, {kDirect, kS, result, 512}, {kDirect, kL, kL, 512}, {kDirect, kS, result, 128}};
+  return {{kDirect, kL, result, 512}, {kDirect, kS, result, 512}, {kDirect, kL, kL, 512}};
+}
+
+// Of two schemes that differ only in chunks, both longer than all that a rank moves at once, one is enough: two that
+// are the same cannot be told apart.
+void DropEqual(ddl_kind kind, uint64_t bytes, int ranks, std::vector<Scheme>& schemes) {
+  const auto moved = [&](const Scheme& scheme) {
+    const bool whole = kind == DDL_REDUCE_SCATTER && scheme.algorithm == kDirect;  // a slot has a part for every rank
+    return whole ? bytes : bytes / static_cast<uint64_t>(ranks);
+  };
+  const std::vector<Scheme> all = schemes;
+  const auto is_spare = [&](const Scheme& scheme) {
+    return std::any_of(all.begin(), all.end(), [&](const Scheme& other) {
+      Scheme same = other;
+      same.chunk_bytes = scheme.chunk_bytes;
+      return same.Encode() == scheme.Encode() && other.chunk_bytes < scheme.chunk_bytes &&
+             other.chunk_bytes >= moved(other);
+    });
+  };
+  schemes.erase(std::remove_if(schemes.begin(), schemes.end(), is_spare), schemes.end());
 }
 
 }  // namespace
@@ -69,10 +88,13 @@ std::vector<Scheme> CandidateSchemes(ddl_kind kind, uint64_t bytes, int ranks, s
     scheme.chunk_bytes =
         static_cast<uint32_t>(std::min<uint64_t>(scheme.chunk_bytes * uint64_t{kKilobyte}, slot_bytes));
   }
-  if (!reachable || !tuned) return schemes;
+  if (!tuned) return schemes;
   // What was read should still be in the second-level cache when it is added; the more at once, the fewer system calls.
   const uint32_t shortest = (kind == DDL_ALL_REDUCE ? 64 : kind == DDL_REDUCE_SCATTER ? 128 : 256) * kKilobyte;
-  for (const uint32_t chunk : {shortest, 2 * shortest}) schemes.push_back({Algorithm::kCma, kC, kC, chunk});
+  for (const uint32_t chunk : {shortest, 2 * shortest}) {
+    if (reachable) schemes.push_back({Algorithm::kCma, kC, kC, chunk});
+  }
+  if (kind != DDL_ALL_REDUCE) DropEqual(kind, bytes, ranks, schemes);
   return schemes;
 }
 
