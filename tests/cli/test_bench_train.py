@@ -29,8 +29,8 @@ def subject(batch):
     model.compile(keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
     return model, rows(16 * batch, 0), rows(64, 1)
 
-def three(batch):
-    return 1, 2, 3, 4
+def wrong(batch):
+    return *subject(batch), 4
 """
 
 
@@ -106,6 +106,7 @@ def test_traffic_counts_what_runs_after_backward_has_ended(tmp_path: Path) -> No
     (tmp_path / "none.json").write_text("[]")
     assert traffic(tmp_path / "none.json") == Traffic(0, 0, 0, 0, 0, 0, 0)
     assert union([(3, 5), (0, 2), (1, 2.5), (9, 8)]) == pytest.approx(4.5)
+    assert union([(0, 10), (1, 2), (3, 12)]) == pytest.approx(12)
 
 
 def test_predictions_are_the_cost_models_on_the_measured_step_of_one_device() -> None:
@@ -174,9 +175,12 @@ def test_a_function_that_returns_something_else_is_told_what_it_must_return(
     (tmp_path / "wrong_subject.py").write_text(SUBJECT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    subject.check("wrong_subject:three")
-    with pytest.raises(ConfigError, match=r"\(model, data\) or \(model, data, validation\). Received: \(int, int"):
-        subject.make("wrong_subject:three", 8, learnable=False)
+    subject.check("wrong_subject:wrong")
+    with pytest.raises(
+        ConfigError,
+        match=r"\(model, data\) or \(model, data, validation\). Received: \(Sequential, tuple, tuple, int\)",
+    ):
+        subject.make("wrong_subject:wrong", 8, learnable=False)
     with pytest.raises(ConfigError, match="must have a function other"):
         subject.make("wrong_subject:other", 8, learnable=False)
 

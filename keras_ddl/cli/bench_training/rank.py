@@ -6,7 +6,6 @@ import math
 import os
 import statistics
 import time
-import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -90,7 +89,6 @@ def measure(plan: Plan, train: bool) -> Sample:
     from keras_ddl.cli.bench_training.overlap import watched
     from keras_ddl.cli.bench_training.step_times import StepTimes
 
-    warnings.filterwarnings("ignore", "Your input ran out of data")
     with scope():
         what = subject.make(plan.name, batch, learnable=False)
     watch = StepTimes()
