@@ -151,8 +151,16 @@ def test_run_hosts_of_other_versions_or_without_shared_memory_start_nothing(on_h
 
 def test_run_hosts_with_another_clock_are_warned_of(on_hosts: list[str], tmp_path: Path):
     env = with_other_h1(tmp_path, "", seconds_ahead=60.0)
-    ended = run([*on_hosts, "python", write_program(tmp_path, "")], tmp_path, env=env)
+    program = write_program(
+        tmp_path,
+        """
+from keras_ddl.launch import host_facts
+print(RANK, "ahead by", round(host_facts.told_clock(os.environ["KERAS_DDL_RUN_DIR"])["offset"], -1))
+""",
+    )
+    ended = run([*on_hosts, "python", program], tmp_path, env=env)
     assert ended.status == 0, ended
+    assert "[1] 1 ahead by 0.0" in ended.out.replace("-0.0", "0.0") and "[3] 3 ahead by 60.0" in ended.out, ended
     warning = next(line for line in ended.err.splitlines() if "clocks" in line)
     assert "that of h0 is 60" in warning or "that of h0 is 59" in warning, ended
     assert "s behind that of h1 (expected: within 1 s)" in warning and "chrony" in warning, ended
