@@ -244,7 +244,7 @@ def row(case: str, ours: Seen, theirs: Seen | None) -> str:
     told = CASES[case]
     found = re.search(told.words, "\n".join(ours.last)) if told.words else None
     line = next((line for line in reversed(ours.last) if re.search(told.words, line)), "") if found else ""
-    said = line.replace(socket.gethostname(), "h0").replace("|", "\\|").strip()
+    said = re.sub(r"/tmp/failure-\w+/", "", line).replace(socket.gethostname(), "h0").replace("|", "\\|").strip()
     said = said if len(said) < 170 else said[:167] + "..."
     mine = f"{ours.seconds:.0f} s, {_shell_status(ours.status)}"
     other = "" if theirs is None else f"{theirs.seconds:.0f} s, {_shell_status(theirs.status)}"
