@@ -36,7 +36,7 @@ def explain(error: OSError, what: str, path: Path | str) -> str:
     if number == errno.EROFS:
         return (
             f"{what} needs a directory that can be written to. Received: {path} ({error.strerror}). Earlier ones are "
-            "untouched. Mount it writable (after errors of a disk, Linux makes it read-only), or give another directory."
+            "untouched. Mount it writable (Linux makes a disk read-only after errors), or give another directory."
         )
     if number in (errno.EACCES, errno.EPERM):
         return (
