@@ -113,7 +113,13 @@ CASES = {
     "few_files": Case("`ulimit -n 20`", r"Too many open files", 14, "Too many open files", 60.0, has_checkpoint=False),
     "fork": Case("a forked child calls a collective", r"rank 1 .*NotInitializedError", 1, "NotInitializedError"),
     "spawn": Case("a spawned child calls a collective", r"rank 1 .*NotInitializedError", 1, "NotInitializedError"),
-    "pid_namespaces": Case("SIGKILL, each rank in a PID namespace", r"rank 1 .*(SIGKILL|137)", 137, None),
+    "pid_namespaces": Case(
+        "SIGKILL, each rank in a PID namespace (`OMPI_MCA_btl=self,tcp`: Open MPI's own shared memory crashes there)",
+        r"rank 1 .*(SIGKILL|status 137)",
+        137,
+        None,
+        env={"OMPI_MCA_btl": "self,tcp"},
+    ),
     "launcher_killed": Case("`keras-ddl run` gets SIGKILL", r"", -9, None),
     "mpirun_killed": Case("mpirun gets SIGKILL", r"mpirun ended \(killed by SIGKILL\)", 137, None),
 }
@@ -189,7 +195,9 @@ def see(case: str, launcher: str, folder: Path) -> Seen:
     (folder / "ckpt").mkdir()
     python = [sys.executable, str(HERE / "failing_training.py"), str(folder), case]
     if case == "pid_namespaces":
-        python = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *python]
+        # A shell between: the first process of a namespace would survive its own SIGKILL.
+        shell = ["sh", "-c", '"$@"; exit $?', "sh"]
+        python = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *shell, *python]
     run = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", "3", "--", *python]
     if launcher == MPIRUN:
         run = [
