@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -16,6 +17,10 @@ from keras_ddl.strategy import notice
 _NEVER = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
+# A signal that is repeated after so long does what it did before `begin`.
+_AGAIN_SECONDS = 30.0
+
+
 class Notice:
     """The signals that Checkpoint listens to while a model trains."""
 
@@ -24,6 +29,7 @@ class Notice:
         self.signals = tuple(_number(name) for name in ([names] if isinstance(names, str) else names))
         self._previous: dict[signal.Signals, Any] = {}
         self._received: int = 0
+        self._received_at = 0.0
         self._told = False
 
     def __bool__(self) -> bool:
@@ -51,7 +57,13 @@ class Notice:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._received = self._received or number  # and nothing else: this may be in the middle of anything
+        # Little more than a mark: this may be in the middle of anything.
+        now = time.monotonic()
+        if not self._received:
+            self._received, self._received_at = number, now
+        elif now - self._received_at > _AGAIN_SECONDS:  # nobody has heard it: a fit that has failed, or hangs
+            self.end()
+            signal.raise_signal(number)
 
     def tell(self) -> None:
         """Before a step: lets the step say what this rank has received."""

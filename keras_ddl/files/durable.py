@@ -33,7 +33,12 @@ def explain(error: OSError, what: str, path: Path | str) -> str:
             f"{what} must be written whole. Received: no space left for {path} ({error.strerror}). "
             f"Nothing was published and earlier ones are untouched. Free space or raise the quota, or keep fewer."
         )
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if number == errno.EROFS:
+        return (
+            f"{what} needs a directory that can be written to. Received: {path} ({error.strerror}). Earlier ones are "
+            "untouched. Mount it writable (Linux makes a disk read-only after errors), or give another directory."
+        )
+    if number in (errno.EACCES, errno.EPERM):
         return (
             f"{what} needs a directory this process may write to. Received: {path} ({error.strerror}, user id "
             f"{os.geteuid()}). Change its owner or mode, or give another directory."
@@ -50,7 +55,8 @@ def make_directory(path: Path, what: str, error_type: type[Exception]) -> Path:
     except OSError as error:
         raise error_type(explain(error, what, path)) from error
     if not os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise error_type(explain(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), what, path))
+        number = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
+        raise error_type(explain(OSError(number, os.strerror(number)), what, path))
     return path
 
 

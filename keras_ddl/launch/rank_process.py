@@ -46,6 +46,8 @@ from keras_ddl.launch.rank_program import RankProgram, require_directory
 
 # Open MPI follows its SIGTERM with SIGKILL after one second. By then the program must be gone and reported.
 _MPIRUN_GRACE_SECONDS = 0.4
+_MPIRUN_SECONDS = 5.0  # to end after the launcher is gone
+_LOSS = "the loss of the launcher"
 _DRAIN_SECONDS = 0.3
 _GOODBYE_SECONDS = 15.0
 _BACKLOG_BYTES = 1 << 20
@@ -160,7 +162,7 @@ class RankProcess:
         if self._terminated and self._stopped_by is None:
             self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, "mpirun")
         if self._channel.closed and self._stopped_by is None:
-            self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, "the loss of the launcher")
+            self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, _LOSS)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             self._signal(signal.SIGKILL)
@@ -289,11 +291,21 @@ class RankProcess:
     def _remove_job_folder(self) -> None:
         """Removes the job's directory, if this is the last rank of this host, with what its ranks shared there."""
         folder = self._run_dir.parent
-        if not any(folder.glob("rank-*")):
+        # A launcher that is gone removes nothing: then mpirun, which is about to end, is waited for.
+        is_alone = self._stopped_by == _LOSS
+        deadline = time.monotonic() + (_MPIRUN_SECONDS if is_alone else 0.0)
+        while not any(folder.glob("rank-*")):
             for shared in folder.glob("keras_ddl-*"):  # the rest is mpirun's, which still runs
                 shutil.rmtree(shared, ignore_errors=True)
             with contextlib.suppress(OSError):
                 folder.rmdir()
+            if not folder.exists():
+                return
+            if time.monotonic() >= deadline:
+                if is_alone:
+                    shutil.rmtree(folder, ignore_errors=True)
+                return
+            time.sleep(0.05)
 
     def _wait_for_bye(self) -> None:
         deadline = time.monotonic() + _GOODBYE_SECONDS

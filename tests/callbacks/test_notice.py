@@ -90,3 +90,18 @@ def test_notice_outside_the_main_thread_is_an_error(tmp_path):
     thread.start()
     thread.join()
     assert found
+
+
+def test_notice_that_nobody_hears_does_at_last_what_it_did_before(tmp_path):
+    notice, before, heard = Checkpoint(tmp_path, on_signal="SIGUSR1")._notice, signal.getsignal(signal.SIGUSR1), []
+    signal.signal(signal.SIGUSR1, lambda *_: heard.append(True))
+    try:
+        notice.begin()
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+        assert notice.agreed() == ("SIGUSR1", 0) and not heard
+        notice._received_at -= 60
+        signal.raise_signal(signal.SIGUSR1)
+        assert heard
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -136,7 +136,7 @@ def with_other_h1(tmp_path: Path, changed: str, seconds_ahead: float = 0.0) -> d
     return {"PYTHONPATH": str(folder)}
 
 
-def test_run_hosts_of_other_versions_or_without_shared_memory_start_nothing(on_hosts: list[str], tmp_path: Path):
+def test_run_hosts_of_other_versions_start_nothing(on_hosts: list[str], tmp_path: Path):
     program = write_program(tmp_path, "here('up')")
     env = with_other_h1(tmp_path, '"Keras": "3.1.0", "shm": 4096')
     ended = run([*on_hosts, "--restarts", "3", "python", program], tmp_path, env=env)
@@ -144,15 +144,23 @@ def test_run_hosts_of_other_versions_or_without_shared_memory_start_nothing(on_h
     assert not list(tmp_path.glob("up-*")), ended
     lines = [line.strip() for line in ended.err.splitlines()]
     assert any(line.startswith("versions of Keras: ") and "but 3.1.0 on h1. Install the same" in line for line in lines)
-    shm = "/dev/shm on host h1: 4 KiB free (expected: 8 MiB or more). Give containers more"
+    shm = "keras-ddl: warning: /dev/shm on host h1: 4 KiB free (expected: 8 MiB or more). Give containers more"
     assert any(line.startswith(shm) for line in lines), ended
     assert "restart" not in ended.err, ended
 
 
 def test_run_hosts_with_another_clock_are_warned_of(on_hosts: list[str], tmp_path: Path):
     env = with_other_h1(tmp_path, "", seconds_ahead=60.0)
-    ended = run([*on_hosts, "python", write_program(tmp_path, "")], tmp_path, env=env)
+    program = write_program(
+        tmp_path,
+        """
+from keras_ddl.launch import host_facts
+print(RANK, "ahead by", round(host_facts.told_clock(os.environ["KERAS_DDL_RUN_DIR"])["offset"], -1))
+""",
+    )
+    ended = run([*on_hosts, "python", program], tmp_path, env=env)
     assert ended.status == 0, ended
+    assert "[1] 1 ahead by 0.0" in ended.out.replace("-0.0", "0.0") and "[3] 3 ahead by 60.0" in ended.out, ended
     warning = next(line for line in ended.err.splitlines() if "clocks" in line)
     assert "that of h0 is 60" in warning or "that of h0 is 59" in warning, ended
     assert "s behind that of h1 (expected: within 1 s)" in warning and "chrony" in warning, ended

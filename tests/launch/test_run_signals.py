@@ -98,6 +98,7 @@ def test_run_killed_launcher_leaves_no_process(tmp_path: Path):
     started.process.kill()
     started.process.wait()
     assert eventually(lambda: not processes(started.mark)), processes(started.mark)
+    assert not list(started.tmp.iterdir())
     started.process.communicate()
 
 
