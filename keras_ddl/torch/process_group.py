@@ -71,6 +71,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._timeout = timeout
         self._peers = PointToPoint(comm, timeout)
         self._roll_call = RollCall(store, comm.rank, comm.size)
+        self._name, self._description = "", ""
 
     # ---- who
 
@@ -79,6 +80,20 @@ class ProcessGroup(dist.ProcessGroup):
 
     def name(self) -> str:
         return "ddl"
+
+    # PyTorch itself keeps names in backends, which a group that is its own backend does not have.
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        return self._description
 
     def size(self) -> int:
         return self._engine.size
