@@ -61,8 +61,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Gives TensorFlow the threads that simulated ranks wait in, before any module of tests starts it."""
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
         return  # xdist's controller runs no test
-    import tensorflow as tf
-
+    try:
+        import tensorflow as tf
+    except ImportError:  # as for tests/pytorch alone
+        return
     tf.config.threading.set_inter_op_parallelism_threads(32)
 
 

@@ -362,7 +362,8 @@ class Communicator:
     def start(self, request: Request, keep: Any) -> Started:
         """Leaves a collective to the communication thread. `keep` holds the memory that it reads and writes."""
         self._refuse_in_handler(request)
-        return Started(core().ddl_start(self._comm, byref(request)), request, keep, self._note)
+        work = core().ddl_start(self._comm, byref(request))
+        return Started(work, request, keep, self._note, lambda: self._closed)
 
     def _submit(self, request: Request, source: Any, result: Any) -> Any:
         """Leaves the request to the communication thread and waits for it."""

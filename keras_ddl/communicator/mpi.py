@@ -69,6 +69,11 @@ def new_status() -> MPI.Status:
     return sys.modules["mpi4py.MPI"].Status()
 
 
+def error_class() -> type[Exception]:
+    """Returns what mpi4py raises when MPI reports an error."""
+    return sys.modules["mpi4py.MPI"].Exception
+
+
 def abort(status: int) -> None:
     """Ends all ranks of the job at once; does not return when MPI runs."""
     if running():

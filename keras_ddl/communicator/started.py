@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from keras_ddl import errors
-from keras_ddl.communicator.native_library import Request, core
+from keras_ddl.communicator.native_library import FAILED_PRECONDITION, Request, core
 
 # Long enough to cost nothing, short enough for Ctrl-C to feel immediate: signals are handled between two slices.
 WAIT_SLICE_MS = 100
@@ -20,8 +20,9 @@ class Started:
 
     _all: ClassVar[set[Started]] = set()
 
-    def __init__(self, work: int, request: Request, keep: Any, note: str) -> None:
+    def __init__(self, work: int, request: Request, keep: Any, note: str, is_closed: Callable[[], bool]) -> None:
         self._work = work
+        self._is_closed = is_closed
         self._request = request  # with what it points to
         self._keep = keep
         self._note = note
@@ -51,7 +52,10 @@ class Started:
         code = core().ddl_work_code(self._work)
         if not code:
             return None
-        return errors.from_code(code, core().ddl_work_message(self._work).decode(errors="replace") + self._note)
+        text = core().ddl_work_message(self._work).decode(errors="replace") + self._note
+        if code == FAILED_PRECONDITION and self._is_closed():
+            return errors.NotInitializedError(text)
+        return errors.from_code(code, text)
 
     def rows(self, ranks: int) -> list[int]:
         """Returns how many rows came from each rank, of a collective without a `place` that has ended."""

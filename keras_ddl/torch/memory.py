@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import ReduceOp
 
 from keras_ddl.communicator.binding import OPS, Memory
 from keras_ddl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from keras_ddl.torch.engine import Engine
 
 # What is reduced, and as what the engine reads it.
 _REDUCED = {
@@ -32,20 +37,23 @@ _OPS = {
 _OPS_OF_BOOLS = {"sum": "max", "max": "max", "product": "min", "min": "min"}
 
 
-def check(call: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raises ConfigError for what cannot be read where it lies."""
+def check(call: str, tensors: Sequence[torch.Tensor], *, ordered: bool = False) -> None:
+    """Raises ConfigError for what cannot be read where it lies.
+
+    ordered: elements lie in the order of their indices, as they must where they move to tensors of another shape.
+    """
     for tensor in tensors:
         if tensor.device.type != "cpu":
             raise ConfigError(
                 f"{call}: backend 'ddl' takes tensors in the memory of the CPU. Received: one on {tensor.device}. Use "
-                "tensor.cpu(), or backend 'nccl' for what lies on GPUs: init_process_group('cpu:ddl,cuda:nccl')."
+                "tensor.cpu(), or a group of backend 'nccl' for those on GPUs: dist.new_group(backend='nccl')."
             )
         if tensor.layout != torch.strided:
             raise ConfigError(
                 f"{call}: tensors must be dense. Received: layout {tensor.layout}. Use tensor.to_dense(), or "
                 "Embedding(sparse=False)."
             )
-        if not is_whole(tensor):
+        if not (tensor.is_contiguous() if ordered else is_whole(tensor)):
             raise ConfigError(
                 f"{call}: tensors must be contiguous. Received: shape {list(tensor.shape)}, strides "
                 f"{list(tensor.stride())}. Use tensor.contiguous()."
@@ -94,7 +102,52 @@ def place(tensor: torch.Tensor, out: torch.Tensor | None, count: int) -> Memory:
     return Memory(tensor.data_ptr(), None if out is None else out.data_ptr(), count)
 
 
+def agreement(call: str, tensors: Sequence[torch.Tensor]) -> str:
+    """Says what ranks must agree on: the call, and the tensors' dtypes and shapes."""
+    return _agreement(call, *((each.dtype, each.shape, each.stride()) for each in tensors))
+
+
+@functools.lru_cache(maxsize=4096)  # it takes longer to say than a small exchange does
+def _agreement(call: str, *tensors: tuple[torch.dtype, torch.Size, tuple[int, ...]]) -> str:
+    return f"{call} of {', '.join(_text(*each) for each in tensors)}" if tensors else call
+
+
+def agreement_on_dtype(call: str, tensor: torch.Tensor) -> str:
+    """As `agreement`, where shapes may differ."""
+    return f"{call} of tensors of dtype {_name(tensor.dtype)}"
+
+
+def check_multiple(call: str, large: torch.Tensor, small: torch.Tensor, engine: Engine) -> None:
+    """Raises ConfigError unless `large` holds one of `small` for each rank."""
+    if large.numel() != small.numel() * engine.size or large.dtype != small.dtype:
+        raise ConfigError(
+            f"{call}: one tensor must be {engine.size} times the other, of one dtype. Received: "
+            f"{text(large)} and {text(small)} on rank {engine.rank}."
+        )
+
+
+def check_one_each(
+    call: str, tensors: Sequence[torch.Tensor], engine: Engine, dtype: torch.dtype | None = None
+) -> None:
+    """Raises ConfigError unless there is one of `tensors` for each rank, all of one dtype (None: any)."""
+    dtypes = {each.dtype for each in tensors} | ({dtype} if dtype is not None else set())
+    if len(tensors) != engine.size or len(dtypes) > 1:
+        raise ConfigError(
+            f"{call}: one tensor for each of {engine.size} ranks is needed, all of one dtype. Received: "
+            f"{len(tensors)}, {', '.join(sorted(map(_name, dtypes)))}, on rank {engine.rank}."
+        )
+
+
 def text(tensor: torch.Tensor) -> str:
-    """Says what ranks must agree on."""
-    shape = f"tensor of dtype {str(tensor.dtype).removeprefix('torch.')}, shape {list(tensor.shape)}"
-    return shape if tensor.is_contiguous() else f"{shape}, strides {list(tensor.stride())}"
+    """Says what a tensor is."""
+    return _text(tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _text(dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...]) -> str:
+    said = f"tensor of dtype {_name(dtype)}, shape {list(shape)}"
+    in_order = torch.empty_strided(shape, strides, device="meta").is_contiguous()
+    return said if in_order else f"{said}, strides {list(strides)}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

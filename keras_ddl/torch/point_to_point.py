@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from keras_ddl.communicator import Communicator, mpi
-from keras_ddl.errors import ConfigError, DeadlineError
+from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankMismatchError
 from keras_ddl.torch.work import DdlWork
 
 _SPINS = 200
@@ -18,10 +18,18 @@ _PAUSE_S = 50e-6
 
 
 class Message:
-    """A message under way. MPI may need to be asked for it to get on: whoever waits asks, and `PointToPoint` does."""
+    """A message under way. MPI may need to be asked for it to get on: whoever waits asks, and `PointToPoint` does.
 
-    def __init__(self, request: Any, what: str, timeout: timedelta) -> None:
+    Args:
+        length: bytes that must come; None: it is sent.
+        what: for errors.
+    """
+
+    _given_up: ClassVar[list[Any]] = []  # MPI may still write to their memory
+
+    def __init__(self, request: Any, length: int | None, what: str, timeout: timedelta) -> None:
         self._request = request
+        self._length = length
         self._what = what
         self._seconds = timeout.total_seconds()
         self._begun = time.monotonic()
@@ -36,14 +44,25 @@ class Message:
             if self._done:
                 return True
             status = mpi.new_status()
-            self._done = self._request.Test(status)
-            if self._done:
-                self.source = status.Get_source()
-            elif time.monotonic() - self._begun > self._seconds:
-                self._request.Cancel()
-                self._error = DeadlineError(f"{self._what} has not ended within {self._seconds:g} s.")
-                self._done = True
+            try:
+                self._done = self._request.Test(status)
+            except mpi.error_class() as error:
+                self._end(CollectiveError(f"{self._what}: {error}. Sender and receiver must agree on the length."))
+            else:
+                if self._done:
+                    self._look(status)
+                elif time.monotonic() - self._begun > self._seconds:
+                    self._given_up.append(self._request)
+                    self._end(DeadlineError(f"{self._what} has not ended within {self._seconds:g} s."))
             return self._done
+
+    def _look(self, status: Any) -> None:
+        self.source = status.Get_source()
+        if self._length is not None and (came := status.Get_count()) != self._length:
+            self._end(RankMismatchError(f"{self._what}: rank {self.source} has sent {came} bytes, not {self._length}."))
+
+    def _end(self, error: Exception) -> None:
+        self._done, self._error = True, error
 
     def wait(self, seconds: float | None = None) -> bool:
         """As `Started.wait`."""
@@ -90,16 +109,20 @@ class PointToPoint:
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> MessageWork:
         """Begins to send; `tensor` must not change until the work is done."""
-        return self._begun(
-            tensor, self._of(to, "send").Isend(_bytes(tensor), to, tag), f"send to rank {to}, tag {tag},"
-        )
+        data = _bytes(tensor)
+        request = self._of(to, "send").Isend(data, to, tag)
+        return self._begun(tensor, request, None, f"send of {data.nbytes} bytes to rank {to}, tag {tag},")
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> MessageWork:
-        """Begins to receive, from any rank for None. Raises ConfigError later, if what comes is longer."""
+        """Begins to receive, from any rank for None. What comes must be as long as `tensor`."""
+        data = _bytes(tensor)
         if source is None:
-            return self._begun(tensor, self._of(0, "recv").Irecv(_bytes(tensor), tag=tag), f"recv, tag {tag},")
-        request = self._of(source, "recv").Irecv(_bytes(tensor), source, tag)
-        return self._begun(tensor, request, f"recv from rank {source}, tag {tag},")
+            request = self._of(None, "recv").Irecv(data, tag=tag)
+        else:
+            request = self._of(source, "recv").Irecv(data, source, tag)
+        sender = "any rank" if source is None else f"rank {source}"
+        what = f"recv of {data.nbytes} bytes from {sender}, tag {tag},"
+        return self._begun(tensor, request, data.nbytes, what)
 
     def close(self) -> None:
         """Asks no more for messages."""
@@ -107,17 +130,18 @@ class PointToPoint:
             self._closed = True
             self._changed.notify_all()
 
-    def _of(self, peer: int, call: str) -> Any:
-        self._comm.native()
-        if self._mpi is None or not 0 <= peer < self._comm.size:
+    def _of(self, peer: int | None, call: str) -> Any:
+        self._comm.native()  # raises when closed
+        known = self._mpi is not None and (peer is None or (0 <= peer < self._comm.size and peer != self._comm.rank))
+        if not known:
             raise ConfigError(
                 f"{call}: the other must be a rank, 0 to {self._comm.size - 1}, but not this one. Received: {peer} on "
                 f"rank {self._comm.rank}."
             )
         return self._mpi
 
-    def _begun(self, tensor: torch.Tensor, request: Any, what: str) -> MessageWork:
-        message = Message(request, f"{what} on rank {self._comm.rank}", self._timeout)
+    def _begun(self, tensor: torch.Tensor, request: Any, length: int | None, what: str) -> MessageWork:
+        message = Message(request, length, f"{what} on rank {self._comm.rank}", self._timeout)
         with self._changed:
             self._under_way.append(message)
             self._changed.notify_all()

@@ -18,18 +18,20 @@ _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 def install() -> None:
-    """Makes "env://", which init_process_group uses unless told otherwise, work under a launcher of MPI."""
+    """Makes "env://", which init_process_group uses unless told otherwise, work without MASTER_ADDR.
+
+    Under a launcher of MPI ranks are its ranks; without one the process is alone.
+    """
     launcher = config.launcher()
-    if launcher is None or launcher.size is None or launcher.rank is None:
-        return
-    # Scripts choose their device by LOCAL_RANK before they make a process group.
-    known = {"RANK": str(launcher.rank), "WORLD_SIZE": str(launcher.size)}
-    for name, variables in (("LOCAL_RANK", _LOCAL_RANKS), ("LOCAL_WORLD_SIZE", _LOCAL_SIZES)):
-        found = next((os.environ[each] for each in variables if each in os.environ), None)
-        if found is not None:
-            known[name] = found
-    for name, value in known.items():
-        os.environ.setdefault(name, value)
+    if launcher is not None and launcher.size is not None and launcher.rank is not None:
+        # Scripts choose their device by LOCAL_RANK before they make a process group.
+        known = {"RANK": str(launcher.rank), "WORLD_SIZE": str(launcher.size)}
+        for name, variables in (("LOCAL_RANK", _LOCAL_RANKS), ("LOCAL_WORLD_SIZE", _LOCAL_SIZES)):
+            found = next((os.environ[each] for each in variables if each in os.environ), None)
+            if found is not None:
+                known[name] = found
+        for name, value in known.items():
+            os.environ.setdefault(name, value)
     # Private in PyTorch 2.8 to 2.15: handlers can be added by a function, but this one is there already.
     handlers = importlib.import_module(
         "torch.distributed.rendezvous"

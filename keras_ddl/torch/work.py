@@ -83,16 +83,18 @@ class DdlWork(Work):
         return started is None or started.wait(seconds)
 
     def is_completed(self) -> bool:
+        """Whether it has ended, and its results are where they belong."""
         started = self._started
-        return started is None or started.is_done()
+        if started is not None and not started.is_done():
+            return False
+        self._end()
+        return True
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        if self.is_completed():
-            self._end()
-        return self._error
+        return self._error if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
         return self._tensors
@@ -107,7 +109,7 @@ class DdlWork(Work):
                 self._pending = Future()
                 # An exception reaches code in C++, such as DistributedDataParallel's, only from a callback.
                 self._future = self._pending.then(_value_or_raise)
-                if self._started is None or self._completions is None:
+                if self._completions is None or self.is_completed():
                     self._settle(self._pending)
                 else:
                     self._completions.add(self)
@@ -126,17 +128,18 @@ class DdlWork(Work):
 
     def _end(self) -> None:
         with self._lock:
-            started, self._started = self._started, None
+            started = self._started
             if started is None:
                 return
-            error = started.error()
             try:
-                if error is not None:
+                if (error := started.error()) is not None:
                     raise error
                 if self._finish is not None:
                     self._finish(started)
             except (KerasDdlError, DistBackendError) as error:
                 self._error = as_torch_error(error)
+            # At last: after a KeyboardInterrupt it begins anew, and others look at this without the lock.
+            self._started = None
 
 
 class Together:

@@ -27,7 +27,7 @@ LINE = [
     ("export", "serving"),
     ("callbacks",),
     ("doctor",),
-    ("ddl", "horovod"),  # front ends: they translate names
+    ("ddl", "horovod", "torch"),  # front ends: they translate names
     ("cli",),
     ("data", "model_state", "cost_model"),  # public names of what lies in a folder: nothing here imports them
 ]
@@ -123,7 +123,7 @@ def test_modules_beside_the_folders_are_what_users_import_by_name() -> None:
         (
             r"^\s*(import|from) ctypes",
             {
-                *("communicator.binding", "communicator.native_library"),
+                *("communicator.binding", "communicator.native_library", "communicator.started"),
                 *("communicator.native_signals", "communicator.native_timeline", "launch.processes"),
                 *("export.proof.clean_process", "serving.limits"),
             },

@@ -1,0 +1,331 @@
+"""Every collective of torch.distributed by backend "ddl", against what one process computes."""
+
+import itertools
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+import keras_ddl.torch  # noqa: F401  (registers the backend)
+from harness.rank_program import skip
+
+warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 has further names for some
+dist.init_process_group("ddl")
+RANK, SIZE = dist.get_rank(), dist.get_world_size()
+REDUCED = (
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.int8,
+)
+MOVED = (*REDUCED, torch.int16, torch.bool, torch.complex64)
+SIZES = (0, 1, 7, 1000, 300_007)
+OPS = {
+    ReduceOp.SUM: lambda all_of: all_of.sum(0),
+    ReduceOp.MIN: lambda all_of: all_of.amin(0),
+    ReduceOp.MAX: lambda all_of: all_of.amax(0),
+    ReduceOp.PRODUCT: lambda all_of: all_of.prod(0),
+}
+
+
+def of(rank, size, dtype=torch.float32):
+    """Small whole numbers that differ by rank and place: sums and products are exact in every dtype."""
+    return ((torch.arange(size) * 7 + 3 * rank) % 3 + (rank % 2)).to(dtype)
+
+
+def of_all(size, dtype=torch.float32):
+    return torch.stack([of(rank, size, dtype) for rank in range(SIZE)])
+
+
+def same(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def ended(work):
+    """Waits for the work of a collective; None: it has ended already."""
+    if work is not None:
+        work.wait()
+        assert work.is_completed() and work.is_success() and work.exception() is None
+
+
+def check_no_tensorflow_is_imported():
+    import sys
+
+    assert not {"tensorflow", "keras"} & set(sys.modules)
+
+
+def check_all_reduce_of_every_dtype_op_and_size():
+    for dtype, (op, expected), size in itertools.product(REDUCED, OPS.items(), SIZES):
+        if size > 1000 and dtype not in (torch.bfloat16, torch.float32, torch.uint8):
+            continue
+        for later in (False, True):
+            tensor = of(RANK, size, dtype)
+            ended(dist.all_reduce(tensor, op, async_op=later))
+            if size:
+                same(tensor, expected(of_all(size, dtype)).to(dtype))
+
+
+def check_all_reduce_mean():
+    for dtype in (torch.float32, torch.float64):
+        tensor = of(RANK, 1001, dtype)
+        dist.all_reduce(tensor, ReduceOp.AVG)
+        torch.testing.assert_close(tensor, of_all(1001, dtype).mean(0))
+
+
+def check_all_reduce_of_bools_is_any_and_all():
+    mine = torch.tensor([RANK == 0, True, False])
+    for op, expected in ((ReduceOp.SUM, [True, True, False]), (ReduceOp.PRODUCT, [SIZE == 1, True, False])):
+        tensor = mine.clone()
+        dist.all_reduce(tensor, op)
+        same(tensor, torch.tensor(expected))
+
+
+def check_all_reduce_in_the_order_of_memory():
+    # Dense, but not in the order of the indices: as gradients of channels_last models are.
+    tensor = of(RANK, 24).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last)
+    dist.all_reduce(tensor)
+    same(tensor.contiguous(), of_all(24).sum(0).reshape(2, 3, 2, 2))
+
+
+def check_all_reduce_leaves_its_neighbours_alone():
+    whole = torch.full((30,), -1.0)
+    whole[10:20] = of(RANK, 10)
+    dist.all_reduce(whole[10:20])
+    same(whole[10:20], of_all(10).sum(0))
+    assert (whole[:10] == -1).all() and (whole[20:] == -1).all()
+
+
+def check_all_reduce_coalesced():
+    tensors = [of(RANK, 5), of(RANK, 70_001), of(RANK, 0)]
+    with warnings.catch_warnings(action="ignore"):
+        dist.all_reduce_coalesced(tensors)
+        for tensor in tensors:
+            same(tensor, of_all(tensor.numel(), tensor.dtype).sum(0))
+        dist.all_reduce_coalesced(tensors, async_op=True).wait()
+    same(tensors[1], SIZE * of_all(70_001).sum(0))
+
+
+def check_reduce():
+    for root in range(SIZE):
+        tensor = of(RANK, 1000)
+        dist.reduce(tensor, root)
+        if root == RANK:
+            same(tensor, of_all(1000).sum(0))
+
+
+def check_reduce_scatter_into_one_tensor():
+    for dtype, (op, expected), rows in itertools.product((torch.float32, torch.int64), OPS.items(), (0, 1, 5001)):
+        mine = of(RANK, rows * SIZE * 3, dtype).reshape(rows * SIZE, 3)
+        for later in (False, True):
+            output = torch.empty(rows, 3, dtype=dtype)
+            ended(dist.reduce_scatter_tensor(output, mine, op, async_op=later))
+            if rows:
+                same(output, expected(of_all(rows * SIZE * 3, dtype)).reshape(SIZE, rows, 3)[RANK].to(dtype))
+        same(mine, of(RANK, rows * SIZE * 3, dtype).reshape(rows * SIZE, 3))  # read only
+
+
+def check_reduce_scatter_of_a_list():
+    for lengths in ([4] * SIZE, list(range(SIZE))):
+        pieces = [of(RANK + rank, length) for rank, length in enumerate(lengths)]
+        output = torch.empty(lengths[RANK])
+        dist.reduce_scatter(output, pieces)
+        same(output, torch.stack([of(rank + RANK, lengths[RANK]) for rank in range(SIZE)]).sum(0))
+
+
+def check_broadcast_of_every_dtype():
+    for dtype, root, size in itertools.product(MOVED, range(SIZE), SIZES):
+        for later in (False, True):
+            tensor = of(RANK, size, dtype)
+            ended(dist.broadcast(tensor, root, async_op=later))
+            same(tensor, of(root, size, dtype))
+
+
+def check_all_gather_into_one_tensor():
+    for dtype, size in itertools.product(MOVED, SIZES):
+        for later in (False, True):
+            output = torch.empty(SIZE * size, dtype=dtype)
+            ended(dist.all_gather_into_tensor(output, of(RANK, size, dtype), async_op=later))
+            same(output, of_all(size, dtype).reshape(-1))
+
+
+def check_all_gather_into_a_list():
+    for dtype in MOVED:
+        outputs = [torch.empty(2, 3, dtype=dtype) for _ in range(SIZE)]
+        dist.all_gather(outputs, of(RANK, 6, dtype).reshape(2, 3))
+        same(torch.stack(outputs), of_all(6, dtype).reshape(SIZE, 2, 3))
+
+
+def check_all_gather_of_transposed_tensors():
+    outputs = [torch.empty(3, 2).T if rank % 2 else torch.empty(2, 3) for rank in range(SIZE)]
+    dist.all_gather(outputs, of(RANK, 6).reshape(3, 2).T)
+    same(torch.stack(outputs), of_all(6).reshape(SIZE, 3, 2).transpose(1, 2))
+
+
+def check_all_gather_of_different_lengths():
+    outputs = [torch.empty(3 * rank) for rank in range(SIZE)]
+    dist.all_gather(outputs, of(RANK, 3 * RANK))
+    for rank in range(SIZE):
+        same(outputs[rank], of(rank, 3 * rank))
+
+
+def check_all_gather_is_done_where_it_says_so():
+    outputs = [torch.full((1000,), -1.0) for _ in range(SIZE)]
+    work = dist.all_gather(outputs, of(RANK, 1000), async_op=True)
+    while not work.is_completed():
+        pass
+    same(torch.stack(outputs), of_all(1000))
+
+
+def check_gather_and_scatter():
+    for dtype, root in itertools.product(MOVED, range(SIZE)):
+        here = root == RANK
+        outputs = [torch.empty(2, 2, dtype=dtype) for _ in range(SIZE)] if here else None
+        dist.gather(of(RANK, 4, dtype).reshape(2, 2), outputs, root)
+        if here:
+            same(torch.stack(outputs), of_all(4, dtype).reshape(SIZE, 2, 2))
+        output = torch.empty(5, dtype=dtype)
+        dist.scatter(output, list(of_all(5, dtype)) if here else None, root)
+        same(output, of(RANK, 5, dtype))
+
+
+def check_all_to_all_of_equal_parts():
+    for dtype in MOVED:
+        output = torch.empty(2 * SIZE, 3, dtype=dtype)
+        dist.all_to_all_single(output, of(RANK, 6 * SIZE, dtype).reshape(2 * SIZE, 3))
+        same(output, of_all(6 * SIZE, dtype).reshape(SIZE, SIZE, 2, 3)[:, RANK].reshape(2 * SIZE, 3))
+
+
+def check_all_to_all_of_different_parts():
+    # Rank s sends r + s rows of two elements to rank r.
+    def sent(sender, to):
+        return of(10 * sender + to, 2 * (sender + to)).reshape(-1, 2)
+
+    mine = [sent(RANK, to) for to in range(SIZE)]
+    expected = [sent(sender, RANK) for sender in range(SIZE)]
+    output = torch.empty(sum(map(len, expected)), 2)
+    work = dist.all_to_all_single(output, torch.cat(mine), [*map(len, expected)], [*map(len, mine)], async_op=True)
+    work.wait()
+    same(output, torch.cat(expected))
+    outputs = [torch.empty_like(each) for each in expected]
+    dist.all_to_all(outputs, mine)
+    same(torch.cat(outputs), torch.cat(expected))
+
+
+def check_objects():
+    mine = {"rank": RANK, "text": "x" * 1000 * RANK}
+    found = [None] * SIZE
+    dist.all_gather_object(found, mine)
+    assert found == [{"rank": rank, "text": "x" * 1000 * rank} for rank in range(SIZE)]
+    found = [None] * SIZE if RANK == 0 else None
+    dist.gather_object(mine, found)
+    assert found is None or [each["rank"] for each in found] == list(range(SIZE))
+    objects = [mine, RANK]
+    dist.broadcast_object_list(objects, SIZE - 1)
+    assert objects == [{"rank": SIZE - 1, "text": "x" * 1000 * (SIZE - 1)}, SIZE - 1]
+    output = [None]
+    dist.scatter_object_list(output, [(rank, "b" * rank) for rank in range(SIZE)] if RANK == 0 else None)
+    assert output == [(RANK, "b" * RANK)]
+
+
+def check_send_and_receive_around_a_ring():
+    if SIZE == 1:
+        skip("one rank has nobody to send to")
+    after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    for size, dtype in ((0, torch.float32), (1, torch.complex64), (1000, torch.bool), (1_000_003, torch.float32)):
+        mine, theirs = of(RANK, size, dtype), torch.empty(size, dtype=dtype)
+        pairs = [dist.P2POp(dist.isend, mine, after), dist.P2POp(dist.irecv, theirs, before)]
+        for work in dist.batch_isend_irecv(pairs):
+            work.wait()
+        same(theirs, of(before, size, dtype))
+
+
+def check_receive_by_tag_and_from_anyone():
+    if SIZE == 1:
+        skip("one rank has nobody to send to")
+    if RANK == 0:
+        dist.send(of(1, 3), 1, tag=1)
+        dist.send(of(2, 3), 1, tag=2)
+    if RANK == 1:
+        first, second = torch.empty(3), torch.empty(3)
+        assert dist.recv(second, 0, tag=2) == 0
+        assert dist.recv(first, tag=1) == 0
+        same(first, of(1, 3))
+        same(second, of(2, 3))
+
+
+def check_futures_complete_in_the_order_of_the_collectives():
+    tensors = [torch.full((size,), RANK + 1.0) for size in (1 << 20, 1, 1000, 0, 1 << 18)]
+    order = []
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    futures = [
+        work.get_future().then(lambda done, i=i: order.append(i) or done.value()) for i, work in enumerate(works)
+    ]
+    for tensor, value in zip(tensors, torch.futures.wait_all(futures)):
+        assert value[0] is tensor or value[0].data_ptr() == tensor.data_ptr()
+        assert (tensor == sum(range(1, SIZE + 1))).all()
+    assert sorted(order) == list(range(len(tensors)))
+
+
+def check_works_may_be_forgotten():
+    # The tensor lives until the collective is done.
+    for _ in range(20):
+        dist.all_reduce(torch.full((300_000,), 1.0), async_op=True)
+    dist.barrier()
+    output = [torch.empty(100_000) for _ in range(SIZE)]
+    dist.all_gather(output, of(RANK, 100_000), async_op=True)
+    dist.barrier()
+
+
+def check_threads_share_a_group_each_with_its_own():
+    import threading
+
+    groups = [dist.new_group() for _ in range(3)]
+    found = {}
+
+    def use(number):
+        for turn in range(50):
+            tensor = torch.full((1 + 200 * turn,), float(number))
+            dist.all_reduce(tensor, group=groups[number])
+            found[number, turn] = (tensor == number * SIZE).all().item()
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 150 and all(found.values())
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def check_group_of_some_ranks():
+    members = list(range(0, SIZE, 2))
+    group = dist.new_group(members)
+    if RANK in members:
+        assert dist.get_group_rank(group, RANK) == members.index(RANK)
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, group=group)
+        same(tensor, torch.full((3,), float(len(members))))
+        tensor = torch.full((2,), float(RANK))
+        dist.broadcast(tensor, members[-1], group=group)
+        same(tensor, torch.full((2,), float(members[-1])))
+    dist.barrier()
+
+
+def check_subgroups_of_one():
+    mine, _ = dist.new_subgroups(1)
+    tensor = of(RANK, 10)
+    dist.all_reduce(tensor, group=mine)
+    same(tensor, of(RANK, 10))
+
+
+def check_functional_collectives():
+    import torch.distributed._functional_collectives as functional
+
+    world = dist.group.WORLD
+    same(functional.all_reduce(of(RANK, 100), "sum", world).wait(), of_all(100).sum(0))
+    same(functional.all_gather_tensor(of(RANK, 4), 0, world).wait(), of_all(4).reshape(-1))
+    found = functional.reduce_scatter_tensor(of(RANK, 4 * SIZE), "sum", 0, world).wait()
+    same(found, of_all(4 * SIZE).sum(0).reshape(SIZE, 4)[RANK])

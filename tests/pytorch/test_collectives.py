@@ -1,0 +1,16 @@
+"""Backend "ddl" of torch.distributed on real ranks: collectives, what they promise, training."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.rank_tests import rank_tests
+
+pytest.importorskip("torch.distributed", reason="PyTorch is not installed: pip install '.[torch]'")
+
+HERE = Path(__file__).parent
+# No TensorFlow, whose absence a check looks at.
+CHECKS = [HERE / f"{name}_checks.py" for name in ("collective", "training", "contract")]
+
+test_of_two = rank_tests(CHECKS, [2])
+test_of_more = pytest.mark.long(rank_tests(CHECKS, [1, 3, 4]))

@@ -1,0 +1,186 @@
+"""DistributedDataParallel and FSDP over backend "ddl", against the same training in one process."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import keras_ddl.torch  # noqa: F401  (registers the backend)
+from harness.rank_program import skip
+
+if not dist.is_initialized():
+    dist.init_process_group("ddl")
+RANK, SIZE = dist.get_rank(), dist.get_world_size()
+ROWS = 6
+
+
+def network():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(7, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 2)).double()
+
+
+def batches(count=4):
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(count):
+        yield (
+            torch.randn(SIZE * ROWS, 7, generator=generator, dtype=torch.float64),
+            torch.randn(SIZE * ROWS, 2, generator=generator, dtype=torch.float64),
+        )
+
+
+def train(model, wrapped, *, mine):
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9)
+    for x, y in batches():
+        if mine:
+            x, y = x[RANK * ROWS : (RANK + 1) * ROWS], y[RANK * ROWS : (RANK + 1) * ROWS]
+        optimizer.zero_grad()
+        nn.functional.mse_loss(wrapped(x), y).backward()
+        optimizer.step()
+    return model
+
+
+def close(found, expected):
+    for ours, theirs in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+
+
+def check_ddp_trains_as_one_process():
+    expected = train(model := network(), model, mine=False)
+    for options in ({}, {"bucket_cap_mb": 0.001}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
+        model = network()
+        close(train(model, DistributedDataParallel(model, **options), mine=True), expected)
+
+
+def check_ddp_starts_from_rank_0():
+    model = network()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(RANK)
+    DistributedDataParallel(model)
+    close(model, network())
+
+
+def check_ddp_buffers_are_those_of_rank_0():
+    model = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5)).double()
+    wrapped = DistributedDataParallel(model)
+    x = torch.full((4, 7), float(RANK), dtype=torch.float64) + torch.randn(4, 7, dtype=torch.float64)
+    wrapped(x).sum().backward()
+    wrapped(x)  # buffers are broadcast before each forward pass
+    means = [torch.empty(5, dtype=torch.float64) for _ in range(SIZE)]
+    wrapped.eval()
+    before = model[1].running_mean.clone()
+    dist.broadcast(before, 0)
+    wrapped.train()
+    wrapped(x)
+    dist.all_gather(means, before)
+    assert all(torch.equal(each, means[0]) for each in means)
+
+
+class OneOfTwo(nn.Module):
+    """Uses another layer on each rank."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.Linear(7, 2).double() for _ in range(2))
+
+    def forward(self, x, which):
+        return self.layers[which](x)
+
+
+def check_ddp_with_unused_parameters():
+    model, alone = OneOfTwo(), OneOfTwo()
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    for x, _ in batches(3):
+        rows = x.chunk(SIZE)
+        wrapped(rows[RANK], RANK % 2).square().mean().backward()
+        (sum(alone(rows[rank], rank % 2).square().mean() for rank in range(SIZE)) / SIZE).backward()
+    for ours, theirs in zip(model.parameters(), alone.parameters()):
+        expected = torch.zeros_like(ours) if theirs.grad is None else theirs.grad
+        torch.testing.assert_close(ours.grad if ours.grad is not None else torch.zeros_like(ours), expected)
+
+
+def check_ddp_no_sync_accumulates():
+    model, alone = network(), network()
+    wrapped = DistributedDataParallel(model)
+    for turn, (x, y) in enumerate(batches()):
+        with contextlib.nullcontext() if turn == 3 else wrapped.no_sync():
+            nn.functional.mse_loss(wrapped(x.chunk(SIZE)[RANK]), y.chunk(SIZE)[RANK]).backward()
+        nn.functional.mse_loss(alone(x), y).backward()
+    for ours, theirs in zip(model.parameters(), alone.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def check_ddp_compression_hook():
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    model = network().float()
+    wrapped = DistributedDataParallel(model)
+    wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    alone = network().float()
+    x, y = next(batches())
+    nn.functional.mse_loss(wrapped(x.float().chunk(SIZE)[RANK]), y.float().chunk(SIZE)[RANK]).backward()
+    nn.functional.mse_loss(alone(x.float()), y.float()).backward()
+    for ours, theirs in zip(model.parameters(), alone.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0.02, atol=1e-3)
+
+
+def check_an_error_in_the_backward_pass_of_ddp():
+    """A rank that calls another collective in the middle of a step: all ranks get an exception, and can go on."""
+    if SIZE == 1:
+        skip("needs another rank")
+    model = network()
+    wrapped = DistributedDataParallel(model)
+    x, y = next(batches())
+    loss = nn.functional.mse_loss(wrapped(x.chunk(SIZE)[RANK]), y.chunk(SIZE)[RANK])
+    with pytest.raises(RuntimeError, match="RankMismatchError"):
+        if RANK == SIZE - 1:
+            dist.broadcast(torch.ones(3), 0)
+        else:
+            loss.backward()
+    dist.barrier()
+
+
+def check_synchronized_batch_statistics_are_refused_by_pytorch_itself():
+    # torch.nn.SyncBatchNorm takes tensors of GPUs only, whatever the backend.
+    layer = nn.SyncBatchNorm(3)
+    with pytest.raises(ValueError, match="SyncBatchNorm expected input tensor to be on"):
+        layer(torch.ones(2, 3))
+
+
+def check_zero_redundancy_optimizer():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model, alone = network(), network()
+    wrapped = DistributedDataParallel(model)
+    optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, lr=0.01)
+    expected = torch.optim.Adam(alone.parameters(), lr=0.01)
+    for x, y in batches():
+        for each, rows, labels, some in (
+            (wrapped, x.chunk(SIZE)[RANK], y.chunk(SIZE)[RANK], optimizer),
+            (alone, x, y, expected),
+        ):
+            some.zero_grad()
+            nn.functional.mse_loss(each(rows), labels).backward()
+            some.step()
+    close(model, alone)
+
+
+def check_fsdp2_trains_as_one_process():
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    expected = train(model := network(), model, mine=False)
+    model = copy.deepcopy(network())
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    train(model, model, mine=True)
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        assert isinstance(ours, DTensor)
+        torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-12, atol=1e-13)
