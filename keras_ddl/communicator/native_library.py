@@ -15,7 +15,7 @@ from typing import Any
 from keras_ddl import errors
 from keras_ddl.communicator.native_signals import INTERRUPTED
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 FAILED_PRECONDITION = 9  # of ddl_code
 ERROR_BYTES = 4096  # of the buffers for messages
 
@@ -93,6 +93,7 @@ class Options(Structure):
         ("staging_bytes", c_uint64),
         ("staged_only", c_uint32),
         ("feedback_bytes", c_uint64),
+        ("control_fan_in", c_uint32),
         ("warn_after_s", c_double),
         ("deadline_s", c_double),
         ("lost_after_s", c_double),
