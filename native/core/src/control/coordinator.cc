@@ -58,15 +58,15 @@ void Coordinator::AnnounceKnown(int rank, uint32_t id, uint64_t step, double now
 }
 
 void Coordinator::Wait(int rank, Waiting waiting) {
-  const std::shared_ptr<const Announcement> announcement = waiting.announcement;
-  if (Enqueue(rank, std::move(waiting))) Match(waiting_.find(announcement->name));
+  const auto at = Enqueue(rank, std::move(waiting));
+  if (at != waiting_.end()) Match(at);
   FailSteps();
 }
 
-bool Coordinator::Enqueue(int rank, Waiting waiting) {
+Coordinator::Entries::iterator Coordinator::Enqueue(int rank, Waiting waiting) {
   const std::string& name = waiting.announcement->name;
   if (FailByTombstone(rank, name, waiting.step, waiting.since) || FailIfStepFailed(rank, name, waiting.step)) {
-    return false;
+    return waiting_.end();
   }
   const auto at = waiting_.try_emplace(name).first;
   Entry& entry = at->second;
@@ -82,7 +82,7 @@ bool Coordinator::Enqueue(int rank, Waiting waiting) {
   }
   queue.push_back(std::move(waiting));
   ++ranks_looked_at_;
-  return true;
+  return at;
 }
 
 Coordinator::Waiting Coordinator::Take(Entry& entry, int rank) {

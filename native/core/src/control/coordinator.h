@@ -122,8 +122,8 @@ class Coordinator {
   using Entries = std::map<std::string, Entry>;
 
   void Wait(int rank, Waiting waiting);
-  // Queues it, for Match; false: it has failed already.
-  bool Enqueue(int rank, Waiting waiting);
+  // Queues it; what to call Match with, or the end when it has failed already.
+  Entries::iterator Enqueue(int rank, Waiting waiting);
   // Whether this has come already, past the relays.
   bool Drop(int rank, const std::string& name);
   void Match(Entries::iterator at);

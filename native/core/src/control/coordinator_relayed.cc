@@ -16,6 +16,7 @@ void Coordinator::AnnounceAlike(AlikeAnnouncements alike, double now) {
     }
     return;
   }
+  auto at = waiting_.end();
   std::shared_ptr<const Announcement> shared;
   uint64_t shared_rows = 0;
   if (alike.id != 0) shared = known_.At(alike.id);
@@ -25,10 +26,11 @@ void Coordinator::AnnounceAlike(AlikeAnnouncements alike, double now) {
       const uint32_t id = known_.IdOf(a);
       shared = id != 0 ? known_.At(id) : std::make_shared<const Announcement>(a);
     }
-    if (!Drop(alike.ranks[i], shared->name)) Enqueue(alike.ranks[i], {shared, alike.steps[i], now});
+    if (Drop(alike.ranks[i], shared->name)) continue;
+    const auto queued = Enqueue(alike.ranks[i], {shared, alike.steps[i], now});
+    if (queued != waiting_.end()) at = queued;
   }
   // One more of each rank completes one collective at most.
-  const auto at = waiting_.find(shared->name);
   if (at != waiting_.end()) Match(at);
   FailSteps();
 }

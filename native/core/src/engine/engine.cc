@@ -104,8 +104,8 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
         std::make_unique<PlanLane>(transport_, *memory_, group, patience_s, [this](std::unique_ptr<Request> request) {
           demoted_.fetch_add(1, std::memory_order_relaxed);
           const bool small = request->small;
-          serves_->SubmitOwned(std::move(request));
           memory_->own().outstanding.fetch_sub(1, std::memory_order_release);
+          serves_->SubmitOwned(std::move(request));
           if (small) num_small_.fetch_sub(1, std::memory_order_relaxed);
         });
   }
