@@ -2,9 +2,10 @@
 
     python benchmarks/scale.py
 
-Runs the real coordinator, with and without the ranks that gather for it, the agreement on planned collectives and the rings between hosts in one process, with
-transports in memory (native/bench/scale.cc, built on the first run): *measured* are the processor time of this code on
-this machine and *counted* its messages, their bytes, and the longest chain of messages that wait for one another.
+Runs the real coordinator, with and without the ranks that gather for it, the agreement on planned collectives and the
+rings between hosts in one process, with transports in memory (native/bench/scale.cc, built on the first run):
+*measured* are the processor time of this code on this machine and *counted* its messages, their bytes, and the longest
+chain of messages that wait for one another.
 *Assumed*, and options here, are what a message takes: --message-us at the rank that sends or receives it, --latency-us
 on the way. From both and the model of keras_ddl/topology/cost_model.py follow the *predictions*: gradients of 100 and
 350 MB on the cluster of the PowerAI DDL paper (arXiv 1708.02188), 64 hosts x 4 devices, beside what it reports.
@@ -86,8 +87,11 @@ def added_seconds(found: dict, buckets: int, latency_s: float, message_s: float)
     return found["chain"] * (latency_s + message_s) + found["cpu_seconds"]
 
 
-def print_rank_0(results: list[dict], ways: dict[str, str], collectives: int, latency_s: float, message_s: float) -> None:
-    print(f"{'ranks':>7}  {'decided':<22}{'messages':>10}{'bytes':>12}{'CPU ms':>9}{'chain':>7}{'busy ms':>9}{'adds ms':>9}")
+def print_rank_0(
+    results: list[dict], ways: dict[str, str], collectives: int, latency_s: float, message_s: float
+) -> None:
+    columns = f"{'messages':>10}{'bytes':>12}{'CPU ms':>9}{'chain':>7}{'busy ms':>9}{'adds ms':>9}"
+    print(f"{'ranks':>7}  {'decided':<22}{columns}")
     for found in results:
         for way, words in ways.items():
             each = found[way]

@@ -1,4 +1,4 @@
-"""Ranks of two hosts of which the first of the second host passes on what its host announces: same results and errors."""
+"""Two hosts, of which the second's first rank passes on what its ranks announce: the same results and errors."""
 
 import inspect
 import textwrap

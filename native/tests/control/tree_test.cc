@@ -84,23 +84,29 @@ class World {
       : group_(std::move(group)),
         locations_(Nowhere(static_cast<int>(group_.size()))),
         coordinator(locations_, 30, 300) {
+    trees_.resize(group_.size());
+    relays_.resize(group_.size());
+    parents_.resize(group_.size(), -1);
     for (int rank = 0; rank < size(); ++rank) {
-      trees_.push_back(std::make_unique<ControlTree>(group_, rank, fan_in));
-      relays_.push_back(trees_.back()->relays() ? std::make_unique<ddl::Relay>(*trees_.back()) : nullptr);
+      const auto at = static_cast<size_t>(rank);
+      if (group_[at] != rank) continue;  // behind it is nobody
+      trees_[at] = std::make_unique<ControlTree>(group_, rank, fan_in);
+      if (trees_[at]->relays()) relays_[at] = std::make_unique<ddl::Relay>(*trees_[at]);
+      for (const auto& child : trees_[at]->children()) parents_[static_cast<size_t>(child.rank)] = rank;
     }
     decided.resize(group_.size());
   }
   int size() const { return static_cast<int>(group_.size()); }
 
   void Announce(int rank, const Announcement& a, uint32_t id = 0) {
-    const auto& tree = *trees_[static_cast<size_t>(rank)];
     if (rank == 0) {
       coordinator.Announce(0, a, now);
     } else if (relays_[static_cast<size_t>(rank)] != nullptr) {
       relays_[static_cast<size_t>(rank)]->Add({{rank}, {a.step}, {a.rows}, id, a}, now);
       SendOn(rank);
     } else {
-      Up(rank, tree.parent(), id != 0 ? ddl::EncodeKnown(id, a.step) : ddl::EncodeAnnouncement(a));
+      Up(rank, parents_[static_cast<size_t>(rank)],
+         id != 0 ? ddl::EncodeKnown(id, a.step) : ddl::EncodeAnnouncement(a));
     }
   }
   // Sends on what has waited, and hands out what is decided.
@@ -120,7 +126,7 @@ class World {
  private:
   void SendOn(int relay) {
     for (const std::string& bytes : relays_[static_cast<size_t>(relay)]->TakeMessages()) {
-      Up(relay, trees_[static_cast<size_t>(relay)]->parent(), bytes);
+      Up(relay, parents_[static_cast<size_t>(relay)], bytes);
     }
   }
   void Up(int from, int to, const std::string& bytes) {
@@ -158,6 +164,7 @@ class World {
       decided[static_cast<size_t>(at)].push_back(decision);
       EXPECT_EQ(reached_.erase(at), 1u) << at << " was told twice, or another's";
     }
+    if (trees_[static_cast<size_t>(at)] == nullptr) return;
     for (const ddl::Routed& routed : ddl::Route(*trees_[static_cast<size_t>(at)], ranks, bytes)) {
       if (at == 0) {
         ++messages;
@@ -176,7 +183,8 @@ class World {
 
   const std::vector<int> group_;
   const ddl::RankLocations locations_;
-  std::vector<std::unique_ptr<ControlTree>> trees_;
+  std::vector<std::unique_ptr<ControlTree>> trees_;  // of the leaders of groups
+  std::vector<int> parents_;
   std::vector<std::unique_ptr<ddl::Relay>> relays_;
   std::set<int> reached_;
 
