@@ -2,9 +2,10 @@
 
     python benchmarks/scale.py
 
-Runs the real coordinator, the agreement on planned collectives and the rings between hosts in one process, with
-transports in memory (native/bench/scale.cc, built on the first run): *measured* are the processor time of this code on
-this machine and *counted* its messages, their bytes, and the longest chain of messages that wait for one another.
+Runs the real coordinator, with and without the ranks that gather for it, the agreement on planned collectives and the
+rings between hosts in one process, with transports in memory (native/bench/scale.cc, built on the first run):
+*measured* are the processor time of this code on this machine and *counted* its messages, their bytes, and the longest
+chain of messages that wait for one another.
 *Assumed*, and options here, are what a message takes: --message-us at the rank that sends or receives it, --latency-us
 on the way. From both and the model of keras_ddl/topology/cost_model.py follow the *predictions*: gradients of 100 and
 350 MB on the cluster of the PowerAI DDL paper (arXiv 1708.02188), 64 hosts x 4 devices, beside what it reports.
@@ -28,7 +29,15 @@ ROOT = Path(__file__).resolve().parent.parent
 RANKS = (256, 1024, 4096)
 ENGINE = "2-d pipelined"
 # What a step does, by who decides: key of the program's answer -> words.
-WAYS = {"first": "coordinator, in full", "repeated": "coordinator, by id", "planned": "by plan"}
+WAYS = {
+    "first": "coordinator, in full",
+    "repeated": "coordinator, by id",
+    "tree_first": "tree, in full",
+    "tree_repeated": "tree, by id",
+    "planned": "by plan",
+}
+# The same of one collective, that in which ranks tell one another their rows, once a step.
+ROWS = {"rows": "coordinator, by id", "tree_rows": "tree, by id", "planned_one": "if it were planned"}
 
 
 def build(folder: Path) -> Path:
@@ -46,15 +55,17 @@ def build(folder: Path) -> Path:
     return folder / "bench" / "scale"
 
 
-def simulate(program: Path, ranks: int, buckets: int, repeat: int) -> dict:
+def simulate(program: Path, ranks: int, buckets: int, fan_in: int, repeat: int) -> dict:
     """Returns what the program counts; of the processor times the least of `repeat` runs."""
     runs = []
     for _ in range(repeat):
-        command = [str(program), str(ranks), str(DEVICES), str(buckets)]
+        command = [str(program), str(ranks), str(DEVICES), str(buckets), str(fan_in)]
         runs.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
     best = runs[0]
-    for way in WAYS:
-        best[way]["cpu_seconds"] = min(run[way]["cpu_seconds"] for run in runs)
+    for way in (*WAYS, *ROWS):
+        for key in best[way]:
+            if key.endswith("cpu_seconds"):
+                best[way][key] = min(run[way][key] for run in runs)
     return best
 
 
@@ -64,26 +75,35 @@ def rank_0_seconds(found: dict, message_s: float) -> float:
 
 
 def added_seconds(found: dict, buckets: int, latency_s: float, message_s: float) -> float:
-    """What the control plane adds to a step if nothing overlaps: rank 0's work, or the chain of messages if longer.
+    """What the control plane adds to a step if nothing overlaps: the messages' way, and the work along it.
 
-    The coordinator's two messages come after and before rank 0's work; by plan every message of the chain has its own.
+    Up to the coordinator and back, that is rank 0's work and that of the busiest rank on each level between; by plan
+    every message of the chain has its own.
     """
-    if found["chain"] == 2:
-        return buckets * 2 * latency_s + rank_0_seconds(found, message_s)
+    if "relay_messages" in found:
+        between = found["chain"] // 2 - 1
+        relays = between * (found["relay_cpu_seconds"] + found["relay_messages"] * message_s)
+        return buckets * found["chain"] * latency_s + rank_0_seconds(found, message_s) + relays
     return found["chain"] * (latency_s + message_s) + found["cpu_seconds"]
 
 
-def print_rank_0(results: list[dict], buckets: int, message_s: float) -> None:
-    print(f"\nrank 0, one step of {buckets} collectives, {DEVICES} ranks per host\n")
-    print(f"{'ranks':>7}  {'decided':<22}{'messages':>10}{'bytes':>12}{'CPU ms':>9}{'chain':>7}{'busy ms':>9}")
+def print_rank_0(
+    results: list[dict], ways: dict[str, str], collectives: int, latency_s: float, message_s: float
+) -> None:
+    columns = f"{'messages':>10}{'bytes':>12}{'CPU ms':>9}{'chain':>7}{'busy ms':>9}{'adds ms':>9}"
+    print(f"{'ranks':>7}  {'decided':<22}{columns}")
     for found in results:
-        for way, words in WAYS.items():
+        for way, words in ways.items():
             each = found[way]
             busy = rank_0_seconds(each, message_s) * 1e3
+            added = added_seconds(each, collectives, latency_s, message_s) * 1e3
             print(
                 f"{found['ranks']:>7}  {words:<22}{each['messages']:>10,}{each['bytes']:>12,}"
-                f"{each['cpu_seconds'] * 1e3:>9.2f}{each['chain']:>7}{busy:>9.2f}"
+                f"{each['cpu_seconds'] * 1e3:>9.2f}{each['chain']:>7}{busy:>9.2f}{added:>9.2f}"
             )
+
+
+def print_rings(results: list[dict]) -> None:
     print("\nlongest chain of messages of one block between hosts: ", end="")
     print(
         ", ".join(
@@ -112,6 +132,7 @@ def print_paper(found: dict, buckets: int, latency_s: float, message_s: float) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--buckets", type=int, default=4, help="collectives of a step (default: 4)")
+    parser.add_argument("--fan-in", type=int, default=64, help="of the tree: KERAS_DDL_CONTROL_FAN_IN (64)")
     parser.add_argument("--message-us", type=float, default=1.0, help="work of a message at one end (1)")
     parser.add_argument("--latency-us", type=float, default=5.0, help="a message's time on the way (5, as predict.py)")
     parser.add_argument("--repeat", type=int, default=5, help="runs, of which the least times count (5)")
@@ -119,10 +140,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write everything here")
     options = parser.parse_args()
     program = build(options.build)
-    results = [simulate(program, ranks, options.buckets, options.repeat) for ranks in RANKS]
+    results = [simulate(program, ranks, options.buckets, options.fan_in, options.repeat) for ranks in RANKS]
     latency_s, message_s = options.latency_us * 1e-6, options.message_us * 1e-6
     print(f"assumed: {options.message_us:g} us of work per message at either end, {options.latency_us:g} us on the way")
-    print_rank_0(results, options.buckets, message_s)
+    print(f"\nrank 0, one step of {options.buckets} collectives, {DEVICES} ranks per host\n")
+    print_rank_0(results, WAYS, options.buckets, latency_s, message_s)
+    print("\nrank 0, the exchange of rows\n")
+    print_rank_0(results, ROWS, 1, latency_s, message_s)
+    print_rings(results)
     paper = print_paper(results[0], options.buckets, latency_s, message_s)
     if options.json:
         options.json.write_text(json.dumps({"simulated": results, "paper": paper}, indent=1), encoding="utf-8")

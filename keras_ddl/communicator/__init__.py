@@ -188,7 +188,8 @@ def describe() -> str:
 
 def count() -> dict[str, int]:
     """Returns what this rank has done since `init`, for tests and benchmarks: collectives by the way that they went
-    ("coordinated", "at_once", "planned", "demoted"), and messages with rank 0's coordinator ("control_sent" and so on).
+    ("coordinated", "at_once", "planned", "demoted"), and messages on the way to rank 0's coordinator and back
+    ("control_sent" and so on).
     """
     return communicator_of(None).native().count()
 

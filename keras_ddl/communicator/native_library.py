@@ -111,6 +111,7 @@ class Options(Structure):
         ("staging_bytes", c_uint64),
         ("staged_only", c_uint32),
         ("feedback_bytes", c_uint64),
+        ("control_fan_in", c_uint32),
         ("warn_after_s", c_double),
         ("deadline_s", c_double),
         ("lost_after_s", c_double),

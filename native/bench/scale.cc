@@ -1,9 +1,10 @@
 // Runs the control plane of very many ranks in one process and one thread: the real coordinator
-// (control/coordinator.h), the agreement of planned collectives (engine/plan_lane.h) and the rings between hosts
-// (net/outer_all_reduce.h), with transports in memory. Nothing waits and no time passes but that of the code itself;
-// messages carry how many messages came before them one after the other. Called by benchmarks/scale.py.
+// (control/coordinator.h) and the ranks between it and the others (control/relay.h), the agreement of planned
+// collectives (engine/plan_lane.h) and the rings between hosts (net/outer_all_reduce.h), with transports in memory.
+// Nothing waits and no time passes but that of the code itself; messages carry how many messages came before them one
+// after the other. Called by benchmarks/scale.py.
 //
-//   scale RANKS RANKS_PER_HOST BUCKETS   prints one JSON object
+//   scale RANKS RANKS_PER_HOST BUCKETS FAN_IN   prints one JSON object
 #include <sys/mman.h>
 #include <time.h>
 
@@ -20,6 +21,8 @@
 
 #include "base/waiter.h"
 #include "control/coordinator.h"
+#include "control/relay.h"
+#include "control/tree.h"
 #include "engine/plan_lane.h"
 #include "net/outer_all_reduce.h"
 #include "shm/group_memory.h"
@@ -200,47 +203,189 @@ ddl::Announcement AnnouncementOf(int bucket, uint64_t step) {
   return a;
 }
 
-// One step through the coordinator: what the other ranks send, rank 0's work on it, and what it answers.
-void Coordinated(World& world, ddl::Coordinator& coordinator, std::vector<uint32_t>& ids, int buckets, uint64_t step,
-                 const char* label) {
-  uint64_t bytes = 0;
-  uint64_t messages = 0;
-  double cpu = 0;
-  for (int bucket = 0; bucket < buckets; ++bucket) {
-    const auto at = static_cast<size_t>(bucket);
-    const ddl::Announcement mine = AnnouncementOf(bucket, step);
-    const std::string sent = ids[at] != 0 ? ddl::EncodeKnown(ids[at], step) : ddl::EncodeAnnouncement(mine);
-    const double began = CpuSeconds();
-    for (int rank = 0; rank < world.size; ++rank) {
-      uint64_t its_step = step;
-      if (rank == 0) {
-        coordinator.Announce(0, mine, 0);
-      } else if (ids[at] != 0) {
-        const uint32_t id = ddl::DecodeKnown(sent, &its_step);
-        coordinator.AnnounceKnown(rank, id, its_step, 0);
-      } else {
-        coordinator.Announce(rank, ddl::DecodeAnnouncement(sent), 0);
-      }
-    }
-    std::string answer;
-    for (const ddl::Verdict& verdict : coordinator.TakeVerdicts()) {
-      answer = ddl::EncodeDecision(verdict.decision);
-      if (verdict.decision.gives_id) ids[at] = verdict.decision.id;
-    }
-    cpu += CpuSeconds() - began;
-    messages += 2 * static_cast<uint64_t>(world.size - 1);
-    bytes += static_cast<uint64_t>(world.size - 1) * (sent.size() + answer.size());
-  }
-  std::printf("\"%s\": {\"messages\": %llu, \"bytes\": %llu, \"cpu_seconds\": %.9f, \"chain\": 2}, ", label,
-              static_cast<unsigned long long>(messages), static_cast<unsigned long long>(bytes), cpu);
+// What ranks tell one another of how many rows they have, once a step.
+ddl::Announcement RowsOf(uint64_t step) {
+  ddl::Announcement a;
+  a.kind = DDL_ALL_GATHER;
+  a.dtype = DDL_INT64;
+  a.row_count = 41;
+  a.rows = 1;
+  a.count = 41;
+  a.step = step;
+  a.name = "functional/train_step/rows";
+  a.detail = "int64[1,41]";
+  return a;
 }
 
-void Planned(World& world, int buckets) {
+// The coordinator and those between it and the others: all messages of a collective, the work of rank 0, and that of
+// the busiest of those between.
+class Coordinated {
+ public:
+  Coordinated(const World& world, uint32_t fan_in) : size_(world.size), depth_(static_cast<size_t>(size_), 0) {
+    ddl_transport nowhere = world.transports[0];
+    Must(ddl::RankLocations::Exchange(nowhere, &locations_));
+    coordinator_ = std::make_unique<ddl::Coordinator>(locations_, 30, 300);
+    nodes_.resize(static_cast<size_t>(size_));
+    for (int rank = 0; rank < size_; ++rank) {
+      if (world.group[static_cast<size_t>(rank)] != rank) continue;  // its leader knows it
+      Node& node = nodes_[static_cast<size_t>(rank)];
+      node.tree = std::make_unique<ddl::ControlTree>(world.group, rank, fan_in);
+      if (node.tree->relays()) node.relay = std::make_unique<ddl::Relay>(*node.tree);
+      for (const auto& child : node.tree->children()) {
+        nodes_[static_cast<size_t>(child.rank)].parent = rank;
+        depth_[static_cast<size_t>(child.rank)] = depth_[static_cast<size_t>(rank)] + 1;
+      }
+    }
+  }
+
+  // All ranks announce these, and are told.
+  void Run(const std::vector<ddl::Announcement>& all) {
+    for (Node& node : nodes_) node.messages = node.bytes = 0, node.cpu = 0;
+    for (const ddl::Announcement& mine : all) {
+      const uint32_t id = ids_[mine.name];
+      // Parents come before those behind them.
+      for (int rank = size_ - 1; rank >= 0; --rank) Announce(rank, mine, id);
+      Node& root = nodes_[0];
+      const double began = CpuSeconds();
+      std::vector<ddl::Routed> routed;
+      for (const ddl::Verdict& verdict : coordinator_->TakeVerdicts()) {
+        if (verdict.decision.gives_id) ids_[mine.name] = verdict.decision.id;
+        Must({verdict.decision.code, verdict.decision.message});
+        routed = ddl::Route(*root.tree, verdict.ranks, ddl::EncodeDecision(verdict.decision));
+      }
+      root.cpu += CpuSeconds() - began;
+      told_ = 1;
+      for (const ddl::Routed& each : routed) Down(0, each);
+      if (told_ != size_) Must({DDL_INTERNAL, "a rank was not told"});
+    }
+  }
+
+  void Print(const char* label) const {
+    const Node& root = nodes_[0];
+    Node busiest;
+    for (const Node& node : nodes_) {
+      if (node.relay == nullptr) continue;
+      busiest.messages = std::max(busiest.messages, node.messages);
+      busiest.cpu = std::max(busiest.cpu, node.cpu);
+    }
+    std::printf(
+        "\"%s\": {\"messages\": %llu, \"bytes\": %llu, \"cpu_seconds\": %.9f, \"chain\": %d, \"relay_messages\": %llu, "
+        "\"relay_cpu_seconds\": %.9f}, ",
+        label, static_cast<unsigned long long>(root.messages), static_cast<unsigned long long>(root.bytes), root.cpu,
+        2 * *std::max_element(depth_.begin(), depth_.end()), static_cast<unsigned long long>(busiest.messages),
+        busiest.cpu);
+  }
+
+ private:
+  struct Node {
+    std::unique_ptr<ddl::ControlTree> tree;
+    std::unique_ptr<ddl::Relay> relay;
+    int parent = -1;
+    std::vector<std::pair<int, std::string>> inbox;
+    uint64_t messages = 0;
+    uint64_t bytes = 0;
+    double cpu = 0;
+  };
+
+  void Count(Node& node, const std::string& bytes) {
+    ++node.messages;
+    node.bytes += bytes.size();
+  }
+
+  // After those behind it have.
+  void Announce(int rank, const ddl::Announcement& mine, uint32_t id) {
+    Node& node = nodes_[static_cast<size_t>(rank)];
+    std::string up;
+    const double began = CpuSeconds();
+    for (const auto& [from, bytes] : std::exchange(node.inbox, {})) Take(node, from, bytes);
+    if (rank == 0) {
+      coordinator_->Announce(0, mine, 0);
+    } else if (node.relay != nullptr) {
+      node.relay->Add({{rank}, {mine.step}, {mine.rows}, id, mine}, 0);
+      const std::vector<std::string> messages = node.relay->TakeMessages();
+      if (messages.size() != 1) Must({DDL_INTERNAL, "not one message for all"});
+      up = messages[0];
+    } else {
+      up = id != 0 ? ddl::EncodeKnown(id, mine.step) : ddl::EncodeAnnouncement(mine);
+    }
+    node.cpu += CpuSeconds() - began;
+    if (rank == 0) return;
+    Count(node, up);
+    Node& parent = nodes_[static_cast<size_t>(node.parent)];
+    Count(parent, up);
+    parent.inbox.emplace_back(rank, std::move(up));
+  }
+
+  // As Engine::HandleAnnouncement does.
+  void Take(Node& node, int from, const std::string& bytes) {
+    uint64_t step = 0;
+    ddl::AlikeAnnouncements alike;
+    switch (ddl::TypeOf(bytes)) {
+      case ddl::MessageType::kAnnounce:
+        alike.announcement = ddl::DecodeAnnouncement(bytes);
+        if (node.relay == nullptr) return coordinator_->Announce(from, std::move(alike.announcement), 0);
+        alike.ranks = {from};
+        alike.steps = {alike.announcement.step};
+        alike.rows = {alike.announcement.rows};
+        break;
+      case ddl::MessageType::kAnnounceKnown:
+        alike.id = ddl::DecodeKnown(bytes, &step);
+        if (node.relay == nullptr) return coordinator_->AnnounceKnown(from, alike.id, step, 0);
+        alike.ranks = {from};
+        alike.steps = {step};
+        break;
+      default:
+        alike = ddl::DecodeAlike(bytes);
+        if (node.relay == nullptr) return coordinator_->AnnounceAlike(std::move(alike), 0);
+    }
+    node.relay->Add(std::move(alike), 0);
+  }
+
+  void Down(int from, const ddl::Routed& routed) {
+    Count(nodes_[static_cast<size_t>(from)], routed.bytes);
+    Node& node = nodes_[static_cast<size_t>(routed.child)];
+    ++told_;
+    if (node.relay == nullptr) return;
+    Count(node, routed.bytes);
+    const double began = CpuSeconds();
+    std::string message;
+    (void)ddl::DecodeForward(routed.bytes, &message);
+    node.relay->OnDecision(ddl::DecodeDecision(message));
+    const std::vector<ddl::Routed> further = ddl::Route(*node.tree, node.tree->ranks(), message);
+    node.cpu += CpuSeconds() - began;
+    for (const ddl::Routed& each : further) Down(routed.child, each);
+  }
+
+  const int size_;
+  ddl::RankLocations locations_;
+  std::unique_ptr<ddl::Coordinator> coordinator_;
+  std::vector<Node> nodes_;
+  std::vector<int> depth_;
+  std::map<std::string, uint32_t> ids_;
+  int told_ = 0;
+};
+
+// Sums in full and by number, and the rows of a step by number.
+void RunCoordinated(const World& world, uint32_t fan_in, int buckets, const std::string& label) {
+  Coordinated all(world, fan_in);
+  for (uint64_t step = 1; step <= 3; ++step) {
+    std::vector<ddl::Announcement> sums;
+    for (int bucket = 0; bucket < buckets; ++bucket) sums.push_back(AnnouncementOf(bucket, step));
+    all.Run(sums);
+    if (step == 1) all.Print((label + "first").c_str());
+    if (step == 3) all.Print((label + "repeated").c_str());
+  }
+  for (uint64_t step = 1; step <= 3; ++step) all.Run({RowsOf(step)});
+  all.Print((label + "rows").c_str());
+}
+
+void Planned(World& world, int buckets, const char* label) {
   struct Rank {
     std::unique_ptr<ddl::GroupMemory> memory;
     std::unique_ptr<ddl::PlanLane> lane;
     int ran = 0;
   };
+  world.network.blocks.clear();  // of lanes that are no more
   std::vector<Rank> ranks(static_cast<size_t>(world.size));
   uint64_t demoted = 0;
   for (size_t r = 0; r < ranks.size(); ++r) {
@@ -281,10 +426,10 @@ void Planned(World& world, int buckets) {
   if (demoted != 0) Must({DDL_INTERNAL, "a planned collective was demoted"});
   const Network& net = world.network;
   std::printf(
-      "\"planned\": {\"messages\": %llu, \"bytes\": %llu, \"cpu_seconds\": %.9f, \"chain\": %llu, \"most_messages\": "
+      "\"%s\": {\"messages\": %llu, \"bytes\": %llu, \"cpu_seconds\": %.9f, \"chain\": %llu, \"most_messages\": "
       "%llu, \"all_cpu_seconds\": %.9f, \"to_the_coordinator\": 0}, ",
-      static_cast<unsigned long long>(net.at[0]), static_cast<unsigned long long>(net.bytes_at[0]), cpu_at_rank_0,
-      static_cast<unsigned long long>(net.Longest()),
+      label, static_cast<unsigned long long>(net.at[0]), static_cast<unsigned long long>(net.bytes_at[0]),
+      cpu_at_rank_0, static_cast<unsigned long long>(net.Longest()),
       static_cast<unsigned long long>(*std::max_element(net.at.begin(), net.at.end())), cpu);
   for (Rank& rank : ranks) rank.lane->Cancel();
 }
@@ -293,7 +438,8 @@ void Planned(World& world, int buckets) {
 void Rings(World& world, int per_host, const std::vector<int>& outer, const char* label) {
   const int hosts = world.size / per_host;
   std::vector<std::unique_ptr<ddl::OuterAllReduce>> blocks;
-  const uint64_t count = static_cast<uint64_t>(hosts) * 4;
+  const std::vector<uint64_t> parts(static_cast<size_t>(hosts), 4);
+  const size_t count = parts.size() * 4;
   world.network.Clear();
   for (int host = 0; host < hosts; ++host) {
     std::vector<ddl::RingPosition> rings;
@@ -306,9 +452,9 @@ void Rings(World& world, int per_host, const std::vector<int>& outer, const char
     }
     blocks.push_back(
         std::make_unique<ddl::OuterAllReduce>(world.transports[static_cast<size_t>(host * per_host)], rings, 200));
-    auto* const data = reinterpret_cast<float*>(blocks.back()->Block(count, DDL_FLOAT32));
+    auto* const data = reinterpret_cast<float*>(blocks.back()->Block(parts, sizeof(float)));
     std::fill(data, data + count, 1.0f);
-    Must(blocks.back()->Start({DDL_FLOAT32, DDL_SUM, 1.0}, nullptr));
+    Must(blocks.back()->Start(ddl::Halves::kBoth, {DDL_FLOAT32, DDL_SUM, 1.0}));
   }
   for (bool all = false; !all;) {
     all = true;
@@ -331,27 +477,21 @@ void Rings(World& world, int per_host, const std::vector<int>& outer, const char
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
-    std::fprintf(stderr, "usage: scale RANKS RANKS_PER_HOST BUCKETS\n");
+  if (argc != 5) {
+    std::fprintf(stderr, "usage: scale RANKS RANKS_PER_HOST BUCKETS FAN_IN\n");
     return 2;
   }
   const int size = std::atoi(argv[1]);
   const int per_host = std::atoi(argv[2]);
   const int buckets = std::atoi(argv[3]);
+  const auto fan_in = static_cast<uint32_t>(std::atoi(argv[4]));
   const int hosts = size / per_host;
   World world(size, per_host);
-  ddl::RankLocations locations;
   std::printf("{\"ranks\": %d, \"hosts\": %d, \"buckets\": %d, ", size, hosts, buckets);
-  {
-    ddl_transport nowhere = world.transports[0];
-    Must(ddl::RankLocations::Exchange(nowhere, &locations));
-    ddl::Coordinator coordinator(locations, 30, 300);
-    std::vector<uint32_t> ids(static_cast<size_t>(buckets));
-    Coordinated(world, coordinator, ids, buckets, 1, "first");
-    Coordinated(world, coordinator, ids, buckets, 2, "second");
-    Coordinated(world, coordinator, ids, buckets, 3, "repeated");
-  }
-  Planned(world, buckets);
+  RunCoordinated(world, static_cast<uint32_t>(size), buckets, "");
+  RunCoordinated(world, fan_in, buckets, "tree_");
+  Planned(world, buckets, "planned");
+  Planned(world, 1, "planned_one");
   Rings(world, per_host, {hosts}, "ring");
   if (hosts % 16 == 0) {
     std::printf(", ");

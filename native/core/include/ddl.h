@@ -209,9 +209,12 @@ typedef struct ddl_options {
   // attach), where the system lets them and that is faster.
   uint32_t staged_only;
   uint64_t feedback_bytes;  // bound on what is kept of ddl_request.feedback, on each rank; 0: 4 GiB. Need not be equal
-  double warn_after_s;      // report missing ranks after this many seconds; 0: never
-  double deadline_s;        // fail a request that is incomplete for this long; 0: never
-  double lost_after_s;      // give up a host that shows no sign of life for this long, 1 or more; 0: never
+  // How many ranks of other groups may talk to one rank of the control plane; 0: 64. Where more are in other groups,
+  // the leaders of groups gather what their groups announce. Equal on all ranks.
+  uint32_t control_fan_in;
+  double warn_after_s;  // report missing ranks after this many seconds; 0: never
+  double deadline_s;    // fail a request that is incomplete for this long; 0: never
+  double lost_after_s;  // give up a host that shows no sign of life for this long, 1 or more; 0: never
   // Receives warnings (UTF-8, no newline), on the communication thread (start no thread here); NULL: stderr.
   void (*warn)(void* user, const char* message);
   void* warn_user;
@@ -301,8 +304,8 @@ DDL_EXPORT void ddl_answer(ddl_comm* comm, const char* text);
 DDL_EXPORT const char* ddl_describe(const ddl_comm* comm);
 
 // What this rank's end of a communicator has done since it was made, its lane included. Messages of the control plane
-// are those between a rank and the coordinator (rank 0's end): not the data, heartbeats, or what ranks of one host read
-// in shared memory.
+// are those between a rank and the coordinator (rank 0's end), or ranks that pass them on: not the data, heartbeats, or
+// what ranks of one host read in shared memory.
 typedef struct ddl_counters {
   uint64_t control_sent;
   uint64_t control_received;

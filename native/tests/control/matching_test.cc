@@ -1,10 +1,10 @@
 // The coordinator by itself: what it looks at grows linearly with the ranks, and what repeats is named by a short id.
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <string>
 #include <vector>
 
+#include "control/announced.h"
 #include "control/coordinator.h"
 #include "shm/group_memory.h"
 
@@ -14,29 +14,6 @@ namespace {
 using ddl::Announcement;
 using ddl::Coordinator;
 using ddl::Verdict;
-
-// As many ranks as there are entries, none of which runs anywhere.
-ddl::RankLocations Nowhere(int size) {
-  ddl_transport transport{};
-  transport.size = size;
-  transport.all_gather = [](void*, const void* in, void* out, size_t bytes) {
-    std::memcpy(out, in, bytes);
-    return static_cast<int>(DDL_OK);
-  };
-  ddl::RankLocations locations;
-  EXPECT_TRUE(ddl::RankLocations::Exchange(transport, &locations).ok());
-  return locations;
-}
-
-Announcement Bucket(const std::string& name, uint64_t step) {
-  Announcement a;
-  a.kind = DDL_ALL_REDUCE;
-  a.count = 1000;
-  a.step = step;
-  a.name = name;
-  a.detail = "float32[1000]";
-  return a;
-}
 
 // What the coordinator looks at while `size` ranks run ten steps of four buckets, one of which fails, ask for news ten
 // times a step, and leave.
@@ -145,9 +122,13 @@ TEST(MatchingTest, RowsOfVeryManyRanksTravelByIdToo) {
     for (int rank = 0; rank < size; ++rank) coordinator.Announce(rank, a, 0);
     decision = coordinator.TakeVerdicts().at(0).decision;
   }
-  const std::string bytes = ddl::EncodeDecision(decision);
-  EXPECT_GT(bytes.size(), ddl::kMailboxBytes);  // channel_test.cc sends it in pieces
+  std::string bytes = ddl::EncodeDecision(decision);
+  EXPECT_EQ(bytes.size(), 17u);  // equal on all ranks, as the rows of a step are
   EXPECT_EQ(ddl::DecodeDecision(bytes).rows, std::vector<uint64_t>(static_cast<size_t>(size), 3));
+  decision.rows[7] = 4;
+  bytes = ddl::EncodeDecision(decision);
+  EXPECT_GT(bytes.size(), ddl::kMailboxBytes);  // channel_test.cc sends it in pieces
+  EXPECT_EQ(ddl::DecodeDecision(bytes).rows, decision.rows);
 }
 
 }  // namespace

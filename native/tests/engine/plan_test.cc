@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "shm/group_memory.h"
 #include "test_data.h"
 #include "thread_group.h"
 #include "topologies.h"
@@ -309,6 +310,32 @@ TEST(PlanOfRanksTest, WhatRepeatsOutsideOfPlansIsAnnouncedInThirteenBytes) {
     EXPECT_EQ(after.control_bytes_sent - before.control_bytes_sent, 130u);
     EXPECT_EQ(after.control_bytes_received - before.control_bytes_received, 90u);
   });
+}
+
+// What a lane counts decides whether every rendezvous wakes its thread.
+TEST(PlanOfRanksTest, WhatIsDemotedIsNoLongerUnderWayInTheLane) {
+  static std::atomic<const ddl::RankBlock*> blocks{nullptr};
+  static std::atomic<void* (*)(void*, int, size_t)> share{nullptr};
+  RunOptions options = WithLane();
+  options.tweak_lane = [](ddl_transport& transport) {
+    share = transport.share;
+    transport.share = [](void* self, int leader, size_t bytes) {
+      void* const block = share.load()(self, leader, bytes);
+      blocks = static_cast<const ddl::RankBlock*>(block);
+      return block;
+    };
+  };
+  RunRanks(
+      {0, 0},
+      [&](ddl_comm* comm, int rank) {
+        RunStep(comm, 1, 1, rank);
+        Bucket differs(1, 2, 0, rank, rank == 1 ? 999 : 1000);
+        differs.work = differs.call.Start(comm);
+        EXPECT_EQ(Call::Finish(differs.work).code, DDL_FAILED_PRECONDITION);
+        EXPECT_EQ(Count(comm).demoted, 1u);
+        EXPECT_EQ(blocks.load()[rank].outstanding, 0u);
+      },
+      options);
 }
 
 TEST(PlanOfRanksTest, WhatCannotBePlannedIsRefused) {

@@ -60,10 +60,11 @@ bool MailboxTake(Mailbox& box, std::string* message) {
   }
 }
 
-ControlChannel::ControlChannel(const ddl_transport& transport, GroupMemory& memory)
+ControlChannel::ControlChannel(const ddl_transport& transport, GroupMemory& memory, const ControlTree& tree)
     : transport_(transport),
       memory_(memory),
       local_of_(static_cast<size_t>(transport.size), -1),
+      parent_(tree.parent()),
       arriving_(static_cast<size_t>(memory.local_size())),
       sends_(transport),
       receives_(transport),
@@ -71,12 +72,17 @@ ControlChannel::ControlChannel(const ddl_transport& transport, GroupMemory& memo
   for (int local = 0; local < memory.local_size(); ++local) {
     local_of_[static_cast<size_t>(memory.members()[static_cast<size_t>(local)])] = local;
   }
-  remote_ = transport.rank == 0 ? memory.local_size() < transport.size : !IsLocal(0);
+  const auto& children = tree.children();
+  from_below_ = std::any_of(children.begin(), children.end(), [&](const auto& child) { return !IsLocal(child.rank); });
+  from_above_ = transport.rank != 0 && !IsLocal(0);
+  mailboxes_ = leads() ? std::any_of(children.begin(), children.end(), [&](const auto& c) { return IsLocal(c.rank); })
+                       : IsLocal(parent_);
+  polls_ = from_below_ || (from_above_ && !HasMailbox(parent_));
 }
 
 bool ControlChannel::TryPost(int peer, const MailboxPiece& piece) {
   const int local = local_of_[static_cast<size_t>(peer)];
-  Mailbox& box = transport_.rank == 0 ? memory_.block(local).from_coordinator : memory_.own().to_coordinator;
+  Mailbox& box = leads() ? memory_.block(local).from_leader : memory_.own().to_leader;
   if (!MailboxPut(box, piece)) return false;
   RingBell(memory_.block(local));
   return true;
@@ -84,7 +90,7 @@ bool ControlChannel::TryPost(int peer, const MailboxPiece& piece) {
 
 void ControlChannel::Send(int peer, std::string bytes) {
   sent_.Add(bytes.size());
-  if (IsLocal(peer)) {
+  if (HasMailbox(peer)) {
     auto& queue = queued_[peer];
     size_t at = 0;
     for (; bytes.size() - at > kPieceBytes; at += kPieceBytes) queue.push_back({bytes.substr(at, kPieceBytes), true});
@@ -92,7 +98,7 @@ void ControlChannel::Send(int peer, std::string bytes) {
     if (!queue.empty() || !TryPost(peer, last)) queue.push_back(std::move(last));
     return;
   }
-  const Status status = sends_.Send(peer, transport_.rank == 0 ? kDownTag : kUpTag, bytes);
+  const Status status = sends_.Send(peer, peer == 0 || peer == parent_ ? kUpTag : kDownTag, bytes);
   if (!status.ok()) send_error_ = status;
 }
 
@@ -125,19 +131,18 @@ Status ControlChannel::PollAll(std::vector<Received>* received) {
   const auto take = [&](int from, Mailbox& box, std::string& arriving) {
     while (MailboxTake(box, &arriving)) received->push_back({from, std::exchange(arriving, {})});
   };
-  if (transport_.rank == 0) {
+  if (mailboxes_ && leads()) {
     for (int local = 0; local < memory_.local_size(); ++local) {
       const auto at = static_cast<size_t>(local);
-      take(memory_.members()[at], memory_.block(local).to_coordinator, arriving_[at]);
+      take(memory_.members()[at], memory_.block(local).to_leader, arriving_[at]);
     }
-  } else {
-    take(0, memory_.own().from_coordinator, arriving_[0]);
+  } else if (mailboxes_) {
+    take(parent_, memory_.own().from_leader, arriving_[0]);
   }
   if (!sends_.empty()) DDL_RETURN_IF_ERROR(sends_.TakeFinished(received));
-  if (remote_) {
-    DDL_RETURN_IF_ERROR(receives_.ReceiveArriving(transport_.rank == 0 ? kUpTag : kDownTag));
-    DDL_RETURN_IF_ERROR(receives_.TakeFinished(received));
-  }
+  if (from_below_) DDL_RETURN_IF_ERROR(receives_.ReceiveArriving(kUpTag));
+  if (from_above_) DDL_RETURN_IF_ERROR(receives_.ReceiveArriving(kDownTag));
+  if (!receives_.empty()) DDL_RETURN_IF_ERROR(receives_.TakeFinished(received));
   return PollAborts(received);
 }
 

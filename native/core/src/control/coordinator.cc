@@ -22,6 +22,14 @@ std::string Label(const Announcement& a) {
          (a.detail.empty() ? "" : " (" + a.detail + ")");
 }
 
+std::string DescribeLeft(const Announcement& a, int rank, const RankLocations& locations) {
+  const bool joins = a.kind == DDL_JOIN;
+  return Label(a) + " cannot complete: rank " + std::to_string(rank) + " has left " +
+         (joins ? "without joining " : "") + "(its process on host " + locations.at(rank).host +
+         " ended or called shutdown). Every rank must " + (joins ? "join" : "run the same collectives") +
+         "; look at the output of that rank.";
+}
+
 Coordinator::Coordinator(const RankLocations& locations, double warn_after_s, double deadline_s)
     : locations_(locations),
       size_(locations.size()),
@@ -29,6 +37,7 @@ Coordinator::Coordinator(const RankLocations& locations, double warn_after_s, do
       deadline_s_(deadline_s),
       left_(static_cast<size_t>(size_), false),
       joined_(static_cast<size_t>(size_), false),
+      decided_for_(static_cast<size_t>(size_), 0),
       position_reports_(static_cast<size_t>(size_)) {}
 
 void Coordinator::Announce(int rank, Announcement announcement, double now) {
@@ -49,10 +58,15 @@ void Coordinator::AnnounceKnown(int rank, uint32_t id, uint64_t step, double now
 }
 
 void Coordinator::Wait(int rank, Waiting waiting) {
+  const auto at = Enqueue(rank, std::move(waiting));
+  if (at != waiting_.end()) Match(at);
+  FailSteps();
+}
+
+Coordinator::Entries::iterator Coordinator::Enqueue(int rank, Waiting waiting) {
   const std::string& name = waiting.announcement->name;
   if (FailByTombstone(rank, name, waiting.step, waiting.since) || FailIfStepFailed(rank, name, waiting.step)) {
-    FailSteps();
-    return;
+    return waiting_.end();
   }
   const auto at = waiting_.try_emplace(name).first;
   Entry& entry = at->second;
@@ -68,8 +82,7 @@ void Coordinator::Wait(int rank, Waiting waiting) {
   }
   queue.push_back(std::move(waiting));
   ++ranks_looked_at_;
-  Match(at);
-  FailSteps();
+  return at;
 }
 
 Coordinator::Waiting Coordinator::Take(Entry& entry, int rank) {
@@ -87,11 +100,7 @@ void Coordinator::Match(Entries::iterator at) {
   Entry& entry = at->second;
   for (int rank : ranks_left_) {
     if (!entry.by_rank[static_cast<size_t>(rank)].empty()) continue;
-    Fail(at, DDL_UNAVAILABLE,
-         Label(Any(entry)) + " cannot complete: rank " + std::to_string(rank) + " has left (its process on host " +
-             locations_.at(rank).host +
-             " ended or called shutdown). Every rank must run the same collectives; look at "
-             "the output of that rank.");
+    Fail(at, DDL_UNAVAILABLE, DescribeLeft(Any(entry), rank, locations_));
     return;
   }
   if (entry.missing > 0) return;
@@ -153,8 +162,11 @@ void Coordinator::Name(const std::vector<Submission>& all, Decision* decision) {
   }
   if (!first.splits.empty() || known_.full()) return;
   const std::string contents = ContentsOf(first);
+  const Announcement* alike = &first;  // many ranks share one
   for (const Submission& each : all) {
-    if (ContentsOf(*each.announcement) != contents) return;
+    if (each.announcement.get() == alike) continue;
+    alike = each.announcement.get();
+    if (ContentsOf(*alike) != contents) return;
   }
   if (seen_.size() >= kMaxSeen) seen_.clear();
   if (seen_.insert(Hash(contents)).second) return;
@@ -273,7 +285,16 @@ const Announcement& Coordinator::Any(const Entry& entry) const {
   return *std::find_if(entry.by_rank.begin(), entry.by_rank.end(), submitted)->front().announcement;
 }
 
-std::vector<Verdict> Coordinator::TakeVerdicts() { return std::exchange(verdicts_, {}); }
+std::vector<Verdict> Coordinator::TakeVerdicts() {
+  for (const Verdict& verdict : verdicts_) {
+    if (verdict.ranks.size() == static_cast<size_t>(size_)) {
+      ++decided_for_all_;
+    } else {
+      for (const int rank : verdict.ranks) ++decided_for_[static_cast<size_t>(rank)];
+    }
+  }
+  return std::exchange(verdicts_, {});
+}
 std::vector<std::string> Coordinator::TakeWarnings() { return std::exchange(warnings_, {}); }
 
 }  // namespace ddl

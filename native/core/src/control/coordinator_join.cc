@@ -25,9 +25,9 @@ void Coordinator::EndJoins() {
   if (!ranks_left_.empty()) {
     const int rank = *ranks_left_.begin();
     verdict.decision.code = DDL_UNAVAILABLE;
-    verdict.decision.message = "join cannot complete: rank " + std::to_string(rank) +
-                               " has left without joining (its process on host " + locations_.at(rank).host +
-                               " ended or called shutdown). Every rank must join; look at the output of that rank.";
+    Announcement join;
+    join.kind = DDL_JOIN;
+    verdict.decision.message = DescribeLeft(join, rank, locations_);
   } else {
     verdict.decision.last_joined = last_joined_;
     tombstones_.clear();  // no rank can still submit what failed before

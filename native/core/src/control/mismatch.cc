@@ -45,8 +45,11 @@ std::string DescribeMismatch(const std::vector<Submission>& submissions) {
   const Announcement& first = *submissions[0].announcement;
   const TermWords wanted = WordsOf(first);
   bool agree = true;
+  const Announcement* compared = &first;  // many ranks share one
   for (const auto& [rank, announcement, step] : submissions) {
-    agree = agree && (announcement == submissions[0].announcement || WordsOf(*announcement) == wanted);
+    if (announcement.get() == compared) continue;
+    compared = announcement.get();
+    agree = agree && WordsOf(*compared) == wanted;
   }
   if (agree) return {};
   std::string differences;

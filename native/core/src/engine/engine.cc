@@ -76,7 +76,9 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
       memory_(std::move(memory)),
       locations_(std::move(locations)),
       peer_watch_(*memory_, locations_, transport.rank, [this](int rank) { return HasLeft(rank); }),
-      channel_(transport_, *memory_),
+      // A lane has no coordinator.
+      tree_(group, transport.rank, serves == nullptr ? options.control_fan_in : static_cast<uint32_t>(transport.size)),
+      channel_(transport_, *memory_, tree_),
       heartbeat_(transport_, *memory_, locations_, group, options.lost_after_s,
                  [this](int rank) { return HasLeft(rank); }),
       waiter_([this] { return Health(); }, options.deadline_s, memory_->local_size()),
@@ -92,6 +94,7 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
   if (transport.rank == 0) {
     coordinator_ = std::make_unique<Coordinator>(locations_, options.warn_after_s, options.deadline_s);
   }
+  if (tree_.relays()) relay_ = std::make_unique<Relay>(tree_);
   if (serves != nullptr) {
     double patience_s = kPlanPatienceSeconds;
     for (const double limit : {options.warn_after_s, options.deadline_s}) {
@@ -101,6 +104,7 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
         std::make_unique<PlanLane>(transport_, *memory_, group, patience_s, [this](std::unique_ptr<Request> request) {
           demoted_.fetch_add(1, std::memory_order_relaxed);
           const bool small = request->small;
+          memory_->own().outstanding.fetch_sub(1, std::memory_order_release);
           serves_->SubmitOwned(std::move(request));
           if (small) num_small_.fetch_sub(1, std::memory_order_relaxed);
         });
@@ -214,6 +218,7 @@ void Engine::Loop() {
     worked = TakeMessages() || worked;
     worked = DeliverVerdicts() || worked;
     worked = RunDecisions() || worked;
+    FollowDepartures();
     worked = RunPlanned() || worked;
     const double now = Now();
     if (now - last_peer_check_ > (AnyPending() ? kCheckPendingSeconds : kCheckIdleSeconds)) {
@@ -342,7 +347,8 @@ void Engine::Idle(uint32_t seen) {
     if (lane_->NeedsPolling()) {
       sleep_us = std::clamp<int64_t>(static_cast<int64_t>((now - idle_since_) * 1e6 / 8), 20, 500);
     }
-  } else if (num_pending_ > 0 || !channel_.Idle() || !channel_.NothingArriving()) {
+  } else if (num_pending_ > 0 || !channel_.Idle() || !channel_.NothingArriving() ||
+             (relay_ != nullptr && relay_->holds())) {
     sleep_us = 20'000;
     // Messages from other hosts do not ring the bell, nor does a mailbox that has room again: poll for them, less and
     // less often while nothing arrives.

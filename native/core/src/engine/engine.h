@@ -8,6 +8,8 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -16,6 +18,8 @@
 #include "base/waiter.h"
 #include "control/channel.h"
 #include "control/coordinator.h"
+#include "control/relay.h"
+#include "control/tree.h"
 #include "engine/executor.h"
 #include "engine/inline_rendezvous.h"
 #include "engine/plan_lane.h"
@@ -110,9 +114,24 @@ class Engine {
 
   // messages.cc.
   void Announce(std::unique_ptr<Request> request);
+  void SendAnnouncement(const Announcement& announcement);
   bool TakeMessages();
   void Handle(int peer, const std::string& bytes);
+  void HandleAnnouncement(int peer, const std::string& bytes);
+  // A decision, for those of `ranks` (none: all) that are behind this rank or itself.
+  void HandleDecision(const std::vector<int>& ranks, const std::string& bytes);
   bool DeliverVerdicts();
+  bool Deliver();
+
+  // relaying.cc. Sends on what this rank has gathered.
+  void SendRelayed();
+  // To the coordinator itself, not by way of others.
+  void SendUndecided();
+  // Rank `by` on the way to the coordinator has left: nothing can complete any more.
+  void CutOff(int by);
+  // What follows once everything that was decided before is done.
+  void FollowDepartures();
+  Status CutOffStatus(const Announcement& announcement) const;
 
   // failure.cc.
   void CheckPeers();
@@ -143,6 +162,7 @@ class Engine {
   const RankLocations locations_;
   StackPosition stack_position_;
   PeerWatch peer_watch_;
+  const ControlTree tree_;
   ControlChannel channel_;
   Heartbeat heartbeat_;
   Waiter waiter_;
@@ -151,6 +171,7 @@ class Engine {
   InlineRendezvous rendezvous_;
   std::vector<const void*> sources_;              // scratch of RunInline
   std::unique_ptr<Coordinator> coordinator_;      // on rank 0
+  std::unique_ptr<Relay> relay_;                  // on those that pass on what others say
   KnownCollectives known_;                        // on the others, of the communication thread
   Engine* const serves_;                          // of a lane: who it is for
   std::unique_ptr<PlanLane> lane_;                // of a lane
@@ -180,9 +201,20 @@ class Engine {
   static constexpr const char* kJoin = "";
   std::unordered_map<std::string, std::deque<std::unique_ptr<Request>>> pending_;
   size_t num_pending_ = 0;
-  std::deque<Verdict> outbox_;  // rank 0: decided, but not yet known to every rank concerned
+  // Of a rank with others behind it: what is decided, but not yet known to every child.
+  struct Outgoing {
+    std::vector<Routed> messages;
+    std::optional<Decision> own;
+  };
+  std::deque<Outgoing> outbox_;
   bool outbox_front_sent_ = false;
-  std::deque<Decision> decisions_;                           // to be executed here
+  std::deque<Decision> decisions_;  // to be executed here
+  uint64_t num_decisions_ = 0;      // received
+  std::set<int> gone_;              // children that have left
+  int cut_off_by_ = -1;
+  bool coordinator_left_ = false;  // after so many decisions for this rank, with these words
+  uint64_t decisions_before_ = 0;
+  std::string farewell_;
   Status broken_;                                            // once not OK, every request fails with it
   std::vector<ControlChannel::Received> deferred_messages_;  // arrived during a collective; see HasLeft
   const Announcement* running_ = nullptr;                    // the collective under way

@@ -98,6 +98,7 @@ void Engine::OnPositionKnown() {
 // During a collective messages stay unread, and a kLeave may be among them: they are read now and handled later.
 bool Engine::HasLeft(int rank) {
   if (coordinator_ != nullptr && coordinator_->HasLeft(rank)) return true;
+  if (rank == 0 && coordinator_left_) return true;
   if (!channel_.Poll(&deferred_messages_).ok()) return false;
   return std::any_of(deferred_messages_.begin(), deferred_messages_.end(),
                      [rank](const ControlChannel::Received& message) {
@@ -269,13 +270,22 @@ void Engine::Leave() {
   }
   if (broken_.ok()) {
     if (coordinator_ != nullptr) {
-      const std::string text = EncodeText(
-          MessageType::kLeave, "rank 0 has left (its process ended or called shutdown); no collective can follow");
+      while (!outbox_.empty()) {  // of which the others are told how many they are
+        if (!Deliver()) {
+          outbox_.pop_front();
+          outbox_front_sent_ = false;
+        }
+      }
       for (int rank = 1; rank < transport_.size; ++rank) {
-        if (!coordinator_->HasLeft(rank)) channel_.Send(rank, text);
+        if (coordinator_->HasLeft(rank)) continue;
+        channel_.Send(rank,
+                      EncodeLeave("rank 0 has left (its process ended or called shutdown); no collective can follow",
+                                  coordinator_->num_decided(rank)));
       }
     } else {
-      channel_.Send(0, EncodeText(MessageType::kLeave, ""));
+      channel_.Send(0, EncodeLeave("", 0));
+      if (tree_.parent() != 0) channel_.Send(tree_.parent(), EncodeLeave("", 0));
+      CutOff(transport_.rank);
     }
     memory_->own().state.store(kLeft, std::memory_order_release);
   }

@@ -84,7 +84,7 @@ void Engine::CloseLane(const std::string& why) {
   broken_ = {DDL_UNAVAILABLE, why};
   lane_->runs().DemoteAll();
   if (coordinator_ == nullptr) return;
-  const std::string text = EncodeText(MessageType::kLeave, why);
+  const std::string text = EncodeLeave(why, 0);
   for (int rank = 1; rank < transport_.size; ++rank) {
     if (!coordinator_->HasLeft(rank)) channel_.Send(rank, text);
   }

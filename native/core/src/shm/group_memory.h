@@ -25,7 +25,7 @@ namespace ddl {
 
 // Steps that a rank may be ahead of the slowest reader of its slots.
 constexpr uint64_t kSlots = 4;
-// Bytes of one direction of the control plane between a rank and a coordinator of the same group.
+// Bytes of one direction of the control plane between a rank and the leader of its group.
 constexpr size_t kMailboxBytes = 64 * 1024;
 
 enum RankState : uint32_t {
@@ -102,8 +102,8 @@ struct RankBlock {
   std::atomic<uint64_t> plan_decided;
   alignas(64) PlanPost plan_posts[2];
   alignas(64) PlanPost plan_outcomes[2];
-  Mailbox to_coordinator;
-  Mailbox from_coordinator;
+  Mailbox to_leader;
+  Mailbox from_leader;
 };
 
 class GroupMemory {
