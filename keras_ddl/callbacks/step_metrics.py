@@ -80,7 +80,7 @@ class StepMetrics(keras.callbacks.Callback):
         self._done += executed
         if self._is_first:
             self._is_first = False
-            timeline.take()
+            self._taken()
             return
         self._spans.append((self._begin, time.monotonic(), batch))
         self._counts.append(executed)
@@ -91,12 +91,13 @@ class StepMetrics(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if self._writer is not None:
-            timeline.keep(0)
+            if communicator.is_initialized():
+                timeline.keep(0)
             self._writer.close()
             self._writer = None
 
     def _write(self) -> None:
-        found = steps.of_spans(self._spans, timeline.take() if communicator.is_initialized() else [])
+        found = steps.of_spans(self._spans, self._taken())
         if found:
             count, seconds = sum(self._counts), sum(step.whole for step in found)
             values = {"step_seconds": seconds / count}
@@ -111,6 +112,10 @@ class StepMetrics(keras.callbacks.Callback):
                     _scalar(f"job/{name}", value)
             self._writer.flush()
         self._forget()
+
+    @staticmethod
+    def _taken() -> list[timeline.Collective]:
+        return timeline.take() if communicator.is_initialized() else []
 
     def _rows_trained(self) -> float:
         strategy = keras_compat.strategy_of(self.model)

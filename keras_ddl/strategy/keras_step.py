@@ -67,7 +67,7 @@ class KerasSteps:
         self._strategy = strategy
         self._steps: weakref.WeakKeyDictionary[Any, dict[str, WholeStep]] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()  # whose eager steps were warned of
-        self.rows_trained = RowsTrained()
+        self.rows_trained = RowsTrained()  # on rank 0, which shows them
 
     # In a tf.function of the program's own, autograph would convert the cut, too: half a minute for five layers.
     @tf.autograph.experimental.do_not_convert
@@ -103,7 +103,7 @@ class KerasSteps:
             self._tell_once(f"{type(model).__name__}.{name}")
         share = self._strategy.extended.share
         args, kwargs = share.begin_step((args, kwargs))
-        if name == "train_step":
+        if name == "train_step" and self._strategy.rank == 0:
             self.rows_trained.add(share.counts())
         leaves = tf.nest.flatten((args, kwargs))
         whole = [self._gathered(leaf, f"{name}/batch_{i}") for i, leaf in enumerate(leaves)]
@@ -134,7 +134,7 @@ class KerasSteps:
         else:
             is_known = known.is_chunked and known.total is not None
             counts, arguments = order.begin_step(rows, arguments, _NAME if is_known else _NAME_OF_NEEDED)
-            if name == "train_step":
+            if name == "train_step" and rank == 0:
                 self.rows_trained.add(counts)
             report.gathered_counts(size * order.step_bytes())
             if is_known:

@@ -67,8 +67,8 @@ def check_step_metrics_are_the_jobs_and_written_by_rank_0():
     assert all(0.02 < each < took for each in seconds.values())
     if SIZE > 1:
         exposed = [value for _, value in found["job/exposed_communication_seconds"]]
-        assert np.median(exposed) > 0.6 * LATE, exposed  # rank 0 waits for the last one
-        assert all(0 < value < LATE for _, value in found["job/input_wait_seconds"])
+        assert max(exposed) > 0.6 * LATE, exposed  # rank 0 waits for the last one
+        assert all(0 < value < seconds[step] for step, value in found["job/input_wait_seconds"])
 
 
 def check_step_metrics_refuse_what_is_no_number_of_steps():
@@ -108,9 +108,9 @@ def check_bar_is_rank_0s_with_the_rows_of_all_and_metrics_of_all_ranks():
         else:
             states = STEPS + 1 if verbose != 2 else 1
             assert len(values(text, "rows/s")) == states, text
-            # Of all ranks, without the first step; Keras's time for the ranks to stop is no part of it.
+            # Of all ranks, without the first step; rank 0 itself sleeps in each.
             speed = float(values(text, "rows/s")[-1].replace(",", ""))
-            assert (ROWS - BATCH) / took < speed < (ROWS - BATCH) / ((STEPS - 1) * (0.02 + LATE)) * 1.01, (speed, took)
+            assert (ROWS - BATCH) / took < speed < (ROWS - BATCH) / ((STEPS - 1) * 0.02), (speed, took)
             for key in ("loss", "mae"):
                 assert len(values(text, key)) == states and values(text, key) == values(expected, key), (text, expected)
 
