@@ -39,7 +39,7 @@ Status CombineTree(ddl_dtype wide, std::vector<char*> vectors, const char* kept,
     std::vector<char*> results;
     for (size_t p = 0; p < pairs; ++p) {
       // The sum of two products does not depend on their order.
-      const bool swapped = vectors[2 * p] == kept;
+      const bool swapped = kept != nullptr && vectors[2 * p] == kept;
       char* const into = vectors[2 * p + (swapped ? 1 : 0)];
       const char* const other = vectors[2 * p + (swapped ? 0 : 1)];
       for (const TensorPart& part : parts) {
