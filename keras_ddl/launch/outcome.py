@@ -26,6 +26,7 @@ _ROUTINE = re.compile(
     r"prterun noticed that process rank|exited on signal|BAD TERMINATION OF ONE|YOUR APPLICATION TERMINATED WITH"
 )
 _SUMMARY_CHARACTERS = 300
+_LAST_CHARACTERS = 1000  # what is said last is said with its remedy
 _TAIL_LINES = 15
 _LAST_LINES = 8  # of a traceback, which stand alone at the end
 
@@ -65,12 +66,17 @@ class RankOutcome:
 
     @property
     def error(self) -> str:
+        """`whole_error`, not longer than some lines."""
+        return _shorten(self.whole_error, _SUMMARY_CHARACTERS)
+
+    @property
+    def whole_error(self) -> str:
         """The last line of the traceback ("ValueError: bad"), or "" when there is none."""
         if self.report is not None and self.report.get("summary"):
-            return _shorten(str(self.report["summary"]))
+            return str(self.report["summary"])
         for line in reversed(self.error_text.splitlines()):
             if line[:1].strip() and _LAST_LINE.match(line):
-                return _shorten(line.strip())
+                return line.strip()
         return str((self.report or {}).get("type", ""))
 
     @property
@@ -151,7 +157,7 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     # A traceback through TensorFlow fills screens: what matters is said once more below it.
     below = first.error_text.splitlines() if first.error_text else []
     if first.error and len(below) > _LAST_LINES:
-        lines.append(f"keras-ddl: rank {first.rank}{where} {what}: {first.error}")
+        lines.append(f"keras-ddl: rank {first.rank}{where} {what}: {_shorten(first.whole_error, _LAST_CHARACTERS)}")
     return "\n".join(lines) + "\n" + way_on
 
 
@@ -195,5 +201,5 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= _SUMMARY_CHARACTERS else text[: _SUMMARY_CHARACTERS - 3] + "..."
+def _shorten(text: str, characters: int) -> str:
+    return text if len(text) <= characters else text[: characters - 3] + "..."

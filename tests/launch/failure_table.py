@@ -127,9 +127,9 @@ CASES = {
 
 @dataclass(frozen=True)
 class Seen:
-    """How a case ended: seconds since the fault, the status, and the last lines."""
+    """How a case ended: seconds since the fault (None: it was there from the start, or harmless), status, last lines."""
 
-    seconds: float
+    seconds: float | None
     status: int
     last: list[str]
 
@@ -219,9 +219,10 @@ def see(case: str, launcher: str, folder: Path) -> Seen:
         ended = started.finish()
         _check_checkpoint(told, folder / "ckpt", ended)
     fault = folder / "fault"
-    seconds = time.time() - float(fault.read_text()) if fault.exists() else ended.seconds
+    # What is so from the start has no moment at which it happens.
+    seconds = time.time() - float(fault.read_text()) if fault.exists() and told.status else None
     text = ended.err + ended.out
-    assert seconds < told.seconds, f"{seconds} s\n{ended}"
+    assert seconds is None or seconds < told.seconds, f"{seconds} s\n{ended}"
     last = ended.err.splitlines()[-LAST_LINES:]
     if launcher == RUN:
         assert ended.status == told.status, ended
@@ -251,8 +252,9 @@ def _check_checkpoint(told: Case, folder: Path, ended: Ended) -> None:
         _latest_of[folder] = found[-1].path
 
 
-def _shell_status(status: int) -> int:
-    return status if status >= 0 else 128 - status
+def _cell(seen: Seen) -> str:
+    seconds = "-" if seen.seconds is None else f"{seen.seconds:.0f} s"
+    return f"{seconds}, {seen.status if seen.status >= 0 else 128 - seen.status}"
 
 
 def row(case: str, ours: Seen, theirs: Seen | None) -> str:
@@ -262,8 +264,7 @@ def row(case: str, ours: Seen, theirs: Seen | None) -> str:
     line = next((line for line in reversed(ours.last) if re.search(told.words, line)), "") if found else ""
     said = re.sub(r"/tmp/failure-\w+/", "", line).replace(socket.gethostname(), "h0").replace("|", "\\|").strip()
     said = said if len(said) < 170 else said[:167] + "..."
-    mine = f"{ours.seconds:.0f} s, {_shell_status(ours.status)}"
-    other = "" if theirs is None else f"{theirs.seconds:.0f} s, {_shell_status(theirs.status)}"
+    mine, other = _cell(ours), "" if theirs is None else _cell(theirs)
     return f"| {told.what} | {mine} | {f'`{said}`' if said else ''} | {other} |\n"
 
 

@@ -25,7 +25,8 @@ if __name__ == "__main__":
     ended = started.finish()
     assert ended.status != 0, ended
     last = ended.err.splitlines()[-1]
-    assert last.startswith("keras_ddl.errors.NotInitializedError: ") and 'if __name__ == "__main__":' in last, ended
+    assert "failed first: keras_ddl.errors.NotInitializedError: " in last, ended
+    assert 'if __name__ == "__main__":' in last, ended
     assert "failed first, and the job was ended: keras_ddl.errors.NotInitializedError" in ended.err, ended
     # Ranks, the children that were refused, and what was on its way meanwhile.
     assert len((tmp_path / "started").read_text().split()) < 12, ended
