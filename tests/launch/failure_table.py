@@ -127,7 +127,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Seen:
-    """How a case ended: seconds since the fault (None: it was there from the start, or harmless), status, last lines."""
+    """How a case ended: seconds since the fault (None: there from the start, or harmless), status, last lines."""
 
     seconds: float | None
     status: int
