@@ -127,7 +127,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Seen:
-    """How a case ended: seconds since the fault (None: there from the start, or harmless), status, last lines."""
+    """How a case ended: seconds since the fault (None: from the start, or harmless), the status, the last lines."""
 
     seconds: float | None
     status: int
@@ -276,7 +276,6 @@ def rows_of_page() -> dict[str, str]:
 
 
 def main(chosen: list[str]) -> None:
-    rows = rows_of_page()
     for case in chosen or CASES:
         seen = []
         for launcher in [RUN, *([MPIRUN] if CASES[case].mpirun_words else [])]:
@@ -288,6 +287,7 @@ def main(chosen: list[str]) -> None:
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
         if len(seen) == 1 + (CASES[case].mpirun_words is not None):
+            rows = rows_of_page()
             rows[CASES[case].what] = row(case, seen[0], seen[1] if len(seen) > 1 else None)
             print(rows[CASES[case].what], end="", flush=True)
             before, _, rest = PAGE.read_text().partition(BEGIN)
