@@ -70,11 +70,12 @@ def classes(figure: Figure) -> None:
 
 
 def accuracy(figure: Figure, results: dict[str, Any]) -> None:
-    """Draws the final accuracy against the batch, and the curves of the largest batch."""
+    """Draws the final accuracy against the batch, and the curves of the largest batch that was trained in all ways."""
     left, right = figure.subplots(1, 2)
     runs = list(results.values())
     base = next((run for run in runs if run["batch"] == min(one["batch"] for one in runs)), runs[0])
-    largest = max(run["batch"] for run in runs)
+    every = sorted({run["batch"] for run in runs})
+    largest = max(every, key=lambda batch: (sum(run["batch"] == batch for run in runs), batch))
     for arm, color in COLORS.items():
         mine = {run["batch"]: run for run in runs if run["arm"] == arm} | {base["batch"]: base}
         batches = sorted(mine)
@@ -83,7 +84,8 @@ def accuracy(figure: Figure, results: dict[str, Any]) -> None:
             curve = mine[largest]["val_accuracy"]
             right.plot(range(1, len(curve) + 1), [100 * value for value in curve], ".-", color=color)
     left.set_xscale("log", base=2)
-    left.set_xticks(batches, map(str, batches))
+    left.set_xticks(every, map(str, every))
+    left.minorticks_off()
     left.set(xlabel="global batch", ylabel="held-out accuracy in the end, %", ylim=(0, 100))
     right.set(xlabel="epoch", ylabel=f"held-out accuracy, %, batch {largest}", ylim=(0, 100))
     left.legend(fontsize="small", loc="lower left")
