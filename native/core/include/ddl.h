@@ -260,8 +260,8 @@ DDL_EXPORT void ddl_submit(ddl_comm* comm, const ddl_request* request);
 // interrupted. Cost when all ranks arrive together: about a microsecond plus the data.
 DDL_EXPORT int ddl_try_run(ddl_comm* comm, const ddl_request* request, uint32_t patience_us);
 
-// For `allocate`, with a ddl_place as `user`: the output has its place already. Returns it if the rows of all ranks fill
-// it exactly, else NULL.
+// For `allocate`, with a ddl_place as `user`: the output has its place already. Returns it if the rows of all ranks
+// fill it exactly, else NULL.
 typedef struct ddl_place {
   void* out;
   uint64_t row_count;  // that of the request
