@@ -5,6 +5,7 @@
 #   make test VENV=/tmp/venv       choose where the environment lies
 #   make test ARGS="-k warmup -x"  pass arguments to pytest
 #   make test WORKERS=0            one test after the other
+#   make test TORCH=1              with PyTorch installed, whose tests are skipped otherwise
 
 VENV ?= .venv
 EXTRAS ?= cpu,dev,docs,notebooks,serving-base,translation
@@ -14,6 +15,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
             if $$p -c '$(RUNS)' 2>/dev/null; then command -v $$p; break; fi; done)
 ARGS ?=
 WORKERS ?= 3
+COMMA := ,
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -90,6 +92,15 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "venv failed; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install -q --upgrade pip
+
+ifdef TORCH
+# PyPI's torch is the CUDA build, several GB: where PyTorch's CPU build is wanted, TORCH has what to give to pip, as in
+# TORCH='torch==2.13.0 --index-url ...'. Once it is there, it stays.
+test test-all: $(VENV)/.torch
+$(VENV)/.torch: $(STAMP)
+	$(BIN)/python -m pip install -q --no-compile $(if $(filter 1,$(TORCH)),'torch>=2.8$(COMMA)<2.16',$(TORCH))
+	@touch $@
+endif
 
 $(STAMP): $(BIN)/python $(SOURCES)
 	$(BIN)/python tools/wheel.py $(WHEEL)

@@ -80,6 +80,16 @@ def import_without_keras() -> None:
         tensorflow.__path__ = [*found, *filter(None, tensorflow.__path__)]
 
 
+# What a Keras on another backend distributes training with.
+_INSTEAD = {
+    "torch": (
+        " On PyTorch, instead of keras_ddl.Strategy: import keras_ddl.torch, "
+        "torch.distributed.init_process_group('ddl'), and keras.distribution.DataParallel or "
+        "torch.nn.parallel.DistributedDataParallel (docs/pytorch.md)."
+    ),
+}
+
+
 def check_keras_backend() -> None:
     """Checks that Keras runs, or will run, on TensorFlow.
 
@@ -94,6 +104,7 @@ def check_keras_backend() -> None:
         raise DependencyError(
             f"keras_ddl works with Keras on TensorFlow. Received: {source} {backend!r}. "
             "Set KERAS_BACKEND=tensorflow before keras is imported (or in ~/.keras/keras.json)."
+            f"{_INSTEAD.get(backend, '')}"
         )
 
 

@@ -1,5 +1,6 @@
 """What is said about environments that keras_ddl cannot work in. None of these imports TensorFlow here."""
 
+import os
 import subprocess
 import sys
 import types
@@ -75,6 +76,21 @@ def test_check_keras_backend_reads_the_environment(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     with pytest.raises(DependencyError, match="KERAS_BACKEND = 'jax'.*KERAS_BACKEND=tensorflow"):
         tensorflow_packages.check_keras_backend()
+
+
+def test_check_keras_backend_says_what_there_is_on_torch_without_tensorflow():
+    code = (
+        "import sys\n"
+        "sys.modules['tensorflow'] = None\n"
+        "import keras_ddl, keras_ddl.communicator\n"
+        "try:\n"
+        "    keras_ddl.Strategy\n"
+        "except ImportError as error:\n"
+        "    assert \"init_process_group('ddl')\" in str(error) and 'DataParallel' in str(error), error\n"
+        "else:\n"
+        "    raise SystemExit('no error')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "KERAS_BACKEND": "torch"}, timeout=60)
 
 
 def test_check_keras_backend_reads_the_keras_that_is_imported(monkeypatch):

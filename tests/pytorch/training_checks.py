@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import threading
 
 import pytest
 import torch
@@ -113,6 +114,40 @@ def check_ddp_no_sync_accumulates():
         nn.functional.mse_loss(alone(x), y).backward()
     for ours, theirs in zip(model.parameters(), alone.parameters()):
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def check_ddp_reduces_buckets_while_the_backward_pass_runs():
+    reduced = threading.Event()
+
+    class Waits(torch.autograd.Function):
+        """Computes no gradient before one of a later layer has been reduced."""
+
+        @staticmethod
+        def forward(_, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(_, gradient):
+            assert step == 0 or reduced.wait(20), "the bucket of the last layer was not reduced meanwhile"
+            return gradient
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(7, 100), nn.Linear(100, 4000)  # more than the first bucket holds
+
+        def forward(self, x):
+            return self.last(Waits.apply(self.first(x)))
+
+    def hook(_, bucket):
+        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return future.then(lambda done: reduced.set() or done.value()[0])
+
+    wrapped = DistributedDataParallel(Network(), bucket_cap_mb=1)
+    wrapped.register_comm_hook(None, hook)
+    for step in range(2):  # PyTorch plans the buckets in the first
+        reduced.clear()
+        wrapped((step + 1) * torch.ones(4, 7)).sum().backward()
 
 
 def check_ddp_compression_hook():

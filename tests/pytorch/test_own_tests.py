@@ -1,0 +1,23 @@
+"""PyTorch's own tests of backends, against "ddl"."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from launch.launching import run
+
+pytest.importorskip("torch.distributed", reason="PyTorch is not installed: pip install '.[torch]'")
+pytest.importorskip("expecttest", reason="PyTorch's own tests need it: pip install expecttest")
+
+
+@pytest.mark.long
+@pytest.mark.parallel
+def test_distributed_test_of_pytorch(tmp_path: Path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    program = Path(__file__).with_name("own_tests.py")
+    ended = run(["run", "-np", "3", "python", str(program), str(shared)], tmp_path, limit_seconds=1200)
+    assert ended.status == 0, ended
+    assert not re.findall("^failed: .*", ended.out, re.MULTILINE), ended.out
+    assert len(re.findall("^passed: ", ended.out, re.MULTILINE)) > 90, ended.out
