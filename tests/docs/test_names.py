@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = re.compile(r"(?<![\w./-])(keras_ddl(?>(?:\.[A-Za-z_]\w*)+))(?!\w|/)")
 # What is named to be imported, by a program or by Sphinx, whose strict build tries it.
 IMPORTED = re.compile(r"(?:\bimport|\bfrom|-m|automodule::|click::) $")
-# Importing `ddl` makes every optimizer average gradients, so only a statement does it.
-BY_IMPORT_ONLY = ("keras_ddl.ddl",)
+# Importing `ddl` makes every optimizer average gradients, and `torch` needs PyTorch: only a statement does it.
+BY_IMPORT_ONLY = ("keras_ddl.ddl", "keras_ddl.torch")
 # Each name in a process of its own: what one imports would let another be found. TensorFlow is imported once.
 RESOLVE = """
 import functools, os, sys

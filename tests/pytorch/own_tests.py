@@ -1,6 +1,6 @@
 """Runs PyTorch's own tests of backends on ranks that keras-ddl run has started: DistributedTest, as its wheel ships it.
 
-    keras-ddl run -np 2 python tests/pytorch/own_tests.py FOLDER [PATTERN]
+    keras-ddl run -np 4 python tests/pytorch/own_tests.py FOLDER [PATTERN]
 
 FOLDER: empty, shared by the ranks. Theirs start processes themselves; here the ranks are there already, and each test
 gets a process group of its own. Rank 0 prints a line for each test: passed, skipped or failed, and why.

@@ -17,7 +17,7 @@ def test_distributed_test_of_pytorch(tmp_path: Path):
     shared = tmp_path / "shared"
     shared.mkdir()
     program = Path(__file__).with_name("own_tests.py")
-    ended = run(["run", "-np", "3", "python", str(program), str(shared)], tmp_path, limit_seconds=1200)
+    ended = run(["run", "-np", "4", "python", str(program), str(shared)], tmp_path, limit_seconds=1200)
     assert ended.status == 0, ended
     assert not re.findall("^failed: .*", ended.out, re.MULTILINE), ended.out
-    assert len(re.findall("^passed: ", ended.out, re.MULTILINE)) > 90, ended.out
+    assert len(re.findall("^passed: ", ended.out, re.MULTILINE)) > 80, ended.out
