@@ -20,6 +20,7 @@ from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.program import Value
 from keras_ddl.cut.states import WHOLE, Rows
 from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import notice
 from keras_ddl.strategy.composites import tell_rows
 from keras_ddl.strategy.data import BatchRows, chunk, gather_rows, order, row_count
 from keras_ddl.strategy.rows_trained import RowsTrained
@@ -68,6 +69,7 @@ class KerasSteps:
         self._steps: weakref.WeakKeyDictionary[Any, dict[str, WholeStep]] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()  # whose eager steps were warned of
         self.rows_trained = RowsTrained()  # on rank 0, which shows them
+        notice.prepare()
 
     # In a tf.function of the program's own, autograph would convert the cut, too: half a minute for five layers.
     @tf.autograph.experimental.do_not_convert

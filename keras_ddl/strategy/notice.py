@@ -19,7 +19,7 @@ class _Words:
     """The variables of the process."""
 
     def __init__(self) -> None:
-        # The first use may be in the middle of a program's step.
+        # The first use may be in the middle of a program's tf.function.
         with tf.init_scope(), tf.device("CPU:0"), not_of_the_program():
 
             def variable(name):
@@ -31,6 +31,11 @@ class _Words:
 @functools.cache
 def _words() -> _Words:
     return _Words()
+
+
+def prepare() -> None:
+    """Makes what the first step will use: a tf.function that makes a variable is traced again."""
+    _words()
 
 
 def tell(number: int, rank: int) -> None:

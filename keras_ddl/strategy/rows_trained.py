@@ -13,14 +13,13 @@ class RowsTrained:
     """
 
     def __init__(self) -> None:
-        self._count: tf.Variable | None = None
+        # Not in the first step: a tf.function that makes a variable is traced again.
+        with tf.init_scope(), tf.device("CPU:0"), not_of_the_program():
+            self._count = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="keras_ddl_rows_trained")
 
     def add(self, counts: tf.Tensor) -> None:
         """Counts the rows of a step that is traced, or run, now ([ranks] int64). No rank waits for it."""
-        if self._count is None:
-            with tf.init_scope(), tf.device("CPU:0"), not_of_the_program():
-                self._count = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="keras_ddl_rows_trained")
         self._count.assign_add(tf.reduce_sum(counts))
 
     def __int__(self) -> int:
-        return 0 if self._count is None else int(self._count.numpy())
+        return int(self._count.numpy())
