@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.launching import run, write_program
+from launch.launching import Ended, run, write_program
 
 pytest.importorskip("torch.distributed", reason="PyTorch is not installed: pip install '.[torch]'")
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
@@ -22,6 +22,12 @@ for _ in range(5): step()
 """
 
 
+def run_two(program: str, folder: Path) -> Ended:
+    # Importing DistributedDataParallel's parts makes a folder for compiled programs, which stays.
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    return run(["run", "-np", "2", "python", program], folder, env=env)
+
+
 def test_a_rank_killed_in_a_step_ends_the_others_soon(tmp_path: Path):
     program = write_program(
         tmp_path,
@@ -32,7 +38,7 @@ if RANK == 1: os.kill(os.getpid(), signal.SIGKILL)
 while True: step()
 """,
     )
-    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    ended = run_two(program, tmp_path)
     assert ended.status == 128 + 9, ended
     assert ended.seconds < 60, ended
     assert "rank 1 on host" in ended.err and "killed by SIGKILL" in ended.err, ended
@@ -43,7 +49,7 @@ def test_an_error_of_a_rank_in_a_step_is_explained_and_the_others_end(tmp_path: 
         tmp_path,
         TRAINING + 'if RANK == 1: raise ValueError("no such thing: 42")\nwhile True: step()\n',
     )
-    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    ended = run_two(program, tmp_path)
     assert ended.status == 1, ended
     assert ended.err.splitlines()[-1] == "ValueError: no such thing: 42", ended
 
@@ -54,7 +60,7 @@ def test_a_program_that_destroys_nothing_ends_well(tmp_path: Path):
         tmp_path,
         TRAINING + "dist.all_reduce(torch.ones(3), async_op=True).get_future()\nprint('end', flush=True)\n",
     )
-    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    ended = run_two(program, tmp_path)
     assert (ended.status, ended.err) == (0, ""), ended
     assert ended.out.count("end") == 2
 
@@ -76,7 +82,7 @@ if RANK == 0:
 time.sleep(600)
 """,
     )
-    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    ended = run_two(program, tmp_path)
     assert ended.status == 3, ended
     assert "interrupted" in ended.out
 
