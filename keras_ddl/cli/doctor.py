@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keras_ddl.errors import ConfigError
+from keras_ddl.errors import ConfigError, DeadlineError, LaunchError, RankError
 
 if TYPE_CHECKING:
     from keras_ddl.launch.finding import Finding
@@ -50,7 +50,7 @@ def command(
     """
     from keras_ddl import config
     from keras_ddl.doctor import host, ranks
-    from keras_ddl.launch.finding import EXIT_STATUS, Severity, worst
+    from keras_ddl.launch.finding import EXIT_STATUS, Finding, Severity, worst
 
     around = config.launcher()
     if around is not None:
@@ -72,11 +72,16 @@ def command(
         started = num_ranks if num_ranks is not None or hosts is not None else 2
         # What TensorFlow writes when it is loaded is nobody's disease.
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-        results = keras_ddl.run(
-            ranks.everything, np=started, args=(directory,), hosts=hosts, timeout=timeout or None, env=quiet
-        )
-        findings, num_hosts = results[0]
-        title = f"{len(results)} rank(s) on {num_hosts} host(s)"
+        try:
+            results = keras_ddl.run(
+                ranks.everything, np=started, args=(directory,), hosts=hosts, timeout=timeout or None, env=quiet
+            )
+            findings, num_hosts = results[0]
+            title = f"{len(results)} rank(s) on {num_hosts} host(s)"
+        except (LaunchError, DeadlineError, RankError) as error:
+            # A host that does not answer, other versions on one, a collective that fails: findings, too.
+            findings = [*findings, Finding(Severity.ERROR, "ranks", str(error))]
+            title = "this host; ranks could not be started"
     _show(findings, as_json, verbose, title)
     return EXIT_STATUS[worst(findings)]
 

@@ -176,3 +176,11 @@ def test_doctor_tries_collectives_and_a_training_on_ranks(tmp_path):
     for subject in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "objects", "training"):
         assert told[subject]["severity"] == "ok", told[subject]
     assert "weights bitwise equal" in told["training"]["found"]
+
+
+def test_doctor_finds_that_a_host_does_not_answer(tmp_path):
+    words = [*DOCTOR, "--json", "--hosts", "no-such-host.invalid:2"]
+    shown = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert shown.returncode == 1, shown.stderr
+    (found,) = [each for each in json.loads(shown.stdout) if each["subject"] == "ranks"]
+    assert found["severity"] == "error" and "no-such-host.invalid" in found["found"]
