@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
 import termios
 
 
 def size(fd: int) -> tuple[int, int]:
     """Returns (rows, columns) of the terminal `fd`, or (24, 80) when it does not say."""
     try:
-        rows, columns = struct.unpack("hhhh", fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(8)))[:2]
-    except OSError:
+        rows, columns = termios.tcgetwinsize(fd)
+    except termios.error:
         rows = columns = 0
     return (rows, columns) if rows > 0 and columns > 0 else (24, 80)
 
 
 def set_size(fd: int, rows: int, columns: int) -> None:
     """Sets the size of the pseudo-terminal `fd`."""
-    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("hhhh", rows, columns, 0, 0))
+    termios.tcsetwinsize(fd, (rows, columns))
 
 
 def open_pair(rows: int, columns: int) -> tuple[int, int]:
