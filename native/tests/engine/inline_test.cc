@@ -113,10 +113,8 @@ TEST_P(InlineTest, GathersRowsOfDifferentLength) {
     gather.request.user = everything.data();
     gather.request.allocate = [](void* user, const uint64_t*, int) { return user; };
     if (!gather.TryRun(comm, kPatienceUs)) {
-      ddl_work* work = gather.Start(comm);
+      ddl_work* work = gather.Start(comm);  // with the same memory for the result
       ASSERT_EQ(ddl_work_wait(work, 30'000), 1);
-      const auto* data = static_cast<const int64_t*>(ddl_work_data(work));
-      everything.assign(data, data + size() * (size() - 1) / 2);
       ddl_work_free(work);
     }
     size_t at = 0;
