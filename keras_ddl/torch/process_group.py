@@ -217,9 +217,13 @@ class ProcessGroup(dist.ProcessGroup):
         if timeout is None or timeout >= self._timeout or work.ends_within(timeout.total_seconds()):
             work.wait()
             return
+        missing = self._roll_call.missing()
+        if missing == []:  # the last has come in this moment
+            work.wait()
+            return
         raise dist.DistBackendError(
             f"monitored_barrier: all ranks must come within {timeout.total_seconds():g} s. Missing: rank(s) "
-            f"{', '.join(map(str, self._roll_call.missing())) or 'unknown'} of {self.size()}, seen on rank "
+            f"{', '.join(map(str, missing or ['unknown']))} of {self.size()}, seen on rank "
             f"{self.rank()}. The barrier goes on: ranks that come to it later leave it."
         )
 

@@ -19,12 +19,12 @@ class RollCall:
         if self._number > 2:  # everyone has left that one, and nobody asks for it any more
             self._store.delete_key(self._key(self._number - 2, self._rank))
 
-    def missing(self) -> list[int]:
-        """Returns the ranks that have not come to it yet; [] if the store is gone, with its rank."""
+    def missing(self) -> list[int] | None:
+        """Returns the ranks that have not come to it yet; None if the store is gone, with its rank."""
         try:
             return [rank for rank in range(self._size) if not self._store.check([self._key(self._number, rank)])]
         except DistError:
-            return []
+            return None
 
     @staticmethod
     def _key(number: int, rank: int) -> str:

@@ -139,13 +139,12 @@ def check_monitored_barrier():
     keras_ddl.torch.monitored_barrier(timeout=timedelta(seconds=30))
     needs_others()
     if RANK == SIZE - 1:
-        store().wait(["others have seen it"])
+        store().wait([f"rank {rank} has seen it" for rank in range(SIZE - 1)])
         keras_ddl.torch.monitored_barrier()
     else:
         with pytest.raises(dist.DistBackendError, match=rf"Missing: rank\(s\) {SIZE - 1} of {SIZE}"):
             keras_ddl.torch.monitored_barrier(timeout=timedelta(seconds=0.5))
-        if RANK == 0:
-            store().set("others have seen it", "yes")
+        store().set(f"rank {RANK} has seen it", "yes")
     dist.barrier()
 
 
