@@ -24,7 +24,7 @@ class Preflight:
     def __init__(self, job: Job, say: Callable[[str], None]) -> None:
         self._job, self._say = job, say
         self._is_on = config.get("PREFLIGHT")
-        self._told: list[dict[str, Any]] = []
+        self._told: dict[int, dict[str, Any]] = {}  # by rank: they come in any order
         self._answered: set[str] = set()  # names in --hosts
         ask = self._is_on and job.hosts and reach.by_ssh(job.mpi_args, os.environ)
         self._reach = reach.Reach(job.hosts if ask else ())
@@ -40,7 +40,7 @@ class Preflight:
         if name is not None:
             self._answered.add(name)
         if "facts" in hello:
-            self._told.append(hello["facts"])
+            self._told[rank] = hello["facts"]
 
     def unreachable(self, *, at_end: bool = False) -> str | None:
         """Returns the text about hosts that cannot be reached and of which no rank has come; None where all may come.
@@ -57,7 +57,7 @@ class Preflight:
         if not self._is_on:
             return None
         if self._told:
-            findings = host_facts.compare(self._told)
+            findings = host_facts.compare([self._told[rank] for rank in sorted(self._told)])
         else:
             own = {"host": socket.gethostname(), "shm": host_facts.free_shared_memory()}
             findings = list(host_facts.check_shared_memory([own]))

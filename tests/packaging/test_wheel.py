@@ -72,7 +72,7 @@ def test_wheel_is_one_for_every_python_and_has_every_part(wheel):
     assert f"\nVersion: {version}\n" in metadata
     requires = re.findall(r"(?m)^Requires-Dist: ([\w-]+)(.*)$", metadata)
     plain = {name for name, rest in requires if "extra ==" not in rest}
-    assert plain == {"numpy", "keras", "mpi4py", "click", "cloudpickle"}
+    assert plain == {"numpy", "keras", "mpi4py", "click", "cloudpickle", "rich"}
     extras = set(re.findall(r"(?m)^Provides-Extra: (\S+)$", metadata))
     assert {"cpu", "gpu", "openmpi", "mpich", "impi", "serving", "notebooks", "dev"} <= extras
 
