@@ -85,14 +85,19 @@ def take() -> list[Collective]:
     return [Collective(rank, "", *one) for one in native_timeline.take()]
 
 
+def paths_of_ranks(path: Path) -> list[Path]:
+    """Returns the files of ranks that lie beside `path`, as `path_of_rank` names them."""
+    pattern = re.compile(re.escape(path.stem) + r"\.rank\d+" + re.escape(path.suffix or ".json"))
+    return sorted(part for part in path.parent.glob("*") if pattern.fullmatch(part.name))
+
+
 def merge(path: str | os.PathLike[str]) -> Path:
     """Writes to `path` what the ranks' files beside it hold, all ranks in one picture. Call it when they have ended.
 
     Raises: ConfigError: there are no files of ranks.
     """
     path = Path(path)
-    pattern = re.compile(re.escape(path.stem) + r"\.rank\d+" + re.escape(path.suffix or ".json"))
-    parts = sorted(part for part in path.parent.glob("*") if pattern.fullmatch(part.name))
+    parts = paths_of_ranks(path)
     if not parts:
         raise ConfigError(
             f"timeline: there must be files of ranks to merge. Received: none like {path_of_rank(path, 0)}. Give the "

@@ -116,8 +116,7 @@ def files(path: Path) -> list[Path]:
     elif path.exists():
         return [path]
     else:
-        pattern = re.compile(re.escape(path.stem) + r"\.rank\d+" + re.escape(path.suffix or ".json"))
-        parts = sorted(each for each in path.parent.glob("*") if pattern.fullmatch(each.name))
+        parts = timeline.paths_of_ranks(path)
     if not parts:
         raise ConfigError(
             f"trace: there must be timelines of ranks. Received: {path}, where there are none. Train with "
