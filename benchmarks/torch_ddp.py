@@ -5,8 +5,9 @@
 
 Both are groups of the same processes and take turns in one run; medians of the slowest rank. "of memcpy" compares ddl
 with one core copying as many bytes while the other ranks do the same: the bound of what reads every input and writes
-every output once. Of a step, "independent" is every rank training by itself at the same time; overhead is what a
-backend adds to that.
+every output once. Of a step, "independent" is every rank training by itself at the same time; "adds" is what a backend
+adds to that, and "nothing adds" what DistributedDataParallel itself does where nothing is exchanged: its copies into
+buckets and back.
 """
 
 from __future__ import annotations
@@ -70,10 +71,20 @@ def all_reduces(groups: dict[str, dist.ProcessGroup], sizes: list[int], rounds: 
         print(f"geometric mean of gloo / ddl from 64 KB on: {math.exp(statistics.mean(large)):.2f}\n", flush=True)
 
 
+def _exchange_nothing(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
 def steps(groups: dict[str, dist.ProcessGroup], network: Network, count: int, rounds: int) -> dict[str, float]:
     """Median seconds of a step of each contestant. COLLECTIVE."""
     torch.manual_seed(0)
-    models = {"independent": network.make()}
+    models = {
+        "independent": network.make(),
+        "nothing": DistributedDataParallel(network.make(), broadcast_buffers=False),
+    }
+    models["nothing"].register_comm_hook(None, _exchange_nothing)
     for name, group in groups.items():
         models[name] = DistributedDataParallel(network.make(), process_group=group)
     x, y = torch.randn(network.rows), torch.randint(network.classes, network.rows[:1])
@@ -91,8 +102,8 @@ def steps(groups: dict[str, dist.ProcessGroup], network: Network, count: int, ro
             if turn:
                 seconds.append(one)
     medians = {name: statistics.median(seconds) for name, seconds in found.items()}
-    for name in groups:  # of neighbouring turns: the machine's speed drifts
-        medians[f"overhead of {name}"] = statistics.median(
+    for name in ("nothing", *groups):  # of neighbouring turns: the machine's speed drifts
+        medians[f"{name} adds"] = statistics.median(
             one - other for one, other in zip(found[name], found["independent"])
         )
     return medians
@@ -113,21 +124,14 @@ def main() -> None:
     if options.sizes:
         all_reduces(groups, [int(each) for each in options.sizes.split(",")], options.rounds)
     if dist.get_rank() == 0 and options.networks:
+        columns = ("independent", "ddl", "gloo", "nothing adds", "ddl adds", "gloo adds")
         print("Milliseconds of a step.")
-        print(
-            f"{'network':>8} {'independent':>12} {'ddl':>8} {'gloo':>8} {'ddl adds':>9} {'gloo adds':>10} {'ratio':>6}"
-        )
+        print(f"{'network':>8} {' '.join(f'{each:>12}' for each in columns)} {'ratio':>6}", flush=True)
     for name in filter(None, options.networks.split(",")):
-        medians = {
-            key: 1e3 * each for key, each in steps(groups, NETWORKS[name], options.steps, options.rounds).items()
-        }
-        ours, theirs = medians["overhead of ddl"], medians["overhead of gloo"]
+        medians = steps(groups, NETWORKS[name], options.steps, options.rounds)
         if dist.get_rank() == 0:
-            print(
-                f"{name:>8} {medians['independent']:>12.1f} {medians['ddl']:>8.1f} {medians['gloo']:>8.1f} "
-                f"{ours:>9.1f} {theirs:>10.1f} {ours / theirs:>6.2f}",
-                flush=True,
-            )
+            row = " ".join(f"{1e3 * medians[each]:>12.1f}" for each in columns)
+            print(f"{name:>8} {row} {medians['ddl adds'] / medians['gloo adds']:>6.2f}", flush=True)
     dist.destroy_process_group()
 
 
