@@ -3,13 +3,14 @@
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from harness import side_by_side
+from harness import rank_program, side_by_side
 from harness.leftovers import leaked_shared_memory, shared_memory
 
 # A shell without job control starts background jobs with SIGINT ignored, and every process started here would inherit
@@ -61,10 +62,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Gives TensorFlow the threads that simulated ranks wait in, before any module of tests starts it."""
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
         return  # xdist's controller runs no test
+    left_out = [name for name in rank_program.LEFT_OUT if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(left_out))
     try:
         import tensorflow as tf
     except ImportError:  # as for tests/pytorch alone
         return
+    finally:
+        for name in left_out:  # a test may import them
+            del sys.modules[name]
     tf.config.threading.set_inter_op_parallelism_threads(32)
 
 

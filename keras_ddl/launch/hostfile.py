@@ -59,16 +59,17 @@ def _expanded(names: str, path: str | Path, number: int) -> list[str]:
     if not bracket:
         return [names]
     inside, _, after = rest.partition("]")
-    hosts = []
+    tails = _expanded(after, path, number)
+    hosts: list[str] = []
     for part in inside.split(","):
         first, dash, last = part.partition("-")
         last = last if dash else first
         if not first.isdigit() or not last.isdigit() or int(last) < int(first):
             raise _refused(path, number, names, "ranges such as [01-04,7]")
-        if int(last) - int(first) >= _MAX_HOSTS:
+        if len(hosts) + (int(last) - int(first) + 1) * len(tails) > _MAX_HOSTS:
             raise _refused(path, number, names, f"at most {_MAX_HOSTS} hosts")
         middle = [f"{before}{i:0{len(first)}d}" for i in range(int(first), int(last) + 1)]
-        hosts += [host + tail for host in middle for tail in _expanded(after, path, number)]
+        hosts += [host + tail for host in middle for tail in tails]
     return hosts
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.parallel
 @pytest.mark.parametrize(("np", "mode"), [(2, "p"), (4, "p"), (4, "x:2x2"), (4, "x:1x4")])
 def test_fuzz_equals_numpy(np, mode):
     # A seed of its own each time finds more over the days; a failure prints it.
-    outcome = run_ranks(FUZZ, np, args=["--seconds", 4, "--no-tensorflow"], mode=mode, timeout=90).check()
+    outcome = run_ranks(FUZZ, np, args=["--seconds", 2, "--no-tensorflow"], mode=mode, timeout=90).check()
     assert re.search(r"\d+ rounds, \d+ calls, \d ranks: all as NumPy says", outcome.ranks[0].stdout), outcome.text()
 
 
@@ -44,9 +44,9 @@ def test_fuzz_prints_how_to_repeat_a_failure():
 
 @pytest.mark.parametrize("mode", ["p", "x:1x2"])
 def test_soak_finds_nothing_that_grows(mode):
-    arguments = ["--calls", 10_000, "--warm-up", 5_000, "--no-tensorflow"]
+    arguments = ["--calls", 5_000, "--warm-up", 2_500, "--no-tensorflow"]
     outcome = run_ranks(SOAK, 2, args=arguments, mode=mode, timeout=120).check()
-    assert "10,000 calls after 5,000" in outcome.ranks[0].stdout, outcome.text()
+    assert "5,000 calls after 2,500" in outcome.ranks[0].stdout, outcome.text()
 
 
 @pytest.mark.long

@@ -47,8 +47,14 @@ def _trained(optimizer, rows, tied, static):
     return simulation.reports[0]
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "tied"),
+    [
+        *((optimizer, False) for optimizer in OPTIMIZERS),
+        *((optimizer, True) for optimizer in ("sgd", "clipped")),
+        *(pytest.param(optimizer, True, marks=pytest.mark.long) for optimizer in ("momentum", "adam", "rmsprop")),
+    ],
+)
 def test_tables_are_updated_as_by_one_process(optimizer, tied):
     for rows, static in ((10, True), (500, True), (500, False)):
         report = _trained(OPTIMIZERS[optimizer](), rows, tied, static)

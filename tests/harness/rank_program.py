@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 # Keras imports these where they are installed, which takes much of the time that it takes; no check needs them.
-_LEFT_OUT = ("sklearn", "matplotlib")
+LEFT_OUT = ("sklearn", "matplotlib")
 
 
 class SkipCheck(Exception):
@@ -52,10 +52,10 @@ def main() -> None:
         os.dup2(os.open(base / f"{rank()}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), stream)
     faulthandler.enable()
     sys.argv = [program, *arguments]
+    sys.modules.update(dict.fromkeys(LEFT_OUT))  # None: importing them is an ImportError
     if kind == "script":
         runpy.run_path(program, run_name="__main__")
         return
-    sys.modules.update(dict.fromkeys(_LEFT_OUT))  # None: importing them is an ImportError
     if kind == "function":
         function, args = pickle.loads(Path(program).read_bytes())
         leave_result(base, function(*args))

@@ -1,6 +1,6 @@
 """How tests share the machine under pytest-xdist: which go to one worker, in which order, and which run alone.
 
-Tests wait for their ranks often enough that three workers use two cores better than two. What is started once for
+Tests wait for their ranks often enough that four workers use two cores better than three. What is started once for
 several tests (a launch of ranks, a built package, trained models) belongs to one worker. Tests marked `quiet` mostly
 wait, for seconds that they count: they run beside one another, and beside no others. Tests marked `alone` need the
 machine to themselves. Both wait until no test of another kind runs, and none starts meanwhile. So a unit is of one
@@ -25,9 +25,12 @@ from xdist.scheduler import LoadScopeScheduling
 _KINDS = ("any", "quiet", "alone")
 # Longest first: what is left for the end should be short.
 _ORDER = (
-    *("strategy", "horovod", "communicator", "ops", "callbacks", "benchmarks", "packaging", "notebooks", "examples"),
-    *("docs", "ddl", "serving", "export", "unit", "compat", "launch", "cli", "timeline", "harness"),
+    *("strategy", "cut", "horovod", "callbacks", "communicator", "ops", "pytorch", "benchmarks", "packaging"),
+    *("notebooks", "examples", "docs", "ddl", "serving", "export", "launch", "unit", "compat", "cli", "timeline"),
 )
+# Folders whose tests start their own ranks and share nothing. Many of them mostly wait: no worker is left with a whole
+# file of them when the others have none.
+_EACH_BY_ITSELF = ("communicator", "launch")
 
 
 class Scheduler(LoadScopeScheduling):
@@ -63,7 +66,10 @@ def unit_of(nodeid: str) -> str:
     if "/packaging/" in file:
         return "packaging"  # the wheel is built once
     launch = re.fullmatch(r"(\w+)\[check_\w+?-(np\d.*)\]", test)  # rank_tests.py
-    return f"{file}::{launch[1]}[{launch[2]}]" if launch else file
+    if launch:
+        return f"{file}::{launch[1]}[{launch[2]}]"
+    alone = any(f"/{folder}/" in f"/{file}" for folder in _EACH_BY_ITSELF)
+    return nodeid if alone else file
 
 
 def arrange(items: list[pytest.Item]) -> None:

@@ -23,6 +23,7 @@ def test_checks_of_one_launch_go_to_one_worker():
     assert launch_of("check_a", "np4-x:2x2") == launch_of("check_b", "np4-x:2x2") != launch_of("check_a", "np4")
     assert unit_of("tests/unit/test_a.py::test_b[1]") == unit_of("tests/unit/test_a.py::test_c")
     assert unit_of("tests/unit/test_a.py::test_b") != unit_of("tests/unit/test_c.py::test_b")
+    assert unit_of("tests/launch/test_a.py::test_b[1]") != unit_of("tests/launch/test_a.py::test_b[2]")
     assert unit_of("tests/packaging/test_a.py::test_b") == unit_of("tests/packaging/test_c.py::test_d")
 
 

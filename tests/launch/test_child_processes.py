@@ -1,5 +1,7 @@
 """Child processes of a rank that run its script again: they are no ranks, and a script that makes them so ends."""
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,16 @@ from launch.launching import Started, run
 pytestmark = pytest.mark.parallel
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Not tmp_path, which may be too long: multiprocessing's socket lies in it, whose path has 107 bytes at most."""
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
+
+
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_script_that_starts_at_its_top_is_ended_when_a_child_imports_it(method: str, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(f"""
+def test_script_that_starts_at_its_top_is_ended_when_a_child_imports_it(method: str, folder: Path) -> None:
+    (folder / "program.py").write_text(f"""
 import multiprocessing, os
 import keras_ddl
 open("started", "a").write(f"{{os.getpid()}} ")
@@ -20,7 +29,7 @@ if __name__ == "__main__":
     with multiprocessing.get_context("{method}").Pool(1) as pool:  # which makes another child for each that ends
         pool.map(abs, [1])
 """)
-    started = Started(["run", "-np", "2", "python", "program.py"], tmp_path)
+    started = Started(["run", "-np", "2", "python", "program.py"], folder)
     started.may_leave = ("pymp-",)  # multiprocessing's own
     ended = started.finish()
     assert ended.status != 0, ended
@@ -29,11 +38,11 @@ if __name__ == "__main__":
     assert 'if __name__ == "__main__":' in last, ended
     assert "failed first, and the job was ended: keras_ddl.errors.NotInitializedError" in ended.err, ended
     # Ranks, the children that were refused, and what was on its way meanwhile.
-    assert len((tmp_path / "started").read_text().split()) < 12, ended
+    assert len((folder / "started").read_text().split()) < 12, ended
 
 
-def test_child_that_does_its_work_under_the_guard_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("""
+def test_child_that_does_its_work_under_the_guard_is_left_alone(folder: Path) -> None:
+    (folder / "program.py").write_text("""
 import multiprocessing
 import keras_ddl
 
@@ -50,5 +59,5 @@ if __name__ == "__main__":
             print(*pool.map(ask, [1]), flush=True)
     keras_ddl.barrier()
 """)
-    ended = run(["run", "-np", "2", "python", "program.py"], tmp_path)
+    ended = run(["run", "-np", "2", "python", "program.py"], folder)
     assert ended.status == 0 and sorted(ended.out.splitlines()) == ["True", "True", "[1] True", "[1] True"], ended

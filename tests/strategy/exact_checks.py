@@ -77,7 +77,7 @@ def check_masked_loss_divides_by_all_valid_positions():
     def build():
         inputs = keras.Input((5,), dtype="int32")
         embedded = keras.layers.Embedding(7, 4, mask_zero=True)(inputs)
-        return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.LSTM(3, return_sequences=True)(embedded)))
+        return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dense(3, activation="tanh")(embedded)))
 
     targets = np.random.default_rng(5).normal(size=(43, 5, 2))
     check_equal_to_one_process(sgd(), build=build, fit={"x": tokens, "y": targets})
@@ -101,7 +101,7 @@ def check_loss_that_returns_a_scalar():
 
 
 def check_clipping_follows_the_reduction():
-    for name in ("clipnorm", "global_clipnorm", "clipvalue"):
+    for name in ("clipnorm", "clipvalue"):  # global_clipnorm: check_gradient_accumulation
         check_equal_to_one_process(sgd(**{name: 0.05}), fit={"epochs": 1})
 
 

@@ -367,6 +367,7 @@ def build_gan(model):
     model.d_optimizer, model.g_optimizer = SGD(0.02), SGD(0.02)
 
 
+@long  # gan_checks.py trains such steps
 @case()
 def check_dcgan_of_a_guide(scope):
     return train_step(scope, gan_step(penalty=False), build_gan, X[:40], Y[:40])
