@@ -95,7 +95,6 @@ def check_early_stopping_and_plateau_decide_as_in_one_process():
     check_equal_on_all_ranks(shared, history)
 
 
-@long  # check_backup_and_restore_of_rank_0_resumes_all_ranks_with_their_rate goes on from one, too
 def check_backup_is_restored_on_all_ranks():
     with own_folder() as folder:  # another one on each rank: only rank 0 finds a backup
 
@@ -189,7 +188,6 @@ def check_stop_evaluating_and_predicting():
     assert model.predict(X, batch_size=10, verbose=0, callbacks=[Stop()]).shape == (20, 2)
 
 
-@long  # of fit: check_bar_is_rank_0s_with_the_rows_of_all_and_metrics_of_all_ranks
 def check_progress_bar_is_rank_0s():
     model, output = compiled(), io.StringIO()
     with contextlib.redirect_stdout(output):
