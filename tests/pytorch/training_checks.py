@@ -164,6 +164,19 @@ def check_ddp_compression_hook():
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=0.02, atol=1e-3)
 
 
+def check_ddp_powersgd_hook():
+    """Its callbacks wait for collectives that they start."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    models = []
+    for group in (dist.group.WORLD, dist.new_group(backend="gloo")):
+        wrapped = DistributedDataParallel(network(), process_group=group)
+        state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        models.append(train(wrapped.module, wrapped, mine=True))
+    close(*models)
+
+
 def check_an_error_in_the_backward_pass_of_ddp():
     """A rank that calls another collective in the middle of a step: all ranks get an exception, and can go on."""
     if SIZE == 1:
