@@ -60,7 +60,7 @@ def communicator_of(transport: native_library.Transport) -> MPI.Intracomm:
 
 
 def leave(transport: native_library.Transport, *, clean: bool) -> None:
-    """Gives up a transport. Its communicator is freed when all ranks have, if what they began there is over (`clean`)."""
+    """Gives up a transport, freed when all ranks have. clean: what was begun there is over, for MPI, too."""
     native_library.mpi_shim().ddl_mpi_leave(transport, clean)
 
 

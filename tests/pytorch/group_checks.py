@@ -31,7 +31,7 @@ def come_and_go(count):
 
 
 def held():
-    return [len(os.listdir(f"/proc/self/{each}")) for each in ("fd", "task")]
+    return [len(list(Path(f"/proc/self/{each}").iterdir())) for each in ("fd", "task")]
 
 
 def resident_mb():
