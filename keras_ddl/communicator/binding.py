@@ -48,7 +48,7 @@ FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING, FLAG_ALL_RANKS = 1, 2, 4, 8
 # thread, which waits without using a core.
 _PATIENCE_US = 500
 
-_LANE_TAG = 17  # of the messages by which MPI makes the lane
+_LANE_TAG, _MESSAGES_TAG = 17, 18  # of the messages by which MPI makes the lane, and the way of other messages
 
 _CLOSED_BY_HANDLER = "A signal handler closed the communicator in the middle of a collective."
 
@@ -188,6 +188,10 @@ class Communicator:
         if code:
             raise errors.CollectiveError(message.value.decode(errors="replace"))
         return transport
+
+    def for_messages(self) -> Transport:
+        """Returns a way to the same ranks that the engine does not use. COLLECTIVE over them. See sub_transport."""
+        return self.sub_transport(range(self._size), tag=_MESSAGES_TAG)
 
     def add_lane(self) -> None:
         """Makes the way of collectives that follow a plan, unless it is there. COLLECTIVE over the ranks.

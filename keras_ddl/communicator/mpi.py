@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from keras_ddl.communicator import native_library, stack_position
@@ -55,13 +54,20 @@ def start(launcher: Launcher | None) -> MPI.Intracomm:
     return world
 
 
-def communicator_of(ranks: Sequence[int], tag: int) -> MPI.Intracomm:
-    """Returns an MPI communicator of some ranks of the world, in this order, for messages. COLLECTIVE over these.
+def communicator_of(transport: native_library.Transport) -> MPI.Intracomm:
+    """Returns the MPI communicator of a transport, for messages, until `leave`."""
+    return sys.modules["mpi4py.MPI"].Comm.f2py(native_library.mpi_shim().ddl_mpi_handle(transport))
 
-    tag: tells apart what is made at the same time.
-    """
-    world = sys.modules["mpi4py.MPI"].COMM_WORLD
-    return world.Create_group(world.Get_group().Incl(list(ranks)), tag % 32768)
+
+def leave(transport: native_library.Transport, *, clean: bool) -> None:
+    """Gives up a transport, freed when all ranks have. clean: what was begun there is over, for MPI, too."""
+    native_library.mpi_shim().ddl_mpi_leave(transport, clean)
+
+
+def largest_tag() -> int:
+    """Returns the largest tag of messages; MPI's largest one tells that a rank has left."""
+    module = sys.modules["mpi4py.MPI"]
+    return module.COMM_WORLD.Get_attr(module.TAG_UB) - 1
 
 
 def new_status() -> MPI.Status:

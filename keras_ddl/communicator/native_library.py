@@ -227,6 +227,8 @@ def _load_shim(name: str) -> ctypes.CDLL:
     _declare(library, c_int, ddl_mpi_create=(c_int, POINTER(Transport), c_char_p, c_size_t))
     some_ranks = (POINTER(c_int32), c_int, c_int)
     _declare(library, c_int, ddl_mpi_split=(POINTER(Transport), *some_ranks, POINTER(Transport), c_char_p, c_size_t))
+    _declare(library, c_int, ddl_mpi_handle=(POINTER(Transport),))
+    _declare(library, None, ddl_mpi_leave=(POINTER(Transport), c_int))
     _declare(library, c_int, ddl_mpi_finalize_at_exit=(), ddl_mpi_exit_status_consensus=(c_int,))
     _declare(library, None, ddl_mpi_no_exit_status_consensus=())
     texts = ("ddl_mpi_library", "ddl_mpi_loaded_version", "ddl_mpi_loaded_path", "ddl_mpi_site_launcher")

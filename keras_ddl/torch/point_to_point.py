@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
 
 from keras_ddl.communicator import Communicator, mpi
-from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankMismatchError
+from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, NotInitializedError, RankMismatchError
 from keras_ddl.torch.work import DdlWork
 
 _SPINS = 200
@@ -36,6 +37,7 @@ class Message:
         self._lock = threading.Lock()
         self._done = False
         self._error: Exception | None = None
+        self.is_over = False  # for MPI, too
         self.source: int | None = None
 
     def is_done(self) -> bool:
@@ -50,11 +52,23 @@ class Message:
                 self._end(CollectiveError(f"{self._what}: {error}. Sender and receiver must agree on the length."))
             else:
                 if self._done:
+                    self.is_over = True
                     self._look(status)
                 elif time.monotonic() - self._begun > self._seconds:
                     self._given_up.append(self._request)
                     self._end(DeadlineError(f"{self._what} has not ended within {self._seconds:g} s."))
             return self._done
+
+    def give_up(self) -> None:
+        """Its group is shut down: whoever waits for it gets an error."""
+        if self.is_done():
+            return
+        with self._lock:
+            if self._length is not None:
+                self._request.Cancel()
+                self.is_over = self._request.Test()
+            self._given_up.append(self._request)
+            self._end(NotInitializedError(f"{self._what} has not ended before its group was shut down."))
 
     def _look(self, status: Any) -> None:
         self.source = status.Get_source()
@@ -101,7 +115,9 @@ class PointToPoint:
     def __init__(self, comm: Communicator, timeout: timedelta) -> None:
         self._comm = comm
         self._timeout = timeout
-        self._mpi = mpi.communicator_of(comm.world_ranks, comm.id) if comm.size > 1 else None
+        self._transport = comm.native().for_messages() if comm.size > 1 else None
+        self._mpi = None if self._transport is None else mpi.communicator_of(self._transport)
+        self._clean = True
         self._under_way: list[Message] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -110,27 +126,31 @@ class PointToPoint:
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> MessageWork:
         """Begins to send; `tensor` must not change until the work is done."""
         data = _bytes(tensor)
-        request = self._of(to, "send").Isend(data, to, tag)
-        return self._begun(tensor, request, None, f"send of {data.nbytes} bytes to rank {to}, tag {tag},")
+        what = f"send of {data.nbytes} bytes to rank {to}, tag {tag},"
+        self._check("send", to, tag)
+        return self._begin(tensor, lambda: self._mpi.Isend(data, to, tag), None, what)
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> MessageWork:
         """Begins to receive, from any rank for None. What comes must be as long as `tensor`."""
         data = _bytes(tensor)
-        if source is None:
-            request = self._of(None, "recv").Irecv(data, tag=tag)
-        else:
-            request = self._of(source, "recv").Irecv(data, source, tag)
         sender = "any rank" if source is None else f"rank {source}"
         what = f"recv of {data.nbytes} bytes from {sender}, tag {tag},"
-        return self._begun(tensor, request, data.nbytes, what)
+        self._check("recv", source, tag)
+        place = {} if source is None else {"source": source}
+        return self._begin(tensor, lambda: self._mpi.Irecv(data, tag=tag, **place), data.nbytes, what)
 
     def close(self) -> None:
-        """Asks no more for messages."""
+        """Leaves the group. What is under way fails."""
         with self._changed:
-            self._closed = True
+            closed, self._closed = self._closed, True
             self._changed.notify_all()
+            for message in self._under_way:
+                message.give_up()
+            self._forget_done()
+            if not closed and self._transport is not None:
+                mpi.leave(self._transport, clean=self._clean)
 
-    def _of(self, peer: int | None, call: str) -> Any:
+    def _check(self, call: str, peer: int | None, tag: int) -> None:
         self._comm.native()  # raises when closed
         known = self._mpi is not None and (peer is None or (0 <= peer < self._comm.size and peer != self._comm.rank))
         if not known:
@@ -138,11 +158,16 @@ class PointToPoint:
                 f"{call}: the other must be a rank, 0 to {self._comm.size - 1}, but not this one. Received: {peer} on "
                 f"rank {self._comm.rank}."
             )
-        return self._mpi
+        if not 0 <= tag <= mpi.largest_tag():
+            raise ConfigError(
+                f"{call}: the tag must be 0 to {mpi.largest_tag()}. Received: {tag} on rank {self._comm.rank}."
+            )
 
-    def _begun(self, tensor: torch.Tensor, request: Any, length: int | None, what: str) -> MessageWork:
-        message = Message(request, length, f"{what} on rank {self._comm.rank}", self._timeout)
+    def _begin(self, tensor: torch.Tensor, begin: Callable[[], Any], length: int | None, what: str) -> MessageWork:
         with self._changed:
+            if self._closed:
+                raise NotInitializedError(f"{what} on rank {self._comm.rank}: the group is shut down.")
+            message = Message(begin(), length, f"{what} on rank {self._comm.rank}", self._timeout)
             self._under_way.append(message)
             self._changed.notify_all()
             if self._thread is None:
@@ -150,12 +175,17 @@ class PointToPoint:
                 self._thread.start()
         return MessageWork(tensor, message)
 
+    def _forget_done(self) -> None:
+        done = [each for each in self._under_way if each.is_done()]
+        self._under_way = [each for each in self._under_way if each not in done]
+        self._clean = self._clean and all(each.is_over for each in done)
+
     def _ask(self) -> None:
         while True:
             with self._changed:
-                self._under_way = [each for each in self._under_way if not each.is_done()]
                 if self._closed:
                     return
+                self._forget_done()
                 if not self._under_way:
                     self._changed.wait()
             time.sleep(20 * _PAUSE_S)

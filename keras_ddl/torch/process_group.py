@@ -95,6 +95,14 @@ class ProcessGroup(dist.ProcessGroup):
     def getGroupDesc(self) -> str:
         return self._description
 
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        # PyTorch 2.14 asks the backend whether it coalesces messages.
+        return self
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return False
+
     def size(self) -> int:
         return self._engine.size
 

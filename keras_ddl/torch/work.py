@@ -23,9 +23,15 @@ class Completions:
     def __init__(self) -> None:
         self._works: queue.SimpleQueue[DdlWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._nested: Completions | None = None
 
     def add(self, work: DdlWork) -> None:
         """Has the future of `work` completed when it ends."""
+        if threading.current_thread() is self._thread:
+            # A callback, which may wait for what it has started: PowerSGD's do. This thread is busy with it.
+            self._nested = self._nested or Completions()
+            self._nested.add(work)
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="keras_ddl futures", daemon=True)
             self._thread.start()
@@ -34,6 +40,8 @@ class Completions:
     def close(self) -> None:
         """Ends the thread when the futures it has are complete."""
         self._works.put(None)
+        if self._nested is not None:
+            self._nested.close()
 
     def _run(self) -> None:
         while (work := self._works.get()) is not None:

@@ -56,6 +56,11 @@ void AgreeOnExitStatusOver(MPI_Comm comm) {
   if (consensus == MPI_COMM_NULL && by_all) consensus = comm;
 }
 
+bool IsOfConsensus(MPI_Comm comm) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return consensus == comm;
+}
+
 }  // namespace ddl_mpi
 
 int ddl_mpi_exit_status_consensus(int status) {

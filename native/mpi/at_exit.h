@@ -8,6 +8,7 @@ namespace ddl_mpi {
 
 // Ranks that are ending tell the others through `comm`, which is never freed; only the first communicator counts.
 void AgreeOnExitStatusOver(MPI_Comm comm);
+bool IsOfConsensus(MPI_Comm comm);
 
 }  // namespace ddl_mpi
 #endif  // KERAS_DDL_MPI_AT_EXIT_H_

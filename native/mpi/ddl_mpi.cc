@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "at_exit.h"
+#include "leaving.h"
 #include "mpi_include.h"
 #include "plain_all_reduce.h"
 
@@ -65,8 +66,9 @@ class Transport {
   static void CancelPieces(Operation* operation);
   static int TestPieces(Operation* operation, int* finished);
   void Forget(Operation* operation);
-  // Cancels receives and gives sends a moment to finish: after a failure nobody has waited for them.
-  void Drain();
+  // Cancels receives and gives sends a moment to finish: after a failure nobody has waited for them. Returns whether
+  // all have ended.
+  bool Drain();
   // Keeps "rank 1: MPI_Isend, peer 2, 64 bytes: <text of MPI>" and returns the ddl_code.
   int Fail(int code, const char* call, int peer, uint64_t amount, const char* unit);
 
@@ -190,7 +192,7 @@ int Transport::Cancel(void* self, void** operation) {
   return DDL_DEADLINE_EXCEEDED;
 }
 
-void Transport::Drain() {
+bool Transport::Drain() {
   for (Operation* operation : operations_) CancelPieces(operation);
   const double end = MPI_Wtime() + kDrainSeconds;
   while (!operations_.empty() && MPI_Wtime() < end) {
@@ -199,7 +201,9 @@ void Transport::Drain() {
       if (TestPieces(operations_[i], &finished) != MPI_SUCCESS || finished) Forget(operations_[i]);
     }
   }
+  const bool all = operations_.empty();
   while (!operations_.empty()) Forget(operations_.back());
+  return all;
 }
 
 int Transport::Probe(void* self, int tag, int* peer, size_t* bytes) {
@@ -232,10 +236,11 @@ void Transport::Destroy(void* self) {
   Transport* const t = Of(self);
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (!finalized) t->Drain();
-  // The communicator is left to MPI_Finalize. A rank may leave while messages to it are on their way (another rank's
-  // exit status, say); after MPI_Comm_free, Open MPI gives its context to the next MPI_Comm_dup and delivers them
-  // there.
+  if (!finalized) {
+    const bool clean = t->Drain();
+    // The consensus at the end of the process has its messages there.
+    if (!IsOfConsensus(t->comm_)) Leave(t->comm_, clean);
+  }
   delete t;
 }
 
@@ -306,6 +311,7 @@ int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t err
     return DDL_FAILED_PRECONDITION;
   }
 
+  ddl_mpi::FreeWhatAllHaveLeft();
   MPI_Comm comm = MPI_COMM_NULL;
   const int code = MPI_Comm_dup(MPI_Comm_f2c(fortran_comm), &comm);
   const int filled = ddl_mpi::Fill(comm, code, "MPI_Comm_dup", out, error, error_bytes);
@@ -315,6 +321,7 @@ int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t err
 
 int ddl_mpi_split(const ddl_transport* parent, const int* ranks, int num_ranks, int tag, ddl_transport* out,
                   char* error, size_t error_bytes) {
+  ddl_mpi::FreeWhatAllHaveLeft();
   const MPI_Comm whole = static_cast<ddl_mpi::Transport*>(parent->self)->comm();
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Group all = MPI_GROUP_NULL;
@@ -326,6 +333,18 @@ int ddl_mpi_split(const ddl_transport* parent, const int* ranks, int num_ranks, 
   if (some != MPI_GROUP_NULL) MPI_Group_free(&some);
   if (all != MPI_GROUP_NULL) MPI_Group_free(&all);
   return ddl_mpi::Fill(comm, code, "MPI_Comm_create_group", out, error, error_bytes);
+}
+
+int ddl_mpi_handle(const ddl_transport* transport) {
+  return MPI_Comm_c2f(static_cast<ddl_mpi::Transport*>(transport->self)->comm());
+}
+
+void ddl_mpi_leave(const ddl_transport* transport, int clean) {
+  ddl_mpi::Transport* const left = static_cast<ddl_mpi::Transport*>(transport->self);
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (!finalized) ddl_mpi::Leave(left->comm(), clean != 0);
+  delete left;
 }
 
 const char* ddl_mpi_library(void) {

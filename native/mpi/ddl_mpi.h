@@ -15,7 +15,9 @@ extern "C" {
 // COLLECTIVE over that communicator. Returns DDL_OK, or another ddl_code after writing a message into `error`; then
 // *out is untouched and nothing is held.
 //
-// The duplicate lives until MPI_Finalize: MPI has room for some thousand of them in the life of a process.
+// After `destroy` the duplicate is freed once all its ranks have destroyed theirs and make others: MPI has room for
+// some thousand of them at a time. It stays until MPI_Finalize where a rank died, where one was left while it was
+// sending, and that of the exit-status consensus. The largest tag of MPI (MPI_TAG_UB) is reserved for this.
 //
 // Messages of any length; one above 1 GiB travels in pieces, so its receiver must give irecv exactly the bytes sent
 // (probe reports the first piece only).
@@ -26,6 +28,11 @@ DDL_EXPORT int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error,
 // is made from one parent at the same time.
 DDL_EXPORT int ddl_mpi_split(const ddl_transport* parent, const int* ranks, int num_ranks, int tag, ddl_transport* out,
                              char* error, size_t error_bytes);
+
+// The communicator of such a transport (MPI_Comm_c2f), for messages of another kind by other code, mpi4py say. Then
+// ddl_mpi_leave takes the place of `destroy`; `clean`: everything that this rank has begun on it has ended.
+DDL_EXPORT int ddl_mpi_handle(const ddl_transport* transport);
+DDL_EXPORT void ddl_mpi_leave(const ddl_transport* transport, int clean);
 
 // The family this library was built for: "Open MPI" or "MPICH" (and what shares its binary interface: Intel MPI,
 // MVAPICH, Cray MPICH).

@@ -10,7 +10,7 @@ pytest.importorskip("torch.distributed", reason="PyTorch is not installed: pip i
 
 HERE = Path(__file__).parent
 # No TensorFlow, whose absence a check looks at.
-CHECKS = [HERE / f"{name}_checks.py" for name in ("collective", "training", "contract")]
+CHECKS = [HERE / f"{name}_checks.py" for name in ("collective", "group", "training", "contract")]
 
 test_of_two = rank_tests(CHECKS, [2])
 test_of_more = pytest.mark.long(rank_tests(CHECKS, [1, 3, 4]))

@@ -2,7 +2,10 @@
 
 import contextlib
 import copy
+import tempfile
 import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import keras_ddl.torch  # noqa: F401  (registers the backend)
 from harness.rank_program import skip
+from keras_ddl import timeline
 
 if not dist.is_initialized():
     dist.init_process_group("ddl")
@@ -150,6 +154,26 @@ def check_ddp_reduces_buckets_while_the_backward_pass_runs():
         wrapped((step + 1) * torch.ones(4, 7)).sum().backward()
 
 
+def check_the_timeline_shows_reductions_beside_the_backward_pass():
+    with tempfile.TemporaryDirectory() as folder:
+        path = timeline.start(Path(folder) / "steps.json")
+        layers = nn.Sequential(*(nn.Linear(200, 200) for _ in range(6)))
+        wrapped = DistributedDataParallel(layers, bucket_cap_mb=0.3)
+        layers[0].weight.register_hook(lambda _: timeline.add_span("gradients", begun))  # computed last
+        for _ in range(3):
+            loss = wrapped(torch.ones(8, 200)).sum()
+            begun = time.monotonic()
+            loss.backward()
+        timeline.stop()
+        events = timeline.read(path)
+    span = [each for each in events if each.get("name") == "gradients"][-1]
+    begin, end = span["ts"] / 1e6, (span["ts"] + span["dur"]) / 1e6
+    reduced = [each for each in timeline.collectives_of(events) if each.kind == "all_reduce"]
+    buckets = [each for each in reduced if begin < each.submitted]
+    assert len(buckets) >= 3
+    assert sum(each.submitted < end for each in buckets) >= 2
+
+
 def check_ddp_compression_hook():
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -162,6 +186,19 @@ def check_ddp_compression_hook():
     nn.functional.mse_loss(alone(x.float()), y.float()).backward()
     for ours, theirs in zip(model.parameters(), alone.parameters()):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=0.02, atol=1e-3)
+
+
+def check_ddp_powersgd_hook():
+    """Its callbacks wait for collectives that they start."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    models = []
+    for group in (dist.group.WORLD, dist.new_group(backend="gloo")):
+        wrapped = DistributedDataParallel(network(), process_group=group)
+        state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        models.append(train(wrapped.module, wrapped, mine=True))
+    close(*models)
 
 
 def check_an_error_in_the_backward_pass_of_ddp():
