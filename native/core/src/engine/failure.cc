@@ -54,8 +54,8 @@ void Engine::CheckPeers() {
   const double limit = deadline_s_ * 1.25 + 5;
   for (const auto& [name, queue] : pending_) {
     if (name == kJoin || Now() - queue.front()->announced < limit) continue;
-    Break({DDL_DEADLINE_EXCEEDED, "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) + " s and " +
-                                      DescribeSilence()});
+    Break({DDL_DEADLINE_EXCEEDED,
+           "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) + " s and " + DescribeSilence()});
     return;
   }
 }
