@@ -30,12 +30,12 @@ def prepared(
 ) -> Callable[[], None]:
     """The call from `source` into `result`, each of its own length, like `all_reduce_init`: the calling threads run it
     themselves where all ranks share memory."""
-    from keras_ddl.communicator import binding, native_library
+    from keras_ddl.communicator import native_library, requests
 
     core = native_library.core()
-    kinds = {"reduce_scatter": binding.REDUCE_SCATTER, "all_gather": binding.ALL_GATHER}
+    kinds = {"reduce_scatter": requests.REDUCE_SCATTER, "all_gather": requests.ALL_GATHER}
     output = result if collective == "reduce_scatter" else None
-    fields = {"op": binding.OPS["sum"], "row_count": 1, "rows": source.size}
+    fields = {"op": requests.OPS["sum"], "row_count": 1, "rows": source.size}
     request = comm._request(kinds[collective], name, source, output, **fields)
     # An all_gather asks for the memory of its result when it knows everybody's rows.
     address = result.ctypes.data

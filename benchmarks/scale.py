@@ -3,7 +3,7 @@
     python benchmarks/scale.py
 
 Runs the real coordinator, with and without the ranks that gather for it, the agreement on planned collectives and the
-rings between hosts in one process, with transports in memory (native/bench/scale.cc, built on the first run):
+rings between hosts in one process, with transports in memory (native/bench/scale/, built on the first run):
 *measured* are the processor time of this code on this machine and *counted* its messages, their bytes, and the longest
 chain of messages that wait for one another.
 *Assumed*, and options here, are what a message takes: --message-us at the rank that sends or receives it, --latency-us

@@ -328,6 +328,7 @@ def _meet(world: Any, mode: str) -> tuple[Topology, Any]:
         "version of keras_ddl": config.version(),
         "KERAS_DDL_STAGING_BYTES": config.get("STAGING_BYTES"),
         "KERAS_DDL_CMA": config.get("CMA"),
+        "KERAS_DDL_CONTROL_FAN_IN": config.get("CONTROL_FAN_IN"),
         "KERAS_DDL_WARN_AFTER_SECONDS": config.get("WARN_AFTER_SECONDS"),
         "KERAS_DDL_DEADLINE_SECONDS": config.get("DEADLINE_SECONDS"),
         "KERAS_DDL_LOST_AFTER_SECONDS": config.get("LOST_AFTER_SECONDS"),

@@ -1,4 +1,4 @@
-"""Communicators and requests of the native core as Python calls.
+"""Communicators of the native core, and their collectives on arrays; `requests` runs those on raw memory.
 
 It knows nothing of launchers or topologies; `keras_ddl.communicator` puts them together.
 """
@@ -6,14 +6,12 @@ It knows nothing of launchers or topologies; `keras_ddl.communicator` puts them 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import math
 import os
 import threading
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int32, c_uint32, c_void_p
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from keras_ddl import errors
 from keras_ddl.communicator import stack_position
@@ -21,56 +19,36 @@ from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.communicator.native_library import (
     ABI_VERSION,
     ERROR_BYTES,
-    FAILED_PRECONDITION,
-    Buffer,
     Counters,
     Options,
-    Place,
     Request,
     Transport,
     core,
     mpi_shim,
 )
-from keras_ddl.communicator.native_signals import Interruption
-from keras_ddl.communicator.started import WAIT_SLICE_MS, Started
+from keras_ddl.communicator.requests import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BARRIER,
+    BROADCAST,
+    FLAG_ALL_RANKS,
+    JOIN,
+    OPS,
+    PATIENCE_US,
+    Memory,
+    Requests,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
-# Numbers of ddl.h; the spellings are those of the public functions.
-OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "avg": 1}
-ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER, JOIN, ALL_TO_ALL = range(7)
-COMPRESSIONS = {None: 0, "bfloat16": 1, "float16": 2}
 WORLD = 0  # the id of the communicator of all ranks
-FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING, FLAG_ALL_RANKS = 1, 2, 4, 8
-
-# A caller that waits anyway looks this long for the other ranks before it leaves its request to the communication
-# thread, which waits without using a core.
-_PATIENCE_US = 500
-
 _LANE_TAG, _MESSAGES_TAG = 17, 18  # of the messages by which MPI makes the lane, and the way of other messages
 
 _CLOSED_BY_HANDLER = "A signal handler closed the communicator in the middle of a collective."
 
 
-class Memory(NamedTuple):
-    """Elements that a request reads, and where the result goes: addresses; see ddl_buffer of ddl.h."""
-
-    source: int
-    result: int | None
-    count: int
-
-
-class _Started(NamedTuple):
-    """A request that the communication thread has, with the arrays that it reads and writes; `work`: a ddl_work."""
-
-    work: int
-    request: Request
-    source: Any
-    result: Any
-
-
-class Communicator:
+class Communicator(Requests):
     """A ddl_comm: this process's end of a group of ranks. Owns a communication thread until `close`."""
 
     def __init__(
@@ -113,24 +91,16 @@ class Communicator:
             deadline_s=deadline_seconds,
             lost_after_s=lost_after_seconds,
         )
-        self._comm = library.ddl_create(
-            None if transport is None else byref(transport), byref(options), message, ERROR_BYTES
-        )
-        if not self._comm:
+        comm = library.ddl_create(None if transport is None else byref(transport), byref(options), message, ERROR_BYTES)
+        if not comm:
             raise errors.CollectiveError(message.value.decode(errors="replace"))
+        super().__init__(comm, len(group), note)
         self._transport = transport
         self._has_lane = False
-        self._size = len(group)
         self._id = id
-        self._note = note
-        self._closed, self._closed_by = False, ""
-        self._waiting = False  # the main thread, for the communication thread: a signal handler may run meanwhile
         self._splitting = 0
         self._changed = threading.Condition()  # guards both
         self._process = os.getpid()
-        self._abandoned: list[Any] = []
-        self._left_join: _Started | None = None
-        self._interruption = Interruption()
         library.ddl_publish(id, self._comm)
         if self._size > 1:
             library.ddl_hold(self._comm)
@@ -270,7 +240,8 @@ class Communicator:
         left, self._left_join = self._left_join, None
         if left is not None:
             self._refuse_in_handler(left.request)
-            return int(self._result(left)[0])
+            self._result(left)
+            return int(left.keep[1][0])
         last = np.zeros(1, np.int32)
         self._run(JOIN, "join", last, last)
         return int(last[0])
@@ -280,149 +251,26 @@ class Communicator:
         request = self._request(ALL_REDUCE, name, array, out, op=OPS[op], detail=_text(array))
         # Without argument types, whose conversions take longer than a small exchange does.
         try_run = core()["ddl_try_run"]
-        comm, reference, patience = c_void_p(self._comm), byref(request), c_uint32(_PATIENCE_US)
+        comm, reference, patience = c_void_p(self._comm), byref(request), c_uint32(PATIENCE_US)
 
         def start_and_wait() -> Any:
             if (ran := try_run(comm, reference, patience)) != 1:
                 self._interruption.reraise()
                 if not ran:
-                    self._submit(request, array, out)
+                    self.submit(request, (array, out))
             return out
 
         return start_and_wait
 
-    def _run(self, kind, name, source, result, **fields):
-        request = self._request(kind, name, source, result, **fields)
-        self._refuse_in_handler(request)
-        ran = kind != ALL_GATHER and core().ddl_try_run(self._comm, byref(request), _PATIENCE_US)
-        if ran != 1:
-            self._interruption.reraise()
-        return result if ran else self._submit(request, source, result)
+    def _run(self, kind: int, name: str, source: Any, result: Any, **fields: Any) -> Any:
+        gathered = self.run(self._request(kind, name, source, result, **fields), (source, result))
+        return result if gathered is None else gathered
 
     def _request(self, kind: int, name: str, source: Any, result: Any, **fields: Any) -> Request:
         memory = []
         if source is not None:
             memory = [Memory(source.ctypes.data, None if result is None else result.ctypes.data, source.size)]
         return self.request(kind, name, "float32" if source is None else source.dtype.name, memory, **fields)
-
-    def request(
-        self,
-        kind: int,
-        name: str,
-        dtype: str,
-        memory: Sequence[Memory],
-        *,
-        detail: str = "",
-        op: int = 0,
-        flags: int = 0,
-        tolerance: float = 0.0,
-        compression: str | None = None,
-        feedback: str = "",
-        root: int = 0,
-        row_count: int = 0,
-        rows: int = 0,
-        splits: Sequence[int] | None = None,
-        place: Place | None = None,
-    ) -> Request:
-        """Returns a collective on memory, to be run or started; the fields are those of ddl_request in ddl.h.
-
-        detail: must be equal on all ranks. place: where the rows of all ranks go, else they are `Started.rows`.
-        """
-        allocate = None if place is None else ctypes.cast(core().ddl_allocate_in_place, c_void_p)
-        made = Request(
-            kind=kind,
-            dtype=DTYPES[dtype],
-            op=op,
-            root=root,
-            flags=flags,
-            compression=COMPRESSIONS[compression],
-            num_buffers=len(memory),
-            buffers=(Buffer * len(memory))(*(Buffer(*each) for each in memory)) if memory else None,
-            row_count=row_count,
-            rows=rows,
-            splits=None if splits is None else ctypes.cast((ctypes.c_int64 * len(splits))(*splits), c_void_p),
-            fingerprint=int.from_bytes(blake2b(detail.encode(), digest_size=8).digest(), "little"),
-            tolerance=tolerance,
-            name=name.encode(),
-            detail=detail.encode() or None,
-            feedback=feedback.encode() or None,
-            allocate=allocate,
-            interrupted=self._interruption.function,
-            user=None if place is None else ctypes.cast(ctypes.pointer(place), c_void_p),
-        )
-        made.place = place
-        return made
-
-    def run(self, request: Request, keep: Any) -> None:
-        """Runs a collective and returns when it is done. `keep` holds the memory that it reads and writes.
-
-        Raises: RankMismatchError and its like, of keras_ddl.errors.
-        """
-        self._refuse_in_handler(request)
-        ran = core().ddl_try_run(self._comm, byref(request), _PATIENCE_US)
-        if ran != 1:
-            self._interruption.reraise()
-        if not ran:
-            self._submit(request, keep, keep)
-
-    def start(self, request: Request, keep: Any) -> Started:
-        """Leaves a collective to the communication thread. `keep` holds the memory that it reads and writes."""
-        self._refuse_in_handler(request)
-        work = core().ddl_start(self._comm, byref(request))
-        return Started(work, request, keep, self._note, lambda: self._closed)
-
-    def _submit(self, request: Request, source: Any, result: Any) -> Any:
-        """Leaves the request to the communication thread and waits for it."""
-        self._refuse_in_handler(request)
-        blocking = FLAG_BLOCKING if threading.current_thread() is threading.main_thread() else 0
-        request.flags = request.flags & ~FLAG_BLOCKING | blocking  # prepared requests come from any thread
-        return self._result(_Started(core().ddl_start(self._comm, byref(request)), request, source, result))
-
-    def _result(self, started: _Started) -> Any:
-        request, work = started.request, started.work
-        done = False
-        try:
-            done = self._wait(work, (started.source, started.result))
-            code = core().ddl_work_code(work)
-            if code:
-                text = core().ddl_work_message(work).decode(errors="replace") + self._note
-                if self._closed and code == FAILED_PRECONDITION:
-                    raise errors.NotInitializedError(f"'{request.name.decode()}': {text}. {self._closed_by}".rstrip())
-                raise errors.from_code(code, text)
-            return self._gathered(work) if request.kind == ALL_GATHER else started.result
-        finally:
-            if not done and request.kind == JOIN:  # it may end at any time: to join anew would be another one
-                self._left_join = started
-            else:
-                core().ddl_work_free(work)
-
-    def _refuse_in_handler(self, request: Request) -> None:
-        if self._interruption.is_handling() or self._is_in_handler_of_wait():
-            raise errors.CollectiveError(
-                "A signal handler must not start a collective while the main thread is in the middle of one: neither "
-                f"could end. Received: '{request.name.decode()}' in a handler. Let the handler set a flag, and look at "
-                "it between two steps."
-            )
-
-    def _is_in_handler_of_wait(self) -> bool:
-        return self._waiting and threading.current_thread() is threading.main_thread()
-
-    def _wait(self, work: int, arrays: Any) -> bool:
-        done, main = False, threading.current_thread() is threading.main_thread()
-        self._waiting = self._waiting or main
-        try:
-            while not (done := bool(core().ddl_work_wait(work, WAIT_SLICE_MS))):
-                pass
-        finally:
-            self._waiting = self._waiting and not main
-            if not done:  # KeyboardInterrupt: the communication thread may still read and write the arrays
-                self._abandoned.append(arrays)
-        return done
-
-    def _gathered(self, work: int) -> list[bytes]:
-        rows = core().ddl_work_rows(work)[: self._size]
-        everything = ctypes.string_at(core().ddl_work_data(work), sum(rows))
-        return [everything[end - length : end] for length, end in zip(rows, itertools.accumulate(rows))]
 
 
 def _answer_questions(comm: int) -> None:

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl import config
-from keras_ddl.communicator import binding
+from keras_ddl.communicator import binding, requests
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.errors import ConfigError, NotInitializedError
 from keras_ddl.topology import Topology, part_of
@@ -209,9 +209,9 @@ class Communicator:
         import numpy as np
 
         array = np.asarray(array)
-        if op not in binding.OPS:
+        if op not in requests.OPS:
             raise ConfigError(
-                f"{call}: op must be one of {', '.join(map(repr, binding.OPS))}. "
+                f"{call}: op must be one of {', '.join(map(repr, requests.OPS))}. "
                 f"Received: op={op!r} on rank {self.rank}."
             )
         if not binding.is_supported(array):

@@ -1,6 +1,6 @@
 """The native libraries through ctypes: where they lie, what their functions take, mirrors of the structs in ddl.h.
 
-With binding.py, native_signals.py and native_timeline.py, which make calls of them, the only module that uses ctypes.
+With those beside it that make calls of them, the only module that uses ctypes.
 """
 
 from __future__ import annotations

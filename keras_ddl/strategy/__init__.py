@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import communicator, config, ops
-from keras_ddl.communicator.binding import COMPRESSIONS
+from keras_ddl.communicator.requests import COMPRESSIONS
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from keras_ddl.communicator import Communicator, binding
+from keras_ddl.communicator import Communicator, requests
 from keras_ddl.torch.work import Completions, DdlWork, Together
 
 
@@ -28,7 +28,7 @@ class Engine:
         self,
         kind: int,
         dtype: str,
-        places: Sequence[binding.Memory],
+        places: Sequence[requests.Memory],
         results: Sequence[torch.Tensor],
         *,
         agree: str,
@@ -44,7 +44,7 @@ class Engine:
             agree: what must be equal on all ranks.
             waits: whether to return only when it is done.
             finish: brings what came to its place.
-            fields: of the request; see binding.Communicator.request.
+            fields: of the request; see requests.Requests.request.
 
         Raises: KerasDdlError, if it fails before this returns.
         """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed import ReduceOp
 
-from keras_ddl.communicator.binding import OPS, Memory
+from keras_ddl.communicator.requests import OPS, Memory
 from keras_ddl.errors import ConfigError
 
 if TYPE_CHECKING:

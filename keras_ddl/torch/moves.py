@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from keras_ddl.communicator import binding
+from keras_ddl.communicator import requests
 from keras_ddl.communicator.native_library import Place
 from keras_ddl.communicator.started import Started
 from keras_ddl.errors import ConfigError, RankMismatchError
@@ -23,7 +23,7 @@ def broadcast(engine: Engine, tensor: torch.Tensor, root: int, waits: bool) -> D
     memory.check("broadcast", [tensor])
     dtype, count = memory.as_is(tensor)
     return engine.run(
-        binding.BROADCAST,
+        requests.BROADCAST,
         dtype,
         [memory.place(tensor, tensor, count)],
         [tensor],
@@ -61,7 +61,7 @@ def _gather(engine, tensor, output, row_count, results, agree, waits, finish=Non
     row_count = max(row_count, 1)
     place = Place(out=output.data_ptr(), row_count=row_count, rows=memory.as_is(output)[1] // row_count)
     return engine.run(
-        binding.ALL_GATHER,
+        requests.ALL_GATHER,
         dtype,
         [memory.place(tensor, None, count)],
         results,
@@ -130,7 +130,7 @@ def _exchange(engine, call, results, flat, mine, theirs, waits) -> DdlWork:
     dtype, count = memory.as_is(flat)
     unit = count // flat.numel() if flat.numel() else memory.as_is(flat.new_empty(1))[1]
     work = engine.run(
-        binding.ALL_TO_ALL,
+        requests.ALL_TO_ALL,
         dtype,
         [memory.place(flat, None, count)],
         results,

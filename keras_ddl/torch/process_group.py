@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from keras_ddl import communicator
-from keras_ddl.communicator import binding
+from keras_ddl.communicator import requests
 from keras_ddl.errors import ConfigError, KerasDdlError
 from keras_ddl.torch import memory, moves, reductions
 from keras_ddl.torch.engine import Engine
@@ -215,13 +215,13 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_in_torch_errors
     def barrier(self, opts: Any = None) -> DdlWork:
-        return self._engine.run(binding.BARRIER, "uint8", [], [], agree="barrier", waits=_waits(opts))
+        return self._engine.run(requests.BARRIER, "uint8", [], [], agree="barrier", waits=_waits(opts))
 
     @_in_torch_errors
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Returns when all ranks have come; else the error names those that have not."""
         self._roll_call.announce()
-        work = self._engine.run(binding.BARRIER, "uint8", [], [], agree="monitored_barrier")
+        work = self._engine.run(requests.BARRIER, "uint8", [], [], agree="monitored_barrier")
         if timeout is None or timeout >= self._timeout or work.ends_within(timeout.total_seconds()):
             work.wait()
             return

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.distributed import ReduceOp
 
-from keras_ddl.communicator import binding
+from keras_ddl.communicator import requests
 from keras_ddl.torch import memory
 from keras_ddl.torch.engine import Engine
 from keras_ddl.torch.work import DdlWork
@@ -21,7 +21,7 @@ def all_reduce(engine: Engine, call: str, tensors: Sequence[torch.Tensor], op: R
         kinds.setdefault(memory.reduction(call, op, tensor), []).append(tensor)
     works = [
         engine.run(
-            binding.ALL_REDUCE,
+            requests.ALL_REDUCE,
             dtype,
             [memory.place(each, each, each.numel()) for each in some],
             some,
@@ -43,7 +43,7 @@ def reduce_scatter_single(
     memory.check_multiple(call, tensor, output, engine)
     dtype, number = memory.reduction(call, op, tensor)
     return engine.run(
-        binding.REDUCE_SCATTER,
+        requests.REDUCE_SCATTER,
         dtype,
         [memory.place(tensor, output, tensor.numel())],
         [output],

@@ -17,7 +17,7 @@ from harness.rank_program import rank as launcher_rank
 from harness.rank_program import size as launcher_size
 from harness.rank_program import skip
 from keras_ddl import communicator, errors
-from keras_ddl.communicator import binding
+from keras_ddl.communicator import requests
 
 keras_ddl.init()
 RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
@@ -58,7 +58,7 @@ def check_plain_mpi_equals_numpy_for_every_dtype_and_op():
     comm = communicator._communicator()
     for dtype, op, count in itertools.product(DTYPES, OPS, (0, 3, 70_001)):
         arrays = [input_of(rank, dtype, count, op) for rank in range(SIZE)]
-        actual = comm.all_reduce(arrays[RANK], op, f"plain {dtype} {op} {count}", flags=binding.FLAG_PLAIN_MPI)
+        actual = comm.all_reduce(arrays[RANK], op, f"plain {dtype} {op} {count}", flags=requests.FLAG_PLAIN_MPI)
         assert_reduced(actual, arrays, op)
 
 
@@ -69,7 +69,7 @@ def check_plain_mpi_carries_nan_infinity_and_rounding():
         special = np.array([np.nan, np.inf, -np.inf, 1e-7, 65504, 1 + 2**-9, -0.0, 3e-8, 70000], np.float64)
         for odd_one in range(SIZE):
             array = (special if odd_one == RANK else np.zeros_like(special)).astype(dtype)
-            actual = comm.all_reduce(array, op, f"special {name} {op} {odd_one}", flags=binding.FLAG_PLAIN_MPI)
+            actual = comm.all_reduce(array, op, f"special {name} {op} {odd_one}", flags=requests.FLAG_PLAIN_MPI)
             zeros = np.zeros_like(special).astype(dtype)
             expected = reduced([special.astype(dtype)] + [zeros] * (SIZE - 1), op)
             np.testing.assert_array_equal(actual.astype(np.float64), expected.astype(np.float64))

@@ -24,16 +24,13 @@ def _can_name_hosts() -> bool:
     return subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode == 0
 
 
-pytestmark = [
-    pytest.mark.parallel,
-    pytest.mark.quiet,
-    pytest.mark.skipif(not _can_name_hosts(), reason="needs the right to make UTS namespaces (root)"),
-]
+needs_host_names = pytest.mark.skipif(not _can_name_hosts(), reason="needs the right to make UTS namespaces (root)")
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet, needs_host_names]
 
 
-def two_hosts(np: int) -> list[str]:
-    """An mpirun that gives the first half of the ranks the host name h0 and the others h1."""
-    name_the_host = f'hostname h$((OMPI_COMM_WORLD_RANK * 2 / {np})); exec "$@"'
+def on_hosts(hosts: int, np: int) -> list[str]:
+    """An mpirun whose ranks have host names: the first np / hosts of them h0, the next h1, ..."""
+    name_the_host = f'hostname h$((OMPI_COMM_WORLD_RANK * {hosts} / {np})); exec "$@"'
     start = [find_mpirun(), "--bind-to", "none", "--oversubscribe", "-np", str(np)]
     return [*start, "unshare", "--uts", "bash", "-c", name_the_host, "_"]
 
@@ -87,7 +84,9 @@ def loses_a_host(lost, scene, folder):
 def test_host_that_stands_still_is_an_error_on_the_others(tmp_path, np, lost, scene, lost_after):
     """`lost_after`: None for the default, 8 seconds; what it promises is an error within ten."""
     env = {"KERAS_DDL_LOST_AFTER_SECONDS": lost_after and str(lost_after)}
-    outcome = run_ranks(loses_a_host, np, args=(lost, scene, str(tmp_path)), mpirun=two_hosts(np), env=env, timeout=60)
+    outcome = run_ranks(
+        loses_a_host, np, args=(lost, scene, str(tmp_path)), mpirun=on_hosts(2, np), env=env, timeout=60
+    )
     told = {path.name: path.read_text() for path in tmp_path.glob("survivor-*")}
     assert len(told) == np // 2, (told, outcome.text())
     ranks = "0" if lost == 0 else ", ".join(str(rank) for rank in range(np // 2, np))
@@ -114,7 +113,7 @@ def slow_ranks():
 
 def test_host_with_one_stopped_process_is_not_given_up():
     env = {"KERAS_DDL_WARN_AFTER_SECONDS": "3", "KERAS_DDL_LOST_AFTER_SECONDS": "4"}
-    outcome = run_ranks(slow_ranks, 4, mpirun=two_hosts(4), env=env, timeout=60).check()
+    outcome = run_ranks(slow_ranks, 4, mpirun=on_hosts(2, 4), env=env, timeout=60).check()
     assert [rank.result for rank in outcome.ranks] == ["done"] * 4
     warning = next(line for line in outcome.ranks[0].stderr.splitlines() if "keras_ddl: barrier" in line)
     assert "for rank(s) 0, 1, 2; rank(s) 3" in warning or "for rank(s) 1, 2; rank(s) 0, 3" in warning, warning

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 FOLDER, FAULT = Path(sys.argv[1]), sys.argv[2]
@@ -40,6 +41,17 @@ def fill(folder: Path) -> None:
                 file.write(bytes(1 << 12))
         except OSError:
             pass
+
+
+def between_checkpoints(happens: Callable[[], object]) -> None:
+    """Not while one is written: it would make room by removing an older one, and holds the disk open."""
+    while keep._writer.is_busy():
+        time.sleep(0.01)
+    happens()
+
+
+def read_only(folder: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
 
 
 def in_child() -> None:
@@ -90,9 +102,9 @@ FAULTS = {
     "exit_3": (1, lambda: sys.exit(3)),
     "os_exit_0": (1, lambda: os._exit(0)),
     "callback": (1, raise_in_callback),
-    "full_disk": (0, lambda: fill(CKPT)),
+    "full_disk": (0, lambda: between_checkpoints(lambda: fill(CKPT))),
     "full_shm": (1, lambda: fill(Path("/dev/shm"))),
-    "read_only_disk": (0, lambda: subprocess.run(["mount", "-o", "remount,ro", str(CKPT)], check=True)),
+    "read_only_disk": (0, lambda: between_checkpoints(lambda: read_only(CKPT))),
     "cgroup_memory": (1, exhaust_memory),
     "ulimit_memory": (1, exhaust_address_space),
     "fork": (1, lambda: start_child("fork")),

@@ -123,9 +123,9 @@ def test_modules_beside_the_folders_are_what_users_import_by_name() -> None:
         (
             r"^\s*(import|from) ctypes",
             {
-                *("communicator.binding", "communicator.native_library", "communicator.started"),
-                *("communicator.native_signals", "communicator.native_timeline", "launch.processes"),
-                *("export.proof.clean_process", "serving.limits"),
+                *("communicator.binding", "communicator.native_library", "communicator.native_signals"),
+                *("communicator.native_timeline", "communicator.requests", "communicator.started"),
+                *("launch.processes", "export.proof.clean_process", "serving.limits"),
             },
         ),
         (r"^\s*(import|from) tensorflow\.python|tf\.python\b", {"compat.tensorflow"}),

@@ -142,6 +142,8 @@ class Engine {
   bool WarnsForGroup(double seconds);
   double WarnStalled(const std::string& waits_for, double seconds);
   std::string DescribeSuspects() const;
+  // Who may be the reason that nothing comes from the coordinator.
+  std::string DescribeSilence() const;
   // Adds the ranks that show no sign of life to the message of a collective that made no progress.
   Status WithSuspects(const Status& status) const;
   void SendToCoordinator(MessageType type, const std::string& text);

@@ -49,16 +49,28 @@ void Engine::CheckPeers() {
   }
   if (lane_ != nullptr) CheckLane();
   if (deadline_s_ <= 0) return;
-  // The coordinator answers before its deadline; silence well beyond it means that rank 0 is gone or unreachable.
+  // The coordinator answers before its deadline; silence well beyond it means that rank 0, or a rank that passes its
+  // messages on, is gone or unreachable.
   const double limit = deadline_s_ * 1.25 + 5;
   for (const auto& [name, queue] : pending_) {
     if (name == kJoin || Now() - queue.front()->announced < limit) continue;
-    Break({DDL_DEADLINE_EXCEEDED, "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) + " s and " +
-                                      locations_.Describe(0) +
-                                      ", which coordinates, does not answer: its process is stopped or its host is "
-                                      "unreachable."});
+    Break({DDL_DEADLINE_EXCEEDED,
+           "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) + " s and " + DescribeSilence()});
     return;
   }
+}
+
+std::string Engine::DescribeSilence() const {
+  if (tree_.parent() <= 0) {
+    return locations_.Describe(0) +
+           ", which coordinates, does not answer: its process is stopped or its host is unreachable.";
+  }
+  const std::string relay = locations_.Describe(tree_.parent());
+  const std::string problem = locations_.ProcessProblem(tree_.parent());
+  return "no answer has come from " + locations_.Describe(0) + ", which coordinates, by way of " + relay +
+         ", which passes messages on: " +
+         (problem.empty() ? "one of the two, or a rank between them, is stopped or its host is unreachable."
+                          : "rank " + std::to_string(tree_.parent()) + " " + problem + ".");
 }
 
 void Engine::ExchangePositions() {

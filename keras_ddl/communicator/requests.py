@@ -1,0 +1,178 @@
+"""Collectives on raw memory through the native core, which knows nothing of arrays; `binding` adds these."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Sequence
+from ctypes import byref, c_void_p
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from keras_ddl import errors
+from keras_ddl.communicator.dtypes import DTYPES
+from keras_ddl.communicator.native_library import FAILED_PRECONDITION, Buffer, Place, Request, core
+from keras_ddl.communicator.native_signals import Interruption
+from keras_ddl.communicator.started import WAIT_SLICE_MS, Started
+
+# Numbers of ddl.h; the spellings are those of the public functions.
+OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "avg": 1}
+ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER, JOIN, ALL_TO_ALL = range(7)
+COMPRESSIONS = {None: 0, "bfloat16": 1, "float16": 2}
+FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING, FLAG_ALL_RANKS = 1, 2, 4, 8
+
+# A caller that waits anyway looks this long for the other ranks before it leaves its request to the communication
+# thread, which waits without using a core.
+PATIENCE_US = 500
+
+
+class Memory(NamedTuple):
+    """Elements that a request reads, and where the result goes: addresses; see ddl_buffer of ddl.h."""
+
+    source: int
+    result: int | None
+    count: int
+
+
+class _Waited(NamedTuple):
+    """A request that the communication thread has, with the memory that it reads and writes; `work`: a ddl_work."""
+
+    work: int
+    request: Request
+    keep: Any
+
+
+class Requests:
+    """Runs collectives of a ddl_comm, which belongs to the class that derives from it."""
+
+    def __init__(self, comm: int, size: int, note: str) -> None:
+        self._comm = comm
+        self._size = size
+        self._note = note
+        self._closed, self._closed_by = False, ""
+        self._waiting = False  # the main thread, for the communication thread: a signal handler may run meanwhile
+        self._abandoned: list[Any] = []
+        self._left_join: _Waited | None = None
+        self._interruption = Interruption()
+
+    def request(
+        self,
+        kind: int,
+        name: str,
+        dtype: str,
+        memory: Sequence[Memory],
+        *,
+        detail: str = "",
+        op: int = 0,
+        flags: int = 0,
+        tolerance: float = 0.0,
+        compression: str | None = None,
+        feedback: str = "",
+        root: int = 0,
+        row_count: int = 0,
+        rows: int = 0,
+        splits: Sequence[int] | None = None,
+        place: Place | None = None,
+    ) -> Request:
+        """Returns a collective on memory, to be run or started; the fields are those of ddl_request in ddl.h.
+
+        detail: must be equal on all ranks. place: where the rows of all ranks go, else they are `Started.rows`.
+        """
+        allocate = None if place is None else ctypes.cast(core().ddl_allocate_in_place, c_void_p)
+        made = Request(
+            kind=kind,
+            dtype=DTYPES[dtype],
+            op=op,
+            root=root,
+            flags=flags,
+            compression=COMPRESSIONS[compression],
+            num_buffers=len(memory),
+            buffers=(Buffer * len(memory))(*(Buffer(*each) for each in memory)) if memory else None,
+            row_count=row_count,
+            rows=rows,
+            splits=None if splits is None else ctypes.cast((ctypes.c_int64 * len(splits))(*splits), c_void_p),
+            fingerprint=int.from_bytes(blake2b(detail.encode(), digest_size=8).digest(), "little"),
+            tolerance=tolerance,
+            name=name.encode(),
+            detail=detail.encode() or None,
+            feedback=feedback.encode() or None,
+            allocate=allocate,
+            interrupted=self._interruption.function,
+            user=None if place is None else ctypes.cast(ctypes.pointer(place), c_void_p),
+        )
+        made.place = place
+        return made
+
+    def run(self, request: Request, keep: Any) -> list[bytes] | None:
+        """Runs a collective and returns when it is done. `keep` holds the memory that it reads and writes.
+
+        Returns the bytes of every rank of an ALL_GATHER without a `place`.
+
+        Raises: RankMismatchError and its like, of keras_ddl.errors.
+        """
+        self._refuse_in_handler(request)
+        gathers = request.kind == ALL_GATHER and not request.allocate
+        ran = not gathers and core().ddl_try_run(self._comm, byref(request), PATIENCE_US)
+        if ran != 1:
+            self._interruption.reraise()
+        return None if ran else self.submit(request, keep)
+
+    def start(self, request: Request, keep: Any) -> Started:
+        """Leaves a collective to the communication thread. `keep` holds the memory that it reads and writes."""
+        self._refuse_in_handler(request)
+        work = core().ddl_start(self._comm, byref(request))
+        return Started(work, request, keep, self._note, lambda: self._closed)
+
+    def submit(self, request: Request, keep: Any) -> list[bytes] | None:
+        """`run`, by the communication thread alone."""
+        self._refuse_in_handler(request)
+        blocking = FLAG_BLOCKING if threading.current_thread() is threading.main_thread() else 0
+        request.flags = request.flags & ~FLAG_BLOCKING | blocking  # prepared requests come from any thread
+        return self._result(_Waited(core().ddl_start(self._comm, byref(request)), request, keep))
+
+    def _result(self, waited: _Waited) -> list[bytes] | None:
+        request, work = waited.request, waited.work
+        done = False
+        try:
+            done = self._wait(work, waited.keep)
+            code = core().ddl_work_code(work)
+            if code:
+                text = core().ddl_work_message(work).decode(errors="replace") + self._note
+                if self._closed and code == FAILED_PRECONDITION:
+                    raise errors.NotInitializedError(f"'{request.name.decode()}': {text}. {self._closed_by}".rstrip())
+                raise errors.from_code(code, text)
+            return self._gathered(work) if request.kind == ALL_GATHER and not request.allocate else None
+        finally:
+            if not done and request.kind == JOIN:  # it may end at any time: to join anew would be another one
+                self._left_join = waited
+            else:
+                core().ddl_work_free(work)
+
+    def _refuse_in_handler(self, request: Request) -> None:
+        if self._interruption.is_handling() or self._is_in_handler_of_wait():
+            raise errors.CollectiveError(
+                "A signal handler must not start a collective while the main thread is in the middle of one: neither "
+                f"could end. Received: '{request.name.decode()}' in a handler. Let the handler set a flag, and look at "
+                "it between two steps."
+            )
+
+    def _is_in_handler_of_wait(self) -> bool:
+        return self._waiting and threading.current_thread() is threading.main_thread()
+
+    def _wait(self, work: int, keep: Any) -> bool:
+        done, main = False, threading.current_thread() is threading.main_thread()
+        self._waiting = self._waiting or main
+        try:
+            while not (done := bool(core().ddl_work_wait(work, WAIT_SLICE_MS))):
+                pass
+        finally:
+            self._waiting = self._waiting and not main
+            if not done:  # KeyboardInterrupt: the communication thread may still read and write the memory
+                self._abandoned.append(keep)
+        return done
+
+    def _gathered(self, work: int) -> list[bytes]:
+        rows = core().ddl_work_rows(work)[: self._size]
+        everything = ctypes.string_at(core().ddl_work_data(work), sum(rows))
+        return [everything[end - length : end] for length, end in zip(rows, itertools.accumulate(rows))]
