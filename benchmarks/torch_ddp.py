@@ -6,8 +6,8 @@
 Both are groups of the same processes and take turns in one run; medians of the slowest rank. "of memcpy" compares ddl
 with one core copying as many bytes while the other ranks do the same: the bound of what reads every input and writes
 every output once. Of a step, "independent" is every rank training by itself at the same time; "adds" is what a backend
-adds to that, and "nothing adds" what DistributedDataParallel itself does where nothing is exchanged: its copies into
-buckets and back.
+adds to that, and "nothing adds" what DistributedDataParallel itself does where no gradient is exchanged: its copies
+into buckets and back.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def all_reduces(groups: dict[str, dist.ProcessGroup], sizes: list[int], rounds: 
         print(f"geometric mean of gloo / ddl from 64 KB on: {math.exp(statistics.mean(large)):.2f}\n", flush=True)
 
 
-def _exchange_nothing(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _exchange_nothing(_, bucket):  # PyTorch compares annotations with types, which here are strings
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
@@ -80,10 +80,7 @@ def _exchange_nothing(_: None, bucket: dist.GradBucket) -> torch.futures.Future[
 def steps(groups: dict[str, dist.ProcessGroup], network: Network, count: int, rounds: int) -> dict[str, float]:
     """Median seconds of a step of each contestant. COLLECTIVE."""
     torch.manual_seed(0)
-    models = {
-        "independent": network.make(),
-        "nothing": DistributedDataParallel(network.make(), broadcast_buffers=False),
-    }
+    models = {"independent": network.make(), "nothing": DistributedDataParallel(network.make())}
     models["nothing"].register_comm_hook(None, _exchange_nothing)
     for name, group in groups.items():
         models[name] = DistributedDataParallel(network.make(), process_group=group)
