@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import keras
 
 CLASSES = 10
+# Few, and most of a row: a thousand rows show each of them often, and any initial weights learn them in a few epochs.
+_TOKENS_OF_CLASS, _OWN_TOKENS = 2, 0.8
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Network:
         return rng.normal(size=(count, *self.shape)).astype("float32"), labels
 
     def learnable_rows(self, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `rows`, with labels that can be learned: a class has a mean of its own, or a tenth of the tokens.
+        """As `rows`, with labels that can be learned: a class has a mean of its own, or tokens that make
+        most of its rows.
 
         seed: other seeds give other rows of the same classes.
         """
@@ -43,9 +46,9 @@ class Network:
         labels = rng.integers(0, CLASSES, size=count)
         of_row = labels.reshape(-1, *(1 for _ in self.shape))
         if self.tokens:
-            own = of_row + CLASSES * rng.integers(0, self.tokens // CLASSES, size=(count, *self.shape))
+            own = of_row + CLASSES * rng.integers(0, _TOKENS_OF_CLASS, size=(count, *self.shape))
             other = rng.integers(0, self.tokens, size=own.shape)
-            return np.where(rng.random(own.shape) < 0.3, own, other).astype("int32"), labels
+            return np.where(rng.random(own.shape) < _OWN_TOKENS, own, other).astype("int32"), labels
         means = np.random.default_rng(2).normal(size=(CLASSES, *self.shape)).astype("float32")
         return 0.3 * means[labels] + rng.normal(size=(count, *self.shape)).astype("float32"), labels
 

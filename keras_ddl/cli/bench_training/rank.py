@@ -139,6 +139,7 @@ def _to_accuracy(plan: Plan, batch: int, scope: Any) -> Reached:
     from keras_ddl.schedules import scale_learning_rate
 
     rate = 0.01 if plan.strong else scale_learning_rate(0.01, "linear")
+    keras.utils.set_random_seed(1)  # the initial weights: any number of ranks begins with the same
     with scope():
         what = subject.make(plan.name, batch, learnable=True, rate=rate)
 
