@@ -112,7 +112,7 @@ CASES = {
     "ulimit_memory": Case("the limit of `ulimit -v` is reached", r"rank 1 .*MemoryError", 1, "MemoryError"),
     "few_files": Case("`ulimit -n 20`", r"Too many open files", 14, "Too many open files", 60.0, has_checkpoint=False),
     "fork": Case("a forked child calls a collective", r"rank 1 .*NotInitializedError", 1, "NotInitializedError"),
-    "spawn": Case("a spawned child calls a collective", r"rank 1 .*NotInitializedError", 1, "NotInitializedError"),
+    "spawn": Case("a spawned child calls a collective", r"rank 1 .*NotInitializedError", 143, "NotInitializedError"),
     "pid_namespaces": Case(
         "SIGKILL, each rank in a PID namespace (`OMPI_MCA_btl=self,tcp`: Open MPI's own shared memory crashes there)",
         r"rank 1 .*(SIGKILL|status 137)",
