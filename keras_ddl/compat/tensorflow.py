@@ -10,7 +10,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -208,9 +208,20 @@ def clone_function(function: Any, python_function: Any) -> Any:
     return function._clone(python_function=python_function)
 
 
-def outside_strategies() -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which no tf.distribute strategy is active, also inside of a scope."""
-    return _default_replica_context() if tf.distribute.has_strategy() else contextlib.nullcontext()
+@contextlib.contextmanager
+def outside_strategies() -> Iterator[None]:
+    """Inside, no tf.distribute strategy is active, also inside of a scope: nor makes one the variables."""
+    graph = tf.compat.v1.get_default_graph()
+    creators = graph._variable_creator_stack
+    of_scopes = [each for each in creators if each[1].__module__ == tf.distribute.Strategy.__module__]
+    if of_scopes:
+        graph._variable_creator_stack = [each for each in creators if each not in of_scopes]
+    try:
+        with _default_replica_context() if tf.distribute.has_strategy() else contextlib.nullcontext():
+            yield
+    finally:
+        if of_scopes:
+            graph._variable_creator_stack = creators
 
 
 @functools.cache
