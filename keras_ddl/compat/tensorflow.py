@@ -78,6 +78,7 @@ __all__ = [
     "is_nondeterministic",
     "is_stateful",
     "load_ops",
+    "iterator_of_type",
     "outside_strategies",
     "shuffle_seeds",
     "tf",
@@ -232,6 +233,12 @@ def _default_replica_context() -> Any:
     thread.start()
     thread.join()
     return found[0]
+
+
+def iterator_of_type(iterator: tf.data.Iterator, element_spec: Any) -> tf.data.Iterator:
+    """Returns the same iterator, of which functions see other type specs; its elements must be among those."""
+    spec = tf.data.IteratorSpec(element_spec)
+    return spec._from_components(spec._to_components(iterator))
 
 
 def is_eager(tensor: Any) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keras_ddl import communicator
+from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy.data import BatchRows
 
@@ -127,8 +128,7 @@ def _part_of(iterator: tf.data.Iterator, kind: BatchKind, rows: Sequence[int | N
     parts = _parts(leaves, kind, rows)
     if parts == leaves:
         return None
-    spec = tf.data.IteratorSpec(tf.nest.pack_sequence_as(iterator.element_spec, parts))
-    return spec._from_components(spec._to_components(iterator))
+    return tf_compat.iterator_of_type(iterator, tf.nest.pack_sequence_as(iterator.element_spec, parts))
 
 
 def _parts(leaves: Sequence[Any], kind: BatchKind, rows: Iterable[int | None]) -> list[Any]:

@@ -28,7 +28,7 @@ def dense(scope, **options):
 
 
 def logs_of(model, x, y, batch_size):
-    trained = fit(model, x, y, batch_size=batch_size, validation_data=(x[:1], y[:1]), validation_batch_size=batch_size)
+    trained = fit(model, x, y, batch_size=batch_size, epochs=1, validation_data=(x, y))
     tested = model.evaluate(x, y, batch_size=batch_size, verbose=0)
     predicted = model.predict(x, batch_size=batch_size, verbose=0)
     return Trained(model, {**trained.logs, "tested": tested, "predicted": predicted})
@@ -66,7 +66,7 @@ def check_datasets_of_known_and_open_sizes(scope):
     model = dense(scope)
     rows = tf.data.Dataset.from_tensor_slices((X[:5], Y[:5]))
     logs = {}
-    for number, dataset in enumerate((rows.batch(1, drop_remainder=True), rows.batch(1), rows.batch(2), rows.batch(4))):
+    for number, dataset in enumerate((rows.batch(1, drop_remainder=True), rows.batch(2))):
         logs[f"fit {number}"] = fit(model, dataset, None, epochs=1, validation_data=dataset).logs
         logs[f"test {number}"] = model.evaluate(dataset, verbose=0)
         logs[f"predict {number}"] = model.predict(dataset, verbose=0)

@@ -66,6 +66,11 @@ class EpochIterator(_KerasIterator):
                 self._reading = fit.reading = Reading(self, keras_compat.strategy_of(reader.model))
 
     @property
+    def element_spec(self) -> Any:
+        """The type specs of the batches, of this rank's rows."""
+        return self._distributed_dataset.element_spec
+
+    @property
     def shuffles_by_agreement(self) -> bool:
         """Whether arrays are shuffled by seeds that the ranks agree on, because the script has set none."""
         return self._shuffle_seed is not None
