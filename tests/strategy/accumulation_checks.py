@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from harness.rank_program import long
 from strategy.common import RANK, STRATEGY, X, Y, dense_model, keras, set_precision
 from strategy.oracle import Trained, case, fit
 from strategy.trace_checks import own
@@ -49,6 +50,7 @@ def check_what_callbacks_see_of_an_accumulation(scope):
     return Trained(model, {"first": first, "second": second, "between": between.seen, "within": within.seen})
 
 
+@long
 @case()
 def check_single_batches_in_the_middle_of_an_accumulation(scope):
     model = accumulating(scope)
@@ -59,6 +61,7 @@ def check_single_batches_in_the_middle_of_an_accumulation(scope):
     return Trained(model, logs)
 
 
+@long
 @case()
 def check_accumulators_that_the_program_sets(scope):
     model = accumulating(scope)
@@ -88,6 +91,20 @@ def check_a_fit_that_is_broken_off_in_the_middle_of_an_accumulation(scope):
     return fit(model, X[:40], Y[:40])
 
 
+@long
+@case()
+def check_an_accumulation_under_loss_scaling(scope):
+    with scope:
+        model = dense_model()
+        inner = keras.optimizers.AdamW(0.02, gradient_accumulation_steps=3)
+        model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0), "mse")
+    logs = {}
+    for number, rows in enumerate((20, 40)):
+        logs[f"fit {number}"] = [fit(model, X[:rows], Y[:rows], epochs=1).logs, slots(model)]
+    return Trained(model, logs)
+
+
+@long
 @case()
 def check_eager_steps_between_others(scope):
     model = accumulating(scope)

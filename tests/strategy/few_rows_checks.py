@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RANK, STRATEGY, WEIGHTS, X, Y, keras
 from strategy.oracle import Trained, case, fit
@@ -34,6 +35,7 @@ def logs_of(model, x, y, batch_size):
     return Trained(model, {**trained.logs, "tested": tested, "predicted": predicted})
 
 
+@long
 @case()
 def check_arrays_one_row_at_a_time(scope):
     return logs_of(dense(scope), X[:5], Y[:5], 1)
@@ -44,6 +46,7 @@ def check_arrays_two_rows_at_a_time(scope):
     return logs_of(dense(scope), X[:5], Y[:5], 2)
 
 
+@long
 @case()
 def check_fewer_rows_than_ranks_in_all(scope):
     return logs_of(dense(scope), X[:1], Y[:1], 32)
@@ -91,6 +94,7 @@ class BatchesOfRows(Batches):
         return X[index + first : index + end], Y[index + first : index + end]
 
 
+@long
 @case()
 def check_generators_and_py_datasets(scope):
     model = dense(scope)
@@ -107,6 +111,7 @@ def check_generators_and_py_datasets(scope):
     return Trained(model, {str(number): each for number, each in enumerate(logs)})
 
 
+@long
 @case()
 def check_several_steps_in_one_execution_and_accumulation(scope):
     with scope:
@@ -135,6 +140,7 @@ def check_layers_for_images(scope):
     return logs_of(model, IMAGES, Y[:5], 1)
 
 
+@long
 @case(tolerance=1e-12)
 def check_layers_for_sequences(scope):
     with scope:
@@ -149,6 +155,7 @@ def check_layers_for_sequences(scope):
     return logs_of(model, TOKENS, Y[:5], 1)
 
 
+@long
 @case()
 def check_metrics_and_losses_of_no_rows(scope):
     with scope:
@@ -165,6 +172,7 @@ def check_metrics_and_losses_of_no_rows(scope):
     return logs_of(model, X[:5], (Y[:5, :1] > 0).astype("float64"), 1)
 
 
+@long
 @case()
 def check_losses_over_the_rows_of_a_batch(scope):
     def loss(y, p):

@@ -8,6 +8,7 @@ import random
 import numpy as np
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RANK, STRATEGY, X, Y, keras, own_folder, set_precision
 from strategy.oracle import Trained, case, fit
@@ -146,11 +147,13 @@ def check_calls_of_a_model_with_an_input(scope):
     fits_and_evaluations(scope, with_input)
 
 
+@long
 @notes_of
 def check_calls_of_a_model_without_an_input(scope):
     fits_and_evaluations(scope, without_input)
 
 
+@long
 @notes_of
 def check_calls_of_a_subclassed_model_with_validation(scope):
     with scope:
@@ -178,6 +181,7 @@ def check_calls_before_fit(scope):
     model.fit(X[:9], Y[:9], batch_size=4, verbose=0)
 
 
+@long
 @notes_of
 def check_calls_for_batches_of_changing_sizes(scope):
     with scope:
@@ -215,11 +219,13 @@ def check_calls_of_a_loaded_model(scope):
     loaded.evaluate(X[:9], Y[:9], batch_size=4, verbose=0)
 
 
+@long
 @notes_of
 def check_calls_with_several_steps_in_one_execution(scope):
     fits_and_evaluations(scope, without_input, steps_per_execution=2)
 
 
+@long
 @notes_of
 def check_calls_with_averages_and_accumulation(scope):
     def optimizer():
@@ -228,6 +234,7 @@ def check_calls_with_averages_and_accumulation(scope):
     fits_and_evaluations(scope, without_input, optimizer)
 
 
+@long
 @notes_of
 def check_calls_with_loss_scaling(scope):
     fits_and_evaluations(scope, with_input, lambda: keras.optimizers.LossScaleOptimizer(NotedSGD(0.05)))
@@ -259,6 +266,7 @@ def check_numbers_that_python_draws_while_it_traces(scope):
     return fit(model, validation_split=0.2)
 
 
+@long
 @case("float32", tolerance=1e-4)
 def check_mixed_augmentations(scope):
     with scope:
