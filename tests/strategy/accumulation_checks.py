@@ -3,9 +3,8 @@
 import numpy as np
 
 from harness.rank_program import long
-from strategy.common import RANK, STRATEGY, X, Y, dense_model, keras, set_precision
+from strategy.common import RANK, STRATEGY, X, Y, dense_model, keras, own_rows, set_precision
 from strategy.oracle import Trained, case, fit
-from strategy.trace_checks import own
 
 
 def accumulating(scope, steps=3, **options):
@@ -56,7 +55,7 @@ def check_single_batches_in_the_middle_of_an_accumulation(scope):
     model = accumulating(scope)
     logs = {"fit": fit(model, X[:40], Y[:40], epochs=1).logs}
     for number in range(5):
-        logs[f"step {number}"] = [model.train_on_batch(*own(scope, 9)), slots(model)]
+        logs[f"step {number}"] = [model.train_on_batch(*own_rows(scope, 9)), slots(model)]
     logs["again"] = [fit(model, X[:20], Y[:20], epochs=1).logs, slots(model)]
     return Trained(model, logs)
 

@@ -117,6 +117,13 @@ def rows_of_ranks(count):
     return [slice(ends[r], ends[r + 1]) for r in range(SIZE)]
 
 
+def own_rows(scope: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what a program passes to train_on_batch: this rank's rows; all of them in one process."""
+    in_one_process = isinstance(scope, contextlib.nullcontext)
+    first, end = (0, count) if in_one_process else keras_ddl.data.chunk(count, RANK, SIZE)
+    return X[first:end], Y[first:end]
+
+
 def raises(error: type[Exception], message: str, function: Callable[[], Any]) -> None:
     try:
         function()

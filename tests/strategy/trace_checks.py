@@ -10,7 +10,7 @@ import numpy as np
 import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import RANK, STRATEGY, X, Y, keras, own_folder, set_precision
+from strategy.common import RANK, STRATEGY, X, Y, keras, own_folder, own_rows, set_precision
 from strategy.oracle import Trained, case, fit
 
 layers = keras.layers
@@ -93,14 +93,6 @@ def compiled(model, optimizer=None, **options):
 
 def rows(count, batch, drop_remainder=False):
     return tf.data.Dataset.from_tensor_slices((X[:count], Y[:count])).batch(batch, drop_remainder)
-
-
-def own(scope, count):
-    """The rows that a rank passes to train_on_batch; all of them in one process."""
-    if isinstance(scope, contextlib.nullcontext):
-        return X[:count], Y[:count]
-    first, end = keras_ddl.data.chunk(count, RANK, STRATEGY.size)
-    return X[first:end], Y[first:end]
 
 
 def fits_and_evaluations(scope, build, optimizer=lambda: None, **options):
@@ -199,8 +191,8 @@ def check_calls_on_single_batches(scope):
         model = compiled(with_input())
     for count in (6, 6, 7, 6, 9):
         EVENTS.append(count)
-        model.train_on_batch(*own(scope, count))
-        model.test_on_batch(*own(scope, count))
+        model.train_on_batch(*own_rows(scope, count))
+        model.test_on_batch(*own_rows(scope, count))
     model.fit(X[:12], Y[:12], batch_size=6, verbose=0)
     model.predict(X[:12], batch_size=6, verbose=0)
 
