@@ -123,15 +123,15 @@ class WholeStep:
         return [[last - i for i in bucket] for bucket in found]
 
     def warn_of_kernels_that_begin_anew(self, concrete: Any) -> None:
-        """Warns where a step that was traced before is made into another graph of this rank, for a batch of which it
-        has other rows: kernels that remember what they have drawn are others there, and in one process the same.
+        """Warns where a step that was traced before is made into another graph of this rank, for batches that it
+        holds in another way: kernels that remember what they have drawn are others there, and in one process the same.
         """
         drawing = next((each.name for each in _nodes(concrete) if "seed2" in each.attr), None)
         if drawing is not None and self.rank == 0:
             stack_position.warn(
-                f"{self.name}: {drawing} draws from a generator that only its kernel knows, and begins anew for this "
-                "batch, of which the ranks hold other rows than before: its numbers are not those of one process. Draw "
-                "with keras.random and a SeedGenerator, or pass batches of equal size."
+                f"{self.name}: {drawing} draws from a generator that only its kernel knows, and begins anew for these "
+                "batches, which the ranks hold in another way than those before: its numbers are not those of one "
+                "process. Draw with keras.random and a SeedGenerator, or pass all data in one form."
             )
 
     def _refuse_collectives(self, concrete: Any) -> None:

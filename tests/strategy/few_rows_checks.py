@@ -18,7 +18,7 @@ TOKENS = np.random.default_rng(3).integers(0, 9, size=(5, 6))
 def model_of(scope, *stack, loss="mse", metrics=("mae", "mse"), **options):
     with scope:
         model = keras.Sequential([*stack, layers.Dense(2)])
-        model.compile(keras.optimizers.Adam(0.02), loss, metrics=list(metrics), **options)
+        model.compile(keras.optimizers.SGD(0.02, momentum=0.9), loss, metrics=list(metrics), **options)
     return model
 
 
