@@ -165,8 +165,8 @@ def check_metrics_and_losses_of_no_rows(scope):
             "precision",
             "recall",
             "r2_score",
-            keras.metrics.MeanIoU(2),
-            keras.metrics.RootMeanSquaredError(),
+            keras.metrics.MeanIoU(2, name="iou"),
+            keras.metrics.RootMeanSquaredError(name="rmse"),
         ]
         model.compile("adam", "binary_crossentropy", metrics=metrics)
     return logs_of(model, X[:5], (Y[:5, :1] > 0).astype("float64"), 1)
