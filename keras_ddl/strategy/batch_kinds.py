@@ -16,7 +16,7 @@ from typing import Any
 from keras_ddl import communicator
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.data import BatchRows
+from keras_ddl.strategy.data import BatchRows, row_count
 
 
 class BatchKind:
@@ -94,8 +94,8 @@ def whole_batch(batch: Any, total: int | None) -> Any:
 
 def total_rows(batch: Any) -> int | None:
     """Returns the rows of all ranks' parts of a batch; None if a rank has no tensor with rows. COLLECTIVE."""
-    rows = next((len(leaf) for leaf in tf.nest.flatten(batch) if getattr(leaf, "shape", ())), None)
-    gathered = communicator.all_gather_object(rows, name="keras_ddl/on_batch/rows")
+    rows = row_count(batch)
+    gathered = communicator.all_gather_object(None if rows is None else int(rows), name="keras_ddl/on_batch/rows")
     return None if None in gathered else sum(gathered)
 
 
