@@ -40,8 +40,9 @@ _WORKS = f"{TESTED[0][0]}.{TESTED[0][1]} to {TESTED[-1][0]}.{TESTED[-1][1]}"
 with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]' or 'keras_ddl[gpu]'"):
     from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset as ShuffleDataset
     from tensorflow.python.distribute.distribute_lib import UpdateContext
+    from tensorflow.python.eager.cancellation import CancellationManager, CancellationManagerContext
     from tensorflow.python.eager.context import global_seed
-    from tensorflow.python.framework import auto_control_deps
+    from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils
     from tensorflow.python.ops import handle_data_util, ref_variable, resource_variable_ops
 
     # What TensorFlow exports for Keras.
@@ -58,6 +59,8 @@ StrategyExtendedV1 = tf.compat.v1.distribute.StrategyExtended
 ValueContext = tf.distribute.experimental.ValueContext
 
 __all__ = [
+    "CancellationManager",
+    "CancellationManagerContext",
     "InputContext",
     "ReplicaContext",
     "ShuffleDataset",
@@ -257,6 +260,12 @@ def set_numbers(operation: tf.Operation, **attributes: int) -> None:
 def is_stateful(operation: tf.Operation) -> bool:
     """Whether an operation does more than its outputs say."""
     return operation.op_def.is_stateful
+
+
+def written_resources(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the resources among the inputs of an operation that it may write, as far as TensorFlow knows better."""
+    reads, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+    return [each for each in operation.inputs if each.dtype == tf.resource and (each in writes or each not in reads)]
 
 
 def variable_shape(handle: tf.Tensor) -> tf.TensorShape | None:

@@ -82,9 +82,13 @@ class KerasSteps:
             return self._run_whole(model, name, function, args, kwargs)
         return self._run_cut(model, name, function, args, kwargs)
 
+    def steps_of(self, model: Any) -> list[WholeStep]:
+        """Returns the steps of `model` that were traced."""
+        return list(self._steps.get(model, {}).values())
+
     def explain(self, model: Any) -> str:
         """See Strategy.explain."""
-        tables = [table for step in self._steps.get(model, {}).values() for table in step.tables()]
+        tables = [table for step in self.steps_of(model) for table in step.tables()]
         if not tables:
             raise ConfigError(
                 "Strategy.explain tells of steps that were traced. Received: model "

@@ -19,6 +19,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement, data, fits, keras_step, whole_slots
 from keras_ddl.strategy.data import arrays, order
+from keras_ddl.strategy.failing_together import together
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.keras_patches.callbacks import adopted
 from keras_ddl.strategy.one_per_job import outside_message
@@ -191,10 +192,11 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
         # One function of Keras for each extent of the whole batch: so all ranks trace when one does.
         made: dict[data.BatchRows, Any] = {}
         single = _SingleBatches(strategy)
+        undo = _Undo(self, strategy, made)
 
         name = getattr(step_function, "__name__", "train_step")
 
-        def function(iterator):
+        def run(iterator):
             if name != "test_step":
                 whole_slots.refuse_step(name, lambda: whole_slots.slots_of(self))
             if isinstance(iterator, tf.data.Iterator):
@@ -203,12 +205,47 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
                 iterator, rows = single.rows_of(iterator)
             if rows not in made:
                 made[rows] = original(self, step_function)
+            undo.has_called = True
             with keras_step.with_rows(rows), order.translate_errors():
                 return made[rows](iterator)
+
+        def function(iterator):
+            undo.begin()
+            return together(lambda: run(iterator), undo)
 
         return function
 
     return _make_function
+
+
+class _Undo:
+    """See failing_together.Undo. `made`: the functions of Keras that were made for steps of `model`."""
+
+    def __init__(self, model: Any, strategy: Any, made: dict[data.BatchRows, Any]) -> None:
+        self._model = weakref.ref(model)
+        self._steps_of = strategy.keras_steps.steps_of
+        self._made = made
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins a call."""
+        self._traces = self._count()
+        self.has_called = False  # the function, which may trace
+
+    def _count(self) -> int:
+        return sum(step.traces for step in self._steps_of(self._model()))
+
+    def may_have_traced(self, is_python: bool) -> bool:
+        return self._count() != self._traces or is_python and (self.has_called or not self._made)
+
+    def restore(self) -> None:
+        for step in self._steps_of(self._model()):
+            step.restore()
+
+    def forget_traces(self) -> None:
+        self._made.clear()
+        for step in self._steps_of(self._model()):
+            step.forget_traces()
 
 
 class _SingleBatches:
@@ -242,15 +279,22 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
         if self.predict_function is not None and not force:
             return None
         made: dict[data.BatchRows, Any] = {}
+        undo = _Undo(self, strategy, made)
 
-        def predict_function(data_of_steps):
-            reader = reading.current()
-            rows = keras_step.LOCAL if reader is None or reader.batch_rows is None else reader.batch_rows
+        def run(rows, data_of_steps):
             if rows not in made:
                 original(self, force=True)
                 made[rows], self.predict_function = self.predict_function, predict_function
+            undo.has_called = True
             with keras_step.with_rows(rows), order.translate_errors():
                 return made[rows](data_of_steps)
+
+        def predict_function(data_of_steps):
+            reader = reading.current()
+            if reader is None or reader.batch_rows is None:
+                return run(keras_step.LOCAL, data_of_steps)
+            undo.begin()
+            return together(lambda: run(reader.batch_rows, data_of_steps), undo)
 
         self.predict_function = predict_function
         return None
