@@ -41,7 +41,7 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]'
     from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset as ShuffleDataset
     from tensorflow.python.distribute.distribute_lib import UpdateContext
     from tensorflow.python.eager.cancellation import CancellationManager, CancellationManagerContext
-    from tensorflow.python.eager.context import global_seed
+    from tensorflow.python.eager.context import anonymous_name, global_seed
     from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils
     from tensorflow.python.ops import handle_data_util, ref_variable, resource_variable_ops
 
@@ -274,6 +274,23 @@ def variable_shape(handle: tf.Tensor) -> tf.TensorShape | None:
     if not data.is_set or len(data.shape_and_type) != 1:
         return None
     return tf.TensorShape(data.shape_and_type[0].shape)
+
+
+def variable_dtype(handle: tf.Tensor) -> tf.DType | None:
+    """Returns the dtype of the variable that a handle in a graph stands for, None if it is no variable's."""
+    data = handle_data_util.get_resource_handle_data(handle)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    return tf.as_dtype(data.shape_and_type[0].dtype)
+
+
+def plain_variable(dtype: tf.DType) -> tf.Tensor:
+    """Returns the handle of a variable without a value, of any shape, that lives as long as the handle.
+
+    A tf.Variable that is made while a tf.function is traced would have it traced again.
+    """
+    with tf.init_scope():
+        return tf.raw_ops.VarHandleOp(dtype=dtype, shape=tf.TensorShape(None), shared_name=anonymous_name())
 
 
 def outputs_of_branches(tensor: tf.Tensor) -> list[tf.Tensor]:

@@ -42,6 +42,7 @@ class WholeStep:
         self._feedback = f"{scope}#{next(_steps)}"  # another step may have the same name
         self.reports: list[cut.Report] = []
         self.traces = 0  # begun
+        self._kept: list[cut.Kept] = []
         self._traced: list[Any] = []  # keeps what the ranks' graphs use alive
         self.known: set[Any] = set()  # variables that are equal on all ranks already
 
@@ -57,6 +58,12 @@ class WholeStep:
 
     def restore(self) -> None:
         """When a run of the step has failed: gives variables that it has written early back what they were."""
+        for each in self._kept:
+            each.restore()
+
+    def _keep(self) -> cut.Kept:
+        self._kept.append(cut.Kept())
+        return self._kept[-1]
 
     def forget_traces(self) -> None:
         """Begins anew: the next call traces, on all ranks."""
@@ -116,6 +123,7 @@ class WholeStep:
                 seed=seed,
                 batch_statistics=self._strategy.settings["batch_statistics"],
                 captured=lambda outer: outer if slots[id(outer)] is None else slots[id(outer)].chunk.handle,
+                kept=self._keep(),
                 shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
                 **options,
             )
