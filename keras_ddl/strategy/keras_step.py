@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_ddl import cut
+from keras_ddl import communicator, cut
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
@@ -114,8 +114,13 @@ class KerasSteps:
         leaves = tf.nest.flatten((args, kwargs))
         whole = [self._gathered(leaf, f"{name}/batch_{i}") for i, leaf in enumerate(leaves)]
         args, kwargs = tf.nest.pack_sequence_as((args, kwargs), whole)
+        step = self._step_of(model, name)
+        step.copy_eagerly(models.written_by_steps(model))
         with as_one_process():
-            return function(*args, **kwargs)
+            found = function(*args, **kwargs)
+        communicator.barrier(name=f"{step.scope}/commit")
+        step.copy_eagerly([])
+        return found
 
     def _tell_once(self, name: str) -> None:
         if name not in self._told:

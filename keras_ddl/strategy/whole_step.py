@@ -43,6 +43,7 @@ class WholeStep:
         self.reports: list[cut.Report] = []
         self.traces = 0  # begun
         self._kept: list[cut.Kept] = []
+        self._copies: list[tuple[Any, tf.Tensor]] = []
         self._traced: list[Any] = []  # keeps what the ranks' graphs use alive
         self.known: set[Any] = set()  # variables that are equal on all ranks already
 
@@ -60,6 +61,13 @@ class WholeStep:
         """When a run of the step has failed: gives variables that it has written early back what they were."""
         for each in self._kept:
             each.restore()
+        for variable, value in self._copies:
+            variable.assign(value)
+        self._copies = []
+
+    def copy_eagerly(self, variables: Sequence[Any]) -> None:
+        """Copies what a step that runs eagerly may write, until it has committed ([])."""
+        self._copies = [(each, tf.identity(tf.convert_to_tensor(each))) for each in variables]
 
     def _keep(self) -> cut.Kept:
         self._kept.append(cut.Kept())

@@ -29,11 +29,12 @@ OF_THREE = (
     "batch_loss",
     "batch_loop",
     "host",
+    "failing",
 )
 PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
 DATA = ("data", "order", "row")
 OF_TWO = ("training", "callback", "decision", "saving", "drift", "guard", "error", *PROGRAMS, *DATA, "tf_distribute")
-OF_TWO += ("one_per_job", "explain")
+OF_TWO += ("one_per_job", "explain", "failing")
 test_of_three = rank_tests(checks(*OF_THREE), [3], check_timeout=120, env=PATIENT)
 test_of_two = rank_tests(
     checks(*OF_TWO),

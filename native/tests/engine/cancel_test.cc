@@ -27,9 +27,9 @@ void ComeTogether(ddl_comm* comm, int rank) {
 
 // `submits`: how many of the buckets, and whether the unplanned collective, a rank gets to submit.
 void FailingStep(ddl_comm* comm, uint64_t step, int rank, uint32_t submits, bool unplanned) {
-  std::vector<std::unique_ptr<Bucket>> buckets;
+  std::vector<std::unique_ptr<PlannedSum>> buckets;
   for (uint32_t i = 0; i < submits; ++i) {
-    buckets.push_back(std::make_unique<Bucket>(1, step, i, rank, i % 2 == 0 ? 100 : 50000));
+    buckets.push_back(std::make_unique<PlannedSum>(1, step, i, rank, i % 2 == 0 ? 100 : 50000));
     if (i % 2 != 0 || buckets[i]->call.TryRun(comm, 100) == 0) buckets[i]->work = buckets[i]->call.Start(comm);
   }
   std::vector<float> data(10, 1);

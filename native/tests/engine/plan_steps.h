@@ -19,8 +19,8 @@ namespace ddl_test {
 constexpr uint32_t kBuckets = 5;
 
 // One bucket of one step; its values tell it from all others.
-struct Bucket {
-  Bucket(uint64_t plan, uint64_t step, uint32_t index, int rank, size_t count = 1000)
+struct PlannedSum {
+  PlannedSum(uint64_t plan, uint64_t step, uint32_t index, int rank, size_t count = 1000)
       : first(static_cast<float>(plan * 7000 + step * 10 + index)),
         data(count, first * static_cast<float>(rank + 1)),
         call(DDL_ALL_REDUCE, "plan" + std::to_string(plan) + "/" + std::to_string(index)) {
@@ -43,8 +43,8 @@ struct Bucket {
 
 // Runs one step, its buckets submitted in an order of this rank's own.
 inline void RunStep(ddl_comm* comm, uint64_t plan, uint64_t step, int rank) {
-  std::vector<std::unique_ptr<Bucket>> buckets;
-  for (uint32_t i = 0; i < kBuckets; ++i) buckets.push_back(std::make_unique<Bucket>(plan, step, i, rank));
+  std::vector<std::unique_ptr<PlannedSum>> buckets;
+  for (uint32_t i = 0; i < kBuckets; ++i) buckets.push_back(std::make_unique<PlannedSum>(plan, step, i, rank));
   std::vector<uint32_t> order = {0, 1, 2, 3, 4};
   Random random(step * 100 + static_cast<uint64_t>(rank) + 1);
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.Below(i)]);

@@ -76,8 +76,8 @@ TEST_P(PlanTest, ARankThatDepartsIsNamedOnAllRanks) {
       group(),
       [&](ddl_comm* comm, int rank) {
         RunStep(comm, 1, 1, rank);
-        Bucket first(1, 2, 0, rank);
-        Bucket second(1, 2, 1, rank, rank == 1 ? 999 : 1000);
+        PlannedSum first(1, 2, 0, rank);
+        PlannedSum second(1, 2, 1, rank, rank == 1 ? 999 : 1000);
         first.work = first.call.Start(comm);
         second.work = second.call.Start(comm);
         first.Check(size());
@@ -140,13 +140,13 @@ TEST(PlanOfRanksTest, ARankThatLeavesABucketOutIsNamed) {
       {0, 0, 2},
       [&](ddl_comm* comm, int rank) {
         RunStep(comm, 1, 1, rank);
-        Bucket first(1, 2, 0, rank);
+        PlannedSum first(1, 2, 0, rank);
         first.work = first.call.Start(comm);
         first.Check(3);
         if (rank == 2) {
           while (told < 2) Sleep(0.01);
         } else {
-          Bucket second(1, 2, 1, rank);
+          PlannedSum second(1, 2, 1, rank);
           const Outcome outcome = second.call.Run(comm);
           EXPECT_EQ(outcome.code, DDL_DEADLINE_EXCEEDED) << outcome.message;
           EXPECT_NE(outcome.message.find("for rank(s) 2"), std::string::npos) << outcome.message;
@@ -168,8 +168,8 @@ TEST(PlanOfRanksTest, WhatComesDuringABucketThatFailsFailsWithIt) {
   RunRanks(
       {0, 1},
       [&](ddl_comm* comm, int rank) {
-        Bucket first(1, 1, 0, rank, 1'000'000);
-        Bucket second(1, 1, 1, rank);
+        PlannedSum first(1, 1, 0, rank, 1'000'000);
+        PlannedSum second(1, 1, 1, rank);
         first.work = first.call.Start(comm);
         Sleep(0.5);
         if (rank == 0) second.work = second.call.Start(comm);
@@ -192,7 +192,7 @@ TEST(PlanOfRanksTest, AfterARankHasLeftTheOthersAreTold) {
         [&](ddl_comm* comm, int rank) {
           RunStep(comm, 1, 1, rank);
           if (rank == 2) return;
-          Bucket bucket(1, 2, 0, rank);
+          PlannedSum bucket(1, 2, 0, rank);
           const Outcome outcome = bucket.call.Run(comm);
           EXPECT_EQ(outcome.code, DDL_UNAVAILABLE) << outcome.message;
           EXPECT_NE(outcome.message.find("rank 2 has left"), std::string::npos) << outcome.message;
@@ -210,10 +210,10 @@ TEST(PlanOfRanksTest, SmallOnesAreRunAtOnceOrInTheirTurn) {
       {0, 0},
       [&](ddl_comm* comm, int rank) {
         for (uint64_t step = 1; step <= 50; ++step) {
-          std::vector<std::unique_ptr<Bucket>> buckets;
+          std::vector<std::unique_ptr<PlannedSum>> buckets;
           for (uint32_t i = 0; i < kBuckets; ++i) {
-            buckets.push_back(std::make_unique<Bucket>(1, step, i, rank, i % 2 == 0 ? 100 : 50000));
-            Bucket& bucket = *buckets.back();
+            buckets.push_back(std::make_unique<PlannedSum>(1, step, i, rank, i % 2 == 0 ? 100 : 50000));
+            PlannedSum& bucket = *buckets.back();
             if (i % 2 != 0 || bucket.call.TryRun(comm, step % 2 == 0 ? 2000 : 0) == 0)
               bucket.work = bucket.call.Start(comm);
           }
@@ -271,7 +271,7 @@ TEST(PlanOfRanksTest, WhatIsDemotedIsNoLongerUnderWayInTheLane) {
       {0, 0},
       [&](ddl_comm* comm, int rank) {
         RunStep(comm, 1, 1, rank);
-        Bucket differs(1, 2, 0, rank, rank == 1 ? 999 : 1000);
+        PlannedSum differs(1, 2, 0, rank, rank == 1 ? 999 : 1000);
         differs.work = differs.call.Start(comm);
         EXPECT_EQ(Call::Finish(differs.work).code, DDL_FAILED_PRECONDITION);
         EXPECT_EQ(Count(comm).demoted, 1u);
@@ -282,7 +282,7 @@ TEST(PlanOfRanksTest, WhatIsDemotedIsNoLongerUnderWayInTheLane) {
 
 TEST(PlanOfRanksTest, WhatCannotBePlannedIsRefused) {
   RunRanks({0}, [&](ddl_comm* comm, int) {
-    Bucket bucket(1, 1, 0, 0);
+    PlannedSum bucket(1, 1, 0, 0);
     bucket.call.request.plan_index = kBuckets;
     EXPECT_EQ(bucket.call.Run(comm).code, DDL_INVALID_ARGUMENT);
     Call gather(DDL_BROADCAST, "b");
