@@ -30,7 +30,19 @@ from keras_ddl.cut.rules.own_statistics import OwnStatistics
 from keras_ddl.cut.states import PARTIAL, SHARD, WHOLE, Rows, State
 from keras_ddl.cut.writes import Writes, commit
 
-__all__ = ["FEW_ROWS", "WHOLE", "Batch", "Collectives", "Kept", "OfRanks", "Program", "Report", "Rows", "State", "build_step"]
+__all__ = [
+    "FEW_ROWS",
+    "WHOLE",
+    "Batch",
+    "Collectives",
+    "Kept",
+    "OfRanks",
+    "Program",
+    "Report",
+    "Rows",
+    "State",
+    "build_step",
+]
 
 
 def build_step(
@@ -69,8 +81,8 @@ def build_step(
         parts: outer tensors (handles of variables) of which each rank holds a part of a sum, from step to step.
         shards: outer tensors (handles of variables) of which each rank holds a chunk of the entries (shards.py), in the
             variable whose handle `captured` returns.
-        kept: the step commits: it writes no variable before all ranks have run all else of it. Takes copies of variables
-            for which that cannot be.
+        kept: the step commits, so that no variable is written before all ranks have run all else; takes copies of
+            variables for which that cannot be. None: variables are written at once.
         tell: says what is known of the extents of whole arguments that are made of the batch's rows; returns these.
     Returns: the step's outputs in order, whole, equal on all ranks.
     """

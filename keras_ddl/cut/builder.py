@@ -108,7 +108,7 @@ class Builder(Held):
         return list(made.outputs)
 
     def assign(self, kind: str, handle: Any, value: tf.Tensor) -> tf.Operation | None:
-        """Writes a variable, whose handle is used as it is; None: it is written later. `kind`: one of writes.ASSIGNS."""
+        """Writes a variable, now or (None) when the step commits. `kind`: one of writes.ASSIGNS."""
         if self.writes is not None and not self.writes.is_early(handle):
             self.writes.assign(kind, handle, value)
             return None

@@ -108,7 +108,7 @@ class KerasSteps:
         if self._strategy.rank == 0:
             self._tell_once(f"{type(model).__name__}.{name}")
         share = self._strategy.extended.share
-        args, kwargs = share.begin_step((args, kwargs))
+        args, kwargs = share.begin_step(tf.nest.map_structure(_as_tensor, (args, kwargs)))  # train_on_batch has arrays
         if name == "train_step" and self._strategy.rank == 0:
             self.rows_trained.add(share.counts())
         leaves = tf.nest.flatten((args, kwargs))
