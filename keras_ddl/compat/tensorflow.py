@@ -244,6 +244,14 @@ def called_graphs(call: tf.Operation) -> list[Any]:
     return [_graph_of(call, each) for each in call.get_attr("branches")]
 
 
+def graphs_of(operation: tf.Operation) -> list[Any]:
+    """Returns the graphs of all functions that an operation names, as far as TensorFlow tells."""
+    if not any(each.type.endswith(("func", "func)")) for each in operation.op_def.attr):
+        return []  # cheaper than its attributes
+    functions = [f for each in operation.node_def.attr.values() for f in (each.func, *each.list.func) if f.name]
+    return [graph for graph in (_graph_of(operation, each) for each in functions) if graph is not None]
+
+
 def _graph_of(call: tf.Operation, function: Any) -> Any:
     try:
         return call.graph._get_function(function.name).graph

@@ -16,6 +16,7 @@ class Kept:
     def __init__(self) -> None:
         self._copies: list[tuple[Any, Any, tf.DType]] = []  # handles of the original and of its copy
         self._made: list[tf.Operation] = []
+        self.committed: tf.Operation | None = None  # after it everything is written
         self._is_open: Any = None  # handle of a bool: the copies are those of a step that has begun and not committed
 
     def copy(self, handle: Any, dtype: tf.DType) -> None:
@@ -35,8 +36,9 @@ class Kept:
         with tf.control_dependencies(self._made):
             return tf.raw_ops.AssignVariableOp(resource=self._is_open, value=tf.constant(True))
 
-    def forget(self) -> None:
+    def forget(self, committed: tf.Operation) -> None:
         """Says, in the step that is traced, that it has committed."""
+        self.committed = committed
         if self._is_open is not None:
             tf.raw_ops.AssignVariableOp(resource=self._is_open, value=tf.constant(False))
 

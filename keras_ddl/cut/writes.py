@@ -47,6 +47,8 @@ class Writes:
         self._new: dict[Any, tuple[Any, tf.Tensor]] = {}  # and what it is to hold: handle, value
         self._late: list[tuple[Node, list[Any], dict[str, Any]]] = []
         self._deferred: set[Node] = set()
+        # They may read and write variables of which the graph shows nothing.
+        self._hosts = [node.position for node in builder.program.nodes if _has_host_function(node.operation)]
         self._early: dict[Any, str] = {}  # why, by handle
         self._plan()
         self.saved = self.kept.close()
@@ -59,8 +61,10 @@ class Writes:
             for value in dict.fromkeys(map(_origin, node.inputs)):
                 if value in handles:
                     users.setdefault(value, []).append(node)
-            if node.type in (*_RANDOM, *_OF_HOST):
+            if node.type in _RANDOM:
                 b.report.not_undone(node.type)
+            elif node.position in self._hosts:
+                b.report.not_undone("Python functions" if node.type in _OF_HOST else f"Python functions in {node.type}")
         for value, nodes in users.items():
             key = b.held(value).ref()
             for place, node in enumerate(nodes):
@@ -68,6 +72,8 @@ class Writes:
                     continue
                 if node.type in ASSIGNS and _origin(node.inputs[0]) is value:
                     written.add(value)
+                    if self._hosts and self._hosts[-1] > node.position:
+                        self._early.setdefault(key, "a Python function may read it")
                 elif node.type in _TABLE_READS or not _writes(node, value):
                     if value in written:
                         self._early.setdefault(key, f"{node.type} reads it after it was assigned")
@@ -98,6 +104,8 @@ class Writes:
         if node.type != READ and node.type not in ASSIGNS or inputs[0].ref() in self._early:
             return None
         if node.type == READ:
+            if self._hosts and inputs[0].ref() not in self._new:
+                return None
             return [self.value(inputs[0], node.attr("dtype"))]
         self.assign(node.type, inputs[0], inputs[1])
         return []
@@ -107,6 +115,8 @@ class Writes:
         key = handle.ref()
         if key in self._new:
             return self._new[key][1]
+        if self._hosts:
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
         if key not in self._read:
             with tf.control_dependencies(None):  # it is the same until the commit
                 self._read[key] = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
@@ -118,11 +128,10 @@ class Writes:
 
     def assign(self, kind: str, handle: Any, value: tf.Tensor) -> None:
         """Keeps what a variable is to hold; `kind`: one of ASSIGNS."""
-        with tf.control_dependencies(None):
-            if kind == "AssignAddVariableOp":
-                value = self.value(handle, value.dtype) + value
-            elif kind == "AssignSubVariableOp":
-                value = self.value(handle, value.dtype) - value
+        if kind == "AssignAddVariableOp":
+            value = self.value(handle, value.dtype) + value
+        elif kind == "AssignSubVariableOp":
+            value = self.value(handle, value.dtype) - value
         self._new[handle.ref()] = handle, value
 
     def needed(self) -> list[tf.Tensor]:
@@ -141,13 +150,14 @@ class Writes:
                 before = [written[key] for key in (inputs[0].ref(),) if key in written]
                 with tf.control_dependencies(before):
                     self._b.create(node, inputs, attrs)
-            self.kept.forget()
+            self.kept.forget(committed)
 
 
 def commit(writes: Writes, collectives: Collectives, outputs: Sequence[tf.Tensor]) -> None:
     """Makes the end of a step: each rank waits until all have run everything else, then it writes. COLLECTIVE."""
     graph = tf.compat.v1.get_default_graph()
-    needed = [each.op for each in [*outputs, *writes.needed()] if isinstance(each, tf.Tensor) and each.graph is graph]
+    values = [each for each in [*outputs, *writes.needed()] if isinstance(each, tf.Tensor)]
+    needed = [each.op for each in values if not tf_compat.is_eager(each) and each.graph is graph]
     needed += [each for each in graph.get_operations() if tf_compat.is_stateful(each) and each.type not in _IDLE]
     with tf.control_dependencies(None), tf.control_dependencies(_ends(needed)):
         ready = tf.identity(tf.constant([0], tf.int32))
@@ -180,6 +190,14 @@ def _origin(value: Value) -> Value:
     while value.node.type == "Identity" and value.dtype == tf.resource:
         value = value.node.inputs[0]
     return value
+
+
+def _has_host_function(operation: tf.Operation) -> bool:
+    """Whether an operation, or a branch or a loop's body of it, calls Python."""
+    if operation.type in _OF_HOST:
+        return True
+    graphs = tf_compat.graphs_of(operation)
+    return any(_has_host_function(each) for graph in graphs for each in graph.get_operations())
 
 
 def _writes(node: Node, value: Value) -> bool:

@@ -109,8 +109,6 @@ class KerasSteps:
             self._tell_once(f"{type(model).__name__}.{name}")
         share = self._strategy.extended.share
         args, kwargs = share.begin_step(tf.nest.map_structure(_as_tensor, (args, kwargs)))  # train_on_batch has arrays
-        if name == "train_step" and self._strategy.rank == 0:
-            self.rows_trained.add(share.counts())
         leaves = tf.nest.flatten((args, kwargs))
         whole = [self._gathered(leaf, f"{name}/batch_{i}") for i, leaf in enumerate(leaves)]
         args, kwargs = tf.nest.pack_sequence_as((args, kwargs), whole)
@@ -120,6 +118,8 @@ class KerasSteps:
             found = function(*args, **kwargs)
         communicator.barrier(name=f"{step.scope}/commit")
         step.copy_eagerly([])
+        if name == "train_step" and self._strategy.rank == 0:
+            self.rows_trained.add(share.counts())
         return found
 
     def _tell_once(self, name: str) -> None:
@@ -140,13 +140,12 @@ class KerasSteps:
         known, (rank, size) = _rows.get(), (step.rank, step.size)
         arguments = tf.nest.map_structure(_as_tensor, (args, kwargs))
         rows, report = row_count(arguments), cut.Report()
+        counts = None
         if rows is None:  # nothing to share: every rank computes all of it
             batch = cut.Batch(1, int(rank == 0), min(rank, 1))
         else:
             is_known = known.is_chunked and known.total is not None
             counts, arguments = order.begin_step(rows, arguments, _NAME if is_known else _NAME_OF_NEEDED)
-            if name == "train_step" and rank == 0:
-                self.rows_trained.add(counts)
             report.gathered_counts(size * order.step_bytes())
             if is_known:
                 first, end = chunk(known.total, rank, size)
@@ -198,6 +197,9 @@ class KerasSteps:
                 tell=lambda extents, values: _tell(extents, values, specs),
             )
         )
+        if counts is not None and name == "train_step" and rank == 0:
+            with tf.control_dependencies([step.committed]):
+                self.rows_trained.add(counts)
         structured = concrete.graph.structured_outputs
         flat = tf.nest.flatten(structured, expand_composites=True)
         filled = [next(outputs) if tf.is_tensor(each) else each for each in flat]

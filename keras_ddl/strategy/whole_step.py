@@ -69,6 +69,11 @@ class WholeStep:
         """Copies what a step that runs eagerly may write, until it has committed ([])."""
         self._copies = [(each, tf.identity(tf.convert_to_tensor(each))) for each in variables]
 
+    @property
+    def committed(self) -> tf.Operation:
+        """Of the step that was built last: after it variables are written."""
+        return self._kept[-1].committed
+
     def _keep(self) -> cut.Kept:
         self._kept.append(cut.Kept())
         return self._kept[-1]
