@@ -38,6 +38,7 @@ class Report:
     program: bytes = b""  # digest of the step that was traced
     own_statistics: int = 0  # calls of BatchNormalization with the statistics of the rank's rows
     statistics_left: int = 0  # calls that could not be
+    commits: bool = False  # whether one collective more ends the step; see writes.py
     copies: dict[str, int] = field(default_factory=dict)  # variables that are copied before they are written: why
     lasting: dict[str, int] = field(default_factory=dict)  # operations that a step that fails has done all the same
     _meant: dict[int, str] = field(default_factory=dict)  # why nodes, by position, are given all rows on purpose
@@ -67,6 +68,8 @@ class Report:
         if self.whole:
             kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.whole.items()))
             lines.append(f"computed whole on every rank, for lack of a rule: {kinds}")
+        if self.commits:
+            lines.append("then a commit of 4 bytes: no variable is written before all ranks have run all of this")
         for why, count in sorted(self.copies.items()):
             lines.append(f"copied before it is written, in case a rank fails: {count} variables ({why})")
         if self.lasting:

