@@ -36,7 +36,7 @@ def test_report_counts_every_collective_and_names_functions_of_the_host(monkeypa
         original = getattr(SimulatedCollectives, kind)
 
         def counted(self: Any, *args: Any, original: Any = original, kind: str = kind) -> Any:
-            if "commit" not in args:  # of which the report speaks apart
+            if args[-1:] != ("commit",):  # of which the report speaks apart
                 made.append((self.rank, kind))
             return original(self, *args)
 
