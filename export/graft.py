@@ -122,14 +122,14 @@ def export_saved_model(
             scan_saved_model(staged, base["allow_ops"]).raise_for_problems(str(final))
         if warmup and base.sample:
             _write_warmup(staged, base, model_name)
-        _write_provenance(staged, base, source, final)
+        _write_provenance(staged, base, source)
         clock.lap("copy weights")
         on_disk = thread.submit(durable.sync_tree, staged)
         proof = _prove(staged, base, source, process, validate)
         clock.lap("validate")
         size = digests.size_of(staged)
         on_disk.result()
-        versions.publish(staged, final)
+        final = versions.publish(staged, final, automatic=version is None)
         removed = versions.prune(final, keep) if keep is not None else []
         clock.lap("publish")
     return ExportResult(
@@ -171,10 +171,9 @@ def _write_warmup(staged: Path, base: manifest.Manifest, model_name: str) -> Non
     warmup_file.write(staged / "assets.extra" / warmup_file.FILE, requests)
 
 
-def _write_provenance(staged: Path, base: manifest.Manifest, source: Source, final: Path) -> None:
+def _write_provenance(staged: Path, base: manifest.Manifest, source: Source) -> None:
     state = (source.checkpoint.state if source.checkpoint else None) or {}
     record = {
-        "version": int(final.name),
         "model": base.name,
         "checkpoint": source.path.name,
         "checkpoint_sha256": state.get("sha256"),

@@ -38,19 +38,27 @@ def choose(out_dir: Path, version: int | str | None, step: int | None, kind: str
             f"A directory holds versions of one kind, for a server loads the highest. Received: {others[0]}, where "
             f"{kind} is to be written. Give another directory."
         )
-    taken = [int(entry.name) for entry in out_dir.iterdir() if _is_version(entry.name)]
     durable.sweep_temporaries(out_dir)
-    return out_dir / str(max(taken, default=0) + 1 if version is None else int(version))
+    return _next(out_dir) if version is None else out_dir / str(int(version))
 
 
-def publish(staged: Path, final: Path) -> None:
-    """Syncs and renames. Raises: ExportError: another export took the version in the meantime."""
-    try:
-        durable.publish(staged, final, replace=False)
-    except FileExistsError as error:
-        if error.errno == errno.EEXIST:
-            raise _exists(final) from error
-        raise
+def publish(staged: Path, final: Path, *, automatic: bool) -> Path:
+    """Syncs and renames; returns the directory of the version.
+
+    Args:
+        automatic: `choose` chose the number: where another export has taken it meanwhile, the next one does as well.
+    Raises: ExportError: another export has taken a number that was asked for.
+    """
+    while True:
+        try:
+            durable.publish(staged, final, replace=False)
+            return final
+        except FileExistsError as error:
+            if error.errno != errno.EEXIST:
+                raise
+            if not automatic:
+                raise _exists(final) from error
+        final = _next(final.parent)
 
 
 def prune(final: Path, keep: int) -> list[Path]:
@@ -69,6 +77,11 @@ def prune(final: Path, keep: int) -> list[Path]:
         except OSError as error:
             warnings.warn(durable.explain(error, "Removing an old version", version), stacklevel=2)
     return removed
+
+
+def _next(out_dir: Path) -> Path:
+    taken = [int(entry.name) for entry in out_dir.iterdir() if _is_version(entry.name)]
+    return out_dir / str(max(taken, default=0) + 1)
 
 
 def _is_version(name: str) -> bool:

@@ -94,7 +94,6 @@ def export_format(
         )
         compared = time.perf_counter()
         record = {
-            "version": int(final.name),
             "format": chosen.name,
             "step": made.step,
             "epoch": made.epoch,
@@ -109,7 +108,7 @@ def export_format(
         }
         (staged / PROVENANCE).write_text(json.dumps(record, indent=1))
         size = (staged / chosen.file).stat().st_size
-        versions.publish(staged, final)
+        final = versions.publish(staged, final, automatic=version is None)
         removed = versions.prune(final, keep) if keep is not None else []
     return replace(
         made,

@@ -79,7 +79,7 @@ def export_graph(
         answer = validate_saved_model(staged / "model", None, golden, process=process)
         same = "bit for bit" if answer["bitwise"] else f"to within {answer['largest']:.1e}"
         size = digests.size_of(staged / "model")
-        versions.publish(staged / "model", final)
+        final = versions.publish(staged / "model", final, automatic=version is None)
         removed = versions.prune(final, keep) if keep is not None else []
     return ExportResult(
         path=final,

@@ -22,6 +22,7 @@ from typing import Any
 TEMPORARY = ".tmp-"
 REPLACED = ".replaced"  # suffix of a directory that is being replaced by a newer one of its name
 _OTHER_HOST_SECONDS = 24 * 3600.0  # a temporary of a host we cannot ask is left alone this long
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY  # opening a FIFO would wait for its writer
 _PATTERN = re.compile(r"^\.tmp-(?P<host>.*)-(?P<pid>\d+)-[^-]*$")
 
 
@@ -181,7 +182,7 @@ def remove(path: Path) -> None:
 def being_read(path: Path) -> Iterator[None]:
     """While the block runs, `remove_unless_read` in any process of this host leaves the directory alone."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, _DIRECTORY)
     except OSError:  # it is gone: who reads it will tell
         yield
         return
@@ -194,9 +195,12 @@ def being_read(path: Path) -> Iterator[None]:
 
 
 def remove_unless_read(path: Path) -> bool:
-    """As `remove`, unless a process of this host is reading it (`being_read`). Returns whether it is gone."""
+    """As `remove`, unless a process of this host is reading it (`being_read`). Returns whether it is gone.
+
+    Raises: OSError: it is no directory, or may not be read or removed.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, _DIRECTORY)
     except FileNotFoundError:
         return True
     try:

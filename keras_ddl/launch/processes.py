@@ -51,6 +51,13 @@ def marked(marker: str) -> list[int]:
     return found
 
 
+def wait_for_marked(marker: str, *, timeout: float) -> None:
+    """Waits until no process of this host is marked with `marker`, or `timeout` seconds have passed."""
+    deadline = time.monotonic() + timeout
+    while marked(marker) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def kill_marked(marker: str, *, timeout: float = 2.0) -> None:
     """Kills (SIGKILL) every process of this host marked with `marker`, until none is left or `timeout` has passed.
 

@@ -40,6 +40,7 @@ _CASCADE_OF_RESTART_SECONDS = 10.0  # all end at once, but TensorFlow's end take
 _GRACE_SECONDS = 2.0
 _INTERRUPT_GRACE_SECONDS = 5.0
 _MPIRUN_SECONDS = 3.0
+_DAEMON_SECONDS = 5.0  # mpirun's daemons end, and remove their files, once mpirun has ended
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on to the ranks, who decide what they mean
 
 
@@ -335,6 +336,8 @@ class Supervisor:
         for link in self._links:
             link.finish()
         if self._mpirun is not None:
+            if self._job.several_hosts and self._mpirun.ended_at is not None and not self._killed:
+                processes.wait_for_marked(self._address.token, timeout=_DAEMON_SECONDS)
             self._mpirun.signal(signal.SIGKILL)
             self._mpirun.wait()
         processes.kill_marked(f"/keras_ddl-{self._job.id}/")

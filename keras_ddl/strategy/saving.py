@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from keras_ddl import config
-from keras_ddl.errors import DeadlineError
+from keras_ddl.errors import ConfigError, DeadlineError
 from keras_ddl.files.durable import remove_unless_read
 
 _POLL_SECONDS = 0.01
@@ -41,8 +42,10 @@ class SaveRecords:
         self._held: int | None = None
         self._seen: dict[str, int] = {}  # by path: how many entries of the record this rank's calls have come to
         for abandoned in base.glob(f"{_PREFIX}*"):
-            with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-                remove_unless_read(abandoned)
+            # In a directory that users share, anybody can make anything of this name.
+            with contextlib.suppress(OSError):  # gone meanwhile
+                if _is_own_directory(abandoned.lstat()):
+                    remove_unless_read(abandoned)
         atexit.register(self._leave, os.getpid())
 
     @contextlib.contextmanager
@@ -100,9 +103,16 @@ class SaveRecords:
     def _hold(self) -> None:
         """Makes the folder, and holds it until this process ends."""
         while self._held is None:
-            self.folder.mkdir(mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                self.folder.mkdir(mode=0o700)
             with contextlib.suppress(FileNotFoundError):  # another job has taken it for abandoned in between
-                held = os.open(self.folder, os.O_RDONLY)
+                if not _is_own_directory(self.folder.lstat()):
+                    raise ConfigError(
+                        "The ranks' record of what they have saved needs a directory of their own. Received: "
+                        f"{self.folder}, which is somebody else's or no directory (rank {self.rank}, user id "
+                        f"{os.geteuid()}). Set TMPDIR to a directory that only you can write to."
+                    )
+                held = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                 fcntl.flock(held, fcntl.LOCK_SH)
                 if self.folder.exists() and os.path.samestat(os.fstat(held), self.folder.stat()):
                     self._held = held
@@ -115,3 +125,7 @@ class SaveRecords:
             self._held = None
             with contextlib.suppress(OSError):
                 remove_unless_read(self.folder)
+
+
+def _is_own_directory(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,34 @@ def test_version_is_a_number(trained: Path, tmp_path: Path, version: str) -> Non
     with pytest.raises(ExportError, match="whole number, 0 or more.*TensorFlow Serving.*Received"):
         export_here(trained, tmp_path / "out", version=version)
     assert contents(tmp_path / "out") == []
+
+
+def test_exports_at_once_into_one_directory_all_get_a_number(tmp_path: Path) -> None:
+    from keras_ddl.export import versions
+
+    chosen = threading.Barrier(6)
+
+    def export(number: int) -> str:
+        final = versions.choose(tmp_path / "out", None, None)
+        staged = tmp_path / f"staged-{number}"
+        staged.mkdir()
+        (staged / "saved_model.pb").write_text(str(number))
+        chosen.wait()  # all have chosen 1
+        return versions.publish(staged, final, automatic=True).name
+
+    with ThreadPoolExecutor(6) as threads:
+        assert sorted(threads.map(export, range(6))) == contents(tmp_path / "out") == list("123456")
+    assert sorted(path.read_text() for path in (tmp_path / "out").glob("*/*")) == list("012345")
+
+
+def test_version_that_was_asked_for_is_not_replaced_by_another(tmp_path: Path) -> None:
+    from keras_ddl.export import versions
+
+    final = versions.choose(tmp_path / "out", 7, None)
+    (final / "saved_model.pb").mkdir(parents=True)  # another export is faster
+    (tmp_path / "staged").mkdir()
+    with pytest.raises(ExportError, match="never overwritten"):
+        versions.publish(tmp_path / "staged", final, automatic=False)
 
 
 def test_output_must_be_a_directory_one_may_write_to(trained: Path, tmp_path: Path) -> None:

@@ -149,6 +149,21 @@ def test_run_hosts_of_other_versions_start_nothing(on_hosts: list[str], tmp_path
     assert "restart" not in ended.err, ended
 
 
+# Beside each daemon: ends a second after it, and then removes its file.
+LATE = r"""
+touch "$TMPDIR/late.$$"
+setsid bash -c 'while kill -0 $0; do sleep 0.1; done; sleep 1; rm "$TMPDIR/late.$0"' $$ </dev/null >/dev/null 2>&1 &
+"""
+
+
+def test_run_hosts_waits_for_daemons_that_end_late(on_hosts: list[str], tmp_path: Path):
+    # Open MPI's daemons remove their directories when mpirun has ended, on a busy host a second or two later.
+    (tmp_path / "agent").write_text(AGENT.replace("exec ", LATE + "exec ", 1))
+    env = with_other_h1(tmp_path, '"Keras": "3.1.0"')
+    ended = run([*on_hosts, "python", write_program(tmp_path, "")], tmp_path, env=env)  # looks for what is left
+    assert ended.status == 1 and "versions of Keras" in ended.err, ended
+
+
 def test_run_hosts_with_another_clock_are_warned_of(on_hosts: list[str], tmp_path: Path):
     env = with_other_h1(tmp_path, "", seconds_ahead=60.0)
     program = write_program(

@@ -1,13 +1,16 @@
 """The record of what ranks have saved: it is gone when they are, however they have ended."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.saving import SaveRecords
 from launch.launching import Started, write_program
 
@@ -47,6 +50,52 @@ def test_records_of_a_job_that_lives_stay_and_those_of_a_killed_one_go(records_o
     assert records_in(tmp_path) == ["keras_ddl-saves-other"]
     SaveRecords("mine", 0)
     assert records_in(tmp_path) == []
+
+
+def test_records_leave_alone_what_strangers_have_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("KERAS_DDL_RUN_DIR", raising=False)
+    os.mkfifo(tmp_path / "keras_ddl-saves-fifo")
+    (tmp_path / "keras_ddl-saves-link").symlink_to(tmp_path)
+    (tmp_path / "keras_ddl-saves-file").touch()
+    with time_limit(5):  # opening the FIFO would wait for ever
+        SaveRecords("mine", 0)
+    assert sorted(records_in(tmp_path)) == [f"keras_ddl-saves-{kind}" for kind in ("fifo", "file", "link")]
+    if os.geteuid() == 0:
+        (tmp_path / "keras_ddl-saves-nobody").mkdir()
+        os.chown(tmp_path / "keras_ddl-saves-nobody", 65534, 65534)
+        SaveRecords("mine", 0)
+        assert "keras_ddl-saves-nobody" in records_in(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "file"])
+def test_records_are_kept_in_no_directory_of_a_stranger(kind: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("KERAS_DDL_RUN_DIR", raising=False)
+    records = SaveRecords("mine", 0)
+    match kind:
+        case "fifo":
+            os.mkfifo(records.folder)
+        case "link":
+            records.folder.symlink_to(tmp_path)
+        case "file":
+            records.folder.touch()
+    with time_limit(5), pytest.raises(ConfigError, match="Set TMPDIR"), records.claim(f"{tmp_path}/model", "call"):
+        pass
+
+
+@contextlib.contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    def fail(*_: object) -> None:
+        raise TimeoutError(f"still not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_records_go_with_the_last_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
