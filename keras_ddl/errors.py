@@ -22,6 +22,7 @@ __all__ = [
     "RankLostError",
     "RankMismatchError",
     "ServingError",
+    "StepCancelledError",
 ]
 
 
@@ -72,6 +73,10 @@ class CollectiveError(KerasDdlError, RuntimeError):
     """A collective failed for another reason: a bug, or an error of the operating system or of MPI."""
 
 
+class StepCancelledError(CollectiveError):
+    """A collective that was cancelled because another rank has failed; where a step is called, that rank's error."""
+
+
 class CheckpointError(KerasDdlError, RuntimeError):
     """A checkpoint directory that is missing, incomplete or altered, or that cannot be written."""
 
@@ -94,6 +99,7 @@ class RankError(KerasDdlError, RuntimeError):
 
 # Status codes of native/core/include/ddl.h (equal to those of TensorFlow).
 _BY_CODE: dict[int, type[KerasDdlError]] = {
+    1: StepCancelledError,
     3: ConfigError,
     4: DeadlineError,
     9: RankMismatchError,

@@ -38,6 +38,7 @@ from keras_ddl.communicator.requests import (
     Memory,
     Requests,
 )
+from keras_ddl.communicator.started import Started
 
 if TYPE_CHECKING:
     import numpy as np
@@ -221,13 +222,17 @@ class Communicator(Requests):
         self._run(BROADCAST, name, _native_view(source), _native_view(result), root=root, detail=_text(array))
         return result
 
-    def all_gather_bytes(self, data: bytes, name: str, *, detail: str = "") -> list[bytes]:
+    def all_gather_bytes(self, data: bytes, name: str, *, detail: str = "", flags: int = 0) -> list[bytes]:
         """Returns the bytes of every rank."""
         import numpy as np
 
         source = np.frombuffer(data, np.uint8)
         fields = {"detail": detail, "row_count": 1, "rows": len(data)}
-        return self._run(ALL_GATHER, name, source, None, flags=FLAG_ALL_RANKS, **fields)
+        return self._run(ALL_GATHER, name, source, None, flags=FLAG_ALL_RANKS | flags, **fields)
+
+    def start_barrier(self, name: str, flags: int) -> Started:
+        """Returns a barrier that goes on by itself."""
+        return self.start(self._request(BARRIER, name, None, None, flags=flags), None)
 
     def barrier(self, name: str) -> None:
         """Returns when every rank has come."""

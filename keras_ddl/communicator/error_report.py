@@ -106,6 +106,7 @@ def write(rank: int, kind: type[BaseException], error: BaseException | None, tra
         "host": socket.gethostname(),
         "time": time.time(),
         "type": kind.__name__,
+        "failed_rank": getattr(error, "failed_rank", rank),  # another one's: a step fails on all ranks
         "summary": summary.strip().rpartition("\n")[2] if own else summary.strip(),
         "traceback": "".join(traceback.format_exception(kind, error, trace)) + own,
     }

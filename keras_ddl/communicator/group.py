@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from keras_ddl import config
 from keras_ddl.communicator import binding, requests
 from keras_ddl.communicator.dtypes import DTYPES
+from keras_ddl.communicator.started import Started
 from keras_ddl.errors import ConfigError, NotInitializedError
 from keras_ddl.topology import Topology, part_of
 
@@ -240,6 +241,27 @@ class Communicator:
                 f"{self.rank}. Use broadcast_object."
             )
         return native.broadcast(array, root, self._name("broadcast_array", name))
+
+    def start_alarm(self) -> Started:
+        """Cancels the collectives of all ranks until they come together; then each calls this, once. It is done when
+        all have. See DDL_FLAG_CANCELS in ddl.h.
+        """
+        return self.native().start_barrier(f"{self.prefix}keras_ddl/failed", requests.FLAG_CANCELS)
+
+    def come_together(self, obj: Any) -> list[Any]:
+        """Returns every rank's object after a failure. COLLECTIVE, when the alarm is done and nothing else is pending.
+
+        Afterwards collectives run as before, also those without a name, of which some ranks may have called fewer.
+        """
+        with self._lock:
+            calls = dict(self._calls)
+        data, match = _pickle((obj, calls)), f"{self.prefix}keras_ddl/failures"
+        parts = self.native().all_gather_bytes(data, match, flags=requests.FLAG_RESUMES)
+        gathered = [_unpickle(part, sender) for sender, part in enumerate(parts)]
+        with self._lock:
+            for _, counts in gathered:
+                self._calls |= Counter(counts)
+        return [each for each, _ in gathered]
 
     def native(self) -> binding.Communicator:
         """Returns what runs the collectives. Raises NotInitializedError when this is closed."""

@@ -15,7 +15,7 @@ from typing import Any
 from keras_ddl import errors
 from keras_ddl.communicator.native_signals import INTERRUPTED
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 FAILED_PRECONDITION = 9  # of ddl_code
 ERROR_BYTES = 4096  # of the buffers for messages
 

@@ -20,7 +20,7 @@ from keras_ddl.communicator.started import WAIT_SLICE_MS, Started
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "avg": 1}
 ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER, JOIN, ALL_TO_ALL = range(7)
 COMPRESSIONS = {None: 0, "bfloat16": 1, "float16": 2}
-FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING, FLAG_ALL_RANKS = 1, 2, 4, 8
+FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING, FLAG_ALL_RANKS, FLAG_CANCELS, FLAG_RESUMES = 1, 2, 4, 8, 16, 32
 
 # A caller that waits anyway looks this long for the other ranks before it leaves its request to the communication
 # thread, which waits without using a core.

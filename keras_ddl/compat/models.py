@@ -145,6 +145,12 @@ def metrics_in(model: Any) -> list[Any]:
     return [each for each in [*tracked, *(one for some in given for one in some)] if not isinstance(each, (str, type))]
 
 
+def written_by_steps(model: Any) -> list[Any]:
+    """Returns all variables of Keras that a step of `model` may write."""
+    optimizers = [each for optimizer in optimizers_of(model) for each in optimizer.variables]
+    return list({id(each): each for each in (*model.variables, *optimizers, *metric_variables(model))}.values())
+
+
 def metric_variables(model: Any) -> list[Any]:
     """Returns the variables of a model's metrics, and of those inside them, each once."""
     found: dict[int, Any] = {}

@@ -40,8 +40,9 @@ _WORKS = f"{TESTED[0][0]}.{TESTED[0][1]} to {TESTED[-1][0]}.{TESTED[-1][1]}"
 with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]' or 'keras_ddl[gpu]'"):
     from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset as ShuffleDataset
     from tensorflow.python.distribute.distribute_lib import UpdateContext
-    from tensorflow.python.eager.context import global_seed
-    from tensorflow.python.framework import auto_control_deps
+    from tensorflow.python.eager.cancellation import CancellationManager, CancellationManagerContext
+    from tensorflow.python.eager.context import anonymous_name, global_seed
+    from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils
     from tensorflow.python.ops import handle_data_util, ref_variable, resource_variable_ops
 
     # What TensorFlow exports for Keras.
@@ -58,6 +59,8 @@ StrategyExtendedV1 = tf.compat.v1.distribute.StrategyExtended
 ValueContext = tf.distribute.experimental.ValueContext
 
 __all__ = [
+    "CancellationManager",
+    "CancellationManagerContext",
     "InputContext",
     "ReplicaContext",
     "ShuffleDataset",
@@ -259,6 +262,14 @@ def called_graphs(call: tf.Operation) -> list[Any]:
     return [_graph_of(call, each) for each in call.get_attr("branches")]
 
 
+def graphs_of(operation: tf.Operation) -> list[Any]:
+    """Returns the graphs of all functions that an operation names, as far as TensorFlow tells."""
+    if not any(each.type.endswith(("func", "func)")) for each in operation.op_def.attr):
+        return []  # cheaper than its attributes
+    functions = [f for each in operation.node_def.attr.values() for f in (each.func, *each.list.func) if f.name]
+    return [graph for graph in (_graph_of(operation, each) for each in functions) if graph is not None]
+
+
 def _graph_of(call: tf.Operation, function: Any) -> Any:
     try:
         return call.graph._get_function(function.name).graph
@@ -277,12 +288,35 @@ def is_stateful(operation: tf.Operation) -> bool:
     return operation.op_def.is_stateful
 
 
+def written_resources(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the resources among the inputs of an operation that it may write, as far as TensorFlow knows better."""
+    reads, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+    return [each for each in operation.inputs if each.dtype == tf.resource and (each in writes or each not in reads)]
+
+
 def variable_shape(handle: tf.Tensor) -> tf.TensorShape | None:
     """Returns the shape of the variable that a handle in a graph stands for, None if it is not known."""
     data = handle_data_util.get_resource_handle_data(handle)
     if not data.is_set or len(data.shape_and_type) != 1:
         return None
     return tf.TensorShape(data.shape_and_type[0].shape)
+
+
+def variable_dtype(handle: tf.Tensor) -> tf.DType | None:
+    """Returns the dtype of the variable that a handle in a graph stands for, None if it is no variable's."""
+    data = handle_data_util.get_resource_handle_data(handle)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    return tf.as_dtype(data.shape_and_type[0].dtype)
+
+
+def plain_variable(dtype: tf.DType) -> tf.Tensor:
+    """Returns the handle of a variable without a value, of any shape, that lives as long as the handle.
+
+    A tf.Variable that is made while a tf.function is traced would have it traced again.
+    """
+    with tf.init_scope():
+        return tf.raw_ops.VarHandleOp(dtype=dtype, shape=tf.TensorShape(None), shared_name=anonymous_name())
 
 
 def outputs_of_branches(tensor: tf.Tensor) -> list[tf.Tensor]:

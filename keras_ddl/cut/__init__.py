@@ -22,13 +22,27 @@ from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives, OfRanks
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.kept import Kept
 from keras_ddl.cut.pieces import Batch
 from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import FEW_ROWS, Report
 from keras_ddl.cut.rules.own_statistics import OwnStatistics
 from keras_ddl.cut.states import PARTIAL, SHARD, WHOLE, Rows, State
+from keras_ddl.cut.writes import Writes, commit
 
-__all__ = ["FEW_ROWS", "WHOLE", "Batch", "Collectives", "OfRanks", "Program", "Report", "Rows", "State", "build_step"]
+__all__ = [
+    "FEW_ROWS",
+    "WHOLE",
+    "Batch",
+    "Collectives",
+    "Kept",
+    "OfRanks",
+    "Program",
+    "Report",
+    "Rows",
+    "State",
+    "build_step",
+]
 
 
 def build_step(
@@ -47,6 +61,7 @@ def build_step(
     parts: Collection[Any] = (),
     shards: Collection[Any] = (),
     tell: Callable[[Extents, Sequence[Value]], Iterable[Value]] = lambda extents, inputs: (),
+    kept: Kept | None = None,
 ) -> list[tf.Tensor]:
     """Makes, in the graph that is being traced, what one rank has to do of a step.
 
@@ -66,6 +81,8 @@ def build_step(
         parts: outer tensors (handles of variables) of which each rank holds a part of a sum, from step to step.
         shards: outer tensors (handles of variables) of which each rank holds a chunk of the entries (shards.py), in the
             variable whose handle `captured` returns.
+        kept: the step commits, so that no variable is written before all ranks have run all else; takes copies of
+            variables for which that cannot be. None: variables are written at once.
         tell: says what is known of the extents of whole arguments that are made of the batch's rows; returns these.
     Returns: the step's outputs in order, whole, equal on all ranks.
     """
@@ -86,8 +103,12 @@ def build_step(
         else:
             builder.give(value, tensor, state, dims)
     builder.add_of_batch(tell(builder.extents, program.inputs))
+    if kept is not None:
+        builder.writes = Writes(builder, kept)
     builder.build()
     wholes = [builder.result(value) for value in program.outputs]
+    if kept is not None:
+        commit(builder.writes, collectives, wholes)
     if not keeps_rows:
         return wholes
     held = [(value, builder.state(value)) for value in program.outputs]

@@ -27,6 +27,7 @@ from keras_ddl.cut.schedule import Schedule
 from keras_ddl.cut.seeds import agreed_seeds
 from keras_ddl.cut.states import WHOLE, Partial, Rows, State, Whole
 from keras_ddl.cut.two_states import TwoStates
+from keras_ddl.cut.writes import Writes
 
 # Without the wrapper that looks for a deprecated argument at every call: a quarter of the time of a cut.
 _create_op = getattr(tf.Graph.create_op, "__wrapped__", tf.Graph.create_op)
@@ -68,6 +69,7 @@ class Builder(Held):
         super().__init__(program, batch, collectives, report, scope)
         self.seed = seed
         self.apart: Apart | None = None
+        self.writes: Writes | None = None  # of a step that commits; None: what is assigned is written
         self.in_loop = False  # where nothing can move between ranks
         self.waits_outside = False
         self.before: list[tf.Operation] = []  # what the node that is made runs after
@@ -85,6 +87,11 @@ class Builder(Held):
 
         attrs: attributes in place of the node's.
         """
+        found = self.writes.make(node, inputs, attrs) if self.writes is not None else None
+        return self.create(node, inputs, attrs) if found is None else found
+
+    def create(self, node: Node, inputs: Sequence[tf.Tensor], attrs: Mapping[str, Any]) -> list[tf.Tensor]:
+        """`make`, at once, whatever it is."""
         operation = node.operation
         known = {key: value for key, value in operation.node_def.attr.items() if not key.startswith("_")}
         known.update(agreed_seeds(node, self.seed))
@@ -99,6 +106,15 @@ class Builder(Held):
         )
         self._last.append(made)  # also from recipes, which run while another node is made: it then waits for them
         return list(made.outputs)
+
+    def assign(self, kind: str, handle: Any, value: tf.Tensor) -> tf.Operation | None:
+        """Writes a variable, now or (None) when the step commits. `kind`: one of writes.ASSIGNS."""
+        if self.writes is not None and not self.writes.is_early(handle):
+            self.writes.assign(kind, handle, value)
+            return None
+        made = getattr(tf.raw_ops, kind)(resource=handle, value=value)
+        self.ran(made)
+        return made
 
     def make_whole(self, node: Node) -> list[Piece]:
         """Makes the operation from whole inputs, alike on every rank."""
@@ -174,6 +190,8 @@ class Builder(Held):
     def _try(self, node: Node) -> bool:
         self._node, self._last = node, []
         self.before = before = [each for one in node.after for each in self._done[one]]
+        if self.writes is not None:
+            before += self.writes.before(node)
         try:
             with tf.control_dependencies(before):
                 pieces = self._apply(node)

@@ -38,6 +38,9 @@ class Report:
     program: bytes = b""  # digest of the step that was traced
     own_statistics: int = 0  # calls of BatchNormalization with the statistics of the rank's rows
     statistics_left: int = 0  # calls that could not be
+    commits: bool = False  # whether one collective more ends the step; see writes.py
+    copies: dict[str, int] = field(default_factory=dict)  # variables that are copied before they are written: why
+    lasting: dict[str, int] = field(default_factory=dict)  # operations that a step that fails has done all the same
     _meant: dict[int, str] = field(default_factory=dict)  # why nodes, by position, are given all rows on purpose
 
     def digest(self) -> bytes:
@@ -65,6 +68,13 @@ class Report:
         if self.whole:
             kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.whole.items()))
             lines.append(f"computed whole on every rank, for lack of a rule: {kinds}")
+        if self.commits:
+            lines.append("then a commit of 4 bytes: no variable is written before all ranks have run all of this")
+        for why, count in sorted(self.copies.items()):
+            lines.append(f"copied before it is written, in case a rank fails: {count} variables ({why})")
+        if self.lasting:
+            kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.lasting.items()))
+            lines.append(f"not undone when a rank fails: {kinds}")
         return "\n".join(lines)
 
     def large_gathers(self, bytes_: int) -> list[Entry]:
@@ -75,6 +85,14 @@ class Report:
     def means(self, node: Node, why: str) -> None:
         """Says that the rule of `node` has all rows gathered because it is the best that can be done."""
         self._meant[node.position] = why
+
+    def copied(self, why: str) -> None:
+        """A variable is copied, because it must be written before the step commits."""
+        self.copies[why] = self.copies.get(why, 0) + 1
+
+    def not_undone(self, kind: str) -> None:
+        """An operation does what is not undone when the step fails."""
+        self.lasting[kind] = self.lasting.get(kind, 0) + 1
 
     def found_statistics(self, own: int, left: int) -> None:
         """Of so many calls of BatchNormalization each rank takes its own statistics, of others not."""

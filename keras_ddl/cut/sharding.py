@@ -153,10 +153,13 @@ class Sharding:
     def _own_chunk(self, node: Node) -> tf.Tensor:
         b = self._b
         handle, value = node.inputs
-        written = self._written.get(self._key(handle))
-        with tf.control_dependencies([] if written is None else [written]):
-            whole = tf.raw_ops.ReadVariableOp(resource=b.held(handle), dtype=value.dtype)
-        b.ran(whole.op)
+        if b.writes is not None and not b.writes.is_early(b.held(handle)):
+            whole = b.writes.value(b.held(handle), value.dtype)
+        else:
+            written = self._written.get(self._key(handle))
+            with tf.control_dependencies([] if written is None else [written]):
+                whole = tf.raw_ops.ReadVariableOp(resource=b.held(handle), dtype=value.dtype)
+            b.ran(whole.op)
         whole.set_shape(value.shape)
         return b.exchange.layout(value).cut(whole, b.collectives.rank)
 
@@ -231,10 +234,8 @@ class Sharding:
         first, count = layout.chunk(b.collectives.rank)
         entries = at * width + tf.range(width, dtype=tf.int64)[tf.newaxis] - first
         mine = tf.where((entries >= 0) & (entries < count))
-        made = getattr(tf.raw_ops, node.type)(
-            resource=b.held(handle), indices=tf.gather_nd(entries, mine), updates=tf.gather_nd(rows, mine)
-        )
-        b.ran(made)
+        operands = [b.held(handle), tf.gather_nd(entries, mine), tf.gather_nd(rows, mine)]
+        b.make(node, operands, Tindices=tf.compat.v1.AttrValue(type=tf.int64.as_datatype_enum))
         return []
 
     def _settle(self, node: Node) -> None:
@@ -269,7 +270,9 @@ class Sharding:
         for each in due:
             new = self._new.pop(each)
             with tf.control_dependencies(None), tf.control_dependencies(new.before):
-                self._written[each] = tf.raw_ops.AssignVariableOp(resource=new.handle, value=self._gathered.pop(new))
+                written = b.assign("AssignVariableOp", new.handle, self._gathered.pop(new))
+            if written is not None:
+                self._written[each] = written
 
     def finish(self) -> bool:
         """Writes all weights. False: they have yet to be put together."""

@@ -84,6 +84,8 @@ class RankOutcome:
         """Whether it failed only because of another rank, or because it was told to end."""
         if not self.error and self.stopped_by is not None:
             return True
+        if (self.report or {}).get("failed_rank", self.rank) != self.rank:
+            return True
         name = self.error.partition(":")[0].rpartition(".")[2]
         return name in _CONSEQUENCES or (name == "KeyboardInterrupt" and self.stopped_by is not None)
 

@@ -47,6 +47,15 @@ class BatchKinds:
         self._kinds: list[BatchKind] = []
         self._iterators: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
+    def __bool__(self) -> bool:
+        """Whether any kind was met."""
+        return bool(self._kinds)
+
+    def clear(self) -> None:
+        """Forgets all kinds, and what was traced for them."""
+        self._kinds.clear()
+        self._iterators.clear()
+
     def of_iterator(
         self, iterator: tf.data.Iterator, rows: BatchRows, in_fit: bool, strategy: Any
     ) -> tuple[BatchKind, BatchRows, tf.data.Iterator]:

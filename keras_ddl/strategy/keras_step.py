@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_ddl import cut
+from keras_ddl import communicator, cut
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
@@ -95,9 +95,13 @@ class KerasSteps:
             return self._run_whole(model, name, function, args, kwargs)
         return self._run_cut(model, name, function, args, kwargs)
 
+    def steps_of(self, model: Any) -> list[WholeStep]:
+        """Returns the steps of `model` that were traced."""
+        return list(self._steps.get(model, {}).values())
+
     def explain(self, model: Any) -> str:
         """See Strategy.explain."""
-        tables = [table for step in self._steps.get(model, {}).values() for table in step.tables()]
+        tables = [table for step in self.steps_of(model) for table in step.tables()]
         if not tables:
             raise ConfigError(
                 "Strategy.explain tells of steps that were traced. Received: model "
@@ -117,14 +121,19 @@ class KerasSteps:
         if self._strategy.rank == 0:
             self._tell_once(f"{type(model).__name__}.{name}")
         share = self._strategy.extended.share
-        args, kwargs = share.begin_step((args, kwargs))
-        if name == "train_step" and self._strategy.rank == 0:
-            self.rows_trained.add(share.counts())
+        args, kwargs = share.begin_step(tf.nest.map_structure(_as_tensor, (args, kwargs)))  # train_on_batch has arrays
         leaves = tf.nest.flatten((args, kwargs))
         whole = [self._gathered(leaf, f"{name}/batch_{i}") for i, leaf in enumerate(leaves)]
         args, kwargs = tf.nest.pack_sequence_as((args, kwargs), whole)
+        step = self._step_of(model, name)
+        step.copy_eagerly(models.written_by_steps(model))
         with as_one_process():
-            return function(*args, **kwargs)
+            found = function(*args, **kwargs)
+        communicator.barrier(name=f"{step.scope}/commit")
+        step.copy_eagerly([])
+        if name == "train_step" and self._strategy.rank == 0:
+            self.rows_trained.add(share.counts())
+        return found
 
     def _tell_once(self, name: str) -> None:
         if name not in self._told:
@@ -145,13 +154,12 @@ class KerasSteps:
         known = batches.rows
         arguments = tf.nest.map_structure(_as_tensor, (args, kwargs))
         rows, report = row_count(arguments), cut.Report()
+        counts = None
         if rows is None:  # nothing to share: every rank computes all of it
             batch = cut.Batch(1, int(rank == 0), min(rank, 1))
         else:
             is_known = known.is_chunked and known.total is not None
             counts, arguments = order.begin_step(rows, arguments, _NAME if is_known else _NAME_OF_NEEDED)
-            if name == "train_step" and rank == 0:
-                self.rows_trained.add(counts)
             report.gathered_counts(size * order.step_bytes())
             if is_known:
                 first, end = chunk(known.total, rank, size)
@@ -216,6 +224,9 @@ class KerasSteps:
                 tell=lambda extents, values: _tell(extents, values, specs),
             )
         )
+        if counts is not None and name == "train_step" and rank == 0:
+            with tf.control_dependencies([step.committed]):
+                self.rows_trained.add(counts)
         structured = concrete.graph.structured_outputs
         flat = tf.nest.flatten(structured, expand_composites=True)
         filled = [next(outputs) if tf.is_tensor(each) else each for each in flat]

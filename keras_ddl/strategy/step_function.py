@@ -20,6 +20,7 @@ from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import sharded_slots, whole_slots
 from keras_ddl.strategy.composites import Composites, is_composite
 from keras_ddl.strategy.data import chunk, order
+from keras_ddl.strategy.failing_together import together
 from keras_ddl.strategy.whole_step import WholeStep, is_traced
 
 _FIRST = 3  # calls whose arguments are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
@@ -52,6 +53,7 @@ class StepFunction:
         self._scope = f"{self.__name__}_{number}"
         self.whole_step = WholeStep(self.__name__, self._scope, strategy)
         self._calls = 0
+        self._traces = 0
         self._traced: dict[Hashable, _Traced] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,6 +66,11 @@ class StepFunction:
                 f"other functions. Received: a call while another function is traced (rank {self.rank}). Leave out the "
                 "tf.function around it, or put strategy.function in its place."
             )
+        self._calls += 1  # on all ranks, whatever happens
+        self._traces = self.whole_step.traces
+        return together(lambda: self._call(args, kwargs), self)
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
         arguments = Composites(tf.nest.map_structure(_tensor, (args, kwargs)), own_rows=self._batches == "rank")
         leaves = tf.nest.flatten(arguments.structure, expand_composites=True)
         tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
@@ -83,14 +90,25 @@ class StepFunction:
             self._of_objects[key] = reference, self._strategy.function(step, **self._options)
         return self._of_objects[key][1]
 
+    # The three of failing_together.Undo.
+
+    def may_have_traced(self, is_python: bool) -> bool:
+        return self.whole_step.traces != self._traces
+
+    def restore(self) -> None:
+        self.whole_step.restore()
+
+    def forget_traces(self) -> None:
+        self._traced.clear()
+        self.whole_step.forget_traces()
+
     def explain(self) -> str:
         """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
         return self.whole_step.explain()
 
     def _compare(self, tensors: list[tf.Tensor], arguments: Composites) -> None:
         """Checks now and then that all ranks were given the same."""
-        call, every = self._calls, config.get("DATA_CHECK_BATCHES")
-        self._calls += 1
+        call, every = self._calls - 1, config.get("DATA_CHECK_BATCHES")
         if not every or not (call < _FIRST or call % every == 0):
             return
         look: Any = [(each.dtype.name, each.shape.as_list()) for each in tensors]

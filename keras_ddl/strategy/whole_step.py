@@ -41,8 +41,11 @@ class WholeStep:
         self._strategy = strategy
         self._feedback = f"{scope}#{next(_steps)}"  # another step may have the same name
         self.reports: list[cut.Report] = []
+        self.traces = 0  # begun
+        self._kept: list[cut.Kept] = []
+        self._copies: list[tuple[Any, tf.Tensor]] = []
         self._traced: list[Any] = []  # keeps what the ranks' graphs use alive
-        self._known: set[Any] = set()  # variables that are equal on all ranks already
+        self.known: set[Any] = set()  # variables that are equal on all ranks already
 
     def explain(self) -> str:
         """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
@@ -54,6 +57,32 @@ class WholeStep:
         """Returns the same, one by one, each under the step's name."""
         return [f"{self.name}, one step:\n{report.text()}" for report in self.reports]
 
+    def restore(self) -> None:
+        """When a run of the step has failed: gives variables that it has written early back what they were."""
+        for each in self._kept:
+            each.restore()
+        for variable, value in self._copies:
+            variable.assign(value)
+        self._copies = []
+
+    def copy_eagerly(self, variables: Sequence[Any]) -> None:
+        """Copies what a step that runs eagerly may write, until it has committed ([])."""
+        self._copies = [(each, tf.identity(tf.convert_to_tensor(each))) for each in variables]
+
+    @property
+    def committed(self) -> tf.Operation:
+        """Of the step that was built last: after it variables are written."""
+        return self._kept[-1].committed
+
+    def _keep(self) -> cut.Kept:
+        self._kept.append(cut.Kept())
+        return self._kept[-1]
+
+    def forget_traces(self) -> None:
+        """Begins anew: the next call traces, on all ranks."""
+        self.known.clear()
+        self.reports.clear()
+
     def trace(
         self, step: Callable[..., Any], specs: Sequence[Any], parts: Callable[[], list[tf.Variable]] = list
     ) -> Any:
@@ -61,6 +90,7 @@ class WholeStep:
 
         parts: gives, when the step has been traced, the variables of which each rank holds a part of a sum.
         """
+        self.traces += 1
         with as_one_process(), tracing_for(self._strategy):
             concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
         self._refuse_collectives(concrete)
@@ -106,6 +136,7 @@ class WholeStep:
                 seed=seed,
                 batch_statistics=self._strategy.settings["batch_statistics"],
                 captured=lambda outer: outer if slots[id(outer)] is None else slots[id(outer)].chunk.handle,
+                kept=self._keep(),
                 shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
                 **options,
             )
@@ -147,9 +178,9 @@ class WholeStep:
         """Gives rank 0's values to variables that this step uses first, however the script made them."""
         by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
         used = [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
-        self._known.update(each.ref() for each in parts)
-        variables = [each for each in used if each.ref() not in self._known]
-        self._known.update(each.ref() for each in variables)
+        self.known.update(each.ref() for each in parts)
+        variables = [each for each in used if each.ref() not in self.known]
+        self.known.update(each.ref() for each in variables)
         numeric = [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
         numeric = [each for each in numeric if sharded_slots.of(each) is None]
         with tf.init_scope():

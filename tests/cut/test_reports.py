@@ -36,7 +36,8 @@ def test_report_counts_every_collective_and_names_functions_of_the_host(monkeypa
         original = getattr(SimulatedCollectives, kind)
 
         def counted(self: Any, *args: Any, original: Any = original, kind: str = kind) -> Any:
-            made.append((self.rank, kind))
+            if args[-1:] != ("commit",):  # of which the report speaks apart
+                made.append((self.rank, kind))
             return original(self, *args)
 
         monkeypatch.setattr(SimulatedCollectives, kind, counted)

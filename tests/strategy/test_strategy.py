@@ -31,6 +31,7 @@ OF_THREE = (
     "host",
     "few_rows",
     "accumulation",
+    "failing",
 )
 PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
 DATA = ("data", "order", "row")
@@ -47,7 +48,7 @@ OF_TWO = (
     "trace",
     "tf_distribute",
 )
-OF_TWO += ("one_per_job", "explain")
+OF_TWO += ("one_per_job", "explain", "failing")
 test_of_three = rank_tests(checks(*OF_THREE), [3], check_timeout=120, env=PATIENT)
 test_of_two = rank_tests(
     checks(*OF_TWO),

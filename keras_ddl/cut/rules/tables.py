@@ -33,6 +33,6 @@ def scatter(b: Any, node: Any) -> Any:
     def part() -> tf.Tensor:
         return tf.math.unsorted_segment_sum(b.cut(updates, rows), b.cut(indices, rows), shape[0])
 
-    assign = tf.raw_ops.AssignAddVariableOp if node.type == "ResourceScatterAdd" else tf.raw_ops.AssignSubVariableOp
-    b.ran(assign(resource=b.whole(variable), value=b.summed(node, part)))
+    kind = "AssignAddVariableOp" if node.type == "ResourceScatterAdd" else "AssignSubVariableOp"
+    b.assign(kind, b.whole(variable), b.summed(node, part))
     return []

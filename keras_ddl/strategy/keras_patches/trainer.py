@@ -26,6 +26,7 @@ from keras_ddl.strategy.batch_kinds import (
     whole_batch,
 )
 from keras_ddl.strategy.data import arrays, order
+from keras_ddl.strategy.failing_together import together
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.keras_patches.callbacks import adopted
 from keras_ddl.strategy.one_per_job import outside_message
@@ -197,9 +198,11 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
         if strategy is None or strategy.size == 1:
             return original(self, step_function)
         kinds = BatchKinds()
+        undo = _Undo(self, strategy, kinds)
+
         name = getattr(step_function, "__name__", "train_step")
 
-        def function(iterator):
+        def run(iterator):
             if name != "test_step":
                 whole_slots.refuse_step(name, lambda: whole_slots.slots_of(self))
             if isinstance(iterator, tf.data.Iterator):
@@ -209,20 +212,56 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
                 kind, rows, part = kinds.of_iterator(iterator, reading.rows_of(iterator), in_fit, strategy)
                 if rows.place not in kind.functions:
                     kind.functions[rows.place] = original(self, step_function)
+                undo.has_called = True
                 with keras_step.with_rows(rows, kind), order.translate_errors():
                     return kind.functions[rows.place](part)
             batch = next(iterator)
             arrays.warn_of_equal_batches(batch, strategy.rank)
             kind = kinds.of(whole_batch(batch, total_rows(batch)))
             rows = data.BatchRows().of_kind(kind.specs)
+            undo.has_called = True
             with keras_step.with_rows(rows, kind, is_single=True), order.translate_errors():
                 if "single" not in kind.functions:
                     kind.functions["single"] = of_single_batches(self, step_function, batch, kind)
                 return kind.functions["single"](batch)
 
+        def function(iterator):
+            undo.begin()
+            return together(lambda: run(iterator), undo)
+
         return function
 
     return _make_function
+
+
+class _Undo:
+    """See failing_together.Undo. `kinds`: of the batches of a step of `model`, with what was traced for them."""
+
+    def __init__(self, model: Any, strategy: Any, kinds: BatchKinds) -> None:
+        self._model = weakref.ref(model)
+        self._steps_of = strategy.keras_steps.steps_of
+        self._kinds = kinds
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins a call."""
+        self._traces = self._count()
+        self.has_called = False  # the function, which may trace
+
+    def _count(self) -> int:
+        return sum(step.traces for step in self._steps_of(self._model()))
+
+    def may_have_traced(self, is_python: bool) -> bool:
+        return self._count() != self._traces or is_python and (self.has_called or not self._kinds)
+
+    def restore(self) -> None:
+        for step in self._steps_of(self._model()):
+            step.restore()
+
+    def forget_traces(self) -> None:
+        self._kinds.clear()
+        for step in self._steps_of(self._model()):
+            step.forget_traces()
 
 
 def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -235,20 +274,10 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
         if self.predict_function is not None and not force:
             return None
         kinds, alone = BatchKinds(), BatchKind("", ())
+        undo = _Undo(self, strategy, kinds)
 
-        def predict_function(data_of_steps):
-            reader = reading.current()
-            if reader is None or reader.batch_rows is None:
-                kind, rows = alone, keras_step.LOCAL
-            else:
-                rows = reader.batch_rows
-                if rows.total is None or rows.spec is None:
-                    totals = [total_rows(each) if rows.total is None else rows.total for each in data_of_steps]
-                    specs = [whole_batch(each, total) for each, total in zip(data_of_steps, totals)]
-                else:
-                    specs = [rows.spec] * len(data_of_steps)
-                kind = kinds.of(specs)
-                rows = rows.of_kind(kind.specs)
+        def run(kind, rows, data_of_steps):
+            undo.has_called = True
             with keras_step.with_rows(rows, kind), order.translate_errors():
                 if rows.place not in kind.functions:
                     original(self, force=True)
@@ -256,6 +285,22 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
                     if not rows.is_local:
                         trace_for_all(kind.functions[rows.place], data_of_steps, kind)
                 return kind.functions[rows.place](data_of_steps)
+
+        def run_on_all(rows, data_of_steps):
+            if rows.total is None or rows.spec is None:
+                totals = [total_rows(each) if rows.total is None else rows.total for each in data_of_steps]
+                specs = [whole_batch(each, total) for each, total in zip(data_of_steps, totals)]
+            else:
+                specs = [rows.spec] * len(data_of_steps)
+            kind = kinds.of(specs)
+            return run(kind, rows.of_kind(kind.specs), data_of_steps)
+
+        def predict_function(data_of_steps):
+            reader = reading.current()
+            if reader is None or reader.batch_rows is None:
+                return run(alone, keras_step.LOCAL, data_of_steps)
+            undo.begin()
+            return together(lambda: run_on_all(reader.batch_rows, data_of_steps), undo)
 
         self.predict_function = predict_function
         return None

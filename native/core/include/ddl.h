@@ -19,6 +19,12 @@
 // DDL_FAILED_PRECONDITION on the ranks that submitted it. So does whatever a rank submits after it has joined. When all
 // ranks have joined, all of them continue as before.
 //
+// A rank that fails between two collectives tells the others by a collective with DDL_FLAG_CANCELS, which all ranks
+// then submit. From when the first rank has submitted it until a collective with DDL_FLAG_RESUMES is decided, all
+// others without these flags fail with DDL_CANCELLED, on every rank that has submitted them or does so, unless they
+// were decided before. A rank submits the one with DDL_FLAG_RESUMES when nothing else of it is pending that it wants
+// cancelled. Afterwards all ranks continue as before.
+//
 // Callbacks (`done`, `allocate`, `warn`) run on the communication thread. It is bound to some of the process's cores
 // and may run at a higher priority. A new thread inherits both from the thread that starts it: do not start threads in
 // a callback.
@@ -41,11 +47,12 @@ extern "C" {
 
 // Raised whenever a struct or function below changes, or the format of what ranks exchange. Bindings and ranks reject
 // any other number.
-#define DDL_ABI_VERSION 11
+#define DDL_ABI_VERSION 12
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
   DDL_OK = 0,
+  DDL_CANCELLED = 1,            // another rank has submitted a collective with DDL_FLAG_CANCELS
   DDL_INVALID_ARGUMENT = 3,     // a request that no rank could run
   DDL_DEADLINE_EXCEEDED = 4,    // ranks that did not arrive before the deadline
   DDL_FAILED_PRECONDITION = 9,  // ranks that disagree, or a communicator that was shut down
@@ -102,6 +109,8 @@ typedef enum ddl_compression {
 #define DDL_FLAG_CHECK 2u      // DDL_ALL_REDUCE, then compare with the baseline within `tolerance`
 #define DDL_FLAG_BLOCKING 4u   // the submitting rank's main thread does nothing else until this is done
 #define DDL_FLAG_ALL_RANKS 8u  // the result is meaningless without every rank's data: fail while some have joined
+#define DDL_FLAG_CANCELS 16u   // see "A rank that fails" above
+#define DDL_FLAG_RESUMES 32u
 
 // `count` elements read from `in`, result to `out`; `out` equals `in` or does not overlap it. Need not be aligned.
 typedef struct ddl_buffer {

@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "engine/plan_steps.h"
 #include "shm/group_memory.h"
 #include "test_data.h"
 #include "thread_group.h"
@@ -17,66 +18,6 @@
 
 namespace ddl_test {
 namespace {
-
-constexpr uint32_t kBuckets = 5;
-
-// One bucket of one step; its values tell it from all others.
-struct Bucket {
-  Bucket(uint64_t plan, uint64_t step, uint32_t index, int rank, size_t count = 1000)
-      : first(static_cast<float>(plan * 7000 + step * 10 + index)),
-        data(count, first * static_cast<float>(rank + 1)),
-        call(DDL_ALL_REDUCE, "plan" + std::to_string(plan) + "/" + std::to_string(index)) {
-    call.Buffer(data.data(), data.data(), data.size());
-    call.request.plan = plan;
-    call.request.plan_run = call.request.step = plan << 32 | step;
-    call.request.plan_index = index;
-    call.request.plan_size = kBuckets;
-  }
-  void Check(int size) {
-    const Outcome outcome = Call::Finish(work);
-    EXPECT_EQ(outcome.code, DDL_OK) << outcome.message;
-    EXPECT_EQ(data, std::vector<float>(data.size(), first * static_cast<float>(size * (size + 1) / 2)));
-  }
-  float first;
-  std::vector<float> data;
-  Call call;
-  ddl_work* work = nullptr;
-};
-
-// Runs one step, its buckets submitted in an order of this rank's own.
-void RunStep(ddl_comm* comm, uint64_t plan, uint64_t step, int rank) {
-  std::vector<std::unique_ptr<Bucket>> buckets;
-  for (uint32_t i = 0; i < kBuckets; ++i) buckets.push_back(std::make_unique<Bucket>(plan, step, i, rank));
-  std::vector<uint32_t> order = {0, 1, 2, 3, 4};
-  Random random(step * 100 + static_cast<uint64_t>(rank) + 1);
-  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.Below(i)]);
-  for (const uint32_t i : order) buckets[i]->work = buckets[i]->call.Start(comm);
-  for (auto& bucket : buckets) bucket->Check(ddl_size(comm));
-}
-
-ddl_counters Count(const ddl_comm* comm) {
-  ddl_counters counters{};
-  ddl_count(comm, &counters);
-  return counters;
-}
-
-// Steps until one runs by plan again: all ranks see the same.
-void RunUntilPlanned(ddl_comm* comm, uint64_t step, int rank) {
-  const uint64_t before = Count(comm).planned;
-  for (int i = 0; i < 300 && Count(comm).planned == before; ++i) RunStep(comm, 1, step++, rank);
-  EXPECT_GT(Count(comm).planned, before);
-}
-
-void Sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
-
-// A rank that has nothing to run is waited for 0.1 s.
-RunOptions WithLane() {
-  RunOptions options;
-  options.lane = true;
-  options.warn_after_s = 0.4;
-  options.warn = [](void*, const char*) {};
-  return options;
-}
 
 class PlanTest : public testing::TestWithParam<size_t> {
  protected:
@@ -135,8 +76,8 @@ TEST_P(PlanTest, ARankThatDepartsIsNamedOnAllRanks) {
       group(),
       [&](ddl_comm* comm, int rank) {
         RunStep(comm, 1, 1, rank);
-        Bucket first(1, 2, 0, rank);
-        Bucket second(1, 2, 1, rank, rank == 1 ? 999 : 1000);
+        PlannedSum first(1, 2, 0, rank);
+        PlannedSum second(1, 2, 1, rank, rank == 1 ? 999 : 1000);
         first.work = first.call.Start(comm);
         second.work = second.call.Start(comm);
         first.Check(size());
@@ -199,13 +140,13 @@ TEST(PlanOfRanksTest, ARankThatLeavesABucketOutIsNamed) {
       {0, 0, 2},
       [&](ddl_comm* comm, int rank) {
         RunStep(comm, 1, 1, rank);
-        Bucket first(1, 2, 0, rank);
+        PlannedSum first(1, 2, 0, rank);
         first.work = first.call.Start(comm);
         first.Check(3);
         if (rank == 2) {
           while (told < 2) Sleep(0.01);
         } else {
-          Bucket second(1, 2, 1, rank);
+          PlannedSum second(1, 2, 1, rank);
           const Outcome outcome = second.call.Run(comm);
           EXPECT_EQ(outcome.code, DDL_DEADLINE_EXCEEDED) << outcome.message;
           EXPECT_NE(outcome.message.find("for rank(s) 2"), std::string::npos) << outcome.message;
@@ -227,8 +168,8 @@ TEST(PlanOfRanksTest, WhatComesDuringABucketThatFailsFailsWithIt) {
   RunRanks(
       {0, 1},
       [&](ddl_comm* comm, int rank) {
-        Bucket first(1, 1, 0, rank, 1'000'000);
-        Bucket second(1, 1, 1, rank);
+        PlannedSum first(1, 1, 0, rank, 1'000'000);
+        PlannedSum second(1, 1, 1, rank);
         first.work = first.call.Start(comm);
         Sleep(0.5);
         if (rank == 0) second.work = second.call.Start(comm);
@@ -251,7 +192,7 @@ TEST(PlanOfRanksTest, AfterARankHasLeftTheOthersAreTold) {
         [&](ddl_comm* comm, int rank) {
           RunStep(comm, 1, 1, rank);
           if (rank == 2) return;
-          Bucket bucket(1, 2, 0, rank);
+          PlannedSum bucket(1, 2, 0, rank);
           const Outcome outcome = bucket.call.Run(comm);
           EXPECT_EQ(outcome.code, DDL_UNAVAILABLE) << outcome.message;
           EXPECT_NE(outcome.message.find("rank 2 has left"), std::string::npos) << outcome.message;
@@ -269,10 +210,10 @@ TEST(PlanOfRanksTest, SmallOnesAreRunAtOnceOrInTheirTurn) {
       {0, 0},
       [&](ddl_comm* comm, int rank) {
         for (uint64_t step = 1; step <= 50; ++step) {
-          std::vector<std::unique_ptr<Bucket>> buckets;
+          std::vector<std::unique_ptr<PlannedSum>> buckets;
           for (uint32_t i = 0; i < kBuckets; ++i) {
-            buckets.push_back(std::make_unique<Bucket>(1, step, i, rank, i % 2 == 0 ? 100 : 50000));
-            Bucket& bucket = *buckets.back();
+            buckets.push_back(std::make_unique<PlannedSum>(1, step, i, rank, i % 2 == 0 ? 100 : 50000));
+            PlannedSum& bucket = *buckets.back();
             if (i % 2 != 0 || bucket.call.TryRun(comm, step % 2 == 0 ? 2000 : 0) == 0)
               bucket.work = bucket.call.Start(comm);
           }
@@ -330,7 +271,7 @@ TEST(PlanOfRanksTest, WhatIsDemotedIsNoLongerUnderWayInTheLane) {
       {0, 0},
       [&](ddl_comm* comm, int rank) {
         RunStep(comm, 1, 1, rank);
-        Bucket differs(1, 2, 0, rank, rank == 1 ? 999 : 1000);
+        PlannedSum differs(1, 2, 0, rank, rank == 1 ? 999 : 1000);
         differs.work = differs.call.Start(comm);
         EXPECT_EQ(Call::Finish(differs.work).code, DDL_FAILED_PRECONDITION);
         EXPECT_EQ(Count(comm).demoted, 1u);
@@ -341,7 +282,7 @@ TEST(PlanOfRanksTest, WhatIsDemotedIsNoLongerUnderWayInTheLane) {
 
 TEST(PlanOfRanksTest, WhatCannotBePlannedIsRefused) {
   RunRanks({0}, [&](ddl_comm* comm, int) {
-    Bucket bucket(1, 1, 0, 0);
+    PlannedSum bucket(1, 1, 0, 0);
     bucket.call.request.plan_index = kBuckets;
     EXPECT_EQ(bucket.call.Run(comm).code, DDL_INVALID_ARGUMENT);
     Call gather(DDL_BROADCAST, "b");

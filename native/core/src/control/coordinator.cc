@@ -65,6 +65,7 @@ void Coordinator::Wait(int rank, Waiting waiting) {
 
 Coordinator::Entries::iterator Coordinator::Enqueue(int rank, Waiting waiting) {
   const std::string& name = waiting.announcement->name;
+  if (FailIfCancelled(rank, *waiting.announcement)) return waiting_.end();
   if (FailByTombstone(rank, name, waiting.step, waiting.since) || FailIfStepFailed(rank, name, waiting.step)) {
     return waiting_.end();
   }
@@ -122,6 +123,7 @@ void Coordinator::Match(Entries::iterator at) {
   decision.message = DescribeMismatch(all);
   const Announcement& first = *all[0].announcement;
   const uint32_t kind = first.kind;
+  if ((first.flags & DDL_FLAG_RESUMES) != 0) cancelling_ = false;
   if (decision.message.empty()) decision.message = DescribeMissingData(joined, all);
   if (decision.message.empty() && kind == DDL_ALL_TO_ALL) decision.message = DescribeWrongSplits(all);
   if (!decision.message.empty()) {
@@ -175,6 +177,8 @@ void Coordinator::Name(const std::vector<Submission>& all, Decision* decision) {
 }
 
 void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& message) {
+  // Of ranks that do not come together all else fails by itself.
+  if ((Any(at->second).flags & kOfFailure) != 0) cancelling_ = false;
   Verdict verdict;
   verdict.decision.code = code;
   verdict.decision.name = at->first;

@@ -35,6 +35,9 @@ struct Verdict {
   std::vector<int> ranks;
 };
 
+// Collectives by which ranks come together when one has failed.
+constexpr uint32_t kOfFailure = DDL_FLAG_CANCELS | DDL_FLAG_RESUMES;
+
 class Coordinator {
  public:
   // `warn_after_s`, `deadline_s`: 0 for never. `locations` must outlive this.
@@ -124,6 +127,8 @@ class Coordinator {
   void Wait(int rank, Waiting waiting);
   // Queues it; what to call Match with, or the end when it has failed already.
   Entries::iterator Enqueue(int rank, Waiting waiting);
+  // coordinator_steps.cc. The first announcement with DDL_FLAG_CANCELS fails whatever waits. Whether this one fails.
+  bool FailIfCancelled(int rank, const Announcement& announcement);
   // Whether this has come already, past the relays.
   bool Drop(int rank, const std::string& name);
   void Match(Entries::iterator at);
@@ -181,6 +186,7 @@ class Coordinator {
   uint64_t num_failed_steps_ = 0;                              // in total
   uint64_t num_failed_steps_seen_ = 0;                         // by HasTombstones
   double failed_steps_until_ = 0;                              // until when the last of them counts as a tombstone
+  bool cancelling_ = false;                                    // from DDL_FLAG_CANCELS to DDL_FLAG_RESUMES
   std::vector<Verdict> verdicts_;
   uint64_t decided_for_all_ = 0;       // decisions for every rank
   std::vector<uint64_t> decided_for_;  // others, by rank

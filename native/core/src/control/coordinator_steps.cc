@@ -1,4 +1,4 @@
-// Fails the other collectives of a graph's run when one of them fails.
+// Fails the other collectives of a graph's run when one of them fails, and all collectives when a rank fails.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -18,6 +18,14 @@ Decision Consequence(const std::string& name, const Decision& cause) {
   decision.name = name;
   decision.message =
       "'" + name + "' was cancelled because '" + cause.name + "' of the same step failed: " + cause.message;
+  return decision;
+}
+
+Decision Cancellation(const std::string& name) {
+  Decision decision;
+  decision.code = DDL_CANCELLED;
+  decision.name = name;
+  decision.message = "'" + name + "' was cancelled, because another rank has failed in this step";
   return decision;
 }
 
@@ -53,6 +61,26 @@ bool Coordinator::FailIfStepFailed(int rank, const std::string& name, uint64_t s
   const auto failed = failed_steps_.find({rank, step});
   if (failed == failed_steps_.end()) return false;
   verdicts_.push_back({Consequence(name, failed->second), {rank}});
+  return true;
+}
+
+bool Coordinator::FailIfCancelled(int rank, const Announcement& announcement) {
+  if ((announcement.flags & DDL_FLAG_CANCELS) != 0 && !cancelling_) {
+    cancelling_ = true;
+    for (auto at = waiting_.begin(); at != waiting_.end();) {
+      const auto here = at++;
+      Entry& entry = here->second;
+      if ((Any(entry).flags & kOfFailure) != 0) continue;
+      while (entry.present > 0) {
+        const std::vector<int> ranks = Present(entry);
+        for (const int each : ranks) Take(entry, each);
+        verdicts_.push_back({Cancellation(here->first), ranks});
+      }
+      waiting_.erase(here);
+    }
+  }
+  if (!cancelling_ || (announcement.flags & kOfFailure) != 0) return false;
+  verdicts_.push_back({Cancellation(announcement.name), {rank}});
   return true;
 }
 

@@ -176,6 +176,7 @@ void Engine::Submit(const ddl_request& from) {
   auto request = std::make_unique<Request>();
   request->Describe(from, transport_.size);
   request->submitted = Now();
+  if ((from.flags & DDL_FLAG_CANCELS) != 0) HurryLane();
   Engine* const lane = from.plan_size > 0 ? planned_engine_.load(std::memory_order_acquire) : nullptr;
   if (lane == nullptr) {
     SubmitOwned(std::move(request));
@@ -281,6 +282,7 @@ void Engine::Decide(const Decision& decision) {
   --num_pending_;
   if (coordinator_ == nullptr && decision.gives_id) known_.Add(request->announcement);
   coordinated_.fetch_add(1, std::memory_order_relaxed);
+  if ((request->announcement.flags & DDL_FLAG_RESUMES) != 0) ResumeLane();
   const double started = Trace::Stamp();
   Status status(decision.code, decision.message);
   bool broken = false;

@@ -107,6 +107,9 @@ class Engine {
   // a rendezvous must not overtake; and the part of the communication thread.
   void Skip(const PlanPlace& place);
   bool HasSmall() const { return num_small_.load(std::memory_order_relaxed) > 0; }
+  // When a rank fails: see PlanLane::Hurry and Resume.
+  void HurryLane();
+  void ResumeLane();
   bool RunPlanned();
   void CheckLane();
   // Some rank has left: the coordinator has what is planned from now on.
@@ -179,6 +182,7 @@ class Engine {
   std::unique_ptr<PlanLane> lane_;                // of a lane
   std::unique_ptr<Engine> own_lane_;              // of one that has a lane
   std::atomic<Engine*> planned_engine_{nullptr};  // the same, once it runs
+  std::atomic<bool> hurries_{false};              // of a lane: whether a rank has failed
   std::atomic<int> num_small_{0};                 // requests here whose data could go through a rendezvous
   double warn_lane_after_ = 0;
   std::string description_;

@@ -56,7 +56,7 @@ int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   if (request.kind == DDL_JOIN) return 0;
   // Submit reports what is wrong with a request.
   if (memory_->local_size() != transport_.size || !Validate(request, transport_.size).ok()) return 0;
-  if ((request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0) return 0;
+  if ((request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK | kOfFailure)) != 0) return 0;
   if (HasFreeRows(request.kind) && request.allocate == nullptr) return 0;
   const size_t num_splits = request.kind == DDL_ALL_TO_ALL ? static_cast<size_t>(transport_.size) : 0;
   if (num_splits * sizeof *request.splits > kEagerBytes) return 0;

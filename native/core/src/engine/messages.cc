@@ -14,7 +14,9 @@ namespace ddl {
 
 void Engine::Announce(std::unique_ptr<Request> request) {
   if (lane_ != nullptr) {
-    if (request->done == nullptr) {
+    if (request->done == nullptr && request->place.size == 0) {
+      lane_->Resume();
+    } else if (request->done == nullptr) {
       lane_->runs().Skip(request->place, Now());
     } else {
       lane_->runs().Add(std::move(request), Now());

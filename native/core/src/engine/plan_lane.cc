@@ -97,7 +97,9 @@ PlanPost PlanLane::GroupsPost() const {
 }
 
 Status PlanLane::Progress(double now, std::unique_ptr<Request>* run, bool* moved) {
-  runs_.DemoteStuck(now, patience_s_);
+  const double patience_s = hurries_ ? 0 : patience_s_;
+  if (hurries_ && !posted_) runs_.DemoteAll();  // what is posted may yet run, on all ranks
+  runs_.DemoteStuck(now, patience_s);
   if (leaders_.size() > 1 && is_leader()) DDL_RETURN_IF_ERROR(Receive(moved));
   if (!posted_) {
     uint64_t number = 0;
@@ -105,7 +107,7 @@ Status PlanLane::Progress(double now, std::unique_ptr<Request>* run, bool* moved
     if (next == nullptr) {
       if (!HasBegun()) return {};
       if (begun_at_ == 0) begun_at_ = now;
-      if (now - begun_at_ < patience_s_) return {};
+      if (now - begun_at_ < patience_s) return {};
     }
     Post(next, number, now);
     *moved = true;
@@ -208,6 +210,13 @@ void PlanLane::End(const PlanPost& outcome, double now, std::unique_ptr<Request>
   const uint64_t skipped = failures_ == 0 ? 0 : std::min(kMostSkipped, uint64_t{1} << std::min<uint64_t>(failures_, 7));
   ++failures_;
   runs_.DemoteUntil(outcome.number + skipped, posted_number == 0 ? 0 : outcome.number);
+}
+
+void PlanLane::Resume() {
+  hurries_ = false;
+  failures_ = 0;
+  runs_.DemoteAll();
+  runs_.Renumber();
 }
 
 bool PlanLane::HasLost() const {

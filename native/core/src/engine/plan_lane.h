@@ -37,6 +37,11 @@ class PlanLane {
   PlannedRuns& runs() { return runs_; }
   // Does what it can without waiting. *run: what all ranks run now, or nullptr. *moved: whether anything was done.
   Status Progress(double now, std::unique_ptr<Request>* run, bool* moved);
+  // A rank has failed in its run of a plan, here or elsewhere: until Resume this rank waits for nobody, and leaves what
+  // it has to the coordinator.
+  void Hurry() { hurries_ = true; }
+  // All ranks have done with what they had. COLLECTIVE, before any of them submits anything else.
+  void Resume();
   // Since when this rank has waited for others to post; 0: it does not.
   double waits_since() const { return posted_ ? posted_at_ : 0; }
   const Request* posted() const { return posted_request_; }
@@ -84,6 +89,7 @@ class PlanLane {
   double posted_at_ = 0;
   const Request* posted_request_ = nullptr;  // nullptr: nothing
   uint64_t posted_number_ = 0;
+  bool hurries_ = false;
   double begun_at_ = 0;  // when this rank saw others begin the round; 0: not yet
   // The leader's part of the exchange: what is known so far, and the next step; 0 before it begins.
   bool exchanging_ = false;

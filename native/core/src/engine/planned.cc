@@ -29,8 +29,29 @@ void Engine::Skip(const PlanPlace& place) {
   if (memory_->own().outstanding.load(std::memory_order_relaxed) > 0) RingBell(memory_->own());
 }
 
+void Engine::HurryLane() {
+  Engine* const lane = planned_engine_.load(std::memory_order_acquire);
+  if (lane == nullptr) return;
+  const std::lock_guard<std::mutex> lock(lane->mutex_);
+  if (lane->stop_) return;
+  lane->hurries_ = true;
+  RingBell(lane->memory_->own());
+}
+
+void Engine::ResumeLane() {
+  Engine* const lane = planned_engine_.load(std::memory_order_acquire);
+  if (lane == nullptr) return;
+  auto mark = std::make_unique<Request>();  // before whatever is submitted from now on
+  const std::lock_guard<std::mutex> lock(lane->mutex_);
+  if (lane->stop_) return;
+  lane->hurries_ = false;
+  lane->submitted_.push_back(std::move(mark));
+  RingBell(lane->memory_->own());
+}
+
 bool Engine::RunPlanned() {
   if (lane_ == nullptr) return false;
+  if (hurries_) lane_->Hurry();
   if (!broken_.ok()) {
     const bool any = !lane_->runs().empty();
     lane_->runs().DemoteAll();

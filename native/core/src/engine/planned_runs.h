@@ -39,6 +39,9 @@ class PlannedRuns {
   void DemoteStuck(double now, double patience_s);
   // Demotes everything.
   void DemoteAll();
+  // From here on runs are numbered alike on all ranks that call this equally often, however many each has begun.
+  // REQUIRES: nothing waits.
+  void Renumber() { begun_ = ++renumbered_ << 32; }
   // Gives back everything that waits.
   std::vector<std::unique_ptr<Request>> TakeAll();
   bool empty() const { return runs_.empty(); }
@@ -64,6 +67,7 @@ class PlannedRuns {
   std::deque<Run> runs_;
   std::deque<Run> demoted_;  // the last few, of which something may still come
   uint64_t begun_ = 0;
+  uint64_t renumbered_ = 0;
   uint64_t demoted_until_ = 0;
   // Every request that was demoted and has not ended holds a copy: what comes later under the same names must not
   // overtake it.

@@ -1,0 +1,209 @@
+"""What a step writes, kept back until it commits: no variable is written on any rank unless all ranks come that far.
+
+What is assigned to a variable is passed on inside of the step: whatever reads the variable later reads that. Only the
+last value is written, after the commit: a collective for which a rank is ready when everything else of its step has
+run. Values are computed as early as ever, so nothing but the assignments waits.
+
+Where the graph does not show that this is the same (a loop or a branch that writes, an operation that reads and writes
+at once), the variable is written when the program says so, and copied before: `Kept` gives it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.kept import Kept
+from keras_ddl.cut.program import Node, Value
+
+if TYPE_CHECKING:
+    from keras_ddl.cut.builder import Builder
+    from keras_ddl.cut.collectives import Collectives
+
+READ = "ReadVariableOp"
+ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+# They write and have no result: they may as well run later, if nothing reads the variable meanwhile.
+_SCATTERS = tuple(f"ResourceScatter{each}" for each in ("Add", "Sub", "Mul", "Div", "Min", "Max", "Update"))
+_TABLE_READS = ("LookupTableFind", "LookupTableFindV2", "LookupTableSize", "LookupTableSizeV2")
+# What they do is in their kernels, or outside of the process: a step that failed has done it.
+_RANDOM = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle",
+           "Multinomial", "RandomGamma", "RandomPoissonV2", "ParameterizedTruncatedNormal")  # fmt: skip
+_OF_HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+
+
+class Writes:
+    """The variables that one step writes.
+
+    Args:
+        builder: what makes the step. kept: where variables are copied that have to be written early.
+    """
+
+    def __init__(self, builder: Builder, kept: Kept) -> None:
+        self._b = builder
+        self.kept = kept
+        self.report = builder.report
+        self._read: dict[Any, tf.Tensor] = {}  # by handle, as is: what the variable holds before the commit
+        self._new: dict[Any, tuple[Any, tf.Tensor]] = {}  # and what it is to hold: handle, value
+        self._late: list[tuple[Node, list[Any], dict[str, Any]]] = []
+        self._deferred: set[Node] = set()
+        # They may read and write variables of which the graph shows nothing.
+        self._hosts = [node.position for node in builder.program.nodes if _has_host_function(node.operation)]
+        self._early: dict[Any, str] = {}  # why, by handle
+        self._plan()
+        self.saved = self.kept.close()
+
+    def _plan(self) -> None:
+        """Decides for each variable whether its writes can wait."""
+        b, written, users = self._b, set(), {}
+        handles = {value for value, _ in b.program.captured if value.dtype == tf.resource}
+        for node in b.program.nodes:
+            for value in dict.fromkeys(map(_origin, node.inputs)):
+                if value in handles:
+                    users.setdefault(value, []).append(node)
+            if node.type in _RANDOM:
+                b.report.not_undone(node.type)
+            elif node.position in self._hosts:
+                b.report.not_undone("Python functions" if node.type in _OF_HOST else f"Python functions in {node.type}")
+        for value, nodes in users.items():
+            key = b.held(value).ref()
+            for place, node in enumerate(nodes):
+                if node.type == READ or node.type == "Identity":
+                    continue
+                if node.type in ASSIGNS and _origin(node.inputs[0]) is value:
+                    written.add(value)
+                    if self._hosts and self._hosts[-1] > node.position:
+                        self._early.setdefault(key, "a Python function may read it")
+                elif node.type in _TABLE_READS or not _writes(node, value):
+                    if value in written:
+                        self._early.setdefault(key, f"{node.type} reads it after it was assigned")
+                elif tf_compat.variable_dtype(value.tensor) is None:
+                    b.report.not_undone(node.type)
+                elif node.type in _SCATTERS and place == len(nodes) - 1:
+                    self._deferred.add(node)
+                else:
+                    self._early.setdefault(key, f"{node.type} may write it")
+        for value in users:
+            key = b.held(value).ref()
+            if key in self._early:
+                self.kept.copy(b.held(value), tf_compat.variable_dtype(value.tensor))
+                b.report.copied(self._early[key])
+
+    def before(self, node: Node) -> list[tf.Operation]:
+        """What a node must wait for: it may write a variable that is copied first."""
+        if self.saved is None or not any(each.dtype == tf.resource for each in node.inputs):
+            return []
+        keys = (self._b.held(each).ref() for each in node.inputs if each.dtype == tf.resource)
+        return [self.saved] if any(key in self._early for key in keys) else []
+
+    def make(self, node: Node, inputs: Sequence[Any], attrs: dict[str, Any]) -> list[tf.Tensor] | None:
+        """Returns the outputs of an operation that reads or writes a variable; None for what is to be made as it is."""
+        if node in self._deferred:
+            self._late.append((node, list(inputs), attrs))
+            return []
+        if node.type != READ and node.type not in ASSIGNS or inputs[0].ref() in self._early:
+            return None
+        if node.type == READ:
+            if self._hosts and inputs[0].ref() not in self._new:
+                return None
+            return [self.value(inputs[0], node.attr("dtype"))]
+        self.assign(node.type, inputs[0], inputs[1])
+        return []
+
+    def value(self, handle: Any, dtype: tf.DType) -> tf.Tensor:
+        """Returns what a variable holds at this place of the step."""
+        key = handle.ref()
+        if key in self._new:
+            return self._new[key][1]
+        if self._hosts:
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        if key not in self._read:
+            with tf.control_dependencies(None):  # it is the same until the commit
+                self._read[key] = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        return self._read[key]
+
+    def is_early(self, handle: Any) -> bool:
+        """Whether a variable is written when the program says so."""
+        return handle.ref() in self._early
+
+    def assign(self, kind: str, handle: Any, value: tf.Tensor) -> None:
+        """Keeps what a variable is to hold; `kind`: one of ASSIGNS."""
+        if kind == "AssignAddVariableOp":
+            value = self.value(handle, value.dtype) + value
+        elif kind == "AssignSubVariableOp":
+            value = self.value(handle, value.dtype) - value
+        self._new[handle.ref()] = handle, value
+
+    def needed(self) -> list[tf.Tensor]:
+        """Returns what must have been computed before the commit."""
+        late = [each for _, inputs, _ in self._late for each in inputs]
+        return [*(value for _, value in self._new.values()), *late]
+
+    def make_all(self, committed: tf.Operation) -> None:
+        """Writes everything, after `committed`."""
+        with tf.control_dependencies(None), tf.control_dependencies([committed]):
+            written = {
+                key: tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+                for key, (handle, value) in self._new.items()
+            }
+            for node, inputs, attrs in self._late:
+                before = [written[key] for key in (inputs[0].ref(),) if key in written]
+                with tf.control_dependencies(before):
+                    self._b.create(node, inputs, attrs)
+            self.kept.forget(committed)
+
+
+def commit(writes: Writes, collectives: Collectives, outputs: Sequence[tf.Tensor]) -> None:
+    """Makes the end of a step: each rank waits until all have run everything else, then it writes. COLLECTIVE."""
+    graph = tf.compat.v1.get_default_graph()
+    values = [each for each in [*outputs, *writes.needed()] if isinstance(each, tf.Tensor)]
+    needed = [each.op for each in values if not tf_compat.is_eager(each) and each.graph is graph]
+    needed += [each for each in graph.get_operations() if tf_compat.is_stateful(each) and each.type not in _IDLE]
+    with tf.control_dependencies(None), tf.control_dependencies(_ends(needed)):
+        ready = tf.identity(tf.constant([0], tf.int32))
+    with tf.control_dependencies(None):
+        committed = collectives.reduce([ready], "max", "commit")[0].op
+    writes.report.commits = True
+    writes.make_all(committed)
+
+
+# They do nothing unless something reads them: waiting for them would have them run.
+_IDLE = (READ, "Placeholder", "VarHandleOp")
+
+
+def _ends(needed: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Returns those operations that no other of them needs."""
+    stack, seen, inner = list(dict.fromkeys(needed)), set(), set()
+    ends = list(stack)
+    while stack:
+        operation = stack.pop()
+        if operation in seen:
+            continue
+        seen.add(operation)
+        for each in (*(tensor.op for tensor in operation.inputs), *operation.control_inputs):
+            inner.add(each)
+            if each not in seen:
+                stack.append(each)
+    return [each for each in ends if each not in inner and each.type != "Placeholder"]
+
+
+def _origin(value: Value) -> Value:
+    while value.node.type == "Identity" and value.dtype == tf.resource:
+        value = value.node.inputs[0]
+    return value
+
+
+def _has_host_function(operation: tf.Operation) -> bool:
+    """Whether an operation, or a branch or a loop's body of it, calls Python."""
+    if operation.type in _OF_HOST:
+        return True
+    graphs = tf_compat.graphs_of(operation)
+    return any(_has_host_function(each) for graph in graphs for each in graph.get_operations())
+
+
+def _writes(node: Node, value: Value) -> bool:
+    """Whether an operation may write a variable."""
+    written = {id(each) for each in tf_compat.written_resources(node.operation)}
+    places = [i for i, each in enumerate(node.inputs) if _origin(each) is value]
+    return any(id(node.operation.inputs[place]) in written for place in places)

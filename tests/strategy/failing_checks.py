@@ -1,0 +1,340 @@
+"""A step that fails on one rank: the same error on all ranks at the same call, nothing written, and the job goes on.
+
+Every program runs as one process would run it, under no strategy, and then on the ranks; errors are caught, and what is
+compared is which calls raise, with which class, and all variables at the end. Run by test_strategy.py.
+"""
+
+import re
+import time
+
+import numpy as np
+
+import keras_ddl
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import KerasDdlError
+from strategy.common import RANK, SIZE, STRATEGY, keras, set_precision
+
+WORDS = 12  # rows of the vocabulary: any other index fails on the rank that has the row
+ROWS = 6 * SIZE
+RNG = np.random.default_rng(5)
+X = RNG.integers(0, WORDS, (ROWS, 3))
+Y = RNG.normal(size=(ROWS, 2))
+InvalidArgument = tf.errors.InvalidArgumentError
+
+
+def rows_of(array, rank=RANK):
+    return array[rank * len(array) // SIZE : (rank + 1) * len(array) // SIZE]
+
+
+def bad(*ranks):
+    """The batch with an index that no row of the vocabulary has, on the first row of these ranks."""
+    x = X.copy()
+    for rank in ranks:
+        x[rank * ROWS // SIZE, 0] = WORDS + 5
+    return x
+
+
+class TwoDraws(keras.layers.Layer):
+    """Draws twice from one generator: the second draw reads what the first has written."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+        return keras.random.dropout(keras.random.dropout(x, 0.3, seed=self.seeds), 0.2, seed=self.seeds)
+
+
+def model(optimizer="adam", **compiled):
+    set_precision("float64")
+    keras.utils.set_random_seed(11)
+    layers = keras.layers
+    made = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int64"),
+            layers.Embedding(WORDS, 4),
+            layers.Flatten(),
+            layers.Dense(8, activation="relu"),
+            TwoDraws(),
+            layers.BatchNormalization(),
+            layers.Dense(2),
+        ]
+    )
+    made.compile(optimizer() if callable(optimizer) else optimizer, "mse", metrics=["mae"], **compiled)
+    return made
+
+
+def values(made, metrics=True):
+    """train_on_batch resets the metrics before the step."""
+    found = [*made.variables, *made.optimizer.variables, *(made.metrics_variables if metrics else ())]
+    return [np.array(each) for each in found]
+
+
+def assert_equal(mine, theirs):
+    assert len(mine) == len(theirs)
+    for one, other in zip(mine, theirs):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def outcome(call):
+    """What a call gives or raises, and the words of that."""
+    start = time.monotonic()
+    try:
+        return "ok", np.asarray(call(), np.float64)
+    except (KerasDdlError, tf.errors.OpError, ValueError, RuntimeError, KeyError) as error:
+        assert time.monotonic() - start < 60
+        return type(error).__name__, str(error)
+
+
+def compare(train, batches, optimizer="adam", until_it_fails=None, **compiled):
+    """`train(model, batch)` with these batches: on the ranks all of it, and in one process without the bad batches.
+
+    One process may have written a part of a batch that fails, depending on which operations came first.
+
+    until_it_fails: does in one process what `train` does with a bad batch before it fails; None: nothing.
+    Returns: what this rank's calls gave.
+    """
+    alone = model(optimizer, **compiled)
+    expected = []
+    for batch in batches:
+        if not is_bad(batch):
+            expected.append(outcome(lambda batch=batch: train(alone, batch, slice(None))))
+            continue
+        expected.append(("InvalidArgumentError", None))
+        if until_it_fails is not None:
+            until_it_fails(alone, batch)
+    with STRATEGY.scope():
+        made = model(optimizer, **compiled)
+    mine = slice(RANK * ROWS // SIZE, (RANK + 1) * ROWS // SIZE)
+    found = []
+    for batch in batches:
+        before = values(made, metrics=False)
+        found.append(outcome(lambda batch=batch: train(made, batch, mine)))
+        after = values(made, metrics=False)
+        if is_bad(batch) and until_it_fails is None and len(before) == len(after):  # else they were made in this call
+            for one, other in zip(before, after):
+                np.testing.assert_array_equal(one, other)
+    assert [kind for kind, _ in found] == [kind for kind, _ in expected], (found, expected)
+    for (kind, one), (_, other) in zip(found, expected):
+        if kind == "ok":
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+    everyone = keras_ddl.all_gather_object([kind for kind, _ in found], name="outcomes")
+    assert everyone == [[kind for kind, _ in found]] * SIZE
+    assert_equal(values(made), values(alone))
+    for one, other in zip(values(made), keras_ddl.broadcast_object(values(made), name="values")):
+        np.testing.assert_array_equal(one, other)
+    return found
+
+
+def is_bad(batch):
+    rows = batch[1] if isinstance(batch, tuple) else batch
+    return rows.max() >= WORDS
+
+
+def train_on_batch(made, batch, mine):
+    return made.train_on_batch(batch[mine], Y[mine])
+
+
+def check_a_bad_batch_of_train_on_batch_is_everybodys():
+    last = SIZE - 1
+    found = compare(train_on_batch, [bad(last), bad(last), X, bad(0), bad(0, last), X, X])
+    for call, rank in ((1, last), (3, 0), (4, 0)):
+        text = found[call][1]
+        assert re.search(rf"{WORDS + 5} is not in \[0, {WORDS}\)", text), text
+        assert rank == RANK or text.startswith(f"rank {rank}: "), text
+
+
+def check_optimizers_with_slots_that_are_read_after_they_are_written():
+    for optimizer in (
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+        lambda: keras.optimizers.AdamW(1e-2, clipnorm=0.5, use_ema=True, ema_momentum=0.9),
+        "adafactor",
+    ):
+        compare(train_on_batch, [X, bad(SIZE - 1), X], optimizer)
+
+
+def check_gradients_that_are_accumulated():
+    accumulating = lambda: keras.optimizers.Adam(1e-2, gradient_accumulation_steps=2)  # noqa: E731
+    for batches in ([X, bad(0), X, X, X], [X, X, bad(SIZE - 1), X, X]):
+        alone = model(accumulating)
+        for each in batches:
+            if not is_bad(each):
+                train_on_batch(alone, each, slice(None))
+        with STRATEGY.scope():
+            made = model(accumulating)
+        for each in batches:
+            outcome(lambda made=made, each=each: made.train_on_batch(rows_of(each), rows_of(Y)))
+        assert_equal([np.array(each) for each in made.weights], [np.array(each) for each in alone.weights])
+
+
+def check_fit_and_evaluate_and_predict():
+    def fit(made, batch, mine):
+        x = np.concatenate([X, batch, X])
+        return made.fit(x, np.concatenate([Y] * 3), batch_size=ROWS, shuffle=False, verbose=0).history["loss"]
+
+    def evaluate(made, batch, mine):
+        return made.evaluate(np.concatenate([batch, X]), np.concatenate([Y, Y]), batch_size=ROWS, verbose=0)
+
+    def predict(made, batch, mine):
+        return made.predict(np.concatenate([batch, X]), batch_size=ROWS, verbose=0)
+
+    def everything(made, batch, mine):
+        which, rows = batch
+        return {"fit": fit, "evaluate": evaluate, "predict": predict}[which](made, rows, mine)
+
+    def until_it_fails(alone, batch):
+        if batch[0] == "fit":
+            alone.fit(X, Y, batch_size=ROWS, shuffle=False, verbose=0)
+        elif batch[0] == "evaluate":
+            alone.reset_metrics()
+
+    calls = [(which, rows) for which in ("fit", "evaluate", "predict") for rows in (X, bad(SIZE - 1), X)]
+    compare(everything, calls, until_it_fails=until_it_fails)
+
+
+def check_several_steps_in_one_call():
+    def fit(made, *batches):
+        y = np.concatenate([Y] * len(batches))
+        return made.fit(np.concatenate(batches), y, batch_size=ROWS, shuffle=False, verbose=0)
+
+    with STRATEGY.scope():
+        made = model(steps_per_execution=2)
+    alone = model()
+    fit(made, X, X, X, X)
+    kind, text = outcome(lambda: fit(made, X, X, X, bad(SIZE - 1)) and 0.0)
+    assert kind == "InvalidArgumentError", text
+    fit(made, X, X)
+    for batches in (4, 3, 2):
+        fit(alone, *[X] * batches)
+    assert_equal([np.array(each) for each in made.weights], [np.array(each) for each in alone.weights])
+
+
+def check_a_step_of_ones_own():
+    def own(made, batch, mine):
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((made(x, training=True) - y) ** 2)
+            gradients = tape.gradient(loss, made.trainable_variables)
+            made.optimizer.apply(gradients, made.trainable_variables)
+            return loss
+
+        if not hasattr(made, "own_step"):
+            made.own_step = tf.function(step) if mine == slice(None) else STRATEGY.function(step)
+        return made.own_step(batch, Y)
+
+    last = SIZE - 1
+    compare(own, [X, bad(last), X, bad(0, last), X])
+    compare(own, [bad(0), X, bad(last), X], "sgd")
+
+
+def check_eager_steps():
+    compare(train_on_batch, [X, bad(SIZE - 1), X], run_eagerly=True)
+
+
+def check_an_exception_while_one_rank_traces():
+    """The others have exchanged variables by then, and forget what they traced."""
+
+    class Picky(keras.layers.Layer):
+        fails = True
+
+        def call(self, x):
+            if Picky.fails and RANK == SIZE - 1:
+                raise KeyError("not on this rank")
+            return x
+
+    x = keras_ddl.broadcast_object(RNG.normal(size=(ROWS, 3)), name="x")
+
+    def train(made):
+        return made.train_on_batch(rows_of(x), rows_of(Y))
+
+    for is_trained in (True, False):
+        Picky.fails = False
+        with STRATEGY.scope():
+            made = keras.Sequential([keras.Input((3,)), Picky(), keras.layers.Dense(2)])
+            made.compile("sgd", "mse")
+        if is_trained:
+            made.fit(x[:SIZE], Y[:SIZE], batch_size=SIZE, verbose=0)
+        Picky.fails = True
+        for _ in range(2):
+            kind, text = outcome(lambda made=made: train(made))
+            assert kind == "KeyError" and "not on this rank" in text, (kind, text)
+        Picky.fails = False
+        kind, text = outcome(lambda made=made: train(made))
+        assert kind == "ok", text
+        assert len(set(keras_ddl.all_gather_object(str(text), name="losses"))) == 1
+
+
+def check_an_exception_of_one_ranks_data():
+    def generator(fails):
+        for i in range(5):
+            if fails and i == 2 and RANK == SIZE - 1:
+                raise ValueError("the data of one rank")
+            yield X, Y
+
+    alone = model()
+    for steps in (2, 5):
+        alone.fit(((X, Y) for _ in range(steps)), steps_per_epoch=steps, verbose=0)
+    with STRATEGY.scope():
+        made = model()
+    start = time.monotonic()
+    kind, text = outcome(lambda: made.fit(generator(True), steps_per_epoch=5, verbose=0) and 0.0)
+    assert kind == "InvalidArgumentError" and "the data of one rank" in text, (kind, text)
+    assert time.monotonic() - start < 60
+    made.fit(generator(False), steps_per_epoch=5, verbose=0)
+    assert_equal([np.array(each) for each in made.weights], [np.array(each) for each in alone.weights])
+
+
+def check_a_rank_that_waits_for_what_no_rank_can_begin():
+    """A rank fails while a sum of its own is under way for which another needs more of this rank first."""
+    rows = tf.Variable(tf.zeros([4], tf.float64))
+
+    def step(x, y):
+        with tf.control_dependencies([tf.debugging.assert_less(tf.reduce_max(x), np.int64(WORDS), "too large")]):
+            table = tf.gather(tf.ones([WORDS, 4], tf.float64), tf.minimum(x, WORDS - 1))
+        ordered = tf.sort(table[:, 0, 0] * y[:, 0])
+        rows.assign_add(tf.reduce_sum(table, [0, 1]))
+        return tf.reduce_sum(ordered[:3]) + tf.reduce_sum(y)
+
+    on_ranks = STRATEGY.function(step)
+    for batch in (X, bad(0), X, bad(SIZE - 1), X):
+        kind, text = outcome(lambda batch=batch: on_ranks(batch, Y))
+        assert kind == ("ok" if batch is X else "InvalidArgumentError"), (kind, text)
+    np.testing.assert_allclose(rows.numpy(), 3 * X.size * np.ones(4))
+
+
+def check_variables_that_are_written_in_branches_and_loops_are_given_back():
+    total = tf.Variable(np.zeros(2), name="total")
+    count = tf.Variable(0, dtype=tf.int64, name="count")
+
+    def step(x, y):
+        def add(i):
+            total.assign_add(tf.reduce_sum(y, 0))
+            return i + 1
+
+        tf.while_loop(lambda i: i < 3, add, [tf.constant(0)])
+        tf.cond(tf.reduce_sum(y) > -1e9, lambda: count.assign_add(1), lambda: count.assign_add(100))
+        looked_up = tf.gather(tf.ones([WORDS, 2], tf.float64), x)
+        return tf.reduce_sum(looked_up) + tf.reduce_sum(total)
+
+    on_ranks = STRATEGY.function(step)
+    done = 0
+    for batch in (X, bad(SIZE - 1), X, bad(0), X):
+        kind, text = outcome(lambda batch=batch: on_ranks(batch, Y))
+        assert kind == ("ok" if batch is X else "InvalidArgumentError"), (kind, text)
+        done += batch is X
+        assert count.numpy() == done
+        np.testing.assert_allclose(total.numpy(), 3 * done * Y.sum(0), rtol=1e-12)
+    assert "copied before it is written, in case a rank fails: 1 variables" in on_ranks.explain()
+
+
+def check_many_failures_at_random():
+    draws = np.random.default_rng(99)
+    batches = []
+    for _ in range(15):
+        ranks = np.flatnonzero(draws.random(SIZE) < 0.3)
+        batches.append(bad(*ranks) if len(ranks) else X)
+    start = time.monotonic()
+    compare(train_on_batch, batches)
+    assert time.monotonic() - start < 80
