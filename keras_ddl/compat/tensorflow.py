@@ -41,6 +41,7 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]'
     from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset as ShuffleDataset
     from tensorflow.python.distribute.distribute_lib import UpdateContext
     from tensorflow.python.eager.context import global_seed
+    from tensorflow.python.eager.polymorphic_function import attributes as _attributes
     from tensorflow.python.framework import auto_control_deps
     from tensorflow.python.ops import handle_data_util, ref_variable, resource_variable_ops
 
@@ -57,7 +58,10 @@ UninitializedVariable = resource_variable_ops.UninitializedVariable
 StrategyExtendedV1 = tf.compat.v1.distribute.StrategyExtended
 ValueContext = tf.distribute.experimental.ValueContext
 
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
 __all__ = [
+    "CALLS",
     "InputContext",
     "ReplicaContext",
     "ShuffleDataset",
@@ -68,11 +72,13 @@ __all__ = [
     "ValueContext",
     "after_each_variable",
     "asynchronous",
+    "called_attributes",
     "called_graph",
     "clone_function",
     "constant_value",
     "dataset_inputs",
     "dataset_kind",
+    "function_attributes",
     "global_seed",
     "is_eager",
     "is_nondeterministic",
@@ -241,11 +247,36 @@ def called_graphs(call: tf.Operation) -> list[Any]:
     return [_graph_of(call, each) for each in call.get_attr("branches")]
 
 
+def graphs_in(operation: tf.Operation) -> list[Any]:
+    """Returns the graphs of all functions that an operation names, as far as TensorFlow tells."""
+    names = [each.name for each in operation.op_def.attr if each.type in ("func", "list(func)")]
+    functions = [each for name in names for each in _as_list(operation.get_attr(name))]
+    return [graph for graph in (_graph_of(operation, each) for each in functions) if graph is not None]
+
+
+def _as_list(found: Any) -> list[Any]:
+    return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
 def _graph_of(call: tf.Operation, function: Any) -> Any:
     try:
         return call.graph._get_function(function.name).graph
     except (AttributeError, ValueError):
         return None
+
+
+def called_attributes(call: tf.Operation) -> dict[str, Any]:
+    """Returns the attributes of the function that a call calls; {} if TensorFlow does not tell."""
+    try:
+        function = call.graph._get_function(call.get_attr("f").name)
+        return dict(function.cached_definition.attr)
+    except (AttributeError, ValueError):
+        return {}
+
+
+def function_attributes() -> set[str]:
+    """Returns the names of the attributes that TensorFlow lets a function have."""
+    return set(_attributes.MONOMORPHIC_FUNCTION_ALLOWLIST)
 
 
 def set_numbers(operation: tf.Operation, **attributes: int) -> None:
@@ -265,6 +296,14 @@ def variable_shape(handle: tf.Tensor) -> tf.TensorShape | None:
     if not data.is_set or len(data.shape_and_type) != 1:
         return None
     return tf.TensorShape(data.shape_and_type[0].shape)
+
+
+def variable_kind(handle: tf.Tensor) -> tuple[tf.TensorShape, tf.DType]:
+    """Returns shape and dtype of the variable that a handle in a graph stands for. Raises: ValueError: unknown."""
+    data = handle_data_util.get_resource_handle_data(handle)
+    if not data.is_set or len(data.shape_and_type) != 1:
+        raise ValueError(f"not the handle of a variable: {handle}")
+    return tf.TensorShape(data.shape_and_type[0].shape), tf.as_dtype(data.shape_and_type[0].dtype)
 
 
 def outputs_of_branches(tensor: tf.Tensor) -> list[tf.Tensor]:

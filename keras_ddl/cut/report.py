@@ -35,6 +35,7 @@ class Report:
 
     entries: list[Entry] = field(default_factory=list)
     whole: dict[str, int] = field(default_factory=dict)
+    kept: dict[tuple[str, str], bool] = field(default_factory=dict)  # see `keeps`
     program: bytes = b""  # digest of the step that was traced
     own_statistics: int = 0  # calls of BatchNormalization with the statistics of the rank's rows
     statistics_left: int = 0  # calls that could not be
@@ -65,6 +66,8 @@ class Report:
         if self.whole:
             kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.whole.items()))
             lines.append(f"computed whole on every rank, for lack of a rule: {kinds}")
+        for name, reason in self.kept:
+            lines.append(f"computed whole on every rank, because it is {reason}: {name}")
         return "\n".join(lines)
 
     def large_gathers(self, bytes_: int) -> list[Entry]:
@@ -106,13 +109,19 @@ class Report:
         reason = ("in shards for " if kind == "reduce_scatter" else "of shards for ") + ", ".join(kinds)
         self.entries.append(Entry(kind, total, [v.key for v in values], reason, line_of(values[0].node)))
 
-    def from_rank_0(self, node: Node) -> None:
-        """Results of a function of the host went to all ranks, the shape and the entries of each."""
+    def keeps(self, node: Node, reason: str, of_batch: bool) -> None:
+        """An operation is made as it is: it is `reason`. `of_batch`: it is computed of the batch's entries."""
+        line = line_of(node)
+        key = node.type + (f" ({line})" if line else ""), reason
+        self.kept[key] = self.kept.get(key, False) or of_batch
+
+    def from_rank_0(self, node: Node, count: int) -> None:
+        """Results that only rank 0 has, or that are no function of the inputs, went to all ranks in `count` messages."""
         sizes = [bytes_of(value) for value in node.outputs]
         total = None if any(each is None for each in sizes) else sum(sizes)
         values = [value.key for value in node.outputs]
         reason = f"{node.type} is called by rank 0 alone"
-        self.entries.append(Entry(FROM_RANK_0, total, values, reason, line_of(node), 2 * len(values)))
+        self.entries.append(Entry(FROM_RANK_0, total, values, reason, line_of(node), count))
 
     def gathered_argument(self, kind: str, tensors: int = 1) -> None:
         """All ranks' rows of an argument, which consists of so many tensors, were gathered."""
@@ -130,6 +139,8 @@ class Report:
     def add(self, other: Report) -> None:
         """Adds what was made in a branch or a loop's body."""
         self.entries += other.entries
+        for name, of_batch in other.kept.items():
+            self.kept[name] = self.kept.get(name, False) or of_batch
         for each, count in other.whole.items():
             self.whole[each] = self.whole.get(each, 0) + count
 
