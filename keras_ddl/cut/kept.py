@@ -39,7 +39,8 @@ def make(b: Builder, node: Node, reason: str) -> list[Piece]:
             Piece(first_rank.sent(b, value.dtype, value.shape, piece.tensor), WHOLE)
             for value, piece in zip(node.outputs, pieces)
         ]
-    b.report.from_rank_0(node, first_rank.messages(node.outputs) + len(written))
+    count = first_rank.messages(node.outputs) + len(written)
+    b.report.from_rank_0(node, count, "draws random numbers of the process's own")
     return pieces
 
 

@@ -75,6 +75,10 @@ class Report:
         found = (each for each in self.entries if each.kind == "gather" and not each.is_meant)
         return [each for each in found if (each.of_few_rows if each.bytes is None else each.bytes) > bytes_]
 
+    def kept_of_batch(self) -> list[tuple[str, str]]:
+        """Returns what was made as it is of the batch's entries, each with the reason."""
+        return [each for each, of_batch in self.kept.items() if of_batch]
+
     def means(self, node: Node, why: str) -> None:
         """Says that the rule of `node` has all rows gathered because it is the best that can be done."""
         self._meant[node.position] = why
@@ -115,12 +119,12 @@ class Report:
         key = node.type + (f" ({line})" if line else ""), reason
         self.kept[key] = self.kept.get(key, False) or of_batch
 
-    def from_rank_0(self, node: Node, count: int) -> None:
+    def from_rank_0(self, node: Node, count: int, why: str = "is called by rank 0 alone") -> None:
         """Results that only rank 0 has, or that are no function of the inputs, went to all ranks in `count` messages."""
         sizes = [bytes_of(value) for value in node.outputs]
         total = None if any(each is None for each in sizes) else sum(sizes)
         values = [value.key for value in node.outputs]
-        reason = f"{node.type} is called by rank 0 alone"
+        reason = f"{node.type} {why}"
         self.entries.append(Entry(FROM_RANK_0, total, values, reason, line_of(node), count))
 
     def gathered_argument(self, kind: str, tensors: int = 1) -> None:

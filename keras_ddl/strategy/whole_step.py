@@ -153,6 +153,11 @@ class WholeStep:
             return
         if config.get("EXPLAIN_STEP"):
             print(self.tables()[-1], flush=True)
+        for name, reason in report.kept_of_batch():
+            stack_position.warn(
+                f"{self.name}: {name} is {reason}, and is computed whole on every rank. That is correct, but no faster "
+                "than in one process."
+            )
         for each in report.large_gathers(_LARGE):
             open_size = f"at least {each.of_few_rows:,} bytes (of {cut.FEW_ROWS} rows)"
             size = open_size if each.bytes is None else f"{each.bytes:,} bytes"
