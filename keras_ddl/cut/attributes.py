@@ -25,40 +25,31 @@ class Fate(Enum):
 COMPILED = "compiled by XLA"
 _COMPILES = ("_XlaMustCompile", "_XlaCompile")  # tf.function(jit_compile=True), tf.xla.experimental.jit_scope
 
-FATES: dict[str, Fate] = {
-    **dict.fromkeys(_COMPILES, Fate.KEEPS),
-    **dict.fromkeys(
-        # Which operations of a jit_scope belong together.
-        ("_XlaScope", "_XlaSeparateCompiledGradients", "_xla_propagate_compile_time_consts")
-        # How TensorFlow runs branches and loops, and which variables a call only reads.
-        + ("_lower_using_switch_merge", "_stateful_parallelism", "_read_only_resource_inputs"),
-        Fate.COPIED,
-    ),
-    **dict.fromkeys(
-        # Notes of the tracing process.
-        ("_gradient_op_type", "_num_original_outputs", "_output_shapes", "_input_shapes", "_disable_acd")
-        + ("_original_func_name", "_construction_context", "_disable_call_shape_inference", "_collective_manager_ids")
-        + ("_has_manual_control_dependencies", "backward_function_name", "forward_function_name", "_user_specified_name")
-        # How a call runs. What is called is written out, in the order in which the call ran it.
-        + ("_noinline", "function_runs_at_most_once", "shared_rendezvous", "runtime_constant_optimization")
-        + ("_tf_data_function",)
-        # Other functions of the same values, for other devices or programs.
-        + ("_implements", "api_implements", "api_preferred_device", "go_backwards", "time_major")
-        # Places. Names of colocated operations mean nothing in another graph.
-        + ("_class", "_OutputsOnOpDevice", "experimental_ints_on_device"),
-        Fate.DROPPED,
-    ),
-    # These replace what is called by something else when it runs.
-    **dict.fromkeys(
-        ("disable_summaries_at_runtime", "tf_quant.composite_function", "tf_quant.quantized_ops")
-        + tuple(f"_tftrt_{each}" for each in (
-            "allow_build_at_runtime convert_function is_dyn_op trt_logger_name max_batch_size max_cached_engines "
-            "max_workspace_size_bytes minimum_segment_size precision_mode profile_strategy use_calibration "
-            "use_implicit_batch"
-        ).split()),
-        Fate.KEEPS,
-    ),
-}  # fmt: skip
+_TABLE: list[tuple[Fate, str]] = [
+    (Fate.KEEPS, " ".join(_COMPILES)),
+    # Which operations of a jit_scope belong together; how TensorFlow runs branches and loops, and what a call only reads.
+    (Fate.COPIED, "_XlaScope _XlaSeparateCompiledGradients _xla_propagate_compile_time_consts"),
+    (Fate.COPIED, "_lower_using_switch_merge _stateful_parallelism _read_only_resource_inputs"),
+    # Notes of what traced it.
+    (Fate.DROPPED, "_gradient_op_type _num_original_outputs _output_shapes _input_shapes _disable_acd"),
+    (Fate.DROPPED, "_original_func_name _construction_context _disable_call_shape_inference"),
+    (Fate.DROPPED, "_has_manual_control_dependencies backward_function_name forward_function_name"),
+    (Fate.DROPPED, "_user_specified_name _tf_data_function"),
+    # How a call runs: what is called is written out, and waits for what the call waited for.
+    (Fate.DROPPED, "_noinline function_runs_at_most_once shared_rendezvous runtime_constant_optimization"),
+    (Fate.DROPPED, "_collective_manager_ids"),
+    # Functions of the same values for other devices and programs.
+    (Fate.DROPPED, "_implements api_implements api_preferred_device go_backwards time_major"),
+    # Places. The operations that one is colocated with have other names in a rank's graph.
+    (Fate.DROPPED, "_class _OutputsOnOpDevice experimental_ints_on_device"),
+    # Other operations run in place of what is called, as these say.
+    (Fate.KEEPS, "disable_summaries_at_runtime tf_quant.composite_function tf_quant.quantized_ops"),
+    (Fate.KEEPS, "_tftrt_convert_function _tftrt_allow_build_at_runtime _tftrt_is_dyn_op _tftrt_trt_logger_name"),
+    (Fate.KEEPS, "_tftrt_max_batch_size _tftrt_max_cached_engines _tftrt_max_workspace_size_bytes"),
+    (Fate.KEEPS, "_tftrt_minimum_segment_size _tftrt_precision_mode _tftrt_profile_strategy"),
+    (Fate.KEEPS, "_tftrt_use_calibration _tftrt_use_implicit_batch"),
+]
+FATES = {name: fate for fate, names in _TABLE for name in names.split()}
 
 
 def reason_to_keep(operation: tf.Operation, definition: Any) -> str | None:

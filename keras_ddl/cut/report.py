@@ -120,7 +120,7 @@ class Report:
         self.kept[key] = self.kept.get(key, False) or of_batch
 
     def from_rank_0(self, node: Node, count: int, why: str = "is called by rank 0 alone") -> None:
-        """Results that only rank 0 has, or that are no function of the inputs, went to all ranks in `count` messages."""
+        """Results of rank 0 went to all ranks in `count` messages: only it has them, or others have others."""
         sizes = [bytes_of(value) for value in node.outputs]
         total = None if any(each is None for each in sizes) else sum(sizes)
         values = [value.key for value in node.outputs]

@@ -24,9 +24,7 @@ def _function(b: Any, node: Any) -> Any:
     )
     inputs = b.wholes(node.inputs)
     made = b.make(node, inputs) if b.collectives.rank == 0 else [None] * len(node.outputs)
-    found = [
-        (first_rank.sent(b, value.dtype, value.shape, tensor), WHOLE) for value, tensor in zip(node.outputs, made)
-    ]
+    found = [(first_rank.sent(b, value.dtype, value.shape, tensor), WHOLE) for value, tensor in zip(node.outputs, made)]
     if found:
         b.report.from_rank_0(node, first_rank.messages(node.outputs))
     return found
