@@ -27,7 +27,7 @@ _COMPILES = ("_XlaMustCompile", "_XlaCompile")  # tf.function(jit_compile=True),
 
 _TABLE: list[tuple[Fate, str]] = [
     (Fate.KEEPS, " ".join(_COMPILES)),
-    # Which operations of a jit_scope belong together; how TensorFlow runs branches and loops, and what a call only reads.
+    # Which operations of a jit_scope belong together; how branches and loops run, and what a call only reads.
     (Fate.COPIED, "_XlaScope _XlaSeparateCompiledGradients _xla_propagate_compile_time_consts"),
     (Fate.COPIED, "_lower_using_switch_merge _stateful_parallelism _read_only_resource_inputs"),
     # Notes of what traced it.
