@@ -27,9 +27,11 @@ _COMPILES = ("_XlaMustCompile", "_XlaCompile")  # tf.function(jit_compile=True),
 
 _TABLE: list[tuple[Fate, str]] = [
     (Fate.KEEPS, " ".join(_COMPILES)),
-    # Which operations of a jit_scope belong together; how branches and loops run, and what a call only reads.
+    # Which operations of a jit_scope belong together, and what a call only reads.
     (Fate.COPIED, "_XlaScope _XlaSeparateCompiledGradients _xla_propagate_compile_time_consts"),
-    (Fate.COPIED, "_lower_using_switch_merge _stateful_parallelism _read_only_resource_inputs"),
+    (Fate.COPIED, "_read_only_resource_inputs"),
+    # Lets the rounds of a loop overlap: what draws in them would draw in another order on each rank.
+    (Fate.DROPPED, "_lower_using_switch_merge _stateful_parallelism"),
     # Notes of what traced it.
     (Fate.DROPPED, "_gradient_op_type _num_original_outputs _output_shapes _input_shapes _disable_acd"),
     (Fate.DROPPED, "_original_func_name _construction_context _disable_call_shape_inference"),

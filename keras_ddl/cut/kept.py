@@ -23,7 +23,7 @@ def make(b: Builder, node: Node, reason: str) -> list[Piece]:
     Where it draws random numbers all ranks make it, and go on with rank 0's results: compiled by XLA, draws follow from
     the number of compiled functions that a process has run before, which need not be the same on all ranks.
     """
-    draws = _draws(node)
+    draws = draws_numbers(node)
     if draws:
         kind = f"An operation {reason} that draws random numbers draws those of rank 0"
         first_rank.check_sendable(b, node, kind, "Leave out what it asks for, or draw outside of it.")
@@ -57,7 +57,7 @@ def _written(node: Node) -> list[Any]:
     return [each for i, each in enumerate(node.inputs) if each.dtype == tf.resource and i not in read]
 
 
-def _draws(node: Node) -> bool:
+def draws_numbers(node: Node) -> bool:
     """Whether an operation draws random numbers without a generator's state, itself or in what it calls."""
     if "seed" in node.definition.attr and tf_compat.is_stateful(node.operation):
         return True

@@ -6,6 +6,7 @@ from typing import Any
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import kept
 from keras_ddl.cut.contents import joined, joined_entries
 from keras_ddl.cut.extents import merged
 from keras_ddl.cut.inner import Inner, Promote, Refused, operation_behind
@@ -103,9 +104,9 @@ class _Loop:
                 tensor.set_shape(shape)
             return found
 
-        found = tf.while_loop(
-            condition, body, starts, shape_invariants=invariants, parallel_iterations=node.attr("parallel_iterations")
-        )
+        # Rounds that overlap would draw in another order on each rank.
+        at_once = 1 if kept.draws_numbers(node) else node.attr("parallel_iterations")
+        found = tf.while_loop(condition, body, starts, shape_invariants=invariants, parallel_iterations=at_once)
         found = list(found) if isinstance(found, (list, tuple)) else [found]
         b.ran(operation_behind(found[0]))
         for inner in inners.values():
