@@ -42,6 +42,7 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]'
     from tensorflow.python.distribute.distribute_lib import UpdateContext
     from tensorflow.python.eager.cancellation import CancellationManager, CancellationManagerContext
     from tensorflow.python.eager.context import anonymous_name, global_seed
+    from tensorflow.python.eager.polymorphic_function import attributes as _attributes
     from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils
     from tensorflow.python.ops import handle_data_util, ref_variable, resource_variable_ops
 
@@ -58,7 +59,10 @@ UninitializedVariable = resource_variable_ops.UninitializedVariable
 StrategyExtendedV1 = tf.compat.v1.distribute.StrategyExtended
 ValueContext = tf.distribute.experimental.ValueContext
 
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
 __all__ = [
+    "CALLS",
     "CancellationManager",
     "CancellationManagerContext",
     "InputContext",
@@ -71,11 +75,13 @@ __all__ = [
     "ValueContext",
     "after_each_variable",
     "asynchronous",
+    "called_attributes",
     "called_graph",
     "clone_function",
     "constant_value",
     "dataset_inputs",
     "dataset_kind",
+    "function_attributes",
     "global_seed",
     "is_eager",
     "is_nondeterministic",
@@ -277,6 +283,20 @@ def _graph_of(call: tf.Operation, function: Any) -> Any:
         return None
 
 
+def called_attributes(call: tf.Operation) -> dict[str, Any]:
+    """Returns the attributes of the function that a call calls; {} if TensorFlow does not tell."""
+    try:
+        function = call.graph._get_function(call.get_attr("f").name)
+        return dict(function.cached_definition.attr)
+    except (AttributeError, ValueError):
+        return {}
+
+
+def function_attributes() -> set[str]:
+    """Returns the names of the attributes that TensorFlow lets a function have."""
+    return set(_attributes.MONOMORPHIC_FUNCTION_ALLOWLIST)
+
+
 def set_numbers(operation: tf.Operation, **attributes: int) -> None:
     """Gives integer attributes of an operation other values. Its graph must not have run."""
     for name, number in attributes.items():
@@ -317,6 +337,14 @@ def plain_variable(dtype: tf.DType) -> tf.Tensor:
     """
     with tf.init_scope():
         return tf.raw_ops.VarHandleOp(dtype=dtype, shape=tf.TensorShape(None), shared_name=anonymous_name())
+
+
+def variable_kind(handle: tf.Tensor) -> tuple[tf.TensorShape, tf.DType]:
+    """Returns shape and dtype of the variable that a handle in a graph stands for. Raises: ValueError: unknown."""
+    shape, dtype = variable_shape(handle), variable_dtype(handle)
+    if shape is None or dtype is None:
+        raise ValueError(f"not the handle of a variable: {handle}")
+    return shape, dtype
 
 
 def outputs_of_branches(tensor: tf.Tensor) -> list[tf.Tensor]:

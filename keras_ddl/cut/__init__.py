@@ -22,11 +22,11 @@ from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives, OfRanks
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.kept import Kept
 from keras_ddl.cut.pieces import Batch
 from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import FEW_ROWS, Report
 from keras_ddl.cut.rules.own_statistics import OwnStatistics
+from keras_ddl.cut.snapshots import Snapshots
 from keras_ddl.cut.states import PARTIAL, SHARD, WHOLE, Rows, State
 from keras_ddl.cut.writes import Writes, commit
 
@@ -35,11 +35,11 @@ __all__ = [
     "WHOLE",
     "Batch",
     "Collectives",
-    "Kept",
     "OfRanks",
     "Program",
     "Report",
     "Rows",
+    "Snapshots",
     "State",
     "build_step",
 ]
@@ -61,7 +61,7 @@ def build_step(
     parts: Collection[Any] = (),
     shards: Collection[Any] = (),
     tell: Callable[[Extents, Sequence[Value]], Iterable[Value]] = lambda extents, inputs: (),
-    kept: Kept | None = None,
+    snapshots: Snapshots | None = None,
 ) -> list[tf.Tensor]:
     """Makes, in the graph that is being traced, what one rank has to do of a step.
 
@@ -81,7 +81,7 @@ def build_step(
         parts: outer tensors (handles of variables) of which each rank holds a part of a sum, from step to step.
         shards: outer tensors (handles of variables) of which each rank holds a chunk of the entries (shards.py), in the
             variable whose handle `captured` returns.
-        kept: the step commits, so that no variable is written before all ranks have run all else; takes copies of
+        snapshots: the step commits, so that no variable is written before all ranks have run all else; takes copies of
             variables for which that cannot be. None: variables are written at once.
         tell: says what is known of the extents of whole arguments that are made of the batch's rows; returns these.
     Returns: the step's outputs in order, whole, equal on all ranks.
@@ -103,11 +103,11 @@ def build_step(
         else:
             builder.give(value, tensor, state, dims)
     builder.add_of_batch(tell(builder.extents, program.inputs))
-    if kept is not None:
-        builder.writes = Writes(builder, kept)
+    if snapshots is not None:
+        builder.writes = Writes(builder, snapshots)
     builder.build()
     wholes = [builder.result(value) for value in program.outputs]
-    if kept is not None:
+    if snapshots is not None:
         commit(builder.writes, collectives, wholes)
     if not keeps_rows:
         return wholes

@@ -11,11 +11,13 @@ and goes in buckets.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import attributes, first_rank, opaque
 from keras_ddl.cut.collectives import COMBINED_DTYPES, Collectives
 from keras_ddl.cut.extents import Dims
 from keras_ddl.cut.held import Held, no_dependencies
@@ -71,12 +73,38 @@ class Builder(Held):
         self.apart: Apart | None = None
         self.writes: Writes | None = None  # of a step that commits; None: what is assigned is written
         self.in_loop = False  # where nothing can move between ranks
+        self.is_tried = False  # made only to see in which states its values are
         self.waits_outside = False
+        # Shared with the graphs inside, which are made several times: by scope, and what was decided the last time.
+        self.programs: dict[str, Program] = {}
+        self.decisions: dict[Hashable, Any] = {}
         self.before: list[tf.Operation] = []  # what the node that is made runs after
         self._two_states = TwoStates(self)
         self._done: dict[Node, list[tf.Operation]] = {}
         self._constants: dict[Any, tf.Tensor] = {}
         self._last: list[tf.Operation] = []
+
+    def scope_of(self, node: Node, label: str) -> str:
+        """Returns what the names begin with in one of the graphs of an operation."""
+        return f"{self.scope}{node.position}/{label}/"  # by place: names may differ between ranks
+
+    def program_of(self, node: Node, graph: Any, label: str) -> Program:
+        """Returns one of the graphs of an operation as a program."""
+        scope = self.scope_of(node, label)
+        if scope not in self.programs:
+            self.programs[scope] = Program(graph, scope)
+        return self.programs[scope]
+
+    def knowledge_of(self, values: Sequence[Value]) -> Hashable:
+        """Returns what decisions on a graph that is given these values depend on."""
+        return self.in_loop, tuple(map(self._knowledge, values))
+
+    def _knowledge(self, value: Value) -> Hashable:
+        numbers = self.extents.numbers(value) if value.dtype.is_integer else None
+        content = self.extents.content(value) if value.dtype == tf.variant else None
+        entries = numbers.entries if numbers is not None else None
+        is_at_hand = self.has_whole(value), self.is_of_batch(value)
+        return self.state(value), self.dims(value), entries, content, is_at_hand
 
     def is_only_reshaped(self, value: Value) -> bool:
         """Whether nothing reads `value` but Reshape: then axes of extent 1 do not matter."""
@@ -93,17 +121,17 @@ class Builder(Held):
     def create(self, node: Node, inputs: Sequence[tf.Tensor], attrs: Mapping[str, Any]) -> list[tf.Tensor]:
         """`make`, at once, whatever it is."""
         operation = node.operation
-        known = {key: value for key, value in operation.node_def.attr.items() if not key.startswith("_")}
-        known.update(agreed_seeds(node, self.seed))
-        known.update(attrs)
-        made = _create_op(
-            tf.compat.v1.get_default_graph(),
-            operation.type,
-            list(inputs),
-            [each.dtype for each in operation.outputs],
-            attrs=known,
-            name=operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type,
-        )
+        known = {**attributes.of_made(node.definition), **agreed_seeds(node, self.seed), **attrs}
+        device = attributes.device_of_made(node.device)
+        with tf.device(device) if device is not None else contextlib.nullcontext():
+            made = _create_op(
+                tf.compat.v1.get_default_graph(),
+                operation.type,
+                list(inputs),
+                [each.dtype for each in operation.outputs],
+                attrs=known,
+                name=operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type,
+            )
         self._last.append(made)  # also from recipes, which run while another node is made: it then waits for them
         return list(made.outputs)
 
@@ -201,6 +229,7 @@ class Builder(Held):
             self._node = None
         for value, piece in zip(node.outputs, pieces):
             self._keep(value, piece if isinstance(piece, Piece) else Piece(*piece))
+            self.extents.follow(value)
         self._done[node] = self._last or before
         return True
 
@@ -227,6 +256,9 @@ class Builder(Held):
         return not isinstance(state, Partial) or value.dtype in (*COMBINED_DTYPES, tf.resource)
 
     def _apply(self, node: Node) -> list[Any]:
+        reason = node.reason_to_keep()
+        if reason is not None and node.type not in (*first_rank.FUNCTIONS, *first_rank.EFFECTS):
+            return self._two_states.as_rows(node, opaque.make(self, node, reason))
         found = self.apart.make(self, node) if self.apart is not None else None
         if found is None and self.sharding.is_on:
             found = self.sharding.make(node)

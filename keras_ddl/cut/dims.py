@@ -10,8 +10,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from typing import Any
+
+_LONGEST = 200  # characters of a key
+_DEEPEST = 64
+_MOST = 16  # unknowns in a product; of more, the product is an unknown of its own
 
 
 @functools.total_ordering
@@ -21,14 +26,20 @@ class Unknown:
     Attributes:
         kind: how it is to be computed; see extents.Scalars.
         operands: what it is computed from.
+        key: says how, in a digest where that is long: an operand may occur twice, so a text may double at every step.
+        is_extent: whether it certainly is not negative.
+        depth: unknowns that must be computed one after the other.
     """
 
-    __slots__ = ("kind", "operands", "key")
+    __slots__ = ("kind", "operands", "key", "is_extent", "depth")
 
     def __init__(self, kind: str, *operands: Any) -> None:
         self.kind = kind
         self.operands = operands
-        self.key = kind + (f"({', '.join(map(repr, operands))})" if operands else "")
+        key = kind + (f"({', '.join(map(repr, operands))})" if operands else "")
+        self.key = key if len(key) <= _LONGEST else f"{kind}#{blake2b(key.encode(), digest_size=16).hexdigest()}"
+        self.is_extent = _is_extent(kind, operands)
+        self.depth = 1 + max((each.depth for each in operands if isinstance(each, Dim)), default=0)
 
     def __repr__(self) -> str:
         return self.key
@@ -43,12 +54,12 @@ class Unknown:
         return self.key < other.key
 
 
-def _is_extent(unknown: Unknown) -> bool:
-    if unknown.kind in ("rows", "extent"):
+def _is_extent(kind: str, operands: Sequence[Any]) -> bool:
+    if kind in ("rows", "extent"):
         return True
-    if unknown.kind in ("sum", "quotient", "smaller"):
-        return all(each.is_extent for each in unknown.operands)
-    return unknown.kind == "larger" and any(each.is_extent for each in unknown.operands)
+    if kind in ("sum", "product", "quotient", "smaller"):
+        return all(each.is_extent for each in operands)
+    return kind == "larger" and any(each.is_extent for each in operands)
 
 
 class Dim:
@@ -70,9 +81,30 @@ class Dim:
         return None if self.unknowns else self.factor
 
     @property
+    def is_simple(self) -> bool:
+        """Whether it is worth following further; what is not is better known by the name of the tensor it is in."""
+        return all(each.depth <= _DEEPEST for each in self.unknowns)
+
+    @property
+    def depth(self) -> int:
+        return max((each.depth for each in self.unknowns), default=0)
+
+    def leaves(self) -> Iterator[Unknown]:
+        """Yields the unknowns that are computed from no others, each once."""
+        pending, seen = list(self.unknowns), set(self.unknowns)
+        while pending:
+            unknown = pending.pop()
+            operands = [each for each in unknown.operands if isinstance(each, Dim)]
+            if not operands:
+                yield unknown
+            new = {inner for each in operands for inner in each.unknowns} - seen
+            seen |= new
+            pending += new
+
+    @property
     def is_extent(self) -> bool:
         """Whether the integer certainly is not negative, as lengths of tensors and what is made of them."""
-        return self.factor >= 0 and all(map(_is_extent, self.unknowns))
+        return self.factor >= 0 and all(each.is_extent for each in self.unknowns)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, int):
@@ -88,6 +120,9 @@ class Dim:
 
     def __mul__(self, other: Dim | int) -> Dim:
         other = dim(other)
+        if len(self.unknowns) + len(other.unknowns) > _MOST:
+            factors = sorted((Dim(1, self.unknowns), Dim(1, other.unknowns)), key=repr)
+            return Dim(self.factor * other.factor, [Unknown("product", *factors)])
         return Dim(self.factor * other.factor, (*self.unknowns, *other.unknowns))
 
     def divided_by(self, other: Dim | int) -> Dim | None:
@@ -154,6 +189,13 @@ def dim(value: Dim | int) -> Dim:
 def product(dims: Iterable[Dim | int]) -> Dim:
     """Returns the product of `dims`; 1 for none."""
     return functools.reduce(lambda a, b: a * b, map(dim, dims), ONE)
+
+
+def total(dims: Sequence[Dim]) -> Dim:
+    """Returns the sum of `dims`, of which there must be one. Long sums are made in halves, and so stay shallow."""
+    if len(dims) > 8:
+        return total(dims[: len(dims) // 2]) + total(dims[len(dims) // 2 :])
+    return functools.reduce(lambda a, b: a + b, dims)
 
 
 def number_of(dims: Iterable[Dim | int]) -> int | None:

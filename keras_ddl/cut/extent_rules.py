@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from keras_ddl.cut.axes import reduced_axes, squeezed_axes
-from keras_ddl.cut.dims import ONE, Dim, product
+from keras_ddl.cut.dims import ONE, Dim, product, total
 from keras_ddl.cut.entrywise import BINARY, UNARY
 from keras_ddl.cut.extents import Dims, Extents, broadcast, extents
 from keras_ddl.cut.program import Node, Value
@@ -151,10 +151,8 @@ def _concatenated(known: Extents, node: Node) -> Told:
     if any(each is None for each in parts) or axis is None or axis.number is None or not parts[0]:
         return [None]
     at = axis.number % len(parts[0])
-    total = parts[0][at]
-    for each in parts[1:]:
-        total = total + each[at]
-    return [[total if a == at else each for a, each in enumerate(parts[0])]]
+    extent = total([each[at] for each in parts])
+    return [[extent if a == at else each for a, each in enumerate(parts[0])]]
 
 
 @extents("GatherV2", "ResourceGather")

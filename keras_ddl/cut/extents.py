@@ -59,6 +59,13 @@ class Extents:
     def set_numbers(self, value: Value, numbers: Numbers | None) -> None:
         self._numbers[value] = numbers
 
+    def follow(self, value: Value) -> None:
+        """Infers what is known of a value now. Done of all in their order, programs may be as long as they like: what
+        is inferred when it is asked for is inferred by recursion.
+        """
+        self.dims(value)
+        self.numbers(value)
+
     def dims(self, value: Value) -> Dims | None:
         """Returns the extents of the whole tensor, None if its rank is unknown."""
         if value not in self._dims:
@@ -117,7 +124,10 @@ class Extents:
         if isinstance(found, list):
             found = found[value.index]
         if found is not None and all(abs(each.factor) < _SHAPES[value.dtype] for each in found.entries):
-            return found
+            entries = [
+                each if each.is_simple else Dim.unknown("entry", value.key, i) for i, each in enumerate(found.entries)
+            ]
+            return Numbers(entries, found.is_scalar)
         if value.rank == 0:
             return Numbers([Dim.unknown("entry", value.key, 0)], True)
         length = value.shape[0]
@@ -136,7 +146,7 @@ def merged(output: Value, told: Any) -> Dims | None:
     for axis, known in enumerate(output.shape.as_list()):
         if known is not None and not _is_misjudged(known, told, axis):
             found.append(Dim(known))
-        elif told is not None and told[axis] is not None:
+        elif told is not None and told[axis] is not None and dim(told[axis]).is_simple:
             found.append(dim(told[axis]))
         else:
             found.append(Dim.unknown("extent", output.key, axis))

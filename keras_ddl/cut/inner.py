@@ -13,7 +13,7 @@ from keras_ddl.cut.contents import Content
 from keras_ddl.cut.dims import Dim, Unknown
 from keras_ddl.cut.extents import merged
 from keras_ddl.cut.pieces import Waiting
-from keras_ddl.cut.program import Node, Program, Value
+from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.report import Report
 from keras_ddl.cut.states import ListOf, Partial, Rows, State, Whole
 
@@ -66,17 +66,31 @@ class Inner(Builder):
         node: the operation that has the graph; `label`: which of its graphs.
         outside: TensorFlow's graph that the parent makes.
         is_loop: whether it runs more than once, so that nothing can move between ranks in it.
+        is_tried: whether it is made only to see in which states its values are.
     """
 
-    def __init__(self, parent: Builder, node: Node, graph: Any, label: str, outside: Any, *, is_loop: bool) -> None:
-        scope = f"{parent.scope}{node.position}/{label}/"  # by place: names may differ between ranks
+    def __init__(
+        self,
+        parent: Builder,
+        node: Node,
+        graph: Any,
+        label: str,
+        outside: Any,
+        *,
+        is_loop: bool,
+        is_tried: bool = False,
+    ) -> None:
+        scope = parent.scope_of(node, label)
         seed = zlib.crc32(f"{parent.seed}/{scope}".encode())
         self.parent = parent
         collectives = parent.collectives
         if is_loop and not parent.in_loop:
             collectives = Refusing(collectives.rank, collectives.size)
-        super().__init__(Program(graph, scope), parent.batch, collectives, Report(), seed, scope)
+        program = parent.program_of(node, graph, label)
+        super().__init__(program, parent.batch, collectives, Report(), seed, scope)
+        self.programs, self.decisions = parent.programs, parent.decisions
         self.in_loop = is_loop or parent.in_loop
+        self.is_tried = is_tried or parent.is_tried
         self._outside_graph = outside
         self._lent: dict[Value, Value] = {}
         self._carried: set[Value] = set()
@@ -178,12 +192,7 @@ class Inner(Builder):
 
     def knows_outside(self, number: Dim) -> bool:
         """Whether an integer means the same outside of this graph."""
-        return all(self._is_outside(each) for each in number.unknowns)
-
-    def _is_outside(self, unknown: Unknown) -> bool:
-        if unknown.kind in ("extent", "entry"):
-            return unknown.operands[0] not in self.extents.named
-        return all(self.knows_outside(each) for each in unknown.operands)
+        return not any(each.operands and each.operands[0] in self.extents.named for each in number.leaves())
 
     def dims_outside(self, value: Value) -> Any:
         """Returns the extents of a value as far as they are known outside of this graph."""

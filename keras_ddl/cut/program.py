@@ -14,8 +14,7 @@ import numpy as np
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+from keras_ddl.cut import attributes
 
 
 class Value:
@@ -66,12 +65,17 @@ class Node:
         inputs: the values it reads, in order. outputs: those it makes.
         after: nodes that must have run before, as control dependencies say.
         position: in an order in which all can run. depth: nodes that must run one after the other until it can.
+        device: on which the program makes it; "": any.
     """
 
-    __slots__ = ("operation", "inputs", "outputs", "after", "key", "position", "depth")
+    __slots__ = ("operation", "inputs", "outputs", "after", "key", "position", "depth", "device", "_definition")
 
-    def __init__(self, operation: tf.Operation, inputs: list[Value], after: list[Node], prefix: str) -> None:
+    def __init__(
+        self, operation: tf.Operation, inputs: list[Value], after: list[Node], prefix: str, device: str = ""
+    ) -> None:
         self.operation = operation
+        self.device = attributes.device_within(device, operation.device)
+        self._definition: Any = None
         self.inputs = inputs
         self.after = after
         self.key = prefix + operation.name
@@ -82,6 +86,19 @@ class Node:
     @property
     def type(self) -> str:
         return self.operation.type
+
+    @property
+    def definition(self) -> Any:
+        """The operation's NodeDef."""
+        if self.type == "Const":  # may be large
+            return self.operation.node_def
+        if self._definition is None:
+            self._definition = self.operation.node_def
+        return self._definition
+
+    def reason_to_keep(self) -> str | None:
+        """Returns why the operation is made as it is, whole on every rank; None if it may be cut."""
+        return attributes.reason_to_keep(self.operation, self.definition) if self.type != "Const" else None
 
     def attr(self, name: str) -> Any:
         return self.operation.get_attr(name)
@@ -124,7 +141,8 @@ class Program:
             for node in self.nodes
             if node.type == "Const" and node.outputs[0].dtype != tf.string
         ]
-        return hashlib.sha256(repr((text, shapes, constants)).encode()).digest()
+        calls = [_digest_of_called(node) for node in self.nodes if node.type in tf_compat.CALLS]
+        return hashlib.sha256(repr((text, shapes, constants, calls)).encode()).digest()
 
     def readers(self, value: Value) -> list[Node | None]:
         """Returns the nodes that read a value; None among them stands for the function's outputs."""
@@ -155,6 +173,11 @@ class Program:
                     stack.append((following, iter(_before(following))))
 
 
+def _digest_of_called(call: Node) -> bytes:
+    graph = tf_compat.called_graph(call.operation)
+    return Program(graph).digest() if graph is not None else b""
+
+
 def _before(node: Node) -> list[Node]:
     return [*(value.node for value in node.inputs), *node.after]
 
@@ -166,9 +189,15 @@ class _Inlining:
     """
 
     def __init__(
-        self, prefix: str, placeholders: Sequence[tf.Tensor], arguments: Sequence[Value] | None, graph: Any
+        self,
+        prefix: str,
+        placeholders: Sequence[tf.Tensor],
+        arguments: Sequence[Value] | None,
+        graph: Any,
+        device: str = "",
     ) -> None:
         self.prefix = prefix
+        self.device = device
         self.graph = graph
         self._traced = {operation.name: place for place, operation in enumerate(graph.get_operations())}
         self._values: dict[str, Value] = {}
@@ -219,11 +248,11 @@ class _Inlining:
             inputs = [self._values[each.name] for each in operation.inputs]
             after = [node for each in self.in_order(operation.control_inputs) for node in self._nodes[each.name]]
             after += [] if operation.inputs else self._outer_after
-            if operation.type in _CALLS and self._inline(operation, inputs, after):
+            if operation.type in tf_compat.CALLS and self._inline(operation, inputs, after):
                 continue
             if tf_compat.is_stateful(operation) and operation.inputs:
                 after += self._outer_after
-            node = Node(operation, inputs, after, self.prefix)
+            node = Node(operation, inputs, after, self.prefix, self.device)
             self._nodes[operation.name] = [node]
             self._values.update((tensor.name, value) for tensor, value in zip(operation.outputs, node.outputs))
 
@@ -231,7 +260,10 @@ class _Inlining:
         graph = tf_compat.called_graph(operation)
         if graph is None or len(graph.inputs) != len(inputs):
             return False
-        inner = _Inlining(f"{self.prefix}{operation.name}/", list(graph.inputs), inputs, graph)
+        if attributes.reason_to_keep(operation, operation.node_def) is not None:
+            return False
+        device = attributes.device_within(self.device, operation.device)
+        inner = _Inlining(f"{self.prefix}{operation.name}/", list(graph.inputs), inputs, graph, device)
         inner._outer_after = [*self._outer_after, *after]
         self._calls[operation.name] = inner
         values = [inner.value(each) for each in graph.outputs]

@@ -35,6 +35,7 @@ class Report:
 
     entries: list[Entry] = field(default_factory=list)
     whole: dict[str, int] = field(default_factory=dict)
+    kept: dict[tuple[str, str], bool] = field(default_factory=dict)  # see `keeps`
     program: bytes = b""  # digest of the step that was traced
     own_statistics: int = 0  # calls of BatchNormalization with the statistics of the rank's rows
     statistics_left: int = 0  # calls that could not be
@@ -68,6 +69,8 @@ class Report:
         if self.whole:
             kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.whole.items()))
             lines.append(f"computed whole on every rank, for lack of a rule: {kinds}")
+        for name, reason in self.kept:
+            lines.append(f"computed whole on every rank, because it is {reason}: {name}")
         if self.commits:
             lines.append("then a commit of 4 bytes: no variable is written before all ranks have run all of this")
         for why, count in sorted(self.copies.items()):
@@ -81,6 +84,10 @@ class Report:
         """Returns what is gathered for want of a rule, above so many bytes. Results are asked for."""
         found = (each for each in self.entries if each.kind == "gather" and not each.is_meant)
         return [each for each in found if (each.of_few_rows if each.bytes is None else each.bytes) > bytes_]
+
+    def kept_of_batch(self) -> list[tuple[str, str]]:
+        """Returns what was made as it is of the batch's entries, each with the reason."""
+        return [each for each, of_batch in self.kept.items() if of_batch]
 
     def means(self, node: Node, why: str) -> None:
         """Says that the rule of `node` has all rows gathered because it is the best that can be done."""
@@ -124,13 +131,19 @@ class Report:
         reason = ("in shards for " if kind == "reduce_scatter" else "of shards for ") + ", ".join(kinds)
         self.entries.append(Entry(kind, total, [v.key for v in values], reason, line_of(values[0].node)))
 
-    def from_rank_0(self, node: Node) -> None:
-        """Results of a function of the host went to all ranks, the shape and the entries of each."""
+    def keeps(self, node: Node, reason: str, of_batch: bool) -> None:
+        """An operation is made as it is: it is `reason`. `of_batch`: it is computed of the batch's entries."""
+        line = line_of(node)
+        key = node.type + (f" ({line})" if line else ""), reason
+        self.kept[key] = self.kept.get(key, False) or of_batch
+
+    def from_rank_0(self, node: Node, count: int, why: str = "is called by rank 0 alone") -> None:
+        """Results of rank 0 went to all ranks in `count` messages: only it has them, or others have others."""
         sizes = [bytes_of(value) for value in node.outputs]
         total = None if any(each is None for each in sizes) else sum(sizes)
         values = [value.key for value in node.outputs]
-        reason = f"{node.type} is called by rank 0 alone"
-        self.entries.append(Entry(FROM_RANK_0, total, values, reason, line_of(node), 2 * len(values)))
+        reason = f"{node.type} {why}"
+        self.entries.append(Entry(FROM_RANK_0, total, values, reason, line_of(node), count))
 
     def gathered_argument(self, kind: str, tensors: int = 1) -> None:
         """All ranks' rows of an argument, which consists of so many tensors, were gathered."""
@@ -148,6 +161,8 @@ class Report:
     def add(self, other: Report) -> None:
         """Adds what was made in a branch or a loop's body."""
         self.entries += other.entries
+        for name, of_batch in other.kept.items():
+            self.kept[name] = self.kept.get(name, False) or of_batch
         for each, count in other.whole.items():
             self.whole[each] = self.whole.get(each, 0) + count
 

@@ -43,6 +43,8 @@ class Scalars:
             a, b = tf.convert_to_tensor(a, tf.int64), tf.convert_to_tensor(b, tf.int64)
             if unknown.kind == "sum":
                 return a + b
+            if unknown.kind == "product":
+                return a * b
             if unknown.kind == "quotient":
                 return a // b
             return tf.maximum(a, b) if unknown.kind == "larger" else tf.minimum(a, b)

@@ -16,7 +16,7 @@ def agreed_seeds(node: Node, seed: int) -> dict[str, Any]:
     """Returns the attributes that give an operation without seeds its own, made from `seed` and its place; {} if
     it has some, or is not random.
     """
-    known = node.operation.node_def.attr
+    known = node.definition.attr
     if "seed" not in known or known["seed"].i or known["seed2"].i:
         return {}
     # By its place, not its name, which may differ between ranks.

@@ -5,7 +5,7 @@ last value is written, after the commit: a collective for which a rank is ready 
 run. Values are computed as early as ever, so nothing but the assignments waits.
 
 Where the graph does not show that this is the same (a loop or a branch that writes, an operation that reads and writes
-at once), the variable is written when the program says so, and copied before: `Kept` gives it back.
+at once), the variable is written when the program says so, and copied before: `Snapshots` give it back.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.kept import Kept
 from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from keras_ddl.cut.builder import Builder
@@ -37,12 +37,12 @@ class Writes:
     """The variables that one step writes.
 
     Args:
-        builder: what makes the step. kept: where variables are copied that have to be written early.
+        builder: what makes the step. snapshots: where variables are copied that have to be written early.
     """
 
-    def __init__(self, builder: Builder, kept: Kept) -> None:
+    def __init__(self, builder: Builder, snapshots: Snapshots) -> None:
         self._b = builder
-        self.kept = kept
+        self.snapshots = snapshots
         self.report = builder.report
         self._read: dict[Any, tf.Tensor] = {}  # by handle, as is: what the variable holds before the commit
         self._new: dict[Any, tuple[Any, tf.Tensor]] = {}  # and what it is to hold: handle, value
@@ -52,7 +52,7 @@ class Writes:
         self._hosts = [node.position for node in builder.program.nodes if _has_host_function(node.operation)]
         self._early: dict[Any, str] = {}  # why, by handle
         self._plan()
-        self.saved = self.kept.close()
+        self.saved = self.snapshots.close()
 
     def _plan(self) -> None:
         """Decides for each variable whether its writes can wait."""
@@ -87,7 +87,7 @@ class Writes:
         for value in users:
             key = b.held(value).ref()
             if key in self._early:
-                self.kept.copy(b.held(value), tf_compat.variable_dtype(value.tensor))
+                self.snapshots.copy(b.held(value), tf_compat.variable_dtype(value.tensor))
                 b.report.copied(self._early[key])
 
     def before(self, node: Node) -> list[tf.Operation]:
@@ -151,7 +151,7 @@ class Writes:
                 before = [written[key] for key in (inputs[0].ref(),) if key in written]
                 with tf.control_dependencies(before):
                     self._b.create(node, inputs, attrs)
-            self.kept.forget(committed)
+            self.snapshots.forget(committed)
 
 
 def commit(writes: Writes, collectives: Collectives, outputs: Sequence[tf.Tensor]) -> None:

@@ -42,7 +42,7 @@ class WholeStep:
         self._feedback = f"{scope}#{next(_steps)}"  # another step may have the same name
         self.reports: list[cut.Report] = []
         self.traces = 0  # begun
-        self._kept: list[cut.Kept] = []
+        self._snapshots: list[cut.Snapshots] = []
         self._copies: list[tuple[Any, tf.Tensor]] = []
         self._traced: list[Any] = []  # keeps what the ranks' graphs use alive
         self.known: set[Any] = set()  # variables that are equal on all ranks already
@@ -59,7 +59,7 @@ class WholeStep:
 
     def restore(self) -> None:
         """When a run of the step has failed: gives variables that it has written early back what they were."""
-        for each in self._kept:
+        for each in self._snapshots:
             each.restore()
         for variable, value in self._copies:
             variable.assign(value)
@@ -72,11 +72,11 @@ class WholeStep:
     @property
     def committed(self) -> tf.Operation:
         """Of the step that was built last: after it variables are written."""
-        return self._kept[-1].committed
+        return self._snapshots[-1].committed
 
-    def _keep(self) -> cut.Kept:
-        self._kept.append(cut.Kept())
-        return self._kept[-1]
+    def _new_snapshots(self) -> cut.Snapshots:
+        self._snapshots.append(cut.Snapshots())
+        return self._snapshots[-1]
 
     def forget_traces(self) -> None:
         """Begins anew: the next call traces, on all ranks."""
@@ -136,7 +136,7 @@ class WholeStep:
                 seed=seed,
                 batch_statistics=self._strategy.settings["batch_statistics"],
                 captured=lambda outer: outer if slots[id(outer)] is None else slots[id(outer)].chunk.handle,
-                kept=self._keep(),
+                snapshots=self._new_snapshots(),
                 shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
                 **options,
             )
@@ -194,6 +194,11 @@ class WholeStep:
             return
         if config.get("EXPLAIN_STEP"):
             print(self.tables()[-1], flush=True)
+        for name, reason in report.kept_of_batch():
+            stack_position.warn(
+                f"{self.name}: {name} is {reason}, and is computed whole on every rank. That is correct, but no faster "
+                "than in one process."
+            )
         for each in report.large_gathers(_LARGE):
             open_size = f"at least {each.of_few_rows:,} bytes (of {cut.FEW_ROWS} rows)"
             size = open_size if each.bytes is None else f"{each.bytes:,} bytes"

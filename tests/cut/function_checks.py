@@ -366,6 +366,87 @@ def check_function_takes_ragged_and_sparse_tensors_and_strings():
         )
 
 
+def steps_with_state():
+    """Steps whose operations keep state of their own, with what they need: made anew for each run."""
+    queue = tf.queue.FIFOQueue(100, [tf.float64], [[6]])
+    numbers = iter(tf.data.Dataset.range(100).shuffle(100, seed=1))
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    calls = []
+
+    def count(x):
+        calls.append(len(x))
+        return np.float64(sum(calls))
+
+    def queued(x):
+        queue.enqueue_many(x)
+        return queue.dequeue(), queue.size()
+
+    def counted(x):
+        keys = tf.range(tf.shape(x, out_type=tf.int64)[0])
+        table.insert(keys, table.lookup(keys) + 1)
+        return table.lookup(keys), table.size()
+
+    yield lambda x: (x * tf.random.uniform([10, 6], dtype=tf.float64), tf.random.normal([2], seed=3))
+    yield lambda x: (tf.random.shuffle(x), tf.random.categorical(tf.zeros([2, 50]), 3))
+    yield queued
+    yield lambda x: (next(numbers), tf.reduce_sum(x))
+    yield counted
+    yield lambda x: (tf.numpy_function(count, [x], tf.float64), tf.reduce_sum(x))
+
+
+def stateful_loop(wrap, data):
+    found = []
+    for step in steps_with_state():
+        tf.random.set_seed(7)
+        step = wrap(step)
+        found += [np.asarray(each) for x, _ in data for each in step(x)]
+    return found
+
+
+def check_operations_with_state_of_their_own_give_what_one_process_gets():
+    assert_same(stateful_loop(STRATEGY.function, batches()[:2]), expected(stateful_loop, batches()[:2]))
+
+
+def compiled_loop(wrap, data):
+    """Trained by a step compiled by XLA, which reads the last row where TensorFlow finds none."""
+    weight, total = tf.Variable(np.ones((6, 1))), tf.Variable(0.0, dtype=tf.float64)
+
+    @wrap
+    @tf.function(jit_compile=True)
+    def train_step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight - tf.gather(x[:, :1], 1000)))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        total.assign_add(loss)
+        return loss
+
+    return [*(train_step(x).numpy() for x, _ in data), weight.numpy(), total.numpy()]
+
+
+def check_function_that_is_compiled_is_compiled_on_every_rank():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = compiled_loop(STRATEGY.function, batches())
+    assert any("compiled by XLA" in str(each.message) for each in caught) == (RANK == 0)
+    assert_same(found, expected(compiled_loop, batches()))
+
+
+def check_draws_of_a_compiled_function_are_the_same_on_every_rank():
+    weight = tf.Variable(np.zeros(3))
+    if RANK == 0:  # XLA's generator counts the runs of a process
+        tf.function(lambda: tf.random.normal([3]), jit_compile=True)()
+
+    @tf.function(jit_compile=True)
+    def noisy(x):
+        weight.assign_add(tf.random.normal([3], dtype=tf.float64))
+        return tf.reduce_sum(x) * tf.random.normal([], dtype=tf.float64)
+
+    step = STRATEGY.function(lambda x: noisy(x) * 2)
+    mine = [step(x).numpy() for x, _ in batches()] + [weight.numpy()]
+    assert_same(mine, keras_ddl.broadcast_object(mine, name="test/draws"))
+    assert "draws random numbers" in step.explain() and "compiled by XLA" in step.explain()
+
+
 def check_function_takes_ragged_tensors_alone():
     lengths = tf.constant([3, 0, 2, 1, 4])
     whole = tf.RaggedTensor.from_row_lengths(tf.range(10.0), lengths)

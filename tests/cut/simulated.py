@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import Batch, Kept, Program, Report, Rows, build_step
+from keras_ddl.cut import Batch, Snapshots, Program, Report, Rows, build_step
 from keras_ddl.cut.program import Value
 from keras_ddl.cut.shards import Layout
 
@@ -128,7 +128,7 @@ class Simulation:
         specs = [tf.TensorSpec([rows if static else None, *a.shape[1:]], a.dtype) for a in map(np.asarray, arguments)]
         self.concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
         self.exchange = Exchange(size)
-        self.kept = [Kept() for _ in range(size)]
+        self.snapshots = [Snapshots() for _ in range(size)]
         self.copies = [
             {id(each.handle): tf.Variable(each, trainable=each.trainable) for each in variables} for _ in range(size)
         ]
@@ -154,7 +154,7 @@ class Simulation:
                 collectives,
                 report=self.reports[rank],
                 captured=lambda outer: copies[id(outer)].handle if id(outer) in copies else outer,
-                kept=self.kept[rank],
+                snapshots=self.snapshots[rank],
                 **self.options,
             )
 

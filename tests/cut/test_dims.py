@@ -17,7 +17,9 @@ def value(of: Dim, known: dict[str, int]) -> int:
             found *= known[each.kind]
             continue
         a, b = (value(operand, known) for operand in each.operands)
-        found *= {"sum": a + b, "quotient": a // b, "larger": max(a, b), "smaller": min(a, b)}[each.kind]
+        found *= {"sum": a + b, "quotient": a // b, "larger": max(a, b), "smaller": min(a, b), "product": a * b}[
+            each.kind
+        ]
     return found
 
 

@@ -117,3 +117,25 @@ def test_stateful_draws_without_seeds_are_equal_on_all_ranks(size, static):
         np.testing.assert_array_equal(first[rank][0], first[0][0])
         np.testing.assert_array_equal(second[rank][0], second[0][0])
     assert not np.array_equal(first[0][0], second[0][0])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_rounds_of_a_loop_that_draws_do_not_overlap(whole):
+    """Rounds that overlap draw in any order: ranks would draw other numbers in the last one."""
+
+    def step(x):
+        def body(i, a):
+            noise = tf.random.uniform([], dtype=x.dtype, seed=3)
+            return [i + 1, (a / tf.reduce_sum(a) if whole else tf.tanh(a)) * noise]
+
+        return tf.while_loop(lambda i, a: i < 50, body, [0, x], parallel_iterations=20)[1]
+
+    simulation = Simulation(step, [BATCH], 2)
+    numbers = [tf.constant(0, tf.int64)] * 3
+    graph = simulation.functions[0].get_concrete_function(*numbers, tf.constant(BATCH[:6])).graph
+    (loop,) = (each for each in graph.get_operations() if each.type in ("While", "StatelessWhile"))
+    overlaps = "_lower_using_switch_merge" in loop.node_def.attr and loop.get_attr("parallel_iterations") > 1
+    assert not overlaps
+    for _ in range(2):
+        one, other = simulation(BATCH)
+        np.testing.assert_array_equal(one[0], other[0])

@@ -17,6 +17,10 @@ class _Tried(Exception):
     """The branches were made to see in which states they end."""
 
 
+class _Stale(Exception):
+    """A branch does not end in the states in which it ended the last time."""
+
+
 @rule("If", "StatelessIf", "Case", "StatelessCase")
 def branch(b: Any, node: Any) -> Any:
     choice, arguments = node.inputs[0], node.inputs[1:]
@@ -31,52 +35,105 @@ def branch(b: Any, node: Any) -> Any:
     )
     if any(each is None or len(each.inputs) != len(arguments) for each in graphs):
         return None
-    chosen = b.whole(choice)
-    outside = tf.compat.v1.get_default_graph()
+    branches = _Branches(b, node, graphs)
+    key = ("branch", node.key, b.knowledge_of(arguments))
+    targets = b.decisions.get(key)
+    if targets is None:
+        tried = branches.make(None)[1]
+        targets = b.decisions[key] = [_common(b, tried, i) for i in range(len(node.outputs))]
+        if b.is_tried and all(_stands_for(value, state) for value, state in zip(node.outputs, targets)):
+            return _placeholders(b, node, tried, targets)
+    try:
+        tensors, inners = branches.make(targets)
+    except _Stale:
+        del b.decisions[key]
+        return branch(b, node)
+    b.ran(operation_behind(tensors[-1]))
+    for inner in inners:
+        b.report.add(inner.report)
+    _set_all_known(b, node, inners)
+    return list(zip(tensors[: len(node.outputs)], targets))
 
-    def run(targets: list[Any] | None) -> tuple[list[Any], list[Inner]]:
+
+class _Branches:
+    """The branches of an operation, to be made in the graph of a rank.
+
+    They are made twice: once to see in which states they end, and once to end in a state that is common to all. What
+    the first time showed is remembered (Builder.decisions), for branches and loops inside, which the second time makes
+    again: so the time of a cut does not double with each branch inside of another.
+    """
+
+    def __init__(self, b: Any, node: Any, graphs: list[Any]) -> None:
+        self.b, self.node, self.graphs = b, node, graphs
+        self.chosen = b.whole(node.inputs[0])
+        self.outside = tf.compat.v1.get_default_graph()
+
+    def make(self, targets: list[Any] | None) -> tuple[list[Any], list[Inner]]:
+        """Returns the outputs, in the states `targets`, with the branches that were made; without targets, none."""
         inners: list[Inner] = []
 
         def make(graph: Any, label: str) -> list[tf.Tensor]:
-            inner = Inner(b, node, graph, label, outside, is_loop=False)
-            for value, outer in zip(inner.program.placeholders, arguments):
+            inner = Inner(self.b, self.node, graph, label, self.outside, is_loop=False, is_tried=targets is None)
+            inners.append(inner)
+            for value, outer in zip(inner.program.placeholders, self.node.inputs[1:]):
                 inner.lend(value, outer)
             inner.build({})
-            inners.append(inner)
-            outputs = inner.program.outputs
-            if targets is None:
-                if len(inners) == len(graphs):
-                    raise _Tried
-                return [tf.constant(0)]
-            pairs = list(zip(outputs, targets))
-            inner.build({value: WHOLE for value, state in pairs if isinstance(state, Whole)})
-            found = [tf.identity(inner.result(value, state)) for value, state in pairs]
-            for tensor, value, state in zip(found, outputs, targets):
-                if not isinstance(state, (Rows, Shard)) and value.dtype not in (tf.variant, tf.resource):
-                    tensor.set_shape(value.shape)
-            return [*found, tf.constant(0)]
+            if targets is not None:
+                return _outputs(inner, targets)
+            if len(inners) == len(self.graphs):
+                raise _Tried
+            return [tf.constant(0)]
 
-        makers = [lambda graph=graph, i=i: make(graph, f"branch_{i}") for i, graph in enumerate(graphs)]
+        makers = [lambda graph=graph, i=i: make(graph, f"branch_{i}") for i, graph in enumerate(self.graphs)]
         try:
-            if is_case:
-                found = tf.switch_case(chosen, makers)
+            if self.node.type.endswith("Case"):
+                found = tf.switch_case(self.chosen, makers)
             else:
-                found = tf.cond(chosen, *makers)
+                found = tf.cond(self.chosen, *makers)
         except _Tried:
             found = []
         return (found if isinstance(found, (list, tuple)) else [found]), inners
 
-    _, tried = run(None)
-    count = len(node.outputs)
-    targets = [_common(b, tried, i) for i in range(count)]
-    tensors, inners = run(targets)
-    b.ran(operation_behind(tensors[-1]))
-    for inner in inners:
-        b.report.add(inner.report)
+
+def _outputs(inner: Inner, targets: list[Any]) -> list[tf.Tensor]:
+    """Returns the outputs of a branch in these states, and one more. Raises: _Stale: it cannot give them so."""
+    pairs = list(zip(inner.program.outputs, targets))
+    for value, target in pairs:
+        state = inner.state(value)
+        fits = not isinstance(target, Rows) or inner.fits(value, target)
+        if target not in (WHOLE, state) and not (isinstance(state, Whole) and fits):
+            raise _Stale
+    inner.build({value: WHOLE for value, state in pairs if isinstance(state, Whole)})
+    found = [tf.identity(inner.result(value, state)) for value, state in pairs]
+    for tensor, (value, state) in zip(found, pairs):
+        if not isinstance(state, (Rows, Shard)) and value.dtype not in (tf.variant, tf.resource):
+            tensor.set_shape(value.shape)
+    return [*found, tf.constant(0)]
+
+
+def _stands_for(value: Any, state: Any) -> bool:
+    """Whether a placeholder can stand for an output where nothing but states is looked at."""
+    return value.dtype != tf.resource and not isinstance(state, Shard)
+
+
+def _placeholders(b: Any, node: Any, inners: list[Inner], targets: list[Any]) -> list[Any]:
+    """Returns outputs of branches inside of one that is only tried: the branches are made when that one is."""
+    _set_all_known(b, node, inners)
+    found = []
+    for value, state in zip(node.outputs, targets):
+        shape = value.shape
+        if isinstance(state, Rows) and shape.rank is not None:
+            local = b.local_extent(state)
+            extents = shape.as_list()
+            extents[state.axis] = local if isinstance(local, int) else None
+            shape = tf.TensorShape(extents)
+        found.append((tf.compat.v1.placeholder(value.dtype, shape), state))
+    return found
+
+
+def _set_all_known(b: Any, node: Any, inners: list[Inner]) -> None:
     for i, output in enumerate(node.outputs):
-        ends = [(inner, inner.program.outputs[i]) for inner in inners]
-        _set_known(b, output, ends)
-    return list(zip(tensors[:count], targets))
+        _set_known(b, output, [(inner, inner.program.outputs[i]) for inner in inners])
 
 
 def _set_known(b: Any, output: Any, ends: Any) -> None:

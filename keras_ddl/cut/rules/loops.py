@@ -6,10 +6,10 @@ from typing import Any
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import opaque
 from keras_ddl.cut.contents import joined, joined_entries
 from keras_ddl.cut.extents import merged
 from keras_ddl.cut.inner import Inner, Promote, Refused, operation_behind
-from keras_ddl.cut.program import Program
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.states import PARTIAL, WHOLE, Rows, Whole
 
@@ -26,30 +26,45 @@ def while_loop(b: Any, node: Any) -> Any:
     count = len(node.inputs)
     if condition is None or body is None or len(condition.inputs) != count or len(body.inputs) != count:
         return None
-    loop = _Loop(b, node, condition, body)
+    key = ("loop", node.key, b.knowledge_of(node.inputs))
+    known = b.decisions.get(key)
+    if isinstance(known, Refused):
+        return _whole(b, known)
+    loop = _Loop(b, node, condition, body, known)
     for _ in range(MOST_TRIES):
         try:
-            return loop.make()
+            pieces = loop.make()
+            b.decisions[key] = loop.supposed
+            return pieces
         except _Changed:
             continue
         except Promote as wish:
             loop.promote(wish)
-        except Refused:
-            if loop.suppose_rows():
-                continue
-            if b.in_loop:
-                raise
-            return None
+        except Refused as refused:
+            if known is not None:
+                known, loop = None, _Loop(b, node, condition, body)
+            elif not loop.suppose_rows():
+                b.decisions[key] = refused
+                return _whole(b, refused)
     return None
 
 
-class _Loop:
-    """What is supposed of what the loop carries: states, extents, contents of lists. Tried until a round keeps it."""
+def _whole(b: Any, refused: Refused) -> None:
+    """Has a loop computed whole. Raises: Refused: it is inside of another one, which then is."""
+    if b.in_loop:
+        raise refused
 
-    def __init__(self, b: Any, node: Any, condition: Any, body: Any) -> None:
+
+class _Loop:
+    """What is supposed of what the loop carries: states, extents, contents of lists. Tried until a round keeps it.
+
+    `known`: what another cut of the same loop came to (Builder.decisions).
+    """
+
+    def __init__(self, b: Any, node: Any, condition: Any, body: Any, known: Any = None) -> None:
         self.b, self.node = b, node
         self.graphs = {"condition": condition, "body": body}
-        program = Program(body)
+        program = b.program_of(node, body, "body")
         same = [_origin(end) is start for start, end in zip(program.placeholders, program.outputs)]
         self.carried = [i for i, each in enumerate(same) if not each]
         values = node.inputs
@@ -59,6 +74,12 @@ class _Loop:
         self._numbers: dict[Any, int] = {}
         self._supposed = False
         self.shapes = {i: program.placeholders[i].shape for i in self.carried}
+        if known is not None:
+            self.states, self.dims, self.contents = map(dict, known)
+
+    @property
+    def supposed(self) -> Any:
+        return self.states, self.dims, self.contents
 
     def make(self) -> Any:
         b, node = self.b, self.node
@@ -83,9 +104,9 @@ class _Loop:
                 tensor.set_shape(shape)
             return found
 
-        found = tf.while_loop(
-            condition, body, starts, shape_invariants=invariants, parallel_iterations=node.attr("parallel_iterations")
-        )
+        # Rounds that overlap would draw in another order on each rank.
+        at_once = 1 if opaque.draws_numbers(node) else node.attr("parallel_iterations")
+        found = tf.while_loop(condition, body, starts, shape_invariants=invariants, parallel_iterations=at_once)
         found = list(found) if isinstance(found, (list, tuple)) else [found]
         b.ran(operation_behind(found[0]))
         for inner in inners.values():

@@ -70,13 +70,7 @@ def _whole_shape(b: Any, before: Dims, after: Dims, node: Any) -> list[Any]:
 
 def _is_named_by(extent: Dim, key: str) -> bool:
     """Whether an extent is known by nothing but a tensor that is yet to be made."""
-    for unknown in extent.unknowns:
-        if unknown.kind in ("extent", "entry"):
-            if unknown.operands[0] == key:
-                return True
-        elif any(isinstance(each, Dim) and _is_named_by(each, key) for each in unknown.operands):
-            return True
-    return False
+    return any(each.operands and each.operands[0] == key for each in extent.leaves())
 
 
 def rows_after(before: Dims, after: Dims, state: Rows, rows: Dim) -> Rows | None:

@@ -8,7 +8,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 
 
-class Kept:
+class Snapshots:
     """The copies of one step, in variables of this rank's own. They share memory with the originals until those are
     written.
     """

@@ -1,0 +1,99 @@
+"""What an operation asks for beside its inputs: attributes that its type does not declare, and a device.
+
+An operation carries them itself, or the function that it calls does. One table decides each; what it does not know may
+mean anything, so such an operation is made as it is: whole, on every rank, with all that it asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import Any
+
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+
+
+class Fate(Enum):
+    """What becomes of an attribute."""
+
+    DROPPED = "it does not change values, and a rank's graph has no use for it"
+    COPIED = "what a rank makes of the operation carries it, too"
+    KEEPS = "the operation is made as it is, unless the attribute is False"
+
+
+COMPILED = "compiled by XLA"
+_COMPILES = ("_XlaMustCompile", "_XlaCompile")  # tf.function(jit_compile=True), tf.xla.experimental.jit_scope
+
+_TABLE: list[tuple[Fate, str]] = [
+    (Fate.KEEPS, " ".join(_COMPILES)),
+    # Which operations of a jit_scope belong together, and what a call only reads.
+    (Fate.COPIED, "_XlaScope _XlaSeparateCompiledGradients _xla_propagate_compile_time_consts"),
+    (Fate.COPIED, "_read_only_resource_inputs"),
+    # Lets the rounds of a loop overlap: what draws in them would draw in another order on each rank.
+    (Fate.DROPPED, "_lower_using_switch_merge _stateful_parallelism"),
+    # Notes of what traced it.
+    (Fate.DROPPED, "_gradient_op_type _num_original_outputs _output_shapes _input_shapes _disable_acd"),
+    (Fate.DROPPED, "_original_func_name _construction_context _disable_call_shape_inference"),
+    (Fate.DROPPED, "_has_manual_control_dependencies backward_function_name forward_function_name"),
+    (Fate.DROPPED, "_user_specified_name _tf_data_function"),
+    # How a call runs: what is called is written out, and waits for what the call waited for.
+    (Fate.DROPPED, "_noinline function_runs_at_most_once shared_rendezvous runtime_constant_optimization"),
+    (Fate.DROPPED, "_collective_manager_ids"),
+    # Functions of the same values for other devices and programs.
+    (Fate.DROPPED, "_implements api_implements api_preferred_device go_backwards time_major"),
+    # Places. The operations that one is colocated with have other names in a rank's graph.
+    (Fate.DROPPED, "_class _OutputsOnOpDevice experimental_ints_on_device"),
+    # Other operations run in place of what is called, as these say.
+    (Fate.KEEPS, "disable_summaries_at_runtime tf_quant.composite_function tf_quant.quantized_ops"),
+    (Fate.KEEPS, "_tftrt_convert_function _tftrt_allow_build_at_runtime _tftrt_is_dyn_op _tftrt_trt_logger_name"),
+    (Fate.KEEPS, "_tftrt_max_batch_size _tftrt_max_cached_engines _tftrt_max_workspace_size_bytes"),
+    (Fate.KEEPS, "_tftrt_minimum_segment_size _tftrt_precision_mode _tftrt_profile_strategy"),
+    (Fate.KEEPS, "_tftrt_use_calibration _tftrt_use_implicit_batch"),
+]
+FATES = {name: fate for fate, names in _TABLE for name in names.split()}
+
+
+def reason_to_keep(operation: tf.Operation, definition: Any) -> str | None:
+    """Returns in words why an operation is made as it is, whole on every rank; None if it may be cut.
+
+    definition: the operation's NodeDef.
+    """
+    if operation.type == "Const":
+        return None
+    declared = {each.name for each in operation.op_def.attr}
+    found = set(_keeping((key, value) for key, value in definition.attr.items() if key not in declared))
+    if operation.type in tf_compat.CALLS:
+        found.update(_keeping(tf_compat.called_attributes(operation).items()))
+    if not found.isdisjoint(_COMPILES):
+        return COMPILED
+    return f"asking for {', '.join(sorted(found))}" if found else None
+
+
+def _keeping(attributes: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    for name, value in attributes:
+        is_false = value.WhichOneof("value") == "b" and not value.b
+        if FATES.get(name, Fate.KEEPS) is Fate.KEEPS and not (is_false and name in FATES):
+            yield name
+
+
+def of_made(definition: Any) -> dict[str, Any]:
+    """Returns the attributes with which a rank makes an operation, of those in its NodeDef."""
+    return {name: value for name, value in definition.attr.items() if FATES.get(name) is not Fate.DROPPED}
+
+
+def device_within(outer: str, device: str) -> str:
+    """Returns the device of an operation of a function that is called on device `outer`."""
+    if not outer or not device:
+        return outer or device
+    return tf.DeviceSpec.from_string(outer).make_merged_spec(tf.DeviceSpec.from_string(device)).to_string()
+
+
+def device_of_made(device: str) -> str | None:
+    """Returns where a rank makes an operation; None: on the device of the step.
+
+    A CPU is a rank's as well as one process's. Which of its accelerators one process takes does not matter to a rank,
+    which has one.
+    """
+    found = tf.DeviceSpec.from_string(device) if device else None
+    return f"/device:CPU:{found.device_index or 0}" if found is not None and found.device_type == "CPU" else None

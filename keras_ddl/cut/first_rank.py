@@ -1,0 +1,63 @@
+"""What rank 0 computes for all ranks: what the host does, and what is no function of its inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.program import Node, Value
+from keras_ddl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from keras_ddl.cut.builder import Builder
+
+FUNCTIONS = ("EagerPyFunc", "PyFunc", "PyFuncStateless", "Timestamp", "NonDeterministicInts")
+EFFECTS = (
+    "PrintV2",
+    "WriteSummary",
+    "WriteScalarSummary",
+    "WriteHistogramSummary",
+    "WriteImageSummary",
+    "WriteAudioSummary",
+    "WriteGraphSummary",
+    "WriteRawProtoSummary",
+    "FlushSummaryWriter",
+    "WriteFile",
+)
+
+
+def check_sendable(b: Builder, node: Node, kind: str, remedy: str) -> None:
+    """Raises ConfigError if a result of `node` cannot be sent from rank 0 to the others. `kind`: what `node` is."""
+    other = next((each.dtype for each in node.outputs if not _travels(each.dtype)), None)
+    if other is not None:
+        raise ConfigError(
+            f"{kind}, and its results are sent to the other ranks: they must be numbers, booleans or strings. "
+            f"Received: {other.name} of {node.type} (rank {b.collectives.rank}). {remedy}"
+        )
+
+
+def sent(b: Builder, dtype: tf.DType, shape: tf.TensorShape, tensor: Any) -> tf.Tensor:
+    """Returns rank 0's tensor on every rank. COLLECTIVE. `tensor`: on other ranks it is not looked at.
+
+    Rank 0 gives all of the entries of what is gathered, the others none.
+    """
+    is_first = b.collectives.rank == 0
+    known = shape.as_list() if shape.is_fully_defined() else None
+    if known is None:  # only rank 0 knows
+        mine = tf.shape(tensor) if is_first else tf.zeros([0], tf.int32)
+        known = b.collectives.gather(mine, b.next_name("shape"))
+    numeric = tf.uint8 if dtype == tf.bool else dtype
+    entries = tf.cast(tf.reshape(tensor, [-1]), numeric) if is_first else tf.zeros([0], numeric)
+    entries = b.collectives.gather(entries, b.next_name("from_rank_0"))
+    whole = tf.cast(tf.reshape(entries, known), dtype)
+    whole.set_shape(shape)
+    return whole
+
+
+def messages(values: list[Value]) -> int:
+    """Returns how many collectives send these values."""
+    return sum(1 if value.shape.is_fully_defined() else 2 for value in values)
+
+
+def _travels(dtype: tf.DType) -> bool:
+    return dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype in (tf.bool, tf.string)

@@ -1,0 +1,197 @@
+"""Attributes and devices of operations and calls: what they ask for is done as one process does it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cut.simulated import Simulation
+
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import attributes
+
+X = np.random.default_rng(0).normal(size=(7, 3))
+WEIGHT = tf.Variable(np.linspace(-1.0, 1.0, 6).reshape(3, 2))
+COUNT = tf.Variable(np.zeros(3))
+
+
+@tf.function(jit_compile=True, autograph=False)
+def compiled(x: tf.Tensor) -> tf.Tensor:
+    """Beyond the rows XLA reads the last one, where TensorFlow raises an error."""
+    return tf.gather(x, [0, 40]) * 2.0
+
+
+@tf.function(jit_compile=True, autograph=False)
+def compiled_product(x: tf.Tensor) -> tf.Tensor:
+    return tf.tanh(x @ WEIGHT)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def compiled_count(x: tf.Tensor) -> tf.Tensor:
+    COUNT.assign_add(tf.reduce_sum(x, 0))
+    return COUNT + tf.gather(x, 40)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def compiled_caller(x: tf.Tensor) -> tf.Tensor:
+    return tf.function(lambda v: compiled(v) + 1.0, autograph=False)(x)
+
+
+def beyond_the_rows(x: tf.Tensor) -> list[tf.Tensor]:
+    return [compiled(x * 3.0), tf.reduce_sum(x)]
+
+
+def within_calls(x: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.function(lambda v: compiled(v) + 1.0, autograph=False)(x), compiled_caller(x)]
+
+
+def with_gradients(x: tf.Tensor) -> list[tf.Tensor]:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_mean(tf.square(compiled_product(x * 2.0) - x[:, :2]))
+    return [loss, *tape.gradient(loss, [x, WEIGHT])]
+
+
+def of_variables(x: tf.Tensor) -> list[tf.Tensor]:
+    found = compiled_count(x)
+    WEIGHT.assign_sub(0.1 * WEIGHT)
+    return [found, COUNT.read_value(), compiled_product(x)]
+
+
+def in_a_branch(x: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.cond(tf.reduce_sum(x) < 1e6, lambda: compiled(x), lambda: x[:2])]
+
+
+def in_a_loop(x: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.while_loop(lambda i, a: i < 3, lambda i, a: [i + 1, a * 0.5 + compiled(a)[1]], [0, x])[1]]
+
+
+def in_a_scope(x: tf.Tensor) -> list[tf.Tensor]:
+    with tf.xla.experimental.jit_scope():
+        found = tf.gather(x * 3.0, [0, 40])
+    with tf.xla.experimental.jit_scope(compile_ops=False):
+        other = tf.square(x)
+    return [found, other]
+
+
+COMPILED = [beyond_the_rows, within_calls, with_gradients, of_variables, in_a_branch, in_a_loop, in_a_scope]
+
+
+def check(step: Any, size: int, static: bool, variables: Any = (), times: int = 2) -> Simulation:
+    kept = [each.numpy() for each in variables]
+    simulation = Simulation(step, (X,), size, static=static, variables=variables)
+    for _ in range(times):
+        found, expected = simulation(X), simulation.expected(X)
+        for outputs in found:
+            for one, other in zip(outputs, expected, strict=True):
+                np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    for copies in simulation.copies:
+        for each in variables:
+            np.testing.assert_allclose(copies[id(each.handle)].numpy(), each.numpy(), rtol=0, atol=1e-12)
+    for each, before in zip(variables, kept):
+        each.assign(before)
+    return simulation
+
+
+@pytest.mark.parametrize(("size", "static"), [(2, True), (3, False)])
+@pytest.mark.parametrize("step", COMPILED, ids=lambda each: each.__name__)
+def test_what_is_compiled_in_one_process_is_compiled(step: Any, size: int, static: bool) -> None:
+    simulation = check(step, size, static, [WEIGHT, COUNT])
+    if step is not in_a_loop:  # which is whole, with what it calls
+        text = simulation.reports[0].text()
+        assert "compiled by XLA" in text and "test_attributes.py" in text
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_a_step_that_is_compiled_is_one_operation(static: bool) -> None:
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x: tf.Tensor) -> Any:
+        return compiled(x), tf.reduce_sum(x, 0)
+
+    simulation = check(step, 2, static)
+    assert len(simulation.reports[0].kept) == 1
+
+
+def test_draws_of_a_compiled_function_are_rank_0s_on_every_rank() -> None:
+    """XLA counts the runs of a process: two ranks of one process draw differently, as ranks that ran others would."""
+    total = tf.Variable(np.zeros(3))
+
+    @tf.function(jit_compile=True, autograph=False)
+    def noisy(x: tf.Tensor) -> tf.Tensor:
+        noise = tf.random.normal([3], dtype=tf.float64)
+        total.assign_add(noise)
+        return tf.reduce_sum(x, 0) + noise
+
+    simulation = Simulation(lambda x: [noisy(x)], (X,), 3, variables=[total])
+    found = [simulation(X)[rank][0] for rank in range(3)]
+    one, two, three = (each for each in simulation(X))
+    np.testing.assert_array_equal(one[0], two[0])
+    np.testing.assert_array_equal(one[0], three[0])
+    assert not np.array_equal(found[0], one[0])
+    copies = [each[id(total.handle)].numpy() for each in simulation.copies]
+    np.testing.assert_array_equal(copies[0], copies[1])
+    np.testing.assert_array_equal(copies[0], copies[2])
+
+
+def attribute(name: str) -> Any:
+    return tf.compat.v1.get_default_graph()._attr_scope({name: tf.compat.v1.AttrValue(b=True)})
+
+
+def test_an_operation_with_an_unknown_attribute_is_whole_and_keeps_it() -> None:
+    @tf.function(autograph=False)
+    def twice(x: tf.Tensor) -> tf.Tensor:
+        return x * 2.0
+
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with attribute("_of_the_future"):
+            return [tf.square(x), twice(x)]
+
+    simulation = check(step, 2, True)
+    assert len(simulation.reports[0].kept) == 2
+    assert "_of_the_future" in simulation.reports[0].text()
+    made = [each for each in graph_of(simulation).get_operations() if "_of_the_future" in each.node_def.attr]
+    assert sorted(each.type for each in made) == ["PartitionedCall", "Square"]
+
+
+def graph_of(simulation: Simulation) -> Any:
+    numbers = [tf.constant(0, tf.int64)] * 3
+    return simulation.functions[0].get_concrete_function(*numbers, tf.constant(X[: 4 - (simulation.size == 3)])).graph
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        {"_noinline": True},
+        {"_implements": "something"},
+        {"api_implements": "something", "api_preferred_device": "CPU"},
+        {"_OutputsOnOpDevice": True, "_tf_data_function": True, "time_major": True, "go_backwards": False},
+    ],
+)
+def test_a_function_with_an_attribute_that_leaves_its_values_alone_is_cut(known: dict[str, Any]) -> None:
+    inner = tf.function(lambda x: x - tf.reduce_mean(x, 0), autograph=False, experimental_attributes=known)
+    plain = tf.function(lambda x: tf.reduce_sum(x * x), autograph=False, jit_compile=False)
+    simulation = check(lambda x: [inner(x), plain(x)], 2, True)
+    assert simulation.reports[0].kept == {} and simulation.reports[0].whole == {}
+
+
+def test_every_attribute_that_tensorflow_gives_a_function_is_decided() -> None:
+    assert tf_compat.function_attributes() - set(attributes.FATES) == set()
+
+
+def test_an_operation_stays_on_the_cpu_and_on_no_other_device_of_the_trace() -> None:
+    @tf.function(autograph=False)
+    def cosines(x: tf.Tensor) -> tf.Tensor:
+        with tf.device("/gpu:1"):
+            other = tf.sin(x)
+        return tf.cos(x) + other
+
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.device("/cpu:0"):
+            found = tf.square(x) + cosines(x)
+        return [found, tf.exp(x)]
+
+    devices = {each.type: each.device for each in graph_of(check(step, 2, True)).get_operations()}
+    assert devices["Square"].endswith("CPU:0") and devices["Cos"].endswith("CPU:0")
+    assert devices["Sin"] == "" and devices["Exp"] == ""

@@ -1,0 +1,144 @@
+"""The time of a cut grows with the program, not with the depth to which it is nested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pytest
+from cut.counting import report_of
+from cut.simulated import Simulation
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.dims import Dim
+from keras_ddl.cut.inner import Inner
+
+X = np.random.default_rng(0).normal(size=(6, 3))
+
+
+def branch(x: Any, depth: int, inside: Callable[[Any], Any]) -> Any:
+    return tf.cond(tf.reduce_sum(x) > float(depth), lambda: inside(x + 1.0), lambda: tf.tanh(x))
+
+
+def case(x: Any, depth: int, inside: Callable[[Any], Any]) -> Any:
+    return tf.switch_case(tf.shape(x)[0] % 3, [lambda: inside(x + 1.0), lambda: tf.tanh(x), lambda: x * 0.5])
+
+
+def loop(x: Any, depth: int, inside: Callable[[Any], Any]) -> Any:
+    return tf.while_loop(lambda i, a: i < 2, lambda i, a: [i + 1, inside(a * 0.5)], [0, x])[1]
+
+
+def growing(x: Any, depth: int, inside: Callable[[Any], Any]) -> Any:
+    """What is carried begins whole and becomes rows: a body is tried again."""
+    start = tf.zeros([6, 3], x.dtype)
+    return tf.while_loop(lambda i, a: i < 2, lambda i, a: [i + 1, a * 0.5 + inside(x)], [0, start])[1]
+
+
+def nested(kinds: list[Any], depth: int) -> Callable[[Any], Any]:
+    def at(x: Any, left: int) -> Any:
+        return kinds[left % len(kinds)](x, left, lambda v: at(v, left - 1)) if left else x * 2.0
+
+    return lambda x: at(x, depth)
+
+
+NESTED = {
+    "branches": [branch],
+    "cases": [case],
+    "loops": [loop],
+    "loops that are tried again": [growing],
+    "branches in loops": [branch, loop],
+    "branches in loops that are tried again": [branch, growing],
+}
+
+
+def graphs_made(step: Any, monkeypatch: Any, static: bool) -> int:
+    made = []
+    build = Inner.build
+
+    def counted(self: Inner, wanted: Any = None) -> None:
+        made.append(self)  # an id would be used again
+        build(self, wanted)
+
+    with monkeypatch.context() as context:
+        context.setattr(Inner, "build", counted)
+        report_of(step, X, static=static)
+    return len(set(made))
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("kinds", NESTED)
+def test_graphs_made_do_not_double_with_each_level(kinds: str, static: bool, monkeypatch: Any) -> None:
+    two, four, eight = (graphs_made(nested(NESTED[kinds], n), monkeypatch, static) for n in (2, 4, 8))
+    assert four <= 4 * two and eight <= 4 * four, (two, four, eight)  # at most with the square of the depth
+
+
+def time_over_trace(step: Any) -> float:
+    trace = tf.function(step, autograph=False)
+    begin = perf_counter()
+    trace.get_concrete_function(tf.TensorSpec([None, 3], tf.float64))
+    traced = perf_counter()
+    report_of(step, X, static=False)  # traces it, too
+    return (perf_counter() - traced) / (traced - begin)
+
+
+@pytest.mark.parametrize("kinds", NESTED)
+def test_time_of_a_deep_cut_is_a_few_times_that_of_its_trace(kinds: str) -> None:
+    report_of(lambda x: x * 2.0, X)  # what the first cut of a process takes
+    assert time_over_trace(nested(NESTED[kinds], 10)) < 30
+
+
+def halves(count: int) -> Callable[[Any], Any]:
+    def step(x: Any) -> list[Any]:
+        number = tf.shape(x)[0] * 7
+        for _ in range(count):
+            number = number - number // 2
+        return [tf.zeros([number, 3], x.dtype) + tf.reduce_sum(x), x + tf.cast(number, x.dtype)]
+
+    return step
+
+
+def chain(count: int) -> Callable[[Any], Any]:
+    def step(x: Any) -> list[Any]:
+        number = tf.shape(x)[0]
+        for i in range(count):
+            number = tf.maximum(number, i % 5)
+        return [tf.reshape(x, [number, 3]) * 2.0]
+
+    return step
+
+
+def parts(count: int) -> Callable[[Any], Any]:
+    def step(x: Any) -> list[Any]:
+        return [tf.concat([x[: tf.shape(x)[0] // (1 + i % 4)] for i in range(count)], 0)]
+
+    return step
+
+
+@pytest.mark.parametrize("step", [halves(5), halves(100), chain(400), parts(40)], ids=["5", "100", "chain", "parts"])
+def test_chains_of_extents_are_as_long_as_they_like_and_right(step: Any) -> None:
+    simulation = Simulation(step, (X,), 2, static=False)
+    expected = simulation.expected(X)
+    for found in simulation(X):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_what_is_kept_of_an_extent_is_bounded() -> None:
+    number = Dim.unknown("rows")
+    square = Dim.unknown("rows")
+    for _ in range(16):
+        number = number - number.floor_divided_by(2)
+        square = square * square
+    assert len(repr(number)) < 1000 and len(repr(square)) < 1000
+    assert len(square.unknowns) <= 16 and len({each.key for each in number.leaves()}) == 1
+
+
+def test_long_programs_are_cut() -> None:
+    def step(x: Any) -> Any:
+        for _ in range(700):
+            x = tf.tanh(x) * 2.0
+        return tf.zeros(tf.shape(x), x.dtype)
+
+    report_of(step, X, static=False)
