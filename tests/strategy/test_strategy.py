@@ -33,7 +33,7 @@ OF_THREE = (
 PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
 DATA = ("data", "order", "row")
 OF_TWO = ("training", "callback", "decision", "saving", "drift", "guard", "error", *PROGRAMS, *DATA, "tf_distribute")
-OF_TWO += ("one_per_job", "explain")
+OF_TWO += ("one_per_job", "explain", "deadlock")
 test_of_three = rank_tests(checks(*OF_THREE), [3], check_timeout=120, env=PATIENT)
 test_of_two = rank_tests(
     checks(*OF_TWO),
