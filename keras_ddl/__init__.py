@@ -13,6 +13,7 @@ are first used.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 # Bound here on purpose: imported later, the module would hide the function `topology` below.
@@ -157,7 +158,6 @@ def _extend_path() -> None:
     There keras_ddl.export lies in <root>/export, and the libraries in the site-packages/keras_ddl of an install.
     """
     import site
-    import sys
     from pathlib import Path
 
     root = Path(__file__).parents[1]
@@ -190,3 +190,9 @@ def __dir__() -> list[str]:
 
 
 _extend_path()
+_processes = sys.modules.get("multiprocessing.process")
+if _processes is not None and getattr(_processes.current_process(), "_inheriting", False):
+    # A child process imports the script of its parent.
+    from keras_ddl.communicator import child_process
+
+    child_process.watch_import()

@@ -6,6 +6,9 @@ which rank, and what to do.
 
 from __future__ import annotations
 
+import collections
+import re
+
 __all__ = [
     "CheckFailedError",
     "CheckpointError",
@@ -59,6 +62,8 @@ class RankLostError(KerasDdlError, RuntimeError):
 
     # Whether it left in an orderly way: its process ended by itself, or called shutdown().
     has_left = False
+    # The ranks that are gone, as far as is known.
+    ranks: tuple[int, ...] = ()
 
 
 class DeadlineError(KerasDdlError, TimeoutError):
@@ -108,6 +113,11 @@ _BY_CODE: dict[int, type[KerasDdlError]] = {
     15: CheckFailedError,
 }
 _HAS_LEFT = 14
+# How the native library names the ranks that are gone.
+_GONE = re.compile(r"\brank (\d+)(?: on host \S+ \(process \d+\) died| died| has left)")
+_SILENT = re.compile(r"no sign of life from rank\(s\) ([\d, ]+\d)")
+# The last errors of lost ranks in this process, the newest last.
+_lost: collections.deque[RankLostError] = collections.deque(maxlen=8)
 
 
 def from_code(code: int, message: str) -> KerasDdlError:
@@ -115,4 +125,26 @@ def from_code(code: int, message: str) -> KerasDdlError:
     error = _BY_CODE.get(code, CollectiveError)(message)
     if isinstance(error, RankLostError):
         error.has_left = code == _HAS_LEFT
+        silent = _SILENT.findall(message)
+        names = [*_GONE.findall(message), *(name for text in silent for name in text.split(","))]
+        error.ranks = tuple(dict.fromkeys(map(int, names)))
+        _lost.append(error)
     return error
+
+
+def lost_rank_behind(error: BaseException | None) -> RankLostError | None:
+    """Returns the RankLostError that `error` was raised from, or carries the message of, if any.
+
+    Another library's code may have turned it into an error of its own, which keeps no more than the text.
+    """
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if isinstance(error, RankLostError):
+            return error
+        text = str(error)
+        for lost in reversed(_lost):
+            if str(lost) and str(lost) in text:
+                return lost
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return None

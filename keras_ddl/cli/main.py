@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 
 from keras_ddl.errors import ConfigError, KerasDdlError
+from keras_ddl.launch.sinks import open_standard_streams
 
 # In the order of --help: module, and one line so that --help imports none of them.
 _COMMANDS = {
@@ -71,6 +72,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run_and_exit(command: click.Command, name: str, arguments: list[str] | None, *, debug: bool = False) -> NoReturn:
     """Runs a command that is called `name`, and exits as `main` does. With `debug` errors of ours are raised."""
+    open_standard_streams()
     try:
         status = command.main(args=arguments, prog_name=name, standalone_mode=False)
     except click.exceptions.Abort:

@@ -177,20 +177,19 @@ def _cluster(
 
 def run_job(job: object, **attempts: object) -> int:
     """Runs the job, showing what its ranks write; `attempts`: as for RestartLoop. Returns its exit status."""
-    from keras_ddl.launch.output import FileDescriptorSink, Screen
+    from keras_ddl.launch.output import Screen
     from keras_ddl.launch.restarts import RestartLoop
+    from keras_ddl.launch.sinks import FileDescriptorSink
     from keras_ddl.launch.stdin import stdin_fd
 
-    sys.stdout.flush()
     sinks = {"stdout": FileDescriptorSink(1), "stderr": FileDescriptorSink(2)}
     terminals = {name: fd for (name, sink), fd in zip(sinks.items(), (1, 2)) if sink.terminal}
-    loop = RestartLoop(job, Screen(*sinks.values()), stdin=stdin_fd(), terminals=terminals, **attempts)
-    try:
-        result = loop.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2))
-        sinks["stderr"].write(result.failure_text.encode())
-    except BrokenPipeError:  # the reader of our output has left (`| head`)
-        return 128 + signal.SIGPIPE
-    return result.exit_status
+    screen = Screen(*sinks.values())
+    loop = RestartLoop(job, screen, stdin=stdin_fd(), terminals=terminals, **attempts)
+    result = loop.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2))
+    screen.write_lines("err", result.failure_text.encode())
+    # Also where the last words found that nobody reads.
+    return result.exit_status if screen.lost is None else 128 + screen.lost
 
 
 def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from keras_ddl import errors
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.dtypes import DTYPES
+from keras_ddl.communicator.idleness import Idleness
 from keras_ddl.communicator.native_library import (
     ABI_VERSION,
     ERROR_BYTES,
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 WORLD = 0  # the id of the communicator of all ranks
 _LANE_TAG, _MESSAGES_TAG = 17, 18  # of the messages by which MPI makes the lane, and the way of other messages
+
+_idleness = Idleness()  # of this process
 
 _CLOSED_BY_HANDLER = "A signal handler closed the communicator in the middle of a collective."
 
@@ -282,7 +285,7 @@ def _answer_questions(comm: int) -> None:
     library = core()
     stack_position.answer_questions(
         lambda: bool(library.ddl_next_question(comm)),
-        lambda text: library.ddl_answer(comm, text.encode(errors="replace")),
+        lambda text: library.ddl_answer(comm, f"{text}\x1f{_idleness.seconds():.1f}".encode(errors="replace")),
     )
     library.ddl_release(comm)
 

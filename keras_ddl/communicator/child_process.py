@@ -10,12 +10,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
+import traceback
 from pathlib import Path
+from types import TracebackType
 
 from keras_ddl import config
-from keras_ddl.communicator import error_report
+from keras_ddl.communicator import error_report, stack_position
 from keras_ddl.errors import NotInitializedError
+
+# Of multiprocessing.spawn: refuses to start a process while the script is being imported.
+_REFUSAL_OF_PYTHON = "_check_not_importing_main"
 
 _TERMINATION_SECONDS = 2.0
 _LOOK_SECONDS = 0.02
@@ -48,6 +54,34 @@ def refuse(rank: int | None) -> None:
     )
 
 
+def watch_import() -> None:
+    """In a child that imports the script of a rank: if the script starts processes without a guard, ends the rank.
+
+    Python refuses that in the child. A pool replaces such a child by another one, for ever, and waits.
+    """
+    launcher = config.launcher()
+    if launcher is None or launcher.size == 1:
+        return
+    hook, parent = sys.excepthook, os.getppid()
+    if b"multiprocessing.forkserver" in Path(f"/proc/{parent}/cmdline").read_bytes():
+        parent = _parent_of(parent)  # the pool would start another server
+
+    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        hook(kind, error, trace)
+        frames = traceback.extract_tb(trace)
+        if not frames or frames[-1].name != _REFUSAL_OF_PYTHON:
+            return
+        line = stack_position.user_line(frames)
+        text = (
+            'A script that starts processes must do so under `if __name__ == "__main__":`, because they import it '
+            f"again. Received: {line or 'a process'} in process {os.getpid()}, a child of process {parent}."
+        )
+        error_report.write(launcher.rank or 0, RuntimeError, RuntimeError(text), None)
+        _end(parent)
+
+    sys.excepthook = end
+
+
 def _end(pid: int) -> None:
     """Ends the process `pid`, if it still is an ancestor of this one."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
@@ -63,7 +97,11 @@ def _is_ancestor(pid: int) -> bool:
     other = os.getppid()
     try:
         while other not in (0, pid):
-            other = int(Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()[1])
+            other = _parent_of(other)
     except OSError:  # it has ended meanwhile
         return False
     return other == pid
+
+
+def _parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

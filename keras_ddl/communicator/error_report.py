@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from keras_ddl import config
-from keras_ddl.errors import RankLostError
+from keras_ddl.errors import lost_rank_behind
 from keras_ddl.files import last_checkpoint
 from keras_ddl.files.durable import write_whole
 
@@ -110,22 +110,13 @@ def write(rank: int, kind: type[BaseException], error: BaseException | None, tra
         "summary": summary.strip().rpartition("\n")[2] if own else summary.strip(),
         "traceback": "".join(traceback.format_exception(kind, error, trace)) + own,
     }
+    if (lost := lost_rank_behind(error)) is not None:
+        report["lost"] = {"ranks": lost.ranks, "has_left": lost.has_left}
     try:
         if not path.exists():
             write_whole(path, lambda part: Path(part).write_text(json.dumps(report)), synced=False)
     except OSError as problem:  # reporting must not hide the error itself
         print(f"keras_ddl: rank {rank} could not write {path}: {problem}", file=sys.stderr)
-
-
-def _has_left(error: BaseException | None) -> bool:
-    """Whether a rank that left is the reason, also of an error that was raised from another."""
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
-        if isinstance(error, RankLostError) and error.has_left:
-            return True
-        seen.append(error)
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _end_all(
@@ -141,7 +132,8 @@ def _end_all(
         except (AttributeError, OSError, ValueError):
             pass  # closed or replaced
     time.sleep(_FORWARDING_SECONDS)
-    if _has_left(error):
+    lost = lost_rank_behind(error)
+    if lost is not None and lost.has_left:
         end = time.monotonic() + _LEAVING_SECONDS
         while time.monotonic() < end and not no_pending_exit_status():
             time.sleep(_LOOK_SECONDS)

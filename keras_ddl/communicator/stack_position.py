@@ -45,7 +45,7 @@ def main_thread() -> str:
     innermost = sys._current_frames().get(threading.main_thread().ident)
     if innermost is None:
         return "no line of Python: its main thread has ended"
-    frame = _users_frame(innermost)
+    frame = users_frame(innermost)
     if frame is None or frame is innermost:
         return _position(innermost)
     return f"{_position(frame)} (inside {_position(innermost)})"
@@ -61,13 +61,14 @@ def user_line(frames: Any) -> str | None:
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """As `warnings.warn`, at the innermost line of the user's own code in this thread."""
     caller = sys._getframe(1)
-    frame = _users_frame(caller) or caller
+    frame = users_frame(caller) or caller
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     module = frame.f_globals.get("__name__") or "<unknown>"
     warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
 
 
-def _users_frame(innermost: FrameType) -> FrameType | None:
+def users_frame(innermost: FrameType) -> FrameType | None:
+    """Returns the innermost frame of the user's own code of a thread; None: there is none."""
     frames = list(_outward(innermost))
     index = _users([frame.f_code.co_filename for frame in frames])
     return None if index is None else frames[index]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ VERSION = tensorflow_packages.check_version(tf.__version__, OLDEST)
 
 _WORKS = f"{TESTED[0][0]}.{TESTED[0][1]} to {TESTED[-1][0]}.{TESTED[-1][1]}"
 with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]' or 'keras_ddl[gpu]'"):
+    from tensorflow.python.autograph.pyct import loader as _autograph_loader
     from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset as ShuffleDataset
     from tensorflow.python.distribute.distribute_lib import UpdateContext
     from tensorflow.python.eager.cancellation import CancellationManager, CancellationManagerContext
@@ -52,6 +54,12 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]'
     _Function = type(tf.function(lambda: None))
     _function_file = sys.modules[_Function.__module__].__file__
     variables, variable_v1 = sys.modules[tf.Variable.__module__], sys.modules[tf.compat.v1.Variable.__module__]
+
+if config.is_set("RUN_DIR"):
+    # Autograph's generated files go where the launcher removes them, also when this process is killed.
+    _autograph_loader.tempfile = SimpleNamespace(
+        NamedTemporaryFile=functools.partial(tempfile.NamedTemporaryFile, dir=config.get("RUN_DIR"))
+    )
 
 InputContext = tf.distribute.InputContext
 ReplicaContext = tf.distribute.ReplicaContext

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,12 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
         # In a container one is root; Open MPI refuses root unless both are set.
         result["OMPI_ALLOW_RUN_AS_ROOT"] = result["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     result.setdefault("I_MPI_PIN", "0")  # Intel MPI binds by default
+    if not result.get("HOME"):
+        # Open MPI does not start without, as under cron, env -i or some containers. As a login would set it.
+        try:
+            result["HOME"] = str(Path.home())
+        except RuntimeError:  # a user without an entry
+            result["HOME"] = tempfile.gettempdir()
     return result
 
 

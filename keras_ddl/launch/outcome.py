@@ -14,9 +14,6 @@ from keras_ddl.files import last_checkpoint
 RESTART_STATUS = 75
 
 _LAST_LINE = re.compile(r"^(?:\s*\|? ?)([A-Za-z_][\w.]*)(?::\s?(.*))?$")
-# Errors that a rank has because another one is gone.
-_CONSEQUENCES = ("RankLostError",)
-_MISSED = re.compile(r"\brank (\d+) (?:on host \S+ \(process \d+\) died|has left)")
 # The MPI library adds these to a rank's stderr when the rank aborts.
 _BOILERPLATE = re.compile(r"^(Abort\(\d+\) on node|application called MPI_Abort|internal ABORT|\[unset\]|-{20,}$)")
 # Blocks of mpirun's output (between rulers) that only say that a rank has failed.
@@ -80,14 +77,19 @@ class RankOutcome:
         return str((self.report or {}).get("type", ""))
 
     @property
+    def missed(self) -> list[int] | None:
+        """The ranks whose end its error is about, as far as it knows them; None: its error is its own."""
+        lost = (self.report or {}).get("lost")
+        return None if lost is None else list(lost["ranks"])
+
+    @property
     def is_consequence(self) -> bool:
         """Whether it failed only because of another rank, or because it was told to end."""
-        if not self.error and self.stopped_by is not None:
+        if self.missed is not None:
             return True
         if (self.report or {}).get("failed_rank", self.rank) != self.rank:
             return True
-        name = self.error.partition(":")[0].rpartition(".")[2]
-        return name in _CONSEQUENCES or (name == "KeyboardInterrupt" and self.stopped_by is not None)
+        return self.stopped_by is not None and (not self.error or _is_interrupt(self.error))
 
     def describe(self) -> str:
         """How it ended, in a few words."""
@@ -98,7 +100,7 @@ class RankOutcome:
         if self.stopped_by is not None:
             return f"stopped by {self.stopped_by}"
         if self.status == 0:
-            return "ended with status 0 in the middle of the job (os._exit?)"
+            return "ended with status 0 in the middle of the job (sys.exit or os._exit?)"
         if self.status == RESTART_STATUS:
             return f"ended with exit status {RESTART_STATUS}, to be started again"
         if self.status < 0:
@@ -116,14 +118,16 @@ class RankOutcome:
 def first_failure(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
     """Returns the rank whose failure explains the others', None when all are done or were only told to end.
 
-    Where they only miss a rank that has ended with status 0, it is that one.
+    Where the others only miss a rank that has left, it is that one: it may have been ended before it could say so.
     """
     causes = [o for o in outcomes if not o.done and not (o.stopped_by is not None and not o.error)]
     first = min(causes, key=_order, default=None)
-    if first is not None and first.is_consequence:
-        missed = {int(rank) for rank in _MISSED.findall(first.error_text)}
-        return min((o for o in outcomes if o.done and o.rank in missed), key=_order, default=first)
-    return first
+    seen: list[RankOutcome] = []
+    while first is not None and first.missed and first not in seen:
+        seen.append(first)
+        first = min((o for o in outcomes if o.rank in first.missed), key=_order, default=first)
+    # Ranks that miss one another: the first of them.
+    return seen[0] if first in seen[:-1] else first
 
 
 def _order(outcome: RankOutcome) -> tuple[bool, float, int]:
@@ -143,14 +147,23 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     if not first.error and not first.stderr_tail.strip() and said:
         lines += ["keras-ddl: mpirun said:", *(f"    {line}" for line in said.splitlines())]
     where = f" on host {first.host}" if first.host else ""
+    how = first.describe()
+    if first.missed is None and not first.error and first.stopped_by is not None:
+        how = "left while others waited for it (sys.exit, or the end of its program?)"
     status = ""
     if first.error and first.status and first.stopped_by is None:
         status = f" ({status_text(first.status)})"
-    # A rank that leaves early can be stopped before it has ended: then only the consequences are known.
+    # Which rank it misses may be unknown, or that one misses it, too.
     what = "was the first to lose another rank" if first.error and first.is_consequence else "failed first"
-    lines.append(f"keras-ddl: rank {first.rank}{where} {what}, and the job was ended: {first.describe()}{status}")
+    lines.append(f"keras-ddl: rank {first.rank}{where} {what}, and the job was ended: {how}{status}")
     if first.error_text:
         lines.append(first.error_text)
+    elif first.status == -signal.SIGKILL:
+        # It could say nothing about that: its last words are about something else.
+        lines.append(
+            "SIGKILL comes from outside of a program: from another process, or from a kernel that is out of memory "
+            "(see dmesg, and the limits of the container)."
+        )
     elif first.stderr_tail.strip() and not first.done:
         tail = [line for line in first.stderr_tail.strip().splitlines() if not _BOILERPLATE.match(line)]
         lines.append("The last lines of its stderr:")
@@ -176,6 +189,10 @@ def mpirun_messages(text: str) -> str:
     """Returns what mpirun wrote, without the blocks that only say that a rank has failed."""
     blocks = [block.strip("\n") for block in _RULER.split(text)]
     return "\n".join(block for block in blocks if block.strip() and not _ROUTINE.search(block))
+
+
+def _is_interrupt(error: str) -> bool:
+    return error.partition(":")[0] == "KeyboardInterrupt"
 
 
 def signal_name(number: int) -> str:

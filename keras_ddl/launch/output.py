@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import codecs
-import os
 import re
+import signal
 import time
-from typing import Protocol, TextIO
+from typing import IO
 
 from keras_ddl.launch import startup_notes
 from keras_ddl.launch.repeated_warnings import RepeatedWarnings, Split
+from keras_ddl.launch.sinks import LastingSink, Sink
 from keras_ddl.launch.startup_notes import NoteFilter, StartupNotes
 
 # A traceback is held back this long. If the rank ends meanwhile, the traceback belongs to its failure and is shown (or
 # only summarised) at the end; otherwise the program has caught and logged it, and it is shown in its place.
 _HOLD_SECONDS = 3.0
 # One that says that another rank is gone is held until that rank must have told why (error_report waits for it, too).
-_CONSEQUENCE = re.compile(rb"^(?:keras_ddl\.errors\.)?RankLostError: ", re.MULTILINE)
+_CONSEQUENCE = re.compile(rb"^(?:[\w.]+: )?(?:keras_ddl\.errors\.)?RankLostError: ", re.MULTILINE)
 _HOLD_CONSEQUENCE_SECONDS = 15.0
 _HOLD_BYTES = 1 << 18
 # On a screen without cursor movement, other ranks' lines wait so long for rank 0 to finish its line.
@@ -27,44 +27,6 @@ _TAIL_BYTES = 1 << 13
 _ERASE_LINE = b"\r\x1b[K"
 _HEADER = b"Traceback (most recent call last):"
 _TRACEBACK = re.compile(rb"^(?:  \+ Exception Group )?" + re.escape(_HEADER), re.MULTILINE)
-
-
-class Sink(Protocol):
-    """A place to write bytes to: `terminal` says whether the cursor can be moved in it."""
-
-    terminal: bool
-
-    def write(self, data: bytes) -> None: ...
-
-
-class FileDescriptorSink:
-    """Writes to a file descriptor of this process."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self.terminal = os.isatty(fd)
-
-    def write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(self._fd, view) :]
-            except BlockingIOError:  # somebody has made our terminal non-blocking
-                time.sleep(0.01)
-
-
-class TextSink:
-    """Writes to a Python text stream, such as the output of a notebook's cell."""
-
-    terminal = False
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def write(self, data: bytes) -> None:
-        self._stream.write(self._decoder.decode(data))
-        self._stream.flush()
 
 
 class _Surface:
@@ -94,12 +56,26 @@ class Screen:
     def __init__(self, out: Sink, err: Sink, *, shows_notes: bool = True) -> None:
         """`shows_notes`: whether what TensorFlow writes when it is loaded is shown (once)."""
         self.notes = StartupNotes(shown=shows_notes)
-        self._sinks = {"out": out, "err": err}
+        self._sinks = {
+            name: LastingSink(sink, lambda error, name=name: self._on_problem(name, error))
+            for name, sink in (("out", out), ("err", err))
+        }
         surface = _Surface()
         # Two terminals are taken to be the same one.
         shared = out.terminal and err.terminal
         self._surfaces = {"out": surface, "err": surface if shared else _Surface()}
         self.warnings = RepeatedWarnings(lambda data: self.write_lines("err", data))
+
+    @property
+    def lost(self) -> signal.Signals | None:
+        """The signal that says why nobody will read any more; None: somebody may."""
+        return next((sink.lost for sink in self._sinks.values() if sink.lost is not None), None)
+
+    def _on_problem(self, name: str, error: OSError | ValueError) -> None:
+        other = "err" if name == "out" else "out"
+        self._sinks[other].write(
+            f"keras-ddl: what the ranks write to std{name} is lost, because it cannot be written: {error}\n".encode()
+        )
 
     def write(self, name: str, data: bytes) -> None:
         """Writes output of rank 0 to "out" or "err" as it is."""
@@ -162,8 +138,9 @@ class Screen:
 class RankOutput:
     """What one rank writes: to its log file at once, to the screen in whole lines, tracebacks held back."""
 
-    def __init__(self, rank: int, screen: Screen, log: object = None) -> None:
-        self._rank, self._screen, self._log = rank, screen, log
+    def __init__(self, rank: int, screen: Screen, log: IO[bytes] | None = None) -> None:
+        self._rank, self._screen = rank, screen
+        self._log = None if log is None else LastingSink(log, self._on_full_log)
         self._prefix = b"" if rank == 0 else b"[%d] " % rank
         self._notes = NoteFilter(screen.notes)
         self._partial = {"out": b"", "err": b""}
@@ -176,11 +153,14 @@ class RankOutput:
     def feed(self, name: str, data: bytes) -> None:
         """Takes bytes of the rank's "out" or "err"."""
         if self._log is not None:
-            self._log.write(data)  # type: ignore[attr-defined]
+            self._log.write(data)
         if name == "err":
             self._stderr_tail = (self._stderr_tail + data)[-_TAIL_BYTES:]
             data = self._hold(self._notes.feed(data))
         self._show(name, data)
+
+    def _on_full_log(self, error: OSError | ValueError) -> None:
+        self._screen.write_lines("err", f"keras-ddl: rank {self._rank}'s log file is incomplete: {error}\n".encode())
 
     def tick(self) -> bool:
         """Releases what was held long enough. Returns whether something is still held."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_TRACKER_SECONDS = 1.0
 _MPI_SEGMENT = re.compile(r" (/dev/shm/(?:sm_segment|vader_segment|mpich_)[^\s]*)$", re.MULTILINE)
 # Bound once, so that it can be called between fork and exec without importing anything there.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -61,19 +62,32 @@ def wait_for_marked(marker: str, *, timeout: float) -> None:
 def kill_marked(marker: str, *, timeout: float = 2.0) -> None:
     """Kills (SIGKILL) every process of this host marked with `marker`, until none is left or `timeout` has passed.
 
-    It catches what process groups miss: a grandchild that made a session of its own.
+    It catches what process groups miss: a grandchild that made a session of its own. Resource trackers get a moment.
     """
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    deadline = began + timeout
     segments: set[str] = set()
     while True:
         pids = marked(marker)
         for pid in pids:
             segments |= mpi_segments(pid)
-            signal_quietly(pid, signal.SIGKILL)
+            if not (time.monotonic() - began < _TRACKER_SECONDS and is_resource_tracker(pid)):
+                signal_quietly(pid, signal.SIGKILL)
         if not pids or time.monotonic() > deadline:
             break
         time.sleep(0.02)
     remove_files(segments)
+
+
+def is_resource_tracker(pid: int) -> bool:
+    """Whether it is the process with which multiprocessing, or joblib, removes what others leave in /dev/shm.
+
+    It does so, and ends, when they have ended.
+    """
+    try:
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def mpi_segments(pid: int) -> set[str]:

@@ -75,15 +75,15 @@ class RankProgram:
         return self._process.poll()
 
     def signal(self, signum: int) -> None:
-        """Sends a signal to the program and its group, unless it has ended."""
+        """Sends a signal to the program and its group, unless it has ended; SIGKILL to the program: see kill_rest."""
         if self._process.returncode is None:
             self._segments |= processes.mpi_segments(self._process.pid)
-            processes.signal_quietly(self._process.pid, signum, group=True)
+            processes.signal_quietly(self._process.pid, signum, group=signum != signal.SIGKILL)
 
     def kill_rest(self, mark: str) -> None:
-        """Kills what the ended program has left running: its group, and what is marked with `mark`."""
+        """Kills what the ended program has left running: what is marked with `mark`, and its group."""
+        processes.kill_marked(mark)  # before the group, which holds resource trackers, too
         processes.signal_quietly(self._process.pid, signal.SIGKILL, group=True)
-        processes.kill_marked(mark)
         processes.remove_files(self._segments)
 
     def read(self, fd: int) -> bytes:

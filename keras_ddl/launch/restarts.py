@@ -237,7 +237,7 @@ class RestartLoop:
             self._wait(_POLL_HOSTS_SECONDS)
 
     def _should_stop(self) -> bool:
-        return bool(self._interrupts.received) or self._is_out_of_time()
+        return bool(self._interrupts.received) or self._screen.lost is not None or self._is_out_of_time()
 
     def _is_out_of_time(self) -> bool:
         timeout = self._job.timeout

@@ -16,9 +16,10 @@ from keras_ddl.errors import ConfigError, DeadlineError, LaunchError, RankError
 from keras_ddl.launch import job as job_module
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.outcome import RankOutcome, explain
-from keras_ddl.launch.output import FileDescriptorSink, Screen, Sink, TextSink
+from keras_ddl.launch.output import Screen
 from keras_ddl.launch.rank_environment import python_path
 from keras_ddl.launch.restarts import RestartLoop
+from keras_ddl.launch.sinks import FileDescriptorSink, Sink, TextSink
 
 
 def run(
@@ -129,8 +130,10 @@ def _is_terminal(stream: TextIO, fd: int) -> bool:
 
 
 def _values(result: JobResult, timeout: float | None) -> list[Any]:
-    if result.signal is not None:
+    if result.signal == signal.SIGINT:
         raise KeyboardInterrupt
+    if result.signal is not None:
+        raise BrokenPipeError("Nobody reads the output of this process any more: the ranks have been stopped.")
     first = result.first_failure
     left = {rank: pickle.loads(data) for rank, data in result.results.items()}
     if first is None and result.timed_out:

@@ -18,7 +18,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch import control, processes, terminal
@@ -109,7 +109,7 @@ class Supervisor:
 
     # ---- starting ------------------------------------------------------------------------------------------------
 
-    def _log_file(self, rank: int) -> object:
+    def _log_file(self, rank: int) -> IO[bytes] | None:
         folder = self._job.output_dir
         if folder is None:
             return None
@@ -156,6 +156,9 @@ class Supervisor:
             if self._killed or self._refuses():
                 self._terminate_mpirun_at = now
                 return
+            if self._screen.lost is not None and self._result.signal is None:
+                self._result.signal = self._screen.lost
+                self._stop_ranks(signal.SIGTERM, self._job.grace or _GRACE_SECONDS)
             if deadline is not None and now >= deadline:
                 deadline = None
                 self._result.timed_out = True

@@ -171,7 +171,9 @@ def as_torch_error(error: Exception) -> DistBackendError:
     """Returns the engine's error as the one that users of torch.distributed catch."""
     if isinstance(error, DistBackendError):
         return error
-    return DistBackendError(f"{type(error).__name__}: {error}")
+    torchs = DistBackendError(f"{type(error).__name__}: {error}")
+    torchs.__cause__ = error
+    return torchs
 
 
 def _value_or_raise(future: Future) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import Batch, Snapshots, Program, Report, Rows, build_step
+from keras_ddl.cut import Batch, Program, Report, Rows, Snapshots, build_step
 from keras_ddl.cut.program import Value
 from keras_ddl.cut.shards import Layout
 

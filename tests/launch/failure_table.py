@@ -77,7 +77,9 @@ CASES = {
         60.0,
         {"KERAS_DDL_DEADLINE_SECONDS": "8", "KERAS_DDL_WARN_AFTER_SECONDS": "3"},
     ),
-    "exit_0": Case("`sys.exit(0)`", r"rank 1 .*(ended with status 0 in the middle of the job|has left)", 1, _LOST),
+    "exit_0": Case(
+        "`sys.exit(0)`", r"rank 1 .* failed first.*: (ended with status 0 in the middle|left while others)", 1, _LOST
+    ),
     "exit_3": Case("`sys.exit(3)`", r"rank 1 .*: ended with exit status 3", 3, "exit status|exited|Exit code"),
     "os_exit_0": Case("`os._exit(0)`", r"rank 1 .*: ended with status 0 in the middle of the job", 1, _LOST),
     "generator": Case(
@@ -213,7 +215,6 @@ def see(case: str, launcher: str, folder: Path) -> Seen:
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     with _disk(case, folder / "ckpt"), _cgroup(case) as group:
         started = Started(command, folder, env={**root, **told.env, **group}, main=("-c", _EXECUTE))
-        started.may_leave = _OF_TENSORFLOW
         if launcher == MPIRUN:  # which leaves files of its own when a job is aborted
             started.may_leave, started.segments = _OF_TENSORFLOW + _OF_OPEN_MPI, _NotOpenMpis()
         ended = started.finish()

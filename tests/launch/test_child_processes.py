@@ -41,6 +41,25 @@ if __name__ == "__main__":
     assert len((folder / "started").read_text().split()) < 12, ended
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_script_that_starts_a_pool_at_its_top_is_ended_before_it_is_a_rank(method: str, folder: Path) -> None:
+    # Its children are refused by Python itself, and the pool would make others for ever.
+    (folder / "program.py").write_text(f"""
+import multiprocessing
+import keras_ddl
+with multiprocessing.get_context("{method}").Pool(1) as pool:
+    pool.map(abs, [1])
+keras_ddl.init()
+""")
+    started = Started(["run", "-np", "2", "python", "program.py"], folder)
+    started.may_leave = ("pymp-",)  # multiprocessing's own
+    ended = started.finish()
+    assert ended.status != 0, ended
+    last = ended.err.splitlines()[-1]
+    assert last.startswith("RuntimeError: A script that starts processes must do so under `if __name__"), ended
+    assert "Received: program.py:4 in process" in last, ended
+
+
 def test_child_that_does_its_work_under_the_guard_is_left_alone(folder: Path) -> None:
     (folder / "program.py").write_text("""
 import multiprocessing

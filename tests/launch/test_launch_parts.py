@@ -217,6 +217,12 @@ def test_stdin_is_read_only_as_far_as_rank_0_takes_it():
     assert not StdinForwarder(None).readable()
 
 
+def missing(rank: int, at: float, *others: int, text: str = "RankLostError: 2 is gone", **rest) -> RankOutcome:
+    """A rank whose report says that others are gone."""
+    report = {"type": "DistBackendError", "summary": text, "traceback": f"Traceback\n{text}", "lost": {"ranks": others}}
+    return RankOutcome(rank, f"h{rank}", status=rest.pop("status", 1), report=report, failed_at=at, **rest)
+
+
 def failed(rank: int, at: float, error: str = "", **rest) -> RankOutcome:
     traceback = f"Traceback (most recent call last):\n  File x\n{error}\n" if error else ""
     return RankOutcome(rank, f"h{rank}", status=rest.pop("status", 1), traceback=traceback, failed_at=at, **rest)
@@ -224,7 +230,7 @@ def failed(rank: int, at: float, error: str = "", **rest) -> RankOutcome:
 
 def test_first_failure_is_the_earliest_cause():
     done = RankOutcome(0, "h0", status=0)
-    lost = failed(1, 1.0, "keras_ddl.errors.RankLostError: rank 3 is gone")
+    lost = missing(1, 1.0)
     late, early = failed(2, 3.0, "ValueError: late"), failed(3, 2.0, "KeyError: 'early'")
     stopped = RankOutcome(4, "h4", status=-15, stopped_by="the launcher", failed_at=0.5)
     assert first_failure([done, lost, late, early, stopped]) is early
@@ -236,11 +242,32 @@ def test_first_failure_is_the_earliest_cause():
 
 
 def test_first_failure_is_the_rank_that_the_others_miss():
-    missing = [failed(0, 5.0, "RankLostError: rank 2 on host h (process 7) died"), failed(1, 5.5, status=0)]
-    missing.append(failed(2, 9.0, status=0))
-    assert first_failure(missing).rank == 2
-    assert first_failure([*missing, failed(3, 8.0, "ValueError: x")]).rank == 3
+    outcomes = [missing(0, 5.0, 2), failed(1, 5.5, status=0), failed(2, 9.0, status=0)]
+    assert first_failure(outcomes).rank == 2
+    assert first_failure([*outcomes, failed(3, 8.0, "ValueError: x")]).rank == 3
     assert first_failure([failed(0, 1.0, status=0), failed(1, 2.0, status=0)]) is None
+
+
+def test_first_failure_is_the_rank_that_was_ended_before_it_could_say_that_it_left():
+    leaver = RankOutcome(1, "h1", status=-15, stopped_by="mpirun", failed_at=9.0)
+    outcomes = [missing(0, 2.0, 1), leaver, missing(2, 1.0, 1)]
+    assert first_failure(outcomes) is leaver
+    text = explain(outcomes, leaver)
+    assert "rank 1 on host h1 failed first, and the job was ended: left while others waited for it (sys.exit" in text
+
+
+def test_first_failure_is_followed_from_rank_to_rank():
+    chain = [missing(0, 1.0, 1), missing(1, 2.0, 2), failed(2, 3.0, status=-9)]
+    assert first_failure(chain).rank == 2
+    circle = [missing(0, 1.0, 1), missing(1, 2.0, 0)]
+    assert first_failure(circle).rank == 0
+    assert first_failure([missing(0, 1.0, 7)]).rank == 0  # a rank of which nothing is known
+
+
+def test_first_failure_is_not_told_by_the_name_of_an_error():
+    # The program's own, which it raises as it likes: no collective has failed.
+    own = failed(1, 1.0, "keras_ddl.errors.RankLostError: rank 0 has left")
+    assert first_failure([failed(0, 2.0, "ValueError: later"), own]) is own
 
 
 def test_first_failure_may_have_been_stopped_after_its_error():
@@ -253,7 +280,7 @@ def test_first_failure_may_have_been_stopped_after_its_error():
 
 def test_explain_ends_with_the_first_traceback_and_groups_the_others():
     first = failed(2, 1.0, "ValueError: the cause")
-    others = [failed(rank, 2.0, "RankLostError: 2 is gone") for rank in (0, 1, 3, 5)]
+    others = [missing(rank, 2.0, 2) for rank in (0, 1, 3, 5)]
     text = explain(sorted([first, *others], key=lambda o: o.rank), first)
     lines = text.splitlines()
     assert lines[0] == "keras-ddl: ranks 0-1, 3, 5: RankLostError: 2 is gone"
@@ -263,7 +290,7 @@ def test_explain_ends_with_the_first_traceback_and_groups_the_others():
 
 
 def test_explain_does_not_blame_the_rank_that_misses_another():
-    first = failed(2, 1.0, "keras_ddl.errors.RankLostError: rank 1 has left")
+    first = missing(2, 1.0)
     leaver = RankOutcome(1, "h1", status=-15, stopped_by="mpirun")
     text = explain([leaver, first], first)
     assert "rank 2 on host h2 was the first to lose another rank" in text and "failed first" not in text

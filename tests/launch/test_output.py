@@ -6,7 +6,8 @@ import time
 import pytest
 
 from keras_ddl.launch import output, repeated_warnings, startup_notes
-from keras_ddl.launch.output import RankOutput, Screen, TextSink
+from keras_ddl.launch.output import RankOutput, Screen
+from keras_ddl.launch.sinks import TextSink
 
 TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: bad\n"
 

@@ -1,6 +1,7 @@
 """keras-ddl run when a rank fails: everything ends soon, the first failure is explained last, nothing is left."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -72,7 +73,8 @@ keras_ddl.barrier()
     ended = run(["run", "-np", "3", "python", program], tmp_path)
     assert ended.status == 1, ended
     last = ended.err.splitlines()[-1]
-    assert "rank 1 on host" in last and last.endswith("ended with status 0 in the middle of the job (os._exit?)"), ended
+    how = "ended with status 0 in the middle of the job (sys.exit or os._exit?)"
+    assert "rank 1 on host" in last and last.endswith(how), ended
     assert "ranks 0, 2: keras_ddl.errors.RankLostError: " in ended.err and "Traceback" not in ended.err, ended
 
 
@@ -217,9 +219,11 @@ def test_run_consequence_is_not_taken_for_the_cause(tmp_path: Path):
     program = write_program(
         tmp_path,
         """
-from keras_ddl.errors import RankLostError
+from keras_ddl import errors
+from keras_ddl.communicator import error_report
+error_report.install(RANK, None)
 if RANK == 0:
-    raise RankLostError("rank 1 has left")
+    raise errors.from_code(14, "rank 1 has left")
 time.sleep(1)
 raise ValueError("the cause")
 """,
@@ -227,6 +231,56 @@ raise ValueError("the cause")
     ended = run(["run", "-np", "2", "python", program], tmp_path)
     assert ended.err.splitlines()[-1] == "ValueError: the cause", ended
     assert "keras-ddl: rank 0: keras_ddl.errors.RankLostError: rank 1 has left" in ended.err, ended
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [("os.kill(os.getpid(), 9)", 128 + 9, "killed by SIGKILL"), ("sys.exit(3)", 3, "ended with exit status 3")],
+)
+def test_run_consequence_in_the_error_of_another_library_is_not_taken_for_the_cause(
+    end: str, status: int, words: str, tmp_path: Path
+):
+    # As PyTorch does, whose code in C++ keeps an exception's text alone.
+    program = write_program(
+        tmp_path,
+        f"""
+import keras_ddl
+from keras_ddl.errors import RankLostError
+keras_ddl.init()
+if RANK == 1:
+    time.sleep(0.3)
+    {end}
+try:
+    keras_ddl.barrier()
+except RankLostError as error:
+    text = str(error)
+raise ValueError(f"of C++: {{text}} [at line 7]")
+""",
+    )
+    ended = run(["run", "-np", "3", "python", program], tmp_path)
+    assert ended.status == status, ended
+    assert re.search(f"rank 1 on host .* failed first, and the job was ended: {words}", ended.err), ended
+
+
+def test_run_rank_that_leaves_with_status_0_is_named_though_it_has_not_ended(tmp_path: Path):
+    # The end of a process takes long: it is ended with the others.
+    program = write_program(
+        tmp_path,
+        """
+import atexit
+atexit.register(time.sleep, 30)  # after keras_ddl has left
+import keras_ddl
+keras_ddl.init()
+keras_ddl.barrier()
+if RANK == 1: sys.exit(0)
+keras_ddl.barrier()
+""",
+    )
+    ended = run(["run", "-np", "3", "python", program], tmp_path)
+    assert ended.status == 1, ended
+    assert re.search(r"rank 1 on host .* failed first, and the job was ended: (left while|ended with)", ended.err), (
+        ended
+    )
 
 
 def test_run_error_report_is_preferred_to_stderr(tmp_path: Path):

@@ -1,5 +1,6 @@
 """How training by backend "ddl" ends under keras-ddl run: well, interrupted, and when a rank dies."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,22 @@ def test_alone_it_needs_no_launcher(tmp_path: Path):
     program = write_program(tmp_path, TRAINING + "assert dist.get_world_size() == 1\nprint('end')\n")
     done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def run_three(end: str, folder: Path) -> Ended:
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    program = write_program(folder, f"{TRAINING}if RANK == 1: {end}\nwhile True: step()\n")
+    return run(["run", "-np", "3", "python", program], folder, env=env)
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 128 + 9, "killed by SIGKILL"),
+        ("sys.exit(3)", 3, "ended with exit status 3"),
+    ],
+)
+def test_rank_that_others_miss_in_a_step_is_the_one_that_failed(end: str, status: int, words: str, tmp_path: Path):
+    ended = run_three(end, tmp_path)
+    assert ended.status == status, ended
+    assert re.search(f"rank 1 on host .* failed first, and the job was ended: {words}", ended.err), ended

@@ -48,7 +48,7 @@ OF_TWO = (
     "trace",
     "tf_distribute",
 )
-OF_TWO += ("one_per_job", "explain", "failing")
+OF_TWO += ("one_per_job", "explain", "failing", "deadlock")
 test_of_three = rank_tests(checks(*OF_THREE), [3], check_timeout=120, env=PATIENT)
 test_of_two = rank_tests(
     checks(*OF_TWO),

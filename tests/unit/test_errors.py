@@ -47,17 +47,31 @@ def test_from_code_tells_a_rank_that_left_from_one_that_died():
     assert not errors.from_code(10, "rank 1 ...").has_left
 
 
-def test_a_rank_that_left_is_found_behind_other_errors():
-    from keras_ddl.communicator.error_report import _has_left
-
-    left, died = errors.from_code(14, "rank 1 has left"), errors.from_code(10, "rank 1 died")
-    for inner, expected in ((left, True), (died, False)):
+def test_a_lost_rank_is_found_behind_other_errors():
+    for inner in (errors.from_code(14, "rank 1 has left"), errors.from_code(10, "rank 1 on host h (process 7) died.")):
         try:
             try:
                 raise inner
             except errors.RankLostError as error:
                 raise RuntimeError("epoch 3") from error
         except RuntimeError as outer:
-            assert _has_left(outer) == expected
+            assert errors.lost_rank_behind(outer) is inner
             outer.__cause__.__cause__ = outer  # a circle must not hold it up
-            assert _has_left(outer) == expected
+            assert errors.lost_rank_behind(outer) is inner
+        # The error of a library that keeps the text alone.
+        assert errors.lost_rank_behind(ValueError(f"C++: {inner} [line 3]")) is inner
+    assert errors.lost_rank_behind(ValueError("RankLostError: rank 0 is gone")) is None
+    assert errors.lost_rank_behind(None) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "ranks"),
+    [
+        ("all_reduce 'x' (float32[2]) cannot complete: rank 3 has left (its process on host h ended)", (3,)),
+        ("rank 12 on host h0 (process 4711) died. See the end of its output.", (12,)),
+        ("no sign of life from rank(s) 4, 5 on host h2 for 8 s", (4, 5)),
+        ("something else", ()),
+    ],
+)
+def test_a_lost_rank_is_named(message: str, ranks: tuple[int, ...]):
+    assert errors.from_code(14, message).ranks == ranks

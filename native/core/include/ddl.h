@@ -304,8 +304,9 @@ DDL_EXPORT ddl_comm* ddl_find(int64_t id);
 
 // Where is this rank? When a collective waits too long, rank 0 asks the missing ranks for their stack position. A
 // thread that can inspect the program waits in ddl_next_question: 1 when there is a question, 0 when the communicator
-// was closed. It replies with ddl_answer, e.g. "train.py:12 in step" (UTF-8; copied; "": not known). Without such a
-// thread the rank reports only that it is alive.
+// was closed. It replies with ddl_answer, e.g. "train.py:12 in step" (UTF-8; copied; "": not known). "\x1f4.2" behind
+// that says that for 4.2 seconds this process has certainly done nothing but wait for collectives: what ranks then wait
+// for in different ones fails. Without such a thread the rank reports only that it is alive.
 DDL_EXPORT int ddl_next_question(ddl_comm* comm);
 DDL_EXPORT void ddl_answer(ddl_comm* comm, const char* text);
 

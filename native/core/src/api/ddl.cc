@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/trace.h"
@@ -172,7 +174,16 @@ void ddl_count(const ddl_comm* comm, ddl_counters* counters) { *counters = comm-
 
 int ddl_next_question(ddl_comm* comm) { return comm->engine->stack_position().WaitForQuery() ? 1 : 0; }
 void ddl_answer(ddl_comm* comm, const char* text) {
-  comm->engine->stack_position().Answer(text);
+  std::string answer = text;
+  {
+    // What waits in another communicator may let the program go on.
+    const std::lock_guard<std::mutex> lock(published_mutex);
+    const bool elsewhere = std::any_of(published.begin(), published.end(), [&](const auto& other) {
+      return other.second != comm && other.second->engine->HasOutstanding();
+    });
+    if (elsewhere) answer.resize(std::min(answer.size(), answer.find('\x1f')));
+  }
+  comm->engine->stack_position().Answer(std::move(answer));
   comm->engine->OnPositionKnown();
 }
 

@@ -192,11 +192,10 @@ void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& m
   for (size_t i = 0; i < steps.size(); ++i) failing_.push_back({verdict.ranks[i], steps[i], verdict.decision});
 }
 
-void Coordinator::AddTombstones(const std::vector<int>& late, const Decision& decision, double now,
-                                const std::string& other_name) {
+void Coordinator::AddTombstones(const std::vector<int>& late, const Decision& decision, double now, uint64_t failure) {
   for (int rank : late) {
     if (left_[static_cast<size_t>(rank)]) continue;
-    tombstones_[decision.name].push_back({rank, now + std::max(kTombstoneSeconds, deadline_s_), decision, other_name});
+    tombstones_[decision.name].push_back({rank, now + std::max(kTombstoneSeconds, deadline_s_), decision, failure});
   }
 }
 
@@ -211,19 +210,21 @@ bool Coordinator::FailByTombstone(int rank, const std::string& name, uint64_t st
       std::find_if(tombstones.begin(), tombstones.end(), [&](const Tombstone& t) { return t.rank == rank; });
   const bool failed = tombstone != tombstones.end();
   if (failed) {
-    const std::string other_name = tombstone->other_name;
+    const uint64_t failure = tombstone->failure;
     verdicts_.push_back({tombstone->decision, {rank}});
     failing_.push_back({rank, step, tombstone->decision});
     tombstones.erase(tombstone);
-    const auto other = tombstones_.find(other_name);
-    if (other != tombstones_.end()) {
-      auto& list = other->second;
-      list.erase(std::remove_if(list.begin(), list.end(), [&](const Tombstone& t) { return t.rank == rank; }),
+    for (auto each = tombstones_.begin(); each != tombstones_.end();) {
+      const auto here = each++;
+      auto& list = here->second;
+      list.erase(std::remove_if(list.begin(), list.end(),
+                                [&](const Tombstone& t) { return t.rank == rank && t.failure == failure; }),
                  list.end());
-      if (list.empty()) tombstones_.erase(other);
+      if (list.empty()) tombstones_.erase(here);
     }
+  } else if (tombstones.empty()) {
+    tombstones_.erase(at);
   }
-  if (tombstones_.count(name) != 0 && tombstones_[name].empty()) tombstones_.erase(name);
   return failed;
 }
 

@@ -68,9 +68,8 @@ class Coordinator {
   void Tick(double now);
   // The ranks to ask for their position, since the last call. Pass each reply to OnPositionReport.
   std::vector<int> TakePositionQueries();
-  // Rank `rank` is alive. `last`: no further report follows. `predicate`: such as "is at train.py:12 in step"; empty:
-  // not known.
-  void OnPositionReport(int rank, const std::string& predicate, bool last);
+  // Rank `rank` is alive. `last`: no further report follows. `text`: that of a Position (message.h).
+  void OnPositionReport(int rank, const std::string& text, bool last);
 
   // True while some rank may still submit a collective that failed without it, or more of a failed step.
   bool HasTombstones(double now);
@@ -104,16 +103,16 @@ class Coordinator {
     double asked = -1e9;
     bool lives = false;
     bool last = false;
-    std::string predicate;
+    Position position;
   };
   // Marks a collective that failed without this rank: until `until`, a late submission of it fails with the original
-  // error. Of two collectives that failed together the rank can submit only one: submitting either removes the
-  // tombstone of the other, named `other_name` (or empty).
+  // error. Of collectives that failed together, the rank can submit only one: submitting it removes the rank's other
+  // tombstones of the same `failure`.
   struct Tombstone {
     int rank;
     double until;
     Decision decision;
-    std::string other_name;
+    uint64_t failure;
   };
   // A run of a graph on one rank in which a collective has failed: the graph is cancelled there, and whether it still
   // submits its other collectives depends on timing. None of them can complete.
@@ -147,7 +146,7 @@ class Coordinator {
   std::string DescribeMissingData(const std::vector<int>& joined, const std::vector<Submission>& submissions) const;
   void Fail(Entries::iterator at, ddl_code code, const std::string& message);
   // Each of `late` gets `decision` if it still submits the collective.
-  void AddTombstones(const std::vector<int>& late, const Decision& decision, double now, const std::string& other_name);
+  void AddTombstones(const std::vector<int>& late, const Decision& decision, double now, uint64_t failure);
   // coordinator_steps.cc. Fails what is waiting of the steps in failing_, and remembers them as failed. Entries may be
   // erased.
   void FailSteps();
@@ -155,7 +154,22 @@ class Coordinator {
   bool FailIfStepFailed(int rank, const std::string& name, uint64_t step);
   // Fails a late submission of a collective that has failed; false: it is not one.
   bool FailByTombstone(int rank, const std::string& name, uint64_t step, double now);
+  // coordinator_deadlock.cc. Ranks that wait for the same collectives and can submit nothing else before one of these
+  // ends.
+  struct Camp {
+    std::vector<std::string> waits_in;  // names
+    std::vector<int> ranks;             // the first stands for all
+    bool blocked = false;               // the main thread waits in it; else the rank must show that it is idle
+    double since = 0;                   // when the last of these was submitted
+  };
+  // Fails the collectives of ranks that wait for one another in different ones.
   void FailDeadlocked(double now);
+  std::vector<Camp> Camps(double now) const;
+  // Removes the camps for which a collective may yet complete without a camp that is left.
+  void KeepDeadlocked(std::vector<Camp>* camps) const;
+  // Whether the rank is known to do nothing but wait. Asks it.
+  bool IsIdle(int rank, double now);
+  size_t NumWaiting(int rank) const;
   // Asks `ranks` for their positions unless that was done recently and after `since`; true when they have answered, or
   // have had time to.
   bool PositionsKnown(const std::vector<int>& ranks, double since, double now);
@@ -193,6 +207,8 @@ class Coordinator {
   std::set<int> bypassing_;
   std::map<std::pair<int, std::string>, int> to_drop_;  // by rank and name
   std::vector<std::string> warnings_;
+  double deadlock_looked_at_ = -1e9;
+  uint64_t num_failures_ = 0;                     // see Tombstone
   std::vector<PositionReport> position_reports_;  // by rank
   std::vector<int> position_queries_;
 };

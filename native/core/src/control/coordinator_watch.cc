@@ -12,9 +12,6 @@
 namespace ddl {
 namespace {
 
-// Two ranks blocked in differently named collectives this long cannot match any more; the pause only gives time to a
-// rank that is between two calls from other threads.
-constexpr double kBlockedGraceSeconds = 1.0;
 // How long a rank may take to report its position, and how long the report stays valid.
 constexpr double kReportTimeoutSeconds = 2.0;
 constexpr double kReportLifetimeSeconds = 5.0;
@@ -72,7 +69,7 @@ void Coordinator::Tick(double now) {
                FormatRanks(present) + " had arrived." + DescribeJoined(Joined()) + DescribePositions(missing) +
                " Every rank must run the same collectives. If the missing ranks are only slow, raise "
                "KERAS_DDL_DEADLINE_SECONDS.");
-      AddTombstones(missing, verdicts_.back().decision, now, "");
+      AddTombstones(missing, verdicts_.back().decision, now, ++num_failures_);
       continue;
     }
     // Each warning comes at twice the age of the previous one.
@@ -107,12 +104,12 @@ bool Coordinator::PositionsKnown(const std::vector<int>& ranks, double since, do
   return all;
 }
 
-void Coordinator::OnPositionReport(int rank, const std::string& predicate, bool last) {
+void Coordinator::OnPositionReport(int rank, const std::string& text, bool last) {
   PositionReport& report = position_reports_[static_cast<size_t>(rank)];
   report.lives = true;
   if (!last) return;
   report.last = true;
-  report.predicate = predicate;
+  report.position = Position::Decode(text);
 }
 
 std::string Coordinator::DescribePositions(const std::vector<int>& ranks) const {
@@ -127,8 +124,8 @@ std::string Coordinator::DescribePositions(const std::vector<int>& ranks) const 
       facts.emplace_back("shows no sign of life: it is stopped or overloaded, or its host is unreachable");
     } else if (!report.last) {
       facts.emplace_back("is alive, but its Python does not answer: some library holds the interpreter lock");
-    } else if (!report.predicate.empty()) {
-      facts.push_back(report.predicate);
+    } else if (!report.position.where.empty()) {
+      facts.push_back("is at " + report.position.where);
     }
     // The collective it waits in instead: that of its main thread, if it waits in one.
     const Announcement* elsewhere = nullptr;
@@ -148,59 +145,5 @@ std::string Coordinator::DescribePositions(const std::vector<int>& ranks) const 
 }
 
 std::vector<int> Coordinator::TakePositionQueries() { return std::exchange(position_queries_, {}); }
-
-void Coordinator::FailDeadlocked(double now) {
-  // The collective in which each rank's main thread is blocked; a rank has at most one.
-  std::vector<Entries::iterator> blocked(static_cast<size_t>(size_), waiting_.end());
-  std::vector<Entries::iterator> kinds;  // these, each once
-  for (auto at = waiting_.begin(); at != waiting_.end(); ++at) {
-    if (now - at->second.since <= kBlockedGraceSeconds) continue;
-    ranks_looked_at_ += static_cast<uint64_t>(size_);
-    bool any = false;
-    for (size_t rank = 0; rank < blocked.size(); ++rank) {
-      const auto& queue = at->second.by_rank[rank];
-      if (!queue.empty() && (queue.front().announcement->flags & DDL_FLAG_BLOCKING) != 0 &&
-          now - queue.front().since > kBlockedGraceSeconds) {
-        blocked[rank] = at;
-        any = true;
-      }
-    }
-    if (any) kinds.push_back(at);
-  }
-  // Two of them that wait for each other: neither can complete. Of a pair of collectives any two ranks will do.
-  const auto waits_for = [&](const Entries::iterator& in, const Entries::iterator& other) {
-    ranks_looked_at_ += static_cast<uint64_t>(size_);
-    size_t rank = 0;
-    while (rank < blocked.size() && (blocked[rank] != in || !other->second.by_rank[rank].empty())) ++rank;
-    return rank;
-  };
-  for (size_t i = 0; i < kinds.size(); ++i) {
-    for (size_t j = i + 1; j < kinds.size(); ++j) {
-      size_t a = waits_for(kinds[i], kinds[j]);
-      size_t b = waits_for(kinds[j], kinds[i]);
-      if (a == blocked.size() || b == blocked.size()) continue;
-      if (b < a) std::swap(a, b);
-      const std::string message = "the ranks run different collectives: rank " + std::to_string(a) + " waits in " +
-                                  Label(*blocked[a]->second.by_rank[a].front().announcement) + ", rank " +
-                                  std::to_string(b) + " in " +
-                                  Label(*blocked[b]->second.by_rank[b].front().announcement) +
-                                  ". Every rank must run the same script and build the same model.";
-      const auto first = blocked[a];
-      const auto second = blocked[b];
-      // Ranks that are in neither may still submit one of them; those in the other get their verdict now.
-      std::vector<int> neither;
-      for (int rank : Missing(first->second)) {
-        if (second->second.by_rank[static_cast<size_t>(rank)].empty()) neither.push_back(rank);
-      }
-      const std::string first_name = first->first;
-      const std::string second_name = second->first;
-      Fail(first, DDL_FAILED_PRECONDITION, message);
-      AddTombstones(neither, verdicts_.back().decision, now, second_name);
-      Fail(second, DDL_FAILED_PRECONDITION, message);
-      AddTombstones(neither, verdicts_.back().decision, now, first_name);
-      return;  // iterators may be invalid; the next tick handles the rest
-    }
-  }
-}
 
 }  // namespace ddl

@@ -1,6 +1,7 @@
 #include "control/message.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 
@@ -12,6 +13,8 @@ namespace {
 
 // In the number of values: one follows, which is that of all.
 constexpr uint32_t kAllEqual = 1u << 31;
+// Between the parts of a Position.
+constexpr char kUnitSeparator = '\x1f';
 
 class Writer {
  public:
@@ -268,6 +271,26 @@ Undecided DecodeUndecided(const std::string& bytes) {
   const auto count = in.Get<uint32_t>();
   for (uint32_t i = 0; i < count; ++i) undecided.announcements.push_back(GetAnnouncement(in));
   return undecided;
+}
+
+std::string Position::Encode() const {
+  std::string text = where;
+  text += kUnitSeparator;
+  text += std::to_string(idle_s);
+  text += kUnitSeparator;
+  text += std::to_string(pending);
+  return text;
+}
+
+Position Position::Decode(const std::string& text) {
+  Position position;
+  const size_t idle = text.find(kUnitSeparator);
+  position.where = text.substr(0, idle);
+  if (idle == std::string::npos) return position;
+  position.idle_s = std::strtod(text.c_str() + idle + 1, nullptr);
+  const size_t pending = text.find(kUnitSeparator, idle + 1);
+  if (pending != std::string::npos) position.pending = std::strtoull(text.c_str() + pending + 1, nullptr, 10);
+  return position;
 }
 
 std::string EncodeText(MessageType type, const std::string& text) {

@@ -65,6 +65,17 @@ struct Decision {
   double agreed = 0;                      // when it arrived here, if a trace is being written; not sent
 };
 
+// What a rank says that is asked where it is.
+struct Position {
+  std::string where;     // such as "train.py:12 in step"; empty: not known
+  double idle_s = 0;     // for so long its process has done nothing but wait, as far as that is certain
+  uint64_t pending = 0;  // its requests that wait, or are under way
+
+  // As text; what ddl_answer takes is the same without `pending`.
+  std::string Encode() const;
+  static Position Decode(const std::string& text);
+};
+
 enum class MessageType : uint8_t {
   kAnnounce = 1,         // rank -> coordinator: Announcement
   kLeave = 2,            // rank -> coordinator, or the coordinator to all: the sender leaves; payload: see EncodeLeave

@@ -50,6 +50,8 @@ class Engine {
   // See ddl_next_question and ddl_answer.
   StackPosition& stack_position() { return stack_position_; }
   void OnPositionKnown();
+  // Whether any request has not ended yet. Any thread.
+  bool HasOutstanding();
   // inline.cc. Runs the request on the calling thread, waiting about `patience_us` for the other ranks to do the same.
   // Returns what ddl_try_run does; 0 also when the communicator broke, which Submit then reports.
   int TryRun(const ddl_request& request, uint32_t patience_us);

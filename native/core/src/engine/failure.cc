@@ -86,8 +86,18 @@ void Engine::ExchangePositions() {
     }
   }
   std::string answer;
-  if (stack_position_.TakeAnswer(&answer))
-    SendToCoordinator(MessageType::kPosition, answer.empty() ? "" : "is at " + answer);
+  if (!stack_position_.TakeAnswer(&answer)) return;
+  Position position = Position::Decode(answer);
+  position.pending = num_pending_;
+  // What it has submitted may yet move there.
+  Engine* const lane = planned_engine_.load(std::memory_order_acquire);
+  if (lane != nullptr && lane->HasOutstanding()) position.idle_s = 0;
+  SendToCoordinator(MessageType::kPosition, position.Encode());
+}
+
+bool Engine::HasOutstanding() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return !stop_ && memory_->own().outstanding.load(std::memory_order_acquire) != 0;
 }
 
 void Engine::ReportPosition() {

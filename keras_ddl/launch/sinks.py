@@ -1,0 +1,101 @@
+"""Where the launcher writes, and what it does when nobody can read it any more.
+
+A job does not depend on its reader: whatever becomes of the launcher's output, the ranks are ended as in any job, and
+everything is removed. So no sink of a job raises. When the reader's end of a pipe is closed, as by `| head`, the job
+ends with the status of SIGPIPE. When the terminal is gone, it ends with that of SIGHUP, unless that is ignored, as by
+nohup. Anything else, such as a full disk, costs what could not be written, and is noted on the other stream.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import IO, Protocol, TextIO
+
+_OF_A_LOST_TERMINAL = (errno.EIO, errno.ENXIO, errno.ENODEV)
+
+
+class Sink(Protocol):
+    """A place to write bytes to: `terminal` says whether the cursor can be moved in it."""
+
+    terminal: bool
+
+    def write(self, data: bytes) -> None: ...
+
+
+class FileDescriptorSink:
+    """Writes to a file descriptor of this process."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.terminal = os.isatty(fd)
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._fd, view) :]
+            except BlockingIOError:  # somebody has made our terminal non-blocking
+                time.sleep(0.01)
+
+
+class TextSink:
+    """Writes to a Python text stream, such as the output of a notebook's cell."""
+
+    terminal = False
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def write(self, data: bytes) -> None:
+        self._stream.write(self._decoder.decode(data))
+        self._stream.flush()
+
+
+class LastingSink:
+    """Writes to a sink as long as that works; raises nothing.
+
+    Attributes:
+        lost: the signal that says why nobody will read any more, None while somebody may.
+    """
+
+    def __init__(
+        self, sink: Sink | IO[bytes], on_problem: Callable[[OSError | ValueError], None] = lambda error: None
+    ) -> None:
+        """`on_problem` is called at the first error that ends nothing."""
+        self._sink, self._on_problem = sink, on_problem
+        self.terminal = getattr(sink, "terminal", False)
+        self.lost: signal.Signals | None = None
+        self._had_problem = False
+
+    def write(self, data: bytes) -> None:
+        if self.lost is not None:
+            return
+        try:
+            self._sink.write(data)
+        except BrokenPipeError:
+            self.lost = signal.SIGPIPE
+        except (OSError, ValueError) as error:  # ValueError: of a text stream that was closed
+            hung_up = self.terminal and getattr(error, "errno", None) in _OF_A_LOST_TERMINAL
+            if hung_up and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+                self.lost = signal.SIGHUP
+            elif not self._had_problem:
+                self._had_problem = True
+                self._on_problem(error)
+
+
+def open_standard_streams() -> None:
+    """Opens /dev/null as stdin, stdout or stderr where this process was started without: else the next file that is
+    opened would get what is written there.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+            os.set_inheritable(fd, True)

@@ -1,0 +1,147 @@
+// Ranks that wait for one another in different collectives: none of these can complete, and waiting longer helps
+// nobody.
+//
+// A rank that waits in the collective X cannot submit another one before X ends, if its main thread is blocked in X, or
+// if it is known to be idle: then nothing in its process is left that could submit anything. Of several such ranks, a
+// collective that one of them waits in and another has not submitted never completes. Ranks that compute, or of which
+// it is not known what they do, prove nothing, however long they take.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "control/coordinator.h"
+
+namespace ddl {
+namespace {
+
+constexpr double kLookSeconds = 0.2;
+// The pause only gives time to a rank that is between two calls from other threads.
+constexpr double kBlockedGraceSeconds = 1.0;
+// How long a rank must have been idle. It is asked when its collectives have not changed for a while, and says the
+// second time how long nothing has happened since the first.
+constexpr double kIdleSeconds = 4.0;
+constexpr double kSettledSeconds = 1.0;
+constexpr double kAskAgainSeconds = kIdleSeconds + 0.2;
+// Camps looked at, and of each camp the ranks that are asked until one is idle.
+constexpr size_t kMaxCamps = 8;
+constexpr size_t kMaxAskedOfCamp = 2;
+
+}  // namespace
+
+std::vector<Coordinator::Camp> Coordinator::Camps(double now) const {
+  std::vector<Camp> by_rank(static_cast<size_t>(size_));
+  for (const auto& [name, entry] : waiting_) {
+    ranks_looked_at_ += static_cast<uint64_t>(size_);
+    for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+      const auto& queue = entry.by_rank[rank];
+      Camp& camp = by_rank[rank];
+      if (queue.empty() || camp.blocked) continue;
+      const bool blocked = (queue.front().announcement->flags & DDL_FLAG_BLOCKING) != 0 &&
+                           now - queue.front().since > kBlockedGraceSeconds;
+      if (blocked) camp = {{}, {}, true, 0};
+      camp.waits_in.push_back(name);
+      camp.since = std::max(camp.since, queue.back().since);
+    }
+  }
+  std::map<std::pair<bool, std::vector<std::string>>, size_t> places;
+  std::vector<Camp> camps;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    Camp& own = by_rank[rank];
+    if (own.waits_in.empty()) continue;
+    const auto [at, is_new] = places.try_emplace({own.blocked, own.waits_in}, camps.size());
+    if (is_new) camps.push_back(std::move(own));
+    Camp& camp = camps[at->second];
+    if (!is_new) camp.since = std::max(camp.since, own.since);
+    camp.ranks.push_back(static_cast<int>(rank));
+  }
+  if (camps.size() > kMaxCamps) camps.resize(kMaxCamps);
+  return camps;
+}
+
+void Coordinator::KeepDeadlocked(std::vector<Camp>* camps) const {
+  const auto may_complete = [&](const std::string& name) {
+    const Entry& entry = waiting_.at(name);
+    return std::none_of(camps->begin(), camps->end(), [&](const Camp& other) {
+      return entry.by_rank[static_cast<size_t>(other.ranks.front())].empty();
+    });
+  };
+  const auto may_go_on = [&](const Camp& camp) {
+    return std::any_of(camp.waits_in.begin(), camp.waits_in.end(), may_complete);
+  };
+  for (auto at = camps->begin(); at != camps->end();) {
+    if (may_go_on(*at)) {
+      camps->erase(at);
+      at = camps->begin();  // others may have counted on it
+    } else {
+      ++at;
+    }
+  }
+}
+
+size_t Coordinator::NumWaiting(int rank) const {
+  size_t count = 0;
+  for (const auto& [name, entry] : waiting_) count += entry.by_rank[static_cast<size_t>(rank)].size();
+  return count;
+}
+
+bool Coordinator::IsIdle(int rank, double now) {
+  if (!PositionsKnown({rank}, now - kAskAgainSeconds, now)) return false;
+  const PositionReport& report = position_reports_[static_cast<size_t>(rank)];
+  // Else something that it has submitted is not here yet, or has been decided and runs.
+  return report.last && report.position.idle_s >= kIdleSeconds && report.position.pending == NumWaiting(rank);
+}
+
+void Coordinator::FailDeadlocked(double now) {
+  if (now - deadlock_looked_at_ < kLookSeconds) return;
+  deadlock_looked_at_ = now;
+  const auto old = [&](const auto& named) { return now - named.second.since > kBlockedGraceSeconds; };
+  if (std::count_if(waiting_.begin(), waiting_.end(), old) < 2) return;
+  std::vector<Camp> camps = Camps(now);
+  KeepDeadlocked(&camps);
+  const auto proves_nothing = [&](Camp& camp) {
+    if (camp.blocked) return false;
+    if (now - camp.since < kSettledSeconds) return true;
+    for (size_t i = 0; i < std::min(camp.ranks.size(), kMaxAskedOfCamp); ++i) {
+      if (!IsIdle(camp.ranks[i], now) || now - camp.since < kIdleSeconds) continue;
+      std::swap(camp.ranks.front(), camp.ranks[i]);
+      return false;
+    }
+    return true;
+  };
+  camps.erase(std::remove_if(camps.begin(), camps.end(), proves_nothing), camps.end());
+  KeepDeadlocked(&camps);
+  if (camps.empty()) return;
+  std::string message;
+  std::set<std::string> names;
+  std::vector<bool> waits(static_cast<size_t>(size_), false);
+  for (Camp& camp : camps) {
+    std::sort(camp.ranks.begin(), camp.ranks.end());
+    for (int rank : camp.ranks) waits[static_cast<size_t>(rank)] = true;
+    const Entry& entry = waiting_.at(camp.waits_in.front());
+    const auto& queue = entry.by_rank[static_cast<size_t>(camp.ranks.front())];
+    message += (message.empty() ? "the ranks run different collectives: rank(s) " : ", rank(s) ") +
+               FormatRanks(camp.ranks) + " in " + Label(*queue.front().announcement);
+    if (camp.waits_in.size() > 1) message += " (and " + std::to_string(camp.waits_in.size() - 1) + " more)";
+    names.insert(camp.waits_in.begin(), camp.waits_in.end());
+  }
+  message +=
+      ". None of these can complete, because each waits for a rank that waits in another. Every rank must run the same "
+      "script, build the same model and have as many batches.";
+  // Ranks that wait in none of these may still submit one; the others get their verdict now.
+  ++num_failures_;
+  for (const std::string& name : names) {
+    const auto at = waiting_.find(name);
+    std::vector<int> late;
+    for (int rank : Missing(at->second)) {
+      if (!waits[static_cast<size_t>(rank)]) late.push_back(rank);
+    }
+    Fail(at, DDL_FAILED_PRECONDITION, message);
+    AddTombstones(late, verdicts_.back().decision, now, num_failures_);
+  }
+}
+
+}  // namespace ddl

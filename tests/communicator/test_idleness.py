@@ -1,0 +1,67 @@
+"""What counts as a rank that does nothing but wait; that such ranks are told, the Strategy's deadlock checks show."""
+
+import sys
+import threading
+import time
+
+from keras_ddl.communicator import idleness
+
+
+def frame_of(wait) -> object:
+    """The innermost frame of a thread in `wait`."""
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    time.sleep(0.1)
+    return sys._current_frames()[thread.ident]
+
+
+def test_only_a_wait_without_an_end_is_one_for_another_thread():
+    event, condition = threading.Event(), threading.Condition()
+
+    def for_condition():
+        with condition:
+            condition.wait()
+
+    try:
+        assert idleness._waits_without_end(frame_of(event.wait))
+        assert idleness._waits_without_end(frame_of(for_condition))
+        assert not idleness._waits_without_end(frame_of(lambda: event.wait(60)))
+        assert not idleness._waits_without_end(frame_of(lambda: time.sleep(1)))
+    finally:
+        event.set()
+        with condition:
+            condition.notify()
+
+
+def test_thread_that_computes_wants_a_core():
+    def wanted() -> float:
+        return sum(idleness._wanted_seconds().values())
+
+    end = time.monotonic() + 1.0
+
+    def compute():
+        while time.monotonic() < end:
+            pass
+
+    before, began = wanted(), time.monotonic()
+    thread = threading.Thread(target=compute)
+    thread.start()
+    time.sleep(0.7)
+    used, elapsed = wanted() - before, time.monotonic() - began
+    thread.join()
+    assert used > 0.5 * min(elapsed, 1.0)  # however few cores there are: a queued thread wants one, too
+
+
+def test_process_whose_main_thread_does_something_else_is_not_idle():
+    asked = idleness.Idleness()
+    seconds = []
+
+    def ask():
+        for _ in range(2):
+            seconds.append(asked.seconds())
+            time.sleep(1.1)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert seconds == [0.0, 0.0]

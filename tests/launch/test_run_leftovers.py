@@ -1,0 +1,58 @@
+"""keras-ddl run removes what the libraries of its ranks leave when a rank is ended by a signal."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.launching import Started, run, write_program
+
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
+
+
+def test_run_lets_joblib_remove_its_semaphores(tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        """
+from joblib import Parallel, delayed
+Parallel(n_jobs=2)(delayed(abs)(i) for i in range(4))
+Path(f"pid-{RANK}").write_text(str(os.getpid()))
+while not all(os.path.exists(f"pid-{rank}") for rank in (0, 1)): time.sleep(0.05)
+assert list(Path("/dev/shm").glob(f"sem.loky-{os.getpid()}-*"))
+if RANK == 1: os.kill(os.getpid(), 9)
+time.sleep(600)
+""",
+    )
+    started = Started(["run", "-np", "2", "python", program], tmp_path)
+    started.may_leave = ("joblib_memmapping_folder_",)
+    ended = started.finish()
+    assert ended.status == 128 + 9, ended
+    pids = [(tmp_path / f"pid-{rank}").read_text() for rank in (0, 1)]
+    left = [path.name for pid in pids for path in Path("/dev/shm").glob(f"sem.loky-{pid}-*")]
+    assert left == [], ended
+
+
+def test_run_removes_the_code_that_tensorflow_has_generated(tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        """
+from keras_ddl.compat.tensorflow import tf
+@tf.function
+def f(x):
+    if x > 0: return x
+    return -x
+f(tf.constant(1))
+os.kill(os.getpid(), 9)
+""",
+    )
+    ended = run(["run", "-np", "1", "python", program], tmp_path)  # which looks into the directory
+    assert ended.status == 128 + 9, ended
+
+
+def test_run_does_not_need_a_home(tmp_path: Path):
+    program = write_program(tmp_path, "import keras_ddl; keras_ddl.init(); print('met', flush=True)")
+    words = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", "2", "python", program]
+    ended = Started(
+        [], tmp_path, main=("-c", f"import os; os.environ.pop('HOME', None); os.execv({words[0]!r}, {words!r})")
+    ).finish()
+    assert ended.status == 0 and ended.out.count("met") == 2, ended

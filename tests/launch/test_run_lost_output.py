@@ -1,0 +1,103 @@
+"""keras-ddl run when nobody can read its output any more: the job is ended, or goes on, and leaves nothing behind."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launch.launching import Ended, Started, run, write_program
+
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
+
+# With the memory that ranks share.
+TALKS = """
+import keras_ddl
+keras_ddl.init()
+keras_ddl.barrier()
+here("met")
+while True:
+    print("talks", flush=True)
+    time.sleep(0.05)
+"""
+
+
+def talking(folder: Path, **popen: object) -> Started:
+    return Started(["run", "-np", "2", "python", write_program(folder, TALKS)], folder, **popen)
+
+
+def after_losing(started: Started, lose: Callable[[], None]) -> Ended:
+    started.wait_for(started.folder / "met-0", started.folder / "met-1")
+    lose()
+    return started.finish()
+
+
+def test_run_ends_and_leaves_nothing_when_its_terminal_is_closed(tmp_path: Path):
+    ours, theirs = pty.openpty()
+    started = talking(tmp_path, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    ended = after_losing(started, lambda: os.close(ours))
+    assert ended.status == 128 + signal.SIGHUP, ended
+
+
+def test_run_ends_and_leaves_nothing_when_its_reader_has_left(tmp_path: Path):
+    ours, theirs = os.pipe()
+    started = talking(tmp_path, stdout=theirs)
+    os.close(theirs)
+    ended = after_losing(started, lambda: os.close(ours))
+    assert ended.status == 128 + signal.SIGPIPE, ended
+
+
+ENDS = """
+print("out", flush=True)
+print("err", file=sys.stderr, flush=True)
+sys.exit(3 if RANK == 1 else 0)
+"""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_run_without_a_standard_stream_runs_the_job(closed: str, tmp_path: Path):
+    program = write_program(tmp_path, ENDS)
+    words = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", "2", "python", program]
+    shell = ["-c", f"import os; os.execvp('sh', ['sh', '-c', 'exec \"$@\" {closed}', 'sh', *{words!r}])"]
+    ended = Started([], tmp_path, main=shell).finish()
+    assert ended.status == 3, ended
+    assert "Traceback" not in ended.err and ("2>&-" in closed or "ended with exit status 3" in ended.err), ended
+    assert "out" in ended.out or closed != "2>&-", ended
+
+
+def test_run_goes_on_when_its_output_cannot_be_stored(tmp_path: Path):
+    program = write_program(tmp_path, ENDS)
+    with Path("/dev/full").open("wb") as full:
+        ended = run(["run", "-np", "2", "python", program], tmp_path, stdout=full)
+    assert ended.status == 3, ended
+    assert "stdout is lost, because it cannot be written: [Errno 28] No space left on device" in ended.err, ended
+    assert "[1] err" in ended.err and "ended with exit status 3" in ended.err, ended
+
+
+def test_run_survives_its_terminal_when_hangups_are_ignored(tmp_path: Path):
+    # As by nohup.
+    ours, theirs = pty.openpty()
+    program = write_program(
+        tmp_path,
+        """
+here("met")
+while not os.path.exists("lost"): time.sleep(0.05)
+for _ in range(5): print("talks", flush=True)
+here("end")
+sys.exit(4)
+""",
+    )
+    ignore = "import signal, runpy; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+    run_cli = ignore + "runpy.run_module('keras_ddl.cli', run_name='__main__', alter_sys=True)"
+    started = Started(
+        ["run", "-np", "2", "python", program], tmp_path, main=("-c", run_cli), stdout=theirs, stderr=subprocess.PIPE
+    )
+    os.close(theirs)
+    ended = after_losing(started, lambda: (os.close(ours), (tmp_path / "lost").touch()))
+    assert ended.status == 4, ended
+    assert (tmp_path / "end-0").exists() and (tmp_path / "end-1").exists(), ended
