@@ -1,4 +1,4 @@
-"""The environment of a rank: which rank mpirun says it is, the launcher's variables beside MPI's, and PYTHONPATH."""
+"""The environment of a rank: which rank it is, the launcher's variables beside MPI's, and PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -73,6 +73,18 @@ def give_task(environment: dict[str, str], rank: int, size: int) -> None:
     text = tf_config.of_rank(environment.pop(tf_config.NAME, ""), rank, size)
     if text:
         environment[tf_config.NAME] = text
+
+
+def refuse_mpi(environment: dict[str, str]) -> None:
+    """Makes MPI fail to start in a rank that no mpirun has started: each would take itself for the only one.
+
+    mpi4py shows the name of the library that it does not find, an Open MPI that of the component. MPICH has nothing of
+    the kind.
+    """
+    why = "this rank has no MPI, use keras-ddl run --mpirun mpirun"
+    environment["MPI4PY_LIBMPI"] = f"/{why}"
+    environment["MPI4PY_RC_INITIALIZE"] = "false"  # an mpi4py that is linked to its library
+    environment["OMPI_MCA_pml"] = why.replace(", ", "-").replace(" ", "-")
 
 
 def python_path() -> str:
