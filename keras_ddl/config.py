@@ -394,33 +394,27 @@ class Launcher:
     directory: str | None = None
 
 
-# Open MPI comes first: its mpirun inside a Slurm allocation sets both kinds. Our own launcher takes these away from its
-# ranks; a rank may start an mpirun in its turn.
-_MPIRUNS = (
+# Open MPI comes first: its mpirun inside a Slurm allocation sets both kinds. PMIX_RANK comes last: Open MPI and Slurm
+# set it as well, and it does not tell the size.
+_LAUNCHERS = (
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE"),
     ("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-)
-# May be those of an allocation around the job. PMIX_RANK comes last: Open MPI and Slurm set it as well, and it does not
-# tell the size.
-_OTHERS = (
     # srun's tasks only: the shell of salloc and the script of sbatch have SLURM_NTASKS, but no step.
     ("Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("PMIx", "PMIX_RANK", ""),
 )
+# An mpirun sets one of these. Our launcher takes them away from its ranks, but a rank may start an mpirun in its turn.
+_OF_AN_MPIRUN = ("PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 
 
 def launcher(environ: Mapping[str, str] | None = None) -> Launcher | None:
     """Returns the launcher that started this process as a rank; None when it was started alone."""
     environ = os.environ if environ is None else environ
     own = environ.get(VARIABLES["HOST_RANK"].environment_name, "")
-    if (found := _first_launcher(_MPIRUNS, environ)) is None and own:
-        found = Launcher("keras-ddl run", *_value(VARIABLES["HOST_RANK"], own))
-    return found or _first_launcher(_OTHERS, environ)
-
-
-def _first_launcher(known: tuple[tuple[str, str, str], ...], environ: Mapping[str, str]) -> Launcher | None:
-    for name, rank_variable, size_variable in known:
+    if own and not any(name in environ for name in _OF_AN_MPIRUN):
+        return Launcher("keras-ddl run", *_value(VARIABLES["HOST_RANK"], own))
+    for name, rank_variable, size_variable in _LAUNCHERS:
         rank = _integer(environ, rank_variable)
         if rank is None:
             continue

@@ -8,11 +8,9 @@ chosen (imported earlier, or told to by its own variables), the shim follows it.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import sys
 from collections.abc import Sequence
-from ctypes import byref
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl.communicator import native_library, stack_position
@@ -62,13 +60,8 @@ class MpiTransport(native_library.Transport):
 
     def split(self, ranks: Sequence[int], tag: int) -> MpiTransport:
         """As Transport.split."""
-        made, message = MpiTransport(), ctypes.create_string_buffer(native_library.ERROR_BYTES)
-        wanted = (ctypes.c_int32 * len(ranks))(*ranks)
-        code = native_library.mpi_shim().ddl_mpi_split(
-            byref(self), wanted, len(ranks), tag % 32768, byref(made), message, len(message)
-        )
-        if code:
-            raise CollectiveError(message.value.decode(errors="replace"))
+        made = MpiTransport()
+        native_library.mpi_split(self, ranks, tag % 32768, made)
         return made
 
     def for_messages(self) -> MpiMessages:
@@ -83,11 +76,8 @@ def transport(comm: MPI.Intracomm) -> MpiTransport:
         DependencyError: MPI is not initialised, or without MPI_THREAD_MULTIPLE.
         CollectiveError: MPI failed.
     """
-    made, message = MpiTransport(), ctypes.create_string_buffer(native_library.ERROR_BYTES)
-    code = native_library.mpi_shim().ddl_mpi_create(comm.py2f(), byref(made), message, len(message))
-    if code:
-        kind = DependencyError if code == native_library.FAILED_PRECONDITION else CollectiveError
-        raise kind(message.value.decode(errors="replace"))
+    made = MpiTransport()
+    native_library.mpi_create(comm.py2f(), made)
     return made
 
 

@@ -9,7 +9,7 @@ import ctypes
 import functools
 import sys
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +266,25 @@ def mpi_shim() -> ctypes.CDLL:
 def mpi_text(name: str) -> str:
     """Returns the text of a ddl_mpi_* function of the shim that takes no arguments."""
     return getattr(mpi_shim(), name)().decode(errors="replace")
+
+
+def mpi_create(fortran_comm: int, transport: Transport) -> None:
+    """Fills a way to the ranks of an MPI communicator, by its handle. COLLECTIVE over them.
+
+    Raises:
+        DependencyError: MPI is not initialised, or without MPI_THREAD_MULTIPLE.
+        CollectiveError: MPI failed.
+    """
+    message = ctypes.create_string_buffer(ERROR_BYTES)
+    code = mpi_shim().ddl_mpi_create(fortran_comm, byref(transport), message, ERROR_BYTES)
+    if code:
+        kind = errors.DependencyError if code == FAILED_PRECONDITION else errors.CollectiveError
+        raise kind(message.value.decode(errors="replace"))
+
+
+def mpi_split(parent: Transport, ranks: Sequence[int], tag: int, transport: Transport) -> None:
+    """Fills a way to some ranks of `parent`. COLLECTIVE over these. Raises: CollectiveError: MPI failed."""
+    message = ctypes.create_string_buffer(ERROR_BYTES)
+    wanted = (c_int32 * len(ranks))(*ranks)
+    if mpi_shim().ddl_mpi_split(byref(parent), wanted, len(ranks), tag, byref(transport), message, ERROR_BYTES):
+        raise errors.CollectiveError(message.value.decode(errors="replace"))

@@ -99,13 +99,17 @@ class Channel:
         self._outgoing = bytearray()
         sock.setblocking(False)
         # A host that vanishes sends no FIN. Without these the job would wait for it for hours.
-        for level, option, value in () if sock.family == socket.AF_UNIX else (
-            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
-            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        for level, option, value in (
+            ()
+            if sock.family == socket.AF_UNIX
+            else (
+                (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+                (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+                (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+                (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+                (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
+                (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            )
         ):
             sock.setsockopt(level, option, value)
 

@@ -28,12 +28,12 @@ def main(argv: list[str]) -> int:
     """Entry point; `argv` is ["-np", number, "--", program, arguments...]. Returns the first status that is not 0."""
     size, command = int(argv[1]), argv[3:]
     directory = os.path.dirname(Address.parse(config.get("LAUNCHER") or "").path)
-    own, variable = os.getpid(), config.VARIABLES["HOST_RANK"].environment_name
+    own = os.getpid()
     running: set[int] = set()
     for rank in range(size):
         child = os.fork()
         if child == 0:
-            os.environ[variable] = f"{rank}/{size}@{directory}"
+            os.environ[config.VARIABLES["HOST_RANK"].environment_name] = f"{rank}/{size}@{directory}"
             os._exit(_run_wrapper(command, own))
         running.add(child)
 

@@ -109,7 +109,7 @@ class Job:
         """Returns the environment of what starts the ranks, and of the wrappers; the programs get `environment`."""
         result = mpirun_module.environment(os.environ)
         if self.mpirun is not None and not self.several_hosts:
-            result.update(mpirun_module.LOOPBACK_ONLY)
+            result = mpirun_module.ONE_HOST | result
         result["KERAS_DDL_LAUNCHER"] = launcher
         # Where Open MPI's files go here, so that they are removed also when mpirun had to be killed.
         result["PRTE_MCA_prte_local_tmpdir_base"] = str(self.folder)

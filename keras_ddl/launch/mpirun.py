@@ -25,14 +25,8 @@ _OUTER_JOB = re.compile(
     r"(OMPI_COMM_WORLD_|OMPI_(ARGV|COMMAND|FILE_LOCATION|APP_CTX|UNIVERSE|WORLD|NUM_APP)|PMIX_|PMI_|PRTE_LAUNCHED|HYDI?_"
     r"|MPI_LOCAL|KERAS_DDL_(RESTART|JOB_DIR|RANK_PROCESS|HOST_RANK)$)"
 )
-# For a job on one host: what Open MPI 4 and 5 and Hydra then listen on is no other interface's.
-LOOPBACK_ONLY = {
-    "PRTE_MCA_prte_if_include": "lo",
-    "PMIX_MCA_ptl_tcp_if_include": "lo",
-    "OMPI_MCA_oob_tcp_if_include": "lo",
-    "OMPI_MCA_btl_tcp_if_include": "lo",
-    "HYDRA_IFACE": "lo",
-}
+# For a job on one host: without these Open MPI's ranks listen on all interfaces, for others that never come.
+ONE_HOST = {"OMPI_MCA_btl": "^tcp"}
 _ALLOCATIONS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 
 

@@ -64,7 +64,7 @@ class RankProcess:
         self._token = address.token
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         # On one host all is alike.
-        self._facts = host_facts.facts() if len(address.addresses) > 1 else None
+        self._facts = None if address.path else host_facts.facts()
         self._channel = Channel(connect(address), PRE_AUTH_LAUNCHER_FRAMES)
         self._welcome: dict[str, Any] = {}
         self._run_dir = Path()
@@ -227,8 +227,8 @@ class RankProcess:
         welcome, host = self._welcome, socket.gethostname()
         environment = rank_environment.merge(os.environ, welcome["environment"], same_host=welcome["host"] == host)
         rank_environment.give_task(environment, self.rank, self.size)
-        if config.get("HOST_RANK") is not None and self.size > 1:
-            rank_environment.refuse_mpi(environment)
+        if config.get("HOST_RANK") is not None:
+            rank_environment.without_mpi(environment, self.rank, self.size)
         environment["KERAS_DDL_RUN_DIR"] = str(self._run_dir)
         if self._job_dir is not None:
             environment["KERAS_DDL_JOB_DIR"] = str(self._job_dir)

@@ -310,7 +310,9 @@ class Supervisor:
     def _read_mpirun(self) -> None:
         data = self._mpirun.read()
         if self._job.verbose and data:
-            self._screen.write_lines("err", b"".join(b"[%s] %s\n" % (self._job.starter.encode(), x) for x in data.rstrip(b"\n").split(b"\n")))
+            self._screen.write_lines(
+                "err", b"".join(b"[%s] %s\n" % (self._job.starter.encode(), x) for x in data.rstrip(b"\n").split(b"\n"))
+            )
 
     def _end_mpirun(self) -> None:
         """Lets the wrappers exit and waits for mpirun, which may ignore SIGTERM."""

@@ -154,7 +154,9 @@ class PointToPoint:
 
     def _check(self, call: str, peer: int | None, tag: int) -> None:
         self._comm.native()  # raises when closed
-        known = self._messages is not None and (peer is None or (0 <= peer < self._comm.size and peer != self._comm.rank))
+        known = self._messages is not None and (
+            peer is None or (0 <= peer < self._comm.size and peer != self._comm.rank)
+        )
         if not known:
             raise ConfigError(
                 f"{call}: the other must be a rank, 0 to {self._comm.size - 1}, but not this one. Received: {peer} on "
@@ -162,8 +164,7 @@ class PointToPoint:
             )
         if not 0 <= tag <= self._messages.largest_tag:
             raise ConfigError(
-                f"{call}: the tag must be 0 to {self._messages.largest_tag}. Received: {tag} on rank "
-                f"{self._comm.rank}."
+                f"{call}: the tag must be 0 to {self._messages.largest_tag}. Received: {tag} on rank {self._comm.rank}."
             )
 
     def _begin(self, tensor: torch.Tensor, begin: Callable[[], Any], length: int | None, what: str) -> MessageWork:
