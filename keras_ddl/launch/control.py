@@ -212,8 +212,8 @@ class Address:
             return cls(token, hostname, tuple(addresses.split(",")), int(port))
         except ValueError:
             raise LaunchError(
-                "KERAS_DDL_LAUNCHER must be 'token@hostname@address,...:port' or '...@/path'. `keras-ddl run` sets it for the "
-                "processes that it starts; it is not meant for users. Unset it."
+                "KERAS_DDL_LAUNCHER must be 'token@hostname@address,...:port' or '...@/path'. `keras-ddl run` sets it for "
+                "the processes that it starts; it is not meant for users. Unset it."
             ) from None
 
 
@@ -238,7 +238,7 @@ def listen(path: Path | None) -> tuple[socket.socket, Address]:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """The path through its open directory: the name of a UNIX socket has room for 107 bytes, and TMPDIR may be longer."""
+    """The path through its open directory: a UNIX socket's name has room for 107 bytes, and TMPDIR may be longer."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from pathlib import Path
 
 from keras_ddl import config
 from keras_ddl.launch.control import Address
@@ -27,7 +28,7 @@ _LOOK_SECONDS = 0.5
 def main(argv: list[str]) -> int:
     """Entry point; `argv` is ["-np", number, "--", program, arguments...]. Returns the first status that is not 0."""
     size, command = int(argv[1]), argv[3:]
-    directory = os.path.dirname(Address.parse(config.get("LAUNCHER") or "").path)
+    directory = Path(Address.parse(config.get("LAUNCHER") or "").path).parent
     own = os.getpid()
     running: set[int] = set()
     for rank in range(size):

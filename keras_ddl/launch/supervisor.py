@@ -361,8 +361,8 @@ class Supervisor:
         what = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing[:10]))}"
         raise LaunchError(
             f"All {self._job.num_ranks} ranks must be started and reach the launcher on {socket.gethostname()}. "
-            f"Received: nothing from {what}; {self._job.starter} ended with status {self._mpirun.status} after saying:\n"
-            f"{self._mpirun.text.strip() or '(nothing)'}\nThe command was: {shlex.join(self._job.command())}"
+            f"Received: nothing from {what}; {self._job.starter} ended with status {self._mpirun.status} after saying:"
+            f"\n{self._mpirun.text.strip() or '(nothing)'}\nThe command was: {shlex.join(self._job.command())}"
         )
 
     def _say(self, text: str) -> None:

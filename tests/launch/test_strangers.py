@@ -49,7 +49,7 @@ def listeners(pids: list[int]) -> Iterator[tuple[int, str, int]]:
     for pid in pids:
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             try:
-                found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd))
+                found = re.fullmatch(r"socket:\[(\d+)\]", str(fd.readlink()))
             except OSError:
                 continue
             if found:

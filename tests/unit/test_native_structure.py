@@ -30,7 +30,7 @@ def sources_of(folder: Path) -> list[Path]:
 
 
 def includes_of(path: Path) -> list[str]:
-    """What `path` includes of the core's sources; the contracts in include/ and what lies in common/ are open to all."""
+    """What `path` includes of the core's sources. The contracts in include/ and what is in common/ are open to all."""
     names = re.findall(r'#include "([^"]+)"', path.read_text(encoding="utf-8"))
     return [name for name in names if name not in ("ddl.h", "ddl_host.h") and not name.startswith("common/")]
 
