@@ -212,8 +212,8 @@ class Address:
             return cls(token, hostname, tuple(addresses.split(",")), int(port))
         except ValueError:
             raise LaunchError(
-                "KERAS_DDL_LAUNCHER must be 'token@hostname@address,...:port' or '...@/path'. `keras-ddl run` sets it for "
-                "the processes that it starts; it is not meant for users. Unset it."
+                "KERAS_DDL_LAUNCHER must be 'token@hostname@address,...:port' or 'token@hostname@/path'. `keras-ddl "
+                "run` sets it for the processes that it starts; it is not meant for users. Unset it."
             ) from None
 
 

@@ -75,8 +75,8 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def find(path: str | None = None) -> Mpirun:
-    """Returns the mpirun to use: `path` or the program of this name, else KERAS_DDL_MPIRUN, else that of the site's MPI which keras_ddl was built
-    for, else the one beside python, else the first in PATH.
+    """Returns the mpirun to use: `path` or the program of this name, else KERAS_DDL_MPIRUN, else that of the site's MPI
+    which keras_ddl was built for, else the one beside python, else the first in PATH.
 
     Raises: LaunchError: there is none, or it is not of a family that keras_ddl knows.
     """

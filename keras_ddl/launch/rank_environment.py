@@ -78,16 +78,15 @@ def give_task(environment: dict[str, str], rank: int, size: int) -> None:
 
 def without_mpi(environment: dict[str, str], rank: int, size: int) -> None:
     """Tells the program of a rank that no mpirun has started who it is, as Open MPI's mpirun would; and makes MPI fail
-    to start there, where each of several ranks would take itself for the only one.
+    to start there: each of several ranks would take itself for the only one, and one leave Open MPI's files behind.
 
     mpi4py shows the name of the library that it does not find. MPICH has no such setting.
     """
     for name, value in (("RANK", rank), ("SIZE", size), ("LOCAL_RANK", rank), ("LOCAL_SIZE", size)):
         environment[f"OMPI_COMM_WORLD_{name}"] = str(value)
-    if size > 1:
-        environment["MPI4PY_LIBMPI"] = f"/{_NO_MPI}"
-        environment["MPI4PY_RC_INITIALIZE"] = "false"  # for an mpi4py that is linked to its library
-        environment["OMPI_MCA_pml"] = re.sub(r"\W+", "-", _NO_MPI)
+    environment["MPI4PY_LIBMPI"] = f"/{_NO_MPI}"
+    environment["MPI4PY_RC_INITIALIZE"] = "false"  # for an mpi4py that is linked to its library
+    environment["OMPI_MCA_pml"] = re.sub(r"\W+", "-", _NO_MPI)
 
 
 def python_path() -> str:

@@ -93,9 +93,9 @@ def test_init_again_after_shutdown_and_at_once_in_all_ranks():
         import keras_ddl
         from keras_ddl import communicator
 
-        for round in range(3):
+        for number in range(3):
             keras_ddl.init()
-            assert communicator.all_gather_object((round, keras_ddl.rank())) == [(round, r) for r in range(3)]
+            assert communicator.all_gather_object((number, keras_ddl.rank())) == [(number, r) for r in range(3)]
             keras_ddl.shutdown()
         return True
 
