@@ -14,7 +14,7 @@ from keras_ddl.checkpoint import model_state
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat.models import optimizers_of, steps_taken
 from keras_ddl.resuming.training_state import broadcast_training_state
-from keras_ddl.strategy import agreement, sharded_slots
+from keras_ddl.strategy import accumulation, agreement, sharded_slots
 
 
 def step_of(model: Any) -> int:
@@ -47,6 +47,7 @@ class MemoryOfGood:
         """Restores the variables; returns the step they are of, or None where there is no such state."""
         if self._confirmed is None:
             return None
+        accumulation.combine(self._model)
         for variable, value in self._confirmed.values:
             variable.assign(value)
         self._latest = self._confirmed
@@ -57,6 +58,7 @@ class MemoryOfGood:
         return "window that was good"
 
     def _copy(self) -> _Copy:
+        accumulation.combine(self._model)
         held = map(sharded_slots.of_this_rank, _variables(self._model))
         return _Copy(step_of(self._model), [(v, np.array(v.numpy())) for v in held])
 
@@ -80,6 +82,7 @@ class CheckpointsOfGood:
 
     def go_back(self) -> int | None:
         """Restores rank 0's newest good checkpoint on all ranks; returns its step, None without one. COLLECTIVE."""
+        accumulation.combine(self._model)
         with sharded_slots.keeping_what_is_loaded():
             step = on_first_rank(self._restore, "DivergenceGuard/restore")
             if step is not None:

@@ -125,7 +125,7 @@ def is_accumulating(model: Any) -> bool:
     """Whether an optimizer of the model is between two updates, with gradients accumulated for the second."""
     for one in optimizers_of(model):
         for each in optimizers_in(one):
-            steps = each.gradient_accumulation_steps
+            steps = getattr(each, "gradient_accumulation_steps", None)
             if steps and int(keras.ops.convert_to_numpy(each._iterations)) % steps:
                 return True
     return False

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -78,6 +78,7 @@ __all__ = [
     "is_nondeterministic",
     "is_stateful",
     "load_ops",
+    "iterator_of_type",
     "outside_strategies",
     "shuffle_seeds",
     "tf",
@@ -208,9 +209,20 @@ def clone_function(function: Any, python_function: Any) -> Any:
     return function._clone(python_function=python_function)
 
 
-def outside_strategies() -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which no tf.distribute strategy is active, also inside of a scope."""
-    return _default_replica_context() if tf.distribute.has_strategy() else contextlib.nullcontext()
+@contextlib.contextmanager
+def outside_strategies() -> Iterator[None]:
+    """Inside, no tf.distribute strategy is active, also inside of a scope: nor makes one the variables."""
+    graph = tf.compat.v1.get_default_graph()
+    creators = graph._variable_creator_stack
+    of_scopes = [each for each in creators if each[1].__module__ == tf.distribute.Strategy.__module__]
+    if of_scopes:
+        graph._variable_creator_stack = [each for each in creators if each not in of_scopes]
+    try:
+        with _default_replica_context() if tf.distribute.has_strategy() else contextlib.nullcontext():
+            yield
+    finally:
+        if of_scopes:
+            graph._variable_creator_stack = creators
 
 
 @functools.cache
@@ -221,6 +233,12 @@ def _default_replica_context() -> Any:
     thread.start()
     thread.join()
     return found[0]
+
+
+def iterator_of_type(iterator: tf.data.Iterator, element_spec: Any) -> tf.data.Iterator:
+    """Returns the same iterator, of which functions see other type specs; its elements must be among those."""
+    spec = tf.data.IteratorSpec(element_spec)
+    return spec._from_components(spec._to_components(iterator))
 
 
 def is_eager(tensor: Any) -> bool:

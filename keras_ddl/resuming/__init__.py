@@ -9,8 +9,10 @@ from typing import Any
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import model_state
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
+from keras_ddl.compat.keras import keras, strategy_of
 from keras_ddl.compat.models import layers_of
-from keras_ddl.errors import CheckpointError
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import CheckpointError, KerasDdlError
 from keras_ddl.resuming.progress import Restoration, read_progress
 from keras_ddl.resuming.training_state import broadcast_training_state
 from keras_ddl.strategy import fits, sharded_slots
@@ -44,7 +46,9 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
         epochs: what fit was asked for: a run that a callback has ended stays ended, unless it is given more epochs.
     Raises: CheckpointError, on every rank: the model is not built, the checkpoint is damaged or of another model.
     """
-    if not (model.built or all(layer.built for layer in layers_of(model)[1:])):
+    if not _is_built(model):
+        _build_for_data(model)
+    if not _is_built(model):
         raise CheckpointError(
             "resume needs a model that is built. Received: a model without variables. Call model.build(shape), or the "
             "model, or each part of one that has no call, on a batch, before fit."
@@ -66,6 +70,30 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
         inside = f", batch {resumed.in_epoch + 1}" if resumed.in_epoch else ""
         print(f"Checkpoint: resuming from step {resumed.step}, epoch {resumed.epoch + 1}{inside}")
     return resumed
+
+
+def _is_built(model: Any) -> bool:
+    return model.built or all(layer.built for layer in layers_of(model)[1:])
+
+
+def _build_for_data(model: Any) -> None:
+    """Builds a model of a Strategy, which its first step would build, by calling it on symbols of its fit's data."""
+    reading = fits.reading_of(model)
+    if reading is None or strategy_of(model) is None:
+        return
+    x = reading.iterator.element_spec
+    x = x[0] if isinstance(x, tuple) else x
+    specs = tf.nest.flatten(x)
+    if not all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs):
+        return
+    symbols = [keras.KerasTensor(tuple(each.shape), keras.backend.standardize_dtype(each.dtype)) for each in specs]
+    try:
+        with model.distribute_strategy.scope():
+            model(tf.nest.pack_sequence_as(x, symbols))
+    except KerasDdlError:
+        raise
+    except Exception:  # a model's own code, which may fail in any way; resuming then says what it needs
+        return
 
 
 def _read_latest(model: Any, dir: Path) -> Resumed:

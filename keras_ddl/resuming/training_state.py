@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keras_ddl import communicator
+from keras_ddl import communicator, ops
 from keras_ddl.checkpoint import model_state
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
-from keras_ddl.strategy import agreement, layer_state
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy import accumulation, agreement, layer_state
 from keras_ddl.strategy.extended import seed_offset
 
 
@@ -63,9 +64,19 @@ def agree_on_local_state(model: Any) -> None:
     """Makes one state of what the ranks gather from their own rows, for a checkpoint inside an epoch. COLLECTIVE.
 
     Layers' state is agreed on, which under a Strategy is equal already; gradients that are accumulated for the next
-    update are summed, on rank 0.
+    update are summed: on every rank under a Strategy (strategy/accumulation.py), else on rank 0.
     """
     if communicator.is_initialized() and communicator.size() > 1:
         if keras_compat.strategy_of(model) is None:
             layer_state.agree(model, communicator.size())
-        agreement.collect_accumulated_gradients(agreement.accumulated_parts(model), communicator.rank())
+            _collect_accumulated_gradients(model, communicator.rank())
+        else:
+            accumulation.combine(model)
+
+
+def _collect_accumulated_gradients(model: Any, rank: int) -> None:
+    """Moves what ranks have accumulated, each by itself, to rank 0: only the sum over ranks means anything."""
+    variables = [] if model.run_eagerly else models.accumulators_of(model)
+    if variables:
+        for variable, total in zip(variables, ops.all_reduce_n([each.value for each in variables], op="sum")):
+            variable.assign(total if rank == 0 else tf.zeros_like(total))

@@ -18,7 +18,7 @@ from keras_ddl.communicator.comparison import digest, require_equal_lists
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras
-from keras_ddl.compat.models import accumulators_of, optimizers_of, plain_name
+from keras_ddl.compat.models import named_optimizers_of, optimizers_of, plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import sharded_slots, whole_slots
 from keras_ddl.strategy.extended import broadcast_value
@@ -113,6 +113,25 @@ def check_same_model(model: keras.Model) -> None:
     )
 
 
+def build_optimizers_as_rank_0(model: keras.Model, rank: int) -> None:
+    """Builds the optimizers that a callback of rank 0 has built, as one does that restores them.
+
+    Else the first step builds them, as in one process.
+    """
+    optimizers = named_optimizers_of(model)
+    place = {id(variable): number for number, variable in enumerate(model.variables)}
+    mine = {
+        name: [place.get(id(variable)) for variable in each._trainable_variables]
+        for name, each in optimizers.items()
+        if rank == 0 and each.built and hasattr(each, "_trainable_variables")
+    }
+    built = communicator.broadcast_object(mine, name=name_of(model, "built_optimizers"))
+    for name, places in built.items():
+        optimizer = optimizers.get(name)
+        if optimizer is not None and not optimizer.built and None not in places:
+            optimizer.build([model.variables[number] for number in places])
+
+
 def all_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of the model and of all its optimizers, each once. Not the metrics': ranks' differ."""
     optimizers = [variable for each in optimizers_of(model) for variable in each.variables]
@@ -132,31 +151,6 @@ def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0) -> N
             variable.assign(broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root))
     if plain:
         ops.broadcast_variables(plain, root=root)
-
-
-def accumulated_parts(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables in which each rank accumulates its part of gradients between updates.
-
-    Run eagerly, every rank accumulates all of them: there are no parts.
-    """
-    return [] if model.run_eagerly else accumulators_of(model)
-
-
-def collect_accumulated_gradients(accumulators: Sequence[keras.Variable], rank: int) -> None:
-    """Moves the ranks' partly accumulated gradients to rank 0, where a checkpoint finds all of them.
-
-    Only the sum over ranks means anything: it is what the next update reduces.
-    """
-    if accumulators:
-        for variable, total in zip(accumulators, ops.all_reduce_n([v.value for v in accumulators], op="sum")):
-            variable.assign(total if rank == 0 else tf.zeros_like(total))
-
-
-def keep_accumulated_gradients_of_rank_0(accumulators: Sequence[keras.Variable], rank: int) -> None:
-    """Clears the other ranks' accumulated gradients, after weights were restored; not collective."""
-    if rank != 0:
-        for variable in accumulators:
-            variable.assign(tf.zeros_like(variable.value))
 
 
 def name_of(model: keras.Model, what: str) -> str:

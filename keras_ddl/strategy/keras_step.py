@@ -21,6 +21,7 @@ from keras_ddl.cut.program import Value
 from keras_ddl.cut.states import WHOLE, Rows
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import notice
+from keras_ddl.strategy.batch_kinds import BatchKind
 from keras_ddl.strategy.composites import tell_rows
 from keras_ddl.strategy.data import BatchRows, chunk, gather_rows, order, row_count
 from keras_ddl.strategy.rows_trained import RowsTrained
@@ -34,12 +35,24 @@ _NAME, _NAME_OF_NEEDED = "rows", "needed_rows"
 
 UNKNOWN = BatchRows()
 LOCAL = BatchRows(is_local=True)
-_rows = ThreadValue(UNKNOWN)
 
 
-def with_rows(rows: BatchRows) -> Any:
-    """Returns a context in which steps of Keras are traced for batches of which so much is known."""
-    return _rows.set_to(rows)
+class _Batches:
+    """The batches for which steps are traced: what is known of their rows, their kind, and how many steps were."""
+
+    def __init__(self, rows: BatchRows, kind: BatchKind | None, is_single: bool) -> None:
+        self.rows, self.kind, self.is_single, self.steps = rows, kind, is_single, 0
+
+
+_batches = ThreadValue(_Batches(UNKNOWN, None, False))
+
+
+def with_rows(rows: BatchRows, kind: BatchKind | None = None, *, is_single: bool = False) -> Any:
+    """Returns a context in which steps of Keras are traced for batches of which so much is known.
+
+    is_single: they are called with a batch, not with an iterator: then their kernels are others in one process, too.
+    """
+    return _batches.set_to(_Batches(rows, kind, is_single))
 
 
 def model_of(function: Any) -> tuple[Any, str] | None:
@@ -75,7 +88,7 @@ class KerasSteps:
     @tf.autograph.experimental.do_not_convert
     def run(self, model: Any, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls a step of `model` with this rank's rows. COLLECTIVE. Returns: what one process would get."""
-        if _rows.get().is_local:
+        if _batches.get().rows.is_local:
             with as_one_process():
                 return function(*args, **kwargs)
         if tf.executing_eagerly():
@@ -128,7 +141,8 @@ class KerasSteps:
 
     def _run_cut(self, model: Any, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         step = self._step_of(model, name)
-        known, (rank, size) = _rows.get(), (step.rank, step.size)
+        batches, (rank, size) = _batches.get(), (step.rank, step.size)
+        known = batches.rows
         arguments = tf.nest.map_structure(_as_tensor, (args, kwargs))
         rows, report = row_count(arguments), cut.Report()
         if rows is None:  # nothing to share: every rank computes all of it
@@ -150,11 +164,13 @@ class KerasSteps:
         constants = [None if _is_tensor(leaf) else leaf for leaf in leaves]
         first_rows = next((_static_rows(leaves[i]) for i in places if _rank(leaves[i]) != 0), None)
         others = known.of_others if known.is_chunked else frozenset()
+        kind, wholes = _kind_and_specs(batches, len(places))
         specs, local, states = [], [], []
-        for place in places:
+        for number, place in enumerate(places):
             leaf = leaves[place]
             if isinstance(leaf, tf.Tensor) and leaf.shape.rank and place not in others:
-                specs.append(tf.TensorSpec([known.total, *leaf.shape[1:]], leaf.dtype))
+                whole = tf.TensorSpec([known.total, *leaf.shape[1:]], leaf.dtype)
+                specs.append(whole if wholes is None else wholes[number])
                 local.append(_checked(leaf, first_rows, rows, step, place))
                 states.append(Rows(0))
             else:
@@ -166,6 +182,9 @@ class KerasSteps:
                 local += components
                 states += [WHOLE] * len(components)
 
+        def parts() -> list[tf.Variable]:
+            return _accumulators(model) if known.accumulates_parts else []
+
         @tf.autograph.experimental.do_not_convert
         def whole_step(*tensors: Any) -> Any:
             given = list(constants)
@@ -174,8 +193,16 @@ class KerasSteps:
             args, kwargs = tf.nest.pack_sequence_as(arguments, given)
             return function(*args, **kwargs)
 
-        concrete = step.trace(whole_step, specs, parts=lambda: _accumulators(model))
-        parts = [each.handle for each in _accumulators(model)]
+        concrete = None if kind is None else kind.traces.get(batches.steps)
+        if concrete is None:
+            concrete = step.trace(whole_step, specs, parts=parts)
+        if kind is not None:
+            kind.traces[batches.steps] = concrete
+            graph = batches.steps, batches.is_single
+            if graph in kind.built:
+                step.warn_of_kernels_that_begin_anew(concrete)
+            kind.built.add(graph)
+            batches.steps += 1
         keeps_rows = name == "predict_step" and self._strategy.gather_predictions == "rank0" and rank != 0
         outputs = iter(
             step.build(
@@ -185,7 +212,7 @@ class KerasSteps:
                 batch,
                 report,
                 keeps_rows=keeps_rows,
-                parts=parts,
+                parts=[each.handle for each in parts()],
                 tell=lambda extents, values: _tell(extents, values, specs),
             )
         )
@@ -193,6 +220,15 @@ class KerasSteps:
         flat = tf.nest.flatten(structured, expand_composites=True)
         filled = [next(outputs) if tf.is_tensor(each) else each for each in flat]
         return tf.nest.pack_sequence_as(structured, filled, expand_composites=True)
+
+
+def _kind_and_specs(batches: _Batches, tensors: int) -> tuple[BatchKind | None, Sequence[Any] | None]:
+    """Returns the kind of the batch of the step that is traced now, and the type specs of its tensors, if known."""
+    kind = batches.kind
+    begin = batches.steps * tensors
+    if kind is None or tensors == 0 or len(kind.specs) % tensors or begin + tensors > len(kind.specs):
+        return None, None
+    return kind, kind.specs[begin : begin + tensors]
 
 
 def _accumulators(model: Any) -> list[tf.Variable]:

@@ -8,6 +8,7 @@ it has been gathered (whole_slots.py): there is no way to read a number that is 
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -167,14 +168,24 @@ def check(optimizer: Any) -> None:
     )
 
 
+def making(optimizer: Any, reference: Any, name: str | None) -> Any:
+    """Returns a context in which to make a slot for `reference`: a large one is made at once, also while a step is
+    traced, which would make all slots whole together when it is done.
+    """
+    is_large = _is_large(strategy_for(optimizer), tuple(reference.shape), name)
+    return tf.init_scope() if is_large else contextlib.nullcontext()
+
+
+def _is_large(strategy: Any, shape: tuple[int, ...], name: str | None) -> bool:
+    return strategy is not None and name != _ACCUMULATOR and int(np.prod(shape)) >= strategy.shards_from_elements
+
+
 def hold(optimizer: Any, reference: Any, variable: Any, name: str | None, initializer: Any) -> None:
     """Exchanges the value of a slot that Keras has just made for `reference`, if it is large."""
     strategy = strategy_for(optimizer)
-    if strategy is None or name == _ACCUMULATOR:
-        return
     shape = tuple(variable.shape)
     is_slot = shape == tuple(reference.shape) and keras.backend.is_float_dtype(variable.dtype)
-    if is_slot and int(np.prod(shape)) >= strategy.shards_from_elements:
+    if is_slot and _is_large(strategy, shape, name):
         is_made = tf.executing_eagerly()  # else the function that is traced will initialize it
         with tf.init_scope():
             first = keras.initializers.get(initializer)

@@ -122,10 +122,20 @@ class WholeStep:
         found = buckets.plan_buckets(list(sizes)[::-1], list(dtypes)[::-1], bucket_bytes=bound)
         return [[last - i for i in bucket] for bucket in found]
 
+    def warn_of_kernels_that_begin_anew(self, concrete: Any) -> None:
+        """Warns where a step that was traced before is made into another graph of this rank, for batches that it
+        holds in another way: kernels that remember what they have drawn are others there, and in one process the same.
+        """
+        drawing = next((each.name for each in _nodes(concrete) if "seed2" in each.attr), None)
+        if drawing is not None and self.rank == 0:
+            stack_position.warn(
+                f"{self.name}: {drawing} draws from a generator that only its kernel knows, and begins anew for these "
+                "batches, which the ranks hold in another way than those before: its numbers are not those of one "
+                "process. Draw with keras.random and a SeedGenerator, or pass all data in one form."
+            )
+
     def _refuse_collectives(self, concrete: Any) -> None:
-        traced = concrete.graph.as_graph_def()
-        nodes = [*traced.node, *(node for function in traced.library.function for node in function.node_def)]
-        own = next((each.op for each in nodes if each.op.startswith("Ddl")), None)
+        own = next((each.op for each in _nodes(concrete) if each.op.startswith("Ddl")), None)
         if own is not None:
             raise ConfigError(
                 f"{self.name}: this step sees the whole batch, as one process does: there is nothing left to reduce or "
@@ -161,3 +171,9 @@ class WholeStep:
                 + (f" ({each.line})" if each.line else "")
                 + ". That is correct, but slower than necessary."
             )
+
+
+def _nodes(concrete: Any) -> list[Any]:
+    """Returns the nodes of a traced step, those of the functions that it calls included."""
+    traced = concrete.graph.as_graph_def()
+    return [*traced.node, *(node for function in traced.library.function for node in function.node_def)]

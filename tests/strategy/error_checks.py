@@ -93,24 +93,6 @@ def check_models_that_differ_when_fit_begins():
     )
 
 
-def check_batch_size_smaller_than_the_number_of_ranks():
-    model = compiled()
-    few = f"at least one row for each of the {SIZE} ranks"
-    refuses(ConfigError, few, lambda: model.fit(X, Y, batch_size=1, verbose=0))
-    refuses(ConfigError, few, lambda: model.evaluate(X, Y, batch_size=1, verbose=0))
-    refuses(ConfigError, few, lambda: model.predict(X, batch_size=1, verbose=0))
-    refuses(ConfigError, few, lambda: model.fit(X, Y, validation_data=(X, Y), validation_batch_size=1, verbose=0))
-    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(1, drop_remainder=True)
-    refuses(ConfigError, few, lambda: model.fit(dataset, verbose=0))
-    refuses(ConfigError, few, lambda: STRATEGY.experimental_distribute_dataset(dataset))
-
-    def generator():
-        for i in range(10):
-            yield X[i : i + 1], Y[i : i + 1]
-
-    refuses(ConfigError, few, lambda: model.fit(generator(), verbose=0))
-
-
 def check_model_made_outside_the_scope():
     model = dense_model()
 

@@ -19,8 +19,6 @@ import keras_ddl
 from strategy.common import RANK, STRATEGY, X, Y, dense_model, set_precision
 
 TOLERANCE = {"float32": 2e-7, "float64": 1e-14}
-# Values that each rank has for itself.
-_RANK_LOCAL = ("gradient_accumulator",)
 
 Values = list[tuple[str, np.ndarray]]  # label, value
 
@@ -37,7 +35,7 @@ class Trained:
         """Returns all that one process and all ranks must have alike, in order."""
         optimizers = [self.model.optimizer] if self.optimizers is None else self.optimizers
         variables = [*self.model.variables, *(variable for each in optimizers for variable in each.variables)]
-        values = [(f"weight {v.path}", v.numpy()) for v in variables if not v.path.endswith(_RANK_LOCAL)]
+        values = [(f"weight {v.path}", v.numpy()) for v in variables]
         for key in sorted(self.logs):
             values += [(f"log {key}", np.asarray(each)) for each in keras.tree.flatten(self.logs[key])]
         return values

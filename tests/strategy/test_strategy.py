@@ -29,10 +29,24 @@ OF_THREE = (
     "batch_loss",
     "batch_loop",
     "host",
+    "few_rows",
+    "accumulation",
 )
 PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
 DATA = ("data", "order", "row")
-OF_TWO = ("training", "callback", "decision", "saving", "drift", "guard", "error", *PROGRAMS, *DATA, "tf_distribute")
+OF_TWO = (
+    "training",
+    "callback",
+    "decision",
+    "saving",
+    "drift",
+    "guard",
+    "error",
+    *PROGRAMS,
+    *DATA,
+    "trace",
+    "tf_distribute",
+)
 OF_TWO += ("one_per_job", "explain")
 test_of_three = rank_tests(checks(*OF_THREE), [3], check_timeout=120, env=PATIENT)
 test_of_two = rank_tests(

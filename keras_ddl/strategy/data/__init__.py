@@ -4,7 +4,6 @@ from keras_ddl.strategy.data.files import from_files
 from keras_ddl.strategy.data.per_rank import PerRankDataset, per_rank_dataset
 from keras_ddl.strategy.data.rows import (
     BatchRows,
-    check_batch_rows,
     chunk,
     gather_rows,
     row_count,
@@ -19,7 +18,6 @@ __all__ = [
     "PerRankDataset",
     "agree_number",
     "batch_rows_of",
-    "check_batch_rows",
     "check_shuffle_seeds",
     "chunk",
     "from_files",

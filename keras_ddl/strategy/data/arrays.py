@@ -17,7 +17,7 @@ from keras_ddl.compat.keras import array_slicing, keras, tree
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy.data import order
-from keras_ddl.strategy.data.rows import BatchRows, check_batch_rows, chunk
+from keras_ddl.strategy.data.rows import BatchRows, chunk
 from keras_ddl.strategy.data.share import MARK, share_dataset
 from keras_ddl.strategy.data.untuned import untuned
 
@@ -52,7 +52,6 @@ def dataset_of_rows(
         shuffle_rows: tf.random.shuffle or another in its place.
     """
     rows = next(array.shape[0] for array in tree.flatten(inputs) if array is not None)
-    check_batch_rows(batch_size if rows >= batch_size else None, size, rank, "the arrays' batches")
     cut = _shuffled_within_batches if shuffle == "batch" else _shuffled_whole if shuffle else _in_order
     mine = cut(rows, batch_size, rank, size, number, shuffle_rows)
     arrays = tree.lists_to_tuples(array_slicing.convert_to_sliceable(inputs, target_backend="tensorflow"))

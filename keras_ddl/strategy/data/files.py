@@ -10,7 +10,7 @@ from keras_ddl.communicator.comparison import require_equal
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.data.per_rank import PerRankDataset
-from keras_ddl.strategy.data.rows import check_batch_rows, chunk
+from keras_ddl.strategy.data.rows import chunk
 
 
 def from_files(
@@ -43,14 +43,17 @@ def from_files(
         count_rows: from a path to the number of rows in that file, called for the rank's files: the number of batches
             is then agreed on ahead, and known to the progress bar.
     Raises:
-        ConfigError: no file, or a batch_size smaller than the number of ranks. RankMismatchError: ranks see different
-            files.
+        ConfigError: no file, or a batch_size below 1. RankMismatchError: ranks see different files.
     COLLECTIVE over all ranks, and so is reading without `count_rows`: all ranks must then read equally often.
     Cost: without `count_rows` 4 bytes between ranks per batch.
     """
     several = communicator.is_initialized() and communicator.size() > 1
     rank, size = (communicator.rank(), communicator.size()) if several else (0, 1)
-    check_batch_rows(batch_size, size, rank, f"batch_size={batch_size}")
+    if batch_size < 1:
+        raise ConfigError(
+            "from_files: batch_size counts the rows of all ranks together, 1 or more. Received: "
+            f"batch_size={batch_size} (rank {rank})."
+        )
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     files = sorted({path for each in patterns for path in tf.io.gfile.glob(each)})
     lengths = [tf.io.gfile.stat(path).length for path in files]
@@ -61,7 +64,8 @@ def from_files(
             f"from_files: the pattern must match a file. Received: {pattern!r} (rank {rank}). Patterns are those of "
             "tf.io.gfile.glob, relative to the working directory."
         )
-    mine = _deal(files, lengths, size)[rank]
+    readers = min(size, batch_size)  # with fewer rows in a batch than ranks, the last ranks have none
+    mine = _deal(files, lengths, readers)[rank] if rank < readers else []
     paths = tf.data.Dataset.from_tensor_slices(tf.constant(mine, tf.string))
     if shuffle and mine:
         paths = paths.shuffle(len(mine), seed=seed)
@@ -79,9 +83,10 @@ def from_files(
     if shuffle_rows:
         rows = rows.shuffle(shuffle_rows, seed=seed)
     first, end = chunk(batch_size, rank, size)
-    batches = rows.batch(end - first)
+    own_rows = max(1, end - first)
+    batches = rows.batch(own_rows)
     if count_rows is not None:
-        number = -(-sum(int(count_rows(path)) for path in mine) // (end - first))
+        number = -(-sum(int(count_rows(path)) for path in mine) // own_rows)
         batches = batches.apply(tf.data.experimental.assert_cardinality(number))
     batches = batches.prefetch(tf.data.AUTOTUNE)
     return PerRankDataset(batches) if several else batches

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.compat.keras import PyDatasetAdapter, keras
-from keras_ddl.strategy.data.rows import BatchRows, check_batch_rows, chunk
+from keras_ddl.strategy.data.rows import BatchRows, chunk
 from keras_ddl.strategy.data.share import MARK
 from keras_ddl.strategy.data.untuned import untuned
 
@@ -50,8 +50,6 @@ class _RowsOfRank(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> Any:
         rows = self._dataset.batch_rows(index)
-        if index == 0:
-            check_batch_rows(rows, self._size, self._rank, "the PyDataset's first batch")
         return self._dataset.rows(index, *chunk(rows, self._rank, self._size))
 
     def on_epoch_begin(self) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,33 @@ class BatchRows:
         total: rows of each whole batch. is_chunked: a rank holds those that `chunk` says.
         is_local: a step is this rank's alone, on the rows that it was given (predict_on_batch).
         of_others: which of the flattened components have the rows of another batch (datasets that are zipped).
+        spec: the element_spec of the whole batches, if they were read whole.
+        accumulates_parts: in a step of fit, whose ranks accumulate each their part (strategy/accumulation.py).
     """
 
     total: int | None = None
     is_chunked: bool = False
     is_local: bool = False
     of_others: frozenset[int] = frozenset()
+    spec: Any = None
+    accumulates_parts: bool = False
+
+    def of_kind(self, specs: Sequence[Any], *, accumulates_parts: bool = False) -> BatchRows:
+        """Returns the same for a kind of batches. `specs`: of their tensors."""
+        total = static_rows(list(specs))
+        return dataclasses.replace(self, total=total, spec=None, accumulates_parts=accumulates_parts)
+
+    @property
+    def place(self) -> tuple[bool, frozenset[int], bool]:
+        """What tells graphs of a rank apart that were made of one trace."""
+        return self.is_chunked, self.of_others, self.accumulates_parts
+
+    def of_rank(self, components: int, strategy: Any) -> list[int | None]:
+        """Returns how many rows a rank has of each component, None where that is open."""
+        if not self.is_chunked or self.total is None:
+            return [None] * components
+        first, end = chunk(self.total, strategy.rank, strategy.size)
+        return [None if place in self.of_others else end - first for place in range(components)]
 
 
 def chunk(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
@@ -57,16 +79,6 @@ def take_chunk(value: Any, rank: int, size: int) -> Any:
         rows = tf.shape(value)[0]
     first, end = chunk(rows, rank, size)
     return value[first:end]
-
-
-def check_batch_rows(rows: int | None, size: int, rank: int, what: str) -> None:
-    """Raises ConfigError when a global batch has fewer rows than there are ranks (None: unknown, not checked)."""
-    if rows is not None and rows < size:
-        raise ConfigError(
-            f"A global batch must have at least one row for each of the {size} ranks. "
-            f"Received: {what}: {rows} row(s) (rank {rank}). batch_size counts the rows of all ranks together: use "
-            f"batch_size={size} or more, or fewer ranks."
-        )
 
 
 def row_count(batch: Any) -> tf.Tensor | None:
@@ -118,7 +130,7 @@ def chunked_rows(spec: Any) -> BatchRows:
     total = static_rows(spec)
     rows = [static_rows(leaf) for leaf in tf.nest.flatten(spec)]
     others = frozenset(place for place, each in enumerate(rows) if each not in (None, total))
-    return BatchRows(total, is_chunked=True, of_others=others)
+    return BatchRows(total, is_chunked=True, of_others=others, spec=spec)
 
 
 def static_rows(batch: Any) -> int | None:

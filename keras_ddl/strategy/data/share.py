@@ -17,7 +17,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.data import order
-from keras_ddl.strategy.data.rows import BatchRows, check_batch_rows, chunked_rows, static_rows, take_chunk
+from keras_ddl.strategy.data.rows import BatchRows, chunked_rows, take_chunk
 
 MARK = "_keras_ddl_rank_share"  # attribute of a dataset of a rank's rows: what is known of its whole batches
 _last_number = 0
@@ -32,13 +32,12 @@ def share_dataset(dataset: tf.data.Dataset, rank: int, size: int, number: int | 
         number: the dataset's, from `agree_number`, for which the steps that use it compare the ranks' batches
             (order.py); None: they are not compared.
     Raises:
-        ConfigError: batches of fewer rows than ranks; or a shuffle that has no seed, or deterministic=False, so that
-            the ranks' chunks would be chunks of different batches.
+        ConfigError: a shuffle that has no seed, or deterministic=False, so that the ranks' chunks would be chunks of
+            different batches.
         RankMismatchError: the ranks shuffle with different seeds.
     """
     if size == 1 or is_shared(dataset):
         return dataset
-    check_batch_rows(static_rows(dataset.element_spec), size, rank, "the dataset's batches")
     check_shuffle_seeds(dataset, rank)
     check_determinism(dataset, rank)
 

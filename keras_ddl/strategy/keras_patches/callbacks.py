@@ -17,7 +17,7 @@ from keras_ddl.communicator.comparison import require_equal_values
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
-from keras_ddl.strategy import agreement, fits, sharded_slots, whole_slots
+from keras_ddl.strategy import accumulation, agreement, fits, sharded_slots, whole_slots
 from keras_ddl.strategy.drift import DriftCheck
 from keras_ddl.strategy.extended import ONE_LEARNING_RATE
 from keras_ddl.strategy.keras_patches import progress
@@ -135,14 +135,13 @@ class CallbackList(_KerasList):
         if strategy is None:
             return
         model, rank = self.model, strategy.rank
+        with self._of_one_rank():
+            agreement.build_optimizers_as_rank_0(model, rank)
         agreement.check_same_model(model)
         _agree_on_steps(self, strategy)
         start = communicator.broadcast_object(model._initial_epoch, name=agreement.name_of(model, "initial_epoch"))
         model._initial_epoch = start
-        partial = agreement.accumulated_parts(model)
-        skip = {id(variable) for variable in partial}
-        agreement.broadcast_variables([v for v in agreement.all_variables(model) if id(v) not in skip])
-        agreement.keep_accumulated_gradients_of_rank_0(partial, rank)
+        agreement.broadcast_variables(agreement.all_variables(model))
         _agree_on_global_seed(model, rank)
         self._drift = DriftCheck(model, rank, strategy.drift_check_fraction)
         self._saves = SavesWithinEpochs(self, strategy)
@@ -185,6 +184,10 @@ class CallbackList(_KerasList):
             timeline.add_span(f"step {batch}", self._step_begin)
         strategy = self._strategy
         due = strategy is not None and self._saves.before_batch_end(batch)
+        if (
+            strategy is not None and "train" in self._ask_to_stop
+        ):  # a callback that may do anything, look at variables too
+            accumulation.combine(self.model)
         whole = self._saves.whole_slots() if due else contextlib.nullcontext()
         with self._of_one_rank(), whole:
             super().on_train_batch_end(batch, logs)

@@ -25,7 +25,8 @@ def add_variable_from_reference(original: Callable[..., Any]) -> Callable[..., A
     """Holds a slot in shards from the moment it is made: all slots are never whole at the same time."""
 
     def wrapper(self, reference_variable, name=None, initializer="zeros"):
-        variable = original(self, reference_variable, name=name, initializer=initializer)
+        with sharded_slots.making(self, reference_variable, name):
+            variable = original(self, reference_variable, name=name, initializer=initializer)
         sharded_slots.hold(self, reference_variable, variable, name, initializer)
         return variable
 

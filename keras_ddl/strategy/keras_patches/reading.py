@@ -6,18 +6,13 @@ Replaced: TFEpochIterator, and `_maybe_symbolic_build` of keras/src/backend/tens
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
-from keras_ddl.compat import models
-from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import KerasDdlError
 from keras_ddl.strategy import data, fits
 from keras_ddl.strategy.data import arrays, py_dataset
 from keras_ddl.strategy.data.position import Reading
@@ -71,13 +66,17 @@ class EpochIterator(_KerasIterator):
                 self._reading = fit.reading = Reading(self, keras_compat.strategy_of(reader.model))
 
     @property
+    def element_spec(self) -> Any:
+        """The type specs of the batches, of this rank's rows."""
+        return self._distributed_dataset.element_spec
+
+    @property
     def shuffles_by_agreement(self) -> bool:
         """Whether arrays are shuffled by seeds that the ranks agree on, because the script has set none."""
         return self._shuffle_seed is not None
 
     def _init_rows(self, strategy: Any, args: Any, kwargs: dict[str, Any]) -> None:
         rank, size = strategy.rank, strategy.size
-        data.check_batch_rows(kwargs.get("batch_size"), size, rank, "batch_size")
         if py_dataset.has_rows(kwargs.get("x")):
             chosen = {key: kwargs[key] for key in ("shuffle", "class_weight") if key in kwargs}
             kwargs["x"] = py_dataset.RowsAdapter(kwargs["x"], rank, size, **chosen)
@@ -93,10 +92,6 @@ class EpochIterator(_KerasIterator):
         if size == 1:
             return
         arrays.check_same_arrays(getattr(adapter, "_inputs", None), rank)
-        first_batches = getattr(adapter, "_first_batches", None)  # of a generator, which Keras has looked at
-        if first_batches:
-            rows = next((len(leaf) for leaf in tf.nest.flatten(first_batches[0]) if getattr(leaf, "shape", ())), None)
-            data.check_batch_rows(rows, size, rank, "the generator's first batch")
 
     def _rows_of_arrays(self, adapter: Any, strategy: Any) -> tf.data.Dataset:
         """Reads this rank's rows only. Shuffles alike on all ranks and differently in each epoch, also when the script
@@ -138,64 +133,11 @@ def _shuffle_from(seed: tf.Variable, counter: list[int], value: tf.Tensor) -> tf
 
 
 def maybe_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Builds the model from the data's element_spec, if it can be built by calling it.
-
-    Keras takes a batch from the iterator for its shapes, and a generator cannot give it back: its rows would be lost.
-    Without a strategy, Keras builds nothing here: the step does, when it is traced. So does it here when calling the
-    model fails, because its steps may never do that (a GAN, a siamese network); if they do, they fail alike. Ragged and
-    sparse inputs are left to the step, too, because Keras's symbols would stand for dense ones. So is the optimizer of
-    a train_step of the program's own: only the step knows which variables it updates.
-    """
+    """Builds nothing: the first step does when it is traced, as without a strategy, for it sees the same program."""
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        strategy = keras_compat.strategy_of(self)
-        if strategy is None:
+        if keras_compat.strategy_of(self) is None:
             return original(self, iterator=iterator, data_batch=data_batch)
-        if iterator is not None:
-            spec = iterator._distributed_dataset.element_spec
-            leaves = [_symbolic(leaf) for leaf in tf.nest.flatten(spec)]
-            if any(leaf is _UNKNOWN for leaf in leaves):
-                return None
-            data_batch = tf.nest.pack_sequence_as(spec, leaves)
-        elif any(isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) for leaf in tf.nest.flatten(data_batch)):
-            return None
-        if type(self).call is keras.Model.call:
-            return None  # there is none to be called
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about what this only tries
-            try:
-                with _optimizer_left_to_the_step(self):
-                    return original(self, data_batch=data_batch)
-            except KerasDdlError:
-                raise
-            except Exception:  # a model's own code, which may fail in any way; what matters fails again in the step
-                return None
+        return None
 
     return _maybe_symbolic_build
-
-
-@contextlib.contextmanager
-def _optimizer_left_to_the_step(model: Any) -> Iterator[None]:
-    """An optimizer that is built for more variables than it updates has slots that one process does not have, and with
-    use_ema it writes the others' averages over what another optimizer has made of them.
-    """
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or optimizer.built or models.has_keras_train_step(model):
-        yield
-        return
-    optimizer.built = True  # all that Keras asks
-    try:
-        yield
-    finally:
-        optimizer.built = False
-
-
-_UNKNOWN = object()
-
-
-def _symbolic(spec: Any) -> Any:
-    if isinstance(spec, tf.OptionalSpec):
-        return None  # how Keras carries a None through tf.data
-    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
-        return _UNKNOWN
-    return keras.KerasTensor(tuple(spec.shape), keras.backend.standardize_dtype(spec.dtype))

@@ -19,7 +19,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.files.durable import write_whole
-from keras_ddl.strategy import agreement, whole_slots
+from keras_ddl.strategy import accumulation, agreement, whole_slots
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.thread_value import ThreadValue
 
@@ -107,7 +107,7 @@ class SavesWithinEpochs:
         due = strategy.rank == 0 and any(copy.copy(each)._should_save_on_batch(batch) for each in savers)
         due = agreement.any_rank(due, agreement.name_of(model, "save_is_due"))
         if due and models.accumulates(model):
-            agreement.collect_accumulated_gradients(agreement.accumulated_parts(model), strategy.rank)
+            accumulation.combine(model)
         return due
 
     def whole_slots(self) -> Any:

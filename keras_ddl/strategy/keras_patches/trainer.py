@@ -11,13 +11,20 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from keras_ddl import communicator
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import agreement, data, fits, keras_step, whole_slots
+from keras_ddl.strategy import accumulation, data, fits, keras_step, whole_slots
+from keras_ddl.strategy.batch_kinds import (
+    BatchKind,
+    BatchKinds,
+    of_single_batches,
+    total_rows,
+    trace_for_all,
+    whole_batch,
+)
 from keras_ddl.strategy.data import arrays, order
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.keras_patches.callbacks import adopted
@@ -134,6 +141,7 @@ def fit(original: Callable[..., Any]) -> Callable[..., Any]:
             if strategy.size == 1:
                 return original(*bound.args, **bound.kwargs)
             with order.translate_errors(), _in_fit(self, fit):
+                accumulation.combine(self)  # what a fit that was broken off has left
                 strategy.random_state.agree()
                 return original(*bound.args, **bound.kwargs)
 
@@ -166,7 +174,7 @@ def get_metrics_result_or_logs(original: Callable[..., Any]) -> Callable[..., An
             order.warn_of_unlike_values(strategy.rank)
             reader = reading.current()
             if reader is not None and reader.trains:
-                agreement.collect_accumulated_gradients(agreement.accumulated_parts(self), strategy.rank)
+                accumulation.combine(self)
         return original(self, logs)
 
     return wrapper
@@ -188,48 +196,33 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = keras_compat.strategy_of(self)
         if strategy is None or strategy.size == 1:
             return original(self, step_function)
-        # One function of Keras for each extent of the whole batch: so all ranks trace when one does.
-        made: dict[data.BatchRows, Any] = {}
-        single = _SingleBatches(strategy)
-
+        kinds = BatchKinds()
         name = getattr(step_function, "__name__", "train_step")
 
         def function(iterator):
             if name != "test_step":
                 whole_slots.refuse_step(name, lambda: whole_slots.slots_of(self))
             if isinstance(iterator, tf.data.Iterator):
-                rows = reading.rows_of(iterator)
-            else:
-                iterator, rows = single.rows_of(iterator)
-            if rows not in made:
-                made[rows] = original(self, step_function)
-            with keras_step.with_rows(rows), order.translate_errors():
-                return made[rows](iterator)
+                in_fit = name == "train_step" and fits.of(self) is not None
+                if in_fit:
+                    accumulation.begin_step(self, strategy.rank)
+                kind, rows, part = kinds.of_iterator(iterator, reading.rows_of(iterator), in_fit, strategy)
+                if rows.place not in kind.functions:
+                    kind.functions[rows.place] = original(self, step_function)
+                with keras_step.with_rows(rows, kind), order.translate_errors():
+                    return kind.functions[rows.place](part)
+            batch = next(iterator)
+            arrays.warn_of_equal_batches(batch, strategy.rank)
+            kind = kinds.of(whole_batch(batch, total_rows(batch)))
+            rows = data.BatchRows().of_kind(kind.specs)
+            with keras_step.with_rows(rows, kind, is_single=True), order.translate_errors():
+                if "single" not in kind.functions:
+                    kind.functions["single"] = of_single_batches(self, step_function, batch, kind)
+                return kind.functions["single"](batch)
 
         return function
 
     return _make_function
-
-
-class _SingleBatches:
-    """The batches of train_on_batch and test_on_batch: each rank passes rows of its own."""
-
-    def __init__(self, strategy: Any) -> None:
-        self._strategy = strategy
-        self._first: int | None = None
-
-    def rows_of(self, iterator: Any) -> tuple[Any, data.BatchRows]:
-        """Returns the batches, and what is known of them: as in tf.function(reduce_retracing=True), sizes that change
-        are left open. COLLECTIVE.
-        """
-        batch = next(iterator)
-        arrays.warn_of_equal_batches(batch, self._strategy.rank)
-        rows = next((len(leaf) for leaf in tf.nest.flatten(batch) if getattr(leaf, "shape", ())), None)
-        gathered = communicator.all_gather_object(rows, name="keras_ddl/on_batch/rows")
-        total = None if None in gathered else sum(gathered)
-        if self._first is None:
-            self._first = total
-        return iter([batch]), data.BatchRows(total if total == self._first else None)
 
 
 def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -241,16 +234,28 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, force)
         if self.predict_function is not None and not force:
             return None
-        made: dict[data.BatchRows, Any] = {}
+        kinds, alone = BatchKinds(), BatchKind("", ())
 
         def predict_function(data_of_steps):
             reader = reading.current()
-            rows = keras_step.LOCAL if reader is None or reader.batch_rows is None else reader.batch_rows
-            if rows not in made:
-                original(self, force=True)
-                made[rows], self.predict_function = self.predict_function, predict_function
-            with keras_step.with_rows(rows), order.translate_errors():
-                return made[rows](data_of_steps)
+            if reader is None or reader.batch_rows is None:
+                kind, rows = alone, keras_step.LOCAL
+            else:
+                rows = reader.batch_rows
+                if rows.total is None or rows.spec is None:
+                    totals = [total_rows(each) if rows.total is None else rows.total for each in data_of_steps]
+                    specs = [whole_batch(each, total) for each, total in zip(data_of_steps, totals)]
+                else:
+                    specs = [rows.spec] * len(data_of_steps)
+                kind = kinds.of(specs)
+                rows = rows.of_kind(kind.specs)
+            with keras_step.with_rows(rows, kind), order.translate_errors():
+                if rows.place not in kind.functions:
+                    original(self, force=True)
+                    kind.functions[rows.place], self.predict_function = self.predict_function, predict_function
+                    if not rows.is_local:
+                        trace_for_all(kind.functions[rows.place], data_of_steps, kind)
+                return kind.functions[rows.place](data_of_steps)
 
         self.predict_function = predict_function
         return None

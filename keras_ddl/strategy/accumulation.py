@@ -1,0 +1,41 @@
+"""Gradients that an optimizer accumulates between updates: all of them on every rank, or a part of them on each.
+
+Within an epoch of fit each rank accumulates what comes from its rows, and nothing is summed until the update. Wherever
+the program may look at the accumulators (a callback, the end of an epoch, what fit leaves), the parts have been summed,
+and every rank holds all of it, as one process does; with the next step rank 0 goes on from there, and the others from
+nothing. The next update sums the same either way.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from keras_ddl import ops
+from keras_ddl.compat import models
+from keras_ddl.compat.tensorflow import tf
+
+_in_parts: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose ranks hold parts; the same on all ranks
+
+
+def begin_step(model: Any, rank: int) -> None:
+    """Before a step of fit, in which each rank accumulates its part. Not collective."""
+    if model in _in_parts or model.run_eagerly or not models.accumulates(model):
+        return
+    _in_parts.add(model)
+    if rank != 0:
+        for variable in models.accumulators_of(model):
+            variable.assign(tf.zeros_like(variable.value))
+
+
+def combine(model: Any) -> None:
+    """Before the program may look: every rank holds all of it. COLLECTIVE where steps have been made since the last
+    time, and the optimizer is between two updates.
+    """
+    if model not in _in_parts:
+        return
+    _in_parts.discard(model)
+    if models.is_accumulating(model):
+        variables = models.accumulators_of(model)
+        for variable, total in zip(variables, ops.all_reduce_n([each.value for each in variables], op="sum")):
+            variable.assign(total)

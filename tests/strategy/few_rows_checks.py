@@ -1,0 +1,219 @@
+"""Batches of fewer rows than ranks: valid in one process, and so on any number of ranks. Run by test_strategy.py."""
+
+import contextlib
+
+import numpy as np
+
+import keras_ddl
+from harness.rank_program import long
+from keras_ddl.compat.tensorflow import tf
+from strategy.common import RANK, STRATEGY, WEIGHTS, X, Y, keras
+from strategy.oracle import Trained, case, fit
+
+layers, ops = keras.layers, keras.ops
+IMAGES = np.random.default_rng(2).normal(size=(5, 8, 8, 3))
+TOKENS = np.random.default_rng(3).integers(0, 9, size=(5, 6))
+
+
+def model_of(scope, *stack, loss="mse", metrics=("mae", "mse"), **options):
+    with scope:
+        model = keras.Sequential([*stack, layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.02, momentum=0.9), loss, metrics=list(metrics), **options)
+    return model
+
+
+def dense(scope, **options):
+    return model_of(
+        scope, keras.Input((6,)), layers.Dense(5, activation="tanh"), layers.BatchNormalization(), **options
+    )
+
+
+def logs_of(model, x, y, batch_size):
+    trained = fit(model, x, y, batch_size=batch_size, epochs=1, validation_data=(x, y))
+    tested = model.evaluate(x, y, batch_size=batch_size, verbose=0)
+    predicted = model.predict(x, batch_size=batch_size, verbose=0)
+    return Trained(model, {**trained.logs, "tested": tested, "predicted": predicted})
+
+
+@long
+@case()
+def check_arrays_one_row_at_a_time(scope):
+    return logs_of(dense(scope), X[:5], Y[:5], 1)
+
+
+@case()
+def check_arrays_two_rows_at_a_time(scope):
+    return logs_of(dense(scope), X[:5], Y[:5], 2)
+
+
+@long
+@case()
+def check_fewer_rows_than_ranks_in_all(scope):
+    return logs_of(dense(scope), X[:1], Y[:1], 32)
+
+
+@case()
+def check_weights_of_rows_and_classes(scope):
+    with scope:
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(3, activation="softmax")])
+        loss = "sparse_categorical_crossentropy"
+        model.compile(keras.optimizers.Adam(0.02), loss, weighted_metrics=["accuracy", loss], metrics=["accuracy"])
+    labels = np.arange(5) % 3
+    trained = fit(model, X[:5], labels, batch_size=1, class_weight={0: 0.5, 1: 2.0, 2: 1.0})
+    weighted = fit(model, X[:5], labels, batch_size=1, sample_weight=WEIGHTS[:5], shuffle=True)
+    return Trained(model, {"classes": trained.logs, "rows": weighted.logs})
+
+
+@case()
+def check_datasets_of_known_and_open_sizes(scope):
+    model = dense(scope)
+    rows = tf.data.Dataset.from_tensor_slices((X[:5], Y[:5]))
+    logs = {}
+    for number, dataset in enumerate((rows.batch(1, drop_remainder=True), rows.batch(2))):
+        logs[f"fit {number}"] = fit(model, dataset, None, epochs=1, validation_data=dataset).logs
+        logs[f"test {number}"] = model.evaluate(dataset, verbose=0)
+        logs[f"predict {number}"] = model.predict(dataset, verbose=0)
+    return Trained(model, logs)
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return X[index : index + 1], Y[index : index + 1]
+
+
+class BatchesOfRows(Batches):
+    """Can be asked for some rows."""
+
+    def batch_rows(self, index):
+        return 1
+
+    def rows(self, index, first, end):
+        return X[index + first : index + end], Y[index + first : index + end]
+
+
+@long
+@case()
+def check_generators_and_py_datasets(scope):
+    model = dense(scope)
+
+    def generator():
+        for index in range(4):
+            yield X[index : index + 1], Y[index : index + 1]
+
+    source = list(zip(X[:4], Y[:4]))
+    logs = [fit(model, generator(), None, epochs=1).logs]
+    for data in (Batches(), BatchesOfRows(), keras_ddl.data.from_source(source, batch_size=1)):
+        logs.append(fit(model, data, None, epochs=1).logs)
+        logs.append({"test": model.evaluate(data, verbose=0), "predict": model.predict(data, verbose=0)})
+    return Trained(model, {str(number): each for number, each in enumerate(logs)})
+
+
+@long
+@case()
+def check_several_steps_in_one_execution_and_accumulation(scope):
+    with scope:
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(5, activation="tanh"), layers.Dense(2)])
+        optimizer = keras.optimizers.AdamW(0.02, gradient_accumulation_steps=2, use_ema=True, global_clipnorm=0.5)
+        model.compile(optimizer, "mse", steps_per_execution=2)
+    return logs_of(model, X[:6], Y[:6], 1)
+
+
+@case(tolerance=1e-12)
+def check_layers_for_images(scope):
+    model = model_of(
+        scope,
+        keras.Input((8, 8, 3)),
+        layers.Conv2D(4, 3, strides=2, padding="same"),
+        layers.BatchNormalization(),
+        layers.DepthwiseConv2D(3),
+        layers.Conv2DTranspose(3, 3),
+        layers.MaxPooling2D(2),
+        layers.GroupNormalization(3),
+        layers.UpSampling2D(2, interpolation="bilinear"),
+        layers.AveragePooling2D(2),
+        layers.SeparableConv2D(4, 2, padding="same"),
+        layers.GlobalMaxPooling2D(),
+    )
+    return logs_of(model, IMAGES, Y[:5], 1)
+
+
+@long
+@case(tolerance=1e-12)
+def check_layers_for_sequences(scope):
+    with scope:
+        inputs = keras.Input((6,), dtype="int64")
+        x = layers.Embedding(9, 4, mask_zero=True)(inputs)
+        x = layers.Bidirectional(layers.LSTM(3, return_sequences=True))(x)
+        x = layers.MultiHeadAttention(2, 3)(x, x)
+        x = layers.LayerNormalization()(x)
+        x = layers.GRU(4)(x)
+        model = keras.Model(inputs, layers.Dense(2)(layers.Dropout(0.3, seed=3)(x)))
+        model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
+    return logs_of(model, TOKENS, Y[:5], 1)
+
+
+@long
+@case()
+def check_metrics_and_losses_of_no_rows(scope):
+    with scope:
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(1, activation="sigmoid")])
+        metrics = [
+            "auc",
+            "precision",
+            "recall",
+            "r2_score",
+            keras.metrics.MeanIoU(2, name="iou"),
+            keras.metrics.RootMeanSquaredError(name="rmse"),
+        ]
+        model.compile("adam", "binary_crossentropy", metrics=metrics)
+    return logs_of(model, X[:5], (Y[:5, :1] > 0).astype("float64"), 1)
+
+
+@long
+@case()
+def check_losses_over_the_rows_of_a_batch(scope):
+    def loss(y, p):
+        return ops.max(p) - ops.min(y) + ops.mean(ops.square(y - p)) + ops.sum(ops.sort(p, axis=0)) + ops.logsumexp(p)
+
+    return logs_of(dense(scope, loss=loss, metrics=()), X[:5], Y[:5], 1)
+
+
+def own_rows(scope, count):
+    """In one process all rows; on several ranks rank 0 has them all, and the others have none."""
+    return slice(0, count if isinstance(scope, contextlib.nullcontext) or RANK == 0 else 0)
+
+
+@case()
+def check_single_batches_of_which_some_ranks_have_no_rows(scope):
+    model = dense(scope)
+    logs = {}
+    for number, count in enumerate((1, 3, 1)):
+        rows = own_rows(scope, count)
+        logs[f"train {number}"] = model.train_on_batch(X[rows], Y[rows], sample_weight=WEIGHTS[rows])
+        logs[f"test {number}"] = model.test_on_batch(X[rows], Y[rows])
+    return Trained(model, logs)
+
+
+@case()
+def check_functions_of_few_rows(scope):
+    in_one_process = isinstance(scope, contextlib.nullcontext)
+    model = dense(scope)
+    optimizer = model.optimizer
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(model(x, training=True) - y)) + ops.max(x)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss, model(x)
+
+    logs = {}
+    for options in ({}, {"reduce_retracing": True}, {"batches": "rank"}):
+        function = tf.function(step) if in_one_process else STRATEGY.function(step, **options)
+        for count in (1, 2, 1):
+            rows = own_rows(scope, count) if "batches" in options else slice(0, count)
+            loss, predicted = function(X[rows], Y[rows])
+            logs[f"{options} {len(logs)}"] = [loss.numpy(), predicted.numpy()]
+    return Trained(model, logs)
