@@ -1,6 +1,7 @@
 """What a small all-reduce adds to a tf.function: a call with one all_reduce of 1 KB beside a call without.
 
     keras-ddl run -np 2 python benchmarks/small_messages.py
+    keras-ddl run -np 2 --mpirun mpirun python benchmarks/small_messages.py --mpi
 
 Both functions take turns, some hundred calls each; reported are medians over the turns of the slowest rank's median
 call, and their difference: what a program pays for one small collective. "floor" is a call without the all_reduce after

@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import math
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from typing import Any
 from keras_ddl.errors import ConfigError
 
 PREFIX = "KERAS_DDL_"
+# What the wrapper of a rank leaves in the directory of KERAS_DDL_HOST_RANK when the rank's program has ended.
+ENDED_FILE = "ended.{rank}"
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,13 @@ def _fan_in(text: str) -> int:
     return value
 
 
+def _host_rank(text: str) -> tuple[int, int, str]:
+    found = re.fullmatch(r"(\d+)/(\d+)@(/.+)", text)
+    if not found or int(found[1]) >= int(found[2]):
+        raise ValueError("rank/size@directory, as `keras-ddl run` sets it; it is not meant for users")
+    return int(found[1]), int(found[2]), found[3]
+
+
 def _switch(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError("0 or 1")
@@ -120,6 +130,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "count": _count,
     "count, 1 or more": _fan_in,
     "0 or 1": _switch,
+    "rank/size@directory": _host_rank,
     "isa": _isa,
     "kernels": _kernels,
 }
@@ -260,6 +271,13 @@ _TABLE = (
     ),
     Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank leaves the report of an uncaught exception."),
     Variable("LAUNCHER", "text", None, "Set by the launcher for the wrapper of each rank: where it reports to."),
+    Variable(
+        "HOST_RANK",
+        "rank/size@directory",
+        None,
+        "Set by the launcher where it starts all ranks on its host without mpirun: which one this is, and where the "
+        "ranks have their sockets.",
+    ),
     Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one next to python, then PATH."),
 )
 
@@ -274,7 +292,10 @@ def get(name: str) -> Any:
         KeyError: `name` is not in the table (a defect of the caller).
     """
     row = VARIABLES[name]
-    text = os.environ.get(row.environment_name, "")
+    return _value(row, os.environ.get(row.environment_name, ""))
+
+
+def _value(row: Variable, text: str) -> Any:
     if not text:
         return row.default
     try:
@@ -362,11 +383,15 @@ def version() -> str:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher that started this process; `rank` and `size` are None where it does not tell them."""
+    """A launcher that started this process; `rank` and `size` are None where it does not tell them.
+
+    `directory`: where all ranks are on one host and meet without MPI, of their sockets.
+    """
 
     name: str
     rank: int | None
     size: int | None
+    directory: str | None = None
 
 
 # Open MPI comes first: its mpirun inside a Slurm allocation sets both kinds. PMIX_RANK comes last: Open MPI and Slurm
@@ -379,11 +404,16 @@ _LAUNCHERS = (
     ("Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("PMIx", "PMIX_RANK", ""),
 )
+# An mpirun sets one of these. Our launcher takes them away from its ranks, but a rank may start an mpirun in its turn.
+_OF_AN_MPIRUN = ("PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 
 
 def launcher(environ: Mapping[str, str] | None = None) -> Launcher | None:
     """Returns the launcher that started this process as a rank; None when it was started alone."""
     environ = os.environ if environ is None else environ
+    own = environ.get(VARIABLES["HOST_RANK"].environment_name, "")
+    if own and not any(name in environ for name in _OF_AN_MPIRUN):
+        return Launcher("keras-ddl run", *_value(VARIABLES["HOST_RANK"], own))
     for name, rank_variable, size_variable in _LAUNCHERS:
         rank = _integer(environ, rank_variable)
         if rank is None:

@@ -112,7 +112,8 @@ def _start_ranks(ctx: click.Context, num_ranks: int | None, hosts: str | None, m
             words.append((param.opts if value else param.secondary_opts)[-1])
         else:
             words += [param.opts[-1], str(value)]
-    return run_job(job.make(words, num_ranks=num_ranks, hosts=hosts, mode=mode))
+    needs_mpi = bool(ctx.params["mpi"]) and num_ranks != 1
+    return run_job(job.make(words, num_ranks=num_ranks, hosts=hosts, mode=mode, needs_mpi=needs_mpi))
 
 
 def _measure(
@@ -152,9 +153,7 @@ def _measure(
     if first:
         click.echo(f"# {title}\n# {machine()}\n# {describe()}")
         if size > 1 and mpi:
-            from mpi4py import MPI
-
-            click.echo(f"# {MPI.Get_library_version().splitlines()[0]}")
+            click.echo(f"# {_mpi_line()}")
         if size == 1:
             click.echo("# One rank exchanges nothing: -np 2 starts two.")
     for line in bench.table(measured(), size):
@@ -177,3 +176,13 @@ def _measure(
     if wrong and first:
         click.echo(f"keras-ddl: {wrong} elements differ from NumPy's result.", err=True)
     return 1 if wrong else 0
+
+
+def _mpi_line() -> str:
+    from keras_ddl.communicator import mpi
+
+    if not mpi.running():
+        return "MPI_Allreduce is not measured: for that, start the ranks with keras-ddl run --mpirun mpirun."
+    from mpi4py import MPI
+
+    return MPI.Get_library_version().splitlines()[0]

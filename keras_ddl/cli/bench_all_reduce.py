@@ -11,6 +11,7 @@ import numpy as np
 import keras_ddl
 from keras_ddl.cli.bench_rounds import interleave
 from keras_ddl.communicator import all_reduce_array
+from keras_ddl.communicator import mpi as mpi_module
 
 # Turns of each contestant per size; their median is reported.
 ROUNDS = 5
@@ -116,7 +117,7 @@ def measure(nbytes: int, dtype: np.dtype, op: str, *, iterations: int, warmup: i
     contestants: dict[str, Callable[[], Any]] = {
         "keras_ddl": lambda: all_reduce_array(source, op, "bench", out=result),
     }
-    if mpi and size > 1 and dtype.name not in ("float16", "bfloat16"):
+    if mpi and mpi_module.running() and dtype.name not in ("float16", "bfloat16"):
         from mpi4py import MPI
 
         mpi_op, other = getattr(MPI, _MPI_OPS[op]), np.zeros_like(source)

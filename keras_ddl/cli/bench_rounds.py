@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import keras_ddl
+from keras_ddl.communicator import mpi
 
 
 def slowest_rank(seconds: float) -> float:
@@ -39,11 +40,13 @@ def interleave(
             call()
     for _ in range(rounds):
         for name, call in contestants.items():
-            # MPI's barrier, not ours: it leaves all ranks spinning, hence equally awake.
-            if keras_ddl.size() > 1:
+            # MPI's barrier, where there is one: it leaves all ranks spinning, hence equally awake.
+            if mpi.running():
                 from mpi4py import MPI
 
                 MPI.COMM_WORLD.Barrier()
+            else:
+                keras_ddl.barrier()
             start = time.perf_counter()
             for _ in range(repeat):
                 call()

@@ -129,6 +129,7 @@ def command(
         env=horovod_environment(variables) if as_horovod else variables,
         timeout=timeout,
         grace=grace,
+        needs_mpi=discovery is not None,
         mpi_args=tuple(word for text in mpi_args for word in shlex.split(text)),
         output_dir=Path(output_dir) if output_dir else None,
         verbose=verbose,

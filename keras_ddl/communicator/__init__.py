@@ -16,8 +16,8 @@ from keras_ddl.communicator import (
     child_process,
     error_report,
     group,
+    host,
     mpi,
-    native_library,
     recording,
     stack_position,
 )
@@ -46,8 +46,9 @@ _state = _State()
 def init(mode: str | None = None) -> Topology:
     """Joins this process with the other ranks. COLLECTIVE; calling it again changes nothing.
 
-    Started by mpirun, srun or `keras-ddl run`, the ranks are those of the job and MPI is initialised. Started alone,
-    this is rank 0 of size 1, without MPI. From then on an uncaught exception ends all ranks.
+    Started by `keras-ddl run` on one host, the ranks are those of the job and MPI is not loaded. Started by mpirun or
+    srun, or by `keras-ddl run` on several hosts, MPI is initialised. Started alone, this is rank 0 of size 1. From then
+    on an uncaught exception ends all ranks.
 
     Args:
         mode: the topology, 'p' or 'x:LxH[xR]', equal on all ranks (see `parse_mode` of keras_ddl.topology). Default:
@@ -55,7 +56,8 @@ def init(mode: str | None = None) -> Topology:
 
     Raises:
         ConfigError: the mode or a KERAS_DDL_* variable is wrong, this was called before with another mode, or
-            TF_CONFIG names a cluster of several tasks and no launcher started this process.
+            TF_CONFIG names a cluster of several tasks and no launcher started this process, or the program uses MPI in
+            a job that was started without it.
         DependencyError: MPI or the native library is missing, or does not fit the launcher.
         NotInitializedError: this is a child process of a rank.
         RankMismatchError: the ranks were given different modes or settings.
@@ -74,9 +76,14 @@ def init(mode: str | None = None) -> Topology:
         config.check_environment()
         mode = config.mode_from_environment() if mode is None else mode
         launcher = config.launcher()
-        if mpi.running() or (launcher is not None and launcher.size != 1):
+        if launcher is not None and launcher.directory is not None and launcher.size > 1:
+            child_process.refuse(launcher.rank)
+            _refuse_mpi()
+            place, transport = _meet_on_host(launcher, mode)
+            child_process.mark_rank()
+        elif mpi.running() or (launcher is not None and launcher.size != 1):
             child_process.refuse(None if launcher is None else launcher.rank)
-            place, transport = _meet(mpi.start(launcher), mode)
+            place, transport = _meet_by_mpi(mpi.start(launcher), mode)
             child_process.mark_rank()
         else:
             _check_alone_on_purpose(launcher)
@@ -320,9 +327,36 @@ def _communicator() -> binding.Communicator:
     return communicator_of(None).native()
 
 
-def _meet(world: Any, mode: str) -> tuple[Topology, Any]:
-    """Exchanges what must be known or equal before the native communicator is made. COLLECTIVE."""
+def _meet_by_mpi(world: Any, mode: str) -> tuple[Topology, Any]:
     error_report.install(world.rank, mpi.abort, mpi.no_pending_exit_status)
+    place = _agree(world, mode)
+    if not all(world.allgather(mpi.finalises)):
+        mpi.no_exit_status_consensus()
+    return place, mpi.transport(world)
+
+
+def _meet_on_host(launcher: config.Launcher, mode: str) -> tuple[Topology, Any]:
+    # The launcher waits for the rank that has left, and compares how all have ended.
+    error_report.install(launcher.rank, host.abort)
+    world = host.start(launcher)
+    try:
+        return _agree(world, mode), world
+    except BaseException:
+        world.destroy()
+        raise
+
+
+def _refuse_mpi() -> None:
+    if mpi.running():
+        raise ConfigError(
+            "A program that uses MPI itself needs ranks that mpirun has started. Received: mpi4py has initialised MPI "
+            "in a rank that `keras-ddl run` has started without it, so its COMM_WORLD has size 1. Start the job with "
+            "`keras-ddl run --mpirun mpirun ...` (or KERAS_DDL_MPIRUN=mpirun)."
+        )
+
+
+def _agree(world: Any, mode: str) -> Topology:
+    """Exchanges what must be known or equal before the native communicator is made. COLLECTIVE."""
     mine = {
         "mode": mode,
         "version of keras_ddl": config.version(),
@@ -333,18 +367,16 @@ def _meet(world: Any, mode: str) -> tuple[Topology, Any]:
         "KERAS_DDL_DEADLINE_SECONDS": config.get("DEADLINE_SECONDS"),
         "KERAS_DDL_LOST_AFTER_SECONDS": config.get("LOST_AFTER_SECONDS"),
     }
-    gathered = world.allgather((config.host_key(), config.get("RACK"), mine, mpi.finalises))
+    gathered = world.allgather((config.host_key(), config.get("RACK"), mine))
     for setting in mine:
         ranks_by_value: dict[str, list[int]] = {}
-        for other, (_, _, settings, _) in enumerate(gathered):
+        for other, (_, _, settings) in enumerate(gathered):
             ranks_by_value.setdefault(repr(settings[setting]), []).append(other)
         if len(ranks_by_value) > 1:
             received = "; ".join(f"{value} on rank(s) {ranks}" for value, ranks in ranks_by_value.items())
             raise RankMismatchError(f"init: the {setting} must be equal on all ranks. Received: {received}.")
-    hosts, racks, _, finalises = zip(*gathered)
-    if not all(finalises):
-        mpi.no_exit_status_consensus()
-    return make_topology(world.rank, hosts, mode, racks), native_library.mpi_transport(world.py2f())
+    hosts, racks, _ = zip(*gathered)
+    return make_topology(world.rank, hosts, mode, racks)
 
 
 def _check_alone_on_purpose(launcher: config.Launcher | None) -> None:

@@ -25,7 +25,6 @@ from keras_ddl.communicator.native_library import (
     Request,
     Transport,
     core,
-    mpi_shim,
 )
 from keras_ddl.communicator.requests import (
     ALL_GATHER,
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 WORLD = 0  # the id of the communicator of all ranks
-_LANE_TAG, _MESSAGES_TAG = 17, 18  # of the messages by which MPI makes the lane, and the way of other messages
+_LANE_TAG, _MESSAGES_TAG = 17, 18  # of the transports of the lane, and of other messages
 
 _idleness = Idleness()  # of this process
 
@@ -71,7 +70,7 @@ class Communicator(Requests):
         id: int = WORLD,
         note: str = "",
     ) -> None:
-        """COLLECTIVE over the ranks of `transport`, which it takes over; None: one rank, without MPI.
+        """COLLECTIVE over the ranks of `transport`, which it takes over; None: one rank, alone.
 
         `id`: by which ops find it, equal on all its ranks. `note`: added to the messages of its errors.
 
@@ -138,34 +137,22 @@ class Communicator(Requests):
             tag: tells apart what is made at the same time.
 
         Raises:
-            NotInitializedError: this was closed. CollectiveError: MPI failed.
+            NotInitializedError: this was closed. CollectiveError: the ranks could not meet.
         """
-        transport, message = Transport(), ctypes.create_string_buffer(ERROR_BYTES)
         with self._changed:
             if self._closed:
                 raise errors.NotInitializedError("The communicator was closed while it was split.")
             self._splitting += 1  # closing frees the transport
         try:
-            code = mpi_shim().ddl_mpi_split(
-                byref(self._transport),
-                (c_int32 * len(ranks))(*ranks),
-                len(ranks),
-                tag % 32768,
-                byref(transport),
-                message,
-                ERROR_BYTES,
-            )
+            return self._transport.split(ranks, tag)
         finally:
             with self._changed:
                 self._splitting -= 1
                 self._changed.notify_all()
-        if code:
-            raise errors.CollectiveError(message.value.decode(errors="replace"))
-        return transport
 
-    def for_messages(self) -> Transport:
-        """Returns a way to the same ranks that the engine does not use. COLLECTIVE over them. See sub_transport."""
-        return self.sub_transport(range(self._size), tag=_MESSAGES_TAG)
+    def for_messages(self) -> Any:
+        """Returns what sends and receives messages between the same ranks. COLLECTIVE over them. See sub_transport."""
+        return self.sub_transport(range(self._size), tag=_MESSAGES_TAG).for_messages()
 
     def add_lane(self) -> None:
         """Makes the way of collectives that follow a plan, unless it is there. COLLECTIVE over the ranks.

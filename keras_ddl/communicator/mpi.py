@@ -10,11 +10,12 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from keras_ddl.communicator import native_library, stack_position
 from keras_ddl.config import Launcher
-from keras_ddl.errors import DependencyError
+from keras_ddl.errors import CollectiveError, DependencyError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -54,30 +55,81 @@ def start(launcher: Launcher | None) -> MPI.Intracomm:
     return world
 
 
-def communicator_of(transport: native_library.Transport) -> MPI.Intracomm:
-    """Returns the MPI communicator of a transport, for messages, until `leave`."""
-    return sys.modules["mpi4py.MPI"].Comm.f2py(native_library.mpi_shim().ddl_mpi_handle(transport))
+class MpiTransport(native_library.Transport):
+    """A way to other ranks by MPI."""
+
+    def split(self, ranks: Sequence[int], tag: int) -> MpiTransport:
+        """As Transport.split."""
+        made = MpiTransport()
+        native_library.mpi_split(self, ranks, tag % 32768, made)
+        return made
+
+    def for_messages(self) -> MpiMessages:
+        """As Transport.for_messages."""
+        return MpiMessages(self)
 
 
-def leave(transport: native_library.Transport, *, clean: bool) -> None:
-    """Gives up a transport, freed when all ranks have. clean: what was begun there is over, for MPI, too."""
-    native_library.mpi_shim().ddl_mpi_leave(transport, clean)
+def transport(comm: MPI.Intracomm) -> MpiTransport:
+    """Returns a way to the ranks of an MPI communicator. COLLECTIVE over them.
+
+    Raises:
+        DependencyError: MPI is not initialised, or without MPI_THREAD_MULTIPLE.
+        CollectiveError: MPI failed.
+    """
+    made = MpiTransport()
+    native_library.mpi_create(comm.py2f(), made)
+    return made
 
 
-def largest_tag() -> int:
-    """Returns the largest tag of messages; MPI's largest one tells that a rank has left."""
-    module = sys.modules["mpi4py.MPI"]
-    return module.COMM_WORLD.Get_attr(module.TAG_UB) - 1
+class MpiMessages:
+    """Sends and receives over a transport, which it takes over."""
+
+    def __init__(self, transport: MpiTransport) -> None:
+        self._transport = transport
+        self._module = sys.modules["mpi4py.MPI"]
+        self._comm = self._module.Comm.f2py(native_library.mpi_shim().ddl_mpi_handle(transport))
+        # MPI's largest one tells that a rank has left.
+        self.largest_tag = self._module.COMM_WORLD.Get_attr(self._module.TAG_UB) - 1
+
+    def send(self, data: Any, to: int, tag: int) -> _Request:
+        """Begins to send the bytes of a NumPy array."""
+        return _Request(self._module, self._comm.Isend(data, to, tag), receives=False)
+
+    def receive(self, data: Any, source: int | None, tag: int) -> _Request:
+        """Begins to receive into the memory of a NumPy array, from any rank for None."""
+        place = {} if source is None else {"source": source}
+        return _Request(self._module, self._comm.Irecv(data, tag=tag, **place), receives=True)
+
+    def leave(self, *, clean: bool) -> None:
+        """Gives it up, freed when all ranks have. clean: what was begun there is over, for MPI, too."""
+        native_library.mpi_shim().ddl_mpi_leave(self._transport, clean)
 
 
-def new_status() -> MPI.Status:
-    """Returns an empty status, for MPI to say who has sent a message."""
-    return sys.modules["mpi4py.MPI"].Status()
+class _Request:
+    """A message under way. `source` and `length`: of one that has come."""
 
+    def __init__(self, module: Any, request: MPI.Request, *, receives: bool) -> None:
+        self._module, self._request, self._receives = module, request, receives
+        self.source: int | None = None
+        self.length: int | None = None
 
-def error_class() -> type[Exception]:
-    """Returns what mpi4py raises when MPI reports an error."""
-    return sys.modules["mpi4py.MPI"].Exception
+    def test(self) -> bool:
+        """Whether it is over. Raises: CollectiveError: it failed."""
+        status = self._module.Status()
+        try:
+            over = self._request.Test(status)
+        except self._module.Exception as error:
+            raise CollectiveError(str(error)) from None
+        if over and self._receives:
+            self.source, self.length = status.Get_source(), status.Get_count()
+        return over
+
+    def cancel(self) -> bool:
+        """Gives it up; returns whether its memory is free."""
+        if not self._receives:
+            return False  # MPI does not cancel sends
+        self._request.Cancel()
+        return self._request.Test()
 
 
 def abort(status: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ class Traced(Structure):
 
 
 class Transport(Structure):
-    """Opaque here: filled by the shim, read by the core."""
+    """A way to other ranks: filled by the shim or the core, read by the core. `mpi` and `host` know what it is."""
 
     _fields_ = (
         ("abi_version", c_uint32),
@@ -100,6 +101,17 @@ class Transport(Structure):
         ("self", c_void_p),
         ("functions", c_void_p * 10),
     )
+
+    def split(self, ranks: Sequence[int], tag: int) -> Transport:
+        """Returns a way to some of its ranks, in the order of the new ranks. COLLECTIVE over these.
+
+        `tag`: tells apart what is made at the same time. Raises: CollectiveError: they could not meet.
+        """
+        raise NotImplementedError
+
+    def for_messages(self) -> Any:
+        """Returns what sends and receives messages over it, and takes it over."""
+        raise NotImplementedError
 
 
 class Options(Structure):
@@ -183,6 +195,10 @@ def core() -> ctypes.CDLL:
     _declare(library, c_int, ddl_trace_stop=(c_char_p, c_size_t))
     _declare(library, None, ddl_trace_span=(c_char_p, c_double, c_double), ddl_trace_keep=(c_uint32,))
     _declare(library, c_uint32, ddl_trace_take=(POINTER(Traced), c_uint32))
+    opened = (c_char_p, c_char_p, c_int, c_int, POINTER(Transport), c_char_p, c_size_t)
+    gathered = (POINTER(Transport), c_void_p, c_void_p, c_size_t, c_int, c_void_p)
+    probed = (POINTER(Transport), c_int, c_int, c_void_p, c_void_p)
+    _declare(library, c_int, ddl_host_open=opened, ddl_host_all_gather=gathered, ddl_host_probe=probed)
     return library
 
 
@@ -252,16 +268,23 @@ def mpi_text(name: str) -> str:
     return getattr(mpi_shim(), name)().decode(errors="replace")
 
 
-def mpi_transport(fortran_comm: int) -> Transport:
-    """Returns a way to the ranks of an MPI communicator, by its handle. COLLECTIVE over them.
+def mpi_create(fortran_comm: int, transport: Transport) -> None:
+    """Fills a way to the ranks of an MPI communicator, by its handle. COLLECTIVE over them.
 
     Raises:
         DependencyError: MPI is not initialised, or without MPI_THREAD_MULTIPLE.
         CollectiveError: MPI failed.
     """
-    transport, message = Transport(), ctypes.create_string_buffer(ERROR_BYTES)
+    message = ctypes.create_string_buffer(ERROR_BYTES)
     code = mpi_shim().ddl_mpi_create(fortran_comm, byref(transport), message, ERROR_BYTES)
     if code:
         kind = errors.DependencyError if code == FAILED_PRECONDITION else errors.CollectiveError
         raise kind(message.value.decode(errors="replace"))
-    return transport
+
+
+def mpi_split(parent: Transport, ranks: Sequence[int], tag: int, transport: Transport) -> None:
+    """Fills a way to some ranks of `parent`. COLLECTIVE over these. Raises: CollectiveError: MPI failed."""
+    message = ctypes.create_string_buffer(ERROR_BYTES)
+    wanted = (c_int32 * len(ranks))(*ranks)
+    if mpi_shim().ddl_mpi_split(byref(parent), wanted, len(ranks), tag, byref(transport), message, ERROR_BYTES):
+        raise errors.CollectiveError(message.value.decode(errors="replace"))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator, config
+from keras_ddl.communicator import mpi
 from keras_ddl.doctor import host
 from keras_ddl.launch import host_facts
 from keras_ddl.launch.finding import Finding, Severity, merged
@@ -189,7 +190,7 @@ def transport() -> Iterator[Finding]:
         )
         found = f"not available; kernel.yama.ptrace_scope is {_yama()}"
         yield Finding(Severity.NOTE, "cross memory attach", found, remedy)
-    if communicator.size() > 1:
+    if mpi.running():
         yield thread_level()
 
 
@@ -213,8 +214,8 @@ def _yama() -> str:
 
 
 def _mpi_library() -> str:
-    if communicator.size() == 1:
-        return "none: one rank"
+    if not mpi.running():
+        return "none: one host"
     from mpi4py import MPI
 
     return MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")

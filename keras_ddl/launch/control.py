@@ -1,4 +1,6 @@
-"""The connection between the launcher and the process that wraps each rank: framed messages over TCP.
+"""The connection between the launcher and the process that wraps each rank: framed messages over a stream.
+
+Where all ranks are on the launcher's host, it is a UNIX socket in the job's private directory, else TCP.
 
 A frame is one byte of `Kind`, eight bytes of length (big endian) and the payload. The launcher speaks first (a nonce);
 then each side proves that it knows the job's token by an HMAC over the other's nonce and its own first message, so an
@@ -8,6 +10,7 @@ runs nothing. Nothing is parsed before the proof. Nothing is encrypted, as in MP
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import fcntl
@@ -20,6 +23,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import LaunchError
@@ -96,12 +100,16 @@ class Channel:
         sock.setblocking(False)
         # A host that vanishes sends no FIN. Without these the job would wait for it for hours.
         for level, option, value in (
-            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
-            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            ()
+            if sock.family == socket.AF_UNIX
+            else (
+                (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+                (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+                (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+                (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+                (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
+                (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            )
         ):
             sock.setsockopt(level, option, value)
 
@@ -179,37 +187,63 @@ class Channel:
 
 @dataclass(frozen=True)
 class Address:
-    """Where the launcher listens: written as `token@hostname@address,address:port` in KERAS_DDL_LAUNCHER."""
+    """Where the launcher listens: written as `token@hostname@address,address:port` in KERAS_DDL_LAUNCHER.
+
+    `path`: of its UNIX socket instead; written as `token@hostname@/path`.
+    """
 
     token: str = field(repr=False)
     hostname: str
-    addresses: tuple[str, ...]
-    port: int
+    addresses: tuple[str, ...] = ()
+    port: int = 0
+    path: str = ""
 
     def __str__(self) -> str:
-        return f"{self.token}@{self.hostname}@{','.join(self.addresses)}:{self.port}"
+        where = self.path or f"{','.join(self.addresses)}:{self.port}"
+        return f"{self.token}@{self.hostname}@{where}"
 
     @classmethod
     def parse(cls, text: str) -> Address:
         try:
-            token, hostname, where = text.split("@")
+            token, hostname, where = text.split("@", 2)
+            if where.startswith("/"):
+                return cls(token, hostname, path=where)
             addresses, port = where.rsplit(":", 1)
             return cls(token, hostname, tuple(addresses.split(",")), int(port))
         except ValueError:
             raise LaunchError(
-                "KERAS_DDL_LAUNCHER must be 'token@hostname@address,...:port'. `keras-ddl run` sets it for the "
-                "processes that it starts; it is not meant for users. Unset it."
+                "KERAS_DDL_LAUNCHER must be 'token@hostname@address,...:port' or 'token@hostname@/path'. `keras-ddl "
+                "run` sets it for the processes that it starts; it is not meant for users. Unset it."
             ) from None
 
 
-def listen(*, several_hosts: bool) -> tuple[socket.socket, Address]:
-    """Opens the launcher's socket: on the loopback interface only, unless ranks may run on other hosts."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    sock.bind(("0.0.0.0" if several_hosts else "127.0.0.1", 0))
+def listen(path: Path | None) -> tuple[socket.socket, Address]:
+    """Opens the launcher's socket: `path`, in a directory that is the user's alone; None: on all interfaces, for ranks
+    on other hosts.
+    """
+    token, hostname = secrets.token_hex(32), socket.gethostname()
+    if path is not None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with _short(path) as name:
+            sock.bind(name)
+        address = Address(token, hostname, path=str(path))
+    else:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock.bind(("0.0.0.0", 0))
+        address = Address(token, hostname, ("127.0.0.1", *_interface_addresses(sock)), sock.getsockname()[1])
     sock.listen(1024)
     sock.setblocking(False)
-    addresses = ["127.0.0.1"] + (_interface_addresses(sock) if several_hosts else [])
-    return sock, Address(secrets.token_hex(32), socket.gethostname(), tuple(addresses), sock.getsockname()[1])
+    return sock, address
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """The path through its open directory: a UNIX socket's name has room for 107 bytes, and TMPDIR may be longer."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
 
 
 def _interface_addresses(sock: socket.socket) -> list[str]:
@@ -228,8 +262,10 @@ def _interface_addresses(sock: socket.socket) -> list[str]:
 def connect(address: Address, *, timeout: float = 30.0) -> socket.socket:
     """Connects a rank to the launcher by the first of its addresses that answers.
 
-    Raises: LaunchError: none answers within `timeout` seconds.
+    Raises: LaunchError: none answers within `timeout` seconds, or its UNIX socket at once.
     """
+    if address.path:
+        return _connect_here(Path(address.path))
     # On another host 127.0.0.1 is that host.
     here = address.hostname == socket.gethostname()
     candidates = [a for a in address.addresses if here or not a.startswith("127.")] or list(address.addresses)
@@ -248,3 +284,14 @@ def connect(address: Address, *, timeout: float = 30.0) -> socket.socket:
                 "Allow connections between the hosts (MPI needs them too)."
             )
         time.sleep(0.2)
+
+
+def _connect_here(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short(path) as name:
+            sock.connect(name)
+    except OSError as error:
+        sock.close()
+        raise LaunchError(f"The launcher must be there while its ranks start. Received: {path}: {error}.") from None
+    return sock

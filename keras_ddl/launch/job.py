@@ -33,6 +33,7 @@ class Job:
     Attributes:
         program: command line of every rank.
         environment: of the program; `make` fills it.
+        mpirun: what starts the ranks; None: all are on this host and need no MPI, so that we do (host_ranks.py).
         hosts: where to run; empty: this host, or what the resource manager says.
         timeout: seconds after which the job is ended, None for never.
         grace: seconds between the signal that ends the job, which the ranks get, and their SIGKILL; None: a few.
@@ -45,7 +46,7 @@ class Job:
 
     program: tuple[str, ...]
     num_ranks: int
-    mpirun: Mpirun
+    mpirun: Mpirun | None
     environment: Mapping[str, str] = field(repr=False)
     hosts: tuple[Host, ...] = ()
     mpi_args: tuple[str, ...] = ()
@@ -69,7 +70,10 @@ class Job:
         return any("host" in word or word in ("-f", "-H", "-machinefile", "--machinefile") for word in self.mpi_args)
 
     def command(self) -> list[str]:
-        """Returns the mpirun command line."""
+        """Returns the command line of what starts the ranks."""
+        if self.mpirun is None:
+            module = "keras_ddl.launch.host_ranks"
+            return [sys.executable, "-P", "-m", module, "-np", str(self.num_ranks), "--", *self.program]
         wrapper = [sys.executable, "-P", "-m", "keras_ddl.launch.rank_process", "--", *self.program]
         forward = ["KERAS_DDL_LAUNCHER"]
         if python_path():
@@ -87,13 +91,25 @@ class Job:
         )
 
     @property
+    def starter(self) -> str:
+        """The name of what starts the ranks."""
+        return "host_ranks" if self.mpirun is None else "mpirun"
+
+    @property
     def folder(self) -> Path:
         """The directory for the temporary files of the job on this host."""
         return Path(tempfile.gettempdir()) / f"keras_ddl-{self.id}"
 
-    def mpirun_environment(self, launcher: str) -> dict[str, str]:
-        """Returns the environment of mpirun and of the wrappers; the programs get `environment`."""
+    @property
+    def sockets(self) -> Path:
+        """The directory in it for what the job's processes on this host connect to."""
+        return self.folder / "keras_ddl-sockets"
+
+    def starter_environment(self, launcher: str) -> dict[str, str]:
+        """Returns the environment of what starts the ranks, and of the wrappers; the programs get `environment`."""
         result = mpirun_module.environment(os.environ)
+        if self.mpirun is not None and not self.several_hosts:
+            result = mpirun_module.ONE_HOST | result
         result["KERAS_DDL_LAUNCHER"] = launcher
         # Where Open MPI's files go here, so that they are removed also when mpirun had to be killed.
         result["PRTE_MCA_prte_local_tmpdir_base"] = str(self.folder)
@@ -111,9 +127,13 @@ def make(
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
     grace: float | None = None,
+    needs_mpi: bool = False,
+    mpi_args: tuple[str, ...] = (),
     **rest: object,
 ) -> Job:
     """Returns the job for these settings, all checked.
+
+    `needs_mpi`: its ranks are to be started by mpirun in any case.
 
     Raises:
         ConfigError: the settings contradict each other.
@@ -148,10 +168,13 @@ def make(
     # Written to a pipe, Python's output would come in blocks of 8 KB, long after the fact.
     environment.setdefault("PYTHONUNBUFFERED", "1")
     ask_for_huge_pages(environment)
+    asked_for = mpirun or config.get("MPIRUN") or mpi_args or needs_mpi
+    by_mpirun = bool(asked_for or parsed or mpirun_module.in_allocation(os.environ))
     return Job(
         program=tuple(program),
         num_ranks=num_ranks,
-        mpirun=mpirun_module.find(mpirun),
+        mpirun=mpirun_module.find(mpirun) if by_mpirun else None,
+        mpi_args=mpi_args,
         environment=environment,
         hosts=parsed,
         timeout=timeout,
@@ -171,7 +194,8 @@ class JobResult:
         refused: the programs were not started, because of what was found on the hosts (preflight.py).
         timed_out: the job was ended because of its timeout.
         seconds: wall-clock time.
-        mpirun_text, mpirun_status: the end of what mpirun itself wrote, and its status (negative for a signal).
+        starter: the name of what started the ranks.
+        mpirun_text, mpirun_status: the end of what that itself wrote, and its status (negative for a signal).
     """
 
     outcomes: list[RankOutcome]
@@ -180,6 +204,7 @@ class JobResult:
     refused: bool = False
     timed_out: bool = False
     seconds: float = 0.0
+    starter: str = "mpirun"
     mpirun_text: str = ""
     mpirun_status: int | None = None
 
@@ -218,7 +243,7 @@ class JobResult:
 
     @property
     def mpirun_end(self) -> str:
-        """How mpirun ended."""
+        """How what started the ranks ended."""
         return status_text(self.mpirun_status or 0)
 
     @property
@@ -232,8 +257,8 @@ class JobResult:
         if self.signal is not None:
             return way_on
         if first is not None:
-            return explain(self.outcomes, first, self.mpirun_text)
+            return explain(self.outcomes, first, self.mpirun_text, self.starter)
         if self.timed_out:
             return way_on
-        end = f"keras-ddl: mpirun ended ({self.mpirun_end}) before the ranks had finished.\n"
+        end = f"keras-ddl: {self.starter} ended ({self.mpirun_end}) before the ranks had finished.\n"
         return f"{self.mpirun_text.rstrip()}\n{end}{way_on}".lstrip()

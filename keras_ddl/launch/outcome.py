@@ -134,7 +134,7 @@ def _order(outcome: RankOutcome) -> tuple[bool, float, int]:
     return outcome.is_consequence, outcome.failed_at, outcome.rank
 
 
-def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: str = "") -> str:
+def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: str = "", starter: str = "mpirun") -> str:
     """Returns the text about a failed job. It ends with the traceback of the rank that failed first."""
     lines = []
     others: dict[str, list[int]] = {}
@@ -145,7 +145,7 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
         lines.append(f"keras-ddl: {_ranks(ranks)}: {text}")
     said = mpirun_messages(mpirun_text)
     if not first.error and not first.stderr_tail.strip() and said:
-        lines += ["keras-ddl: mpirun said:", *(f"    {line}" for line in said.splitlines())]
+        lines += [f"keras-ddl: {starter} said:", *(f"    {line}" for line in said.splitlines())]
     where = f" on host {first.host}" if first.host else ""
     how = first.describe()
     if first.missed is None and not first.error and first.stopped_by is not None:

@@ -1,4 +1,4 @@
-"""The environment of a rank: which rank mpirun says it is, the launcher's variables beside MPI's, and PYTHONPATH."""
+"""The environment of a rank: which rank it is, the launcher's variables beside MPI's, and PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _OF_THE_HOST = re.compile(
     r"(HOSTNAME|HOST|PWD|OLDPWD|SHLVL|SHELL|HOME|USER|LOGNAME|MAIL|TMPDIR|TMP|TEMP|DISPLAY|SSH_.*|XDG_.*|DBUS_.*|_|KERAS_DDL_RACK)$"
 )
 _PATHS = ("PATH", "LD_LIBRARY_PATH")
+_NO_MPI = "this rank was started without MPI; use keras-ddl run --mpirun mpirun"
 _HUGE_PAGES = "glibc.malloc.hugetlb"
 # Those of the wrapper itself, not of the program.
 _OF_THE_WRAPPER = ("KERAS_DDL_LAUNCHER", "PYTHONPATH", "PRTE_MCA_prte_local_tmpdir_base")
@@ -73,6 +74,19 @@ def give_task(environment: dict[str, str], rank: int, size: int) -> None:
     text = tf_config.of_rank(environment.pop(tf_config.NAME, ""), rank, size)
     if text:
         environment[tf_config.NAME] = text
+
+
+def without_mpi(environment: dict[str, str], rank: int, size: int) -> None:
+    """Tells the program of a rank that no mpirun has started who it is, as Open MPI's mpirun would; and makes MPI fail
+    to start there: each of several ranks would take itself for the only one, and one leave Open MPI's files behind.
+
+    mpi4py shows the name of the library that it does not find. MPICH has no such setting.
+    """
+    for name, value in (("RANK", rank), ("SIZE", size), ("LOCAL_RANK", rank), ("LOCAL_SIZE", size)):
+        environment[f"OMPI_COMM_WORLD_{name}"] = str(value)
+    environment["MPI4PY_LIBMPI"] = f"/{_NO_MPI}"
+    environment["MPI4PY_RC_INITIALIZE"] = "false"  # for an mpi4py that is linked to its library
+    environment["OMPI_MCA_pml"] = re.sub(r"\W+", "-", _NO_MPI)
 
 
 def python_path() -> str:

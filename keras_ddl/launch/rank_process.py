@@ -1,4 +1,4 @@
-"""The process that mpirun starts for each rank. It runs the program and reports to the launcher:
+"""The process that mpirun starts for each rank, or host_ranks.py. It runs the program and reports to the launcher:
 
     python -m keras_ddl.launch.rank_process -- python train.py ...
 
@@ -64,7 +64,7 @@ class RankProcess:
         self._token = address.token
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         # On one host all is alike.
-        self._facts = host_facts.facts() if len(address.addresses) > 1 else None
+        self._facts = None if address.path else host_facts.facts()
         self._channel = Channel(connect(address), PRE_AUTH_LAUNCHER_FRAMES)
         self._welcome: dict[str, Any] = {}
         self._run_dir = Path()
@@ -77,6 +77,7 @@ class RankProcess:
         self._kill_at: float | None = None
         self._may_exit = False
         self._terminated = False
+        self._starter = "mpirun" if config.get("HOST_RANK") is None else "host_ranks"
         self._received: list[int] = []  # signals for the program
         self._wakeup, self._wakeup_writer = socket.socketpair()
         for end in (self._wakeup, self._wakeup_writer):
@@ -113,6 +114,10 @@ class RankProcess:
         """Serves until the program has ended and everything it wrote is sent, then reports. Returns its status."""
         while (status := program.poll()) is None:
             self._serve(5.0)
+        if (joined := config.get("HOST_RANK")) is not None:
+            # For ranks that still wait for it to meet; the directory may have gone with the launcher.
+            with contextlib.suppress(OSError):
+                Path(joined[2], config.ENDED_FILE.format(rank=self.rank)).touch()
         self._kill_at = None
         self._drain(program)
         program.kill_rest(self._mark)
@@ -160,7 +165,7 @@ class RankProcess:
         while self._received:
             self._signal(self._received.pop(0))
         if self._terminated and self._stopped_by is None:
-            self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, "mpirun")
+            self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, self._starter)
         if self._channel.closed and self._stopped_by is None:
             self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, _LOSS)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
@@ -222,6 +227,8 @@ class RankProcess:
         welcome, host = self._welcome, socket.gethostname()
         environment = rank_environment.merge(os.environ, welcome["environment"], same_host=welcome["host"] == host)
         rank_environment.give_task(environment, self.rank, self.size)
+        if config.get("HOST_RANK") is not None:
+            rank_environment.without_mpi(environment, self.rank, self.size)
         environment["KERAS_DDL_RUN_DIR"] = str(self._run_dir)
         if self._job_dir is not None:
             environment["KERAS_DDL_JOB_DIR"] = str(self._job_dir)
@@ -322,15 +329,18 @@ def main(argv: list[str]) -> int:
     Linux shares a core among sessions first (autogroup), so the priority of a communication thread would mean nothing
     to the other ranks, and one that polls could keep it waiting for seconds.
     """
-    proxy = os.getpid()
+    parent = os.getpid()
     child = os.fork()
-    if child:
-        return _run_proxy(child)
+    return _run_proxy(child) if child else run_wrapper(argv[1:], parent)
+
+
+def run_wrapper(command: list[str], parent: int) -> int:
+    """Runs the wrapper proper, in a process that was just forked from `parent`; returns its exit status."""
     os.setpgid(0, 0)
-    die_with_parent(signal.SIGTERM, proxy)
+    die_with_parent(signal.SIGTERM, parent)
     try:
         rank, size = rank_environment.rank_and_size(os.environ)
-        return RankProcess(rank, size, Address.parse(config.get("LAUNCHER") or ""), argv[1:]).run()
+        return RankProcess(rank, size, Address.parse(config.get("LAUNCHER") or ""), command).run()
     except KerasDdlError as error:
         print(f"keras-ddl: {type(error).__name__}: {error}", file=sys.stderr)
         return 1

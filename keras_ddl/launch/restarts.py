@@ -190,7 +190,7 @@ class RestartLoop:
                 f"not started again: rank {early[0]} has failed in the same way twice, each time within "
                 f"{_EARLY_SECONDS:g} s of the start."
             )
-        self._restart_reason = "mpirun ended" if first is None else f"rank {first.rank}: {first.describe()}"
+        self._restart_reason = f"{result.starter} ended" if first is None else f"rank {first.rank}: {first.describe()}"
         if result.asks_to_restart:
             self._restart_reason = f"the ranks ended with status {RESTART_STATUS}"
         self._placement.lost |= _lost_hosts(self._hosts, result)

@@ -1,4 +1,4 @@
-"""Runs one job: starts mpirun, serves the connection of every rank, and ends everything when necessary.
+"""Runs one job: starts its ranks, serves the connection of every rank, and ends everything when necessary.
 
 The rules:
 - The job succeeded when every rank has reported that its program ended by itself with status 0.
@@ -36,6 +36,7 @@ START_SECONDS = 120.0
 # After a first failure: time for the other ranks to fail by themselves.
 _CASCADE_SECONDS = 0.5
 _CASCADE_BEFORE_CAUSE_SECONDS = 3.0  # the cause must still be on its way
+_CASCADE_WITHOUT_MPI_SECONDS = 10.0  # ... and no rank has waited for it: MPI's ranks do (error_report.py)
 _CASCADE_OF_RESTART_SECONDS = 10.0  # all end at once, but TensorFlow's end takes seconds on a busy machine
 _GRACE_SECONDS = 2.0
 _INTERRUPT_GRACE_SECONDS = 5.0
@@ -86,7 +87,9 @@ class Supervisor:
         job = self._job
         began = time.monotonic()
         job.folder.mkdir(mode=0o700)
-        listener, self._address = control.listen(several_hosts=job.several_hosts)
+        job.sockets.mkdir(mode=0o700)
+        self._result.starter = job.starter
+        listener, self._address = control.listen(None if job.several_hosts else job.sockets / "launcher")
         self._acceptor = Acceptor(listener, self._address.token, job.num_ranks)
         self._preflight = Preflight(job, self._say)
         try:
@@ -126,7 +129,7 @@ class Supervisor:
         command = self._job.command()
         if self._job.verbose:
             self._say(shlex.join(command))
-        environment = self._job.mpirun_environment(str(self._address))
+        environment = self._job.starter_environment(str(self._address))
         self._mpirun = MpirunProcess(command, environment, self._job.directory)
 
     def _welcome(self, hello: dict[str, Any]) -> dict[str, object]:
@@ -288,7 +291,9 @@ class Supervisor:
             self._result.results[link.outcome.rank] = link.result
         if link.outcome.done or self._stopping:
             return
-        wait = _CASCADE_BEFORE_CAUSE_SECONDS if link.outcome.is_consequence else _CASCADE_SECONDS
+        wait = _CASCADE_SECONDS
+        if link.outcome.is_consequence:
+            wait = _CASCADE_WITHOUT_MPI_SECONDS if self._job.mpirun is None else _CASCADE_BEFORE_CAUSE_SECONDS
         if link.outcome.status == RESTART_STATUS:
             wait = _CASCADE_OF_RESTART_SECONDS
         when = time.monotonic() + wait
@@ -308,7 +313,9 @@ class Supervisor:
     def _read_mpirun(self) -> None:
         data = self._mpirun.read()
         if self._job.verbose and data:
-            self._screen.write_lines("err", b"".join(b"[mpirun] " + x + b"\n" for x in data.rstrip(b"\n").split(b"\n")))
+            self._screen.write_lines(
+                "err", b"".join(b"[%s] %s\n" % (self._job.starter.encode(), x) for x in data.rstrip(b"\n").split(b"\n"))
+            )
 
     def _end_mpirun(self) -> None:
         """Lets the wrappers exit and waits for mpirun, which may ignore SIGTERM."""
@@ -357,8 +364,8 @@ class Supervisor:
         what = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing[:10]))}"
         raise LaunchError(
             f"All {self._job.num_ranks} ranks must be started and reach the launcher on {socket.gethostname()}. "
-            f"Received: nothing from {what}; mpirun ended with status {self._mpirun.status} after saying:\n"
-            f"{self._mpirun.text.strip() or '(nothing)'}\nThe command was: {shlex.join(self._job.command())}"
+            f"Received: nothing from {what}; {self._job.starter} ended with status {self._mpirun.status} after saying:"
+            f"\n{self._mpirun.text.strip() or '(nothing)'}\nThe command was: {shlex.join(self._job.command())}"
         )
 
     def _say(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Messages between two ranks, by MPI: the engine has collectives only."""
+"""Messages between two ranks, over a transport of their own: the engine has collectives only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from keras_ddl.communicator import Communicator, mpi
-from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, NotInitializedError, RankMismatchError
+from keras_ddl.communicator import Communicator
+from keras_ddl.errors import (
+    CollectiveError,
+    ConfigError,
+    DeadlineError,
+    KerasDdlError,
+    NotInitializedError,
+    RankMismatchError,
+)
 from keras_ddl.torch.work import DdlWork
 
 _SPINS = 200
@@ -19,14 +26,14 @@ _PAUSE_S = 50e-6
 
 
 class Message:
-    """A message under way. MPI may need to be asked for it to get on: whoever waits asks, and `PointToPoint` does.
+    """A message under way. It gets on when it is asked for: whoever waits asks, and `PointToPoint` does.
 
     Args:
         length: bytes that must come; None: it is sent.
         what: for errors.
     """
 
-    _given_up: ClassVar[list[Any]] = []  # MPI may still write to their memory
+    _given_up: ClassVar[list[Any]] = []  # MPI may still use their memory
 
     def __init__(self, request: Any, length: int | None, what: str, timeout: timedelta) -> None:
         self._request = request
@@ -37,7 +44,7 @@ class Message:
         self._lock = threading.Lock()
         self._done = False
         self._error: Exception | None = None
-        self.is_over = False  # for MPI, too
+        self.is_over = False  # for the transport, too
         self.source: int | None = None
 
     def is_done(self) -> bool:
@@ -45,15 +52,14 @@ class Message:
         with self._lock:
             if self._done:
                 return True
-            status = mpi.new_status()
             try:
-                self._done = self._request.Test(status)
-            except mpi.error_class() as error:
+                self._done = self._request.test()
+            except KerasDdlError as error:
                 self._end(CollectiveError(f"{self._what}: {error}. Sender and receiver must agree on the length."))
             else:
                 if self._done:
                     self.is_over = True
-                    self._look(status)
+                    self._look()
                 elif time.monotonic() - self._begun > self._seconds:
                     self._given_up.append(self._request)
                     self._end(DeadlineError(f"{self._what} has not ended within {self._seconds:g} s."))
@@ -64,15 +70,13 @@ class Message:
         if self.is_done():
             return
         with self._lock:
-            if self._length is not None:
-                self._request.Cancel()
-                self.is_over = self._request.Test()
+            self.is_over = self._request.cancel()
             self._given_up.append(self._request)
             self._end(NotInitializedError(f"{self._what} has not ended before its group was shut down."))
 
-    def _look(self, status: Any) -> None:
-        self.source = status.Get_source()
-        if self._length is not None and (came := status.Get_count()) != self._length:
+    def _look(self) -> None:
+        self.source = self._request.source
+        if self._length is not None and (came := self._request.length) != self._length:
             self._end(RankMismatchError(f"{self._what}: rank {self.source} has sent {came} bytes, not {self._length}."))
 
     def _end(self, error: Exception) -> None:
@@ -115,8 +119,7 @@ class PointToPoint:
     def __init__(self, comm: Communicator, timeout: timedelta) -> None:
         self._comm = comm
         self._timeout = timeout
-        self._transport = comm.native().for_messages() if comm.size > 1 else None
-        self._mpi = None if self._transport is None else mpi.communicator_of(self._transport)
+        self._messages = comm.native().for_messages() if comm.size > 1 else None
         self._clean = True
         self._under_way: list[Message] = []
         self._changed = threading.Condition()
@@ -128,7 +131,7 @@ class PointToPoint:
         data = _bytes(tensor)
         what = f"send of {data.nbytes} bytes to rank {to}, tag {tag},"
         self._check("send", to, tag)
-        return self._begin(tensor, lambda: self._mpi.Isend(data, to, tag), None, what)
+        return self._begin(tensor, lambda: self._messages.send(data, to, tag), None, what)
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> MessageWork:
         """Begins to receive, from any rank for None. What comes must be as long as `tensor`."""
@@ -136,8 +139,7 @@ class PointToPoint:
         sender = "any rank" if source is None else f"rank {source}"
         what = f"recv of {data.nbytes} bytes from {sender}, tag {tag},"
         self._check("recv", source, tag)
-        place = {} if source is None else {"source": source}
-        return self._begin(tensor, lambda: self._mpi.Irecv(data, tag=tag, **place), data.nbytes, what)
+        return self._begin(tensor, lambda: self._messages.receive(data, source, tag), data.nbytes, what)
 
     def close(self) -> None:
         """Leaves the group. What is under way fails."""
@@ -147,20 +149,22 @@ class PointToPoint:
             for message in self._under_way:
                 message.give_up()
             self._forget_done()
-            if not closed and self._transport is not None:
-                mpi.leave(self._transport, clean=self._clean)
+            if not closed and self._messages is not None:
+                self._messages.leave(clean=self._clean)
 
     def _check(self, call: str, peer: int | None, tag: int) -> None:
         self._comm.native()  # raises when closed
-        known = self._mpi is not None and (peer is None or (0 <= peer < self._comm.size and peer != self._comm.rank))
+        known = self._messages is not None and (
+            peer is None or (0 <= peer < self._comm.size and peer != self._comm.rank)
+        )
         if not known:
             raise ConfigError(
                 f"{call}: the other must be a rank, 0 to {self._comm.size - 1}, but not this one. Received: {peer} on "
                 f"rank {self._comm.rank}."
             )
-        if not 0 <= tag <= mpi.largest_tag():
+        if not 0 <= tag <= self._messages.largest_tag:
             raise ConfigError(
-                f"{call}: the tag must be 0 to {mpi.largest_tag()}. Received: {tag} on rank {self._comm.rank}."
+                f"{call}: the tag must be 0 to {self._messages.largest_tag}. Received: {tag} on rank {self._comm.rank}."
             )
 
     def _begin(self, tensor: torch.Tensor, begin: Callable[[], Any], length: int | None, what: str) -> MessageWork:

@@ -86,7 +86,7 @@ def test_cli_run_without_mpirun_names_the_remedy(tmp_path: Path):
     env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     code = "import sysconfig; sysconfig.get_path = lambda *_: '/nowhere'; from keras_ddl.cli import main; main()"
     done = subprocess.run(
-        [python, "-c", code, "run", "-np", "2", "python", "-c", "1"], capture_output=True, text=True, env=env
+        [python, "-c", code, "run", "--hosts", "h0:2", "python", "-c", "1"], capture_output=True, text=True, env=env
     )
     assert done.returncode == 1, done
     assert "LaunchError: Ranks are started by mpirun" in done.stderr, done

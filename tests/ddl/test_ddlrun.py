@@ -113,7 +113,7 @@ def test_ddlrun_mistakes_are_named_before_anything_starts():
 
 
 @row("ddlrun -mode", WORKS, "as `-m`")
-@row("ddlrun -v", WORKS, "shows the mpirun command; `--dry-run` does that and nothing else")
+@row("ddlrun -v", WORKS, "shows the command that starts the ranks; `--dry-run` does that and nothing else")
 @row("ddlrun -verbose", WORKS, "as `-v`")
 @row("ddlrun -help", WORKS)
 @pytest.mark.parallel
@@ -122,7 +122,9 @@ def test_ddlrun_starts_ranks_with_its_options():
     given = ("--accelerators", 2, "--mode", "b:2x1", "--ddlarg", "-dbg_level 1")
     shown = run(*given, "-v", "python", "-c", program)
     assert "0 -mode b:2x1 -dbg_level 1" in shown and "[1] 1 -mode b:2x1 -dbg_level 1" in shown
-    assert "mpirun -np 2" in shown and "mpirun -np 2" in run(*given, "-verbose", "--dry-run", "python", "-c", program)
+    assert "host_ranks -np 2" in shown and "host_ranks -np 2" in run(
+        *given, "-verbose", "--dry-run", "python", "-c", program
+    )
     assert "-accelerators" in run("-help")
 
 

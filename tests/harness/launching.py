@@ -96,6 +96,11 @@ def find_mpirun() -> str:
     return found
 
 
+def without_mpi(np: int) -> list[str]:
+    """What `mpirun` of run_ranks may be: the ranks meet as those of `keras-ddl run` on one host."""
+    return [sys.executable, str(Path(__file__).with_name("without_mpi.py")), str(np)]
+
+
 def _environment(mode: str | None, env: Mapping[str, str | None] | None, mark: str) -> dict[str, str]:
     result = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PMI_", "KERAS_DDL_"))}
     result.update(

@@ -39,9 +39,9 @@ from typing import Any
 
 import pytest
 
-from harness.launching import Outcome, find_mpirun, launch, run_ranks
+from harness.launching import Outcome, find_mpirun, launch, run_ranks, without_mpi
 
-__all__ = ["find_mpirun", "rank_tests", "run_ranks"]
+__all__ = ["find_mpirun", "rank_tests", "run_ranks", "without_mpi"]
 
 
 def rank_tests(
@@ -50,10 +50,12 @@ def rank_tests(
     *,
     check_timeout: float = 90,
     env: Mapping[str, str | None] | None = None,
+    mpi: bool = True,
 ) -> Callable[..., None]:
     """Returns a pytest function that runs the checks of `program` for every launch: np, or (np, mode).
 
     `program`: several files share the launches, which cost seconds each.
+    `mpi`: whether mpirun starts the ranks; else they meet as those of `keras-ddl run` on one host.
     `check_timeout`: seconds any one check may take; a rank that takes longer is stopped and its stacks are shown.
     """
     programs = [program] if isinstance(program, Path) else list(program)
@@ -69,7 +71,7 @@ def rank_tests(
         if launch not in results:
             seconds[launch] = {}
             chosen = _selected(request, launch)
-            results[launch] = _run_checks(programs, chosen, *launch, check_timeout, env, seconds[launch])
+            results[launch] = _run_checks(programs, chosen, *launch, check_timeout, env, seconds[launch], mpi)
         outcome, text = results[launch][check]
         request.node.user_properties.append(("seconds", seconds[launch].get(check, 0.0)))
         if outcome == "skipped":
@@ -110,7 +112,7 @@ def _checks(programs: Sequence[Path]) -> list[ast.FunctionDef]:
     return checks
 
 
-def _run_checks(programs, names, np, mode, check_timeout, env, seconds) -> dict[str, tuple[str, str]]:
+def _run_checks(programs, names, np, mode, check_timeout, env, seconds, mpi) -> dict[str, tuple[str, str]]:
     """Returns the checks' outcomes; puts how long each took on its slowest rank into `seconds`."""
     results: dict[str, tuple[str, str]] = {}
     order = [name for name in _check_names(programs) if name in names]
@@ -120,7 +122,7 @@ def _run_checks(programs, names, np, mode, check_timeout, env, seconds) -> dict[
             files = os.pathsep.join(map(str, programs))
             command = [f"checks:{check_timeout}", folder, files, *pending]
             timeout = 60 + check_timeout + 5 * len(pending)
-            outcome = launch(command, Path(folder), np, mode, timeout, env, None)
+            outcome = launch(command, Path(folder), np, mode, timeout, env, None if mpi else without_mpi(np))
             for name in pending:
                 results.update(_read_outcome(Path(folder), name, np, outcome, seconds))
             ended_well = outcome.returncode == 0

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 import keras_ddl
 
 ROOT = Path(keras_ddl.__file__).parents[1]
@@ -155,6 +157,16 @@ def processes(mark: str) -> dict[int, str]:
         except OSError:
             pass
     return {pid: command for pid, command in found.items() if command}  # a zombie has none
+
+
+def starter(mark: str) -> int:
+    """The process that started the ranks of a job: it has a session of its own."""
+    (found,) = [pid for pid, line in processes(mark).items() if os.getsid(pid) == pid and "keras_ddl.cli" not in line]
+    return found
+
+
+# What starts the ranks of a job on one host, by itself and by request.
+STARTERS = [pytest.param({}, id="host_ranks"), pytest.param({"KERAS_DDL_MPIRUN": "mpirun"}, id="mpirun")]
 
 
 def eventually(condition: Callable[[], bool], seconds: float = LIMIT_SECONDS) -> bool:

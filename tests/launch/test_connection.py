@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import struct
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from keras_ddl.errors import LaunchError
 from keras_ddl.launch import acceptor as acceptor_module
 from keras_ddl.launch import control, mpirun
 from keras_ddl.launch.acceptor import Acceptor
@@ -20,10 +20,9 @@ from launch.launching import LIMIT_SECONDS, Started, environment, eventually, pr
 HELLO = {"nonce": "00" * 32, "rank": 0, "size": 1, "host": "h", "pid": 1}
 
 
-def stranger(port: int) -> Channel:
-    return Channel(
-        socket.create_connection(("127.0.0.1", port), timeout=LIMIT_SECONDS), control.PRE_AUTH_LAUNCHER_FRAMES
-    )
+def stranger(address: Address) -> Channel:
+    """A connection of this user: another one does not get as far, where all ranks are on one host."""
+    return Channel(control.connect(address), control.PRE_AUTH_LAUNCHER_FRAMES)
 
 
 def wait_for_frame(channel: Channel) -> tuple[Kind, bytes] | None:
@@ -33,6 +32,12 @@ def wait_for_frame(channel: Channel) -> tuple[Kind, bytes] | None:
         for frame in channel.read():
             return frame
     return None
+
+
+@pytest.fixture(params=["a UNIX socket", "TCP"])
+def over(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    """What `control.listen` takes."""
+    return tmp_path / "socket" if request.param == "a UNIX socket" else None
 
 
 @contextlib.contextmanager
@@ -72,7 +77,7 @@ NOTHING_TO_SEE = {
 def test_job_survives_strangers_who_come_before_its_ranks(tmp_path: Path):
     with before_the_ranks(tmp_path, 2) as (started, address):
         for what, payload in NOTHING_TO_SEE.items():
-            channel = stranger(address.port)
+            channel = stranger(address)
             kind, _ = wait_for_frame(channel)
             assert kind is Kind.NONCE, what
             with contextlib.suppress(ConnectionError):  # closed before all of it was sent
@@ -80,7 +85,7 @@ def test_job_survives_strangers_who_come_before_its_ranks(tmp_path: Path):
             assert wait_for_frame(channel) is None, what
         # Of another job, and of none that there is.
         for token, rank, size in ((address.token, 0, 3), ("00" * 32, 0, 2)):
-            channel = stranger(address.port)
+            channel = stranger(address)
             _, nonce = wait_for_frame(channel)
             channel.send(Kind.HELLO, control.sign(token, "rank", nonce, {**HELLO, "rank": rank, "size": size}))
             assert wait_for_frame(channel) is None, (token, rank, size)
@@ -90,7 +95,7 @@ def test_job_survives_strangers_who_come_before_its_ranks(tmp_path: Path):
 @pytest.mark.parallel
 def test_job_survives_strangers_who_hold_connections(tmp_path: Path):
     with before_the_ranks(tmp_path, 2) as (started, address):
-        silent = [stranger(address.port) for _ in range(100)]
+        silent = [stranger(address) for _ in range(100)]
         for channel in silent:  # half a frame each
             channel.sock.sendall(struct.pack("!BQ", Kind.HELLO, 100) + b"[")
         assert wait_for_frame(silent[0])[0] is Kind.NONCE
@@ -105,19 +110,19 @@ def test_nobody_can_connect_when_all_ranks_have_come(tmp_path: Path):
     program = write_program(tmp_path, "here('up')\nwhile not Path('go').exists(): time.sleep(0.02)\nprint('fine')")
     started = Started(["run", "-np", "2", "python", program], tmp_path)
     started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
-    with pytest.raises(ConnectionRefusedError):
-        stranger(address_of(started.mark).port)
+    with pytest.raises(LaunchError, match="refused"):
+        stranger(address_of(started.mark))
     (tmp_path / "go").touch()
     assert_all_is_fine(started)
 
 
-def test_acceptor_drops_a_connection_without_proof_in_time(monkeypatch: pytest.MonkeyPatch):
-    listener, address = control.listen(several_hosts=False)
+def test_acceptor_drops_a_connection_without_proof_in_time(monkeypatch: pytest.MonkeyPatch, over: Path | None):
+    listener, address = control.listen(over)
     acceptor = Acceptor(listener, address.token, 1)
-    early = stranger(address.port)
+    early = stranger(address)
     assert eventually(lambda: acceptor.serve(listener.fileno()) is None and acceptor.has_pending)
     monkeypatch.setattr(acceptor_module, "_PROOF_SECONDS", -1.0)
-    late = stranger(address.port)
+    late = stranger(address)
     assert eventually(lambda: acceptor.serve(listener.fileno()) is None and len(acceptor.fds) == 3)
     acceptor.tick()
     assert len(acceptor.fds) == 2
@@ -126,13 +131,13 @@ def test_acceptor_drops_a_connection_without_proof_in_time(monkeypatch: pytest.M
     assert acceptor.fds == [] and wait_for_frame(early)[0] is Kind.NONCE and wait_for_frame(early) is None
 
 
-def test_acceptor_drops_the_oldest_when_too_many_wait():
-    listener, address = control.listen(several_hosts=False)
+def test_acceptor_drops_the_oldest_when_too_many_wait(over: Path | None):
+    listener, address = control.listen(over)
     acceptor = Acceptor(listener, address.token, 3)
     most = 3 + acceptor_module._EXTRA_CONNECTIONS
     strangers = []
     for _ in range(most + 2):
-        strangers.append(stranger(address.port))
+        strangers.append(stranger(address))
         before = acceptor.fds
         assert eventually(lambda before=before: acceptor.serve(listener.fileno()) is None and acceptor.fds != before)
     assert len(acceptor.fds) == 1 + most
@@ -143,10 +148,10 @@ def test_acceptor_drops_the_oldest_when_too_many_wait():
         channel.close()
 
 
-def test_acceptor_admits_a_rank_whose_proof_arrives_in_pieces():
-    listener, address = control.listen(several_hosts=False)
+def test_acceptor_admits_a_rank_whose_proof_arrives_in_pieces(over: Path | None):
+    listener, address = control.listen(over)
     acceptor = Acceptor(listener, address.token, 1)
-    rank = stranger(address.port)
+    rank = stranger(address)
     assert eventually(lambda: acceptor.serve(listener.fileno()) is None and acceptor.has_pending)
     _, nonce = wait_for_frame(rank)
     payload = control.sign(address.token, "rank", nonce, HELLO)
@@ -172,7 +177,7 @@ def test_launcher_starts_a_rank_only_for_a_proof(tmp_path: Path):
     assert eventually(lambda: any("sleep 600" in command for command in processes(started.mark).values()))
     address = address_of(started.mark)
     for token, welcome in (("00" * 32, False), (address.token, True)):
-        channel = stranger(address.port)
+        channel = stranger(address)
         _, nonce = wait_for_frame(channel)
         channel.send(Kind.HELLO, control.sign(token, "rank", nonce, HELLO))
         frame = wait_for_frame(channel)
@@ -198,8 +203,8 @@ def address_of(mark: str) -> Address:
 
 
 @pytest.mark.parametrize("answer", ["a wrong proof", "no proof", "nested beyond all limits"])
-def test_wrapper_runs_nothing_for_a_stranger(answer: str, tmp_path: Path):
-    listener, address = control.listen(several_hosts=False)
+def test_wrapper_runs_nothing_for_a_stranger(answer: str, over: Path | None, tmp_path: Path):
+    listener, address = control.listen(over)
     env = environment("-", tmp_path, {"KERAS_DDL_LAUNCHER": str(address), "PMI_RANK": "0", "PMI_SIZE": "1"})
     wrapper = subprocess.Popen(
         [sys.executable, "-m", "keras_ddl.launch.rank_process", "--", "touch", str(tmp_path / "made")],
@@ -214,7 +219,7 @@ def test_wrapper_runs_nothing_for_a_stranger(answer: str, tmp_path: Path):
     channel.send(Kind.NONCE, nonce)
     kind, payload = wait_for_frame(channel)
     hello = control.verify(address.token, "rank", nonce, payload)
-    assert kind is Kind.HELLO and set(hello) == {"nonce", "rank", "size", "host", "pid"}
+    assert kind is Kind.HELLO and set(hello) - {"facts"} == {"nonce", "rank", "size", "host", "pid"}
     if answer == "a wrong proof":
         welcome = {"job": "x", "host": "", "environment": {}, "directory": "/", "terminal": {}, "kept": None}
         welcome |= {"stdin": False, "sends_file": False}

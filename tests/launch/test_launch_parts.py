@@ -138,7 +138,7 @@ def test_rank_and_size_outside_of_mpirun_is_a_clear_error():
 
 
 def connected() -> tuple[Channel, Channel]:
-    listener, address = control.listen(several_hosts=False)
+    listener, address = control.listen(None)
     listener.setblocking(True)
     ours = Channel(control.connect(address), control.PRE_AUTH_LAUNCHER_FRAMES)
     theirs = Channel(listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
@@ -177,19 +177,17 @@ def test_channel_drops_a_stranger(data: bytes):
     assert theirs.closed
 
 
-def test_address_survives_the_environment():
-    listener, address = control.listen(several_hosts=True)
-    listener.close()
-    assert Address.parse(str(address)) == address
+def test_address_survives_the_environment(tmp_path: Path):
+    for path in (None, tmp_path / ("folder@a:1," + "d" * 120) / "launcher"):
+        if path is not None:
+            path.parent.mkdir()
+        listener, address = control.listen(path)
+        control.connect(address).close()
+        listener.close()
+        assert Address.parse(str(address)) == address
     assert address.token not in repr(address)
     with pytest.raises(LaunchError, match="KERAS_DDL_LAUNCHER must be"):
         Address.parse("nonsense")
-
-
-def test_listen_on_one_host_is_not_reachable_from_others():
-    listener, address = control.listen(several_hosts=False)
-    assert listener.getsockname()[0] == "127.0.0.1" and address.addresses == ("127.0.0.1",)
-    listener.close()
 
 
 def test_connect_to_nobody_is_a_clear_error():

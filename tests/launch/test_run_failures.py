@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.launching import Started, processes, run, write_program
+from launch.launching import STARTERS, Started, run, starter, write_program
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
@@ -313,9 +313,16 @@ if MPI.COMM_WORLD.rank == 1:
 MPI.COMM_WORLD.Barrier()
 """,
     )
-    ended = run(["run", "-np", "2", "python", "-m", "mpi4py", program], tmp_path)
+    ended = run(["run", "-np", "2", "--mpirun", "mpirun", "python", "-m", "mpi4py", program], tmp_path)
     assert ended.status != 0, ended
     assert ended.err.splitlines()[-1].endswith("ValueError: in MPI"), ended
+
+
+def test_run_mpi_program_in_ranks_without_mpi_is_never_alone(tmp_path: Path):
+    program = write_program(tmp_path, "from mpi4py import MPI\nprint(MPI.COMM_WORLD.size)")
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.status == 1 and ended.out == "", ended
+    assert "this rank was started without MPI; use keras-ddl run --mpirun mpirun" in ended.err, ended
 
 
 def test_run_mpi_abort_is_told_without_boilerplate(tmp_path: Path):
@@ -329,7 +336,7 @@ if RANK == 1:
 time.sleep(600)
 """,
     )
-    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    ended = run(["run", "-np", "2", "--mpirun", "mpirun", "python", program], tmp_path)
     assert ended.status != 0, ended
     assert "sum 2" in ended.out
     assert ended.status == 9, ended
@@ -363,12 +370,12 @@ def test_run_early_exit_of_a_rank_with_status_0_is_no_failure(tmp_path: Path):
     assert ended.status == 0, ended
 
 
-def test_run_mpirun_that_dies_is_no_success(tmp_path: Path):
+@pytest.mark.parametrize("env", STARTERS)
+def test_run_mpirun_that_dies_is_no_success(env: dict[str, str], request: pytest.FixtureRequest, tmp_path: Path):
     program = write_program(tmp_path, "here('up')\ntime.sleep(600)")
-    started = Started(["run", "-np", "2", "python", program], tmp_path)
+    started = Started(["run", "-np", "2", "python", program], tmp_path, env=env)
     started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
-    (mpirun,) = [pid for pid, line in processes(started.mark).items() if line.split()[0].endswith("prterun")]
-    os.kill(mpirun, signal.SIGKILL)
+    os.kill(starter(started.mark), signal.SIGKILL)
     ended = started.finish()
     assert ended.status != 0, ended
-    assert "mpirun" in ended.err, ended
+    assert f"{request.node.callspec.id} ended" in ended.err, ended

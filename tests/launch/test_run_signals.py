@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.launching import Started, eventually, processes, write_program
+from launch.launching import STARTERS, Started, eventually, processes, starter, write_program
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
@@ -73,7 +73,10 @@ def test_run_interrupt_kills_ranks_that_ignore_it(tmp_path: Path):
 def test_run_second_interrupt_kills_at_once(tmp_path: Path):
     # With MPI: nobody is left to remove its shared memory.
     started = start(
-        tmp_path, "from mpi4py import MPI\nassert MPI.COMM_WORLD.allreduce(1) == 2\n" + STUBBORN, main=("-c", PATIENT)
+        tmp_path,
+        "from mpi4py import MPI\nassert MPI.COMM_WORLD.allreduce(1) == 2\n" + STUBBORN,
+        main=("-c", PATIENT),
+        env={"KERAS_DDL_MPIRUN": "mpirun"},
     )
     started.process.send_signal(signal.SIGINT)
     time.sleep(0.3)
@@ -83,18 +86,19 @@ def test_run_second_interrupt_kills_at_once(tmp_path: Path):
     assert started.segments  # which are gone, or `finish` would have said so
 
 
-def test_run_stubborn_mpirun_is_killed(tmp_path: Path):
+@pytest.mark.parametrize("env", STARTERS)
+def test_run_stubborn_mpirun_is_killed(env: dict[str, str], tmp_path: Path):
     # As measured on a cluster whose link was down: mpirun ignores SIGTERM. A stopped process is such a one.
-    started = start(tmp_path, SLEEPER)
-    (mpirun,) = [pid for pid, line in processes(started.mark).items() if line.split()[0].endswith("prterun")]
-    signal_process(mpirun, signal.SIGSTOP)
+    started = start(tmp_path, SLEEPER, env=env)
+    signal_process(starter(started.mark), signal.SIGSTOP)
     started.process.terminate()
     ended = started.finish()
     assert ended.status == 143, ended
 
 
-def test_run_killed_launcher_leaves_no_process(tmp_path: Path):
-    started = start(tmp_path, SLEEPER)
+@pytest.mark.parametrize("env", STARTERS)
+def test_run_killed_launcher_leaves_no_process(env: dict[str, str], tmp_path: Path):
+    started = start(tmp_path, SLEEPER, env=env)
     started.process.kill()
     started.process.wait()
     assert eventually(lambda: not processes(started.mark)), processes(started.mark)

@@ -1,0 +1,78 @@
+"""Starts the ranks of a job whose ranks are all on this host: a wrapper for each, forked from here. No daemon, no port.
+
+    python -P -m keras_ddl.launch.host_ranks -np 2 -- python train.py
+
+It stands where mpirun stands in other jobs, in a session without a terminal, and ends when all wrappers have.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from keras_ddl import config
+from keras_ddl.launch.control import Address
+from keras_ddl.launch.processes import signal_quietly
+from keras_ddl.launch.rank_process import run_wrapper
+
+# A wrapper that ends with an error before it has reached the launcher leaves the others waiting. The launcher ends
+# those that it knows earlier.
+_AFTER_FAILURE_SECONDS = 5.0
+_LOOK_SECONDS = 0.5
+
+
+def main(argv: list[str]) -> int:
+    """Entry point; `argv` is ["-np", number, "--", program, arguments...]. Returns the first status that is not 0."""
+    size, command = int(argv[1]), argv[3:]
+    directory = Path(Address.parse(config.get("LAUNCHER") or "").path).parent
+    own = os.getpid()
+    running: set[int] = set()
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            os.environ[config.VARIABLES["HOST_RANK"].environment_name] = f"{rank}/{size}@{directory}"
+            os._exit(_run_wrapper(command, own))
+        running.add(child)
+
+    def pass_on(signum: int, _: object = None) -> None:
+        for pid in running:
+            signal_quietly(pid, signum)
+
+    for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(signum, pass_on)
+    signal.signal(signal.SIGHUP, lambda *_: pass_on(signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    first, end_at = 0, None
+    while running:
+        pid, status = os.waitpid(-1, 0 if end_at is None else os.WNOHANG)
+        if pid:
+            running.discard(pid)
+            status = os.waitstatus_to_exitcode(status)
+            first = first or (status if status >= 0 else 128 - status)
+            if first and end_at is None:
+                end_at = time.monotonic() + _AFTER_FAILURE_SECONDS
+        elif time.monotonic() >= end_at:
+            pass_on(signal.SIGTERM)
+            time.sleep(_LOOK_SECONDS)
+        else:
+            time.sleep(0.05)
+    return first
+
+
+def _run_wrapper(command: list[str], parent: int) -> int:
+    try:
+        return run_wrapper(command, parent)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

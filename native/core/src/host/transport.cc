@@ -1,0 +1,369 @@
+#include "host/transport.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace ddl {
+namespace {
+
+enum Kind : uint32_t {
+  kData = 0x6b64646c,  // "kddl"
+  kPing,               // is anybody there?
+};
+
+constexpr int kGatherTag = -1;  // the engine's are positive
+constexpr auto kAbsentPause = std::chrono::milliseconds(100);
+constexpr auto kLookPause = std::chrono::milliseconds(100);
+constexpr auto kDrain = std::chrono::milliseconds(200);
+// Datagrams that are taken at once, so that what is to be sent is not forgotten.
+constexpr int kTakenAtOnce = 64;
+
+std::string Text(const char* what, int peer, size_t bytes) {
+  return std::string(what) + ", peer " + std::to_string(peer) + ", " + std::to_string(bytes) + " bytes";
+}
+
+}  // namespace
+
+struct HostTransport::Operation {
+  bool sends;
+  int peer;
+  int tag;
+  const char* from;  // of a send
+  char* into;        // of a receive
+  size_t bytes;      // of the buffer
+  size_t sent = 0;
+  bool started = false;  // the first datagram of a send has gone
+  bool finished = false;
+  Message* message = nullptr;  // that comes into this receive
+  Status status;
+  // Of a send that was cancelled on its way: what is left of it. The caller has forgotten it.
+  std::unique_ptr<char[]> rest;
+};
+
+HostTransport::HostTransport(int rank, int size)
+    : rank_(rank), size_(size), peers_(static_cast<size_t>(size)), scratch_(kDatagramBytes) {}
+
+HostTransport::~HostTransport() {
+  // Their memory may not be there any more.
+  for (Operation*& operation : gather_) {
+    if (operation != nullptr && !Cancel(&operation).ok()) return;
+  }
+  receives_.clear();
+  for (Message& message : messages_) {
+    message.receive = nullptr;
+    message.dropped = true;
+  }
+  // A farewell is to be handed over, and nobody has waited for that.
+  const auto end = Clock::now() + kDrain;
+  const auto waits = [this] {
+    return std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.heard && !p.sends.empty(); });
+  };
+  while (waits() && Clock::now() < end && Progress().ok()) {
+    if (waits()) datagrams_.Wait(1);
+  }
+  for (Operation* operation : operations_) delete operation;
+}
+
+int HostTransport::Fail(const Status& status) {
+  if (!status.ok()) error_ = "rank " + std::to_string(rank_) + ": " + status.message();
+  return status.code();
+}
+
+Status HostTransport::Isend(int peer, int tag, const void* buffer, size_t bytes, Operation** operation) {
+  if (peer < 0 || peer >= size_ || peer == rank_) return {DDL_INTERNAL, Text("isend: no such peer", peer, bytes)};
+  Operation* const send = new (std::nothrow) Operation;
+  if (send == nullptr) return {DDL_INTERNAL, Text("isend: out of memory", peer, bytes)};
+  send->sends = true;
+  send->peer = peer;
+  send->tag = tag;
+  send->from = static_cast<const char*>(buffer);
+  send->bytes = bytes;
+  operations_.insert(send);
+  *operation = send;
+  Peer& to = peers_[static_cast<size_t>(peer)];
+  to.sends.push_back(send);
+  if (to.gone) DropSends(&to);
+  return to.sends.size() == 1 ? Flush(peer) : Status{};
+}
+
+Status HostTransport::Irecv(int peer, int tag, void* buffer, size_t bytes, Operation** operation) {
+  if (peer < 0 || peer >= size_ || peer == rank_) return {DDL_INTERNAL, Text("irecv: no such peer", peer, bytes)};
+  Operation* const receive = new (std::nothrow) Operation;
+  if (receive == nullptr) return {DDL_INTERNAL, Text("irecv: out of memory", peer, bytes)};
+  receive->sends = false;
+  receive->peer = peer;
+  receive->tag = tag;
+  receive->into = static_cast<char*>(buffer);
+  receive->bytes = bytes;
+  operations_.insert(receive);
+  *operation = receive;
+  for (Message& message : messages_) {
+    if (message.from == peer && message.tag == tag && message.receive == nullptr && !message.dropped) {
+      Give(&message, receive);
+      return {};
+    }
+  }
+  receives_.push_back(receive);
+  return {};
+}
+
+// Lets `message`, of which a part or all has come, go into `receive`.
+void HostTransport::Give(Message* message, Operation* receive) {
+  message->receive = receive;
+  receive->message = message;
+  if (message->total > receive->bytes) {
+    receive->status = {DDL_INTERNAL, Text("irecv", message->from, message->total) + ": the buffer has " +
+                                         std::to_string(receive->bytes)};
+    message->dropped = true;
+    message->kept.reset();
+  } else if (message->kept != nullptr) {
+    std::memcpy(receive->into, message->kept.get(), message->arrived);
+    message->kept.reset();
+  }
+  if (message->dropped || message->arrived == message->total) {
+    receive->finished = true;
+    receive->message = nullptr;
+    message->receive = nullptr;
+    message->dropped = true;
+    if (message->arrived == message->total) Forget(message);
+  }
+}
+
+void HostTransport::Forget(Message* message) {
+  Peer& from = peers_[static_cast<size_t>(message->from)];
+  if (from.coming == message) from.coming = nullptr;
+  messages_.remove_if([message](const Message& each) { return &each == message; });
+}
+
+Status HostTransport::Test(Operation** operation, bool* finished) {
+  *finished = true;
+  if (*operation == nullptr) return {};
+  if (!(*operation)->finished) DDL_RETURN_IF_ERROR(Progress());
+  *finished = (*operation)->finished;
+  if (!*finished) return {};
+  const std::unique_ptr<Operation> ended(*operation);
+  operations_.erase(ended.get());
+  *operation = nullptr;
+  return ended->status;
+}
+
+Status HostTransport::Cancel(Operation** operation) {
+  Operation* const cancelled = *operation;
+  if (!cancelled->finished && cancelled->sends) {
+    auto& sends = peers_[static_cast<size_t>(cancelled->peer)].sends;
+    if (cancelled->started) {
+      // The rest must follow, or the receiver would take the next message for it.
+      const size_t left = cancelled->bytes - cancelled->sent;
+      cancelled->rest.reset(new (std::nothrow) char[std::max<size_t>(left, 1)]);
+      if (cancelled->rest == nullptr) return {DDL_DEADLINE_EXCEEDED, Text("cancel: no memory", cancelled->peer, left)};
+      std::memcpy(cancelled->rest.get(), cancelled->from + cancelled->sent, left);
+      cancelled->from = cancelled->rest.get() - cancelled->sent;
+      *operation = nullptr;
+      return {};
+    }
+    sends.erase(std::find(sends.begin(), sends.end(), cancelled));
+  } else if (!cancelled->finished) {
+    receives_.remove(cancelled);
+    if (cancelled->message != nullptr) {
+      cancelled->message->receive = nullptr;
+      cancelled->message->dropped = true;
+    }
+  }
+  operations_.erase(cancelled);
+  delete cancelled;
+  *operation = nullptr;
+  return {};
+}
+
+Status HostTransport::Probe(int source, int tag, int* peer, size_t* bytes) {
+  *peer = -1;
+  *bytes = 0;
+  DDL_RETURN_IF_ERROR(Progress());
+  for (const Message& message : messages_) {
+    if (message.tag != tag || message.receive != nullptr || message.dropped) continue;
+    if (source >= 0 && message.from != source) continue;
+    *peer = message.from;
+    *bytes = message.total;
+    break;
+  }
+  return {};
+}
+
+Status HostTransport::Progress(bool* more) {
+  int taken = 0;
+  for (; taken < kTakenAtOnce; ++taken) {
+    DatagramHeader header = {};
+    ptrdiff_t length = -1;
+    DDL_RETURN_IF_ERROR(datagrams_.Receive(&header, scratch_.data(), &length));
+    if (length < 0) break;
+    DDL_RETURN_IF_ERROR(Take(header, scratch_.data(), static_cast<size_t>(length)));
+  }
+  if (more != nullptr) *more = taken == kTakenAtOnce;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (!peers_[static_cast<size_t>(peer)].sends.empty()) DDL_RETURN_IF_ERROR(Flush(peer));
+  }
+  return {};
+}
+
+Status HostTransport::Flush(int number) {
+  Peer& peer = peers_[static_cast<size_t>(number)];
+  // One that has not come says so itself: it sends to those who have.
+  if (!peer.heard && Clock::now() < peer.try_again) return {};
+  while (!peer.sends.empty()) {
+    Operation* const send = peer.sends.front();
+    const size_t length = std::min(kDatagramBytes, send->bytes - send->sent);
+    const DatagramHeader header = {kData, rank_, send->tag, 0, send->bytes, send->sent};
+    Delivery delivery = Delivery::kFull;
+    DDL_RETURN_IF_ERROR(datagrams_.Send(number, header, send->from + send->sent, length, &delivery));
+    if (delivery == Delivery::kFull) break;
+    if (delivery == Delivery::kAbsent) {
+      if (peer.heard || send->started) {
+        peer.gone = true;
+        DropSends(&peer);
+      }
+      peer.try_again = Clock::now() + kAbsentPause;
+      break;
+    }
+    send->started = true;
+    send->sent += length;
+    if (send->sent < send->bytes) continue;
+    peer.sends.pop_front();
+    Finish(send);
+  }
+  return {};
+}
+
+void HostTransport::Finish(Operation* operation) {
+  operation->finished = true;
+  if (operation->rest == nullptr) return;
+  operations_.erase(operation);
+  delete operation;
+}
+
+void HostTransport::DropSends(Peer* peer) {
+  for (Operation* send : peer->sends) Finish(send);
+  peer->sends.clear();
+}
+
+Status HostTransport::Take(const DatagramHeader& header, const char* bytes, size_t length) {
+  if (header.from < 0 || header.from >= size_ || header.from == rank_) return {};
+  Peer& peer = peers_[static_cast<size_t>(header.from)];
+  peer.heard = true;
+  if (header.kind != kData) return {};
+  if (header.offset == 0 && peer.coming == nullptr) Begin(header);
+  Message* const message = peer.coming;
+  if (message == nullptr || header.offset != message->arrived || header.total - header.offset < length) {
+    return {DDL_INTERNAL, Text("a message has come in pieces that do not fit", header.from, length)};
+  }
+  if (!message->dropped && length > 0) {
+    if (message->receive == nullptr && message->kept == nullptr) {
+      message->kept.reset(new (std::nothrow) char[message->total]);
+      if (message->kept == nullptr)
+        return {DDL_INTERNAL, Text("out of memory for a message", header.from, message->total)};
+    }
+    char* const target = message->receive != nullptr ? message->receive->into : message->kept.get();
+    std::memcpy(target + message->arrived, bytes, length);
+  }
+  message->arrived += length;
+  if (message->arrived < message->total) return {};
+  peer.coming = nullptr;
+  if (message->receive != nullptr) {
+    message->receive->finished = true;
+    message->receive->message = nullptr;
+  }
+  if (message->receive != nullptr || message->dropped) Forget(message);
+  return {};
+}
+
+void HostTransport::Begin(const DatagramHeader& header) {
+  messages_.push_back({header.from, header.tag, header.total, 0, nullptr, nullptr, false});
+  Message* const message = &messages_.back();
+  peers_[static_cast<size_t>(header.from)].coming = message;
+  const auto wanted = std::find_if(receives_.begin(), receives_.end(), [&](const Operation* receive) {
+    return receive->peer == header.from && receive->tag == header.tag;
+  });
+  if (wanted == receives_.end()) return;
+  Operation* const receive = *wanted;
+  receives_.erase(wanted);
+  if (message->total > 0) {
+    Give(message, receive);
+  } else {  // Take ends it
+    message->receive = receive;
+    receive->message = message;
+  }
+}
+
+Status HostTransport::AllGather(const void* in, void* out, size_t bytes, int timeout_ms, uint8_t* arrived) {
+  Status status = GatherOn(in, out, bytes, timeout_ms, arrived);
+  if (status.code() == DDL_DEADLINE_EXCEEDED) return status;
+  for (Operation*& operation : gather_) {
+    // Only after a failure is there something left.
+    if (operation != nullptr) DDL_RETURN_IF_ERROR(Cancel(&operation));
+  }
+  gather_.clear();
+  return status;
+}
+
+Status HostTransport::GatherOn(const void* in, void* out, size_t bytes, int timeout_ms, uint8_t* arrived) {
+  const auto begun = Clock::now();
+  const auto size = static_cast<size_t>(size_);
+  if (gather_.empty()) {
+    gather_.assign(2 * size, nullptr);
+    for (int peer = 0; peer < size_; ++peer) {
+      const auto index = static_cast<size_t>(peer);
+      char* const place = static_cast<char*>(out) + index * bytes;
+      if (peer != rank_) {
+        DDL_RETURN_IF_ERROR(Irecv(peer, kGatherTag, place, bytes, &gather_[index]));
+        DDL_RETURN_IF_ERROR(Isend(peer, kGatherTag, in, bytes, &gather_[size + index]));
+      } else if (bytes > 0) {
+        std::memmove(place, in, bytes);
+      }
+    }
+  }
+  auto look = begun + kLookPause;
+  for (;;) {
+    DDL_RETURN_IF_ERROR(Progress());
+    for (Operation*& operation : gather_) {
+      bool finished = true;
+      if (operation != nullptr && operation->finished) DDL_RETURN_IF_ERROR(Test(&operation, &finished));
+    }
+    if (std::all_of(gather_.begin(), gather_.end(), [](const Operation* each) { return each == nullptr; })) return {};
+    const auto now = Clock::now();
+    if (now >= look) {
+      DDL_RETURN_IF_ERROR(LookForGone());
+      look = now + kLookPause;
+    }
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - begun).count();
+    if (timeout_ms >= 0 && waited >= timeout_ms) {
+      for (size_t peer = 0; arrived != nullptr && peer < size; ++peer) arrived[peer] = gather_[peer] == nullptr;
+      return {DDL_DEADLINE_EXCEEDED, "not all ranks have come"};
+    }
+    const auto left = timeout_ms < 0 ? kLookPause.count() : timeout_ms - waited;
+    const bool blocked =
+        std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.heard && !p.sends.empty(); });
+    datagrams_.Wait(blocked ? 1 : static_cast<int>(std::min<int64_t>(left, kLookPause.count())));
+  }
+}
+
+Status HostTransport::LookForGone() {
+  for (int number = 0; number < size_; ++number) {
+    Peer& peer = peers_[static_cast<size_t>(number)];
+    if (number == rank_ || !peer.heard) continue;
+    Delivery delivery = Delivery::kSent;
+    DDL_RETURN_IF_ERROR(datagrams_.Send(number, {kPing, rank_, 0, 0, 0, 0}, nullptr, 0, &delivery));
+    peer.gone = peer.gone || delivery == Delivery::kAbsent;
+  }
+  // What one has sent before it went is there.
+  for (bool more = true; more;) DDL_RETURN_IF_ERROR(Progress(&more));
+  for (int number = 0; number < size_; ++number) {
+    const Operation* const receive = gather_[static_cast<size_t>(number)];
+    if (peers_[static_cast<size_t>(number)].gone && receive != nullptr && !receive->finished) {
+      return {DDL_ABORTED, "rank " + std::to_string(number) + " has left or died while all ranks exchanged data"};
+    }
+  }
+  return {};
+}
+
+}  // namespace ddl

@@ -1,0 +1,93 @@
+// HostTransport: ddl_host.h's transport, one rank's end of it.
+//
+// A message travels in datagrams, one after the other to each rank: what comes from one rank is a row of messages. What
+// nobody waits for yet is kept here. All is done by whoever calls; there is no thread.
+#ifndef KERAS_DDL_CORE_HOST_TRANSPORT_H_
+#define KERAS_DDL_CORE_HOST_TRANSPORT_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "base/status.h"
+#include "ddl.h"
+#include "host/datagrams.h"
+
+namespace ddl {
+
+class HostTransport {
+ public:
+  HostTransport(int rank, int size);
+  ~HostTransport();
+
+  Status Open(const std::string& directory, const std::string& key) { return datagrams_.Open(directory, key, rank_); }
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const std::string& error() const { return error_; }
+  // Keeps the text of a failure and returns its code.
+  int Fail(const Status& status);
+
+  struct Operation;
+  Status Isend(int peer, int tag, const void* buffer, size_t bytes, Operation** operation);
+  Status Irecv(int peer, int tag, void* buffer, size_t bytes, Operation** operation);
+  Status Test(Operation** operation, bool* finished);
+  Status Cancel(Operation** operation);
+  // `source` -1: any.
+  Status Probe(int source, int tag, int* peer, size_t* bytes);
+  Status AllGather(const void* in, void* out, size_t bytes, int timeout_ms, uint8_t* arrived);
+  Status AllReduce(const void* in, void* out, uint64_t count, ddl_dtype dtype, ddl_op op);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  // A message that comes, or has come and waits here for a receive.
+  struct Message {
+    int from;
+    int tag;
+    size_t total;
+    size_t arrived = 0;
+    Operation* receive = nullptr;  // whose buffer it goes into
+    std::unique_ptr<char[]> kept;  // else here
+    bool dropped = false;          // nobody wants it any more
+  };
+  struct Peer {
+    std::deque<Operation*> sends;
+    Message* coming = nullptr;  // of which a part has come
+    bool heard = false;         // has sent something: it had its socket open
+    bool gone = false;
+    Clock::time_point try_again{};  // one that was not there
+  };
+
+  // Hands over what the sockets take and takes what has come; *more: not all of it.
+  Status Progress(bool* more = nullptr);
+  Status Flush(int peer);
+  Status Take(const DatagramHeader& header, const char* bytes, size_t length);
+  void Begin(const DatagramHeader& header);
+  void Forget(Message* message);
+  void Give(Message* message, Operation* receive);
+  void Finish(Operation* operation);
+  void DropSends(Peer* peer);
+  Status GatherOn(const void* in, void* out, size_t bytes, int timeout_ms, uint8_t* arrived);
+  // Finds out which of the ranks that are waited for have gone.
+  Status LookForGone();
+
+  const int rank_;
+  const int size_;
+  Datagrams datagrams_;
+  std::string error_;
+  std::vector<Peer> peers_;
+  std::list<Message> messages_;     // that have a kept part, or go into a receive; oldest first
+  std::list<Operation*> receives_;  // without a message; in order
+  std::unordered_set<Operation*> operations_;
+  std::vector<char> scratch_;
+  std::vector<Operation*> gather_;  // of an all_gather that has begun: a receive from each rank, then a send to each
+};
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_HOST_TRANSPORT_H_

@@ -1,0 +1,165 @@
+"""Ranks of one host that the launcher starts by itself: what becomes of those that are left, and who never meets."""
+
+import pytest
+
+from harness.rank_tests import run_ranks, without_mpi
+
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
+
+
+def test_ranks_that_are_left_go_on_among_themselves():
+    def work():
+        import os
+        import time
+
+        import numpy as np
+
+        import keras_ddl
+        from keras_ddl import communicator
+        from keras_ddl.errors import RankLostError
+
+        keras_ddl.init()
+        world = communicator.communicator_of(None)
+        rank = keras_ddl.rank()
+        left = world.of_ranks([0, 2], name="two") if rank != 1 else None
+        if rank == 1:
+            os._exit(0)  # with status 0, because what started the ranks would end the others
+        begun = time.monotonic()
+        try:
+            communicator.barrier()
+            raise AssertionError("a barrier without rank 1")
+        except RankLostError as error:
+            assert "rank 1" in str(error)
+        seconds = time.monotonic() - begun
+        # One that was there, and one that is made now.
+        after = world.of_ranks([0, 2], name="after")
+        sums = [float(each.all_reduce_array(np.ones(3), "sum")[0]) for each in (left, after)]
+        return seconds, sums
+
+    outcome = run_ranks(work, 3, mpirun=without_mpi(3), timeout=60)
+    for rank in (0, 2):
+        seconds, sums = outcome.ranks[rank].result or pytest.fail(outcome.text())
+        assert seconds < 10 and sums == [2.0, 2.0]
+
+
+def test_a_rank_that_ends_before_all_have_met_is_named():
+    def work():
+        import os
+        from pathlib import Path
+
+        import keras_ddl
+        from keras_ddl.errors import RankLostError
+
+        directory = os.environ["KERAS_DDL_HOST_RANK"].partition("@")[2]
+        if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            Path(directory, "ended.1").touch()  # as its wrapper does
+            return "ended"
+        try:
+            keras_ddl.init()
+        except RankLostError as error:
+            return error.has_left, str(error)
+        raise AssertionError("met nobody")
+
+    outcome = run_ranks(work, 2, mpirun=without_mpi(2), timeout=60).check()
+    has_left, text = outcome.ranks[0].result
+    assert has_left and text.startswith("rank 1 has left: its program ended before all ranks had met"), text
+
+
+def test_a_rank_that_does_not_come_is_named_and_waited_for_until_the_deadline():
+    def work():
+        import os
+        import time
+
+        import keras_ddl
+        from keras_ddl.errors import DeadlineError
+
+        if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            time.sleep(4)
+            return None
+        try:
+            keras_ddl.init()
+        except DeadlineError as error:
+            return str(error)
+        raise AssertionError("met nobody")
+
+    env = {"KERAS_DDL_WARN_AFTER_SECONDS": "0.5", "KERAS_DDL_DEADLINE_SECONDS": "2"}
+    outcome = run_ranks(work, 2, mpirun=without_mpi(2), timeout=60, env=env).check()
+    assert outcome.ranks[0].result.startswith("rank 0 has waited 2 s for rank(s) [1] to meet"), outcome.text()
+    assert "keras_ddl: rank 0 has waited 1 s for rank(s) [1] to meet" in outcome.ranks[0].stderr, outcome.text()
+
+
+def test_init_again_after_shutdown_and_at_once_in_all_ranks():
+    def work():
+        import keras_ddl
+        from keras_ddl import communicator
+
+        for number in range(3):
+            keras_ddl.init()
+            assert communicator.all_gather_object((number, keras_ddl.rank())) == [(number, r) for r in range(3)]
+            keras_ddl.shutdown()
+        return True
+
+    outcome = run_ranks(work, 3, mpirun=without_mpi(3), timeout=60).check()
+    assert [rank.result for rank in outcome.ranks] == [True] * 3
+
+
+def test_a_program_with_an_mpi_of_its_own_is_refused():
+    def work():
+        import os
+
+        import keras_ddl
+        from keras_ddl.errors import ConfigError
+
+        del os.environ["MPI4PY_LIBMPI"]  # nothing keeps it from starting alone
+        from mpi4py import MPI
+
+        assert MPI.COMM_WORLD.size == 1
+        try:
+            keras_ddl.init()
+        except ConfigError as error:
+            return str(error)
+        raise AssertionError("not refused")
+
+    outcome = run_ranks(work, 2, mpirun=without_mpi(2), timeout=60).check()
+    for rank in outcome.ranks:
+        assert "Start the job with `keras-ddl run --mpirun mpirun ...`" in rank.result
+
+
+def test_messages_between_two_ranks_come_whole_in_order_or_are_refused():
+    def work():
+        import time
+
+        import numpy as np
+
+        import keras_ddl
+        from keras_ddl import communicator
+
+        keras_ddl.init()
+        rank = keras_ddl.rank()
+        messages = communicator.communicator_of(None).native().for_messages()
+
+        def wait(each):
+            while not each.test():
+                time.sleep(0.001)
+            return each.source, each.length
+
+        if rank == 0:
+            large = np.arange(1_000_000, dtype=np.uint8)
+            sends = [messages.send(large, 1, 7), messages.send(large[:10].copy(), 1, 7)]
+            sends.append(messages.send(large[:5].copy(), 1, 8))
+            for each in sends:
+                wait(each)
+            found = None
+        else:
+            first, second, short = np.zeros(1_000_000, np.uint8), np.zeros(10, np.uint8), np.zeros(2, np.uint8)
+            receives = [messages.receive(first, None, 7), messages.receive(second, 0, 7)]
+            given_up = messages.receive(short, 0, 9)
+            assert given_up.cancel()
+            found = wait(receives[1]), wait(receives[0]), wait(messages.receive(short, 0, 8))
+            assert (first == np.arange(1_000_000, dtype=np.uint8)).all() and second.tolist() == list(range(10))
+        communicator.barrier()
+        messages.leave(clean=True)
+        return found
+
+    outcome = run_ranks(work, 2, mpirun=without_mpi(2), timeout=60).check()
+    assert outcome.ranks[1].result == ((0, 10), (0, 1_000_000), (0, 5))
