@@ -168,7 +168,7 @@ def _array(alias: str, value: Any, number: int) -> np.ndarray:
             raise invalid(f"Input {alias!r} is of dtype {dtype.name}, which JSON cannot express.")
         # As objects first: of a text among numbers NumPy would make as many texts, each as long.
         found = np.array(value, dtype=object)
-        kinds = set(map(type, found.flat))
+        kinds = set(map(type, found.reshape(-1)))
         if not kinds <= _KINDS[wanted.kind]:
             raise ValueError(f"values are {' and '.join(sorted(map(_described, kinds - _KINDS[wanted.kind])))}")
         return found.astype(wanted)  # of numbers that do not fit, an OverflowError
@@ -178,7 +178,7 @@ def _array(alias: str, value: Any, number: int) -> np.ndarray:
 
 _NUMBERS = frozenset((int, float))
 # The types that values in JSON may have for the kind of a dtype; bfloat16 and its like are of kind V.
-_KINDS = {"b": frozenset((bool,)), "i": frozenset((int,)), "u": frozenset((int,)), "f": _NUMBERS, "V": _NUMBERS}
+_KINDS = {"b": frozenset((bool,)), "i": frozenset((int,)), "u": frozenset((int,)), "f": _NUMBERS, "c": _NUMBERS, "V": _NUMBERS}
 
 
 def _described(kind: type) -> str:

@@ -64,6 +64,7 @@ class RestInterface:
             app,
             access_log=None,
             handle_signals=False,
+            handler_cancellation=True,  # what nobody waits for any more leaves the queue
             keepalive_timeout=options.idle_seconds,
             shutdown_timeout=options.drain_seconds,
             logger=_without_tracebacks(),
@@ -186,16 +187,17 @@ class RestInterface:
             return web.Response(body=body, status=status, headers=headers)
         response = web.StreamResponse(status=status, headers=headers)
         response.content_length = len(body)
-        await response.prepare(request)
         try:
+            await response.prepare(request)
             for begin in range(0, len(body), _PIECE):
                 async with asyncio.timeout(self._options.timeout):
                     await response.write(memoryview(body)[begin : begin + _PIECE])
                 flight.hold(len(body))
-        except TimeoutError:
+            await response.write_eof()
+        except TimeoutError:  # it does not read its answer
             flight.drop()
-            raise ConnectionResetError("the client does not read its answer") from None
-        await response.write_eof()
+        except ConnectionError:  # it has left
+            pass
         return response
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
 
+import grpc
 import numpy as np
 from serving.serving import Running, predict_request, resident_bytes, serving, write_model
 from tensorflow_serving.apis import predict_pb2
@@ -88,7 +89,7 @@ def post(server: Running, path: str, body: bytes, **more: str) -> tuple[int, byt
 
 
 def mixed_values(server: Running) -> None:
-    """A long text among numbers: NumPy gives every one of them as much room as the text takes."""
+    """146 bytes: a long text among numbers. NumPy gives every one of them as much room as the text takes."""
     body = b'{"instances": ["' + b"a" * 16_000 + b'"' + b",1" * 40_000 + b"]}"
     assert post(server, PREDICT, gzip.compress(body), Content_Encoding="gzip")[0] in (400, 503)
 
@@ -114,10 +115,14 @@ def repeated_context(server: Running) -> None:
 
 def unread_replies(server: Running) -> None:
     """Clients of gRPC and of REST that ask for much and read nothing of it."""
-    rows = np.ones([400_000, 3], np.float32)
+    rows = np.ones([200_000, 3], np.float32)
     data = predict_request({"x": rows}).SerializeToString()
-    call = server.channel.unary_stream(f"{SERVICE}/Predict")
-    calls = [call(data, timeout=60) for _ in range(60)]
+    channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", [("grpc.use_local_subchannel_pool", 1)])
+    call = channel.unary_stream(f"{SERVICE}/Predict")
+    calls = []
+    for _ in range(150):
+        calls.append(call(data, timeout=60))
+        time.sleep(0.03)
     body = b'{"inputs": [' + b"[1,1,1]," * 150_000 + b"[1,1,1]]}"
     head = f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with connected(server.rest_port, 40) as clients:
@@ -127,6 +132,7 @@ def unread_replies(server: Running) -> None:
         time.sleep(5)
     for each in calls:
         each.cancel()
+    channel.close()
 
 
 def streams_without_a_body(server: Running) -> None:
@@ -158,7 +164,7 @@ def messages_without_an_end(server: Running) -> None:
 
 
 def health_watches(server: Running) -> None:
-    with connected(server.grpc_port, 50) as clients:
+    with connected(server.grpc_port, 80) as clients:
         for client in clients:
             begun = [
                 headers("/grpc.health.v1.Health/Watch", 2 * number + 1)
@@ -166,7 +172,7 @@ def health_watches(server: Running) -> None:
                 for number in range(100)
             ]
             send(client, _PREFACE + frame(_SETTINGS, 0, 0) + b"".join(begun))
-        time.sleep(1)
+        time.sleep(3)
         assert seconds_of_a_predict(server) < 1
 
 
@@ -205,17 +211,13 @@ def shapes_without_end(server: Running) -> None:
         assert code_of(server, "Predict", request.SerializeToString()) in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
 
 
-def endless_computing(server: Running) -> None:
-    data = predict_request({"rounds": np.int32([10**9])}, signature="work").SerializeToString()
-    call = server.channel.unary_unary(f"{SERVICE}/Predict")
-    calls = [call.future(data, timeout=0.5) for _ in range(20)]
-    for each in calls:
-        each.exception()
+def growing_model(server: Running) -> None:
+    """Four bytes of which the model makes 40 GB."""
+    request = predict_request({"rows": np.int32(10_000)}, signature="grow")
+    assert code_of(server, "Predict", request.SerializeToString()) in ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 
 
 def code_of(server: Running, method: str, data: bytes) -> str:
-    import grpc
-
     try:
         server.channel.unary_unary(f"{SERVICE}/{method}")(data, timeout=60)
     except grpc.RpcError as error:
@@ -228,6 +230,7 @@ ATTACKS: dict[str, Callable[[Running], None]] = {
     for each in (
         *(mixed_values, repeated_text, repeated_context, unread_replies, streams_without_a_body),
         *(messages_without_an_end, health_watches, invented_names, no_more_files, shapes_without_end),
+        *(growing_model,),
     )
 }
 
@@ -279,8 +282,10 @@ def observed(server: Running) -> Iterator[Observed]:
     first = memory_of(pid)
     most = max(first.values())
 
+    connection = http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=60)
+    connection.connect()
+
     def ask() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=60)
         while not stop.wait(0.005):
             begin = time.monotonic()
             try:
@@ -300,8 +305,10 @@ def observed(server: Running) -> Iterator[Observed]:
     for each in threads:
         each.start()
     try:
+        time.sleep(0.2)
         yield found
     finally:
+        time.sleep(0.2)
         stop.set()
         for each in threads:
             each.join()

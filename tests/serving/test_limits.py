@@ -79,8 +79,8 @@ def claims(names: list[str], size: int) -> predict_pb2.PredictRequest:
 
 @pytest.fixture(scope="module")
 def strict(versions: Path) -> Iterator[Running]:
-    """A server that takes requests of 8 MB and holds 32 MB."""
-    with serving(versions, "--max-message-mb", 8, "--max-memory-mb", 64, "--timeout", 60) as server:
+    """A server that takes requests of 8 MB, and whose processes may hold 256 MB for requests."""
+    with serving(versions, "--max-message-mb", 8, "--max-memory-mb", 256, "--timeout", 60) as server:
         server.wait_for(3)
         server.predict(X)
         yield server
@@ -159,10 +159,10 @@ def test_models_that_are_not_there_cost_no_body(strict: Running) -> None:
 
 
 def test_requests_together_hold_no_more_than_they_may(strict: Running) -> None:
-    """Bodies that stop before their end: the sixth does not fit, and room is there again when they have left."""
+    """Bodies that stop before their end: the last one does not fit, and room is there again when they have left."""
     part = b'{"instances": [' + b" " * (7 * MEGABYTE)
     head = f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Length: {8 * MEGABYTE}\r\n\r\n".encode()
-    clients = [socket.create_connection(("127.0.0.1", strict.rest_port), timeout=60) for _ in range(5)]
+    clients = [socket.create_connection(("127.0.0.1", strict.rest_port), timeout=60) for _ in range(36)]
     for client in clients:
         client.sendall(head + part)
     for _ in range(300):
