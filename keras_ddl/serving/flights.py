@@ -15,6 +15,7 @@ _STALLED_SECONDS = 2.0  # without a byte in either direction, after which a requ
 _MOST = 4096  # requests under way
 _MOST_UNREAD = 1000  # of which nothing has come but their headers
 _LOOK_SECONDS = 0.03
+_YOUNG_SECONDS = 0.1  # which a small message needs to come on a busy machine
 
 
 class Flight:
@@ -55,8 +56,8 @@ class Flights:
     """
 
     def __init__(self, limit: int) -> None:
-        """`limit`: bytes that requests may hold in this process."""
-        self._limit, self._used = limit, 0
+        """`limit`: bytes that requests may hold in this process: a half those that are counted, a half the others."""
+        self._limit, self._used = limit // 2, 0
         self._all: dict[Flight, None] = {}  # in the order in which they began
         self._unread: dict[Flight, None] = {}
         self._first = memory.resident_bytes()
@@ -99,7 +100,7 @@ class Flights:
                 raise RequestError(
                     Code.UNAVAILABLE,
                     f"The requests under way hold {self._used // MEGABYTE} of {self._limit // MEGABYTE} MB "
-                    "(--max-memory-mb). Try again later.",
+                    "(half of --max-memory-mb). Try again later.",
                 )
         self._used += more
         flight.counted = flight.size
@@ -114,12 +115,16 @@ class Flights:
         looks = 0
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            held = memory.resident_bytes() - self._first
             looks += 1
-            if held > self._limit:
+            if self._uncounted() > self._limit:
                 await asyncio.to_thread(memory.give_back)
-                if memory.resident_bytes() - self._first > self._limit and self._unread:
-                    for flight in list(self._unread)[: len(self._unread) // 2 + 1]:
+                before = time.monotonic() - _YOUNG_SECONDS
+                old = [each for each in self._unread if each.moved_at is not None and each.moved_at < before]
+                if self._uncounted() > self._limit:
+                    for flight in old[: len(old) // 2 + 1]:
                         self._drop(flight)
-            elif not self._used and held > self._limit // 8 and looks % 30 == 0:
+            elif not self._used and self._uncounted() > self._limit // 4 and looks % 30 == 0:
                 await asyncio.to_thread(memory.collect)
+
+    def _uncounted(self) -> int:
+        return memory.resident_bytes() - self._first - self._used

@@ -178,7 +178,14 @@ def _array(alias: str, value: Any, number: int) -> np.ndarray:
 
 _NUMBERS = frozenset((int, float))
 # The types that values in JSON may have for the kind of a dtype; bfloat16 and its like are of kind V.
-_KINDS = {"b": frozenset((bool,)), "i": frozenset((int,)), "u": frozenset((int,)), "f": _NUMBERS, "c": _NUMBERS, "V": _NUMBERS}
+_KINDS = {
+    "b": frozenset((bool,)),
+    "i": frozenset((int,)),
+    "u": frozenset((int,)),
+    "f": _NUMBERS,
+    "c": _NUMBERS,
+    "V": _NUMBERS,
+}
 
 
 def _described(kind: type) -> str:

@@ -58,6 +58,7 @@ class ModelProcess:
         self._sending = asyncio.Lock()
         self._tasks: set[asyncio.Task] = set()
         self._closed = False
+        self._loop = asyncio.get_running_loop()
 
     @property
     def busy(self) -> int:
@@ -229,8 +230,17 @@ class ModelProcess:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def close(self) -> None:
-        """Ends the process. What it computes is given up."""
+    def close(self, seconds: float = 0.0) -> bool:
+        """Ends the process; from any thread. Returns whether all requests were done: what it computes is given up.
+
+        Whoever calls it has waited for its requests, so that nothing is gained by waiting `seconds`.
+        """
+        done = not self.busy
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the process
+            self._loop.call_soon_threadsafe(self._close)
+        return done
+
+    def _close(self) -> None:
         self._closed = True
         writer, self._writer = self._writer, None
         if writer is not None:

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import signal
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class Server:
             retry_seconds=options.retry_seconds,
             allow_any_labels=options.allow_any_labels,
         )
-        self._processes: set[ModelProcess] = set()
+        self._processes: weakref.WeakSet[ModelProcess] = weakref.WeakSet()
         self._loop: asyncio.AbstractEventLoop
         self._context = forked.context(options.modules)
 
@@ -61,13 +62,17 @@ class Server:
 
     # ---- loading, in the thread of the model manager -------------------------------------------------------------
 
-    def _load(self, config: ModelConfig, path: Path, number: int) -> _Served:
-        process = ModelProcess(self._context, config.name, number, path, self._options)
-        asyncio.run_coroutine_threadsafe(process.start(), self._loop).result()
-        self._processes.add(process)
+    def _load(self, config: ModelConfig, path: Path, number: int) -> ModelProcess:
+        async def start() -> ModelProcess:
+            process = ModelProcess(self._context, config.name, number, path, self._options)
+            await process.start()
+            self._processes.add(process)
+            return process
+
+        process = asyncio.run_coroutine_threadsafe(start(), self._loop).result()
         if process.warmed_up:
             LOG.info("model %s version %d: %d warm-up requests answered", config.name, number, process.warmed_up)
-        return _Served(process, self._loop, self._processes)
+        return process
 
     # ---- the event loop ------------------------------------------------------------------------------------------
 
@@ -144,22 +149,3 @@ class Server:
             if error is not None and str(error) != said:
                 LOG.error("model config file %s: %s", path, error)
             said = None if error is None else str(error)
-
-
-class _Served:
-    """A version's process, as the thread of the model manager holds it."""
-
-    def __init__(self, process: ModelProcess, loop: asyncio.AbstractEventLoop, processes: set[ModelProcess]) -> None:
-        self._process, self._loop, self._processes = process, loop, processes
-        self.path, self.version, self.call = process.path, process.version, process.call
-
-    @property
-    def error(self) -> str:
-        return self._process.error
-
-    def close(self, seconds: float) -> bool:
-        """See model_manager.Loaded. Its requests are those that `use` has counted: none is left."""
-        done = not self._process.busy
-        self._loop.call_soon_threadsafe(self._process.close)
-        self._loop.call_soon_threadsafe(self._processes.discard, self._process)
-        return done

@@ -174,7 +174,9 @@ def proto_of(array: np.ndarray, *, as_content: bool) -> tensor_pb2.TensorProto:
         tensor.tensor_shape.dim.add(size=size)
     name = _FIELDS.get(dtype)
     if dtype == tf.string:
-        tensor.string_val.extend([each if isinstance(each, bytes) else str(each).encode() for each in array.reshape(-1)])
+        tensor.string_val.extend(
+            [each if isinstance(each, bytes) else str(each).encode() for each in array.reshape(-1)]
+        )
     elif as_content:
         tensor.tensor_content = array.tobytes()
     elif name is None:

