@@ -96,14 +96,15 @@ def status(code: int, message: str) -> bytes:
 
 
 def _number(field: int, value: int) -> bytes:
-    return _encoded(field << 3 | _VARINT) + _encoded(value)
+    return encoded(field << 3 | _VARINT) + encoded(value)
 
 
 def _text(field: int, value: bytes) -> bytes:
-    return _encoded(field << 3 | _BYTES) + _encoded(len(value)) + value
+    return encoded(field << 3 | _BYTES) + encoded(len(value)) + value
 
 
-def _encoded(value: int) -> bytes:
+def encoded(value: int) -> bytes:
+    """Returns a number from 0 to 2^64 - 1 as a varint."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)

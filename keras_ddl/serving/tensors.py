@@ -11,6 +11,7 @@ from tensorflow.core.framework import tensor_pb2
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.serving.memory import MEGABYTE
+from keras_ddl.serving.routing import encoded
 from keras_ddl.serving.servable import Signature
 from keras_ddl.serving.status import Code, RequestError, invalid
 
@@ -184,19 +185,10 @@ def proto_of(array: np.ndarray, *, as_content: bool) -> tensor_pb2.TensorProto:
     elif name in _AS_IN_MEMORY and array.size:
         number = tensor_pb2.TensorProto.DESCRIPTOR.fields_by_name[name].number
         data = array.tobytes()
-        tensor.MergeFromString(bytes([number << 3 | 2]) + _varint(len(data)) + data)
+        tensor.MergeFromString(bytes([number << 3 | 2]) + encoded(len(data)) + data)
     else:
         getattr(tensor, name).extend((array.view(np.uint16) if name == "half_val" else array).reshape(-1).tolist())
     return tensor
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
 
 
 def outputs_of(signature: Signature, wanted: Sequence[str]) -> list[str]:
