@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -112,4 +113,4 @@ def _feature(name: str, values: Sequence[Any]) -> feature_pb2.Feature:
         return feature_pb2.Feature(int64_list=feature_pb2.Int64List(value=values))
     if kinds <= {int, float}:
         return feature_pb2.Feature(float_list=feature_pb2.FloatList(value=values))
-    raise invalid(f"Feature {name!r} must be numbers or strings, all of one kind. Received: {str(values)[:100]}.")
+    raise invalid(f"Feature {name!r} must be numbers or strings, all of one kind. Received: {reprlib.repr(values)}.")

@@ -10,6 +10,7 @@ import base64
 import binascii
 import itertools
 import json
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,7 +83,7 @@ def signature_of(request: Mapping[str, Any], signatures: Signatures) -> str:
     """Returns the name of the signature that is asked for. Raises: RequestError: INVALID_ARGUMENT: there is none."""
     name = request.get("signature_name", "")
     if not isinstance(name, str):
-        raise invalid(f'"signature_name" is a string. Received: {str(name)[:100]!r}.')
+        raise invalid(f'"signature_name" is a string. Received: {reprlib.repr(name)}.')
     name = name or _DEFAULT_SIGNATURE
     if name not in signatures:
         raise invalid(
@@ -132,7 +133,7 @@ def examples_request(body: bytes, signatures: Signatures, limit: int) -> tuple[S
 
 def _columns_of_rows(rows: Any, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(rows, list) or not rows:
-        raise invalid(f'"{_ROWS}" is a list of at least one row. Received: {str(rows)[:100]}.')
+        raise invalid(f'"{_ROWS}" is a list of at least one row. Received: {reprlib.repr(rows)}.')
     first = rows[0].keys() if isinstance(rows[0], dict) and not _is_bytes(rows[0]) else None
     for row in rows:
         if (row.keys() if isinstance(row, dict) and not _is_bytes(row) else None) != first:
@@ -226,13 +227,13 @@ def _bytes_of(value: Any) -> bytes:
             raise ValueError(f"b64: {error}") from None
     if isinstance(value, str):
         return value.encode()
-    raise ValueError(f"must be a string or an object with only b64, not {str(value)[:100]}")
+    raise ValueError(f"must be a string or an object with only b64, not {reprlib.repr(value)}")
 
 
 def _features_of(value: Any) -> dict[str, Any]:
     """Returns the features of an example, with bytes for {"b64": ...}. Raises: RequestError: it is no object."""
     if not isinstance(value, dict):
-        raise invalid(f"An example must be an object of features. Received: {str(value)[:100]}.")
+        raise invalid(f"An example must be an object of features. Received: {reprlib.repr(value)}.")
     try:
         return {name: _feature(each) for name, each in value.items()}
     except ValueError as error:

@@ -172,10 +172,6 @@ class ModelManager:
                 raise RequestError(Code.NOT_FOUND, f"Could not find version {number} of model {name}")
             return sorted((Version(v.number, v.state, v.error) for v in versions), key=lambda v: -v.number)
 
-    def names(self) -> list[str]:
-        with self._changed:
-            return list(self._configs)
-
     def all_available(self) -> bool:
         """Whether every model has an available version."""
         with self._changed:

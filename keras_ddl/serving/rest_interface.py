@@ -32,7 +32,7 @@ _CORS = {
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
     "Access-Control-Allow-Headers": "Origin, Content-Type, Accept, Authorization",
 }
-_PIECE = 2**18  # of an answer, that is sent at a time
+_SMALL_BYTES, _PIECE = 2**16, 2**18  # of an answer: sent at once, and sent at a time of a larger one
 _MOST_DIGITS = 19  # of a version
 # (HTTP method, what is asked) -> the name of the method, as in gRPC.
 _METHODS = {
@@ -183,7 +183,7 @@ class RestInterface:
     async def _send(self, request: web.Request, body: bytes, status: int, flight: Flight | None) -> web.StreamResponse:
         """Sends an answer. A large one goes in pieces, each when the client has taken the one before."""
         headers = {**self._headers, "Content-Type": "application/json"}
-        if len(body) <= _PIECE or flight is None:
+        if len(body) <= _SMALL_BYTES or flight is None:
             return web.Response(body=body, status=status, headers=headers)
         response = web.StreamResponse(status=status, headers=headers)
         response.content_length = len(body)

@@ -197,3 +197,12 @@ def test_examples_of_json_are_tensorflows() -> None:
     for wrong in ({"i": [2**63]}, {"i": [1, "a"]}, {"i": [True]}, {"t": "\ud800"}):
         with pytest.raises(RequestError):
             examples.example_of(wrong)
+
+
+@pytest.mark.parametrize("body", ['{"instances": {"a": %s}}', '{"signature_name": %s}', '{"inputs": {"x": %s}}'])
+@pytest.mark.parametrize("dtype", [tf.string, tf.float32])
+def test_deep_values_are_refused_where_they_do_not_belong(body, dtype) -> None:
+    deep = body.replace("%s", "[" * 1000 + "]" * 1000).encode()
+    with pytest.raises(RequestError) as caught:
+        json_values.predict_request(deep, {"serving_default": signature_of(dtype.as_datatype_enum)}, LIMIT)
+    assert caught.value.code == Code.INVALID_ARGUMENT
