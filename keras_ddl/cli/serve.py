@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
+import ipaddress
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import click
 
-from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, DependencyError
 from keras_ddl.serving.flags import FLAGS, Flag, Support
 
@@ -110,10 +108,8 @@ def command(directories: tuple[str, ...], **given: Any) -> None:
             "With tensorflow-cpu: pip install --no-deps tensorflow-serving-api, because it requires the full "
             "tensorflow."
         )
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import_without_keras()
     for module in given["modules"]:
-        _import(module)
+        _check_module(module)
     from keras_ddl.serving import model_config
     from keras_ddl.serving.server import Server
     from keras_ddl.serving.settings import server_options
@@ -131,13 +127,24 @@ def command(directories: tuple[str, ...], **given: Any) -> None:
         click.echo(
             f"Serving {names}: gRPC on {settings.host}:{grpc_port}, REST on {scheme}://{settings.host}:{rest_port}"
         )
+        if not _is_loopback(settings.host):
+            click.echo(
+                f"keras-ddl serve: {settings.host} can be reached from other machines. This server is for trying a "
+                "model; TensorFlow Serving is the server for production (docs/serving.md).",
+                err=True,
+            )
         sys.stdout.flush()
 
     if not Server(models, settings).run(started):
         drain = settings.drain_seconds
         click.echo(f"keras-ddl serve: requests that took longer than {drain:g} s are abandoned.", err=True)
-        sys.stderr.flush()
-        os._exit(0)  # their threads would keep the process
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _with_flags(given: dict[str, Any]) -> dict[str, Any]:
@@ -157,24 +164,24 @@ def _with_flags(given: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _import(module: str) -> None:
+def _check_module(module: str) -> None:
+    """Looks whether a module can be imported, which the process does that starts the models."""
     try:
-        importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(f"--import must name a Python module that is installed. {module!r}: {error}.") from None
+        is_there = importlib.util.find_spec(module) is not None
+    except ImportError:
+        is_there = False
+    if not is_there:
+        raise ConfigError(f"--import must name a Python module that is installed. Received: {module!r}.")
 
 
 def _log_to_stderr(without_effect: Sequence[Flag]) -> None:
-    """Shows what this server says; of TensorFlow errors only, as it remarks on every model that it loads."""
-    from keras_ddl.compat.tensorflow import tf
-
+    """Shows what this server says."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("keras-ddl serve: %(message)s"))
     logger = logging.getLogger("keras_ddl.serving")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     logger.propagate = False
-    tf.get_logger().setLevel(logging.ERROR)
     for flag in without_effect:
         logger.info("--%s has no effect here: %s.", flag.name, flag.note)
 

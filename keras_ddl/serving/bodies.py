@@ -1,27 +1,17 @@
-"""Bodies of HTTP requests: how large they may be, and how compressed ones are unpacked."""
+"""How compressed bodies of HTTP requests are unpacked."""
 
 from __future__ import annotations
 
 import zlib
 
-from keras_ddl.serving.status import Code, RequestError, invalid
+from keras_ddl.serving.status import invalid, too_large
 
 _PIECE = 2**20
 # Content-Encoding -> zlib's number for what may come: gzip or zlib, as browsers and curl send it.
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
-def too_large(limit: int) -> RequestError:
-    """Returns the error of a body that is larger than the limit."""
-    return RequestError(
-        Code.RESOURCE_EXHAUSTED,
-        f"The body of a request may have {limit} bytes, also after it is unpacked. Received: more. Send fewer rows, or "
-        "start the server with a larger --max-message-mb.",
-        http_status=413,
-    )
-
-
-def inflated(body: bytearray, encoding: str, limit: int) -> bytearray:
+def inflated(body: bytes, encoding: str, limit: int) -> bytes:
     """Returns what a compressed body unpacks to; never holds more than the limit.
 
     Raises: RequestError: INVALID_ARGUMENT: it is cut off, false, or of an encoding that is not known;
@@ -46,4 +36,4 @@ def inflated(body: bytearray, encoding: str, limit: int) -> bytearray:
         raise invalid(f"The body is not {encoding}: {error}") from None
     if unpacker.unused_data or len(rest):
         raise invalid(f"The body is not {encoding}: it goes on after its end.")
-    return found
+    return bytes(found)

@@ -1,123 +1,192 @@
-"""The gRPC interface: TensorFlow Serving's PredictionService and ModelService, and gRPC's own health service."""
+"""The gRPC interface: TensorFlow Serving's PredictionService and ModelService, and gRPC's own health service.
+
+Messages go to the processes as they come, and back as those write them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
-from keras_ddl.serving.handlers import Handlers
-from keras_ddl.serving.limits import Held, Memory
-from keras_ddl.serving.metrics import Metrics
-from keras_ddl.serving.reading_turns import ReadingTurns
+from keras_ddl.errors import ConfigError
+from keras_ddl.serving import model_config, routing
+from keras_ddl.serving.flights import Flight, Flights
+from keras_ddl.serving.front import Front
+from keras_ddl.serving.metrics import Metrics, Record
+from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError, invalid
-from keras_ddl.serving.workers import Record
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-Method = Callable[[bytes, Record, Held], Awaitable[bytes]]
+_CONTROL_BYTES = 2**20  # of requests that no process answers
+_RELOAD_SECONDS = 600.0  # that a new list of models may take to load
+_MOST_WATCHES = 100
+_STREAMS = 256  # of a connection, at the same time
+_METHODS: Mapping[str, Sequence[str]] = {
+    "tensorflow.serving.PredictionService": ("Predict", "Classify", "Regress", "MultiInference", "GetModelMetadata"),
+    "tensorflow.serving.ModelService": ("GetModelStatus", "HandleReloadConfigRequest"),
+    "grpc.health.v1.Health": ("Check",),
+}
+_SERVICES = ("", *list(_METHODS)[:2])
 
 
 class GrpcInterface:
     """The gRPC server on the running event loop."""
 
-    def __init__(
-        self,
-        handlers: Handlers,
-        metrics: Metrics,
-        memory: Memory,
-        turns: ReadingTurns,
-        *,
-        message_bytes: int,
-        max_calls: int | None = None,
-        options: Sequence[tuple[str, Any]] = (),
-    ) -> None:
-        """
-        Args:
-            memory: what all requests that have come may hold.
-            turns: in which requests come.
-            message_bytes: of a request or an answer; a larger one is refused with RESOURCE_EXHAUSTED.
-            max_calls: how many may be under way at the same time; the next is refused with RESOURCE_EXHAUSTED.
-            options: more of gRPC's channel arguments.
-        """
-        self._metrics, self._memory = metrics, memory
-        self._turns, self._message_bytes = turns, message_bytes
+    def __init__(self, front: Front, metrics: Metrics, flights: Flights, options: Options, connections: int) -> None:
+        """`connections`: how many there may be at the same time; one more is closed."""
+        self._front, self._metrics, self._flights, self._options = front, metrics, flights, options
+        self._serving, self._changed = False, asyncio.Condition()
+        self._watches: dict[asyncio.Task, None] = {}
         self._server = grpc.aio.server(
-            maximum_concurrent_rpcs=max_calls,
             options=[
-                ("grpc.max_receive_message_length", message_bytes),
-                ("grpc.max_send_message_length", message_bytes),
+                ("grpc.max_receive_message_length", options.message_bytes),
+                ("grpc.max_send_message_length", options.message_bytes),
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error
                 ("grpc.http2.bdp_probe", 0),  # it widens the windows of streams that nobody reads from
-                *options,
+                ("grpc.max_concurrent_streams", _STREAMS),
+                ("grpc.max_allowed_incoming_connections", connections),
+                ("grpc.max_connection_idle_ms", int(options.idle_seconds * 1000)),
+                ("grpc.server_handshake_timeout_ms", int(options.idle_seconds * 1000)),
+                *options.grpc_options,
             ],
         )
-        services: Mapping[str, Mapping[str, Method]] = {
-            "PredictionService": {
-                "Predict": handlers.predict,
-                "Classify": handlers.classify,
-                "Regress": handlers.regress,
-                "MultiInference": handlers.multi_inference,
-                "GetModelMetadata": handlers.get_model_metadata,
-            },
-            "ModelService": {
-                "GetModelStatus": handlers.get_model_status,
-                "HandleReloadConfigRequest": handlers.reload_config,
-            },
-        }
+        handlers = {service: {name: self._handler(name) for name in names} for service, names in _METHODS.items()}
+        handlers["grpc.health.v1.Health"]["Watch"] = grpc.unary_stream_rpc_method_handler(self._watch)
         self._server.add_generic_rpc_handlers(
-            [
-                grpc.method_handlers_generic_handler(
-                    f"tensorflow.serving.{service}",
-                    {name: self._handler(name, method) for name, method in methods.items()},
-                )
-                for service, methods in services.items()
-            ]
+            [grpc.method_handlers_generic_handler(service, methods) for service, methods in handlers.items()]
         )
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    def _handler(self, name: str, method: Method) -> Any:
+    def _handler(self, name: str) -> Any:
         async def answer(_: Any, context: Any) -> bytes | None:
-            return await self._answer(name, method, context)
+            return await self._answer(name, context)
 
-        # Messages stay as they come: google.protobuf would unpack them before anybody has looked at them. For the
-        # server of a stream, a request is read when it is asked for, so that one that never comes is noticed.
+        # For the server of a stream, a request is read when it is asked for, so that one that never comes is noticed.
         return grpc.stream_unary_rpc_method_handler(answer)
 
-    async def _answer(self, name: str, method: Method, context: Any) -> bytes | None:
-        record = Record("grpc", name)
+    async def _answer(self, name: str, context: Any) -> bytes | None:
+        record, task, flight = Record("grpc", name), asyncio.current_task(), None
+        assert task is not None
         try:
-            with self._memory.held() as held:
-                # No name for the message in here: gRPC keeps this frame, until the next collection of garbage, of
-                # every call that is aborted.
-                return await method(await self._read(name, context, held), record, held)
+            flight = self._flights.begin(task.cancel)
+            context.add_done_callback(lambda _: self._flights.end(flight))
+            # No name for the message in here: gRPC keeps this frame, until the next collection of garbage, of every
+            # call that is aborted.
+            return self._sent(
+                flight, await self._dispatch(name, await self._read(name, context, flight), record, flight)
+            )
         except RequestError as error:
             record.code, record.error = error.code, error.message
+        except asyncio.CancelledError:
+            record.code = Code.CANCELLED
+            if flight is None or not flight.is_dropped:  # the client has disconnected, or its deadline has passed
+                raise
+            task.uncancel()
+            record.code, record.error = Code.RESOURCE_EXHAUSTED, "The request did not come while others waited."
         except Exception as error:  # a bug must not take the server down
             record.code, record.error = Code.INTERNAL, f"{type(error).__name__}: {error}"
             self._metrics.log_exception(record, error)
-        except BaseException:  # the client has disconnected, or its deadline has passed
+        except BaseException:
             record.code = Code.CANCELLED
             raise
         finally:
-            self._metrics.record_request(record, context.peer())
+            if name != "Check":
+                self._metrics.record_request(record, context.peer())
         await context.abort(_CODES[int(record.code)], record.error)
         return None
 
-    async def _read(self, name: str, context: Any, held: Held) -> bytes:
-        data = None
+    def _sent(self, flight: Flight, answer: bytes) -> bytes:
+        flight.hold(2 * len(answer))  # once more in gRPC, until the client has read it
+        flight.ends_within(self._options.timeout)
+        return answer
+
+    async def _read(self, name: str, context: Any, flight: Flight) -> bytes:
+        self._flights.awaits_message(flight)
         try:
-            async with self._turns.turn():
+            async with asyncio.timeout(self._options.timeout):
                 data = await context.read()
+        except TimeoutError:
+            text = f"The request did not come within {self._options.timeout:g} s."
+            raise RequestError(Code.DEADLINE_EXCEEDED, text) from None
         finally:
-            if not isinstance(data, bytes):
-                self._memory.note(self._message_bytes)  # as much of it may have come
+            self._flights.has_come(flight)
         if not isinstance(data, bytes):
             raise invalid(f"{name} takes one message. Received: none.")
-        held.add(len(data))
+        flight.hold(len(data))
         return data
+
+    async def _dispatch(self, name: str, data: bytes, record: Record, flight: Flight) -> bytes:
+        if name in _METHODS["tensorflow.serving.PredictionService"]:
+            spec = routing.spec_of(data, in_task=name == "MultiInference")
+            return await self._front.ask(spec, record, flight, data)
+        if len(data) > _CONTROL_BYTES:
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED, f"The request may have {_CONTROL_BYTES} bytes. Received: {len(data)}."
+            )
+        if name == "GetModelStatus":
+            return routing.status_response(self._front.status(routing.spec_of(data), record))
+        if name == "Check":
+            return self._health(data)
+        return await self._reload(data)
+
+    async def _reload(self, data: bytes) -> bytes:
+        if not self._options.allow_reload:
+            raise RequestError(
+                Code.PERMISSION_DENIED,
+                "This server does not take lists of models from clients. Start it with --allow-reload-config.",
+            )
+        try:
+            configs = model_config.of_bytes(b"".join(routing.field_1(data)))
+        except ConfigError as error:
+            raise invalid(str(error)) from None
+        return routing.reload_response(await asyncio.to_thread(self._front.models.reload, configs, _RELOAD_SECONDS))
+
+    # ---- health --------------------------------------------------------------------------------------------------
+
+    def _health(self, data: bytes) -> bytes:
+        service = b"".join(bytes(part[:1000]) for part in routing.field_1(data)[:1])
+        if service.decode(errors="replace") not in _SERVICES:
+            raise RequestError(Code.NOT_FOUND, "There is no such service.")
+        states = health_pb2.HealthCheckResponse
+        return states(status=states.SERVING if self._serving else states.NOT_SERVING).SerializeToString()
+
+    async def _watch(self, data: bytes, context: Any) -> None:
+        """Writes each change. The oldest watch gives way if there are many."""
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._watches) >= _MOST_WATCHES:
+            oldest = next(iter(self._watches))
+            del self._watches[oldest]
+            oldest.cancel()
+        self._watches[task] = None
+        try:
+            while True:
+                try:
+                    state = self._health(data[:1000])
+                except RequestError:
+                    states = health_pb2.HealthCheckResponse
+                    state = states(status=states.SERVICE_UNKNOWN).SerializeToString()
+                await context.write(state)
+                async with self._changed:
+                    await self._changed.wait()
+        except asyncio.CancelledError:
+            if task in self._watches:
+                raise
+            task.uncancel()
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"More than {_MOST_WATCHES} watches.")
+        finally:
+            self._watches.pop(task, None)
+
+    async def show_health(self, serving: bool) -> None:
+        """To be called when that has changed."""
+        async with self._changed:
+            self._serving = serving
+            self._changed.notify_all()
+
+    # ---- start and stop ------------------------------------------------------------------------------------------
 
     async def start(self, addresses: Sequence[str], credentials: Any = None) -> list[int]:
         """Listens on "host:port" (port 0 chooses one) and "unix:path". Returns the ports.
@@ -135,16 +204,12 @@ class GrpcInterface:
                     ports.append(self._server.add_secure_port(address, credentials))
             except RuntimeError as error:
                 raise OSError(f"gRPC cannot listen on {address}: {error} Give another --port; 0 chooses one.") from None
-        await self.show_health(False)
         await self._server.start()
         return ports
 
-    async def show_health(self, serving: bool) -> None:
-        states = health_pb2.HealthCheckResponse
-        for service in ("", "tensorflow.serving.PredictionService", "tensorflow.serving.ModelService"):
-            await self._health.set(service, states.SERVING if serving else states.NOT_SERVING)
-
     async def stop(self, seconds: float) -> None:
         """Accepts no new requests, and waits this long for the running ones."""
-        await self._health.enter_graceful_shutdown()
+        await self.show_health(False)
+        for watch in list(self._watches):
+            watch.cancel()
         await self._server.stop(seconds)

@@ -2,8 +2,6 @@
 
 Rows ("instances" -> "predictions"): one value for each row, an object by name where there are several. Columns
 ("inputs" -> "outputs"): one value for each name. Bytes are {"b64": "..."}; NaN and Infinity are written as such.
-
-Nothing here needs TensorFlow: large requests are read by other processes (json_process.py).
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import base64
 import binascii
 import itertools
 import json
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,23 +18,27 @@ from typing import Any
 import numpy as np
 import orjson
 
-from keras_ddl.serving import dtypes
-from keras_ddl.serving.json_examples import example_of
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.serving.examples import example_of
+from keras_ddl.serving.servable import Signature
 from keras_ddl.serving.status import Code, RequestError, invalid
+from keras_ddl.serving.tensors import Room, check_names, check_shape
 
 _ROWS, _COLUMNS = "instances", "inputs"
 _BYTES_SUFFIX = "_bytes"  # outputs with such a name are not text
 _DEFAULT_SIGNATURE = "serving_default"
 _ROWS_AT_A_TIME = 1000
 _BYTES_OF_NODE = 4  # of a body: "1.0," has as many
-Signatures = Mapping[str, Mapping[str, int]]  # name -> alias of an input -> number of its dtype
+_FROM_URL = str.maketrans("-_", "+/")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+Signatures = Mapping[str, Signature]
 
 
 @dataclass
 class Predict:
     """A predict request: the inputs by alias, and whether they came in rows (else columns)."""
 
-    signature: str
+    signature: Signature
     inputs: dict[str, np.ndarray]
     in_rows: bool
 
@@ -59,7 +62,7 @@ def parse(body: bytes, limit: int) -> dict[str, Any]:
             http_status=413,
         )
     try:
-        value = _loads(body)
+        value = _loads(body.removeprefix(_BYTE_ORDER_MARK))
     except (ValueError, RecursionError) as error:
         raise invalid(f"JSON Parse error: {error}") from None
     if not isinstance(value, dict):
@@ -80,7 +83,7 @@ def signature_of(request: Mapping[str, Any], signatures: Signatures) -> str:
     """Returns the name of the signature that is asked for. Raises: RequestError: INVALID_ARGUMENT: there is none."""
     name = request.get("signature_name", "")
     if not isinstance(name, str):
-        raise invalid(f'"signature_name" is a string. Received: {str(name)[:100]!r}.')
+        raise invalid(f'"signature_name" is a string. Received: {reprlib.repr(name)}.')
     name = name or _DEFAULT_SIGNATURE
     if name not in signatures:
         raise invalid(
@@ -93,7 +96,7 @@ def predict_request(body: bytes, signatures: Signatures, limit: int) -> Predict:
     """Reads a predict request.
 
     Args:
-        limit: see `parse`; also bytes of all arrays together.
+        limit: see `parse`.
     Raises: RequestError: INVALID_ARGUMENT: neither rows nor columns, or both; values that no array of an input's dtype
         can have; RESOURCE_EXHAUSTED: above the limit.
     """
@@ -101,16 +104,21 @@ def predict_request(body: bytes, signatures: Signatures, limit: int) -> Predict:
     name = signature_of(request, signatures)
     if (_ROWS in request) == (_COLUMNS in request):
         raise invalid(f'A predict request has either "{_ROWS}" or "{_COLUMNS}". Received: {sorted(request)[:10]}.')
-    inputs, in_rows = signatures[name], _ROWS in request
+    signature, in_rows = signatures[name], _ROWS in request
+    inputs = signature.inputs
     columns = _columns_of_rows(request[_ROWS], name, inputs) if in_rows else _columns(request[_COLUMNS], name, inputs)
     unknown = sorted(set(columns) - set(inputs))
     if unknown:
         raise invalid(f"Signature {name!r} takes {sorted(inputs)}. Received: {unknown[:10]}.")
-    return Predict(name, {alias: _array(alias, value, inputs[alias]) for alias, value in columns.items()}, in_rows)
+    check_names(signature, columns)
+    arrays = {alias: _array(alias, value, inputs[alias].dtype) for alias, value in columns.items()}
+    for alias, array in arrays.items():
+        check_shape(signature, alias, array.shape)
+    return Predict(signature, arrays, in_rows)
 
 
-def examples_request(body: bytes, signatures: Signatures, limit: int) -> tuple[str, list[bytes]]:
-    """Reads a classify or regress request. Returns the signature's name and tf.Examples, serialized.
+def examples_request(body: bytes, signatures: Signatures, limit: int) -> tuple[Signature, list[bytes]]:
+    """Reads a classify or regress request. Returns the signature and tf.Examples, serialized.
 
     Raises: RequestError: INVALID_ARGUMENT: there are none; RESOURCE_EXHAUSTED: above the limit.
     """
@@ -119,12 +127,13 @@ def examples_request(body: bytes, signatures: Signatures, limit: int) -> tuple[s
     if not isinstance(rows, list) or not rows:
         raise invalid(f'The request must have a list of "examples". Received: {sorted(request)[:10]}.')
     context = example_of(_features_of(request["context"])) if "context" in request else b""
-    return name, [context + example_of(_features_of(row)) for row in rows]
+    Room(limit).take(len(context) * len(rows))
+    return signatures[name], [context + example_of(_features_of(row)) for row in rows]
 
 
-def _columns_of_rows(rows: Any, name: str, inputs: Mapping[str, int]) -> dict[str, Any]:
+def _columns_of_rows(rows: Any, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(rows, list) or not rows:
-        raise invalid(f'"{_ROWS}" is a list of at least one row. Received: {str(rows)[:100]}.')
+        raise invalid(f'"{_ROWS}" is a list of at least one row. Received: {reprlib.repr(rows)}.')
     first = rows[0].keys() if isinstance(rows[0], dict) and not _is_bytes(rows[0]) else None
     for row in rows:
         if (row.keys() if isinstance(row, dict) and not _is_bytes(row) else None) != first:
@@ -134,13 +143,13 @@ def _columns_of_rows(rows: Any, name: str, inputs: Mapping[str, int]) -> dict[st
     return {alias: [row[alias] for row in rows] for alias in first}
 
 
-def _columns(value: Any, name: str, inputs: Mapping[str, int]) -> dict[str, Any]:
+def _columns(value: Any, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(value, dict) and not _is_bytes(value):
         return value
     return {_only(name, inputs): value}
 
 
-def _only(name: str, inputs: Mapping[str, int]) -> str:
+def _only(name: str, inputs: Mapping[str, Any]) -> str:
     if len(inputs) != 1:
         raise invalid(f"Signature {name!r} takes {sorted(inputs)}: name each. Received: values without a name.")
     return next(iter(inputs))
@@ -151,27 +160,37 @@ def _is_bytes(value: Any) -> bool:
 
 
 def _array(alias: str, value: Any, number: int) -> np.ndarray:
+    dtype = tf.as_dtype(number)
     try:
-        if number == dtypes.STRING:
+        if dtype == tf.string:
             return _array_of_bytes(value)
-        wanted = dtypes.numpy_dtype(number)
-        found = np.array(value)
-        if found.dtype == object:
-            raise ValueError("rows of unequal lengths, or values that are not numbers")
-        if found.size and found.dtype.kind not in _KINDS.get(wanted.kind, "iuf"):
-            raise ValueError(f"values are of kind {found.dtype.name}")
-        cast = found.astype(wanted)
-        if wanted.kind in "iu" and found.size and not np.array_equal(cast, found):
-            raise ValueError(f"a value is out of the range of {dtypes.name(number)}")
-        return cast
-    except KeyError:
-        raise invalid(f"Input {alias!r} is of dtype {dtypes.name(number)}, which JSON cannot express.") from None
+        wanted = np.dtype(dtype.as_numpy_dtype)
+        if wanted.kind not in _KINDS:
+            raise invalid(f"Input {alias!r} is of dtype {dtype.name}, which JSON cannot express.")
+        # As objects first: of a text among numbers NumPy would make as many texts, each as long.
+        found = np.array(value, dtype=object)
+        kinds = set(map(type, found.reshape(-1)))
+        if not kinds <= _KINDS[wanted.kind]:
+            raise ValueError(f"values are {' and '.join(sorted(map(_described, kinds - _KINDS[wanted.kind])))}")
+        return found.astype(wanted)  # of numbers that do not fit, an OverflowError
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise invalid(f"Input {alias!r} takes {dtypes.name(number)}: {error}.") from None
+        raise invalid(f"Input {alias!r} takes {dtype.name}: {error}.") from None
 
 
-# Kinds of NumPy that values may have for a dtype's kind.
-_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "c": "iufc"}
+_NUMBERS = frozenset((int, float))
+# The types that values in JSON may have for the kind of a dtype; bfloat16 and its like are of kind V.
+_KINDS = {
+    "b": frozenset((bool,)),
+    "i": frozenset((int,)),
+    "u": frozenset((int,)),
+    "f": _NUMBERS,
+    "c": _NUMBERS,
+    "V": _NUMBERS,
+}
+
+
+def _described(kind: type) -> str:
+    return {list: "rows of unequal lengths or depths", str: "text", dict: "objects"}.get(kind, kind.__name__)
 
 
 def _array_of_bytes(value: Any) -> np.ndarray:
@@ -200,21 +219,21 @@ def _array_of_bytes(value: Any) -> np.ndarray:
 def _bytes_of(value: Any) -> bytes:
     """Returns a string, or what {"b64": ...} encodes. Raises: ValueError: it is neither."""
     if _is_bytes(value) and isinstance(value["b64"], str):
-        # Without padding, and over several lines, too: as TensorFlow Serving takes it.
-        text = "".join(value["b64"].split()).rstrip("=")
+        # Without padding, over several lines, and with the alphabet for URLs, too: as clients write it.
+        text = "".join(value["b64"].split()).rstrip("=").translate(_FROM_URL)
         try:
             return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
         except binascii.Error as error:
             raise ValueError(f"b64: {error}") from None
     if isinstance(value, str):
         return value.encode()
-    raise ValueError(f"must be a string or an object with only b64, not {str(value)[:100]}")
+    raise ValueError(f"must be a string or an object with only b64, not {reprlib.repr(value)}")
 
 
 def _features_of(value: Any) -> dict[str, Any]:
     """Returns the features of an example, with bytes for {"b64": ...}. Raises: RequestError: it is no object."""
     if not isinstance(value, dict):
-        raise invalid(f"An example must be an object of features. Received: {str(value)[:100]}.")
+        raise invalid(f"An example must be an object of features. Received: {reprlib.repr(value)}.")
     try:
         return {name: _feature(each) for name, each in value.items()}
     except ValueError as error:

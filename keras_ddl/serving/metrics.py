@@ -5,18 +5,35 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import time
 import traceback
 from typing import Any, TextIO
 
 import prometheus_client
 
-from keras_ddl.serving.workers import Record
+from keras_ddl.serving.status import Code
 
 LOG = logging.getLogger("keras_ddl.serving")
 _COUNT = b":tensorflow:serving:request_count"
 prometheus_client.disable_created_metrics()
 # Microseconds, from 10 us to 20 s.
 _BUCKETS = [10 * 1.8**i for i in range(26)]
+
+
+class Record:
+    """What the metrics and the access log record of one request. `method`: one that there is, or ""."""
+
+    def __init__(self, protocol: str, method: str) -> None:
+        self.protocol, self.method = protocol, method
+        self.model, self.signature = "", ""
+        self.version: int | None = None
+        self.code = Code.OK
+        self.error = ""
+        self._begin = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._begin
 
 
 class Metrics:

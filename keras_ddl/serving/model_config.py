@@ -52,6 +52,20 @@ def read_file(path: str) -> list[ModelConfig]:
         ) from None
 
 
+def of_bytes(data: bytes) -> list[ModelConfig]:
+    """Returns the models of a serialized ModelServerConfig. Raises: ConfigError: as of_proto, or it names none."""
+    from google.protobuf.message import DecodeError
+    from tensorflow_serving.config import model_server_config_pb2
+
+    try:
+        config = model_server_config_pb2.ModelServerConfig.FromString(data)
+    except DecodeError as error:
+        raise ConfigError(f"This is not a valid ModelServerConfig: {error}") from None
+    if config.WhichOneof("config") is None:
+        raise ConfigError("The request has no config, so the server would serve nothing. Send a model_config_list.")
+    return of_proto(config)
+
+
 def of_proto(config: Any) -> list[ModelConfig]:
     """Returns the models of a ModelServerConfig. Raises: ConfigError: one is incomplete or listed twice."""
     if config.WhichOneof("config") == "custom_model_config":
@@ -86,14 +100,22 @@ def versions_on_disk(base_path: Path) -> dict[int, Path]:
     """Returns number -> directory of the versions. One without its graph is still being written.
 
     A name may have leading zeros (00000123). Of two names for one number the first in the alphabet counts.
+
+    Raises: OSError: nobody can say what is there, because of a lack of files or permissions, or a disk that fails.
     """
     try:
         entries = sorted(base_path.iterdir(), reverse=True)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    return {
-        int(entry.name): entry
-        for entry in entries
-        if re.fullmatch("[0-9]{1,18}", entry.name)
-        and ((entry / "saved_model.pb").exists() or (entry / "saved_model.pbtxt").exists())
-    }
+    numbers = [entry for entry in entries if re.fullmatch("[0-9]{1,18}", entry.name)]
+    return {int(entry.name): entry for entry in numbers if _has_graph(entry)}
+
+
+def _has_graph(path: Path) -> bool:
+    for name in ("saved_model.pb", "saved_model.pbtxt"):
+        try:
+            (path / name).stat()
+            return True
+        except (FileNotFoundError, NotADirectoryError):  # not Path.exists, to which any error is an absence
+            pass
+    return False

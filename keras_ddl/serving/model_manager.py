@@ -1,7 +1,8 @@
 """The models of a server and their versions: found on disk, loaded, switched to, unloaded.
 
 One thread polls and loads, so that versions appear in order and only one is loaded at a time. A stale version is
-unloaded only when a wanted one is available and when its own last request has finished.
+unloaded only when a wanted one is available and when its own last request has finished. A directory that cannot be
+read says nothing: what is loaded stays.
 """
 
 from __future__ import annotations
@@ -14,15 +15,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from keras_ddl.files import durable
 from keras_ddl.serving import model_config
 from keras_ddl.serving.model_config import ModelConfig
-from keras_ddl.serving.servable import Servable
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 LOG = logging.getLogger("keras_ddl.serving")
 _DRAIN_SECONDS = 30.0
+
+
+class Loaded(Protocol):
+    """A version that answers. `error`: why it does so no more."""
+
+    path: Path
+    version: int
+    error: str
+
+    def close(self, seconds: float) -> bool:
+        """Ends it, after so many seconds at the latest. Returns whether all requests were done."""
 
 
 class State(enum.IntEnum):
@@ -42,10 +54,15 @@ class Version:
     number: int
     state: State = State.START
     error: str = ""
-    servable: Servable | None = None
+    servable: Loaded | None = None
     users: int = 0
     failed_at: float = 0.0
     failures: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns it as a ModelVersionStatus."""
+        status = {"error_code": "UNKNOWN" if self.error else "OK", "error_message": self.error}
+        return {"version": str(self.number), "state": self.state.name, "status": status}
 
 
 class ModelManager:
@@ -54,7 +71,7 @@ class ModelManager:
     def __init__(
         self,
         configs: Sequence[ModelConfig],
-        load: Callable[[ModelConfig, Path, int], Servable],
+        load: Callable[[ModelConfig, Path, int], Loaded],
         *,
         poll_seconds: float = 1.0,
         retries: int | None = None,
@@ -71,6 +88,7 @@ class ModelManager:
         """
         self._configs = {config.name: config for config in configs}
         self._reported_empty: list[ModelConfig] = []
+        self._unreadable: dict[str, str] = {}  # model -> what was last said of its directory
         self._versions: dict[str, dict[int, Version]] = {config.name: {} for config in configs}
         self._load, self._poll_seconds = load, poll_seconds
         self._retries, self._retry_seconds, self._allow_any_labels = retries, retry_seconds, allow_any_labels
@@ -96,7 +114,7 @@ class ModelManager:
     # ---- for requests --------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def use(self, name: str, number: int | None = None, label: str = "") -> Iterator[Servable]:
+    def use(self, name: str, number: int | None = None, label: str = "") -> Iterator[Loaded]:
         """Yields an available version, and keeps it loaded while it is in use.
 
         Args:
@@ -153,10 +171,6 @@ class ModelManager:
             if number is not None and not versions:
                 raise RequestError(Code.NOT_FOUND, f"Could not find version {number} of model {name}")
             return sorted((Version(v.number, v.state, v.error) for v in versions), key=lambda v: -v.number)
-
-    def names(self) -> list[str]:
-        with self._changed:
-            return list(self._configs)
 
     def all_available(self) -> bool:
         """Whether every model has an available version."""
@@ -237,7 +251,15 @@ class ModelManager:
         with self._changed:
             configs = dict(self._configs)
         for name, config in configs.items():
-            on_disk = model_config.versions_on_disk(config.base_path)
+            self._notice_ends(config)
+            try:
+                on_disk = model_config.versions_on_disk(config.base_path)
+            except OSError as error:
+                if self._unreadable.get(name) != str(error):
+                    self._unreadable[name] = str(error)
+                    LOG.error("model %s: its directory cannot be read; what is loaded stays: %s", name, error)
+                continue
+            self._unreadable.pop(name, None)
             wanted = config.choose(list(on_disk))
             if not wanted and not self._versions[name] and config not in self._reported_empty:
                 self._reported_empty.append(config)
@@ -250,6 +272,15 @@ class ModelManager:
             with self._changed:
                 if not self._versions[name] or all(v.state == State.END for v in self._versions[name].values()):
                     del self._versions[name]
+
+    def _notice_ends(self, config: ModelConfig) -> None:
+        """Takes out versions that answered and can do so no more; they are tried again as any that failed."""
+        with self._changed:
+            for version in self._versions[config.name].values():
+                if version.servable is not None and version.servable.error:
+                    version.state, version.failed_at = State.END, time.monotonic()
+                    version.error, version.servable = version.servable.error, None
+                    version.failures += 1
 
     def _load_version(self, config: ModelConfig, number: int, path: Path) -> None:
         with self._changed:

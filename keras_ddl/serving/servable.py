@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +12,6 @@ import numpy as np
 from tensorflow.core.protobuf import config_pb2
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving.call_times import CallTimes
-from keras_ddl.serving.limits import SMALL_BYTES
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 DEFAULT_SIGNATURE = "serving_default"
@@ -24,6 +20,7 @@ REGRESS = "tensorflow/serving/regress"
 _INIT = "__saved_model_init_op"  # which loaders run, and clients do not ask
 _SERVE = "serve"  # the tag of the graph that is served
 _ALIGNMENT = 64  # at which TensorFlow takes an array without copying it
+_SMALL_BYTES = 2**16
 _CALLABLES = 64  # each is a graph of its own for TensorFlow, and clients choose which outputs they want
 
 
@@ -33,6 +30,7 @@ class Signature:
 
     Attributes:
         inputs, outputs: alias -> TensorInfo.
+        shapes: alias of an input -> extents that its arrays must have, -1 being any; None: of any rank.
         defaults: values for inputs that a request may leave out.
     """
 
@@ -40,12 +38,8 @@ class Signature:
     method: str
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
+    shapes: Mapping[str, Sequence[int] | None] = field(default_factory=dict)
     defaults: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-    @functools.cached_property
-    def dtypes(self) -> dict[str, int]:
-        """Input alias -> the number of its dtype."""
-        return {alias: info.dtype for alias, info in self.inputs.items()}
 
 
 class Servable:
@@ -87,10 +81,9 @@ class Servable:
             raise
         # As they are in the file: what a client asks for as metadata.
         self.signature_defs = dict(meta_graph.signature_def)
-        self.signatures = {name: _signature(name, each) for name, each in self.signature_defs.items()}
-        # As the readers of JSON take it: what clients may ask for.
-        self.dtypes = {name: each.dtypes for name, each in self.signatures.items() if name != _INIT}
-        self._call_times = CallTimes(_operations(meta_graph.graph_def))
+        self.signatures = {
+            name: _signature(name, each, graph) for name, each in self.signature_defs.items() if name != _INIT
+        }
         self._callables: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._lock = threading.Lock()
         self._idle = threading.Condition()
@@ -106,7 +99,7 @@ class Servable:
         if found is None:
             raise RequestError(
                 Code.FAILED_PRECONDITION,
-                f'Serving signature key "{name}" not found. The model has {sorted(set(self.signatures) - {_INIT})}.',
+                f'Serving signature key "{name}" not found. The model has {sorted(self.signatures)}.',
             )
         return found
 
@@ -120,11 +113,8 @@ class Servable:
         call = self._callable(signature, tuple(fetches))
         with self._idle:
             self._running += 1
-        begin = time.perf_counter()
         try:
-            outputs = [_as_array(each) for each in call(*(_aligned(feeds[alias]) for alias in signature.inputs))]
-            self._call_times.record((signature.name, tuple(fetches)), feeds, time.perf_counter() - begin)
-            return outputs
+            return [_as_array(each) for each in call(*(_aligned(feeds[alias]) for alias in signature.inputs))]
         except tf.errors.OpError as error:
             raise RequestError(Code(error.error_code), error.message) from None
         except (TypeError, ValueError) as error:  # of a feed's shape, before anything runs
@@ -133,12 +123,6 @@ class Servable:
             with self._idle:
                 self._running -= 1
                 self._idle.notify_all()
-
-    def is_short(self, signature: Signature, feeds: Mapping[str, np.ndarray], fetches: Sequence[str]) -> bool:
-        """Whether `run` will be done before another thread would have begun it."""
-        call = signature.name, tuple(fetches)
-        # What is not there yet is made by a worker, for that takes long.
-        return call in self._callables and self._call_times.is_short(call, feeds)
 
     def close(self, seconds: float = 0.0) -> bool:
         """Frees the weights when nothing runs any more, for which it waits so long. Returns whether it did.
@@ -170,7 +154,7 @@ class Servable:
 
 def _aligned(array: np.ndarray) -> np.ndarray:
     """Copies, once, a large array that begins anywhere in a message: else NumPy copies it, and TensorFlow the copy."""
-    if array.flags.aligned or array.nbytes <= SMALL_BYTES:
+    if array.flags.aligned or array.nbytes <= _SMALL_BYTES:
         return array
     room = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
     begin = -room.ctypes.data % _ALIGNMENT
@@ -184,15 +168,22 @@ def _as_array(value: Any) -> np.ndarray:
     return np.array(value, dtype=object) if isinstance(value, (bytes, str)) else np.asarray(value)
 
 
-def _signature(name: str, definition: Any) -> Signature:
+def _signature(name: str, definition: Any, graph: tf.Graph) -> Signature:
     defaults = {alias: tf.make_ndarray(value) for alias, value in definition.defaults.items()}
-    return Signature(name, definition.method_name, dict(definition.inputs), dict(definition.outputs), defaults)
+    shapes = {alias: _shape(info, graph) for alias, info in definition.inputs.items()}
+    return Signature(name, definition.method_name, dict(definition.inputs), dict(definition.outputs), shapes, defaults)
 
 
-def _operations(graph: Any) -> set[str]:
-    """The names of a GraphDef's operations, those of its functions among them."""
-    functions = (function.node_def for function in graph.library.function)
-    return {node.op for nodes in (graph.node, *functions) for node in nodes}
+def _shape(info: Any, graph: tf.Graph) -> list[int] | None:
+    """Returns what is known of an input's shape.
+
+    A placeholder says what it takes. Any other tensor, as signatures of TensorFlow 1 name them, has the shape that the
+    graph would give it, and TensorFlow Serving's clients feed others.
+    """
+    if info.WhichOneof("encoding") != "name" or info.tensor_shape.unknown_rank:
+        return None
+    operation = graph.get_tensor_by_name(info.name).op
+    return [each.size for each in info.tensor_shape.dim] if operation.type.startswith("Placeholder") else None
 
 
 def _tensor_name(signature: Signature, kind: str, alias: str) -> str:

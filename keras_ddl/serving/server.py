@@ -1,84 +1,40 @@
-"""The server: both interfaces over one model manager, from start to the last response."""
+"""The server: both interfaces over the models, from start to the last response.
+
+This process parses and computes nothing for strangers: it reads bytes, asks the process of a model version, and writes
+bytes. It imports no TensorFlow.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
-import os
 import signal
-import sys
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.serving import model_config
-from keras_ddl.serving.batching import Batching
+from keras_ddl.serving import forked, model_config
+from keras_ddl.serving.connections import connections
+from keras_ddl.serving.flights import Flights
+from keras_ddl.serving.front import Front
 from keras_ddl.serving.grpc_interface import GrpcInterface
-from keras_ddl.serving.handlers import Handlers
-from keras_ddl.serving.json_processes import JsonProcesses
-from keras_ddl.serving.limits import MEGABYTE, Memory, give_back_memory
 from keras_ddl.serving.metrics import Metrics
 from keras_ddl.serving.model_config import ModelConfig
 from keras_ddl.serving.model_manager import ModelManager
-from keras_ddl.serving.reading_turns import turns_and_memory
-from keras_ddl.serving.rest_interface import METRICS_PATH, RestInterface
-from keras_ddl.serving.servable import Servable
+from keras_ddl.serving.processes import ModelProcess
+from keras_ddl.serving.rest_interface import RestInterface
+from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import RequestError
-from keras_ddl.serving.tls import Tls
-from keras_ddl.serving.warm_up import warm_up
-from keras_ddl.serving.workers import Workers
 
 LOG = logging.getLogger("keras_ddl.serving")
 _HEALTH_SECONDS = 0.2
-_JSON_PROCESSES = 2
-_SWITCH_SECONDS = 0.001  # after which a thread lets the event loop go on
 _RELOAD_SECONDS = 600.0
-_MOST_CALLS = 4096  # over gRPC at the same time
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a server serves; docs/serving.md says what each means to a user."""
-
-    host: str = "127.0.0.1"
-    grpc_port: int = 8500
-    rest_port: int = 8501
-    threads: int = 0
-    queue: int = 1000
-    batching: Batching | None = None
-    message_bytes: int = 64 * MEGABYTE
-    memory_bytes: int = 1024 * MEGABYTE
-    timeout: float = 30.0
-    idle_seconds: float = 75.0
-    poll_seconds: float = 1.0
-    drain_seconds: float = 30.0
-    access_log: TextIO | None = None
-    grpc_socket: str | None = None
-    grpc_options: tuple[tuple[str, Any], ...] = ()
-    tls: Tls | None = None
-    cors: bool = False
-    metrics_path: str | None = METRICS_PATH
-    allow_reload: bool = False
-    as_tensor_content: bool = False
-    check_method_names: bool = False
-    allow_any_labels: bool = False
-    warm_up: bool = True
-    warm_up_rounds: int = 1
-    config_file: str | None = None
-    config_poll_seconds: float = 0.0
-    load_retries: int | None = None
-    retry_seconds: float = 60.0
-    intra_op_threads: int = 0
-    inter_op_threads: int = 0
-    gpu_memory_fraction: float = 0.0
-    tags: tuple[str, ...] = ("serve",)
 
 
 class Server:
-    """A server of SavedModels in this process. `run` may be called once."""
+    """A server of SavedModels. `run` may be called once."""
 
     def __init__(self, models: Sequence[ModelConfig], options: Options) -> None:
         self._options = options
@@ -90,97 +46,69 @@ class Server:
             retry_seconds=options.retry_seconds,
             allow_any_labels=options.allow_any_labels,
         )
+        self._processes: weakref.WeakSet[ModelProcess] = weakref.WeakSet()
+        self._loop: asyncio.AbstractEventLoop
+        self._context = forked.context(options.modules)
 
     def run(self, started: Callable[[int, int], None] = lambda grpc_port, rest_port: None) -> bool:
         """Serves until SIGTERM or SIGINT, then finishes the running requests.
 
         Args:
             started: called with the ports, before any model is loaded.
-        Returns: whether all ended in time. If not, models are still computing in threads that cannot be stopped and
-        that keep the process alive.
+        Returns: whether all ended in time; what did not is given up.
         Raises: OSError: a port is taken.
         """
-        asyncio.run(self._run(started))
-        return self._models.stop()
+        return asyncio.run(self._run(started))
 
-    def _load(self, config: ModelConfig, path: Path, number: int) -> Servable:
-        options = self._options
-        servable = Servable(
-            path,
-            config.name,
-            number,
-            intra_op_threads=options.intra_op_threads or options.threads,
-            inter_op_threads=options.inter_op_threads or options.threads,
-            gpu_memory_fraction=options.gpu_memory_fraction,
-            tags=options.tags,
-        )
-        try:
-            rounds = options.warm_up_rounds if options.warm_up else 0
-            replayed = sum(warm_up(servable, options.message_bytes) for _ in range(rounds))
-        except BaseException:
-            servable.close()
-            raise
-        if replayed:
-            LOG.info("model %s version %d: %d warm-up requests answered", config.name, number, replayed)
-        return servable
+    # ---- loading, in the thread of the model manager -------------------------------------------------------------
 
-    async def _run(self, started: Callable[[int, int], None]) -> None:
+    def _load(self, config: ModelConfig, path: Path, number: int) -> ModelProcess:
+        async def start() -> ModelProcess:
+            process = ModelProcess(self._context, config.name, number, path, self._options)
+            await process.start()
+            self._processes.add(process)
+            return process
+
+        process = asyncio.run_coroutine_threadsafe(start(), self._loop).result()
+        if process.warmed_up:
+            LOG.info("model %s version %d: %d warm-up requests answered", config.name, number, process.warmed_up)
+        return process
+
+    # ---- the event loop ------------------------------------------------------------------------------------------
+
+    async def _run(self, started: Callable[[int, int], None]) -> bool:
         options, stop = self._options, asyncio.Event()
-        sys.setswitchinterval(_SWITCH_SECONDS)
-        gc.freeze()  # what is imported stays: to look through it again and again would hold up requests
+        self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        workers = Workers(options.threads or os.cpu_count() or 1, options.queue, options.batching)
+            self._loop.add_signal_handler(number, stop.set)
+        most = connections()
+        gc.freeze()  # what is imported stays: to look through it again and again would hold up requests
         metrics = Metrics(options.access_log)
-        turns, memory = turns_and_memory(options.memory_bytes, options.message_bytes, options.timeout)
-        processes = JsonProcesses(_JSON_PROCESSES, options.message_bytes)
-        handlers = Handlers(
-            self._models,
-            workers,
-            message_bytes=options.message_bytes,
-            as_content=options.as_tensor_content,
-            check_method_names=options.check_method_names,
-            allow_reload=options.allow_reload,
-        )
-        grpc_interface = GrpcInterface(
-            handlers,
-            metrics,
-            memory,
-            turns,
-            message_bytes=options.message_bytes,
-            max_calls=_MOST_CALLS,
-            options=options.grpc_options,
-        )
-        rest = RestInterface(
-            handlers,
-            metrics,
-            memory,
-            processes,
-            message_bytes=options.message_bytes,
-            timeout=options.timeout,
-            drain_seconds=options.drain_seconds,
-            idle_seconds=options.idle_seconds,
-            cors=options.cors,
-            metrics_path=options.metrics_path,
-        )
+        flights, front = Flights(options.memory_bytes), Front(self._models)
+        grpc_interface = GrpcInterface(front, metrics, flights, options, most)
+        rest = RestInterface(front, metrics, flights, options, most)
+        all_done = True
         try:
             grpc_port = await self._listen(grpc_interface)
             context = options.tls.context() if options.tls is not None else None
             rest_port = await rest.start(options.host, options.rest_port, context)
             started(grpc_port, rest_port)
             self._models.start()
-            tasks = [asyncio.create_task(self._show_health(grpc_interface, rest, memory))]
+            tasks = [asyncio.create_task(self._show_health(grpc_interface, rest)), asyncio.create_task(flights.look())]
             if options.config_file is not None and options.config_poll_seconds > 0:
                 tasks.append(asyncio.create_task(self._follow_config(options.config_file)))
             await stop.wait()
-            LOG.info("stopping: %d requests are running", workers.busy)
+            LOG.info("stopping: %d requests are running", sum(each.busy for each in self._processes))
             for task in tasks:
                 task.cancel()
             rest.show_health(False)
         finally:
             await asyncio.gather(grpc_interface.stop(options.drain_seconds), rest.stop())
-            workers.close()
-            await processes.close()
+            all_done = not any(each.busy for each in self._processes)
+            for process in list(self._processes):
+                process.close()
+            await asyncio.to_thread(self._models.stop)
+        return all_done
 
     async def _listen(self, grpc_interface: GrpcInterface) -> int:
         options = self._options
@@ -190,7 +118,7 @@ class Server:
         credentials = options.tls.credentials() if options.tls is not None else None
         return (await grpc_interface.start(addresses, credentials))[0]
 
-    async def _show_health(self, grpc_interface: GrpcInterface, rest: RestInterface, memory: Memory) -> None:
+    async def _show_health(self, grpc_interface: GrpcInterface, rest: RestInterface) -> None:
         shown = None
         while True:
             serving = self._models.all_available()
@@ -198,8 +126,6 @@ class Server:
                 shown = serving
                 await grpc_interface.show_health(serving)
                 rest.show_health(serving)
-            if memory.has_leftovers():
-                await asyncio.to_thread(give_back_memory)
             await asyncio.sleep(_HEALTH_SECONDS)
 
     async def _follow_config(self, path: str) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from keras_ddl.errors import ConfigError
 from keras_ddl.serving import config_messages, tls
-from keras_ddl.serving.batching import Batching
-from keras_ddl.serving.limits import MEGABYTE
-from keras_ddl.serving.rest_interface import METRICS_PATH
-from keras_ddl.serving.server import Options
+from keras_ddl.serving.memory import MEGABYTE
 
+METRICS_PATH = "/monitoring/prometheus/metrics"
+_BATCH_THREADS = 64
 # Options of the command line that are those of the server, under the same names.
 _SAME = (
     *("host", "grpc_port", "rest_port", "queue", "timeout", "idle_seconds", "poll_seconds", "drain_seconds"),
@@ -19,6 +20,56 @@ _SAME = (
     *("config_poll_seconds", "load_retries", "retry_seconds", "intra_op_threads", "inter_op_threads"),
     "gpu_memory_fraction",
 )
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a server serves; docs/serving.md says what each means to a user. Times are in seconds, sizes in bytes."""
+
+    host: str = "127.0.0.1"
+    grpc_port: int = 8500
+    rest_port: int = 8501
+    threads: int = 0
+    queue: int = 1000
+    batch_rows: int = 0
+    batch_seconds: float = 0.0
+    message_bytes: int = 64 * MEGABYTE
+    memory_bytes: int = 1024 * MEGABYTE
+    timeout: float = 30.0
+    idle_seconds: float = 75.0
+    poll_seconds: float = 1.0
+    drain_seconds: float = 30.0
+    access_log: TextIO | None = None
+    grpc_socket: str | None = None
+    grpc_options: tuple[tuple[str, Any], ...] = ()
+    tls: tls.Tls | None = None
+    cors: bool = False
+    metrics_path: str | None = METRICS_PATH
+    allow_reload: bool = False
+    as_tensor_content: bool = False
+    check_method_names: bool = False
+    allow_any_labels: bool = False
+    warm_up: bool = True
+    warm_up_rounds: int = 1
+    config_file: str | None = None
+    config_poll_seconds: float = 0.0
+    load_retries: int | None = None
+    retry_seconds: float = 60.0
+    intra_op_threads: int = 0
+    inter_op_threads: int = 0
+    gpu_memory_fraction: float = 0.0
+    tags: tuple[str, ...] = ("serve",)
+    modules: tuple[str, ...] = ()
+
+    @property
+    def computing(self) -> int:
+        """How many requests of a model are computed at the same time."""
+        return self.threads or os.cpu_count() or 1
+
+    @property
+    def model_threads(self) -> int:
+        """The threads of a model's process. In batches, requests wait for one another."""
+        return max(self.computing, _BATCH_THREADS) if self.batch_rows else self.computing
 
 
 def server_options(given: Mapping[str, Any], access_log: TextIO | None) -> Options:
@@ -34,11 +85,13 @@ def server_options(given: Mapping[str, Any], access_log: TextIO | None) -> Optio
         found["tls"] = tls.read_file(given["ssl_config_file"])
     if given.get("tags") is not None:
         found["tags"] = tuple(given["tags"].split(","))
-    batching, threads = _batching(given)
+    batch_rows, batch_seconds, threads = _batching(given)
     return Options(
         **found,
         threads=threads,
-        batching=batching,
+        batch_rows=batch_rows,
+        batch_seconds=batch_seconds,
+        modules=tuple(given["modules"]),
         message_bytes=int(given["max_message_mb"] * MEGABYTE),
         memory_bytes=int(given["max_memory_mb"] * MEGABYTE),
         access_log=access_log,
@@ -50,15 +103,15 @@ def server_options(given: Mapping[str, Any], access_log: TextIO | None) -> Optio
     )
 
 
-def _batching(given: Mapping[str, Any]) -> tuple[Batching | None, int]:
-    """Returns how to batch, and the threads of a model."""
+def _batching(given: Mapping[str, Any]) -> tuple[int, float, int]:
+    """Returns the rows of a batch (0: there are none), how long its first request waits, and the threads of a model."""
     threads = given["threads"]
     path = given.get("tfs_batching_parameters_file")
     if path is not None and not given.get("tfs_enable_batching"):
         raise ConfigError("--batching_parameters_file needs --enable_batching, as in TensorFlow Serving.")
     if not given.get("tfs_enable_batching"):
         rows = given["max_batch_size"]
-        return None if rows is None else Batching(rows, given["batch_timeout_ms"] / 1e3), threads
+        return rows or 0, given["batch_timeout_ms"] / 1e3, threads
     rows, seconds = given["max_batch_size"] or 1000, 0.0  # TensorFlow Serving's defaults
     if path is not None:
         parameters = config_messages.read_file(path, "BatchingParameters")
@@ -68,7 +121,7 @@ def _batching(given: Mapping[str, Any]) -> tuple[Batching | None, int]:
         threads = threads or parameters.num_batch_threads.value
         if rows < 1 or seconds < 0 or threads < 0:
             raise ConfigError(f"Batching parameters must not be negative. Received: {path!r}: {parameters}.")
-    return Batching(rows, seconds), threads
+    return rows, seconds, threads
 
 
 def _metrics_path(path: str | None) -> str | None:

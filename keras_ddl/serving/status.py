@@ -59,3 +59,13 @@ class RequestError(Exception):
 def invalid(message: str) -> RequestError:
     """Returns the error of a request that no version of the model could answer."""
     return RequestError(Code.INVALID_ARGUMENT, message)
+
+
+def too_large(limit: int) -> RequestError:
+    """Returns the error of a body that is larger than the limit."""
+    return RequestError(
+        Code.RESOURCE_EXHAUSTED,
+        f"The body of a request may have {limit} bytes, also after it is unpacked. Received: more. Send fewer rows, or "
+        "start the server with a larger --max-message-mb.",
+        http_status=413,
+    )

@@ -1,198 +1,90 @@
-"""Tensors of gRPC's messages, to and from arrays: checked before anything is unpacked, because clients are not trusted.
-
-Messages are read and written field by field (wire.py), so that numbers go from the message into an array, and back,
-without a copy of their own.
-"""
+"""Tensors of messages, to and from arrays, and what a signature takes and gives."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from tensorflow.core.framework import tensor_pb2
 
-from keras_ddl.serving import dtypes, wire
-from keras_ddl.serving.limits import Unpacked
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.serving.memory import MEGABYTE
+from keras_ddl.serving.routing import encoded
 from keras_ddl.serving.servable import Signature
-from keras_ddl.serving.status import invalid
+from keras_ddl.serving.status import Code, RequestError, invalid
 
-_HEADER_BYTES = 4096  # dtype and shape
-_CONTENT, _STRINGS, _HALF, _FLOAT8 = 4, 8, 13, 18
-# Fields of numbers as they stand in a message: field -> dtype, little endian.
-_FIXED = {5: "<f4", 6: "<f8", 9: "<f4", 12: "<f8"}
-_VARINTS = {7: "<i4", 10: "<i8", 11: "<u8", _HALF: "<u2", 16: "<u4", 17: "<u8"}
-# Which field holds the values of a dtype (by number), where it is not `tensor_content`.
-_FIELD_OF = {
-    1: 5,
-    2: 6,
-    8: 9,
-    18: 12,
-    9: 10,
-    10: 11,
-    22: 16,
-    23: 17,
-    dtypes.STRING: _STRINGS,
-    **dict.fromkeys((3, 4, 5, 6, 17), 7),
-    **dict.fromkeys((14, 19), _HALF),
-    **dict.fromkeys((24, 25), _FLOAT8),
+MAX_RANK = 64  # of NumPy's arrays
+_STRING, _BOOL = int(tf.string.as_datatype_enum), int(tf.bool.as_datatype_enum)
+# dtype -> the field of a TensorProto that holds its values, where it is not `tensor_content`.
+_FIELDS = {
+    tf.float32: "float_val",
+    tf.float64: "double_val",
+    tf.complex64: "scomplex_val",
+    tf.complex128: "dcomplex_val",
+    tf.int64: "int64_val",
+    tf.bool: "bool_val",
+    tf.uint32: "uint32_val",
+    tf.uint64: "uint64_val",
+    tf.string: "string_val",
+    **dict.fromkeys((tf.int32, tf.uint8, tf.int16, tf.int8, tf.uint16), "int_val"),
+    **dict.fromkeys((tf.bfloat16, tf.float16), "half_val"),
 }
-_BYTES_FIELDS = {_CONTENT, _STRINGS, _FLOAT8}
-_ALL = {*_FIXED, *_VARINTS, *_BYTES_FIELDS}
+_AS_IN_MEMORY = {"float_val": "<f4", "double_val": "<f8", "scomplex_val": "<f4", "dcomplex_val": "<f8"}
 
 
-@dataclass
-class Tensor:
-    """A TensorProto that is not unpacked: dtype (a number), shape, and the pieces of the message with its values."""
+class Room:
+    """What the arrays of one request may take together: the first word on what a message claims to hold.
 
-    dtype: int
-    shape: list[int]
-    values: list[tuple[int, int, memoryview]] = field(default_factory=list)
-
-
-def tensor_of(alias: str, message: memoryview, unpacked: Unpacked) -> Tensor:
-    """Returns what a TensorProto says of itself.
-
-    Raises: RequestError: INVALID_ARGUMENT: it is malformed, of a dtype that there is not, or has unknown dimensions.
+    The last word has the system, which bounds what the process can allocate.
     """
-    rest, values = wire.split(message, _is_value, _HEADER_BYTES, unpacked.add_field)
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._used = limit, 0
+
+    def take(self, size: int) -> None:
+        """Raises: RequestError: RESOURCE_EXHAUSTED: there is less than `size` bytes left."""
+        self._used += size
+        if self._used > self._limit:
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED,
+                f"The request is larger than the limit of {self._limit / MEGABYTE:g} MB after it is unpacked: its "
+                f"inputs take {self._used} bytes or more. Send fewer rows, or start the server with a larger "
+                "--max-message-mb.",
+                http_status=413,
+            )
+
+
+def dtype_name(number: int) -> str:
+    """Returns TensorFlow's name of a dtype."""
     try:
-        header = tensor_pb2.TensorProto.FromString(rest)
-    except DecodeError as error:
-        raise invalid(f"Input {alias!r} is malformed: {error}") from None
-    shape = [dimension.size for dimension in header.tensor_shape.dim]
-    if header.tensor_shape.unknown_rank or any(size < 0 for size in shape):
-        raise invalid(f"Input {alias!r}: the shape of a tensor must have no unknown dimension. Received: {shape}.")
-    if not dtypes.is_known(header.dtype):
-        raise invalid(f"Input {alias!r}: there is no dtype {header.dtype}.")
-    return Tensor(header.dtype, shape, values)
+        return tf.as_dtype(number).name
+    except TypeError:
+        return f"number {number}"
 
 
-def _is_value(number: int, kind: int) -> bool:
-    if kind == wire.BYTES:  # strings, or packed numbers
-        return number in _ALL
-    return (number in _VARINTS and kind == wire.VARINT) or (
-        number in _FIXED and kind == (wire.FIXED32 if _FIXED[number] == "<f4" else wire.FIXED64)
-    )
+def feeds_of(signature: Signature, inputs: Mapping[str, tensor_pb2.TensorProto], room: Room) -> dict[str, np.ndarray]:
+    """Returns an array for each input that a request holds, by alias.
 
-
-def array_of(alias: str, tensor: Tensor, unpacked: Unpacked) -> np.ndarray:
-    """Returns a tensor as an array; as TensorFlow does, what is missing at the end repeats the last value.
-
-    The array may be a view of the message.
-
-    Raises: RequestError: INVALID_ARGUMENT: values that do not fill the shape; RESOURCE_EXHAUSTED: above the limit.
+    Raises: RequestError: INVALID_ARGUMENT: they are not those of the signature; RESOURCE_EXHAUSTED.
     """
-    count = math.prod(tensor.shape)
-    if tensor.dtype == dtypes.STRING:
-        return _strings(alias, tensor, count, unpacked)
-    dtype = dtypes.numpy_dtype(tensor.dtype)
-    unpacked.add(count * dtype.itemsize)
-    content = next((value for number, _, value in reversed(tensor.values) if number == _CONTENT), b"")
-    if len(content):
-        if len(content) != count * dtype.itemsize:
-            raise invalid(f"Input {alias!r}: {len(content)} bytes of content do not fill the shape {tensor.shape}.")
-        if dtype == np.bool_:  # any other byte than 0 is true
-            return (np.frombuffer(content, np.uint8) != 0).reshape(tensor.shape)
-        return np.frombuffer(content, dtype).reshape(tensor.shape)
-    found = _numbers(tensor, dtype, count)
-    if found.size > count:
-        raise invalid(f"Input {alias!r} of shape {tensor.shape} has {found.size} values.")
-    if found.size < count:
-        filled = np.full(count, found[-1] if found.size else 0, dtype)
-        filled[: found.size] = found
-        found = filled
-    return found.reshape(tensor.shape)
+    check_names(signature, inputs)
+    for alias, tensor in inputs.items():
+        shape = [dimension.size for dimension in tensor.tensor_shape.dim]
+        if tensor.tensor_shape.unknown_rank or any(size < 0 for size in shape):
+            raise invalid(f"Input {alias!r}: the shape of a tensor must have no unknown dimension. Received: {shape}.")
+        wanted = signature.inputs[alias].dtype
+        if tensor.dtype != wanted:
+            raise invalid(
+                f"Input {alias!r} must be of dtype {dtype_name(wanted)}. Received: {dtype_name(tensor.dtype)}."
+            )
+        check_shape(signature, alias, shape)
+    return {alias: _array_of(alias, tensor, room) for alias, tensor in inputs.items()}
 
 
-def _numbers(tensor: Tensor, dtype: np.dtype, count: int) -> np.ndarray:
-    number = _FIELD_OF[tensor.dtype]
-    parts = [value for each, _, value in tensor.values if each == number]
-    joined = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-    if number == _FLOAT8:
-        return np.frombuffer(joined, dtype)
-    if number in _FIXED:
-        stored = np.dtype(_FIXED[number])
-        if len(joined) % stored.itemsize:
-            raise invalid("The message is malformed: packed numbers end in the middle of one.")
-        found = np.frombuffer(joined, stored)
-        if dtype.kind == "c":
-            return found[: found.size // 2 * 2].view(dtype)
-        return found.astype(dtype, copy=False)
-    raw = wire.packed_varints(joined, np.dtype(_VARINTS[number]), count)
-    if dtype == np.bool_:
-        return raw != 0
-    return raw.view(dtype) if number == _HALF else raw.astype(dtype, copy=False)
-
-
-def _strings(alias: str, tensor: Tensor, count: int, unpacked: Unpacked) -> np.ndarray:
-    unpacked.add(16 * count)
-    values = []
-    for number, kind, value in tensor.values:
-        if number == _STRINGS and kind == wire.BYTES:
-            unpacked.add_string(len(value))
-            values.append(bytes(value))
-    if len(values) > count:
-        raise invalid(f"Input {alias!r} of shape {tensor.shape} has {len(values)} values.")
-    found = np.full(count, values[-1] if values else b"", dtype=object)
-    found[: len(values)] = values
-    return found.reshape(tensor.shape)
-
-
-def field_of(number: int, array: np.ndarray, *, as_content: bool) -> list[bytes | memoryview]:
-    """Returns, in pieces, an array as the TensorProto in field `number` of a message.
-
-    Args:
-        as_content: numbers stand in `tensor_content` (--enable_serialization_as_tensor_content), else in `float_val`
-            and its like, as TensorFlow Serving has it.
-    """
-    dtype = dtypes.number_of(array)
-    shape = b"".join(wire.encoded(2, wire.BYTES, wire.encoded(1, wire.VARINT, wire.varint(n))) for n in array.shape)
-    parts: list[bytes | memoryview] = [
-        wire.encoded(1, wire.VARINT, wire.varint(dtype)),
-        wire.encoded(2, wire.BYTES, shape),
-    ]
-    if dtype == dtypes.STRING:
-        for each in array.reshape(-1):
-            parts += wire.pieces(_STRINGS, wire.BYTES, each if isinstance(each, bytes) else str(each).encode())
-    elif array.size:
-        values_field = _CONTENT if as_content else _FIELD_OF[dtype]
-        parts += wire.pieces(values_field, wire.BYTES, _packed(array, values_field))
-    size = sum(map(len, parts))
-    return [wire.varint(number << 3 | wire.BYTES), wire.varint(size), *parts]
-
-
-def _packed(array: np.ndarray, values_field: int) -> bytes | memoryview:
-    array = np.ascontiguousarray(array)
-    if values_field in _VARINTS and array.dtype != np.bool_:
-        if array.dtype.itemsize == 2 and values_field == _HALF:
-            array = array.view(np.uint16)
-        return _packed_varints(array)
-    return memoryview(array.reshape(-1).view(np.uint8))
-
-
-def _packed_varints(array: np.ndarray) -> bytes:
-    """Packs numbers by google.protobuf: it has a loop in C."""
-    kinds: dict[str, Callable[[Any], Any]] = {
-        "i": lambda values: tensor_pb2.TensorProto(int64_val=values),
-        "u": lambda values: tensor_pb2.TensorProto(uint64_val=values),
-    }
-    packed = memoryview(kinds[array.dtype.kind](array.reshape(-1).tolist()).SerializeToString())
-    return bytes(next(value for _, _, value in wire.fields(packed)))
-
-
-def check(signature: Signature, given: Mapping[str, int]) -> None:
-    """Sees to it that inputs are those of a signature.
-
-    Shapes are the model's affair: TensorFlow Serving does not compare them with the signature's.
-
-    Args:
-        given: alias -> number of its dtype.
-    Raises: RequestError: INVALID_ARGUMENT: too many, too few, or of another dtype.
-    """
+def check_names(signature: Signature, given: Mapping[str, Any]) -> None:
+    """Raises: RequestError: INVALID_ARGUMENT: there are more or fewer inputs than the signature takes."""
     missing = set(signature.inputs) - set(given) - set(signature.defaults)
     extra = set(given) - set(signature.inputs)
     if missing or extra:
@@ -200,15 +92,103 @@ def check(signature: Signature, given: Mapping[str, int]) -> None:
             f"Inputs do not match those of signature {signature.name!r}. Sent extra: {sorted(extra)[:10]}. "
             f"Missing but required: {sorted(missing)}. It takes {sorted(signature.inputs)}."
         )
-    for alias, number in given.items():
-        wanted = signature.inputs[alias].dtype
-        if number != wanted:
-            raise invalid(f"Input {alias!r} must be of dtype {dtypes.name(wanted)}. Received: {dtypes.name(number)}.")
 
 
-def with_defaults(signature: Signature, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns an array for each input of a signature, by alias, in its order."""
-    return {alias: arrays[alias] if alias in arrays else signature.defaults[alias] for alias in signature.inputs}
+def check_shape(signature: Signature, alias: str, shape: Sequence[int]) -> None:
+    """Compares a shape with the rank and the extents that a signature knows of an input.
+
+    Operations of TensorFlow check a rank by ending the process.
+
+    Raises: RequestError: INVALID_ARGUMENT: it does not fit, or no array can have it.
+    """
+    if len(shape) > MAX_RANK or math.prod(filter(None, shape)) >= 2**63:
+        shown = f"{len(shape)} dimensions" if len(shape) > MAX_RANK else list(shape)
+        raise invalid(
+            f"Input {alias!r}: a tensor has at most {MAX_RANK} dimensions and 2^63 elements. Received: {shown}."
+        )
+    known = signature.shapes[alias]
+    if known is None:
+        return
+    fits = len(known) == len(shape) and all(a in (-1, b) for a, b in zip(known, shape))
+    if not fits:
+        wanted = [None if size == -1 else size for size in known]
+        raise invalid(
+            f"Input {alias!r} of signature {signature.name!r} must have shape {wanted}. Received: {list(shape)}."
+        )
+
+
+def _array_of(alias: str, tensor: tensor_pb2.TensorProto, room: Room) -> np.ndarray:
+    """Returns a tensor as an array; as TensorFlow does, what is missing at the end repeats the last value."""
+    shape = [dimension.size for dimension in tensor.tensor_shape.dim]
+    count = math.prod(shape)
+    dtype = np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype)
+    room.take(count * (16 if tensor.dtype == _STRING else dtype.itemsize))
+    if tensor.tensor_content and tensor.dtype != _STRING:
+        content = tensor.tensor_content
+        if len(content) != count * dtype.itemsize:
+            raise invalid(f"Input {alias!r}: {len(content)} bytes of content do not fill the shape {shape}.")
+        if tensor.dtype == _BOOL:  # any other byte than 0 is true
+            return (np.frombuffer(content, np.uint8) != 0).reshape(shape)
+        return np.frombuffer(content, dtype).reshape(shape)
+    values = _values(tensor, dtype)
+    if values.size > count:
+        raise invalid(f"Input {alias!r} of shape {shape} has {values.size} values.")
+    if values.dtype.hasobject:
+        repeated = count - values.size
+        room.take(sum(map(len, values)) + (repeated * len(values[-1]) if values.size else 0))
+    if values.size < count:
+        last = values[-1] if values.size else (b"" if values.dtype.hasobject else 0)
+        values = np.concatenate([values, np.full(count - values.size, last, values.dtype)])
+    return values.reshape(shape)
+
+
+def _values(tensor: tensor_pb2.TensorProto, dtype: np.dtype) -> np.ndarray:
+    name = _FIELDS.get(tf.as_dtype(tensor.dtype))
+    if name is None:  # float8, and what has no array
+        return np.frombuffer(tensor.float8_val, dtype)
+    values = getattr(tensor, name)
+    if name in _AS_IN_MEMORY and len(values):
+        # A packed field stands in a message as in memory: protobuf writes it faster than Python makes numbers of it.
+        data = tensor_pb2.TensorProto(**{name: values}).SerializeToString()
+        found = np.frombuffer(data, _AS_IN_MEMORY[name], offset=len(data) - len(values) * int(_AS_IN_MEMORY[name][2]))
+        return found[: found.size // 2 * 2].view(dtype) if dtype.kind == "c" else found
+    if name == "half_val":
+        return np.array(values, np.int64).astype(np.uint16).view(dtype)
+    if name == "string_val":
+        found = np.empty(len(values), dtype=object)
+        found[:] = values
+        return found
+    kind = {"uint32_val": np.uint64, "uint64_val": np.uint64}.get(name, np.int64)
+    return np.array(values, kind).astype(dtype)  # keeps the low bits, as a cast in C does
+
+
+def proto_of(array: np.ndarray, *, as_content: bool) -> tensor_pb2.TensorProto:
+    """Returns an array as a TensorProto.
+
+    Args:
+        as_content: numbers stand in `tensor_content` (--enable_serialization_as_tensor_content), else in `float_val`
+            and its like, as TensorFlow Serving has it.
+    """
+    dtype = tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
+    tensor = tensor_pb2.TensorProto(dtype=dtype.as_datatype_enum)
+    for size in array.shape:
+        tensor.tensor_shape.dim.add(size=size)
+    name = _FIELDS.get(dtype)
+    if dtype == tf.string:
+        tensor.string_val.extend(
+            [each if isinstance(each, bytes) else str(each).encode() for each in array.reshape(-1)]
+        )
+    elif as_content:
+        tensor.tensor_content = array.tobytes()
+    elif name is None:
+        tensor.float8_val = array.tobytes()
+    elif name in _AS_IN_MEMORY and array.size:
+        number = tensor_pb2.TensorProto.DESCRIPTOR.fields_by_name[name].number
+        data = array.tobytes()
+        tensor.MergeFromString(bytes([number << 3 | 2]) + encoded(len(data)) + data)
+    else:
+        getattr(tensor, name).extend((array.view(np.uint16) if name == "half_val" else array).reshape(-1).tolist())
+    return tensor
 
 
 def outputs_of(signature: Signature, wanted: Sequence[str]) -> list[str]:

@@ -14,8 +14,7 @@ import numpy as np
 from tensorflow_serving.apis import prediction_log_pb2
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving import examples, messages, tensors
-from keras_ddl.serving.limits import Unpacked
+from keras_ddl.serving import examples, tensors
 from keras_ddl.serving.servable import CLASSIFY, REGRESS, Servable
 
 LOG = logging.getLogger("keras_ddl.serving")
@@ -36,26 +35,26 @@ def warm_up(servable: Servable, limit_bytes: int) -> int:
     for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
         if count == MAX_REQUESTS:
             raise ValueError(f"{path} has more than {MAX_REQUESTS} requests")
-        _replay(servable, prediction_log_pb2.PredictionLog.FromString(record), Unpacked(limit_bytes))
+        _replay(servable, prediction_log_pb2.PredictionLog.FromString(record), tensors.Room(limit_bytes))
         count += 1
     return count
 
 
-def _replay(servable: Servable, log: Any, unpacked: Unpacked) -> None:
+def _replay(servable: Servable, log: Any, room: tensors.Room) -> None:
     kind = log.WhichOneof("log_type")
     if kind == "predict_log":
-        request = messages.predict_request(log.predict_log.request.SerializeToString(), unpacked)
-        signature = servable.signature(request.spec.signature_name)
-        arrays = messages.arrays_of(request, signature, unpacked)
-        servable.run(signature, arrays, tensors.outputs_of(signature, request.output_filter))
+        request = log.predict_log.request
+        signature = servable.signature(request.model_spec.signature_name)
+        feeds = {**signature.defaults, **tensors.feeds_of(signature, request.inputs, room)}
+        servable.run(signature, feeds, tensors.outputs_of(signature, request.output_filter))
     elif kind in _METHODS:
         request = getattr(log, kind).request
-        message, rows = messages.examples_request(request.SerializeToString(), type(request), unpacked)
-        _replay_examples(servable, message.model_spec, _METHODS[kind], rows)
+        rows = examples.rows_of(request.input, room)
+        _replay_examples(servable, request.model_spec, _METHODS[kind], rows)
     elif kind == "multi_inference_log":
         request = log.multi_inference_log.request
-        message, rows = messages.examples_request(request.SerializeToString(), type(request), unpacked)
-        for task in message.tasks:
+        rows = examples.rows_of(request.input, room)
+        for task in request.tasks:
             _replay_examples(servable, task.model_spec, task.method_name, rows)
     else:
         raise ValueError(f"a warm-up request of kind {kind}")

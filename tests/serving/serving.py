@@ -67,10 +67,17 @@ def write_model(path: Path, factor: float) -> None:
                 value = tf.matmul(value, value)
             return {"done": tf.cast(rounds, tf.float32) + 0 * value[0, 0]}
 
+        @tf.function(input_signature=[tf.TensorSpec([], tf.int32, "rows")])
+        def grow(self, rows):
+            return {"total": tf.reduce_sum(tf.random.uniform([rows, 2**20]) * self.factor)}
+
     model = Model()
     signatures = {
         "serving_default": model.scale,
-        **{name: getattr(model, name).get_concrete_function() for name in ("pair", "classify", "regress", "work")},
+        **{
+            name: getattr(model, name).get_concrete_function()
+            for name in ("pair", "classify", "regress", "work", "grow")
+        },
     }
     tf.saved_model.save(model, str(path), signatures)
     _set_methods(path, {"classify": "tensorflow/serving/classify", "regress": "tensorflow/serving/regress"})

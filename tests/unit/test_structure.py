@@ -126,7 +126,7 @@ def test_modules_beside_the_folders_are_what_users_import_by_name() -> None:
                 *("communicator.binding", "communicator.native_library", "communicator.native_signals"),
                 *("communicator.native_timeline", "communicator.requests", "communicator.started"),
                 *("communicator.host", "communicator.host_messages"),
-                *("launch.processes", "export.proof.clean_process", "serving.limits"),
+                *("launch.processes", "export.proof.clean_process", "serving.memory"),
             },
         ),
         (r"^\s*(import|from) tensorflow\.python|tf\.python\b", {"compat.tensorflow"}),

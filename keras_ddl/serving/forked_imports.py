@@ -1,0 +1,14 @@
+"""Imported by the process that forks, once."""
+
+import gc
+import logging
+
+from keras_ddl.compat.tensorflow_packages import import_without_keras
+
+import_without_keras()
+
+from keras_ddl.compat.tensorflow import tf  # noqa: E402
+from keras_ddl.serving import model_process  # noqa: E402, F401
+
+tf.get_logger().setLevel(logging.ERROR)
+gc.freeze()  # what is imported stays, and stays shared

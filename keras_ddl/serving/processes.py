@@ -1,0 +1,256 @@
+"""The process of a model version as the server sees it: asked, timed, ended, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from keras_ddl.serving import forked, frames
+from keras_ddl.serving.settings import Options
+from keras_ddl.serving.status import Code, RequestError
+
+LOG = logging.getLogger("keras_ddl.serving")
+_PIECE = 2**18  # what is written at once is copied at once
+_LOAD_SECONDS = 600.0
+
+
+class LoadError(Exception):
+    """A version cannot be loaded; the message says why."""
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A request to a process. `suspect`: one that was under way when the process died."""
+
+    fields: Mapping[str, Any]
+    body: bytes | bytearray
+    answer: asyncio.Future
+    suspect: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+
+class ModelProcess:
+    """One version's process. It lives until `close`: when it dies, another takes its place.
+
+    Which request ended it? If one was under way, that one. If several were, each is asked again, alone, so that only
+    the one that does it again is refused. On the event loop only, but for `error`.
+    """
+
+    def __init__(self, context: Any, name: str, version: int, path: Path, options: Options) -> None:
+        """`context`: of multiprocessing, that makes the process."""
+        self.name, self.version, self.path, self.error = name, version, path, ""
+        self.warmed_up = 0
+        self._context, self._options = context, options
+        self._waiting: deque[Call] = deque()
+        self._running: dict[int, Call] = {}
+        self._number = 0
+        self._process: Any = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._sending = asyncio.Lock()
+        self._tasks: set[asyncio.Task] = set()
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def busy(self) -> int:
+        return len(self._running) + len(self._waiting)
+
+    async def start(self) -> None:
+        """Starts the process, and waits until the version is loaded. Raises: LoadError, OSError."""
+        options = dataclasses.replace(self._options, access_log=None, tls=None)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = self._context.Process(
+                target=forked.begin, args=(theirs, self.path, self.name, self.version, options), daemon=True
+            )
+            await asyncio.to_thread(process.start)
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_PIECE)
+        try:
+            async with asyncio.timeout(_LOAD_SECONDS):
+                said = (await self._frame(reader)).fields
+        except asyncio.IncompleteReadError:
+            said = {"error": "The process that loaded it has ended."}
+        except BaseException:
+            said = {}
+            raise
+        finally:
+            if "warmed_up" not in said or self._closed:
+                writer.transport.abort()
+                process.kill()
+        if "error" in said or self._closed:
+            raise LoadError(said.get("error", "The server has stopped."))
+        self.warmed_up, self._process, self._writer, self._sending = said["warmed_up"], process, writer, asyncio.Lock()
+        self._spawn(self._read(reader, writer))
+        self._pump()
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                self._answered(await self._frame(reader))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._died(writer)
+
+    async def _frame(self, reader: asyncio.StreamReader) -> frames.Frame:
+        number, fields_size, body_size = frames.HEAD.unpack(await reader.readexactly(frames.HEAD.size))
+        fields = json.loads(await reader.readexactly(fields_size))
+        if body_size <= self._options.memory_bytes:
+            return frames.Frame(number, fields, await reader.readexactly(body_size) if body_size else b"")
+        for begin in range(0, body_size, _PIECE):
+            await reader.readexactly(min(_PIECE, body_size - begin))
+        text = f"The answer has {body_size} bytes, more than may be under way (--max-memory-mb). Send fewer rows."
+        return _failed(Code.RESOURCE_EXHAUSTED, text, 503)._replace(number=number)
+
+    async def _send(self, number: int, call: Call) -> None:
+        """Sends what is large in pieces: what is written at once is copied at once."""
+        writer, body = self._writer, memoryview(call.body)
+        assert writer is not None
+        with contextlib.suppress(ConnectionError):  # whoever reads notices
+            async with self._sending:
+                writer.write(frames.head_of(number, call.fields, len(body)))
+                for begin in range(0, len(body), _PIECE):
+                    writer.write(body[begin : begin + _PIECE])
+                    await writer.drain()
+
+    async def call(self, fields: Mapping[str, Any], body: bytes | bytearray) -> frames.Frame:
+        """Returns the answer. Raises: RequestError: UNAVAILABLE: the queue is full; what the process answers."""
+        if self.busy >= self._options.computing + self._options.queue:
+            raise RequestError(
+                Code.UNAVAILABLE,
+                f"The queue of model {self.name!r} is full: {self.busy} requests are running. Try again later.",
+            )
+        if self.error or self._closed:
+            raise RequestError(Code.UNAVAILABLE, f"Version {self.version} of model {self.name!r} has ended.")
+        call = Call(fields, body, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        self._pump()
+        try:
+            frame: frames.Frame = await call.answer
+        finally:
+            if call in self._waiting:  # the client has left
+                self._waiting.remove(call)
+        if "error" in frame.fields:
+            said = frame.fields
+            raise RequestError(Code(said["code"]), said["error"], http_status=said["status"])
+        return frame
+
+    def _pump(self) -> None:
+        while self._waiting and self._writer is not None and len(self._running) < self._options.model_threads:
+            call = self._waiting[0]
+            alone = call.suspect or any(each.suspect for each in self._running.values())
+            if alone and self._running:
+                return
+            self._waiting.popleft()
+            if call.answer.done():
+                continue
+            self._number += 1
+            self._running[self._number] = call
+            call.timer = asyncio.get_running_loop().call_later(
+                self._options.timeout, self._too_slow, self._number, call
+            )
+            if len(call.body) <= _PIECE and not self._sending.locked():
+                self._writer.write(frames.head_of(self._number, call.fields, len(call.body)) + call.body)
+            else:
+                self._spawn(self._send(self._number, call))
+
+    def _answered(self, frame: frames.Frame) -> None:
+        call = self._running.pop(frame.number, None)
+        if call is not None:
+            self._finish(call, frame)
+        self._pump()
+
+    def _finish(self, call: Call, frame: frames.Frame) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
+        if not call.answer.done():
+            call.answer.set_result(frame)
+
+    def _too_slow(self, number: int, call: Call) -> None:
+        if self._running.pop(number, None) is None:
+            return
+        text = f"The request was not answered within {self._options.timeout:g} s."
+        self._finish(call, _failed(Code.DEADLINE_EXCEEDED, text, 504))
+        LOG.warning(
+            "model %s version %d: a request took longer than %g s", self.name, self.version, self._options.timeout
+        )
+        for each in self._running.values():  # it was not they
+            self._again(each)
+        self._running.clear()
+        self._process.kill()
+        self._died(self._writer)
+
+    def _again(self, call: Call) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
+        if not call.answer.done():
+            self._waiting.appendleft(call)
+
+    def _died(self, writer: asyncio.StreamWriter | None) -> None:
+        if writer is None or self._writer is not writer:
+            return
+        self._writer = None
+        writer.transport.abort()
+        LOG.warning("model %s version %d: its process has ended; starting another", self.name, self.version)
+        running = list(self._running.values())
+        self._running.clear()
+        for call in reversed(running):
+            if len(running) == 1:
+                text = "The process that computed the answer has ended: the request takes more memory than it may, or "
+                self._finish(call, _failed(Code.RESOURCE_EXHAUSTED, text + "the model cannot take it.", 503))
+            else:
+                call.suspect = True
+                self._again(call)
+        if not self._closed:
+            self._spawn(self._restart())
+
+    async def _restart(self) -> None:
+        begin = time.monotonic()
+        try:
+            await self.start()
+        except (LoadError, OSError, TimeoutError) as error:
+            self.error = f"{type(error).__name__}: {error}"
+            LOG.error("model %s version %d cannot be started again: %s", self.name, self.version, self.error)
+            while self._waiting:
+                self._finish(self._waiting.popleft(), _failed(Code.UNAVAILABLE, "The model has ended.", 503))
+        else:
+            LOG.info(
+                "model %s version %d answers again after %.2f s", self.name, self.version, time.monotonic() - begin
+            )
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self, seconds: float = 0.0) -> bool:
+        """Ends the process; from any thread. Returns whether all requests were done: what it computes is given up.
+
+        Whoever calls it has waited for its requests, so that nothing is gained by waiting `seconds`.
+        """
+        done = not self.busy
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the process
+            self._loop.call_soon_threadsafe(self._close)
+        return done
+
+    def _close(self) -> None:
+        self._closed = True
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.transport.abort()
+            self._process.kill()
+        for call in (*self._running.values(), *self._waiting):
+            self._finish(call, _failed(Code.UNAVAILABLE, "The server has stopped, or the model was unloaded.", 503))
+        self._running.clear()
+        self._waiting.clear()
+
+
+def _failed(code: Code, text: str, status: int) -> frames.Frame:
+    return frames.Frame(0, {"code": int(code), "error": text, "status": status}, b"")

@@ -1,0 +1,351 @@
+"""What strangers send to stop a server, each bounded in count and time; and what is measured meanwhile.
+
+python tests/serving/attacks.py [NAME...]      # a table: slowest answers of /healthz, memory, the Predict after it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import os
+import resource
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])
+
+import grpc
+import numpy as np
+from serving.serving import Running, predict_request, resident_bytes, serving, write_model
+from tensorflow_serving.apis import predict_pb2
+
+from keras_ddl.compat.tensorflow import tf
+
+MEGABYTE = 2**20
+LIMIT = 256 * MEGABYTE  # what the servers under attack may hold
+PREDICT = "/v1/models/model:predict"
+SERVICE = "/tensorflow.serving.PredictionService"
+X = np.ones([2, 3], np.float32)
+BUSY_SECONDS = 5.0  # that a Predict may take on a machine that is busy with other tests
+# HTTP/2, by hand: a client of gRPC reads what it is sent and ends what it begins.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _SETTINGS = 0, 1, 4
+_END_STREAM, _END_HEADERS = 1, 4
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def headers(path: str, stream: int) -> bytes:
+    """Begins a call; literals, so that each frame stands for itself."""
+    fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers"}
+    fields["content-type"] = "application/grpc"
+    block = b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in fields.items()
+    )
+    return frame(_HEADERS, _END_HEADERS, stream, block)
+
+
+def message(data: bytes, claimed: int | None = None) -> bytes:
+    return b"\0" + struct.pack(">I", len(data) if claimed is None else claimed) + data
+
+
+@contextlib.contextmanager
+def connected(port: int, count: int = 1) -> Iterator[list[socket.socket]]:
+    with contextlib.ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            with contextlib.suppress(OSError):  # refused: that is an answer, too
+                found.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)))
+        yield found
+
+
+def send(client: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        client.sendall(data)
+
+
+def post(server: Running, path: str, body: bytes, **more: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=60)
+    try:
+        connection.request("POST", path, body, {name.replace("_", "-"): value for name, value in more.items()})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+# ---- the attacks -------------------------------------------------------------------------------------------------
+
+
+def mixed_values(server: Running) -> None:
+    """146 bytes: a long text among numbers. NumPy gives every one of them as much room as the text takes."""
+    body = b'{"instances": ["' + b"a" * 16_000 + b'"' + b",1" * 40_000 + b"]}"
+    assert post(server, PREDICT, gzip.compress(body), Content_Encoding="gzip")[0] in (400, 503)
+
+
+def repeated_text(server: Running) -> None:
+    """One string that stands for 800,000: TensorFlow copies it as often."""
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name, request.model_spec.signature_name = "model", "pair"
+    text, number = request.inputs["text"], request.inputs["number"]
+    text.dtype, text.string_val[:] = 7, [b"t" * 1400]
+    number.dtype, number.int64_val[:] = 9, [1]
+    for each in (text, number):
+        each.tensor_shape.dim.add(size=800_000)
+    code_of(server, "Predict", request.SerializeToString())
+
+
+def repeated_context(server: Running) -> None:
+    """A context that is part of every example."""
+    body = b'{"signature_name": "regress", "context": {"x": "' + b"a" * 40_000 + b'"}, "examples": [' + b"{}," * 19_000
+    body += b"{}]}"
+    assert post(server, "/v1/models/model:regress", gzip.compress(body), Content_Encoding="gzip")[0] in (400, 413, 503)
+
+
+def unread_replies(server: Running) -> None:
+    """Clients of gRPC and of REST that ask for much and read nothing of it."""
+    rows = np.ones([200_000, 3], np.float32)
+    data = predict_request({"x": rows}).SerializeToString()
+    channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", [("grpc.use_local_subchannel_pool", 1)])
+    call = channel.unary_stream(f"{SERVICE}/Predict")
+    calls = []
+    for _ in range(150):
+        calls.append(call(data, timeout=60))
+        time.sleep(0.03)
+    body = b'{"inputs": [' + b"[1,1,1]," * 150_000 + b"[1,1,1]]}"
+    head = f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with connected(server.rest_port, 40) as clients:
+        for client in clients:
+            client.settimeout(2)
+            send(client, head + body)
+        time.sleep(5)
+    for each in calls:
+        each.cancel()
+    channel.close()
+
+
+def streams_without_a_body(server: Running) -> None:
+    with connected(server.grpc_port) as (client,):
+        begun = b"".join(headers(f"{SERVICE}/Predict", 2 * number + 1) for number in range(60))
+        send(client, _PREFACE + frame(_SETTINGS, 0, 0) + begun)
+        time.sleep(0.3)
+        assert seconds_of_a_predict(server) < BUSY_SECONDS
+        time.sleep(1)
+
+
+def messages_without_an_end(server: Running) -> None:
+    """Each claims 60 MB and sends 20; the client gives the windows of HTTP/2 no time to close."""
+    piece = frame(_DATA, 0, 1, b"x" * 16_000)
+    with connected(server.grpc_port, 40) as clients:
+        for client in clients:
+            client.settimeout(0.5)
+            begin = message(b"", 60 * MEGABYTE)
+            send(
+                client, _PREFACE + frame(_SETTINGS, 0, 0) + headers(f"{SERVICE}/Predict", 1) + frame(_DATA, 0, 1, begin)
+            )
+        for client in clients:
+            client.setblocking(False)
+        for _ in range(1300):
+            for client in clients:
+                with contextlib.suppress(OSError):
+                    client.send(piece)
+            time.sleep(0.001)
+
+
+def health_watches(server: Running) -> None:
+    with connected(server.grpc_port, 80) as clients:
+        for client in clients:
+            begun = [
+                headers("/grpc.health.v1.Health/Watch", 2 * number + 1)
+                + frame(_DATA, _END_STREAM, 2 * number + 1, message(b""))
+                for number in range(100)
+            ]
+            send(client, _PREFACE + frame(_SETTINGS, 0, 0) + b"".join(begun))
+        time.sleep(3)
+        assert seconds_of_a_predict(server) < BUSY_SECONDS
+
+
+def invented_names(server: Running) -> None:
+    before = len(server.rest("GET", "/monitoring/prometheus/metrics")[1])
+    connection = http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=60)
+    for number in range(600):
+        for path in (f"/v1/models/model:method{number}", f"/v1/models/name{number}:predict", f"/v{number}/x"):
+            connection.request("POST", path, b"{}")
+            connection.getresponse().read()
+    connection.close()
+    assert len(server.rest("GET", "/monitoring/prometheus/metrics")[1]) < before + 20_000
+
+
+def no_more_files(server: Running) -> None:
+    """Nothing can be opened: what is loaded stays."""
+    pid = server.process.pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    with connected(server.rest_port, 5), connected(server.grpc_port, 5):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+        time.sleep(2.5)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    status, answer = server.rest("GET", "/v1/models/model")
+    assert status == 200 and [each["state"] for each in answer["model_version_status"]] == ["AVAILABLE"], answer
+    assert not any("unloaded" in line for line in server.lines), server.lines
+
+
+def shapes_without_end(server: Running) -> None:
+    for sizes in ([1] * 100, [2**62, 2**62, 0], [2**40, 3], [2**63 - 1] * 2):
+        request = predict_pb2.PredictRequest()
+        request.model_spec.name = "model"
+        tensor = request.inputs["x"]
+        tensor.dtype = 1
+        for size in sizes:
+            tensor.tensor_shape.dim.add(size=size)
+        assert code_of(server, "Predict", request.SerializeToString()) in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
+
+
+def growing_model(server: Running) -> None:
+    """Four bytes of which the model makes 40 GB."""
+    request = predict_request({"rows": np.int32(10_000)}, signature="grow")
+    assert code_of(server, "Predict", request.SerializeToString()) in ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
+
+
+def code_of(server: Running, method: str, data: bytes) -> str:
+    try:
+        server.channel.unary_unary(f"{SERVICE}/{method}")(data, timeout=60)
+    except grpc.RpcError as error:
+        return error.code().name
+    return "OK"
+
+
+ATTACKS: dict[str, Callable[[Running], None]] = {
+    each.__name__: each
+    for each in (
+        *(mixed_values, repeated_text, repeated_context, unread_replies, streams_without_a_body),
+        *(messages_without_an_end, health_watches, invented_names, no_more_files, shapes_without_end),
+        *(growing_model,),
+    )
+}
+
+# ---- what is measured --------------------------------------------------------------------------------------------
+
+
+def children_of(pid: int) -> list[int]:
+    """Returns a process and all that it started, as they are now."""
+    found = [pid]
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [each for child in (task / "children").read_text().split() for each in children_of(int(child))]
+    return found
+
+
+def memory_of(pid: int) -> dict[int, int]:
+    """Returns resident bytes by process."""
+    found = {}
+    for each in children_of(pid):
+        with contextlib.suppress(OSError):
+            found[each] = resident_bytes(each)
+    return found
+
+
+def seconds_of_a_predict(server: Running) -> float:
+    begin = time.monotonic()
+    np.testing.assert_array_equal(server.predict(X), 3 * X)
+    return time.monotonic() - begin
+
+
+@dataclass
+class Observed:
+    """health: seconds of each answer. peak: the most that one process held more than at first. predict: seconds."""
+
+    health: list[float] = field(default_factory=list)
+    peak: int = 0
+    predict: float = 0.0
+    after: int = 0
+
+    @property
+    def p99(self) -> float:
+        return float(np.percentile(self.health, 99)) if self.health else float("inf")
+
+
+@contextlib.contextmanager
+def observed(server: Running) -> Iterator[Observed]:
+    """Asks for health on a connection of its own, and looks at memory, until the block ends; then predicts."""
+    pid, stop, found = server.process.pid, threading.Event(), Observed()
+    first = memory_of(pid)
+    most = max(first.values())
+
+    connection = http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=60)
+    connection.connect()
+
+    def ask() -> None:
+        while not stop.wait(0.005):
+            begin = time.monotonic()
+            try:
+                connection.request("GET", "/healthz")
+                connection.getresponse().read()
+            except OSError:
+                connection.close()
+            found.health.append(time.monotonic() - begin)
+        connection.close()
+
+    def look() -> None:
+        while not stop.wait(0.02):
+            for each, size in memory_of(pid).items():
+                found.peak = max(found.peak, size - first.get(each, most))
+
+    threads = [threading.Thread(target=each) for each in (ask, look)]
+    for each in threads:
+        each.start()
+    try:
+        time.sleep(0.2)
+        yield found
+    finally:
+        time.sleep(0.2)
+        stop.set()
+        for each in threads:
+            each.join()
+    found.predict = seconds_of_a_predict(server)
+    found.after = max(size - first.get(each, most) for each, size in memory_of(pid).items())
+
+
+def main() -> None:
+    import tempfile
+
+    names = sys.argv[1:] or list(ATTACKS)
+    print(f"{'attack':28} {'healthz p99 ms':>14} {'max ms':>8} {'peak MB':>8} {'Predict s':>9}  outcome")
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder) / "3", 3.0)
+        for name in names:
+            with serving(folder, "--max-memory-mb", LIMIT // MEGABYTE) as server:
+                server.wait_for(3)
+                seconds_of_a_predict(server)
+                outcome, seen = "", Observed()
+                try:
+                    with observed(server) as seen:
+                        try:
+                            ATTACKS[name](server)
+                        except Exception as error:
+                            outcome = f"{type(error).__name__}: {str(error)[:90]}".replace("\n", " ")
+                except Exception as error:
+                    outcome += f" | after: {type(error).__name__}: {str(error)[:60]}".replace("\n", " ")
+                worst = max(seen.health, default=0) * 1e3
+                print(
+                    f"{name:28} {seen.p99 * 1e3:14.0f} {worst:8.0f} {seen.peak / MEGABYTE:8.0f} {seen.predict:9.2f}"
+                    f"  {outcome}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    _ = subprocess, tf
+    main()

@@ -1,0 +1,64 @@
+"""Which model a message is for is found without reading it, and the server's own messages are those of protobuf."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorflow_serving.apis import get_model_status_pb2, inference_pb2, model_management_pb2, predict_pb2
+
+from keras_ddl.serving import routing
+from keras_ddl.serving.status import Code, RequestError
+
+
+def request() -> predict_pb2.PredictRequest:
+    found = predict_pb2.PredictRequest(output_filter=["y"])
+    found.model_spec.name, found.model_spec.signature_name, found.model_spec.version.value = "model", "other", 7
+    found.inputs["x"].tensor_content = b"x" * 1000
+    return found
+
+
+def test_the_model_spec_of_a_message_is_found() -> None:
+    message = request()
+    assert routing.spec_of(message.SerializeToString()) == message.model_spec
+    later = predict_pb2.PredictRequest(inputs=message.inputs).SerializeToString()
+    later += predict_pb2.PredictRequest(model_spec=message.model_spec).SerializeToString()
+    assert routing.spec_of(later) == message.model_spec  # fields may stand in any order
+    both = inference_pb2.MultiInferenceRequest()
+    both.tasks.add().model_spec.CopyFrom(message.model_spec)
+    assert routing.spec_of(both.SerializeToString(), in_task=True) == message.model_spec
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.binary(max_size=60), st.integers(0, 200))
+def test_any_bytes_have_a_model_or_are_refused(noise: bytes, place: int) -> None:
+    data = request().SerializeToString()
+    place %= len(data)
+    for each in (noise, data[:place] + noise + data[place + len(noise) :]):
+        try:
+            routing.spec_of(each)
+        except RequestError as error:
+            assert error.code == Code.INVALID_ARGUMENT
+
+
+def test_nothing_grows_with_a_message() -> None:
+    begin = time.monotonic()
+    for data in (b"\x12\x00" * 5_000_000, b"\xff" * 10_000_000, b"\x0a\x00" * 5_000_000):
+        with pytest.raises(RequestError):
+            routing.spec_of(data)
+    assert time.monotonic() - begin < 1
+
+
+def test_the_servers_own_messages_are_those_of_protobuf() -> None:
+    versions = [SimpleNamespace(number=3, state=30, error=""), SimpleNamespace(number=2**40, state=50, error="é" * 200)]
+    found = get_model_status_pb2.GetModelStatusResponse.FromString(routing.status_response(versions))
+    shown = [(each.version, each.state, each.status.error_code) for each in found.model_version_status]
+    assert shown == [(3, 30, 0), (2**40, 50, 2)]
+    assert found.model_version_status[1].status.error_message == "é" * 200
+    error = RequestError(Code.INTERNAL, "none")
+    reloaded = model_management_pb2.ReloadConfigResponse.FromString(routing.reload_response(error))
+    assert (reloaded.status.error_code, reloaded.status.error_message) == (13, "none")
+    assert routing.reload_response(None) == b""

@@ -1,0 +1,208 @@
+"""Tensors and examples of requests are read, and answers written, as TensorFlow reads and writes them."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+from tensorflow.core.example import example_pb2
+from tensorflow.core.framework import tensor_pb2
+from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow_serving.apis import classification_pb2
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.serving import examples, json_values, tensors
+from keras_ddl.serving.servable import Signature
+from keras_ddl.serving.status import Code, RequestError
+
+LIMIT = 2**20
+NUMBERS = [n for n in range(1, 30) if n not in (7, 11, 12, 13, 15, 16, 20, 21, 29)]  # strings, quantized, handles
+EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def known_dtypes() -> list[np.dtype]:
+    return [np.dtype(tf.as_dtype(n).as_numpy_dtype) for n in NUMBERS if n <= 25]
+
+
+def signature_of(dtype: int, shape: list[int] | None = None) -> Signature:
+    info = meta_graph_pb2.TensorInfo(name="x:0", dtype=dtype)
+    return Signature("serving_default", "", {"x": info}, {}, {"x": shape})
+
+
+def read(proto: tensor_pb2.TensorProto, shape: list[int] | None = None, limit: int = LIMIT) -> np.ndarray:
+    return tensors.feeds_of(signature_of(proto.dtype, shape), {"x": proto}, tensors.Room(limit))["x"]
+
+
+def read_json(text: str, dtype: tf.DType) -> np.ndarray:
+    signatures = {"serving_default": signature_of(dtype.as_datatype_enum)}
+    return json_values.predict_request(b'{"inputs": ' + text.encode() + b"}", signatures, LIMIT).inputs["x"]
+
+
+@EXAMPLES
+@given(st.data())
+def test_tensors_are_read_as_tensorflow_reads_them(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from(known_dtypes()))
+    shape = data.draw(arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), np.uint8)
+    array = (raw > 99 if dtype.kind == "b" else raw.view(dtype)).reshape(shape)
+    proto = tf.make_tensor_proto(array)
+    if data.draw(st.booleans()) or not proto.tensor_content:  # the field of values, shortened as TensorFlow may do
+        proto = tensors.proto_of(array, as_content=False)
+        for field in ("float_val", "int_val", "double_val", "int64_val", "uint32_val", "uint64_val", "half_val"):
+            values = getattr(proto, field)
+            if len(values) > 1 and data.draw(st.booleans()):
+                del values[data.draw(st.integers(1, len(values) - 1)) :]
+    found, theirs = read(proto), tf.make_ndarray(proto)
+    assert (found.dtype, found.shape, found.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+
+
+@EXAMPLES
+@given(st.lists(st.binary(max_size=5), min_size=1, max_size=6), st.integers(0, 3))
+def test_strings_are_read_as_tensorflow_reads_them(texts: list[bytes], more: int) -> None:
+    proto = tensor_pb2.TensorProto(dtype=7, string_val=texts)
+    proto.tensor_shape.dim.add(size=len(texts) + more)
+    assert read(proto).tolist() == texts + [texts[-1]] * more
+
+
+@pytest.mark.parametrize("dtype", known_dtypes(), ids=str)
+@pytest.mark.parametrize("as_content", [False, True])
+def test_answers_are_messages_that_tensorflow_reads(dtype: np.dtype, as_content: bool) -> None:
+    array = np.arange(-3, 3).reshape(2, 3).astype(dtype)
+    proto = tensors.proto_of(array, as_content=as_content)
+    np.testing.assert_array_equal(tf.make_ndarray(proto), array)
+    assert bool(proto.tensor_content) == as_content
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "fits"),
+    [
+        ([-1, 3], [5, 3], True),
+        ([-1, 3], [0, 3], True),
+        ([-1, 3], [5, 4], False),
+        ([-1, 3], [15], False),
+        ([-1, 3], [5, 3, 1], False),
+        ([], [], True),
+        ([], [1], False),
+        (None, [2, 2, 2], True),
+        (None, [1] * 65, False),
+        (None, [2**62, 2**62, 0], False),
+        ([-1, -1, -1], [2**62, 2**62, 0], False),
+    ],
+)
+def test_inputs_have_the_rank_and_the_extents_of_the_signature(shape, sizes, fits) -> None:
+    proto = tensor_pb2.TensorProto(dtype=1, float_val=[1.0])
+    for size in sizes:
+        proto.tensor_shape.dim.add(size=size)
+    if not np.prod(sizes, dtype=object):
+        del proto.float_val[:]
+    if fits:
+        assert read(proto, shape).shape == tuple(sizes)
+        return
+    with pytest.raises(RequestError) as caught:
+        read(proto, shape)
+    assert caught.value.code == Code.INVALID_ARGUMENT
+
+
+def test_what_a_message_claims_is_compared_with_the_limit_before_it_is_unpacked() -> None:
+    claimed = tensor_pb2.TensorProto(dtype=1, float_val=[1.0])
+    claimed.tensor_shape.dim.add(size=2**40)
+    repeated = tensor_pb2.TensorProto(dtype=7, string_val=[b"a" * 1000])
+    repeated.tensor_shape.dim.add(size=10_000)
+    for proto in (claimed, repeated):
+        with pytest.raises(RequestError, match="after it is unpacked") as caught:
+            read(proto)
+        assert caught.value.code == Code.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "expected"),
+    [
+        ("[18446744073709551615, 0]", tf.uint64, [2**64 - 1, 0]),
+        ("[-9223372036854775808, 9223372036854775807]", tf.int64, [-(2**63), 2**63 - 1]),
+        ("[1, 2.5]", tf.float32, [1.0, 2.5]),
+        ("[[true], [false]]", tf.bool, [[True], [False]]),
+        ("[1, 0.5]", tf.bfloat16, [1.0, 0.5]),
+        ("[]", tf.float32, []),
+        ("3", tf.int32, 3),
+    ],
+)
+def test_numbers_of_json_are_those_of_the_dtype(text, dtype, expected) -> None:
+    found = read_json(text, dtype)
+    assert found.dtype == dtype.as_numpy_dtype and found.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        ("[256]", tf.uint8),
+        ("[-1]", tf.uint64),
+        ("[1.5]", tf.int32),
+        ("[1e40]", tf.int64),
+        ("[18446744073709551616]", tf.uint64),
+        ('["1"]', tf.float32),
+        ("[null]", tf.float32),
+        ("[true]", tf.int32),
+        ("[1]", tf.bool),
+        ("[[1], 2]", tf.float32),
+        ("[" * 70 + "1" + "]" * 70, tf.float32),
+    ],
+)
+def test_numbers_that_a_dtype_does_not_have_are_refused(text, dtype) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_json(text, dtype)
+    assert caught.value.code == Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode, base64.encodebytes])
+@pytest.mark.parametrize("padded", [True, False])
+def test_bytes_may_be_in_either_alphabet_with_or_without_padding(encode, padded) -> None:
+    data = bytes(range(250, 256)) * 20 + b"1"
+    text = encode(data).decode()
+    text = text if padded else text.rstrip("=\n")
+    body = json.dumps({"inputs": {"x": [{"b64": text}]}}).encode()
+    for mark in (b"", b"\xef\xbb\xbf"):  # a byte order mark, as some clients write it
+        request = json_values.predict_request(mark + body, {"serving_default": signature_of(7)}, LIMIT)
+        assert request.inputs["x"].tolist() == [data]
+
+
+def test_examples_are_those_of_the_message() -> None:
+    request = classification_pb2.ClassificationRequest()
+    given_examples = [example_pb2.Example(), example_pb2.Example()]
+    given_examples[0].features.feature["a"].float_list.value.append(1.5)
+    request.input.example_list_with_context.examples.extend(given_examples)
+    request.input.example_list_with_context.context.features.feature["b"].int64_list.value.append(7)
+    rows = examples.rows_of(request.input, tensors.Room(LIMIT))
+    found = [example_pb2.Example.FromString(row) for row in rows]
+    assert [sorted(each.features.feature) for each in found] == [["a", "b"], ["b"]]
+    request.input.example_list.examples.extend(given_examples[:1])  # of a oneof the last counts
+    rows = examples.rows_of(request.input, tensors.Room(LIMIT))
+    assert [example_pb2.Example.FromString(row) for row in rows] == given_examples[:1]
+
+
+def test_examples_of_json_are_tensorflows() -> None:
+    found = example_pb2.Example.FromString(
+        examples.example_of({"i": [1, -2, 2**62], "f": [1, 0.5], "t": "ä", "b": [b"\xff", "x"], "none": []})
+    )
+    features = found.features.feature
+    assert list(features["i"].int64_list.value) == [1, -2, 2**62]
+    assert list(features["f"].float_list.value) == [1, 0.5]
+    assert list(features["t"].bytes_list.value) == ["ä".encode()]
+    assert list(features["b"].bytes_list.value) == [b"\xff", b"x"]
+    for wrong in ({"i": [2**63]}, {"i": [1, "a"]}, {"i": [True]}, {"t": "\ud800"}):
+        with pytest.raises(RequestError):
+            examples.example_of(wrong)
+
+
+@pytest.mark.parametrize("body", ['{"instances": {"a": %s}}', '{"signature_name": %s}', '{"inputs": {"x": %s}}'])
+@pytest.mark.parametrize("dtype", [tf.string, tf.float32])
+def test_deep_values_are_refused_where_they_do_not_belong(body, dtype) -> None:
+    deep = body.replace("%s", "[" * 1000 + "]" * 1000).encode()
+    with pytest.raises(RequestError) as caught:
+        json_values.predict_request(deep, {"serving_default": signature_of(dtype.as_datatype_enum)}, LIMIT)
+    assert caught.value.code == Code.INVALID_ARGUMENT
