@@ -28,6 +28,7 @@ from keras_ddl.cut.report import FEW_ROWS, Report
 from keras_ddl.cut.rules.own_statistics import OwnStatistics
 from keras_ddl.cut.snapshots import Snapshots
 from keras_ddl.cut.states import PARTIAL, SHARD, WHOLE, Rows, State
+from keras_ddl.cut.without_batch import writes_without_batch
 from keras_ddl.cut.writes import Writes, commit
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Snapshots",
     "State",
     "build_step",
+    "writes_without_batch",
 ]
 
 

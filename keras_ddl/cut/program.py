@@ -131,6 +131,13 @@ class Program:
         for position, node in enumerate(self.nodes):
             node.position = position
 
+    def keep_only(self, effects: Sequence[Node]) -> None:
+        """Leaves of the program what these nodes need, without outputs."""
+        self.outputs, self.effects, self._readers = [], list(effects), {}
+        self.nodes = list(self._needed())
+        for position, node in enumerate(self.nodes):
+            node.position = position
+
     def digest(self) -> bytes:
         """Returns what is the same wherever the same program was traced, whatever it is named there."""
         text = [(node.type, [(v.node.position, v.index) for v in node.inputs]) for node in self.nodes]

@@ -71,6 +71,10 @@ class BatchKinds:
         kind, rows, part = self._iterators[iterator]
         return kind, rows, iterator if part is None else part
 
+    def traced_for(self, iterator: tf.data.Iterator) -> Any:
+        """Returns what was traced for the batches of an iterator; None: nothing was."""
+        return self._iterators[iterator][0].traces.get(0) if iterator in self._iterators else None
+
     def of(self, batch: Any) -> BatchKind:
         """Returns the kind of a batch. `batch`: its structure, with the type specs of the whole batch for tensors.
 

@@ -110,7 +110,7 @@ class KerasSteps:
             )
         return "\n\n".join(tables)
 
-    def _step_of(self, model: Any, name: str) -> WholeStep:
+    def step_of(self, model: Any, name: str) -> WholeStep:
         steps = self._steps.setdefault(model, {})
         if name not in steps:
             label = models.plain_name(model.name)
@@ -125,7 +125,7 @@ class KerasSteps:
         leaves = tf.nest.flatten((args, kwargs))
         whole = [self._gathered(leaf, f"{name}/batch_{i}") for i, leaf in enumerate(leaves)]
         args, kwargs = tf.nest.pack_sequence_as((args, kwargs), whole)
-        step = self._step_of(model, name)
+        step = self.step_of(model, name)
         step.copy_eagerly(models.written_by_steps(model))
         with as_one_process():
             found = function(*args, **kwargs)
@@ -149,7 +149,7 @@ class KerasSteps:
         return gather_rows(leaf, self._strategy.rank, name=name)
 
     def _run_cut(self, model: Any, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        step = self._step_of(model, name)
+        step = self.step_of(model, name)
         batches, (rank, size) = _batches.get(), (step.rank, step.size)
         known = batches.rows
         arguments = tf.nest.map_structure(_as_tensor, (args, kwargs))

@@ -45,6 +45,7 @@ class WholeStep:
         self._snapshots: list[cut.Snapshots] = []
         self._copies: list[tuple[Any, tf.Tensor]] = []
         self._traced: list[Any] = []  # keeps what the ranks' graphs use alive
+        self._without_batch: dict[int, Callable[[], None] | None] = {}  # by id of what was traced
         self.known: set[Any] = set()  # variables that are equal on all ranks already
 
     def explain(self) -> str:
@@ -97,6 +98,16 @@ class WholeStep:
         self._agree_on_variables(concrete, parts())
         self._traced.append(concrete)
         return concrete
+
+    def run_without_batch(self, concrete: Any) -> None:
+        """Does what one process does of a traced step whose batch never comes, because the data has ended."""
+        if id(concrete) not in self._without_batch:
+            collectives = cut.OfRanks(f"{self.scope}/end", self.rank, self.size, self._plan)
+            self._without_batch[id(concrete)] = cut.writes_without_batch(concrete.graph, collectives)
+        write = self._without_batch[id(concrete)]
+        if write is not None:
+            with as_one_process():
+                write()
 
     def build(
         self,

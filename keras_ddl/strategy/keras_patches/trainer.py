@@ -227,7 +227,15 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
         def function(iterator):
             undo.begin()
-            return together(lambda: run(iterator), undo)
+            try:
+                return together(lambda: run(iterator), undo)
+            except tf.errors.OutOfRangeError:
+                undo.restore()
+                if isinstance(iterator, tf.data.Iterator) and self.steps_per_execution == 1 and not self.run_eagerly:
+                    traced = kinds.traced_for(iterator)
+                    if traced is not None:
+                        strategy.keras_steps.step_of(self, name).run_without_batch(traced)
+                raise
 
         return function
 

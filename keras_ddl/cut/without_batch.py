@@ -1,0 +1,49 @@
+"""What of a step runs though its batch never comes.
+
+TensorFlow runs an operation as soon as its inputs are there. Where the data ends in the middle of a step (a dataset
+whose length is not known: its iterator raises OutOfRangeError), one process has by then run everything that does not
+depend on the batch: an optimizer has counted an iteration, layers have drawn their seeds. Ranks do the same, here in
+so many words, because what a cut step writes waits for all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.builder import Builder
+from keras_ddl.cut.collectives import Collectives
+from keras_ddl.cut.pieces import Batch
+from keras_ddl.cut.program import Node, Program
+from keras_ddl.cut.report import Report
+from keras_ddl.cut.states import WHOLE
+
+
+def writes_without_batch(graph: Any, collectives: Collectives) -> Callable[[], None] | None:
+    """Returns what writes the variables that a traced step writes without its arguments; None: it writes none."""
+    program = Program(graph)
+    dependent = {value.node for value in program.inputs}
+    for node in program.nodes:
+        if any(value.node in dependent for value in node.inputs) or any(each in dependent for each in node.after):
+            dependent.add(node)
+    writes = [node for node in program.nodes if node not in dependent and _writes(node)]
+    if not writes:
+        return None
+    program.keep_only(writes)
+
+    @tf.function(autograph=False)
+    def write() -> None:
+        builder = Builder(
+            program, Batch(1, int(collectives.rank == 0), min(collectives.rank, 1)), collectives, Report()
+        )
+        for value, outer in program.captured:
+            builder.give(value, outer, WHOLE)
+        builder.build()
+
+    return write
+
+
+def _writes(node: Node) -> bool:
+    return tf_compat.is_stateful(node.operation) and bool(tf_compat.written_resources(node.operation))
