@@ -28,6 +28,7 @@ _WAITS_IN = (
     (f"{os.sep}keras_ddl{os.sep}communicator{os.sep}requests.py", "_wait"),
     (f"{os.sep}keras_ddl{os.sep}communicator{os.sep}started.py", "wait"),
     (f"{os.sep}tensorflow{os.sep}python{os.sep}eager{os.sep}execute.py", "quick_execute"),
+    (f"{os.sep}tensorflow{os.sep}python{os.sep}eager{os.sep}execute.py", "execute_with_cancellation"),
 )
 # The communication threads, which poll. The core gives them this name.
 _OURS = "keras_ddl"
