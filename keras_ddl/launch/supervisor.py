@@ -203,14 +203,17 @@ class Supervisor:
             poll.register(fd, select.POLLIN)
         if not self._mpirun.silent:
             poll.register(self._mpirun, select.POLLIN)
-        for link in self._by_fd.values():
-            poll.register(link.channel, select.POLLIN | (select.POLLOUT if link.channel.backlog else 0))
+        for fd, link in list(self._by_fd.items()):
+            if link.channel.closed:  # sending to it has shown that it is gone
+                self._serve_rank(fd)
+            else:
+                poll.register(fd, select.POLLIN | (select.POLLOUT if link.channel.backlog else 0))
         first = self._links[0]
         if self._stdin.readable() and first.started and not first.over:
             poll.register(self._stdin, select.POLLIN)
         for fd, _ in poll.poll(timeout * 1000):
             if fd in self._by_fd:
-                self._serve_rank(self._by_fd[fd])
+                self._serve_rank(fd)
             elif fd in acceptor_fds:
                 self._admit(fd)
             elif fd == self._interrupts.fileno():
@@ -270,9 +273,9 @@ class Supervisor:
             for each in self._links if self._refusal is None else ():
                 each.start()
 
-    def _serve_rank(self, link: RankLink) -> None:
+    def _serve_rank(self, fd: int) -> None:
+        link = self._by_fd[fd]
         channel = link.channel
-        fd = channel.fileno()
         link.write()
         for kind, payload in () if channel.closed else channel.read():
             if kind is control.Kind.STDIN_CONSUMED:

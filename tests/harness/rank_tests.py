@@ -121,7 +121,7 @@ def _run_checks(programs, names, np, mode, check_timeout, env, seconds, mpi) -> 
         with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
             files = os.pathsep.join(map(str, programs))
             command = [f"checks:{check_timeout}", folder, files, *pending]
-            timeout = 60 + check_timeout + 5 * len(pending)
+            timeout = 60 + check_timeout + 20 * len(pending)  # only a hang takes longer
             outcome = launch(command, Path(folder), np, mode, timeout, env, None if mpi else without_mpi(np))
             for name in pending:
                 results.update(_read_outcome(Path(folder), name, np, outcome, seconds))

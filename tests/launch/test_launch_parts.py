@@ -94,8 +94,8 @@ def test_mpirun_environment_hides_an_outer_job(monkeypatch: pytest.MonkeyPatch):
     outer = {"OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1", "PMI_RANK": "1", "HYDI_CONTROL_FD": "7"}
     outer |= {"KERAS_DDL_RANK_PROCESS": "99"}
     monkeypatch.setattr(mpirun.os, "geteuid", lambda: 1000)
-    inner = mpirun.environment({**outer, "OMPI_MCA_btl": "tcp,self", "PATH": "/bin"})
-    assert inner == {"OMPI_MCA_btl": "tcp,self", "PATH": "/bin", "I_MPI_PIN": "0"}
+    inner = mpirun.environment({**outer, "OMPI_MCA_btl": "tcp,self", "PATH": "/bin", "HOME": "/h"})
+    assert inner == {"OMPI_MCA_btl": "tcp,self", "PATH": "/bin", "HOME": "/h", "I_MPI_PIN": "0"}
     monkeypatch.setattr(mpirun.os, "geteuid", lambda: 0)
     assert mpirun.environment({})["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
 

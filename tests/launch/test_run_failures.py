@@ -138,14 +138,23 @@ def test_run_killed_rank_is_named_with_its_signal(tmp_path: Path):
 def test_run_notes_of_tensorflow_come_once_and_explain_no_failure(tmp_path: Path):
     program = write_program(
         tmp_path,
-        "import signal, keras, tensorflow as tf\ntf.constant(1)\nif RANK == 1: os.kill(os.getpid(), signal.SIGKILL)",
+        """
+import signal, keras, tensorflow as tf
+tf.constant(1)
+here("ready")
+while not Path("ready-0").exists(): time.sleep(0.1)
+if RANK == 1: os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
+""",
     )
     ended = run(["run", "-np", "2", "python", program], tmp_path)
     assert ended.status == 128 + 9, ended
     for note in ("InitializeLog", "oneDNN", "cpu_feature_guard", "To enable the following instructions"):
         assert ended.err.count(note) <= 1, ended
     assert "InitializeLog" in ended.err  # else this shows nothing: TensorFlow has become silent
-    assert ended.err.splitlines()[-1].endswith("failed first, and the job was ended: killed by SIGKILL"), ended
+    cause, meaning = ended.err.splitlines()[-2:]
+    assert cause.endswith("failed first, and the job was ended: killed by SIGKILL"), ended
+    assert meaning.startswith("SIGKILL comes from outside of a program"), ended
 
 
 def test_run_killed_wrapper_takes_its_program_along(tmp_path: Path):
