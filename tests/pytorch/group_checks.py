@@ -26,7 +26,7 @@ def come_and_go(count):
         dist.all_reduce(tensor, group=group)
         assert (tensor == SIZE).all()
         if SIZE > 1:
-            handles.add(group._peers._mpi.py2f())
+            handles.add(group._peers._messages._comm.py2f())
         dist.destroy_process_group(group)
     return handles
 
