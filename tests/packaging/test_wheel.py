@@ -109,8 +109,8 @@ def test_libraries_need_only_what_their_layer_may(libraries):
 def test_core_exports_the_c_abi_and_nothing_else(libraries):
     symbols = run("nm", "-D", "--defined-only", libraries / "libkeras_ddl.so", cwd=libraries).splitlines()
     names = {line.split()[-1].split("@")[0] for line in symbols}
-    header = (ROOT / "native" / "core" / "include" / "ddl.h").read_text()
-    declared = set(re.findall(r"DDL_EXPORT\s[^;(]*?(ddl_\w+)\(", header))
+    headers = [path.read_text() for path in (ROOT / "native" / "core" / "include").glob("*.h")]
+    declared = {name for header in headers for name in re.findall(r"DDL_EXPORT\s[^;(]*?(ddl_\w+)\(", header)}
     assert declared <= names
     assert {name for name in names if not name.startswith("_Z")} == declared
 
