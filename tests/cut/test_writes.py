@@ -46,8 +46,8 @@ class Program:
             simulation.exchange._timeout = 1
             with pytest.raises(tf.errors.OpError):
                 simulation(bad)
-            for kept in simulation.kept:
-                kept.restore()
+            for snapshots in simulation.snapshots:
+                snapshots.restore()
             np.testing.assert_equal(values(simulation), before)
             # A rank that did not come is no longer waited for.
             simulation.exchange.__init__(2)
