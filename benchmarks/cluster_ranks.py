@@ -22,7 +22,7 @@ from _tcp_streams import TcpStreams
 from mpi4py import MPI
 
 import keras_ddl
-from keras_ddl.communicator import binding, describe, group, native_library
+from keras_ddl.communicator import binding, describe, group, mpi
 from keras_ddl.topology import make_topology
 
 SETTINGS = json.loads(sys.argv[1])
@@ -55,7 +55,7 @@ def make_communicator(name: str) -> binding.Communicator:
     else:
         topology = make_topology(WORLD.rank, WORLD.allgather(MPI.Get_processor_name()), name)
     return binding.Communicator(
-        native_library.mpi_transport(WORLD.py2f()),
+        mpi.transport(WORLD),
         topology.group,
         topology.dims[1:],
         id=1 + SETTINGS["contestants"].index(name),

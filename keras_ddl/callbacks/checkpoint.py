@@ -195,10 +195,9 @@ class Checkpoint(keras.callbacks.Callback):
     # ---- training ----------------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._epoch, self._trained = epoch, True
-        if self._restoration is not None:
+        if self._restoration is not None and not self._trained:
             self._restoration.at_epoch_begin(self.others)
-            self._restoration = None
+        self._epoch, self._trained = epoch, True
         if self.save_freq != "epoch":
             self._marks = self._step() // self.save_freq
 
@@ -208,6 +207,10 @@ class Checkpoint(keras.callbacks.Callback):
         if self._in_flight and not on_first_rank(self._writer.is_busy, "Checkpoint/written"):
             self._on_written()
         self._notice.tell()
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if self._restoration is not None:
+            self._restoration.at_test_begin()
 
     def on_test_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._notice.tell()

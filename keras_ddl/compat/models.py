@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_ddl.compat.keras import keras, tree
@@ -153,8 +153,45 @@ def written_by_steps(model: Any) -> list[Any]:
 
 def metric_variables(model: Any) -> list[Any]:
     """Returns the variables of a model's metrics, and of those inside them, each once."""
+    return _variables_of_metrics(model.metrics)
+
+
+def metric_variables_by_part(model: Any) -> dict[str, list[Any]]:
+    """Returns the same in the parts that are built at different times: those of compile() by the first batch.
+
+    Within a part they keep their order once it is built.
+    """
+    compiled = compiled_parts(model)
+    parts: dict[str, list[Any]] = {"own": [], **{name: [] for name in compiled}}
+    for metric in model.metrics:
+        name = next((name for name, part in compiled.items() if any(metric is e for e in (part, *part.metrics))), "own")
+        parts[name].append(metric)
+    return {name: _variables_of_metrics(metrics) for name, metrics in parts.items()}
+
+
+def compiled_parts(model: Any) -> dict[str, Any]:
+    """Returns what compile() has made of its losses and metrics, whose variables the first batch makes."""
+    parts = {"losses": getattr(model, "_compile_loss", None), "metrics": getattr(model, "_compile_metrics", None)}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def after_build(part: Any, call: Callable[[], None]) -> None:
+    """Calls `call` when a part of `compiled_parts` has its variables and no batch has written them: now, or later."""
+    if part.built:
+        call()
+        return
+
+    def build(*args: Any, **kwargs: Any) -> None:
+        del part.build
+        part.build(*args, **kwargs)
+        call()
+
+    part.build = build
+
+
+def _variables_of_metrics(metrics: Iterable[Any]) -> list[Any]:
     found: dict[int, Any] = {}
-    pending = list(model.metrics)
+    pending = list(metrics)
     while pending:
         metric = pending.pop(0)
         if id(metric) not in found:

@@ -8,6 +8,7 @@ Keras does afterwards undoes it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from keras_ddl.communicator.comparison import differing
 from keras_ddl.communicator.first_rank import is_first_rank
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.resuming.training_state import agree_on_local_state
 from keras_ddl.strategy import fits
 
@@ -64,15 +66,19 @@ def capture(
             arrays[f"callbacks/{name}/{number}"] = exact
     if batches:
         numbers = {key: float(value) for key, value in (logs or {}).items() if np.ndim(value) == 0}
-        found = models.metric_variables(model)
-        mine = (numbers, [variable.numpy() for variable in found])
+        variables = [
+            (f"{part}/{number}", variable)
+            for part, those in models.metric_variables_by_part(model).items()
+            for number, variable in enumerate(those)
+        ]
+        mine = (numbers, {key: variable.numpy() for key, variable in variables})
         # Under a Strategy metrics are those of one process, on every rank.
         shared = keras_compat.strategy_of(model) is not None
         gathered = [mine] if shared else _gather(mine, "metrics")
         record["logs"] = [theirs for theirs, _ in gathered]
-        record["metrics"] = ["equal" if shared else _way_of(variable) for variable in found]
+        record["metrics"] = {key: "equal" if shared else _way_of(variable) for key, variable in variables}
         for rank, (_, states) in enumerate(gathered):
-            arrays.update({f"metrics/{rank}/{number}": state for number, state in enumerate(states)})
+            arrays.update({f"metrics/{rank}/{key}": state for key, state in states.items()})
     return record, arrays
 
 
@@ -120,6 +126,7 @@ class Restoration:
         self._model, self._record, self._arrays = model, record, arrays
         self._same_ranks = record["ranks"] == (communicator.size() if communicator.is_initialized() else 1)
         self._rank = communicator.rank() if communicator.is_initialized() else 0
+        self._awaited: set[str] = set()  # parts of the metrics that are still to come back
 
     def at_train_begin(self) -> None:
         """The place in the data, and the random numbers that are no variables of the model."""
@@ -150,27 +157,44 @@ class Restoration:
                 if kind == "layers" and int(rank) == self._rank:
                     layers[int(number)].assign(value)
 
+    def at_test_begin(self) -> None:
+        """Metrics that no step of training has made yet are not for an evaluation."""
+        self._awaited.clear()
+
     def _restore_metrics(self) -> None:
+        """The metrics that exist, now; those of compile() once the first step has made them, before it writes them."""
+        compiled = models.compiled_parts(self._model)
+        self._awaited = {"own", *compiled}
+        self._restore_part("own")
+        for part, built in compiled.items():
+            models.after_build(built, functools.partial(self._restore_part, part))
+
+    def _restore_part(self, part: str) -> None:
         """Each rank's own metrics; for another number of ranks, what all together had seen becomes rank 0's."""
-        variables = models.metric_variables(self._model)
-        states = [self._under(f"metrics/{rank}/") for rank in range(len(self._record["logs"]))]
+        if part not in self._awaited:
+            return
+        self._awaited.discard(part)
+        variables = models.metric_variables_by_part(self._model)[part]
+        states = [self._under(f"metrics/{rank}/{part}/") for rank in range(len(self._record["logs"]))]
         if [tuple(v.shape) for v in variables] != [v.shape for v in states[0]]:
             if is_first_rank():
                 stack_position.warn(
                     "An epoch resumed in the middle continues with the metrics of its first part. Received: "
-                    f"{len(variables)} metric variables here, {len(states[0])} in the checkpoint. This epoch's logs "
-                    "count the rest only."
+                    f"{len(variables)} metric variables here, {len(states[0])} in the checkpoint ({part} of the "
+                    "model). This epoch's logs count the rest only."
                 )
             return
-        for number, (variable, way) in enumerate(zip(variables, self._record["metrics"])):
-            if self._same_ranks or len(states) == 1:
-                variable.assign(states[self._place(len(states))][number])
-                continue
-            values = np.stack([theirs[number] for theirs in states])
-            if way == "sum":
-                variable.assign(values.sum(axis=0, dtype=values.dtype) if self._rank == 0 else np.zeros_like(values[0]))
-            else:
-                variable.assign(_TOGETHER[way](values).astype(values.dtype))
+        with tf.init_scope():  # the first step of a model is being traced
+            for number, variable in enumerate(variables):
+                variable.value.assign(self._state_of(states, f"{part}/{number}", number).astype(variable.dtype))
+
+    def _state_of(self, states: Sequence[Sequence[Any]], key: str, number: int) -> Any:
+        if self._same_ranks or len(states) == 1:
+            return states[self._place(len(states))][number]
+        way, values = self._record["metrics"][key], np.stack([theirs[number] for theirs in states])
+        if way != "sum":
+            return _TOGETHER[way](values)
+        return values.sum(axis=0, dtype=values.dtype) if self._rank == 0 else np.zeros_like(values[0])
 
     def _place(self, told: int) -> int:
         """Whose of the states that `told` ranks have told are this rank's."""

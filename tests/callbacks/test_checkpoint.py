@@ -177,6 +177,46 @@ def test_resume_goes_on_as_if_it_had_not_stopped(tmp_path, optimizer):
         np.testing.assert_array_equal(mine, expected)
 
 
+class Break(keras.callbacks.Callback):
+    """Ends the process's training inside the second epoch, after its first of three batches."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.model.optimizer.iterations == 4:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_metrics_of_an_epoch_that_is_resumed_inside_are_those_of_all_of_it(tmp_path, outputs, eagerly):
+    """Keras makes the metrics of compile() in the first step, so there are none when the epoch begins."""
+
+    def make_new():
+        keras.utils.set_random_seed(1)
+        x = keras.Input((3,))
+        outs = {f"out_{n}": keras.layers.Dense(1, name=f"out_{n}")(x) for n in range(outputs)}
+        model = keras.Model(x, outs)
+        own = {name: ["mae", keras.metrics.RootMeanSquaredError()] for name in outs}
+        model.compile("sgd", dict.fromkeys(outs, "mse"), metrics=own, run_eagerly=eagerly)
+        return model
+
+    def run(model, *parts):
+        y = {f"out_{n}": Y + n for n in range(outputs)}
+        data = {
+            "batch_size": 4,
+            "shuffle": False,
+            "validation_data": (X[:2], {name: one[:2] for name, one in y.items()}),
+        }
+        return model.fit(X, y, epochs=2, verbose=0, callbacks=list(parts), **data).history
+
+    expected = run(make_new())
+    options = {"monitor": "loss", "save_freq": 4}
+    with pytest.raises(KeyboardInterrupt):
+        run(make_new(), checkpointing(tmp_path, **options), Break())
+    resumed = run(make_new(), checkpointing(tmp_path, **options, resume=True))
+    assert len(expected) == 2 * (1 if outputs == 1 else 3) + 4 * outputs
+    assert resumed == {name: values[1:] for name, values in expected.items()}
+
+
 def test_resume_in_an_empty_directory_begins_anew(tmp_path):
     assert len(fit(make(), checkpointing(tmp_path, monitor="loss", resume=True))["loss"]) == 3
     assert steps(tmp_path) == [3, 6, 9]

@@ -97,6 +97,7 @@ def test_traffic_counts_what_runs_after_backward_has_ended(tmp_path: Path) -> No
         event("sum_0", 10, 10, 20, 300),  # hidden
         event("sum_1", 20, 25, 35, 100),  # half of it
         event("sum_2", 30, 40, 45, 100),
+        event("commit", 60, 70, 71, 4),  # is no gradient
     ]
     (tmp_path / "one.json").write_text(json.dumps(events))
     found = traffic(tmp_path / "one.json")

@@ -80,7 +80,7 @@ def test_checks_that_take_long_are_marked_so():
 
 def test_harness_reports_each_check_of_one_launch():
     names = harness._check_names([CHECKS])
-    results = harness._run_checks([CHECKS], names, 2, None, 3, None, {})
+    results = harness._run_checks([CHECKS], names, 2, None, 3, None, {}, None)
     kinds = {name: outcome for name, (outcome, _) in results.items()}
     assert kinds == {
         "check_passes": "passed",

@@ -50,7 +50,8 @@ def watched(train: Callable[[], object]) -> Traffic | None:
 
 def traffic(path: Path) -> Traffic:
     """Returns that of one rank's timeline file: zeros if it has no step with gradients."""
-    gradients = [one for one in timeline.collectives(path) if "/train_step/" in one.name]
+    sums = [one for one in timeline.collectives(path) if "/train_step/" in one.name]
+    gradients = [one for one in sums if not one.name.endswith("/commit")]  # which every step ends with, after the sums
     found = []
     for event in timeline.read(path):
         if event.get("cat") != "step":
