@@ -57,6 +57,33 @@ def check_adam_in_shards_equals_one_process():
     assert all(sum(counts) == np.prod(each.shape) for counts, each in zip(zip(*held), slots))
 
 
+def check_a_step_that_fails_on_one_rank_leaves_the_shards_as_they_were():
+    def model_in(strategy):
+        set_precision("float64")
+        keras.utils.set_random_seed(3)
+        with strategy.scope() if strategy is not None else contextlib.nullcontext():
+            x = keras.Input((3,), dtype="int64")
+            model = keras.Model(x, keras.layers.Dense(2)(keras.layers.Flatten()(keras.layers.Embedding(9, 4)(x))))
+            model.compile(optimizers.Adam(1e-2), "mse")
+        return model
+
+    rows = np.arange(6 * SIZE)
+    good, bad, y = rows[:, None] % np.array([9, 5, 2]), rows[:, None] % np.array([9, 5, 2]), np.stack([rows, -rows], 1)
+    bad[-1, 0] = 99  # on the last rank
+    one, model = model_in(None), model_in(SHARDED)
+    for batch in (good, bad, good):
+        if batch is bad:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="99"):
+                model.train_on_batch(*(each[RANK * 6 : RANK * 6 + 6] for each in (bad, y)))
+        else:
+            one.train_on_batch(good, y)
+            model.train_on_batch(*(each[RANK * 6 : RANK * 6 + 6] for each in (good, y)))
+    assert whole_slots.slots_of(model)
+    with SHARDED.whole_optimizer(model):
+        for mine, theirs in zip(state(model), state(one), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+
+
 @long
 def check_averages_in_shards_take_the_weights_place():
     assert_equals_one_process(lambda: optimizers.SGD(1e-2, momentum=0.9, use_ema=True, ema_momentum=0.9))
