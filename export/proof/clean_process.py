@@ -171,7 +171,8 @@ def answer(library: Library, request: dict[str, Any]) -> dict[str, Any]:
             }
         tensors = run(library, session, graph, feeds, list(question["outputs"].values()))
         found = {alias: array_of(library, tensor) for alias, tensor in zip(question["outputs"], tensors)}
-        np.savez(question["answers"], **{alias: content for alias, (_, _, content) in found.items()})
+        contents: dict[str, Any] = {alias: content for alias, (_, _, content) in found.items()}
+        np.savez(question["answers"], **contents)
         answers.append({alias: [dtype, shape] for alias, (dtype, shape, _) in found.items()})
     return {"answers": answers, "seconds": {"load": loaded - start, "answer": time.perf_counter() - loaded}}
 

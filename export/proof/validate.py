@@ -156,10 +156,10 @@ def validate_saved_model(
     Raises: ExportError: it does not load, or answers differ.
     """
     ask = replay.answer_here(str(path)) if process is None else functools.partial(process.ask, str(path))
-    files = [None if file is None else str(file) for file in (sample, golden)]
+    rows, answers = (None if file is None else str(file) for file in (sample, golden))
     asked = {replay.DEFAULT: None} if signatures is None else signatures
     try:
-        answer = replay.replay(ask, *files, list(skip), tolerance, asked, images or {}, own_inputs or {})
+        answer = replay.replay(ask, rows, answers, list(skip), tolerance, asked, images or {}, own_inputs or {})
     except ExportError:
         raise
     except Exception as error:  # whatever keeps a server from answering

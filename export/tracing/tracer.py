@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from keras_ddl.checkpoint import model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
@@ -93,7 +93,7 @@ class Tracer:
         static = self._drop_weights([*captured, *untracked])
         read_by_any = list({id(v): v for function in traced.values() for v in function.variables}.values())
         rows, origin = self._settle_sample(trace, read_by_any, rows, _own_rows(trace, declared), warnings)
-        record = {
+        record: dict[str, Any] = {
             "name": self.name,
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
@@ -169,7 +169,7 @@ class Tracer:
             name: {each: source(name, each) for each in sorted(trace.functions[name].structured_outputs)}
             for name in declared.functions
         }
-        record = {
+        record: dict[str, Any] = {
             "inputs": {name: [spec.dtype.name, spec.shape.as_list()] for name, spec in self.inputs.specs.items()},
             "composites": {name: spec.shape.as_list() for name, spec in self.inputs.composites.items()},
             "outputs": {name: signatures.describe(answers[name]) for name in trace.outputs},
@@ -268,7 +268,7 @@ def _own_rows(trace: signatures.Trace, declared: declarations.Declared) -> dict[
     return {
         source(name, each): array
         for name, inputs in trace.own.items()
-        for each, array in inputs.flatten(declared.functions[name].sample).items()
+        for each, array in inputs.flatten(cast(declarations.Function, declared.functions[name]).sample).items()
     }
 
 

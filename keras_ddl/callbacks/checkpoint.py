@@ -170,8 +170,11 @@ class Checkpoint(keras.callbacks.Callback):
     def _prepare(self) -> int | None:
         """On rank 0: cleans the directory; returns the step to resume from, or None to begin anew."""
         if self._publish_to is not None and self._publisher is None:
-            parts = {name: self._publish_to / name for name in self._bases.names if name is not None}
-            versions = {None: self._publish_to} if self._bases.is_single else parts
+            versions: dict[str | None, Path] = {
+                name: self._publish_to / name for name in self._bases.names if name is not None
+            }
+            if self._bases.is_single:
+                versions = {None: self._publish_to}
             self._publisher = Publisher(self.dir, versions, self._publish_keep)
         if self._saved is not None:  # a second fit of this process goes on in the directory
             return None
@@ -375,4 +378,4 @@ class Checkpoint(keras.callbacks.Callback):
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1

@@ -126,7 +126,7 @@ class DivergenceGuard(keras.callbacks.Callback):
         self._batches += batch - self._last_batch
         self._last_batch = batch
         if self._tracker() is None:
-            if self.monitor not in (logs or {}):
+            if logs is None or self.monitor not in logs:
                 raise ConfigError(
                     f"monitor must be a key of the logs. Received: monitor={self.monitor!r}; the logs hold "
                     f"{sorted(logs or {})}."

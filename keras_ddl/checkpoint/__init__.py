@@ -118,7 +118,7 @@ def best(ckpt_dir: str | Path, metric: str | None = None, mode: str = "auto") ->
         saved = (each.mode for each in reversed(whole) if each.monitor == metric and each.mode)
         mode = next(saved, None) or resolve_mode(metric)
     sign = 1.0 if mode == "max" else -1.0
-    return max(holding, key=lambda each: (sign * each.metrics[metric], each.step))
+    return max(holding, key=lambda each: (sign * (each.metrics or {})[metric], each.step))
 
 
 def find(

@@ -184,7 +184,7 @@ def _readable(array: Any) -> Any:
         if not any(each.endswith(b"\0") for each in values):
             return np.array([each.decode() for each in values], str).reshape(array.shape)
     found = np.empty(array.shape, object)
-    found.flat = values
+    found.reshape(-1)[:] = values
     return found
 
 

@@ -22,7 +22,7 @@ import keras
 TESTED = ("3.13", "3.14", "3.15")
 
 
-def _defining(public: type, name: str) -> type:
+def _defining(public: type, name: str) -> Any:
     """Returns the class that gives a public class the attribute `name`: itself or a base, wherever that was made."""
     for each in public.__mro__:
         if name in vars(each):

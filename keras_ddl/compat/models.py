@@ -20,7 +20,7 @@ def plain_name(name: str) -> str:
 
 def layers_of(model: Any) -> list[Any]:
     """Returns the model and all layers inside it, however deep, also in Python lists. Keras has no public walk."""
-    return model._flatten_layers()
+    return list(model._flatten_layers())
 
 
 def has_call(model: Any) -> bool:
@@ -30,7 +30,7 @@ def has_call(model: Any) -> bool:
 
 def has_keras_train_step(model: Any) -> bool:
     """Whether a model is trained by Keras's own train_step, which updates all that is trainable."""
-    return model.train_step.__module__.startswith("keras.src.")
+    return bool(model.train_step.__module__.startswith("keras.src."))
 
 
 def is_built(model: Any) -> bool:

@@ -19,7 +19,7 @@ def install() -> None:
         _average(optimizer)
 
 
-def _average(optimizer: type) -> None:
+def _average(optimizer: Any) -> None:
     original = optimizer.apply
 
     @functools.wraps(original)

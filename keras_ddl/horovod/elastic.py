@@ -121,7 +121,8 @@ class TensorFlowKerasState(_VariablesState):
                 f"The model of an elastic state must be built. Received: {model.name!r}, which has no variables yet. "
                 "Run model.build(input_shape), or the model on a batch."
             )
-        self.model, self.optimizer, self.backend = model, optimizer or getattr(model, "optimizer", None), backend
+        self.model, self.backend = model, backend
+        self.optimizer: Any = optimizer or getattr(model, "optimizer", None)
         if self.optimizer is None:
             raise ConfigError(
                 f"An elastic state holds an optimizer. Received: none, and {model.name!r} is not compiled. Compile it, "

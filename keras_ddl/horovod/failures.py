@@ -37,4 +37,4 @@ def as_tensorflow_errors(function: _Function) -> _Function:
         except RankMismatchError as error:
             raise tf.errors.FailedPreconditionError(None, None, str(error)) from error
 
-    return call  # type: ignore[return-value]
+    return call

@@ -134,7 +134,8 @@ def _distribute(
 
 def _copy(optimizer: Any, reduction: GradientReduction, distribute: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
     """What copy.deepcopy calls: Keras's copy is made of what it would save, and so does not reduce yet."""
-    make, arguments = type(optimizer).__reduce__(optimizer)
+    kind: Any = type(optimizer)
+    make, arguments = kind.__reduce__(optimizer)
     copied = distribute(make(*arguments))
     of_copy = keras_compat.own_reduction(models.unwrapped(copied))
     of_copy.local_variables += reduction.local_variables

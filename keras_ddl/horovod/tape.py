@@ -97,7 +97,7 @@ def DistributedGradientTape(
         )
     # A class for each kind of tape: one of the program's own keeps its methods.
     kind = type(gradtape)
-    made = (
+    made: Any = (
         _DistributedGradientTape
         if kind is tf.GradientTape
         else type(kind.__name__, (_DistributedGradientTape, kind), {})

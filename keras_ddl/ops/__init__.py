@@ -147,8 +147,13 @@ def all_reduce_n(
     if comm.size == 1:
         return [tf.identity(tensor) for tensor in tensors]
     tolerance = raw.NO_CHECK if check is None else float(check)
-    attrs = {"mpi": mpi, "check": tolerance, "compression": compression, "feedback": feedback}
-    return by_dtype(tensors, name, lambda some, key: raw.all_reduce_n(some, reduction, key, comm, **attrs))
+
+    def reduce(some: list[tf.Tensor], key: str | None) -> list[tf.Tensor]:
+        return raw.all_reduce_n(
+            some, reduction, key, comm, mpi=mpi, check=tolerance, compression=compression, feedback=feedback
+        )
+
+    return by_dtype(tensors, name, reduce)
 
 
 @tf.autograph.experimental.do_not_convert

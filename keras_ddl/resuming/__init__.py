@@ -65,7 +65,7 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
         resumed.restoration = Restoration(model, *resumed.progress)
         resumed.restoration.at_train_begin()
     ended = resumed.stopped_of is not None and resumed.stopped_of == epochs
-    fits.begin_at(model, resumed.stopped_of if ended else resumed.epoch)
+    fits.begin_at(model, epochs if ended and epochs is not None else resumed.epoch)
     if is_first_rank():
         inside = f", batch {resumed.in_epoch + 1}" if resumed.in_epoch else ""
         print(f"Checkpoint: resuming from step {resumed.step}, epoch {resumed.epoch + 1}{inside}")

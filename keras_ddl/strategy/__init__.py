@@ -75,6 +75,8 @@ class Strategy(tf.distribute.Strategy):
     COLLECTIVE over all ranks.
     """
 
+    rank: int
+    size: int
     is_keras_ddl = True  # how compat.keras knows it without importing this module
 
     def __init__(
@@ -179,7 +181,7 @@ class Strategy(tf.distribute.Strategy):
         keras_compat.strategies.add(self)
         one_per_job.remember(self)
 
-    @functools.wraps(__init__, assigned=())  # for the signature that help() shows
+    @functools.wraps(__init__, assigned=())  # type: ignore[misc]  # for the signature that help() shows
     def __new__(cls, *args: Any, **given: Any) -> Strategy:
         return one_per_job.find(cls, given) or super().__new__(cls)
 

@@ -73,7 +73,7 @@ class DriftCheck:
             slots = [v for v in _state_of_optimizers(self._model) if math.prod(v.shape) > 1]
             variables, sums = variables + slots, sums + [checksum(v.numpy()) for v in slots]
         step = models.steps_taken(models.optimizers_of(self._model)) or 0
-        digest = zlib.crc32(np.array(sums, np.uint32)) ^ len(sums)
+        digest = zlib.crc32(np.array(sums, np.uint32).tobytes()) ^ len(sums)
         per_step = (begin - self._begin) / self._steps if self._steps else math.inf
         gather_begin = time.perf_counter()
         gathered = communicator.all_gather_object(

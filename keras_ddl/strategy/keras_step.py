@@ -173,7 +173,8 @@ class KerasSteps:
         first_rows = next((_static_rows(leaves[i]) for i in places if _rank(leaves[i]) != 0), None)
         others = known.of_others if known.is_chunked else frozenset()
         kind, wholes = _kind_and_specs(batches, len(places))
-        specs, local, states = [], [], []
+        specs, local = [], []
+        states: list[Any] = []
         for number, place in enumerate(places):
             leaf = leaves[place]
             if isinstance(leaf, tf.Tensor) and leaf.shape.rank and place not in others:

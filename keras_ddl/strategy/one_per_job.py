@@ -20,7 +20,7 @@ def remember(strategy: Any) -> None:
     _made[:] = [each for each in _made if each.topology is strategy.topology] + [strategy]
 
 
-def find(cls: type, given: Mapping[str, Any]) -> Any:
+def find(cls: type[Any], given: Mapping[str, Any]) -> Any:
     """Returns the latest Strategy of this job whose settings are those that were given, or None.
 
     Args:
@@ -35,8 +35,9 @@ def find(cls: type, given: Mapping[str, Any]) -> Any:
         settings |= {} if packed is None else {"bucket_bytes": packed}
     place = communicator.topology()
     for each in reversed(_made):
-        same = type(each) is cls and each.topology is place
-        if same and all(name in each.settings and each.settings[name] == value for name, value in settings.items()):
+        if type(each) is not cls or each.topology is not place:
+            continue
+        if all(name in each.settings and each.settings[name] == value for name, value in settings.items()):
             return each
     return None
 

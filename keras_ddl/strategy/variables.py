@@ -14,6 +14,7 @@ Steps that see the whole batch (strategy.function, fit) mean what they mean in o
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import communicator, ops
@@ -65,10 +66,11 @@ def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchron
 
 def adopt(variable: tf.Variable) -> tf.Variable:
     """Makes a new variable one of several ranks', unless it is one of Keras's layers or optimizers."""
+    kind: Any = type(variable)
     if is_of_the_program():
-        variable.__class__ = _class_for(type(variable))
+        variable.__class__ = _class_for(kind)
     elif variable.synchronization == _ON_READ and variable.aggregation != _NONE:
-        variable.__class__ = _class_of_metric(type(variable))
+        variable.__class__ = _class_of_metric(kind)
     return variable
 
 
@@ -79,6 +81,9 @@ def _class_of_metric(base: type) -> type:
 
 class _OfMetric:
     """A variable of a metric: all ranks hold what all of them have added."""
+
+    aggregation: Any  # of the class that this is mixed into
+    read_value: Callable[[], tf.Tensor]
 
     def assign(self, value, *args, **kwargs):
         if _in_replica() is not None:

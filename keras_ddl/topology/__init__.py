@@ -161,8 +161,7 @@ def parse_mode(mode: str, hosts: Sequence[int]) -> tuple[tuple[int, ...], tuple[
     if mode == "p":
         group = tuple(hosts.index(host) for host in hosts)
         ranks_of_hosts = {hosts.count(host) for host in hosts}
-        dims = (ranks_of_hosts.pop(), len(set(hosts))) if len(ranks_of_hosts) == 1 else ()
-        return dims, group
+        return (ranks_of_hosts.pop(), len(set(hosts))) if len(ranks_of_hosts) == 1 else (), group
 
     match = _FORCED.fullmatch(mode)
     dims = tuple(int(word) for word in match[1].split("x")) if match else ()

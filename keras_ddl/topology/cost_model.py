@@ -179,7 +179,7 @@ def pipelined_box(
     blocks = max(1, math.ceil(nbytes / (shard_bytes * ranks_of_group)))
     each = stages(cluster, nbytes / blocks, depth)
     alone = sum(stage.seconds for stage in each)
-    busiest = max(sum(busy) for busy in zip(*(stage.links for stage in each)))
+    busiest = max(sum(stage.links[i] for stage in each) for i in range(len(cluster.dims)))
     return alone + (blocks - 1) * max(busiest, alone / min(ahead, blocks))
 
 

@@ -52,6 +52,8 @@ def parse(text: str) -> Links:
         if set(given) != {"hosts", "devices", "link", "inside", "latency"}:
             raise ValueError
         latency = re.fullmatch(r"([0-9.]+) ?([mun]?s)", given["latency"])
+        if latency is None:
+            raise ValueError
         links = Links(
             int(given["hosts"]),
             int(given["devices"]),

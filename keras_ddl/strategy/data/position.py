@@ -114,7 +114,8 @@ class Reading:
     def random_states(self) -> dict[str, Any]:
         """Returns the states of Python's and NumPy's generators and of the agreed shuffles, as JSON."""
         version, internal, gauss = random.getstate()
-        name, keys, *rest = np.random.get_state()
+        legacy: Any = np.random.get_state()
+        name, keys, *rest = legacy
         return {
             "python": [version, list(internal), gauss],
             "numpy": [name, keys.tolist(), *rest],

@@ -31,7 +31,7 @@ _BATCH_HOOKS = {
     "test": ("on_test_batch_begin", "on_test_batch_end"),
     "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
-_KerasList = keras_compat.CallbackList
+_KerasList: Any = keras_compat.CallbackList
 
 
 class _Silent(keras.callbacks.Callback):

@@ -19,7 +19,7 @@ from keras_ddl.strategy.data.position import Reading
 from keras_ddl.strategy.keras_step import UNKNOWN, BatchRows
 from keras_ddl.strategy.thread_value import ThreadValue
 
-_KerasIterator = keras_compat.tf_trainer.TFEpochIterator
+_KerasIterator: Any = keras_compat.tf_trainer.TFEpochIterator
 _reader = ThreadValue()
 _iterators: weakref.WeakKeyDictionary[Any, BatchRows] = weakref.WeakKeyDictionary()
 
