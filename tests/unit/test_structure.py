@@ -31,6 +31,17 @@ LINE = [
     ("cli",),
     ("data", "model_state", "cost_model"),  # public names of what lies in a folder: nothing here imports them
 ]
+# Typing-only imports inside cut/ that close a circle: its parts are typed by the class that is composed of them. To be
+# removed, together with this list, as the placements get modules of their own below the builder.
+KNOWN_CIRCLE = {
+    ("keras_ddl.cut.first_rank", "keras_ddl.cut.builder"),
+    ("keras_ddl.cut.moving", "keras_ddl.cut.held"),
+    ("keras_ddl.cut.opaque", "keras_ddl.cut.builder"),
+    ("keras_ddl.cut.scalars", "keras_ddl.cut.held"),
+    ("keras_ddl.cut.sharding", "keras_ddl.cut.builder"),
+    ("keras_ddl.cut.two_states", "keras_ddl.cut.builder"),
+    ("keras_ddl.cut.writes", "keras_ddl.cut.builder"),
+}
 PLACE = {folder: number for number, folders in enumerate(LINE) for folder in folders}
 
 
@@ -53,20 +64,12 @@ def folder_of(module: str) -> str:
 
 
 def imports_of(name: str) -> set[str]:
-    """Names of the keras_ddl modules that a module imports, wherever the import stands (not for typing only)."""
+    """Names of the keras_ddl modules that a module imports, wherever the import stands, for typing only included."""
     path = MODULES[name]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-        for inner in ast.walk(node)
-    }
     found = set()
     for node in ast.walk(tree):
-        if id(node) in typing_only:
-            continue
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -102,7 +105,7 @@ def test_imports_point_one_way(name: str) -> None:
 def test_no_circle_of_imports() -> None:
     # Imports inside functions count too: they only put a circle off. Left out are the package itself, whose names are
     # imported on first use, and that importing a submodule also runs its package's __init__, which imports its parts.
-    waiting = {name: imports_of(name) - {"keras_ddl"} for name in INSIDE}
+    waiting = {name: {t for t in imports_of(name) if (name, t) not in KNOWN_CIRCLE} - {"keras_ddl"} for name in INSIDE}
     while free := [name for name, targets in waiting.items() if not targets & waiting.keys()]:
         for name in free:
             del waiting[name]
