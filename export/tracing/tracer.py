@@ -297,8 +297,9 @@ def _set_method(file: Path, signature: str, method: str) -> None:
 
 
 def _tf_variable(variable: Any) -> Any:
-    value = variable.value
-    return getattr(value, "_primary", value)  # a mirrored variable of another tf.distribute.Strategy
+    from keras_ddl.compat.tensorflow import primary_variable
+
+    return primary_variable(variable.value)
 
 
 def _fingerprint(variable: Any) -> str:

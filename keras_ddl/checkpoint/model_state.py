@@ -105,6 +105,8 @@ def take(
         optimizer, base: as in `save_checkpoint`; without `evidence`, `base` adds its variables and no golden outputs.
     Raises: CheckpointError: the model is not built, or has no weights.
     """
+    from keras_ddl.compat.optimizers import trained_variables  # an export reads checkpoints without Keras
+
     variables = weights_of(model)
     if not variables:
         raise CheckpointError(f"A checkpoint keeps weights. Received: {model.name!r} with no weights. Nothing to keep.")
@@ -117,6 +119,7 @@ def take(
     for each in bases:
         weights.update({key: tensor_of(variable) for key, variable in each.extra_variables().items()})
     names = {id(variable): key for key, variable in variables.items()}
+    trained = {name: trained_variables(each) or () for name, each in built.items()}
     return Snapshot(
         {WEIGHTS: weights, OPTIMIZER: {key: tensor_of(variable) for key, variable in held.items()}},
         {golden_file(name): golden for name, (golden, _) in found.items()},
@@ -125,7 +128,7 @@ def take(
             "optimizer": table(held) if held else None,
             # What each was built for: a resumed run has to build those that Keras does not.
             "optimizers": [
-                [name, len(each.variables), [names.get(id(variable)) for variable in each._trainable_variables]]
+                [name, len(each.variables), [names.get(id(variable)) for variable in trained[name]]]
                 for name, each in built.items()
             ],
             "base": dict(found[None][1]) if None in found else {},

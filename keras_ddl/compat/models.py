@@ -46,6 +46,26 @@ def weights_made_trainable(model: Any) -> dict[int, Any]:
     return {id(v): v for v in [*own, *model.trainable_variables]}
 
 
+def layer_with(model: Any, variable: Any) -> Any:
+    """Returns the layer of a model, or the model, that has made a variable as a weight of its own; None if none has."""
+    for layer in layers_of(model):
+        own = (*getattr(layer, "_trainable_variables", ()), *getattr(layer, "_non_trainable_variables", ()))
+        if any(each is variable for each in own):
+            return layer
+    return None
+
+
+def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
+    """Returns the axes over which BatchNormalization takes its statistics."""
+    return list(layer._reduction_axes)
+
+
+def metric_direction(metric: Any) -> str | None:
+    """Returns 'min' or 'max', whichever is better of a metric; None if it does not say."""
+    direction = getattr(metric, "_direction", None)
+    return None if direction is None else "max" if direction == "up" else "min"
+
+
 def layer_state(model: Any) -> list[Any]:
     """Returns the variables in which layers keep what they gather in calls: made as not trainable, no seeds."""
     found = [each for layer in model._flatten_layers() for each in layer._non_trainable_variables]

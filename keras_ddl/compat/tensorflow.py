@@ -88,6 +88,7 @@ __all__ = [
     "called_graph",
     "clone_function",
     "constant_value",
+    "container_strategy",
     "dataset_inputs",
     "dataset_kind",
     "function_attributes",
@@ -98,6 +99,7 @@ __all__ = [
     "load_ops",
     "iterator_of_type",
     "outside_strategies",
+    "primary_variable",
     "shuffle_seeds",
     "tf",
     "traced_for_xla",
@@ -257,6 +259,16 @@ def iterator_of_type(iterator: tf.data.Iterator, element_spec: Any) -> tf.data.I
     """Returns the same iterator, of which functions see other type specs; its elements must be among those."""
     spec = tf.data.IteratorSpec(element_spec)
     return spec._from_components(spec._to_components(iterator))
+
+
+def container_strategy(extended: Any) -> Any:
+    """Returns the strategy that a tf.distribute.StrategyExtended belongs to."""
+    return extended._container_strategy()
+
+
+def primary_variable(value: Any) -> Any:
+    """Returns the first of the variables that a mirrored variable of tf.distribute stands for; any other as it is."""
+    return getattr(value, "_primary", value)
 
 
 def is_eager(tensor: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_ddl.compat import optimizers
 from keras_ddl.ddl import job, reduction, start
 from keras_ddl.strategy.thread_value import ThreadValue
 
@@ -30,7 +31,7 @@ def _average(optimizer: Any) -> None:
             return original(self, grads, trainable_variables)
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
-        trained = trainable_variables or getattr(self, "_trainable_variables", [])
+        trained = trainable_variables or optimizers.trained_variables(self) or []
         start.settle([*trained, *(self.variables if self.built else [])])
         with _applying.set_to(True):
             return original(self, reduction.averaged(list(grads)), trainable_variables)

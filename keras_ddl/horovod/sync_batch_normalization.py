@@ -6,6 +6,7 @@ from typing import Any
 
 from keras_ddl import communicator, ops
 from keras_ddl.compat.keras import keras
+from keras_ddl.compat.models import reduction_axes
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 
@@ -34,7 +35,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         """
         if communicator.size() == 1:
             return super()._moments(inputs, mask)
-        axes = self._reduction_axes
+        axes = reduction_axes(self)
         if mask is None:
             valid = tf.ones_like(inputs)
             slack = 0.0

@@ -132,10 +132,8 @@ class DriftCheck:
         return f"{len(where)} of {mine.size} elements, the first {index}{mine[at]!s} for {theirs[at]!s}"
 
     def _owner(self, variable: Any) -> str:
-        for layer in self._model._flatten_layers(include_self=False):
-            if any(v is variable for v in getattr(layer, "_trainable_variables", ())):
-                return f"layer {layer.name!r}, "
-        return ""
+        layer = models.layer_with(self._model, variable)
+        return "" if layer is None or layer is self._model else f"layer {layer.name!r}, "
 
 
 def _listed(ranks: Sequence[int]) -> str:

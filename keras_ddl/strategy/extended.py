@@ -196,7 +196,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
 
                 self._functions[fn] = tf_compat.clone_function(fn, in_replica)
             return self._functions[fn](*args, **kwargs)
-        with tf.device(self.device), self._rank_seed(), ReplicaContext(self._container_strategy(), self.rank):
+        with tf.device(self.device), self._rank_seed(), ReplicaContext(tf_compat.container_strategy(self), self.rank):
             if self.size > 1:
                 args, kwargs = self.share.begin_step((args, kwargs))
             return fn(*args, **kwargs)
@@ -216,7 +216,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
             graph.seed = before
 
     def _replica_ctx_update(self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True) -> Any:
-        mine, running = self._container_strategy(), tf.distribute.get_strategy()
+        mine, running = tf_compat.container_strategy(self), tf.distribute.get_strategy()
         if running is not mine and keras_compat.is_ours(running):
             raise ConfigError(
                 one_per_job.outside_message("An optimizer", f"one that updates {var.name}", running, mine)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from harness.source_modules import MODULES, ROOT, imports_of
 
 # A folder (or a module of keras_ddl/ itself) may import from its own line and from those above it.
 LINE = [
@@ -45,46 +43,11 @@ KNOWN_CIRCLE = {
 PLACE = {folder: number for number, folders in enumerate(LINE) for folder in folders}
 
 
-def python_modules() -> dict[str, Path]:
-    modules = {}
-    for folder, package in ((ROOT / "keras_ddl", "keras_ddl"), (ROOT / "export", "keras_ddl.export")):
-        for path in sorted(folder.rglob("*.py")):
-            parts = path.relative_to(folder).with_suffix("").parts
-            name = ".".join((package, *(p for p in parts if p != "__init__")))
-            modules[name] = path
-    return modules
-
-
-MODULES = python_modules()
 INSIDE = sorted(set(MODULES) - {"keras_ddl"})
 
 
 def folder_of(module: str) -> str:
     return module.split(".")[1]
-
-
-def imports_of(name: str) -> set[str]:
-    """Names of the keras_ddl modules that a module imports, wherever the import stands, for typing only included."""
-    path = MODULES[name]
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = package.split(".")
-                base = ".".join(parents[: len(parents) - node.level + 1] + ([base] if base else []))
-            found.update(f"{base}.{alias.name}" for alias in node.names)
-    resolved = set()
-    for target in found:
-        while target and target not in MODULES:
-            target = target.rpartition(".")[0]
-        if target:
-            resolved.add(target)
-    return resolved - {name}
 
 
 @pytest.mark.parametrize("name", INSIDE)
@@ -132,6 +95,7 @@ def test_modules_beside_the_folders_are_what_users_import_by_name() -> None:
                 *("launch.processes", "export.proof.clean_process", "serving.memory"),
             },
         ),
+        # Only two modules: what they import is in one list each, with the versions that have it.
         (r"^\s*(import|from) tensorflow\.python|tf\.python\b", {"compat.tensorflow"}),
         (r"^\s*(import|from) keras\.src", {"compat.keras"}),
         # The names of the project's variables meet the environment in one place; others pass them on by name.

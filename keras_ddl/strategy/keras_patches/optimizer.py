@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from keras_ddl.compat.optimizers import averaged_weights
 from keras_ddl.strategy import sharded_slots, whole_slots
 
 
@@ -37,8 +38,7 @@ def finalize_variable_values(original: Callable[..., Any]) -> Callable[..., Any]
     """At the end of fit the averages of weights, which are slots, take the weights' place. COLLECTIVE then."""
 
     def wrapper(self, var_list):
-        averages = getattr(self, "_model_variables_moving_average", ()) if self.use_ema else ()
-        with whole_slots.whole(whole_slots.slots_in(averages)):
+        with whole_slots.whole(whole_slots.slots_in(averaged_weights(self))):
             return original(self, var_list)
 
     return wrapper

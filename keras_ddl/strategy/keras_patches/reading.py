@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from keras_ddl.compat import epoch_iterators
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import data, fits
@@ -91,7 +92,7 @@ class EpochIterator(_KerasIterator):
         self.batch_rows = data.batch_rows_of(dataset)
         if size == 1:
             return
-        arrays.check_same_arrays(getattr(adapter, "_inputs", None), rank)
+        arrays.check_same_arrays(epoch_iterators.inputs_of(adapter), rank)
 
     def _rows_of_arrays(self, adapter: Any, strategy: Any) -> tf.data.Dataset:
         """Reads this rank's rows only. Shuffles alike on all ranks and differently in each epoch, also when the script
@@ -101,16 +102,17 @@ class EpochIterator(_KerasIterator):
         the dataset is the same in every epoch. When the script itself has set a seed, Keras's order is left as it is.
         """
         shuffle_rows = tf.random.shuffle
-        if adapter._shuffle and not strategy.random_state.seeded_by_script:
+        read = epoch_iterators.arrays_of(adapter)
+        if read.shuffle and not strategy.random_state.seeded_by_script:
             self._shuffle_seed = tf.Variable([0, 0], dtype=tf.int64, trainable=False, name="keras_ddl_shuffle_seed")
             shuffle_rows = functools.partial(_shuffle_from, self._shuffle_seed, [0])
         return arrays.dataset_of_rows(
-            adapter._inputs,
+            read.inputs,
             strategy.rank,
             strategy.size,
             data.agree_number(),
-            batch_size=adapter._batch_size,
-            shuffle=adapter._shuffle,
+            batch_size=read.batch_size,
+            shuffle=read.shuffle,
             shuffle_rows=shuffle_rows,
         )
 

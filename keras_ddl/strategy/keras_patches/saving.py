@@ -7,7 +7,6 @@ The first two stand behind all of `model.save`, `keras.saving.save_model` and th
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import io
 import os
@@ -15,6 +14,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from keras_ddl.compat import callbacks as keras_callbacks
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
@@ -102,9 +102,8 @@ class SavesWithinEpochs:
         if not self._is_on:
             return False
         model, strategy = self._callbacks.model, self._strategy
-        # A copy is asked, for the question counts batches.
         savers = self._savers(within=True)
-        due = strategy.rank == 0 and any(copy.copy(each)._should_save_on_batch(batch) for each in savers)
+        due = strategy.rank == 0 and any(keras_callbacks.saves_after(each, batch) for each in savers)
         due = agreement.any_rank(due, agreement.name_of(model, "save_is_due"))
         if due and models.accumulates(model):
             accumulation.combine(model)
