@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.strategy import own_reductions
 from keras_ddl.strategy.thread_value import ThreadValue
 
 # While an optimizer that reduces by itself updates: what Keras computes there counts updates.
@@ -27,7 +28,7 @@ def _iterations(original: property) -> property:
 
     def counted(self):
         """How many steps have been taken, as tf.Variable or tensor."""
-        if keras_compat.own_reduction(self) is not None and not counting_updates.get():
+        if own_reductions.reduction_of(self) is not None and not counting_updates.get():
             return self._iterations
         return original.fget(self)
 
@@ -40,7 +41,7 @@ def _check_finite(original: Any) -> Any:
     @functools.wraps(original)
     def check_finite(self, grads):
         finite = original(self, grads)
-        reduction = keras_compat.own_reduction(self.inner_optimizer)
+        reduction = own_reductions.reduction_of(self.inner_optimizer)
         return finite if reduction is None else reduction.all_agree(finite)
 
     return check_finite

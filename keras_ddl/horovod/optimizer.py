@@ -15,7 +15,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.basics import ReduceOp
 from keras_ddl.horovod.keras_patches import counting_updates, install
 from keras_ddl.horovod.reduction import GradientReduction, check_no_strategy
-from keras_ddl.strategy import keras_patches
+from keras_ddl.strategy import keras_patches, own_reductions
 
 
 def DistributedOptimizer(
@@ -93,7 +93,7 @@ def PartialDistributedOptimizer(
     """
     local = layers_of(local_layers)
     DistributedOptimizer(optimizer, name, **arguments)
-    keras_compat.own_reduction(models.unwrapped(optimizer)).local_layers += local
+    own_reductions.reduction_of(models.unwrapped(optimizer)).local_layers += local
     return optimizer
 
 
@@ -122,9 +122,8 @@ def _distribute(
     install()
     # Set past Keras's tracking: neither is a part of the optimizer that is saved or restored. They stand in the
     # object, not in a class of its own, so that Keras saves the class that it knows.
-    object.__setattr__(inner, "_ddl_reduction", reduction)
+    own_reductions.set_reduction(inner, reduction)
     replace_steps(inner, _ReducingSteps(inner, reduction, factor).by_name())
-    keras_compat.reductions.add(reduction)
     distribute = functools.partial(_distribute, name=name, passes=passes, average_passes=average_passes, **arguments)
     for part in {id(each): each for each in (optimizer, inner)}.values():
         object.__setattr__(part, "register_local_var", reduction.register_local_var)
@@ -137,7 +136,7 @@ def _copy(optimizer: Any, reduction: GradientReduction, distribute: Callable[[An
     kind: Any = type(optimizer)
     make, arguments = kind.__reduce__(optimizer)
     copied = distribute(make(*arguments))
-    of_copy = keras_compat.own_reduction(models.unwrapped(copied))
+    of_copy = own_reductions.reduction_of(models.unwrapped(copied))
     of_copy.local_variables += reduction.local_variables
     of_copy.local_layers += reduction.local_layers
     memo[id(optimizer)] = copied
@@ -155,7 +154,7 @@ def _check(optimizer: Any, inner: Any, op: str) -> None:
             f"DistributedOptimizer takes optimizers that update variables. Received: {type(inner).__name__}, which "
             "leaves that to others. Pass each of those through DistributedOptimizer."
         )
-    if keras_compat.own_reduction(inner) is not None:
+    if own_reductions.reduction_of(inner) is not None:
         raise ConfigError(
             f"Gradients must be reduced only once. Received: optimizer {inner.name!r}, which a DistributedOptimizer "
             f"already is. "

@@ -178,7 +178,6 @@ class Strategy(tf.distribute.Strategy):
         self.extended.sparse_as_dense = sparse_as_dense
         self.keras_steps = KerasSteps(self)
         self._functions = 0  # made by `function`: numbers tell their collectives apart
-        keras_compat.strategies.add(self)
         one_per_job.remember(self)
 
     @functools.wraps(__init__, assigned=())  # type: ignore[misc]  # for the signature that help() shows

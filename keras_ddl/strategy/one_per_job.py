@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from keras_ddl.strategy import cluster
 # The job's, the latest last. Kept alive: whether one is found must not depend on when a rank collects garbage, because
 # making another is collective.
 _made: list[Any] = []
+# All that are still used, of earlier jobs of the process, too.
+_alive: weakref.WeakSet[Any] = weakref.WeakSet()
 # What an argument of Strategy() may do at any time without making it another one.
 _NOT_SETTINGS = ("mode", "seed")
 
@@ -18,6 +21,12 @@ _NOT_SETTINGS = ("mode", "seed")
 def remember(strategy: Any) -> None:
     """Keeps a Strategy that was made for this job, with `settings` and `topology`."""
     _made[:] = [each for each in _made if each.topology is strategy.topology] + [strategy]
+    _alive.add(strategy)
+
+
+def alive() -> list[Any]:
+    """Returns the Strategies of this process."""
+    return list(_alive)
 
 
 def find(cls: type[Any], given: Mapping[str, Any]) -> Any:

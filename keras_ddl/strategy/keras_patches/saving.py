@@ -19,7 +19,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.files.durable import write_whole
-from keras_ddl.strategy import accumulation, agreement, whole_slots
+from keras_ddl.strategy import accumulation, agreement, one_per_job, whole_slots
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.thread_value import ThreadValue
 
@@ -64,7 +64,7 @@ def ask_to_proceed_with_overwrite(original: Callable[..., Any]) -> Callable[...,
     """With overwrite=False: nobody need be asked about a file that another rank has written in this very call."""
 
     def wrapper(filepath):
-        if any(strategy.saves.is_written(str(filepath)) for strategy in keras_compat.strategies):
+        if any(strategy.saves.is_written(str(filepath)) for strategy in one_per_job.alive()):
             return True
         return original(filepath)
 

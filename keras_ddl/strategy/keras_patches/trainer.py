@@ -16,7 +16,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import accumulation, data, fits, keras_step, whole_slots
+from keras_ddl.strategy import accumulation, data, fits, keras_step, one_per_job, own_reductions, whole_slots
 from keras_ddl.strategy.batch_kinds import (
     BatchKind,
     BatchKinds,
@@ -44,7 +44,7 @@ def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
             theirs = keras_compat.strategy_of(part)
             if strategy is None and theirs is not None:
                 raise ConfigError(outside_message("A model", self.name, theirs))
-            if strategy is not None and keras_compat.own_reduction(part) is not None:
+            if strategy is not None and own_reductions.reduction_of(part) is not None:
                 raise ConfigError(
                     "Gradients must be reduced only once. Received: a model made under a keras_ddl.Strategy and "
                     "optimizer "
@@ -54,7 +54,7 @@ def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
             if strategy is not None and theirs is not strategy:
                 raise ConfigError(outside_message("An optimizer", part.name, strategy, theirs))
         if strategy is None:
-            if any(keras_compat.own_reduction(part) is not None for part in models.optimizers_in(optimizer)):
+            if any(own_reductions.reduction_of(part) is not None for part in models.optimizers_in(optimizer)):
                 bound = _without_jit(original, self, optimizer, args, kwargs)
                 return original(*bound.args, **bound.kwargs)
             return original(self, optimizer, *args, **kwargs)
@@ -101,7 +101,7 @@ def _check_model(model: Any, strategy: Any) -> None:
 
 
 def _warn_if_alone(model: Any) -> None:
-    others = [strategy for strategy in keras_compat.strategies if strategy.size > 1]
+    others = [strategy for strategy in one_per_job.alive() if strategy.size > 1]
     if others and model not in _warned:
         _warned.add(model)
         stack_position.warn(
@@ -123,9 +123,9 @@ def _trains_unreduced(model: Any) -> bool:
     parts = models.optimizers_in(getattr(model, "optimizer", None))
     if not parts or not models.has_keras_train_step(model):
         return False
-    if any(keras_compat.own_reduction(part) is not None for part in parts):
+    if any(own_reductions.reduction_of(part) is not None for part in parts):
         return False
-    return any(reduction.is_active for reduction in keras_compat.reductions)
+    return own_reductions.any_is_active()
 
 
 def fit(original: Callable[..., Any]) -> Callable[..., Any]:
