@@ -19,10 +19,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from keras_ddl.cost_model.links import Cluster
 from keras_ddl.errors import ConfigError
-from keras_ddl.topology.links import Cluster, Dimension, shared_memory
-
-__all__ = ["Cluster", "Dimension", "choose", "mode_for", "predict", "shared_memory"]
 
 # How the engine cuts what it sends between hosts (net/wire.h, hierarchy/ in native/core/src): a block gives every
 # rank a shard of one message per unit of the ring, up to a bound, and several blocks are under way at once.
