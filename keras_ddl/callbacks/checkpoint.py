@@ -13,14 +13,13 @@ from typing import Any, NoReturn
 import keras
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl import config
+from keras_ddl import config, model_state
 from keras_ddl.callbacks._base_graphs import BaseGraphs, Serve
 from keras_ddl.callbacks._clock import Clock
 from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._notice import Notice
 from keras_ddl.callbacks._publisher import Publisher, wait_for
-from keras_ddl.checkpoint import model_state
 from keras_ddl.checkpoint.background import BackgroundWriter
 from keras_ddl.checkpoint.snapshot import Buffers
 from keras_ddl.communicator import stack_position

@@ -1,7 +1,7 @@
 """Checkpoints on disk: which there are, which is the latest and the best, and that each is whole.
 
     ckpt/ckpt-00000120/          one checkpoint: step 120
-        weights.index, .data-*   a TensorFlow bundle, keyed as the base graph's variables (model_state.py)
+        weights.index, .data-*   a TensorFlow bundle, keyed as the base graph's variables (keras_ddl/model_state.py)
         optimizer.index, .data-* the optimizer's state, for an exact resume
         golden.npz               what the base graph answers to the stored sample with these weights
         progress.json, .npz      what a run is besides its variables (resuming/progress.py)

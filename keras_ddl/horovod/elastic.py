@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator, config, ops
-from keras_ddl.checkpoint.model_state import tensor_of
+from keras_ddl.checkpoint.snapshot import tensor_of
 from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.horovod.elastic_state import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State
 from keras_ddl.resuming.training_state import broadcast_with_streams

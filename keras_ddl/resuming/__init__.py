@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl.checkpoint import model_state
+from keras_ddl import model_state
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.compat.keras import keras, strategy_of
 from keras_ddl.compat.models import layers_of

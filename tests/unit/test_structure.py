@@ -21,13 +21,14 @@ LINE = [
     ("gradients",),
     ("cut",),
     ("strategy", "checkpoint"),
+    ("model_state",),
     ("resuming",),
     ("export", "serving"),
     ("callbacks",),
     ("doctor",),
     ("ddl", "horovod", "torch"),  # front ends: they translate names
     ("cli",),
-    ("data", "model_state"),  # public names of what lies in a folder: nothing here imports them
+    ("data",),  # public names of what lies in a folder: nothing here imports them
 ]
 # Typing-only imports inside cut/ that close a circle: its parts are typed by the class that is composed of them. To be
 # removed, together with this list, as the placements get modules of their own below the builder.
