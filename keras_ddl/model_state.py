@@ -308,7 +308,7 @@ def table(variables: Mapping[str, Any]) -> Table:
 
 def is_seed(variable: Any) -> bool:
     """Whether a Keras variable is the state of a seed generator."""
-    return variable.path.endswith(_SEED)
+    return bool(variable.path.endswith(_SEED))
 
 
 def named(variables: Sequence[Any]) -> dict[str, Any]:
@@ -329,7 +329,7 @@ def _keyed(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
 def _dtype(variable: Any) -> str:
     import tensorflow as tf
 
-    return tf.as_dtype(variable.dtype).name
+    return str(tf.as_dtype(variable.dtype).name)
 
 
 def _end_of_name(key: str) -> str:

@@ -13,7 +13,7 @@ class Arrays(NamedTuple):
 
     inputs: Any
     batch_size: int
-    shuffle: bool
+    shuffle: bool | str
 
 
 def arrays_of(adapter: ArrayDataAdapter) -> Arrays:

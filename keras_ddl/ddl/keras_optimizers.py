@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from keras_ddl.compat import optimizers
+from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.ddl import job, reduction, start
-from keras_ddl.strategy.thread_value import ThreadValue
 
 _applying = ThreadValue(False)
 

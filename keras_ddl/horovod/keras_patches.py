@@ -9,8 +9,8 @@ import functools
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.strategy import own_reductions
-from keras_ddl.strategy.thread_value import ThreadValue
 
 # While an optimizer that reduces by itself updates: what Keras computes there counts updates.
 counting_updates = ThreadValue(False)

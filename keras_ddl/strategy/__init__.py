@@ -12,11 +12,11 @@ from keras_ddl.communicator.requests import COMPRESSIONS
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import order
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
 from keras_ddl.gradients.start_up import start_up
 from keras_ddl.strategy import agreement, cluster, keras_patches, one_per_job, sharded_slots, variables, whole_slots
-from keras_ddl.strategy.data import order
 from keras_ddl.strategy.extended import DdlExtended
 from keras_ddl.strategy.keras_step import KerasSteps, model_of
 from keras_ddl.strategy.saving import SaveRecords

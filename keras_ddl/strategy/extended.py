@@ -19,10 +19,12 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import gather_rows, is_shared, per_rank_dataset, share_dataset
+from keras_ddl.data.share import agree_number
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import buckets
 from keras_ddl.gradients.bucket_size import BucketSize
-from keras_ddl.strategy import data, fits, one_per_job, variables, whole_step
+from keras_ddl.strategy import fits, one_per_job, variables, whole_step
 from keras_ddl.strategy.row_share import RowShare
 
 # Ranks' random streams, where they differ, differ by a multiple of this (odd, so all multiples differ; the golden ratio
@@ -272,20 +274,20 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
         back = np.argsort(order).tolist()
         name = "gather"
         if axis == 0:
-            return data.gather_rows(value, self.rank, name=name)
-        return tf.transpose(data.gather_rows(tf.transpose(value, order), self.rank, name=name), back)
+            return gather_rows(value, self.rank, name=name)
+        return tf.transpose(gather_rows(tf.transpose(value, order), self.rank, name=name), back)
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         return ops.broadcast(tensor, root=0, name="broadcast")
 
     # ---- data
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        if self.size == 1 or data.is_shared(dataset):
+        if self.size == 1 or is_shared(dataset):
             return dataset
-        return data.share_dataset(dataset, self.rank, self.size, data.agree_number())
+        return share_dataset(dataset, self.rank, self.size, agree_number())
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
-        return data.per_rank_dataset(dataset_fn, self.rank, self.size)
+        return per_rank_dataset(dataset_fn, self.rank, self.size)
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
         return value_fn(tf_compat.ValueContext(self.rank, self.size))

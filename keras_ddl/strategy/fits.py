@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from keras_ddl.compat.callbacks import set_initial_epoch
 
 if TYPE_CHECKING:
-    from keras_ddl.strategy.data.position import Reading
+    from keras_ddl.data.position import Reading
 
 
 class Fit:

@@ -16,16 +16,16 @@ from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.program import Value
 from keras_ddl.cut.states import WHOLE, Rows
+from keras_ddl.data import notice, order
+from keras_ddl.data.rows import BatchRows, chunk, gather_rows, row_count
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import notice
 from keras_ddl.strategy.batch_kinds import BatchKind
 from keras_ddl.strategy.composites import tell_rows
-from keras_ddl.strategy.data import BatchRows, chunk, gather_rows, order, row_count
 from keras_ddl.strategy.rows_trained import RowsTrained
-from keras_ddl.strategy.thread_value import ThreadValue
 from keras_ddl.strategy.whole_step import WholeStep, as_one_process
 
 _STEPS = ("train_step", "test_step", "predict_step")

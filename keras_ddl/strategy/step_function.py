@@ -16,10 +16,10 @@ from keras_ddl import communicator, config, cut, ops
 from keras_ddl.communicator import comparison
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.states import WHOLE, Rows, State
+from keras_ddl.data import chunk, order
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import sharded_slots, whole_slots
 from keras_ddl.strategy.composites import Composites, is_composite
-from keras_ddl.strategy.data import chunk, order
 from keras_ddl.strategy.failing_together import together
 from keras_ddl.strategy.whole_step import WholeStep, is_traced
 

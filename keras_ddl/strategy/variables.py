@@ -21,10 +21,10 @@ from keras_ddl import communicator, ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.thread_value import ThreadValue
+from keras_ddl.compat.variable_origin import is_of_the_program
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import whole_step
-from keras_ddl.strategy.thread_value import ThreadValue
-from keras_ddl.strategy.variable_origin import is_of_the_program
 
 _NONE, _SUM, _MEAN, _FIRST = (
     getattr(tf.VariableAggregation, name) for name in ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")

@@ -14,11 +14,12 @@ from typing import Any
 from keras_ddl.compat import epoch_iterators
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import data, fits
-from keras_ddl.strategy.data import arrays, py_dataset
-from keras_ddl.strategy.data.position import Reading
+from keras_ddl.compat.thread_value import ThreadValue
+from keras_ddl.data import arrays, py_dataset
+from keras_ddl.data.position import Reading
+from keras_ddl.data.share import agree_number, batch_rows_of
+from keras_ddl.strategy import fits
 from keras_ddl.strategy.keras_step import UNKNOWN, BatchRows
-from keras_ddl.strategy.thread_value import ThreadValue
 
 _KerasIterator: Any = keras_compat.tf_trainer.TFEpochIterator
 _reader = ThreadValue()
@@ -89,7 +90,7 @@ class EpochIterator(_KerasIterator):
         else:
             dataset = strategy.experimental_distribute_dataset(adapter.get_tf_dataset())
         self._distributed_dataset = dataset
-        self.batch_rows = data.batch_rows_of(dataset)
+        self.batch_rows = batch_rows_of(dataset)
         if size == 1:
             return
         arrays.check_same_arrays(epoch_iterators.inputs_of(adapter), rank)
@@ -110,7 +111,7 @@ class EpochIterator(_KerasIterator):
             read.inputs,
             strategy.rank,
             strategy.size,
-            data.agree_number(),
+            agree_number(),
             batch_size=read.batch_size,
             shuffle=read.shuffle,
             shuffle_rows=shuffle_rows,

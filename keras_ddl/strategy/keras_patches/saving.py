@@ -18,10 +18,10 @@ from keras_ddl.compat import callbacks as keras_callbacks
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
+from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.files.durable import write_whole
 from keras_ddl.strategy import accumulation, agreement, one_per_job, whole_slots
 from keras_ddl.strategy.checksum import checksum
-from keras_ddl.strategy.thread_value import ThreadValue
 
 _saving = ThreadValue(False)
 

@@ -15,8 +15,10 @@ from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import arrays, order
+from keras_ddl.data.rows import BatchRows
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import accumulation, data, fits, keras_step, one_per_job, own_reductions, whole_slots
+from keras_ddl.strategy import accumulation, fits, keras_step, one_per_job, own_reductions, whole_slots
 from keras_ddl.strategy.batch_kinds import (
     BatchKind,
     BatchKinds,
@@ -25,7 +27,6 @@ from keras_ddl.strategy.batch_kinds import (
     trace_for_all,
     whole_batch,
 )
-from keras_ddl.strategy.data import arrays, order
 from keras_ddl.strategy.failing_together import together
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.keras_patches.callbacks import adopted
@@ -218,7 +219,7 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
             batch = next(iterator)
             arrays.warn_of_equal_batches(batch, strategy.rank)
             kind = kinds.of(whole_batch(batch, total_rows(batch)))
-            rows = data.BatchRows().of_kind(kind.specs)
+            rows = BatchRows().of_kind(kind.specs)
             undo.has_called = True
             with keras_step.with_rows(rows, kind, is_single=True), order.translate_errors():
                 if "single" not in kind.functions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl.strategy.variable_origin import not_of_the_program
+from keras_ddl.compat.variable_origin import not_of_the_program
 
 
 def initialize(original: Callable[..., Any]) -> Callable[..., Any]:

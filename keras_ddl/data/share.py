@@ -15,9 +15,9 @@ from keras_ddl import communicator
 from keras_ddl.communicator.comparison import require_equal
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import order
+from keras_ddl.data.rows import BatchRows, chunked_rows, take_chunk
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.data import order
-from keras_ddl.strategy.data.rows import BatchRows, chunked_rows, take_chunk
 
 MARK = "_keras_ddl_rank_share"  # attribute of a dataset of a rank's rows: what is known of its whole batches
 _last_number = 0
@@ -44,12 +44,12 @@ def share_dataset(dataset: tf.data.Dataset, rank: int, size: int, number: int | 
     spec = dataset.element_spec
 
     @tf.autograph.experimental.do_not_convert
-    def take(*batch):
+    def take(*batch: Any) -> Any:
         leaves = [take_chunk(value, rank, size) for value in tf.nest.flatten(batch)]
         return tf.nest.pack_sequence_as(spec, leaves)
 
     @tf.autograph.experimental.do_not_convert
-    def note_and_take(key, batch):
+    def note_and_take(key: tf.Tensor, batch: Any) -> Any:
         with tf.control_dependencies([order.note(key, tf.nest.flatten(batch))]):
             return tf.nest.map_structure(_identity, take(batch))
 

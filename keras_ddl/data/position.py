@@ -20,8 +20,8 @@ from keras_ddl.compat import epoch_iterators
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data.order import KEYS
 from keras_ddl.errors import CheckpointError
-from keras_ddl.strategy.data.order import KEYS
 
 # Datasets whose order in an epoch depends on how often they were iterated, and on nothing else.
 _CHAIN = frozenset(
