@@ -72,6 +72,16 @@ def layer_state(model: Any) -> list[Any]:
     return list({id(each): each for each in found}.values())
 
 
+def held_value(variable: Any) -> Any:
+    """Returns the tf.Variable in which a Keras variable holds its value; None before it has one, and of all else."""
+    return getattr(variable, "_value", None)
+
+
+def replace_value(variable: Any, value: Any) -> None:
+    """Has a Keras variable hold its value in another tf.Variable."""
+    variable._value = value
+
+
 def unwrapped(optimizer: Any) -> Any:
     """Returns the optimizer inside a LossScaleOptimizer; any other as it is."""
     return getattr(optimizer, "inner_optimizer", optimizer)

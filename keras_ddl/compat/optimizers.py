@@ -44,6 +44,11 @@ def rmsprop_momentums(optimizer: keras.optimizers.RMSprop) -> list[Any]:
     return list(getattr(optimizer, "_momentums", []))
 
 
+def batches_counted(optimizer: Any) -> Any:
+    """Returns the variable that counts batches; `iterations` counts updates, fewer where gradients are accumulated."""
+    return optimizer._iterations
+
+
 def averaged_weights(optimizer: Any) -> list[Any]:
     """Returns an optimizer's moving averages of weights; none without use_ema."""
     return list(getattr(optimizer, "_model_variables_moving_average", ())) if optimizer.use_ema else []

@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.optimizers import batches_counted
 from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.strategy import own_reductions
 
@@ -29,7 +30,7 @@ def _iterations(original: property) -> property:
     def counted(self):
         """How many steps have been taken, as tf.Variable or tensor."""
         if own_reductions.reduction_of(self) is not None and not counting_updates.get():
-            return self._iterations
+            return batches_counted(self)
         return original.fget(self)
 
     return property(counted, original.fset, original.fdel)

@@ -134,7 +134,7 @@ def of(variable: Any) -> ShardedVariable | None:
     """Returns what is in shards of a keras.Variable or tf.Variable, or None."""
     if isinstance(variable, ShardedVariable):
         return variable
-    inner = getattr(variable, "_value", None)
+    inner = models.held_value(variable)
     return inner if isinstance(inner, ShardedVariable) else None
 
 
@@ -189,8 +189,9 @@ def hold(optimizer: Any, reference: Any, variable: Any, name: str | None, initia
         is_made = tf.executing_eagerly()  # else the function that is traced will initialize it
         with tf.init_scope():
             first = keras.initializers.get(initializer)
-            value = variable._value.read_value() if is_made else first(shape, dtype=variable.dtype)
-            variable._value = ShardedVariable(value, variable._value.name.partition(":")[0], strategy)
+            whole = models.held_value(variable)
+            value = whole.read_value() if is_made else first(shape, dtype=variable.dtype)
+            models.replace_value(variable, ShardedVariable(value, whole.name.partition(":")[0], strategy))
 
 
 def least_elements() -> int:

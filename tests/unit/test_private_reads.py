@@ -1,9 +1,8 @@
 """What TensorFlow and Keras keep private is read in keras_ddl/compat/ only, as the syntax trees show.
 
 A syntax tree does not say whose an object is. An attribute with one underscore counts as the project's own where its
-module, or a module of the project that this imports, defines it: in a class, as `self._name`, or at the top; of `self`,
-where any module does. Everything else is somebody else's. What this takes for the project's own by mistake is a name
-that both have.
+module, or one of the project that this imports, has a class that defines it, and of `self` where any class does. What
+this takes for the project's own by mistake is a name that both have.
 """
 
 from __future__ import annotations
@@ -50,22 +49,35 @@ def tree_of(module: str) -> ast.Module:
 
 @functools.cache
 def defined_in(module: str) -> frozenset[str]:
-    """Names of the module's top, of its classes' bodies, and those that methods set on `self`."""
+    """Names in the bodies of a module's classes, and those that their methods set on `self`."""
     names = set()
-    bodies = [
-        tree_of(module).body,
-        *(each.body for each in ast.walk(tree_of(module)) if isinstance(each, ast.ClassDef)),
-    ]
-    for statement in (statement for body in bodies for statement in body):
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.ClassDef):
+            names |= defined_by(node.body)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
+            names.add(node.attr)
+    return frozenset(names)
+
+
+def defined_by(body: list[ast.stmt]) -> set[str]:
+    names = set()
+    for statement in body:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(statement.name)
         elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             names.update(each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
-    for node in ast.walk(tree_of(module)):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
-            names.add(node.attr)
-    return frozenset(names)
+    return names
+
+
+def is_module_of_ours(module: str, owner: ast.expr) -> bool:
+    """Whether `owner` is a name that the module has imported from the project."""
+    return isinstance(owner, ast.Name) and any(
+        (alias.asname or alias.name) == owner.id
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keras_ddl")
+        for alias in node.names
+    )
 
 
 def is_self(node: ast.AST) -> bool:
@@ -99,6 +111,7 @@ def private_reads(module: str, tree: ast.Module) -> list[str]:
         and name not in OF_PYTHON
         and (module, name) not in OF_OTHERS
         and name not in (defined_anywhere() if is_self(owner) else near)
+        and not is_module_of_ours(module, owner)
     ]
 
 
