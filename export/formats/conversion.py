@@ -275,7 +275,7 @@ def ask(kind: str, file: str, golden: str, into: str) -> dict[str, Any]:
 
     found = {"onnx": ask_onnx, "tflite": ask_tflite}[kind](file, replay.load_rows(golden, replay.ROWS))
     answers = {name: np.asarray(answer) for name, answer in found.pop("answers").items()}
-    np.savez(into, **{name: replay.storable(answer) for name, answer in answers.items()})
+    replay.save(into, {name: replay.storable(answer) for name, answer in answers.items()})
     return found
 
 

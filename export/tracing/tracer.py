@@ -15,7 +15,7 @@ from keras_ddl import model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
 from keras_ddl.export import manifest, signatures
-from keras_ddl.export.proof.replay import compare, source, storable
+from keras_ddl.export.proof.replay import compare, save, source, storable
 from keras_ddl.export.proof.scan import ScanReport, scan_saved_model
 from keras_ddl.export.signatures import declarations, functions
 from keras_ddl.export.signatures.saved_graph import DEFAULT
@@ -217,7 +217,6 @@ class Tracer:
         own_rows: Mapping[str, Any],
         warnings: list[str],
     ) -> tuple[Mapping[str, Any] | None, str | None]:
-        import numpy as np
 
         origin = "given" if rows is not None else "made up"
         rows = {**(rows if rows is not None else self.inputs.made_up_sample()), **own_rows}
@@ -241,7 +240,7 @@ class Tracer:
                 f"outputs; give sample="
             )
             return None, None
-        np.savez(self.staged / manifest.SAMPLE, **{name: storable(array) for name, array in rows.items()})
+        save(self.staged / manifest.SAMPLE, {name: storable(array) for name, array in rows.items()})
         return rows, origin
 
     def _random_outputs(
