@@ -267,7 +267,7 @@ def _own_rows(trace: signatures.Trace, declared: declarations.Declared) -> dict[
     return {
         source(name, each): array
         for name, inputs in trace.own.items()
-        for each, array in inputs.flatten(cast(declarations.Function, declared.functions[name]).sample).items()
+        for each, array in inputs.flatten(cast(functions.Function, declared.functions[name]).sample).items()
     }
 
 

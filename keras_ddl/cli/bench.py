@@ -10,6 +10,7 @@ import importlib.util
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def _measure(
     size, first = keras_ddl.size(), keras_ddl.rank() == 0
     rows: list[bench.Row] = []
 
-    def measured():
+    def measured() -> Iterator[bench.Row]:
         for nbytes in bench.sizes(begin, end, factor):
             rows.append(
                 bench.measure(

@@ -27,10 +27,11 @@ def install() -> None:
 def _iterations(original: property) -> property:
     """An optimizer that reduces by itself shows batches, also where it accumulates gradients."""
 
-    def counted(self):
+    def counted(self: Any) -> Any:
         """How many steps have been taken, as tf.Variable or tensor."""
         if own_reductions.reduction_of(self) is not None and not counting_updates.get():
             return batches_counted(self)
+        assert original.fget is not None
         return original.fget(self)
 
     return property(counted, original.fset, original.fdel)
@@ -40,7 +41,7 @@ def _check_finite(original: Any) -> Any:
     """Gradients that are yet to be reduced may overflow on one rank: then all skip the step."""
 
     @functools.wraps(original)
-    def check_finite(self, grads):
+    def check_finite(self: Any, grads: Any) -> Any:
         finite = original(self, grads)
         reduction = own_reductions.reduction_of(self.inner_optimizer)
         return finite if reduction is None else reduction.all_agree(finite)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -140,7 +140,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
         with tf.device(self.device):
             return variables.adopt(next_creator(**kwargs))
 
-    def _agreed_initial_value(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any):
+    def _agreed_initial_value(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any) -> Any:
         value = initial_value() if callable(initial_value) else initial_value
         value = tf.convert_to_tensor(value, dtype=dtype)
         label = _label(value, name)
@@ -152,10 +152,10 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
             stack_position.warn(ONE_LEARNING_RATE.format(received))
         return tf.constant(array, dtype=value.dtype)
 
-    def _agreed_in_graph(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any):
+    def _agreed_in_graph(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any) -> Any:
         """Of a variable that is first made while a function is traced: rank 0's when TensorFlow initializes it."""
 
-        def agreed():
+        def agreed() -> Any:
             value = initial_value() if callable(initial_value) else initial_value
             value = tf.convert_to_tensor(value, dtype=dtype)
             if value.dtype == tf.bool:
@@ -193,7 +193,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
             if fn not in self._functions:
                 python_function = fn.python_function
 
-                def in_replica(*args, **kwargs):
+                def in_replica(*args: Any, **kwargs: Any) -> Any:
                     return self._call_for_each_replica(python_function, args, kwargs)
 
                 self._functions[fn] = tf_compat.clone_function(fn, in_replica)
@@ -204,7 +204,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
             return fn(*args, **kwargs)
 
     @contextlib.contextmanager
-    def _rank_seed(self):
+    def _rank_seed(self) -> Iterator[None]:
         """While a step is traced, TensorFlow's own stateful random ops get seeds that differ between ranks."""
         if tf.executing_eagerly() or tf.compat.v1.get_default_graph().seed is None:
             yield

@@ -14,7 +14,6 @@ Steps that see the whole batch (strategy.function, fit) mean what they mean in o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import communicator, ops
@@ -74,23 +73,23 @@ def adopt(variable: tf.Variable) -> tf.Variable:
     return variable
 
 
+_Mixin: Any = object  # into classes of variables: what `super()` has is theirs
+
+
 @functools.cache
 def _class_of_metric(base: type) -> type:
     return type(base.__name__, (_OfMetric, base), {"__module__": base.__module__})
 
 
-class _OfMetric:
+class _OfMetric(_Mixin):
     """A variable of a metric: all ranks hold what all of them have added."""
 
-    aggregation: Any  # of the class that this is mixed into
-    read_value: Callable[[], tf.Tensor]
-
-    def assign(self, value, *args, **kwargs):
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         if _in_replica() is not None:
             value = self._global_value(tf.convert_to_tensor(value, self.dtype))
         return super().assign(value, *args, **kwargs)
 
-    def assign_add(self, delta, *args, **kwargs):
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         if _in_replica() is not None:
             delta = _aggregated(self, tf.convert_to_tensor(delta, self.dtype))
         return super().assign_add(delta, *args, **kwargs)
@@ -105,7 +104,7 @@ class _OfMetric:
 @functools.cache
 def _class_for(base: type) -> type:
     def refused(name: str) -> Any:
-        def scatter(self, *args, **kwargs):
+        def scatter(self: Any, *args: Any, **kwargs: Any) -> Any:
             if _in_replica() is not None and self.synchronization != _ON_READ:
                 _refuse(
                     "A variable under a Strategy is assigned as a whole in a step.",
@@ -121,27 +120,27 @@ def _class_for(base: type) -> type:
     return type(base.__name__, (_OfSeveralRanks, base), {"__module__": base.__module__, **methods})
 
 
-class _OfSeveralRanks:
+class _OfSeveralRanks(_Mixin):
     """What a tf.Variable of several ranks does differently."""
 
-    def assign(self, value, *args, **kwargs):
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         return super().assign(_assigned(self, value), *args, **kwargs)
 
-    def assign_add(self, delta, *args, **kwargs):
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         return super().assign_add(_assigned(self, delta, "assign_add"), *args, **kwargs)
 
-    def assign_sub(self, delta, *args, **kwargs):
+    def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         return super().assign_sub(_assigned(self, delta, "assign_sub"), *args, **kwargs)
 
-    def _read_variable_op(self, *args, **kwargs):
+    def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
         value = super()._read_variable_op(*args, **kwargs)
         outside = self.synchronization == _ON_READ and _in_replica() is None
         is_own = _updating.get() or whole_step.is_traced()
         return _aggregated(self, value) if outside and not is_own else value
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         with updating():  # a look at it, on one rank perhaps
-            return super().__repr__()
+            return str(super().__repr__())
 
 
 def _in_replica() -> Any:

@@ -17,9 +17,10 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.data import arrays, py_dataset
 from keras_ddl.data.position import Reading
+from keras_ddl.data.rows import BatchRows
 from keras_ddl.data.share import agree_number, batch_rows_of
 from keras_ddl.strategy import fits
-from keras_ddl.strategy.keras_step import UNKNOWN, BatchRows
+from keras_ddl.strategy.keras_step import UNKNOWN
 
 _KerasIterator: Any = keras_compat.tf_trainer.TFEpochIterator
 _reader = ThreadValue()
@@ -138,7 +139,7 @@ def _shuffle_from(seed: tf.Variable, counter: list[int], value: tf.Tensor) -> tf
 def maybe_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
     """Builds nothing: the first step does when it is traced, as without a strategy, for it sees the same program."""
 
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
         if keras_compat.strategy_of(self) is None:
             return original(self, iterator=iterator, data_batch=data_batch)
         return None

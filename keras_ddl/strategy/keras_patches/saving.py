@@ -30,7 +30,7 @@ def once(original: Callable[..., Any]) -> Callable[..., Any]:
     """A function (model, filepath, ...) that writes: its file is whole, and written by one rank of each host."""
 
     @functools.wraps(original)
-    def wrapper(model, filepath, *args, **kwargs):
+    def wrapper(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = keras_compat.strategy_of(model)
         is_path = isinstance(filepath, (str, os.PathLike))
         if strategy is None or strategy.size == 1 or not is_path or _saving.get():
@@ -63,7 +63,7 @@ def _write(original: Callable[..., Any], path: str, model: Any, staged: str, *ar
 def ask_to_proceed_with_overwrite(original: Callable[..., Any]) -> Callable[..., Any]:
     """With overwrite=False: nobody need be asked about a file that another rank has written in this very call."""
 
-    def wrapper(filepath):
+    def wrapper(filepath: Any) -> Any:
         if any(strategy.saves.is_written(str(filepath)) for strategy in one_per_job.alive()):
             return True
         return original(filepath)

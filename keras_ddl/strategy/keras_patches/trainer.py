@@ -38,7 +38,7 @@ _warned: weakref.WeakSet[Any] = weakref.WeakSet()  # models that train alone
 def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles inside the scope, so that compile("adam") may stand outside it; refuses what would go wrong later."""
 
-    def wrapper(self, optimizer="rmsprop", *args, **kwargs):
+    def wrapper(self: Any, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> Any:
         strategy = keras_compat.strategy_of(self)
         _check_model(self, strategy)
         for part in models.optimizers_in(optimizer):
@@ -132,7 +132,7 @@ def _trains_unreduced(model: Any) -> bool:
 def fit(original: Callable[..., Any]) -> Callable[..., Any]:
     """Agrees on random states before, keeps the ranks' decisions to stop together, reports errors as keras_ddl's."""
 
-    def wrapper(self, *args, **kwargs):
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = keras_compat.strategy_of(self)
         _check_model(self, strategy)
         with reading.Reader(self, trains=True).as_current(), fits.running(self) as fit:
@@ -153,7 +153,7 @@ def fit(original: Callable[..., Any]) -> Callable[..., Any]:
 def evaluate_or_predict(original: Callable[..., Any]) -> Callable[..., Any]:
     """The same on all ranks; the progress bar is rank 0's."""
 
-    def wrapper(self, *args, **kwargs):
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = keras_compat.strategy_of(self)
         _check_model(self, strategy)
         if strategy is None or strategy.size == 1:
@@ -168,7 +168,7 @@ def evaluate_or_predict(original: Callable[..., Any]) -> Callable[..., Any]:
 def get_metrics_result_or_logs(original: Callable[..., Any]) -> Callable[..., Any]:
     """The end of an epoch or of an evaluation."""
 
-    def wrapper(self, logs):
+    def wrapper(self: Any, logs: Any) -> Any:
         fit, strategy = fits.of(self), keras_compat.strategy_of(self)
         if fit is not None:
             logs = logs or fit.logs_before or logs  # an epoch that is resumed after its last batch
@@ -194,7 +194,7 @@ def _bind(original: Callable[..., Any], model: Any, args: Any, kwargs: Any, stra
 def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
     """train_step and test_step are traced for batches of as many rows as one process would see (keras_step.py)."""
 
-    def _make_function(self, step_function):
+    def _make_function(self: Any, step_function: Any) -> Any:
         strategy = keras_compat.strategy_of(self)
         if strategy is None or strategy.size == 1:
             return original(self, step_function)
@@ -203,7 +203,7 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
         name = getattr(step_function, "__name__", "train_step")
 
-        def run(iterator):
+        def run(iterator: Any) -> Any:
             if name != "test_step":
                 whole_slots.refuse_step(name, lambda: whole_slots.slots_of(self))
             if isinstance(iterator, tf.data.Iterator):
@@ -226,7 +226,7 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
                     kind.functions["single"] = of_single_batches(self, step_function, batch, kind)
                 return kind.functions["single"](batch)
 
-        def function(iterator):
+        def function(iterator: Any) -> Any:
             undo.begin()
             try:
                 return together(lambda: run(iterator), undo)
@@ -276,7 +276,7 @@ class _Undo:
 def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
     """As `make_function`, for predict_step. predict_on_batch stays on this rank: no waiting for other ranks."""
 
-    def wrapper(self, force=False):
+    def wrapper(self: Any, force: Any = False) -> Any:
         strategy = keras_compat.strategy_of(self)
         if strategy is None or strategy.size == 1:
             return original(self, force)
@@ -285,7 +285,7 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
         kinds, alone = BatchKinds(), BatchKind("", ())
         undo = _Undo(self, strategy, kinds)
 
-        def run(kind, rows, data_of_steps):
+        def run(kind: Any, rows: Any, data_of_steps: Any) -> Any:
             undo.has_called = True
             with keras_step.with_rows(rows, kind), order.translate_errors():
                 if rows.place not in kind.functions:
@@ -295,7 +295,7 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
                         trace_for_all(kind.functions[rows.place], data_of_steps, kind)
                 return kind.functions[rows.place](data_of_steps)
 
-        def run_on_all(rows, data_of_steps):
+        def run_on_all(rows: Any, data_of_steps: Any) -> Any:
             if rows.total is None or rows.spec is None:
                 totals = [total_rows(each) if rows.total is None else rows.total for each in data_of_steps]
                 specs = [whole_batch(each, total) for each, total in zip(data_of_steps, totals)]
@@ -304,7 +304,7 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
             kind = kinds.of(specs)
             return run(kind, rows.of_kind(kind.specs), data_of_steps)
 
-        def predict_function(data_of_steps):
+        def predict_function(data_of_steps: Any) -> Any:
             reader = reading.current()
             if reader is None or reader.batch_rows is None:
                 return run(alone, keras_step.LOCAL, data_of_steps)

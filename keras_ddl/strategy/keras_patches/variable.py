@@ -14,7 +14,7 @@ from keras_ddl.compat.variable_origin import not_of_the_program
 def initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     """Makes the tf.Variable, knowing whose it is."""
 
-    def _initialize(self, value):
+    def _initialize(self: Any, value: Any) -> Any:
         with not_of_the_program():
             return original(self, value)
 
