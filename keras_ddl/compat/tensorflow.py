@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -91,6 +91,7 @@ __all__ = [
     "container_strategy",
     "dataset_inputs",
     "dataset_kind",
+    "do_not_convert",
     "function_attributes",
     "global_seed",
     "is_eager",
@@ -100,6 +101,7 @@ __all__ = [
     "iterator_of_type",
     "outside_strategies",
     "primary_variable",
+    "register_gradient",
     "shuffle_seeds",
     "tf",
     "traced_for_xla",
@@ -109,7 +111,19 @@ __all__ = [
 ]
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 _loading = threading.Lock()
+
+
+def do_not_convert(function: F) -> F:
+    """Returns `function`, which autograph leaves as it is: tf.autograph.experimental.do_not_convert, with its types."""
+    return cast(F, tf.autograph.experimental.do_not_convert(function))
+
+
+def register_gradient(op_type: str) -> Callable[[F], F]:
+    """Returns a decorator for the gradient of a type of operation: tf.RegisterGradient, with its types."""
+    return cast(Callable[[F], F], tf.RegisterGradient(op_type))
 
 
 class UnaryUnchangedStructureDataset(tf.data.Dataset):

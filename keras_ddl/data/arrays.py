@@ -14,7 +14,7 @@ from keras_ddl import communicator
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.comparison import digest, is_equal, other_rank, require_equal_values
 from keras_ddl.compat.keras import array_slicing, keras, tree
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import BatchRows, chunk
 from keras_ddl.data.share import MARK, share_dataset
@@ -58,7 +58,7 @@ def dataset_of_rows(
     mine = cut(rows, batch_size, rank, size, number, shuffle_rows)
     arrays = tree.lists_to_tuples(array_slicing.convert_to_sliceable(inputs, target_backend="tensorflow"))
 
-    @tf.autograph.experimental.do_not_convert
+    @do_not_convert
     def look_up(positions: tf.Tensor, arrays: Any) -> Any:
         def one(array: Any) -> Any:
             if isinstance(array, array_slicing.TensorflowSparseWrapper):
@@ -88,7 +88,7 @@ def _shuffled_whole(
     is_checked = size > 1 and order.check_is_on()
     begin = order.pass_of(number, tf.TensorSpec([None], tf.int64)) if is_checked else None
 
-    @tf.autograph.experimental.do_not_convert
+    @do_not_convert
     def batches(_: tf.Tensor) -> tf.data.Dataset:
         positions = shuffle_rows(tf.range(rows, dtype=tf.int64))
         if begin is not None:
@@ -121,7 +121,7 @@ def _cut(positions: tf.Tensor, batch_size: int, rank: int, size: int) -> tf.data
     return found.map(_with_open_rows)
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def _with_open_rows(positions: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.PlaceholderWithDefault(input=positions, shape=[None])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_ddl import communicator, ops
 from keras_ddl.compat import tensorflow as tf_compat
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data.rows import BatchRows
 from keras_ddl.data.share import MARK, agree_number
 from keras_ddl.errors import ConfigError
@@ -61,7 +61,7 @@ def _until_all_end(own: tf.data.Dataset, number: int, batches: int) -> tf.data.D
     if batches != tf.data.UNKNOWN_CARDINALITY:
         return own.concatenate(empty).take(batches)
 
-    @tf.autograph.experimental.do_not_convert
+    @do_not_convert
     def ask(has_rows: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
         return ops.all_reduce(has_rows, op="max", name=f"keras_ddl/data/{number}/more") > 0, batch
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from keras_ddl.communicator import communicator_of
 from keras_ddl.communicator.group import Communicator
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.ops import adaptive_sum, gradients, raw  # noqa: F401  (registers the gradients)
 from keras_ddl.ops.arguments import (
@@ -53,7 +53,7 @@ __all__ = [
 _REQUEST_BYTES = 256 << 20
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def all_reduce(
     tensor: Any,
     *,
@@ -100,7 +100,7 @@ def all_reduce(
     return raw.all_reduce(tensor, reduction, name, comm, compression=compression)
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def all_reduce_n(
     tensors: Sequence[Any],
     *,
@@ -156,7 +156,7 @@ def all_reduce_n(
     return by_dtype(tensors, name, reduce)
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def reduce_scatter(
     tensor: Any, *, op: str = "sum", name: str | None = None, comm: Communicator | None = None
 ) -> tf.Tensor:
@@ -183,7 +183,7 @@ def reduce_scatter(
     return raw.reduce_scatter(tensor, reduction, name, comm)
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Concatenates the rows of all ranks, in the order of the ranks.
 
@@ -208,7 +208,7 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
     return from_wire_dtype(gathered, dtype)
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Returns rank `root`'s `tensor` on every rank.
 
@@ -224,7 +224,7 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Comm
     return broadcast_n([tensor], root, name=name, comm=comm)[0]
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def broadcast_n(
     tensors: Sequence[Any], root: int = 0, *, name: str | None = None, comm: Communicator | None = None
 ) -> list[tf.Tensor]:
@@ -232,7 +232,7 @@ def broadcast_n(
     return _broadcast(tensors, root, name, communicator_of(comm))
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Communicator | None = None) -> Any:
     """Assigns rank `root`'s values to `variables` on every rank.
 

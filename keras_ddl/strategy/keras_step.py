@@ -15,7 +15,7 @@ from keras_ddl import communicator, cut
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.program import Value
@@ -85,7 +85,7 @@ class KerasSteps:
         notice.prepare()
 
     # In a tf.function of the program's own, autograph would convert the cut, too: half a minute for five layers.
-    @tf.autograph.experimental.do_not_convert
+    @do_not_convert
     def run(self, model: Any, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls a step of `model` with this rank's rows. COLLECTIVE. Returns: what one process would get."""
         if _batches.get().rows.is_local:
@@ -194,7 +194,7 @@ class KerasSteps:
         def parts() -> list[tf.Variable]:
             return _accumulators(model) if known.accumulates_parts else []
 
-        @tf.autograph.experimental.do_not_convert
+        @do_not_convert
         def whole_step(*tensors: Any) -> Any:
             given = list(constants)
             for place, tensor in zip(places, tensors):
