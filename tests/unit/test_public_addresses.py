@@ -1,0 +1,35 @@
+"""A public name has one address: it lies in the module, or the folder, under whose name it is documented."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+
+from harness.source_modules import ROOT
+
+# Shortcuts of `import keras_ddl`; front ends, which give others' names to what lies elsewhere; and keras_ddl.timeline,
+# whose records the communicator writes, which comes before it in the line.
+ELSEWHERE = re.compile(r"keras_ddl(\.(horovod|ddl|torch)(\..*)?|\.timeline)?")
+
+
+def documented() -> list[tuple[str, str]]:
+    pairs = []
+    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
+        module = "keras_ddl"
+        for line in page.read_text(encoding="utf-8").splitlines():
+            if match := re.match(r"\.\. (current|auto)module:: (\S+)", line):
+                module = match[2]
+            elif match := re.match(r"\.\. auto(?:function|class|exception):: (\w+)", line):
+                pairs.append((module, match[1]))
+    return pairs
+
+
+@pytest.mark.parametrize("module", sorted({module for module, _ in documented() if not ELSEWHERE.fullmatch(module)}))
+def test_documented_names_lie_where_they_are_documented(module: str) -> None:
+    pytest.importorskip("tensorflow")
+    names = [name for each, name in documented() if each == module]
+    homes = {name: getattr(importlib.import_module(module), name).__module__ for name in names}
+    elsewhere = {name: home for name, home in homes.items() if home != module and not home.startswith(f"{module}.")}
+    assert elsewhere == {}
