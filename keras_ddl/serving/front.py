@@ -13,7 +13,12 @@ class Front:
     """Passes requests on. It looks at none of them."""
 
     def __init__(self, models: ModelManager) -> None:
-        self.models = models
+        self.models, self.stopping = models, False
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model can be asked, as health has it."""
+        return not self.stopping and self.models.all_available()
 
     async def ask(
         self, spec: Any, record: Record, flight: Flight, data: bytes | bytearray, encoding: str = "identity"

@@ -23,7 +23,6 @@ from keras_ddl.serving.status import Code, RequestError, invalid
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _CONTROL_BYTES = 2**20  # of requests that no process answers
 _RELOAD_SECONDS = 600.0  # that a new list of models may take to load
-_MOST_WATCHES = 100
 _STREAMS = 256  # of a connection, at the same time
 _METHODS: Mapping[str, Sequence[str]] = {
     "tensorflow.serving.PredictionService": ("Predict", "Classify", "Regress", "MultiInference", "GetModelMetadata"),
@@ -39,8 +38,6 @@ class GrpcInterface:
     def __init__(self, front: Front, metrics: Metrics, flights: Flights, options: Options, connections: int) -> None:
         """`connections`: how many there may be at the same time; one more is closed."""
         self._front, self._metrics, self._flights, self._options = front, metrics, flights, options
-        self._serving, self._changed = False, asyncio.Condition()
-        self._watches: dict[asyncio.Task, None] = {}
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", options.message_bytes),
@@ -55,7 +52,6 @@ class GrpcInterface:
             ],
         )
         handlers = {service: {name: self._handler(name) for name in names} for service, names in _METHODS.items()}
-        handlers["grpc.health.v1.Health"]["Watch"] = grpc.unary_stream_rpc_method_handler(self._watch)
         self._server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(service, methods) for service, methods in handlers.items()]
         )
@@ -144,47 +140,12 @@ class GrpcInterface:
             raise invalid(str(error)) from None
         return routing.reload_response(await asyncio.to_thread(self._front.models.reload, configs, _RELOAD_SECONDS))
 
-    # ---- health --------------------------------------------------------------------------------------------------
-
     def _health(self, data: bytes) -> bytes:
         service = b"".join(bytes(part[:1000]) for part in routing.field_1(data)[:1])
         if service.decode(errors="replace") not in _SERVICES:
             raise RequestError(Code.NOT_FOUND, "There is no such service.")
         states = health_pb2.HealthCheckResponse
-        return states(status=states.SERVING if self._serving else states.NOT_SERVING).SerializeToString()
-
-    async def _watch(self, data: bytes, context: Any) -> None:
-        """Writes each change. The oldest watch gives way if there are many."""
-        task = asyncio.current_task()
-        assert task is not None
-        if len(self._watches) >= _MOST_WATCHES:
-            oldest = next(iter(self._watches))
-            del self._watches[oldest]
-            oldest.cancel()
-        self._watches[task] = None
-        try:
-            while True:
-                try:
-                    state = self._health(data[:1000])
-                except RequestError:
-                    states = health_pb2.HealthCheckResponse
-                    state = states(status=states.SERVICE_UNKNOWN).SerializeToString()
-                await context.write(state)
-                async with self._changed:
-                    await self._changed.wait()
-        except asyncio.CancelledError:
-            if task in self._watches:
-                raise
-            task.uncancel()
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"More than {_MOST_WATCHES} watches.")
-        finally:
-            self._watches.pop(task, None)
-
-    async def show_health(self, serving: bool) -> None:
-        """To be called when that has changed."""
-        async with self._changed:
-            self._serving = serving
-            self._changed.notify_all()
+        return states(status=states.SERVING if self._front.ready else states.NOT_SERVING).SerializeToString()
 
     # ---- start and stop ------------------------------------------------------------------------------------------
 
@@ -209,7 +170,4 @@ class GrpcInterface:
 
     async def stop(self, seconds: float) -> None:
         """Accepts no new requests, and waits this long for the running ones."""
-        await self.show_health(False)
-        for watch in list(self._watches):
-            watch.cancel()
         await self._server.stop(seconds)

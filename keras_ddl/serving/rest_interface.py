@@ -71,7 +71,6 @@ class RestInterface:
             auto_decompress=False,  # the processes do that
         )
         self._listening: asyncio.Server | None = None
-        self._is_ready = False
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
         """Returns the port; 0 chooses one. Raises: OSError: it is taken."""
@@ -88,9 +87,6 @@ class RestInterface:
             ) from None
         return self._listening.sockets[0].getsockname()[1]
 
-    def show_health(self, serving: bool) -> None:
-        self._is_ready = serving
-
     async def stop(self) -> None:
         """Takes no new connections, and waits for the requests under way."""
         if self._listening is not None:
@@ -106,7 +102,7 @@ class RestInterface:
         return web.Response(text="ok\n")
 
     async def _ready(self, request: web.Request) -> web.Response:
-        ready = self._is_ready and self._front.models.all_available()
+        ready = self._front.ready
         return web.Response(text="ready\n" if ready else "not ready\n", status=200 if ready else 503)
 
     async def _preflight(self, request: web.Request) -> web.Response:

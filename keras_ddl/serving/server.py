@@ -20,6 +20,7 @@ from keras_ddl.serving.connections import connections
 from keras_ddl.serving.flights import Flights
 from keras_ddl.serving.front import Front
 from keras_ddl.serving.grpc_interface import GrpcInterface
+from keras_ddl.serving.health import HealthPort
 from keras_ddl.serving.metrics import Metrics
 from keras_ddl.serving.model_config import ModelConfig
 from keras_ddl.serving.model_manager import ModelManager
@@ -50,11 +51,11 @@ class Server:
         self._loop: asyncio.AbstractEventLoop
         self._context = forked.context(options.modules)
 
-    def run(self, started: Callable[[int, int], None] = lambda grpc_port, rest_port: None) -> bool:
+    def run(self, started: Callable[[int, int, int | None], None] = lambda *ports: None) -> bool:
         """Serves until SIGTERM or SIGINT, then finishes the running requests.
 
         Args:
-            started: called with the ports, before any model is loaded.
+            started: called with the ports of gRPC, REST and health (None: it has none), before any model is loaded.
         Returns: whether all ended in time; what did not is given up.
         Raises: OSError: a port is taken.
         """
@@ -76,7 +77,7 @@ class Server:
 
     # ---- the event loop ------------------------------------------------------------------------------------------
 
-    async def _run(self, started: Callable[[int, int], None]) -> bool:
+    async def _run(self, started: Callable[[int, int, int | None], None]) -> bool:
         options, stop = self._options, asyncio.Event()
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,27 +88,32 @@ class Server:
         flights, front = Flights(options.memory_bytes), Front(self._models)
         grpc_interface = GrpcInterface(front, metrics, flights, options, most)
         rest = RestInterface(front, metrics, flights, options, most)
+        health = HealthPort(options.host, options.health_port) if options.health_port is not None else None
+        shown = asyncio.create_task(_show_health(front, health)) if health is not None else None
         all_done = True
         try:
             grpc_port = await self._listen(grpc_interface)
             context = options.tls.context() if options.tls is not None else None
             rest_port = await rest.start(options.host, options.rest_port, context)
-            started(grpc_port, rest_port)
+            started(grpc_port, rest_port, health.port if health is not None else None)
             self._models.start()
-            tasks = [asyncio.create_task(self._show_health(grpc_interface, rest)), asyncio.create_task(flights.look())]
+            tasks = [asyncio.create_task(flights.look())]
             if options.config_file is not None and options.config_poll_seconds > 0:
                 tasks.append(asyncio.create_task(self._follow_config(options.config_file)))
             await stop.wait()
             LOG.info("stopping: %d requests are running", sum(each.busy for each in self._processes))
+            front.stopping = True
             for task in tasks:
                 task.cancel()
-            rest.show_health(False)
         finally:
             await asyncio.gather(grpc_interface.stop(options.drain_seconds), rest.stop())
             all_done = not any(each.busy for each in self._processes)
             for process in list(self._processes):
                 process.close()
             await asyncio.to_thread(self._models.stop)
+            if health is not None and shown is not None:
+                shown.cancel()
+                health.close()
         return all_done
 
     async def _listen(self, grpc_interface: GrpcInterface) -> int:
@@ -117,16 +123,6 @@ class Server:
             addresses.append(f"unix:{options.grpc_socket}")
         credentials = options.tls.credentials() if options.tls is not None else None
         return (await grpc_interface.start(addresses, credentials))[0]
-
-    async def _show_health(self, grpc_interface: GrpcInterface, rest: RestInterface) -> None:
-        shown = None
-        while True:
-            serving = self._models.all_available()
-            if serving != shown:
-                shown = serving
-                await grpc_interface.show_health(serving)
-                rest.show_health(serving)
-            await asyncio.sleep(_HEALTH_SECONDS)
 
     async def _follow_config(self, path: str) -> None:
         """Serves what the model config file says, also when it changes; one that is wrong changes nothing."""
@@ -149,3 +145,9 @@ class Server:
             if error is not None and str(error) != said:
                 LOG.error("model config file %s: %s", path, error)
             said = None if error is None else str(error)
+
+
+async def _show_health(front: Front, health: HealthPort) -> None:
+    while True:
+        health.show(front.ready)
+        await asyncio.sleep(_HEALTH_SECONDS)

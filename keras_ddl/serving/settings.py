@@ -15,7 +15,7 @@ METRICS_PATH = "/monitoring/prometheus/metrics"
 _BATCH_THREADS = 64
 # Options of the command line that are those of the server, under the same names.
 _SAME = (
-    *("host", "grpc_port", "rest_port", "queue", "timeout", "idle_seconds", "poll_seconds", "drain_seconds"),
+    *("host", "grpc_port", "rest_port", "health_port", "queue", "timeout", "idle_seconds", "poll_seconds", "drain_seconds"),
     *("grpc_socket", "cors", "as_tensor_content", "check_method_names", "warm_up", "warm_up_rounds"),
     *("config_poll_seconds", "load_retries", "retry_seconds", "intra_op_threads", "inter_op_threads"),
     "gpu_memory_fraction",
@@ -29,6 +29,7 @@ class Options:
     host: str = "127.0.0.1"
     grpc_port: int = 8500
     rest_port: int = 8501
+    health_port: int | None = None
     threads: int = 0
     queue: int = 1000
     batch_rows: int = 0

@@ -110,8 +110,8 @@ class Running:
             line = process.stdout.readline()
             assert line, f"the server ended: {self.lines}"
             self.lines.append(line)
-            found = re.search(r"gRPC on \S+:(\d+), REST on https?://\S+:(\d+)", line)
-        self.grpc_port, self.rest_port = map(int, found.groups())
+            found = re.search(r"gRPC on \S+:(\d+), REST on https?://\S+:(\d+)(?:, health on http://\S+:(\d+))?", line)
+        self.grpc_port, self.rest_port, self.health_port = (int(each or 0) for each in found.groups())
         self._reader.start()
         self.channel = grpc.insecure_channel(f"{host}:{self.grpc_port}")
         self.predictions = prediction_service_pb2_grpc.PredictionServiceStub(self.channel)
