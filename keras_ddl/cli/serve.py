@@ -52,12 +52,6 @@ def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., 
     "--queue", type=click.IntRange(min=0), default=1000, show_default=True, help="Requests that may wait for a model."
 )
 @click.option(
-    "--max-batch-size", type=click.IntRange(min=1), help="Batch up to this many rows together.", metavar="ROWS"
-)
-@click.option(
-    "--batch-timeout-ms", default=1.0, show_default=True, help="How long the first row of a batch waits for others."
-)
-@click.option(
     "--max-message-mb",
     type=click.FloatRange(min=0.01),
     default=64.0,

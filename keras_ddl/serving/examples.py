@@ -73,17 +73,16 @@ def regressions(outputs: Mapping[str, np.ndarray], count: int) -> list[float]:
     return [float(value) for value in values.reshape(-1)]
 
 
-def rows_of(message: Any, room: Any) -> np.ndarray:
+def rows_of(message: Any) -> np.ndarray:
     """Returns the examples of an Input, serialized, each with the context.
 
-    Raises: RequestError: INVALID_ARGUMENT: there is none; RESOURCE_EXHAUSTED: a context is too often in too many.
+    Raises: RequestError: INVALID_ARGUMENT: there is none.
     """
     kind = message.WhichOneof("kind")
     rows = getattr(message, kind).examples if kind else ()
     if not rows:
         raise invalid("Input is empty: it has no tf.Example.")
     context = message.example_list_with_context.context.SerializeToString()
-    room.take(len(context) * len(rows))
     found = np.empty(len(rows), dtype=object)
     # What stands in a message twice counts as it stands there last; serialized messages merge by concatenation.
     found[:] = [context + each.SerializeToString() for each in rows]

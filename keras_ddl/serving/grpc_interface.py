@@ -16,7 +16,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.serving import model_config, routing
 from keras_ddl.serving.flights import Flight, Flights
 from keras_ddl.serving.front import Front
-from keras_ddl.serving.metrics import Metrics, Record
+from keras_ddl.serving.metrics import Record
 from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError, invalid
 
@@ -35,9 +35,9 @@ _SERVICES = ("", *list(_METHODS)[:2])
 class GrpcInterface:
     """The gRPC server on the running event loop."""
 
-    def __init__(self, front: Front, metrics: Metrics, flights: Flights, options: Options, connections: int) -> None:
+    def __init__(self, front: Front, flights: Flights, options: Options, connections: int) -> None:
         """`connections`: how many there may be at the same time; one more is closed."""
-        self._front, self._metrics, self._flights, self._options = front, metrics, flights, options
+        self._front, self._flights, self._options = front, flights, options
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", options.message_bytes),
@@ -67,31 +67,21 @@ class GrpcInterface:
         record, task, flight = Record("grpc", name), asyncio.current_task(), None
         assert task is not None
         try:
-            flight = self._flights.begin(task.cancel)
-            context.add_done_callback(lambda _: self._flights.end(flight))
-            # No name for the message in here: gRPC keeps this frame, until the next collection of garbage, of every
-            # call that is aborted.
-            return self._sent(
-                flight, await self._dispatch(name, await self._read(name, context, flight), record, flight)
-            )
-        except RequestError as error:
-            record.code, record.error = error.code, error.message
+            with self._front.answering(record, context.peer()):
+                flight = self._flights.begin(task.cancel)
+                context.add_done_callback(lambda _: self._flights.end(flight))
+                # No name for the message in here: gRPC keeps this frame, until the next collection of garbage, of
+                # every call that is aborted.
+                return self._sent(
+                    flight, await self._dispatch(name, await self._read(name, context, flight), record, flight)
+                )
         except asyncio.CancelledError:
-            record.code = Code.CANCELLED
-            if flight is None or not flight.is_dropped:  # the client has disconnected, or its deadline has passed
+            if flight is None or not flight.is_dropped:
                 raise
             task.uncancel()
-            record.code, record.error = Code.RESOURCE_EXHAUSTED, "The request did not come while others waited."
-        except Exception as error:  # a bug must not take the server down
-            record.code, record.error = Code.INTERNAL, f"{type(error).__name__}: {error}"
-            self._metrics.log_exception(record, error)
-        except BaseException:
-            record.code = Code.CANCELLED
-            raise
-        finally:
-            if name != "Check":
-                self._metrics.record_request(record, context.peer())
-        await context.abort(_CODES[int(record.code)], record.error)
+            record.error = RequestError(Code.RESOURCE_EXHAUSTED, "The request did not come while others waited.")
+        assert record.error is not None
+        await context.abort(_CODES[int(record.error.code)], record.error.message)
         return None
 
     def _sent(self, flight: Flight, answer: bytes) -> bytes:
@@ -104,9 +94,6 @@ class GrpcInterface:
         try:
             async with asyncio.timeout(self._options.timeout):
                 data = await context.read()
-        except TimeoutError:
-            text = f"The request did not come within {self._options.timeout:g} s."
-            raise RequestError(Code.DEADLINE_EXCEEDED, text) from None
         finally:
             self._flights.has_come(flight)
         if not isinstance(data, bytes):
@@ -138,7 +125,7 @@ class GrpcInterface:
             configs = model_config.of_bytes(b"".join(routing.field_1(data)))
         except ConfigError as error:
             raise invalid(str(error)) from None
-        return routing.reload_response(await asyncio.to_thread(self._front.models.reload, configs, _RELOAD_SECONDS))
+        return routing.reload_response(await self._front.models.reload(configs, _RELOAD_SECONDS))
 
     def _health(self, data: bytes) -> bytes:
         service = b"".join(bytes(part[:1000]) for part in routing.field_1(data)[:1])

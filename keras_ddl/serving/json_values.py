@@ -21,14 +21,13 @@ import orjson
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.serving.examples import example_of
 from keras_ddl.serving.servable import Signature
-from keras_ddl.serving.status import Code, RequestError, invalid
-from keras_ddl.serving.tensors import Room, check_names, check_shape
+from keras_ddl.serving.status import invalid
+from keras_ddl.serving.tensors import check_names, check_shape
 
 _ROWS, _COLUMNS = "instances", "inputs"
 _BYTES_SUFFIX = "_bytes"  # outputs with such a name are not text
 _DEFAULT_SIGNATURE = "serving_default"
 _ROWS_AT_A_TIME = 1000
-_BYTES_OF_NODE = 4  # of a body: "1.0," has as many
 _FROM_URL = str.maketrans("-_", "+/")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Signatures = Mapping[str, Signature]
@@ -43,24 +42,8 @@ class Predict:
     in_rows: bool
 
 
-def parse(body: bytes, limit: int) -> dict[str, Any]:
-    """Returns the object that a request's body is.
-
-    Args:
-        limit: bytes that a body may have. Values (numbers, strings, lists) may be a quarter as many: Python needs some
-            60 bytes for each.
-    Raises: RequestError: INVALID_ARGUMENT: it is no object; RESOURCE_EXHAUSTED: too many values.
-    """
-    most = limit // _BYTES_OF_NODE
-    # Commas inside strings are counted, too: it is an upper bound, and found at the speed of memory.
-    values = sum(map(body.count, (b",", b"[", b"{"))) if len(body) > most else 0
-    if values > most:
-        raise RequestError(
-            Code.RESOURCE_EXHAUSTED,
-            f"A request may have {most} values. Received: about {values}. Send fewer rows, send them over gRPC, or "
-            "start the server with a larger --max-message-mb.",
-            http_status=413,
-        )
+def parse(body: bytes) -> dict[str, Any]:
+    """Returns the object that a request's body is. Raises: RequestError: INVALID_ARGUMENT: it is none."""
     try:
         value = _loads(body.removeprefix(_BYTE_ORDER_MARK))
     except (ValueError, RecursionError) as error:
@@ -92,15 +75,13 @@ def signature_of(request: Mapping[str, Any], signatures: Signatures) -> str:
     return name
 
 
-def predict_request(body: bytes, signatures: Signatures, limit: int) -> Predict:
+def predict_request(body: bytes, signatures: Signatures) -> Predict:
     """Reads a predict request.
 
-    Args:
-        limit: see `parse`.
     Raises: RequestError: INVALID_ARGUMENT: neither rows nor columns, or both; values that no array of an input's dtype
-        can have; RESOURCE_EXHAUSTED: above the limit.
+        can have.
     """
-    request = parse(body, limit)
+    request = parse(body)
     name = signature_of(request, signatures)
     if (_ROWS in request) == (_COLUMNS in request):
         raise invalid(f'A predict request has either "{_ROWS}" or "{_COLUMNS}". Received: {sorted(request)[:10]}.')
@@ -117,17 +98,16 @@ def predict_request(body: bytes, signatures: Signatures, limit: int) -> Predict:
     return Predict(signature, arrays, in_rows)
 
 
-def examples_request(body: bytes, signatures: Signatures, limit: int) -> tuple[Signature, list[bytes]]:
+def examples_request(body: bytes, signatures: Signatures) -> tuple[Signature, list[bytes]]:
     """Reads a classify or regress request. Returns the signature and tf.Examples, serialized.
 
-    Raises: RequestError: INVALID_ARGUMENT: there are none; RESOURCE_EXHAUSTED: above the limit.
+    Raises: RequestError: INVALID_ARGUMENT: there are none.
     """
-    request = parse(body, limit)
+    request = parse(body)
     name, rows = signature_of(request, signatures), request.get("examples")
     if not isinstance(rows, list) or not rows:
         raise invalid(f'The request must have a list of "examples". Received: {sorted(request)[:10]}.')
     context = example_of(_features_of(request["context"])) if "context" in request else b""
-    Room(limit).take(len(context) * len(rows))
     return signatures[name], [context + example_of(_features_of(row)) for row in rows]
 
 
@@ -162,13 +142,14 @@ def _is_bytes(value: Any) -> bool:
 def _array(alias: str, value: Any, number: int) -> np.ndarray:
     dtype = tf.as_dtype(number)
     try:
+        # As objects first: of a text among numbers NumPy would make as many texts, each as long.
+        found = np.array(value, dtype=object)
         if dtype == tf.string:
-            return _array_of_bytes(value)
+            found.reshape(-1)[:] = [_bytes_of(each) for each in found.reshape(-1)]
+            return found
         wanted = np.dtype(dtype.as_numpy_dtype)
         if wanted.kind not in _KINDS:
             raise invalid(f"Input {alias!r} is of dtype {dtype.name}, which JSON cannot express.")
-        # As objects first: of a text among numbers NumPy would make as many texts, each as long.
-        found = np.array(value, dtype=object)
         kinds = set(map(type, found.reshape(-1)))
         if not kinds <= _KINDS[wanted.kind]:
             raise ValueError(f"values are {' and '.join(sorted(map(_described, kinds - _KINDS[wanted.kind])))}")
@@ -191,29 +172,6 @@ _KINDS = {
 
 def _described(kind: type) -> str:
     return {list: "rows of unequal lengths or depths", str: "text", dict: "objects"}.get(kind, kind.__name__)
-
-
-def _array_of_bytes(value: Any) -> np.ndarray:
-    shape: list[int] = []
-    level = value
-    while isinstance(level, list):
-        shape.append(len(level))
-        level = level[0] if level else None
-    flat: list[bytes] = []
-
-    def walk(each: Any, depth: int) -> None:
-        if depth < len(shape):
-            if not isinstance(each, list) or len(each) != shape[depth]:
-                raise ValueError("rows of unequal lengths")
-            for inner in each:
-                walk(inner, depth + 1)
-        else:
-            flat.append(_bytes_of(each))
-
-    walk(value, 0)
-    found = np.empty(len(flat), dtype=object)
-    found[:] = flat
-    return found.reshape(shape)
 
 
 def _bytes_of(value: Any) -> bytes:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.serving import frames, memory
-from keras_ddl.serving.batching import Batcher
 from keras_ddl.serving.handlers import Handlers
 from keras_ddl.serving.servable import Servable
 from keras_ddl.serving.settings import Options
@@ -40,15 +39,15 @@ def main(connection: socket.socket, path: Path, name: str, version: int, options
             gpu_memory_fraction=options.gpu_memory_fraction,
             tags=options.tags,
         )
+        handlers = Handlers(servable, options)
         rounds = options.warm_up_rounds if options.warm_up else 0
-        replayed = sum(warm_up(servable, options.message_bytes) for _ in range(rounds))
+        replayed = sum(warm_up(handlers, path) for _ in range(rounds))
     except BaseException as error:  # whatever is wrong with a model, the server says it
         frames.send(connection, 0, {"error": f"{type(error).__name__}: {error}"[:10_000]})
         os._exit(1)
-    run = Batcher(options, servable.run).run if options.batch_rows else servable.run
-    process = _Process(connection, Handlers(servable, run, options))
-    begin = threading.Barrier(options.model_threads + 1)
-    for _ in range(options.model_threads):
+    process = _Process(connection, handlers)
+    begin = threading.Barrier(options.computing + 1)
+    for _ in range(options.computing):
         threading.Thread(target=process.serve, args=(begin,), daemon=True).start()
     begin.wait()  # their stacks belong to what it has before the first request
     gc.collect()

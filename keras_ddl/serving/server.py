@@ -10,7 +10,6 @@ import asyncio
 import gc
 import logging
 import signal
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -47,8 +46,6 @@ class Server:
             retry_seconds=options.retry_seconds,
             allow_any_labels=options.allow_any_labels,
         )
-        self._processes: weakref.WeakSet[ModelProcess] = weakref.WeakSet()
-        self._loop: asyncio.AbstractEventLoop
         self._context = forked.context(options.modules)
 
     def run(self, started: Callable[[int, int, int | None], None] = lambda *ports: None) -> bool:
@@ -61,33 +58,22 @@ class Server:
         """
         return asyncio.run(self._run(started))
 
-    # ---- loading, in the thread of the model manager -------------------------------------------------------------
-
-    def _load(self, config: ModelConfig, path: Path, number: int) -> ModelProcess:
-        async def start() -> ModelProcess:
-            process = ModelProcess(self._context, config.name, number, path, self._options)
-            await process.start()
-            self._processes.add(process)
-            return process
-
-        process = asyncio.run_coroutine_threadsafe(start(), self._loop).result()
+    async def _load(self, config: ModelConfig, path: Path, number: int) -> ModelProcess:
+        process = ModelProcess(self._context, config.name, number, path, self._options)
+        await process.start()
         if process.warmed_up:
             LOG.info("model %s version %d: %d warm-up requests answered", config.name, number, process.warmed_up)
         return process
 
-    # ---- the event loop ------------------------------------------------------------------------------------------
-
     async def _run(self, started: Callable[[int, int, int | None], None]) -> bool:
         options, stop = self._options, asyncio.Event()
-        self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, stop.set)
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         most = connections()
         gc.freeze()  # what is imported stays: to look through it again and again would hold up requests
-        metrics = Metrics(options.access_log)
-        flights, front = Flights(options.memory_bytes), Front(self._models)
-        grpc_interface = GrpcInterface(front, metrics, flights, options, most)
-        rest = RestInterface(front, metrics, flights, options, most)
+        flights, front = Flights(options.memory_bytes), Front(self._models, Metrics(options.access_log), options)
+        grpc_interface = GrpcInterface(front, flights, options, most)
+        rest = RestInterface(front, flights, options, most)
         health = HealthPort(options.host, options.health_port) if options.health_port is not None else None
         shown = asyncio.create_task(_show_health(front, health)) if health is not None else None
         all_done = True
@@ -96,21 +82,18 @@ class Server:
             context = options.tls.context() if options.tls is not None else None
             rest_port = await rest.start(options.host, options.rest_port, context)
             started(grpc_port, rest_port, health.port if health is not None else None)
-            self._models.start()
-            tasks = [asyncio.create_task(flights.look())]
+            tasks = [asyncio.create_task(each) for each in (flights.look(), self._models.follow())]
             if options.config_file is not None and options.config_poll_seconds > 0:
                 tasks.append(asyncio.create_task(self._follow_config(options.config_file)))
             await stop.wait()
-            LOG.info("stopping: %d requests are running", sum(each.busy for each in self._processes))
+            LOG.info("stopping: %d requests are running", self._models.busy)
             front.stopping = True
             for task in tasks:
                 task.cancel()
         finally:
             await asyncio.gather(grpc_interface.stop(options.drain_seconds), rest.stop())
-            all_done = not any(each.busy for each in self._processes)
-            for process in list(self._processes):
-                process.close()
-            await asyncio.to_thread(self._models.stop)
+            all_done = not self._models.busy
+            self._models.close()
             if health is not None and shown is not None:
                 shown.cancel()
                 health.close()
@@ -137,7 +120,7 @@ class Server:
                 configs = model_config.read_file(path)
                 if not configs:  # perhaps it is being written
                     raise ConfigError("It names no model. Those that are served stay.")
-                error = await asyncio.to_thread(self._models.reload, configs, _RELOAD_SECONDS)
+                error = await self._models.reload(configs, _RELOAD_SECONDS)
             except RequestError as later:  # such as a label of a version that is yet to come: the next poll tries again
                 error, known = later, None
             except (OSError, ConfigError) as wrong:

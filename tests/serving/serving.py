@@ -155,9 +155,10 @@ class Running:
 
 
 @contextlib.contextmanager
-def serving(*arguments: Any, host: str = "127.0.0.1") -> Iterator[Running]:
-    """Runs the command on ports that it chooses, and ends it."""
-    command = [str(COMMAND), "serve", "--host", host, "--port", "0", "--rest-port", "0", *map(str, arguments)]
+def serving(*arguments: Any, host: str = "127.0.0.1", files: int | None = None) -> Iterator[Running]:
+    """Runs the command on ports that it chooses, and ends it. `files`: how many it may have open."""
+    limited = [] if files is None else ["sh", "-c", f'ulimit -n {files} && exec "$0" "$@"']
+    command = [*limited, str(COMMAND), "serve", "--host", host, "--port", "0", "--rest-port", "0", *map(str, arguments)]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from serving.attacks import ATTACKS, LIMIT, MEGABYTE, X, children_of, observed, seconds_of_a_predict
+from serving.attacks import ATTACKS, LIMIT, MEGABYTE, X, children_of, observed, p99, seconds_of_a_predict
 from serving.serving import Running, predict_request, serving
 
 from keras_ddl.compat.tensorflow import tf
@@ -23,7 +23,7 @@ BUSY = 5  # times longer at the most where other tests run
 
 @pytest.fixture(scope="module")
 def attacked(versions: Path) -> Iterator[Running]:
-    with serving(versions, "--max-memory-mb", LIMIT // MEGABYTE, "--timeout", 20) as server:
+    with serving(versions, "--max-memory-mb", LIMIT // MEGABYTE, "--timeout", 20, "--health-port", 0) as server:
         server.wait_for(3)
         seconds_of_a_predict(server)
         yield server
@@ -33,7 +33,8 @@ def attacked(versions: Path) -> Iterator[Running]:
 def test_an_attack_stops_nothing(attacked: Running, name: str) -> None:
     with observed(attacked) as seen:
         ATTACKS[name](attacked)
-    assert seen.p99 < BUSY * HEALTH_SECONDS, seen.p99
+    assert p99(seen.health) < HEALTH_SECONDS, seen.health  # which shares nothing, and so can be held to the promise
+    assert p99(seen.rest) < BUSY * HEALTH_SECONDS, seen.rest
     assert seen.peak < LIMIT + 64 * MEGABYTE, seen.peak / MEGABYTE
     assert seen.predict < BUSY * PREDICT_SECONDS, (seen.predict, attacked.lines)
     assert not any("Traceback" in line for line in attacked.lines), attacked.lines

@@ -216,6 +216,26 @@ def test_connections_without_a_request_end(versions: Path) -> None:
                 assert time.monotonic() - begin < 20
 
 
+def test_connections_stay_below_the_limit_of_open_files(versions: Path) -> None:
+    """So that a new one never waits for a descriptor."""
+    with serving(versions, files=256) as server, contextlib.ExitStack() as stack:
+        server.wait_for(3)
+        server.predict(X)
+        for _ in range(300):
+            for port, sent in ((server.rest_port, b"GET /healthz HTTP/1.1\r\n"), (server.grpc_port, b"PRI * HTTP/2")):
+                with contextlib.suppress(OSError):  # gRPC closes what is too much
+                    client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+                    client.sendall(sent)
+        for _ in range(5):
+            begin = time.monotonic()
+            assert server.rest("GET", "/healthz") == (200, "ok\n")
+            assert time.monotonic() - begin < 1.0
+        assert server.rest("POST", PREDICT, {"inputs": X.tolist()})[0] == 200
+        assert len(list(Path(f"/proc/{server.process.pid}/fd").iterdir())) < 256
+        np.testing.assert_array_equal(server.predict(X), 3 * X)
+        assert not any("open files" in line for line in server.lines), server.lines
+
+
 def test_a_slow_model_does_not_hold_up_a_fast_one(versions: Path) -> None:
     with serving(f"slow={versions}", f"fast={versions}", "--threads", 1, "--queue", 100) as server:
         for name in ("slow", "fast"):
