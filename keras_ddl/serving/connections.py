@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from typing import Any
 
 from aiohttp import web
 
-_KEPT_FILES = 200  # for models, logs, and gRPC's own
+_KEPT_FILES = 200  # for models, logs, gRPC's own, and what is accepted at once before it is counted
 _MOST_FILES = 8192
 _MOST_CONNECTIONS = 1000  # of an interface
 
@@ -28,15 +27,13 @@ class Connections:
 
     def __init__(self, make: web.Server, most: int) -> None:
         self._make, self._most = make, most
-        self._open: dict[Any, None] = {}  # in the order in which they came
 
     def __call__(self) -> asyncio.Protocol:
-        self._open = {each: None for each in self._open if each.transport is not None}
-        if len(self._open) >= self._most:
-            idle = (each for each in self._open if each._current_request is None)
-            oldest = next(idle, next(iter(self._open)))
-            del self._open[oldest]
-            oldest.transport.abort()
-        protocol = self._make()
-        self._open[protocol] = None
-        return protocol
+        # Those that are open, in the order in which they came. asyncio accepts some 100 at once, which join them later.
+        before = self._make.connections
+        if len(before) >= self._most:
+            before.sort(key=lambda each: each._current_request is not None)
+            for each in before[: len(before) - self._most + 1]:
+                if each.transport is not None:
+                    each.transport.abort()
+        return self._make()

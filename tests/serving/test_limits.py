@@ -87,10 +87,10 @@ def strict(versions: Path) -> Iterator[Running]:
 
 
 BODIES: dict[str, tuple[int, Callable[[], bytes]]] = {
-    "numbers": (413, lambda: b'{"instances":[' + b"1," * (3 * MEGABYTE) + b"1]}"),
-    "objects": (413, lambda: b'{"instances":[' + b"{}," * (2 * MEGABYTE) + b"1]}"),
-    "lists": (413, lambda: b"[" * (7 * MEGABYTE)),
-    "few enough lists": (400, lambda: b'{"instances":[' + b"[]," * (MEGABYTE - 9) + b"[]]}"),
+    "numbers": (400, lambda: b'{"instances":[' + b"1," * (3 * MEGABYTE) + b"1]}"),
+    "objects": (400, lambda: b'{"instances":[' + b"{}," * (2 * MEGABYTE) + b"1]}"),
+    "lists": (400, lambda: b"[" * (7 * MEGABYTE)),
+    "empty lists": (400, lambda: b'{"instances":[' + b"[]," * (2 * MEGABYTE) + b"[]]}"),
     "deep": (400, lambda: b'{"instances":' + b"[" * MEGABYTE + b"]" * MEGABYTE + b"}"),
     "texts": (400, lambda: b'{"instances":[' + b'"ab",' * MEGABYTE + b'"a"]}'),
     "too long": (413, lambda: b" " * (9 * MEGABYTE)),
