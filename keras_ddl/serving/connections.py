@@ -1,9 +1,14 @@
-"""A bounded number of HTTP connections: health has always room, because the one that idles longest gives way."""
+"""How many connections there may be, and how one is ended: what one client holds must not be missing to another."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import resource
+import socket
+import urllib.parse
+from pathlib import Path
 
 from aiohttp import web
 
@@ -37,3 +42,19 @@ class Connections:
                 if each.transport is not None:
                     each.transport.abort()
         return self._make()
+
+
+def disconnect(peer: str) -> None:
+    """Ends the connections of a client of gRPC, which itself keeps an answer for as long as nobody reads it.
+
+    Args:
+        peer: as gRPC names it, "ipv4:127.0.0.1:5000" or "ipv6:%5B::1%5D:5000"; those of unix sockets have no names.
+    """
+    host, _, port = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # it has been closed meanwhile
+            if descriptor.is_socket():
+                with socket.socket(fileno=os.dup(int(descriptor.name))) as each:
+                    theirs = [str(part).removeprefix("::ffff:") for part in each.getpeername()[:2]]
+                    if theirs == [host.strip("[]"), port]:
+                        each.shutdown(socket.SHUT_RDWR)

@@ -6,6 +6,7 @@ Messages go to the processes as they come, and back as those write them.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from grpc_health.v1 import health_pb2
 
 from keras_ddl.errors import ConfigError
 from keras_ddl.serving import model_config, routing
+from keras_ddl.serving.connections import disconnect
 from keras_ddl.serving.flights import Flight, Flights
 from keras_ddl.serving.front import Front
 from keras_ddl.serving.metrics import Record
@@ -23,7 +25,8 @@ from keras_ddl.serving.status import Code, RequestError, invalid
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _CONTROL_BYTES = 2**20  # of requests that no process answers
 _RELOAD_SECONDS = 600.0  # that a new list of models may take to load
-_STREAMS = 256  # of a connection, at the same time
+_STREAMS = 100  # of a connection, at the same time
+_MOST_PENDING = (1000, 3000)  # requests that nobody has looked at: above it gRPC refuses some, above it all
 _METHODS: Mapping[str, Sequence[str]] = {
     "tensorflow.serving.PredictionService": ("Predict", "Classify", "Regress", "MultiInference", "GetModelMetadata"),
     "tensorflow.serving.ModelService": ("GetModelStatus", "HandleReloadConfigRequest"),
@@ -45,6 +48,8 @@ class GrpcInterface:
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error
                 ("grpc.http2.bdp_probe", 0),  # it widens the windows of streams that nobody reads from
                 ("grpc.max_concurrent_streams", _STREAMS),
+                ("grpc.server.max_pending_requests", _MOST_PENDING[0]),
+                ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING[1]),
                 ("grpc.max_allowed_incoming_connections", connections),
                 ("grpc.max_connection_idle_ms", int(options.idle_seconds * 1000)),
                 ("grpc.server_handshake_timeout_ms", int(options.idle_seconds * 1000)),
@@ -73,7 +78,7 @@ class GrpcInterface:
                 # No name for the message in here: gRPC keeps this frame, until the next collection of garbage, of
                 # every call that is aborted.
                 return self._sent(
-                    flight, await self._dispatch(name, await self._read(name, context, flight), record, flight)
+                    flight, context, await self._dispatch(name, await self._read(name, context, flight), record, flight)
                 )
         except asyncio.CancelledError:
             if flight is None or not flight.is_dropped:
@@ -84,8 +89,9 @@ class GrpcInterface:
         await context.abort(_CODES[int(record.error.code)], record.error.message)
         return None
 
-    def _sent(self, flight: Flight, answer: bytes) -> bytes:
+    def _sent(self, flight: Flight, context: Any, answer: bytes) -> bytes:
         flight.hold(2 * len(answer))  # once more in gRPC, until the client has read it
+        flight.drop = functools.partial(disconnect, context.peer())
         flight.ends_within(self._options.timeout)
         return answer
 

@@ -95,16 +95,21 @@ def mixed_values(server: Running) -> None:
     assert post(server, PREDICT, gzip.compress(body), Content_Encoding="gzip")[0] in (400, 503)
 
 
-def repeated_text(server: Running) -> None:
-    """One string that stands for 800,000: TensorFlow copies it as often."""
+def pairs(size: int, count: int) -> predict_pb2.PredictRequest:
+    """Returns a request in which one string of `size` bytes stands for `count`."""
     request = predict_pb2.PredictRequest()
     request.model_spec.name, request.model_spec.signature_name = "model", "pair"
     text, number = request.inputs["text"], request.inputs["number"]
-    text.dtype, text.string_val[:] = 7, [b"t" * 1400]
+    text.dtype, text.string_val[:] = 7, [b"t" * size]
     number.dtype, number.int64_val[:] = 9, [1]
     for each in (text, number):
-        each.tensor_shape.dim.add(size=800_000)
-    code_of(server, "Predict", request.SerializeToString())
+        each.tensor_shape.dim.add(size=count)
+    return request
+
+
+def repeated_text(server: Running) -> None:
+    """One string that stands for 800,000: TensorFlow copies it as often."""
+    code_of(server, "Predict", pairs(1400, 800_000).SerializeToString())
 
 
 def repeated_context(server: Running) -> None:
@@ -115,25 +120,21 @@ def repeated_context(server: Running) -> None:
 
 
 def unread_replies(server: Running) -> None:
-    """Clients of gRPC and of REST that ask for much and read nothing of it."""
-    rows = np.ones([200_000, 3], np.float32)
-    data = predict_request({"x": rows}).SerializeToString()
-    channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", [("grpc.use_local_subchannel_pool", 1)])
-    call = channel.unary_stream(f"{SERVICE}/Predict")
-    calls = []
-    for _ in range(150):
-        calls.append(call(data, timeout=60))
-        time.sleep(0.03)
+    """Clients of gRPC and of REST that read nothing of what they ask for: 8 MB for each 1.5 KB over gRPC."""
+    data = message(pairs(1400, 3000).SerializeToString())
     body = b'{"inputs": [' + b"[1,1,1]," * 150_000 + b"[1,1,1]]}"
     head = f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with connected(server.rest_port, 40) as clients:
+    with connected(server.grpc_port, 10) as readers, connected(server.rest_port, 40) as clients:
+        for reader in readers:
+            send(reader, _PREFACE + frame(_SETTINGS, 0, 0))
+        for stream in range(1, 80, 2):
+            for reader in readers:
+                send(reader, headers(f"{SERVICE}/Predict", stream) + frame(_DATA, _END_STREAM, stream, data))
+            time.sleep(0.1)
         for client in clients:
             client.settimeout(2)
             send(client, head + body)
         time.sleep(5)
-    for each in calls:
-        each.cancel()
-    channel.close()
 
 
 def streams_without_a_body(server: Running) -> None:
@@ -173,7 +174,8 @@ def health_watches(server: Running) -> None:
                 for number in range(100)
             ]
             send(client, _PREFACE + frame(_SETTINGS, 0, 0) + b"".join(begun))
-        time.sleep(3)
+            time.sleep(0.05)  # of those that come at once gRPC itself refuses many
+        time.sleep(1)
         assert seconds_of_a_predict(server) < BUSY_SECONDS
 
 
@@ -213,8 +215,8 @@ def shapes_without_end(server: Running) -> None:
 
 
 def growing_model(server: Running) -> None:
-    """Four bytes of which the model makes 40 GB."""
-    request = predict_request({"rows": np.int32(10_000)}, signature="grow")
+    """Four bytes of which the model makes 4 GB."""
+    request = predict_request({"rows": np.int32(1000)}, signature="grow")
     assert code_of(server, "Predict", request.SerializeToString()) in ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 
 
