@@ -88,9 +88,6 @@ def predict_request(body: bytes, signatures: Signatures) -> Predict:
     signature, in_rows = signatures[name], _ROWS in request
     inputs = signature.inputs
     columns = _columns_of_rows(request[_ROWS], name, inputs) if in_rows else _columns(request[_COLUMNS], name, inputs)
-    unknown = sorted(set(columns) - set(inputs))
-    if unknown:
-        raise invalid(f"Signature {name!r} takes {sorted(inputs)}. Received: {unknown[:10]}.")
     check_names(signature, columns)
     arrays = {alias: _array(alias, value, inputs[alias].dtype) for alias, value in columns.items()}
     for alias, array in arrays.items():

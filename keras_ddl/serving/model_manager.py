@@ -96,8 +96,7 @@ class ModelManager:
             allow_any_labels: labels may move to versions that are not available.
         """
         self._configs = {config.name: config for config in configs}
-        self._reported_empty: list[ModelConfig] = []
-        self._unreadable: dict[str, str] = {}  # model -> what was last said of its directory
+        self._said: dict[str, str] = {}  # model -> what was last said of its directory
         self._versions: dict[str, dict[int, Version]] = {config.name: {} for config in configs}
         self._load, self._poll_seconds = load, poll_seconds
         self._retries, self._retry_seconds, self._allow_any_labels = retries, retry_seconds, allow_any_labels
@@ -242,19 +241,22 @@ class ModelManager:
         try:
             on_disk = await asyncio.to_thread(model_config.versions_on_disk, config.base_path)
         except OSError as error:
-            if self._unreadable.get(name) != str(error):
-                self._unreadable[name] = str(error)
-                LOG.error("model %s: its directory cannot be read; what is loaded stays: %s", name, error)
+            self._say(name, f"its directory cannot be read; what is loaded stays: {error}")
             return
-        self._unreadable.pop(name, None)
         wanted = config.choose(list(on_disk))
-        if not wanted and not versions and config not in self._reported_empty:
-            self._reported_empty.append(config)
-            LOG.info("model %s: %s has no version to serve yet; waiting for one", name, config.base_path)
+        if wanted or versions:
+            self._said.pop(name, None)
+        else:
+            self._say(name, f"{config.base_path} has no version to serve yet; waiting for one")
         for number in sorted(wanted):
             if self._is_to_be_loaded(versions.get(number), on_disk[number]):
                 await self._load_version(config, number, on_disk[number])
         await self._unload_stale(name, wanted)
+
+    def _say(self, name: str, text: str) -> None:
+        if self._said.get(name) != text:  # once, and not at each poll
+            self._said[name] = text
+            LOG.warning("model %s: %s", name, text)
 
     def _is_to_be_loaded(self, version: Version | None, path: Path) -> bool:
         if version is None:

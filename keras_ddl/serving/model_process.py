@@ -50,9 +50,8 @@ def main(connection: socket.socket, path: Path, name: str, version: int, options
     for _ in range(options.computing):
         threading.Thread(target=process.serve, args=(begin,), daemon=True).start()
     begin.wait()  # their stacks belong to what it has before the first request
-    gc.collect()
+    memory.collect()
     gc.freeze()  # the graph stays: to look through it again and again would hold up requests
-    memory.give_back()
     memory.bound(options.memory_bytes)
     frames.send(connection, 0, {"warmed_up": replayed})
     process.ready.set()
@@ -61,7 +60,7 @@ def main(connection: socket.socket, path: Path, name: str, version: int, options
 
 class _Process:
     def __init__(self, connection: socket.socket, handlers: Handlers) -> None:
-        self._connection, self._handlers = connection, handlers
+        self._connection, self._stream, self._handlers = connection, connection.makefile("rb"), handlers
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self.ready = threading.Event()
 
@@ -71,7 +70,7 @@ class _Process:
         while True:
             with self._reading:
                 try:
-                    frame = frames.receive(self._connection)
+                    frame = frames.receive(self._stream)
                 except MemoryError:  # in the middle of a frame: what follows cannot be read any more
                     frame = None
                 except ConnectionError:

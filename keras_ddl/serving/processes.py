@@ -101,12 +101,7 @@ class ModelProcess:
     async def _frame(self, reader: asyncio.StreamReader) -> frames.Frame:
         number, fields_size, body_size = frames.HEAD.unpack(await reader.readexactly(frames.HEAD.size))
         fields = json.loads(await reader.readexactly(fields_size))
-        if body_size <= self._options.memory_bytes:
-            return frames.Frame(number, fields, await reader.readexactly(body_size) if body_size else b"")
-        for begin in range(0, body_size, _PIECE):
-            await reader.readexactly(min(_PIECE, body_size - begin))
-        text = f"The answer has {body_size} bytes, more than may be under way (--max-memory-mb). Send fewer rows."
-        return _failed(Code.RESOURCE_EXHAUSTED, text, 503)._replace(number=number)
+        return frames.Frame(number, fields, await reader.readexactly(body_size) if body_size else b"")
 
     async def _send(self, number: int, call: Call) -> None:
         """Sends what is large in pieces: what is written at once is copied at once."""

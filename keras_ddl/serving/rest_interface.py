@@ -60,6 +60,8 @@ class RestInterface:
         if options.cors:
             app.router.add_route("OPTIONS", "/{rest:.*}", self._preflight)
         app.router.add_route("*", "/{rest:.*}", self._model)
+        logger = logging.getLogger("keras_ddl.serving.http")
+        logger.setLevel(logging.CRITICAL)  # what clients break in HTTP itself is no news, and must not fill a log
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -67,7 +69,7 @@ class RestInterface:
             handler_cancellation=True,  # what nobody waits for any more leaves the queue
             keepalive_timeout=options.idle_seconds,
             shutdown_timeout=options.drain_seconds,
-            logger=_without_tracebacks(),
+            logger=logger,
             auto_decompress=False,  # the processes do that
         )
         self._listening: asyncio.Server | None = None
@@ -191,18 +193,3 @@ def _spec(found: Any) -> Any:
     elif found["label"] is not None:
         spec.version_label = found["label"]
     return spec
-
-
-def _without_tracebacks() -> logging.Logger:
-    """Returns a logger for what clients break in HTTP itself: one line for each, since none is the server's fault."""
-    logger = logging.getLogger("keras_ddl.serving.http")
-
-    def in_one_line(record: logging.LogRecord) -> bool:
-        if record.exc_info and record.exc_info[1] is not None:
-            record.msg = f"{record.getMessage()}: {str(record.exc_info[1])[:200]!r}"
-            record.args, record.exc_info, record.exc_text = (), None, None
-        return True
-
-    if not logger.filters:
-        logger.addFilter(in_one_line)
-    return logger

@@ -18,6 +18,8 @@ import pytest
 from serving.serving import Running, predict_request, resident_bytes, serving
 from tensorflow_serving.apis import model_management_pb2, predict_pb2
 
+from keras_ddl.serving.connections import disconnect
+
 MEGABYTE = 2**20
 PREDICT = "/v1/models/model:predict"
 # Far above what was measured (0.05 s on two cores that do nothing else), far below what a parser needs that others wait
@@ -234,6 +236,34 @@ def test_connections_stay_below_the_limit_of_open_files(versions: Path) -> None:
         assert len(list(Path(f"/proc/{server.process.pid}/fd").iterdir())) < 256
         np.testing.assert_array_equal(server.predict(X), 3 * X)
         assert not any("open files" in line for line in server.lines), server.lines
+
+
+@pytest.mark.parametrize(
+    ("host", "family", "name"),
+    [
+        ("127.0.0.1", socket.AF_INET, "ipv4:127.0.0.1:{}"),
+        ("127.0.0.1", socket.AF_INET6, "ipv4:127.0.0.1:{}"),
+        ("::1", socket.AF_INET6, "ipv6:%5B::1%5D:{}"),
+    ],
+    ids=["4", "4 as 6", "6"],
+)
+def test_a_client_is_disconnected_by_the_name_that_grpc_gives_it(
+    host: str, family: socket.AddressFamily, name: str
+) -> None:
+    try:
+        listener = socket.create_server(
+            ("" if family == socket.AF_INET6 else host, 0), family=family, dualstack_ipv6=family == socket.AF_INET6
+        )
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    with listener, contextlib.ExitStack() as stack:
+        address = (host, listener.getsockname()[1])
+        clients = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(2)]
+        servers = [stack.enter_context(listener.accept()[0]) for _ in clients]
+        disconnect(name.format(clients[0].getsockname()[1]))
+        assert clients[0].recv(10) == b""
+        servers[1].sendall(b"yes")
+        assert clients[1].recv(10) == b"yes"
 
 
 def test_a_slow_model_does_not_hold_up_a_fast_one(versions: Path) -> None:
