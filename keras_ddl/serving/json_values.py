@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import orjson
+from tensorflow.core.example import example_pb2, feature_pb2
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving.examples import example_of
 from keras_ddl.serving.servable import Signature
 from keras_ddl.serving.status import invalid
 from keras_ddl.serving.tensors import check_names, check_shape
@@ -104,8 +104,8 @@ def examples_request(body: bytes, signatures: Signatures) -> tuple[Signature, li
     name, rows = signature_of(request, signatures), request.get("examples")
     if not isinstance(rows, list) or not rows:
         raise invalid(f'The request must have a list of "examples". Received: {sorted(request)[:10]}.')
-    context = example_of(_features_of(request["context"])) if "context" in request else b""
-    return signatures[name], [context + example_of(_features_of(row)) for row in rows]
+    context = example_of(request["context"]) if "context" in request else b""
+    return signatures[name], [context + example_of(row) for row in rows]
 
 
 def _columns_of_rows(rows: Any, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,20 +185,32 @@ def _bytes_of(value: Any) -> bytes:
     raise ValueError(f"must be a string or an object with only b64, not {reprlib.repr(value)}")
 
 
-def _features_of(value: Any) -> dict[str, Any]:
-    """Returns the features of an example, with bytes for {"b64": ...}. Raises: RequestError: it is no object."""
+def example_of(value: Any) -> bytes:
+    """Returns a serialized tf.Example of an object of numbers, strings, bytes, and lists of these.
+
+    Raises: RequestError: INVALID_ARGUMENT: it is anything else.
+    """
     if not isinstance(value, dict):
         raise invalid(f"An example must be an object of features. Received: {reprlib.repr(value)}.")
-    try:
-        return {name: _feature(each) for name, each in value.items()}
-    except ValueError as error:
-        raise invalid(f"A feature: {error}.") from None
+    found = example_pb2.Example()
+    for name, each in value.items():
+        try:
+            found.features.feature[name].CopyFrom(_feature(each if isinstance(each, list) else [each]))
+        except (OverflowError, ValueError) as error:
+            raise invalid(f"Feature {name[:100]!r}: {error}.") from None
+    return found.SerializeToString()
 
 
-def _feature(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_bytes_of(each) if isinstance(each, dict) else each for each in value]
-    return _bytes_of(value) if isinstance(value, dict) else value
+def _feature(values: list[Any]) -> feature_pb2.Feature:
+    values = [_bytes_of(each) if isinstance(each, (str, dict)) else each for each in values]
+    kinds = set(map(type, values))
+    if kinds <= {bytes}:
+        return feature_pb2.Feature(bytes_list=feature_pb2.BytesList(value=values))
+    if kinds <= {int}:
+        return feature_pb2.Feature(int64_list=feature_pb2.Int64List(value=values))
+    if kinds <= {int, float}:
+        return feature_pb2.Feature(float_list=feature_pb2.FloatList(value=values))
+    raise ValueError(f"must be numbers or strings, all of one kind, not {reprlib.repr(values)}")
 
 
 def predict_response(names: Sequence[str], arrays: Sequence[np.ndarray], in_rows: bool) -> bytes:

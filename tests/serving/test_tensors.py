@@ -176,7 +176,7 @@ def test_examples_are_those_of_the_message() -> None:
 
 def test_examples_of_json_are_tensorflows() -> None:
     found = example_pb2.Example.FromString(
-        examples.example_of({"i": [1, -2, 2**62], "f": [1, 0.5], "t": "ä", "b": [b"\xff", "x"], "none": []})
+        json_values.example_of({"i": [1, -2, 2**62], "f": [1, 0.5], "t": "ä", "b": [{"b64": "/w=="}, "x"], "none": []})
     )
     features = found.features.feature
     assert list(features["i"].int64_list.value) == [1, -2, 2**62]
@@ -185,7 +185,7 @@ def test_examples_of_json_are_tensorflows() -> None:
     assert list(features["b"].bytes_list.value) == [b"\xff", b"x"]
     for wrong in ({"i": [2**63]}, {"i": [1, "a"]}, {"i": [True]}, {"t": "\ud800"}):
         with pytest.raises(RequestError):
-            examples.example_of(wrong)
+            json_values.example_of(wrong)
 
 
 @pytest.mark.parametrize("body", ['{"instances": {"a": %s}}', '{"signature_name": %s}', '{"inputs": {"x": %s}}'])
