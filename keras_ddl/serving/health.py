@@ -35,25 +35,32 @@ class HealthPort:
             raise OSError(f"Health cannot listen on {host}:{port}: {error}. Give another --health-port.") from None
         self.port: int = self._listener.getsockname()[1]
         self._silent_seconds = silent_seconds
-        self._start()
+        self._writer = self._start()
 
-    def _start(self) -> None:
-        reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
+    def _start(self) -> int:
+        """Starts the process. Returns the end of its pipe to write to."""
+        reader, writer = os.pipe()
         descriptors = (self._listener.fileno(), reader)
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, *map(str, descriptors), str(self._silent_seconds)],
-            pass_fds=descriptors,
-            stdin=subprocess.DEVNULL,
-        )
-        os.close(reader)
+        try:
+            os.set_blocking(writer, False)
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, *map(str, descriptors), str(self._silent_seconds)],
+                pass_fds=descriptors,
+                stdin=subprocess.DEVNULL,
+            )
+        except OSError:
+            os.close(writer)
+            raise
+        finally:
+            os.close(reader)
+        return writer
 
     def show(self, ready: bool) -> None:
-        """To be called several times a second. Does not wait. Starts a process that has ended anew."""
-        if self._process.poll() is not None:
-            os.close(self._writer)
-            self._start()
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+        """To be called several times a second. Does not wait. A process that has ended is started anew, once it can."""
+        with contextlib.suppress(OSError):  # the pipe is full, or there are no files left: the next call tries again
+            if self._process.poll() is not None:
+                before, self._writer = self._writer, self._start()
+                os.close(before)
             os.write(self._writer, b"1" if ready else b"0")
 
     def close(self) -> None:
