@@ -12,6 +12,7 @@ import logging
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from keras_ddl.errors import ConfigError
 from keras_ddl.serving import forked, model_config
@@ -46,7 +47,7 @@ class Server:
             retry_seconds=options.retry_seconds,
             allow_any_labels=options.allow_any_labels,
         )
-        self._context = forked.context(options.modules)
+        self._context, self._reported = forked.context(options.modules), ""
 
     def run(self, started: Callable[[int, int, int | None], None] = lambda *ports: None) -> bool:
         """Serves until SIGTERM or SIGINT, then finishes the running requests.
@@ -67,8 +68,10 @@ class Server:
 
     async def _run(self, started: Callable[[int, int, int | None], None]) -> bool:
         options, stop = self._options, asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._report)
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, stop.set)
         most = connections()
         gc.freeze()  # what is imported stays: to look through it again and again would hold up requests
         flights, front = Flights(options.memory_bytes), Front(self._models, Metrics(options.access_log), options)
@@ -98,6 +101,15 @@ class Server:
                 shown.cancel()
                 health.close()
         return all_done
+
+    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Logs what asyncio says. A lack of files is nobody's defect, and said once: asyncio repeats it without end."""
+        error = context.get("exception")
+        if not isinstance(error, OSError):
+            loop.default_exception_handler(context)
+        elif str(error) != self._reported:
+            self._reported = str(error)
+            LOG.error("%s: %s", context["message"], error)
 
     async def _listen(self, grpc_interface: GrpcInterface) -> int:
         options = self._options
