@@ -71,9 +71,13 @@ docs: $(STAMP) ## one site of docs/ and the docstrings in build/site; a broken l
 	  -d build/doctrees docs build/site
 	@echo "open build/site/index.html"
 
-lint: $(STAMP) ## ruff and clang-format
+lint: $(STAMP) ## ruff, mypy and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@# As it is installed: export/ is keras_ddl.export.
+	rm -rf build/typed && mkdir -p build/typed/keras_ddl
+	ln -s $(CURDIR)/keras_ddl/* $(CURDIR)/export build/typed/keras_ddl && ln -s $(CURDIR)/ddl build/typed
+	cd build/typed && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p keras_ddl -p ddl
 	git ls-files '*.cc' '*.h' | xargs -r $(BIN)/clang-format --dry-run -Werror
 
 format: $(STAMP) ## format what lint checks

@@ -34,8 +34,8 @@ import keras_ddl
 from keras_ddl import timeline
 from keras_ddl.cli.bench_training.networks import NETWORKS
 from keras_ddl.cli.bench_training.step_times import StepTimes
+from keras_ddl.data import share_dataset
 from keras_ddl.gradients import buckets
-from keras_ddl.strategy.data import share_dataset
 
 CONTESTANTS = ("bare", "exact")
 

@@ -21,7 +21,7 @@ import argparse
 import json
 from pathlib import Path
 
-from keras_ddl.topology import Cluster, Dimension, predict
+from keras_ddl.cost_model import Cluster, Dimension, predict
 
 DEVICES, HOSTS_OF_RACK = 4, 16
 NVLINK = 2 * 20e9  # bytes/s

@@ -43,7 +43,7 @@ import keras_ddl
 from keras_ddl.cli.bench_training.networks import NETWORKS, Network
 from keras_ddl.cli.bench_training.overlap import Traffic, watched
 from keras_ddl.cli.bench_training.step_times import StepTimes
-from keras_ddl.strategy.data import share_dataset
+from keras_ddl.data import share_dataset
 
 # Milliseconds of overhead of Horovod 0.28.1 on TensorFlow 2.15 and Keras 2 at 2 ranks, one core each, recorded once on
 # a machine like the one of docs/appendix/performance.md: Horovod does not run on this TensorFlow and Keras.

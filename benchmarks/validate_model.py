@@ -20,8 +20,7 @@ from pathlib import Path
 from _emulated_cluster import ClusterUnavailable, EmulatedCluster
 from cluster import MARK, launch, parse_size
 
-from keras_ddl.topology import Cluster, Dimension, predict
-from keras_ddl.topology.cost_model import engine_algorithms
+from keras_ddl.cost_model import Cluster, Dimension, engine_algorithms, predict
 
 TOLERANCE = 0.15
 

@@ -98,7 +98,11 @@ def export_saved_model(
     found = ckpt.find(ckpt_dir, which, metric, mode) if weights is None else None
     base = manifest.read(ckpt_dir, model)
     declarations.check_at_export(declared, base.record)
-    source = Source(Path(weights)) if weights is not None else source_of_checkpoint(found, base.name)
+    if found is not None:
+        source = source_of_checkpoint(found, base.name)
+    else:
+        assert weights is not None
+        source = Source(Path(weights))
     final = versions.choose(Path(out_dir), version, source.step)  # before the costly steps: mistakes show at once
     with contextlib.ExitStack() as stack:
         # Started now, it loads TensorFlow beside the work here.

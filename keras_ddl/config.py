@@ -15,9 +15,11 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from keras_ddl.errors import ConfigError
+
+T = TypeVar("T")
 
 PREFIX = "KERAS_DDL_"
 # What the wrapper of a rank leaves in the directory of KERAS_DDL_HOST_RANK when the rank's program has ended.
@@ -112,7 +114,7 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
-def _parse(kind: Callable[[str], Any], text: str, rule: str) -> Any:
+def _parse(kind: Callable[[str], T], text: str, rule: str) -> T:
     try:
         return kind(text)
     except ValueError:
@@ -360,7 +362,7 @@ def mode_from_environment() -> str:
         for flag, value in zip(words, words[1:]):
             if flag in ("-mode", "--mode"):
                 return "p" if value in IBM_MODES else value  # a letter alone leaves the dimensions open
-    return get("MODE")
+    return str(get("MODE"))
 
 
 def describe() -> list[tuple[Variable, Any, bool]]:
@@ -383,13 +385,13 @@ def version() -> str:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher that started this process; `rank` and `size` are None where it does not tell them.
+    """A launcher that started this process; `size` is None where it does not tell.
 
     `directory`: where all ranks are on one host and meet without MPI, of their sockets.
     """
 
     name: str
-    rank: int | None
+    rank: int
     size: int | None
     directory: str | None = None
 

@@ -268,7 +268,7 @@ def _deserialize(piece: Any) -> Any:
 
 def positive(name: str, value: Any) -> float:
     """Returns `value` as a float; ConfigError, naming the argument `name`, unless it is a finite number > 0."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
         raise ConfigError(f"{name} must be a finite number > 0. Received: {name}={value!r}.")
     return float(value)
 

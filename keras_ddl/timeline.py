@@ -113,10 +113,12 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     text = Path(path).read_text(encoding="utf-8").rstrip()
     if not text.endswith("\n]"):
         text = text[: text.rfind("}") + 1] + "\n]" if "}" in text else "[]"
+    events: list[dict[str, Any]]
     try:
-        return json.loads(text)
+        events = json.loads(text)
     except json.JSONDecodeError:  # the last line was cut in the middle
-        return json.loads(text[: text.rfind("},\n") + 1] + "\n]")
+        events = json.loads(text[: text.rfind("},\n") + 1] + "\n]")
+    return events
 
 
 def collectives(path: str | os.PathLike[str]) -> list[Collective]:

@@ -14,13 +14,23 @@ BANDS = (  # what a layer needs, as the colour of its head
 
 LAYERS = (
     ("launch", 0, "keras_ddl/launch/", "starts a process for / each device, reports / the first that fails"),
-    ("topology", 0, "keras_ddl/topology/", "who shares a host; the / box of ranks; what an / all-reduce costs on it"),
+    (
+        "topology",
+        0,
+        "keras_ddl/topology/ keras_ddl/cost_model/",
+        "who shares a host; the / box of ranks; what an / all-reduce costs on it",
+    ),
     ("communicator", 0, "keras_ddl/communicator/", "init, rank, size, split; / collectives on arrays / and objects"),
     ("native", 0, "native/core/ native/mpi/", "matched by name; in a / host shared memory, / between hosts rings"),
     ("ops", 1, "keras_ddl/ops/ native/tf/", "collectives on tensors, / in graphs as well, and / their gradients"),
     ("cut", 1, "keras_ddl/cut/", "a step traced whole, as / in one process, is made / again for a rank's rows"),
     ("buckets", 1, "keras_ddl/gradients/", "sums in groups, those / that are ready first, / during backward"),
-    ("strategy", 2, "keras_ddl/strategy/", "each rank's rows; has / Keras trace the step, / runs what was cut"),
+    (
+        "strategy",
+        2,
+        "keras_ddl/strategy/ keras_ddl/data/",
+        "each rank's rows; has / Keras trace the step, / runs what was cut",
+    ),
     ("callbacks", 2, "keras_ddl/callbacks/", "checkpoints, resume, / warm-up: what a / strategy cannot know"),
     ("export", 1, "keras_ddl/checkpoint/ export/", "weights into the base / graph, checked: a plain / SavedModel"),
     ("serving", 1, "keras_ddl/serving/", "a server for trials, / with the interfaces of / TensorFlow Serving"),

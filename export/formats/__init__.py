@@ -144,7 +144,6 @@ def _given(path: Path) -> ExportResult:
 
 def _rows(path: Path, into: Path) -> tuple[Path, str]:
     """Writes rows that the SavedModel takes to the file `into`, and says where they come from."""
-    import numpy as np
     import tensorflow as tf
 
     from keras_ddl.export.proof.check import signatures_of
@@ -162,5 +161,5 @@ def _rows(path: Path, into: Path) -> tuple[Path, str]:
                 f"Rows can be made up for inputs of known rank. Received: {unknown} of {path}. Give them: sample=."
             )
         rows, kind = Inputs("", specs).made_up_sample(), "made up"
-    np.savez(into, **{name: replay.storable(row) for name, row in rows.items()})
+    replay.save(into, {name: replay.storable(row) for name, row in rows.items()})
     return into, kind

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ _MESSAGES = 3  # of one failure
 def _load_replay() -> Any:
     """Its neighbour, by path: the package is blocked here, and its folder holds names that could hide others."""
     spec = importlib.util.spec_from_file_location("replay", _HERE.parents[1] / "proof" / "replay.py")
+    assert spec is not None and spec.loader is not None  # of a file that ends in .py
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -264,7 +265,8 @@ def ask_tflite(file: str, rows: dict[str, Any]) -> dict[str, Any]:
 def convert(kind: str, path: str, into: str, sample: str, golden: str, tolerance: float, **how: Any) -> dict[str, Any]:
     """Has the SavedModel answer, and converts it. `how`: opset, quantize."""
     found = refer(path, sample, golden, tolerance)
-    return {**found, **{"onnx": to_onnx, "tflite": to_tflite}[kind](path, into, **how)}
+    makers: dict[str, Callable[..., dict[str, Any]]] = {"onnx": to_onnx, "tflite": to_tflite}
+    return {**found, **makers[kind](path, into, **how)}
 
 
 def ask(kind: str, file: str, golden: str, into: str) -> dict[str, Any]:
@@ -273,7 +275,7 @@ def ask(kind: str, file: str, golden: str, into: str) -> dict[str, Any]:
 
     found = {"onnx": ask_onnx, "tflite": ask_tflite}[kind](file, replay.load_rows(golden, replay.ROWS))
     answers = {name: np.asarray(answer) for name, answer in found.pop("answers").items()}
-    np.savez(into, **{name: replay.storable(answer) for name, answer in answers.items()})
+    replay.save(into, {name: replay.storable(answer) for name, answer in answers.items()})
     return found
 
 
@@ -294,10 +296,11 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     request = json.loads(sys.stdin.readline())
     task = request.pop("task")
+    tasks: dict[str, Callable[..., dict[str, Any]]] = {"convert": convert, "ask": ask}
     if task == "ask":
         sys.modules["tensorflow"] = None  # type: ignore[assignment]
     try:
-        answer = {"convert": convert, "ask": ask}[task](**request)
+        answer = tasks[task](**request)
     except UnsupportedError as error:
         answer = {"unsupported": error.nodes, "failed": str(error)}
     except Exception as error:  # whatever a converter or a runtime says is the result

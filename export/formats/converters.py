@@ -116,10 +116,10 @@ def prove(
             "Nothing was published. Serve the SavedModel."
         )
     expected, received = replay.load_rows(str(golden), replay.ANSWERS), replay.load_rows(str(answers))
-    kept = [{name: each[name] for name in each if name not in random} for each in (expected, received)]
+    expected, received = ({name: each[name] for name in each if name not in random} for each in (expected, received))
     tolerance = HALF_TOLERANCE if half or quantize == "float16" else TOLERANCE
     tolerance = DYNAMIC_TOLERANCE if quantize == "dynamic" else tolerance
-    compared = replay.compare(*kept, tolerance)
+    compared = replay.compare(expected, received, tolerance)
     if compared["problems"]:
         raise ExportError(
             f"{chosen.runtime} must answer the sample as the SavedModel does. Received: "

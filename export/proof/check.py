@@ -12,7 +12,7 @@ from typing import Any
 
 from keras_ddl.errors import ExportError
 from keras_ddl.export.manifest import PROVENANCE
-from keras_ddl.export.proof.replay import load_rows
+from keras_ddl.export.proof.replay import load_rows, save
 from keras_ddl.export.proof.scan import scan_saved_model
 from keras_ddl.export.proof.validate import CleanProcess, validate_saved_model
 from keras_ddl.export.signatures import composites
@@ -161,5 +161,5 @@ def _made_up(inputs: dict[str, Any], path: Path, folder: Path) -> Path:
     known = path / "assets.extra" / PROVENANCE  # of an export of ours, which says more than the names of inputs do
     told = json.loads(known.read_text()) if known.is_file() else {}
     shapes = dict.fromkeys(composites.found_in(inputs)) | told.get("composites", {})
-    np.savez(folder / "rows.npz", **composites.make_consistent(shapes, rows))
+    save(folder / "rows.npz", composites.make_consistent(shapes, rows))
     return folder / "rows.npz"

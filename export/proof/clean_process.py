@@ -157,7 +157,7 @@ def answer(library: Library, request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: path; config (a ConfigProto, in hexadecimal); questions, each with inputs, alias -> [tensor, dtype,
-            shape]; outputs, alias -> tensor; rows, answers: .npz files to read and to write, by alias.
+            shape]; outputs, alias -> tensor; rows, answers: .npz files to read, by alias, and to write, by place.
     Returns: answers, for each question alias -> [dtype, shape]; seconds of loading and of answering.
     """
     start = time.perf_counter()
@@ -171,7 +171,8 @@ def answer(library: Library, request: dict[str, Any]) -> dict[str, Any]:
             }
         tensors = run(library, session, graph, feeds, list(question["outputs"].values()))
         found = {alias: array_of(library, tensor) for alias, tensor in zip(question["outputs"], tensors)}
-        np.savez(question["answers"], **{alias: content for alias, (_, _, content) in found.items()})
+        # By place: savez takes arguments by name, too, which an alias may have.
+        np.savez(question["answers"], *(content for _, _, content in found.values()))
         answers.append({alias: [dtype, shape] for alias, (dtype, shape, _) in found.items()})
     return {"answers": answers, "seconds": {"load": loaded - start, "answer": time.perf_counter() - loaded}}
 

@@ -64,7 +64,7 @@ class CleanProcess:
                 replay.refuse_other_names(rows, signature.inputs)
                 dtypes = {alias: tf.as_dtype(info.dtype) for alias, info in signature.inputs.items()}
                 files = {kind: str(Path(folder, f"{kind}-{number}.npz")) for kind in ("rows", "answers")}
-                np.savez(files["rows"], **{alias: _content(row, dtypes[alias]) for alias, row in rows.items()})
+                replay.save(files["rows"], {alias: _content(row, dtypes[alias]) for alias, row in rows.items()})
                 shapes = {alias: list(np.shape(row)) for alias, row in rows.items()}
                 inputs = {alias: [info.name, info.dtype, shapes[alias]] for alias, info in signature.inputs.items()}
                 outputs = {alias: info.name for alias, info in signature.outputs.items()}
@@ -73,8 +73,8 @@ class CleanProcess:
             answers: dict[str, dict[str, Any]] = {name: {} for name in questions}
             for name, question, described in zip(questions, request["questions"], told["answers"]):
                 with np.load(question["answers"]) as archive:
-                    for alias, (dtype, shape) in described.items():
-                        as_numpy, content = tf.as_dtype(dtype).as_numpy_dtype, archive[alias]
+                    for place, (alias, (dtype, shape)) in enumerate(described.items()):
+                        as_numpy, content = tf.as_dtype(dtype).as_numpy_dtype, archive[f"arr_{place}"]
                         if dtype == tf.string:  # without the dots
                             found = replay.texts([each[:-1] for each in content.tolist()])
                         else:
@@ -156,10 +156,10 @@ def validate_saved_model(
     Raises: ExportError: it does not load, or answers differ.
     """
     ask = replay.answer_here(str(path)) if process is None else functools.partial(process.ask, str(path))
-    files = [None if file is None else str(file) for file in (sample, golden)]
+    rows, answers = (None if file is None else str(file) for file in (sample, golden))
     asked = {replay.DEFAULT: None} if signatures is None else signatures
     try:
-        answer = replay.replay(ask, *files, list(skip), tolerance, asked, images or {}, own_inputs or {})
+        answer = replay.replay(ask, rows, answers, list(skip), tolerance, asked, images or {}, own_inputs or {})
     except ExportError:
         raise
     except Exception as error:  # whatever keeps a server from answering

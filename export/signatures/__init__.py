@@ -251,7 +251,7 @@ def _cast(tensor: Any, dtype: Any) -> Any:
 def _choose(outputs: Sequence[str], name: str | None, who: str) -> str:
     if name is None and len(outputs) == 1:
         return next(iter(outputs))
-    if name not in outputs:
+    if name is None or name not in outputs:
         raise ExportError(f"{who} takes one of the model's outputs, {sorted(outputs)}. Received: {name!r}.")
     return name
 

@@ -107,7 +107,7 @@ def image_input(images: EncodedImages, inputs: Mapping[str, Any]) -> ImageInput:
             f"EncodedImages resizes to the model's height and width, or, where these are open, to size=. Received: "
             f"input {name!r} of {height or 'open'} x {width or 'open'}, size={images.size}."
         )
-    found = ImageInput(name, dtype, *size, {"last": shape[-1], "first": shape[1], "none": 1}[layout], layout)
+    found = ImageInput(name, dtype, size[0], size[1], {"last": shape[-1], "first": shape[1], "none": 1}[layout], layout)
     for each in ("scale", "offset", "mean", "std"):
         value = getattr(images, each)
         if not isinstance(value, (int, float)) and len(value) not in (1, found.channels):

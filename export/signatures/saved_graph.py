@@ -81,7 +81,7 @@ class SavedGraph:
         (call,) = [node for node in self._wrapper.node_def if node.op in _CALLS]
         (main,) = [node for node in self._meta.graph_def.node if _calls(node) == wrapper]
         self._call, self._main = copy.deepcopy(call), copy.deepcopy(main)
-        self._body = self._function(_calls(call))
+        self._body = self._function(call.attr["f"].func.name)
         self._indices = {name: i for i, name in enumerate(outputs.answers)}
         if len(self._indices) != len(self._body.signature.output_arg):
             raise ExportError(

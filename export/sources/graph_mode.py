@@ -273,12 +273,10 @@ def _write(
             session.run(fill)
             rows = {name: _made_up(tensor) for name, tensor in feeds.items()}
             found = session.run(fetches, {feeds[name]: value for name, value in rows.items()})
-            np.savez(
-                golden,
-                **{replay.ROWS + name: replay.storable(value) for name, value in rows.items()},
-                **{replay.ANSWERS + name: replay.storable(value) for name, value in found.items()},
-                **{replay.THREADS: replay.kernel_threads()},
-            )
+            arrays: dict[str, Any] = {replay.ROWS + name: replay.storable(value) for name, value in rows.items()}
+            arrays |= {replay.ANSWERS + name: replay.storable(value) for name, value in found.items()}
+            arrays[replay.THREADS] = replay.kernel_threads()
+            np.savez(golden, **arrays)
             builder = v1.saved_model.builder.SavedModelBuilder(str(into))
             builder.add_meta_graph_and_variables(
                 session,

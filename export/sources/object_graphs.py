@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_ddl.checkpoint import tensor_bundle as bundle
-from keras_ddl.checkpoint.model_state import COMPLETE
 from keras_ddl.errors import ExportError
 from keras_ddl.export.manifest import Manifest
+from keras_ddl.model_state import COMPLETE
 
 _TRAINED = "_trainable_variables"
 

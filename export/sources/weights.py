@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl.checkpoint import model_state
+from keras_ddl import model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
 from keras_ddl.export.manifest import Manifest

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl.checkpoint import model_state
+from keras_ddl import model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import CheckpointError, ExportError
 from keras_ddl.export import manifest
@@ -49,7 +49,9 @@ class BaseGraph:
 
         Names are those of outputs, of layers that a signature was declared with, and "signature/output" of functions.
         """
-        return isolated(lambda: answer(self._traced.functions.answer, self._traced.rows, self._traced.variables))
+        rows = self._traced.rows
+        assert rows is not None  # `evidence` is empty without a sample
+        return isolated(lambda: answer(self._traced.functions.answer, rows, self._traced.variables))
 
     def evidence(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Returns (rows and golden outputs, whether the live model answers alike), for a checkpoint being saved.
@@ -57,15 +59,16 @@ class BaseGraph:
         They differ when something that the graph holds as a constant was changed after it was traced: an attribute of
         a layer, or statistics of a preprocessing layer that was adapted too late.
         """
-        if self._traced.rows is None:
+        rows = self._traced.rows
+        if rows is None:
             return {}, {"agrees": None}
         skip = set(self.record["random"])
         golden = self.golden()
-        arrays = {ROWS + name: storable(array) for name, array in self._traced.rows.items()}
+        arrays = {ROWS + name: storable(array) for name, array in rows.items()}
         arrays |= {ANSWERS + name: array for name, array in golden.items()}
         arrays[THREADS] = kernel_threads()
         try:
-            live = isolated(lambda: answer(self._traced.functions.live, self._traced.rows, self._traced.variables))
+            live = isolated(lambda: answer(self._traced.functions.live, rows, self._traced.variables))
         except Exception as error:  # a model that runs only inside a tf.function must not lose its checkpoints for it
             return arrays, {"agrees": None, "problems": [f"the live model did not answer: {type(error).__name__}"]}
         found = compare(_without(golden, skip), _without(live, skip), 10 * _tolerance(self.record))
@@ -147,7 +150,7 @@ def _refuse_other_checkpoints(root: Path, record: Mapping[str, Any]) -> None:
     if not whole:
         return
     try:
-        model_state.match(record["variables"], whole[-1].state["weights"], "weight", whole[-1].path)
+        model_state.match(record["variables"], (whole[-1].state or {})["weights"], "weight", whole[-1].path)
     except CheckpointError as error:
         raise ExportError(
             f"A checkpoint directory must hold only one model. Received: {root}, with {len(whole)} checkpoints of "

@@ -73,7 +73,7 @@ class Inputs:
                     f"the model takes {self.structure!r}."
                 ) from None
             pairs = list(zip(tree.flatten(self.structure), tree.flatten(sample)))
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name, value in pairs:
             if name in self.composites:
                 parts = composites.of_sample(name, self.composites[name], value)
@@ -170,7 +170,9 @@ def as_inputs(given: Any, first: str = "inputs") -> Inputs:
     import tensorflow as tf
     from keras import tree
 
-    names, specs, found = [], {}, {}
+    names: list[str] = []
+    specs: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for path, leaf in tree.flatten_with_path(given):
         spec = _spec_of(leaf)
         if path and all(isinstance(part, str) for part in path):

@@ -9,13 +9,13 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from keras_ddl.checkpoint import model_state
+from keras_ddl import model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
 from keras_ddl.export import manifest, signatures
-from keras_ddl.export.proof.replay import compare, source, storable
+from keras_ddl.export.proof.replay import compare, save, source, storable
 from keras_ddl.export.proof.scan import ScanReport, scan_saved_model
 from keras_ddl.export.signatures import declarations, functions
 from keras_ddl.export.signatures.saved_graph import DEFAULT
@@ -93,7 +93,7 @@ class Tracer:
         static = self._drop_weights([*captured, *untracked])
         read_by_any = list({id(v): v for function in traced.values() for v in function.variables}.values())
         rows, origin = self._settle_sample(trace, read_by_any, rows, _own_rows(trace, declared), warnings)
-        record = {
+        record: dict[str, Any] = {
             "name": self.name,
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
@@ -169,7 +169,7 @@ class Tracer:
             name: {each: source(name, each) for each in sorted(trace.functions[name].structured_outputs)}
             for name in declared.functions
         }
-        record = {
+        record: dict[str, Any] = {
             "inputs": {name: [spec.dtype.name, spec.shape.as_list()] for name, spec in self.inputs.specs.items()},
             "composites": {name: spec.shape.as_list() for name, spec in self.inputs.composites.items()},
             "outputs": {name: signatures.describe(answers[name]) for name in trace.outputs},
@@ -217,7 +217,6 @@ class Tracer:
         own_rows: Mapping[str, Any],
         warnings: list[str],
     ) -> tuple[Mapping[str, Any] | None, str | None]:
-        import numpy as np
 
         origin = "given" if rows is not None else "made up"
         rows = {**(rows if rows is not None else self.inputs.made_up_sample()), **own_rows}
@@ -241,7 +240,7 @@ class Tracer:
                 f"outputs; give sample="
             )
             return None, None
-        np.savez(self.staged / manifest.SAMPLE, **{name: storable(array) for name, array in rows.items()})
+        save(self.staged / manifest.SAMPLE, {name: storable(array) for name, array in rows.items()})
         return rows, origin
 
     def _random_outputs(
@@ -268,7 +267,7 @@ def _own_rows(trace: signatures.Trace, declared: declarations.Declared) -> dict[
     return {
         source(name, each): array
         for name, inputs in trace.own.items()
-        for each, array in inputs.flatten(declared.functions[name].sample).items()
+        for each, array in inputs.flatten(cast(functions.Function, declared.functions[name]).sample).items()
     }
 
 
@@ -297,8 +296,9 @@ def _set_method(file: Path, signature: str, method: str) -> None:
 
 
 def _tf_variable(variable: Any) -> Any:
-    value = variable.value
-    return getattr(value, "_primary", value)  # a mirrored variable of another tf.distribute.Strategy
+    from keras_ddl.compat.tensorflow import primary_variable
+
+    return primary_variable(variable.value)
 
 
 def _fingerprint(variable: Any) -> str:

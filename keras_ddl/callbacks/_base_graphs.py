@@ -114,7 +114,7 @@ def _parts(serve: Serve) -> dict[str | None, Any]:
     named = {serve: serve} if isinstance(serve, str) else serve
     if not isinstance(named, Mapping):
         named = {name: name for name in named} if isinstance(named, (list, tuple)) else {}
-    right = {name: part for name, part in named.items() if export.is_name(name)}
+    right: dict[str | None, Any] = {name: part for name, part in named.items() if export.is_name(name)}
     kinds = (str, keras.layers.Layer)
     if not right or len(right) < len(named) or not all(isinstance(part, kinds) for part in right.values()):
         raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.checkpoint.direction import direction_of_name
-from keras_ddl.compat.models import metrics_in
+from keras_ddl.compat.models import metric_direction, metrics_in
 from keras_ddl.errors import ConfigError
 
 
@@ -22,8 +22,8 @@ def resolve_direction(model: Any, monitor: str, mode: str) -> str:
     outputs = [f"{name}_" for name in getattr(model, "output_names", None) or ()]
     names = [wanted, *(wanted.removeprefix(output) for output in outputs if wanted.startswith(output))]
     for metric in metrics_in(model):
-        if getattr(metric, "name", None) in names and getattr(metric, "_direction", None) is not None:
-            return "max" if metric._direction == "up" else "min"
+        if getattr(metric, "name", None) in names and (direction := metric_direction(metric)) is not None:
+            return direction
     known = next((found for name in names if (found := direction_of_name(name))), None)
     if known is None:
         raise ConfigError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl.checkpoint import model_state
+from keras_ddl import model_state
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat.models import optimizers_of, steps_taken
 from keras_ddl.resuming.training_state import broadcast_training_state

@@ -82,7 +82,7 @@ class LearningRateController:
             )
         self._factors.append(factor)
 
-    def update(self, epoch: int, batch: int) -> None:
+    def update(self, epoch: int, batch: int | None) -> None:
         """Writes the rate of the step at this position, if a factor of it has changed."""
         if not self._opened:
             self._open(epoch)
@@ -168,7 +168,7 @@ class LearningRateController:
     def _steps_done(self) -> int:
         return int(keras.ops.convert_to_numpy(self._optimizer().iterations)) * self.accumulation
 
-    def _product_at(self, epoch: int, batch: int) -> float:
+    def _product_at(self, epoch: int, batch: int | None) -> float:
         warmup, multiplier, winner = 1.0, 1.0, None
         for factor in self._factors:
             value = factor.factor(epoch, batch)

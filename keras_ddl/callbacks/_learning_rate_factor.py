@@ -10,6 +10,7 @@ import keras
 
 from keras_ddl.callbacks._learning_rate_controller import LearningRateController, controller_of
 from keras_ddl.compat.models import unwrapped
+from keras_ddl.compat.optimizers import learning_rate_source, learning_rate_variable
 from keras_ddl.errors import ConfigError
 from keras_ddl.schedules import positive
 
@@ -93,7 +94,7 @@ class LearningRateFactor(keras.callbacks.Callback, abc.ABC):
 
 
 def _is_settable(optimizer: Any) -> bool:
-    return isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable)
+    return learning_rate_variable(optimizer) is not None
 
 
 def _describe_rate(model: Any) -> str:
@@ -101,4 +102,4 @@ def _describe_rate(model: Any) -> str:
     if optimizer is None:
         return "a model that is not compiled"
     optimizer = unwrapped(optimizer)
-    return f"{type(optimizer).__name__} with a {type(getattr(optimizer, '_learning_rate', None)).__name__}"
+    return f"{type(optimizer).__name__} with a {type(learning_rate_source(optimizer)).__name__}"

@@ -53,6 +53,6 @@ class LossJudge:
         return None
 
     def _highest(self) -> float:
-        if self.rise is None or self._lowest is None:
+        if self.rise is None or self._lowest is None or self._first is None:
             return math.inf
         return self._lowest + self.rise * max(abs(self._lowest), _LEAST * abs(self._first))

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from keras_ddl.compat.models import unwrapped
+from keras_ddl.compat.optimizers import rmsprop_momentums
 from keras_ddl.strategy import sharded_slots
 
 
@@ -26,7 +27,7 @@ def buffers_with_rate(optimizer: Any) -> list[Any]:
     if isinstance(optimizer, keras.optimizers.SGD):
         buffers = getattr(optimizer, "momentums", [])
     elif isinstance(optimizer, keras.optimizers.RMSprop) and optimizer.momentum > 0:
-        buffers = getattr(optimizer, "_momentums", [])
+        buffers = rmsprop_momentums(optimizer)
     else:
         buffers = []
     return [buffer for buffer in buffers if buffer is not None]

@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any
 
 from keras_ddl import communicator
+from keras_ddl.data import notice
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import notice
 
 _NEVER = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 

@@ -13,14 +13,13 @@ from typing import Any, NoReturn
 import keras
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl import config
+from keras_ddl import config, model_state
 from keras_ddl.callbacks._base_graphs import BaseGraphs, Serve
 from keras_ddl.callbacks._clock import Clock
 from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._notice import Notice
 from keras_ddl.callbacks._publisher import Publisher, wait_for
-from keras_ddl.checkpoint import model_state
 from keras_ddl.checkpoint.background import BackgroundWriter
 from keras_ddl.checkpoint.snapshot import Buffers
 from keras_ddl.communicator import stack_position
@@ -170,8 +169,11 @@ class Checkpoint(keras.callbacks.Callback):
     def _prepare(self) -> int | None:
         """On rank 0: cleans the directory; returns the step to resume from, or None to begin anew."""
         if self._publish_to is not None and self._publisher is None:
-            parts = {name: self._publish_to / name for name in self._bases.names if name is not None}
-            versions = {None: self._publish_to} if self._bases.is_single else parts
+            versions: dict[str | None, Path] = {
+                name: self._publish_to / name for name in self._bases.names if name is not None
+            }
+            if self._bases.is_single:
+                versions = {None: self._publish_to}
             self._publisher = Publisher(self.dir, versions, self._publish_keep)
         if self._saved is not None:  # a second fit of this process goes on in the directory
             return None
@@ -375,4 +377,4 @@ class Checkpoint(keras.callbacks.Callback):
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1

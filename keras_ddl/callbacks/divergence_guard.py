@@ -17,6 +17,7 @@ from keras_ddl.callbacks._loss_judge import LossJudge
 from keras_ddl.callbacks._momentum import MomentumCorrection
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.models import optimizers_with_rates
+from keras_ddl.compat.optimizers import learning_rate_variable
 from keras_ddl.errors import ConfigError
 from keras_ddl.resuming.training_state import build_optimizer
 from keras_ddl.schedules import positive
@@ -102,7 +103,7 @@ class DivergenceGuard(keras.callbacks.Callback):
         self._good = None
         if self.action == "go_back":
             for optimizer in optimizers_with_rates(self.model):
-                if not isinstance(getattr(optimizer, "_learning_rate", None), keras.Variable):
+                if learning_rate_variable(optimizer) is None:
                     raise ConfigError(
                         "DivergenceGuard(action='go_back') lowers the learning rate, which must be a number. Received: "
                         f"{type(optimizer).__name__} with a schedule. Compile with a number and give the schedule to "
@@ -126,7 +127,7 @@ class DivergenceGuard(keras.callbacks.Callback):
         self._batches += batch - self._last_batch
         self._last_batch = batch
         if self._tracker() is None:
-            if self.monitor not in (logs or {}):
+            if logs is None or self.monitor not in logs:
                 raise ConfigError(
                     f"monitor must be a key of the logs. Received: monitor={self.monitor!r}; the logs hold "
                     f"{sorted(logs or {})}."

@@ -1,7 +1,7 @@
 """Checkpoints on disk: which there are, which is the latest and the best, and that each is whole.
 
     ckpt/ckpt-00000120/          one checkpoint: step 120
-        weights.index, .data-*   a TensorFlow bundle, keyed as the base graph's variables (model_state.py)
+        weights.index, .data-*   a TensorFlow bundle, keyed as the base graph's variables (keras_ddl/model_state.py)
         optimizer.index, .data-* the optimizer's state, for an exact resume
         golden.npz               what the base graph answers to the stored sample with these weights
         progress.json, .npz      what a run is besides its variables (resuming/progress.py)
@@ -118,7 +118,7 @@ def best(ckpt_dir: str | Path, metric: str | None = None, mode: str = "auto") ->
         saved = (each.mode for each in reversed(whole) if each.monitor == metric and each.mode)
         mode = next(saved, None) or resolve_mode(metric)
     sign = 1.0 if mode == "max" else -1.0
-    return max(holding, key=lambda each: (sign * each.metrics[metric], each.step))
+    return max(holding, key=lambda each: (sign * (each.metrics or {})[metric], each.step))
 
 
 def find(

@@ -10,7 +10,9 @@ import importlib.util
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -33,7 +35,7 @@ class _Bytes(click.ParamType):
         return int(match[1]) * _UNITS[match[2]]
 
 
-def _sized(text: str) -> dict[str, object]:
+def _sized(text: str) -> dict[str, Any]:
     return {"type": _Bytes(), "default": text, "show_default": True, "metavar": "SIZE"}
 
 
@@ -64,8 +66,8 @@ class _Group(click.Group):
 @click.option("--mpi/--no-mpi", default=True, show_default=True, help="Measure MPI_Allreduce too.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write the figures to this file too.")
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False), help="Draw busbw to this file (matplotlib).")
-@click.pass_context
-def command(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: str | None, **options: object) -> int:
+@click.pass_context  # type: ignore[arg-type]  # click's type takes no **options
+def command(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: str | None, **options: Any) -> int:
     """Measure all_reduce at a range of sizes, beside plain MPI_Allreduce in the same minutes.
 
     \b
@@ -82,13 +84,13 @@ def command(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: 
         return 0
     if options["plot_file"] and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib, which is not installed. Received: --plot. pip install matplotlib.")
-    if options["begin"] > options["end"]:  # type: ignore[operator]
+    if options["begin"] > options["end"]:
         raise ConfigError(
             f"-b must not be above -e. Received: -b {options['begin']}, -e {options['end']} bytes. Swap them."
         )
     if num_ranks is not None or hosts is not None:
         return _start_ranks(ctx, num_ranks, hosts, mode)
-    return _measure(mode, **options)  # type: ignore[arg-type]
+    return _measure(mode, **options)
 
 
 def _start_ranks(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: str | None) -> int:
@@ -140,7 +142,7 @@ def _measure(
     size, first = keras_ddl.size(), keras_ddl.rank() == 0
     rows: list[bench.Row] = []
 
-    def measured():
+    def measured() -> Iterator[bench.Row]:
         for nbytes in bench.sizes(begin, end, factor):
             rows.append(
                 bench.measure(

@@ -82,7 +82,8 @@ def expected(size: int, op: str, dtype: np.dtype) -> np.ndarray:
     wide = np.stack([pattern(rank, op, dtype) for rank in range(size)])
     integer = np.issubdtype(dtype, np.integer)
     wide = wide.astype(np.int64 if integer else np.float64)
-    reduce = {"min": np.min, "max": np.max, "product": np.prod}.get(op, np.sum)
+    reductions: dict[str, Callable[..., Any]] = {"min": np.min, "max": np.max, "product": np.prod}
+    reduce = reductions.get(op, np.sum)
     result = reduce(wide, axis=0)
     if op == "mean":
         result = result // size if integer else result / size

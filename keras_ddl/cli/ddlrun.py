@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -20,7 +21,10 @@ _TCP = ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp")
 _RANK = re.compile(r"rank\s+([0-9]+)\s*=\s*([A-Za-z0-9][A-Za-z0-9._-]*)(?:\s+slots?\s*=\s*\S+)?")
 
 
-def _option(*names: str, **settings: object) -> object:
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _option(*names: str, **settings: Any) -> Callable[[F], F]:
     """An option with one dash and with two, as ddlrun has them."""
     spellings = [f"{dashes}{name}" for name in names for dashes in ("-", "--")]
     return click.option(*spellings, names[-1].replace("-", "_").lower(), **settings)
@@ -105,7 +109,7 @@ def command(
         mpi_args=(*(_TCP if tcp else ()), *(word for text in mpiarg for word in shlex.split(text))),
         verbose=verbose,
     )
-    if tcp and job.mpirun.family != "Open MPI":
+    if tcp and job.mpirun is not None and job.mpirun.family != "Open MPI":
         raise ConfigError(
             f"-tcp needs Open MPI's mpirun. Received: {job.mpirun.version}. Use -mpiarg and its own words."
         )
@@ -137,7 +141,7 @@ def ddl_options(mode: str, arguments: Sequence[str], hosts: Sequence[tuple[str, 
 
     text = " ".join(["-mode", mode, *arguments])
     if hosts[0][0] or not in_allocation(os.environ):  # else mpirun learns the hosts from the resource manager
-        parse_mode(parse(text).mode, [number for number, (_, ranks) in enumerate(hosts) for _ in range(ranks)])
+        parse_mode(parse(text).mode or mode, [number for number, (_, ranks) in enumerate(hosts) for _ in range(ranks)])
     return text
 
 

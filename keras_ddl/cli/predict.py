@@ -51,7 +51,9 @@ def command(
     outputs = ask(f"{scheme}://{address}" if ask is _by_rest else address, model, version, signature, inputs, timeout)
     outputs = {name: _readable(array) for name, array in outputs.items()}
     if output is not None and Path(output).suffix == ".npz":
-        np.savez(output, **{name: _storable(name, array) for name, array in outputs.items()})
+        from keras_ddl.export.proof.replay import save
+
+        save(output, {name: _storable(name, array) for name, array in outputs.items()})
     elif output is not None:
         Path(output).write_text(json.dumps({name: _plain(array) for name, array in outputs.items()}))
     for name, array in outputs.items():
@@ -184,7 +186,7 @@ def _readable(array: Any) -> Any:
         if not any(each.endswith(b"\0") for each in values):
             return np.array([each.decode() for each in values], str).reshape(array.shape)
     found = np.empty(array.shape, object)
-    found.flat = values
+    found.reshape(-1)[:] = values
     return found
 
 

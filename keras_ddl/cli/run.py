@@ -9,10 +9,14 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from keras_ddl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from keras_ddl.launch.job import Job
 
 _COUNT = click.IntRange(min=1)
 
@@ -160,7 +164,7 @@ def _cluster(
     text = Path(file).read_text(encoding="utf-8") if file else variables.get("TF_CONFIG", os.environ.get("TF_CONFIG"))
     origin = file or "TF_CONFIG"
     cluster = tf_config.parse(text, origin) if text else tf_config.Cluster()
-    if not cluster.tasks:
+    if not text or not cluster.tasks:
         raise ConfigError(
             f"--tf-config needs a cluster with a chief or workers. Received: {origin}={text!r}. Set TF_CONFIG, give a "
             "file with --tf-config-file, or name the hosts with --hosts."
@@ -176,7 +180,7 @@ def _cluster(
     return len(cluster.tasks), cluster.hosts_option()
 
 
-def run_job(job: object, **attempts: object) -> int:
+def run_job(job: Job, **attempts: Any) -> int:
     """Runs the job, showing what its ranks write; `attempts`: as for RestartLoop. Returns its exit status."""
     from keras_ddl.launch.output import Screen
     from keras_ddl.launch.restarts import RestartLoop

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import click
 
@@ -118,7 +118,8 @@ def command(directories: tuple[str, ...], **given: Any) -> None:
         models = model_config.read_file(config_file)
     _log_to_stderr(options["without_effect"])
     access_log = options.pop("access_log")
-    settings = server_options(options, None if access_log is None else click.open_file(access_log, "a"))
+    log = None if access_log is None else cast(TextIO, click.open_file(access_log, "a"))
+    settings = server_options(options, log)
     names = ", ".join(f"{each.name} ({each.base_path})" for each in models)
 
     def started(grpc_port: int, rest_port: int, health_port: int | None) -> None:

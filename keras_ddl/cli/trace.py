@@ -91,6 +91,6 @@ def _show_tables(found: Summary, buckets: int) -> None:
     for column in ("bytes", "time", "ranks apart", "steps"):
         table.add_column(column, justify="right")
     for row in slowest:
-        cells = (size_text(row.bytes), duration(row.seconds), duration(row.ranks_apart), str(row.steps))
-        table.add_row(row.name, *cells)
+        figures = (size_text(row.bytes), duration(row.seconds), duration(row.ranks_apart), str(row.steps))
+        table.add_row(row.name, *figures)
     console.print(table)

@@ -21,7 +21,8 @@ from keras_ddl.communicator import (
     recording,
     stack_position,
 )
-from keras_ddl.communicator.group import Communicator
+from keras_ddl.communicator.group import Communicator as Communicator  # a name of this module, too
+from keras_ddl.communicator.native_library import Transport
 from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
 from keras_ddl.topology import Topology, make_topology, plain_mode, tf_config
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
+    from mpi4py import MPI
     from numpy.typing import ArrayLike
 
 
@@ -76,7 +78,8 @@ def init(mode: str | None = None) -> Topology:
         config.check_environment()
         mode = config.mode_from_environment() if mode is None else mode
         launcher = config.launcher()
-        if launcher is not None and launcher.directory is not None and launcher.size > 1:
+        transport: Transport | None = None
+        if launcher is not None and launcher.directory is not None and launcher.size != 1:
             child_process.refuse(launcher.rank)
             _refuse_mpi()
             place, transport = _meet_on_host(launcher, mode)
@@ -88,7 +91,7 @@ def init(mode: str | None = None) -> Topology:
         else:
             _check_alone_on_purpose(launcher)
             error_report.install(0, abort=None)
-            place, transport = make_topology(0, [config.host_key()], mode), None
+            place = make_topology(0, [config.host_key()], mode)
         native = binding.Communicator(transport, place.group, place.dims[1:], **group.settings())
         _state.world = Communicator(native, place, "world", tuple(range(place.size)), binding.WORLD)
         if config.get("TIMELINE"):
@@ -327,7 +330,7 @@ def _communicator() -> binding.Communicator:
     return communicator_of(None).native()
 
 
-def _meet_by_mpi(world: Any, mode: str) -> tuple[Topology, Any]:
+def _meet_by_mpi(world: MPI.Intracomm, mode: str) -> tuple[Topology, Transport]:
     error_report.install(world.rank, mpi.abort, mpi.no_pending_exit_status)
     place = _agree(world, mode)
     if not all(world.allgather(mpi.finalises)):
@@ -335,7 +338,7 @@ def _meet_by_mpi(world: Any, mode: str) -> tuple[Topology, Any]:
     return place, mpi.transport(world)
 
 
-def _meet_on_host(launcher: config.Launcher, mode: str) -> tuple[Topology, Any]:
+def _meet_on_host(launcher: config.Launcher, mode: str) -> tuple[Topology, Transport]:
     # The launcher waits for the rank that has left, and compares how all have ended.
     error_report.install(launcher.rank, host.abort)
     world = host.start(launcher)
@@ -355,7 +358,7 @@ def _refuse_mpi() -> None:
         )
 
 
-def _agree(world: Any, mode: str) -> Topology:
+def _agree(world: MPI.Intracomm | host.HostTransport, mode: str) -> Topology:
     """Exchanges what must be known or equal before the native communicator is made. COLLECTIVE."""
     mine = {
         "mode": mode,

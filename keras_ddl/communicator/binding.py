@@ -19,6 +19,7 @@ from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.communicator.idleness import Idleness
 from keras_ddl.communicator.native_library import (
     ABI_VERSION,
+    COUNTERS,
     ERROR_BYTES,
     Counters,
     Options,
@@ -144,6 +145,7 @@ class Communicator(Requests):
                 raise errors.NotInitializedError("The communicator was closed while it was split.")
             self._splitting += 1  # closing frees the transport
         try:
+            assert self._transport is not None  # of a rank that is alone nobody asks for a way to others
             return self._transport.split(ranks, tag)
         finally:
             with self._changed:
@@ -172,7 +174,7 @@ class Communicator(Requests):
         """What this rank's end has done since it was made: ddl_counters of ddl.h, by name."""
         counters = Counters()
         core().ddl_count(self._comm, byref(counters))
-        return {name: getattr(counters, name) for name, _ in Counters._fields_}
+        return {name: getattr(counters, name) for name in COUNTERS}
 
     def __del__(self) -> None:
         # Only now: another thread may have been about to use it when it was closed.
@@ -182,7 +184,8 @@ class Communicator(Requests):
 
     def describe(self) -> str:
         """What this communicator runs on, for people."""
-        return core().ddl_describe(self._comm).decode(errors="replace")
+        text: bytes = core().ddl_describe(self._comm)
+        return text.decode(errors="replace")
 
     def all_reduce(
         self,
@@ -195,7 +198,7 @@ class Communicator(Requests):
         tolerance: float = 0.0,
         compression: str | None = None,
         feedback: str = "",
-    ) -> Any:
+    ) -> np.ndarray:
         """Returns `out` (default: a new array), `array` reduced over the ranks; dtype one of DTYPES, op one of OPS.
 
         `compression`: one of COMPRESSIONS, for sums and means of float32. `feedback`: see `keras_ddl.all_reduce_n`.
@@ -203,9 +206,10 @@ class Communicator(Requests):
         source = _contiguous(array)
         result = _empty_like(source) if out is None else out
         fields = {"flags": flags, "tolerance": tolerance, "compression": compression, "feedback": feedback}
-        return self._run(ALL_REDUCE, name, source, result, op=OPS[op], detail=_text(array), **fields)
+        self._run(ALL_REDUCE, name, source, result, op=OPS[op], detail=_text(array), **fields)
+        return result
 
-    def broadcast(self, array: np.ndarray, root: int, name: str) -> Any:
+    def broadcast(self, array: np.ndarray, root: int, name: str) -> np.ndarray:
         """Returns a new array, the one of rank `root`. dtype and shape are equal on all ranks; any dtype but object."""
         source = _contiguous(array)
         result = _empty_like(source)
@@ -218,7 +222,8 @@ class Communicator(Requests):
 
         source = np.frombuffer(data, np.uint8)
         fields = {"detail": detail, "row_count": 1, "rows": len(data)}
-        return self._run(ALL_GATHER, name, source, None, flags=FLAG_ALL_RANKS | flags, **fields)
+        parts: list[bytes] = self._run(ALL_GATHER, name, source, None, flags=FLAG_ALL_RANKS | flags, **fields)
+        return parts
 
     def start_barrier(self, name: str, flags: int) -> Started:
         """Returns a barrier that goes on by itself."""
@@ -241,14 +246,14 @@ class Communicator(Requests):
         self._run(JOIN, "join", last, last)
         return int(last[0])
 
-    def all_reduce_init(self, array: np.ndarray, op: str, name: str, out: np.ndarray) -> Callable[[], Any]:
+    def all_reduce_init(self, array: np.ndarray, op: str, name: str, out: np.ndarray) -> Callable[[], np.ndarray]:
         """Returns a function that reduces what `array`, which is C-contiguous, holds at the time into `out`."""
         request = self._request(ALL_REDUCE, name, array, out, op=OPS[op], detail=_text(array))
         # Without argument types, whose conversions take longer than a small exchange does.
         try_run = core()["ddl_try_run"]
         comm, reference, patience = c_void_p(self._comm), byref(request), c_uint32(PATIENCE_US)
 
-        def start_and_wait() -> Any:
+        def start_and_wait() -> np.ndarray:
             if (ran := try_run(comm, reference, patience)) != 1:
                 self._interruption.reraise()
                 if not ran:

@@ -95,10 +95,8 @@ def require_equal_lists(
     other = next(rank for rank, (theirs, _) in enumerate(lists) if theirs != first)
     theirs = lists[other][0]
     place = next(i for i in range(max(len(first), len(theirs))) if first[i : i + 1] != theirs[i : i + 1])
-    shown = [_shown(lists[rank][1], place) for rank in (0, other)]
-    raise RankMismatchError(
-        f"{rule} Received: {entry} {place} is {_side_by_side(*shown, other)} (rank {communicator.rank()}). {remedy}"
-    )
+    shown = _side_by_side(_shown(lists[0][1], place), _shown(lists[other][1], place), other)
+    raise RankMismatchError(f"{rule} Received: {entry} {place} is {shown} (rank {communicator.rank()}). {remedy}")
 
 
 def _shown(texts: Sequence[str], place: int) -> str:

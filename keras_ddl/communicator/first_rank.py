@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from keras_ddl import communicator
 from keras_ddl.errors import KerasDdlError
@@ -36,4 +36,4 @@ def on_first_rank(work: Callable[[], T], name: str) -> T:
             error = told[1][0](f"rank 0: {told[1][1]}") if told[1] is not None else None
     if error is not None:
         raise error
-    return result
+    return cast(T, result)  # rank 0 has sent it, or the error

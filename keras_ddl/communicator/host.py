@@ -33,6 +33,11 @@ class HostTransport(Transport):
     key: str
     world_ranks: tuple[int, ...]
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._splits: collections.Counter[tuple[tuple[int, ...], int]] = collections.Counter()
+        self._lock = threading.Lock()
+
     def split(self, ranks: Sequence[int], tag: int) -> HostTransport:
         """As Transport.split. What is left of a communicator can be split after ranks have died."""
         with self._lock:
@@ -89,7 +94,8 @@ class HostTransport(Transport):
 
     def last_error(self) -> str:
         """Returns the text of the last error."""
-        return ctypes.CFUNCTYPE(ctypes.c_char_p, c_void_p)(self.functions[7])(self.self).decode(errors="replace")
+        text: bytes = ctypes.CFUNCTYPE(ctypes.c_char_p, c_void_p)(self.functions[7])(self.self)
+        return text.decode(errors="replace")
 
     def destroy(self) -> None:
         """Frees it, where no communicator has taken it over."""
@@ -110,6 +116,7 @@ def start(launcher: config.Launcher) -> HostTransport:
     """
     global _worlds
     _worlds += 1
+    assert launcher.directory is not None and launcher.size is not None  # of a launcher that starts without MPI
     world = _open(launcher.directory, f"world-{_worlds}", launcher.rank, tuple(range(launcher.size)))
     try:
         world.gather(b"")
@@ -127,7 +134,6 @@ def abort(status: int) -> None:
 def _open(directory: str, key: str, rank: int, world_ranks: tuple[int, ...]) -> HostTransport:
     transport, message = HostTransport(), ctypes.create_string_buffer(ERROR_BYTES)
     transport.directory, transport.key, transport.world_ranks = directory, key, world_ranks
-    transport._splits, transport._lock = collections.Counter(), threading.Lock()
     code = core().ddl_host_open(
         os.fsencode(directory), key.encode(), rank, len(world_ranks), byref(transport), message, ERROR_BYTES
     )

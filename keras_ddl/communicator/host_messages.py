@@ -97,7 +97,7 @@ class _Operation:
                 messages._receives.remove(self)
             if not self._operation:
                 return True
-            return messages._cancel(messages._transport.self, byref(self._operation)) == 0
+            return bool(messages._cancel(messages._transport.self, byref(self._operation)) == 0)
 
 
 class _Receive(_Operation):

@@ -70,7 +70,7 @@ class Idleness:
 def _threads_wait() -> bool:
     frames = sys._current_frames()
     frames.pop(threading.get_ident(), None)
-    main = frames.pop(threading.main_thread().ident, None)
+    main = frames.pop(threading.main_thread().ident or 0, None)
     if main is None or not _waits_for_collectives(main):
         return False
     # Others that run Python are called from C++, as tf.py_function is.

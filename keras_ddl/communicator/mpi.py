@@ -11,6 +11,7 @@ import atexit
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl.communicator import native_library, stack_position
@@ -45,7 +46,7 @@ def start(launcher: Launcher | None) -> MPI.Intracomm:
     if not module.Is_initialized():  # mpi4py.rc.initialize was set to False
         module.Init_thread(module.THREAD_MULTIPLE)
     _choose_family(module)
-    world = module.COMM_WORLD
+    world: MPI.Intracomm = module.COMM_WORLD
     if launcher is not None and launcher.size not in (None, world.size):
         raise DependencyError(
             f"MPI must see all ranks of the launcher. {launcher.name} started {launcher.size} processes (this is rank "
@@ -151,7 +152,7 @@ def no_pending_exit_status() -> bool:
     return running() and native_library.mpi_shim().ddl_mpi_exit_status_consensus(0) == 0
 
 
-def _import_mpi(launcher: Launcher | None) -> type[MPI]:
+def _import_mpi(launcher: Launcher | None) -> ModuleType:
     fresh = "mpi4py.MPI" not in sys.modules
     hint = None
     if fresh and not {"MPI4PY_LIBMPI", "MPI4PY_MPIABI"} & os.environ.keys():
@@ -186,7 +187,7 @@ def _import_mpi(launcher: Launcher | None) -> type[MPI]:
             del os.environ["MPI4PY_LIBMPI"]
 
 
-def _finalize_at_exit(module: type[MPI], process: int) -> None:
+def _finalize_at_exit(module: ModuleType, process: int) -> None:
     """The last of keras_ddl's atexit functions: all libraries are loaded, and finalising comes before their ends."""
     if os.getpid() != process or not module.Is_initialized() or module.Is_finalized():
         return
@@ -214,11 +215,11 @@ def _warn_about_launcher(launcher: Launcher | None) -> None:
         )
 
 
-def _family(module: type[MPI]) -> str:
+def _family(module: ModuleType) -> str:
     return "Open MPI" if module.get_vendor()[0] == "Open MPI" else "MPICH"
 
 
-def _choose_family(module: type[MPI]) -> None:
+def _choose_family(module: ModuleType) -> None:
     """Takes the shim for the MPI that mpi4py has loaded."""
     if _family(module) in native_library.mpi_families():
         native_library.choose_mpi(_family(module))
@@ -233,8 +234,9 @@ def _choose_family(module: type[MPI]) -> None:
         )
 
 
-def _version(module: type[MPI]) -> str:
-    return module.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
+def _version(module: ModuleType) -> str:
+    version: str = module.Get_library_version()
+    return version.split("\n")[0].split(",")[0].strip("\0 ")
 
 
 def _remedy() -> str:

@@ -67,20 +67,20 @@ class Place(Structure):
     _fields_ = (("out", c_void_p), ("row_count", c_uint64), ("rows", c_uint64))
 
 
+COUNTERS = (
+    "control_sent",
+    "control_received",
+    "control_bytes_sent",
+    "control_bytes_received",
+    "coordinated",
+    "at_once",
+    "planned",
+    "demoted",
+)
+
+
 class Counters(Structure):
-    _fields_ = tuple(
-        (name, c_uint64)
-        for name in (
-            "control_sent",
-            "control_received",
-            "control_bytes_sent",
-            "control_bytes_received",
-            "coordinated",
-            "at_once",
-            "planned",
-            "demoted",
-        )
-    )
+    _fields_ = tuple((name, c_uint64) for name in COUNTERS)
 
 
 class Traced(Structure):
@@ -260,12 +260,14 @@ def mpi_shim() -> ctypes.CDLL:
     """
     if _Shim.chosen is None:
         choose_mpi()
+    assert _Shim.chosen is not None
     return _Shim.chosen
 
 
 def mpi_text(name: str) -> str:
     """Returns the text of a ddl_mpi_* function of the shim that takes no arguments."""
-    return getattr(mpi_shim(), name)().decode(errors="replace")
+    text: bytes = getattr(mpi_shim(), name)()
+    return text.decode(errors="replace")
 
 
 def mpi_create(fortran_comm: int, transport: Transport) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Generator
+from types import FrameType, GeneratorType
 
 INTERRUPTED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
@@ -25,7 +26,9 @@ class Interruption:
     def __init__(self) -> None:
         self._caught: list[BaseException] = []
         self._afterwards: list[Callable[[], None]] = []
-        self._steps = _run_handlers(self._caught)
+        steps = _run_handlers(self._caught)
+        assert isinstance(steps, GeneratorType)  # which has gi_running and gi_frame
+        self._steps = steps
         next(self._steps)
         self.function = INTERRUPTED(self._steps.send)
 
@@ -33,7 +36,7 @@ class Interruption:
         """Whether the caller is, at some depth, a handler that runs in the middle of a collective."""
         if not self._steps.gi_running:
             return False
-        frame = sys._getframe()  # another thread may be the one that carries the collective out
+        frame: FrameType | None = sys._getframe()  # another thread may be the one that carries the collective out
         while frame is not None and frame is not self._steps.gi_frame:
             frame = frame.f_back
         return frame is not None
@@ -54,7 +57,7 @@ class Interruption:
             raise error
 
 
-def _run_handlers(caught: list[BaseException]) -> Generator[int, None, None]:
+def _run_handlers(caught: list[BaseException]) -> Generator[int, object, None]:
     while True:
         try:
             while True:

@@ -32,7 +32,7 @@ class Memory(NamedTuple):
 
     source: int
     result: int | None
-    count: int
+    elements: int
 
 
 class _Waited(NamedTuple):

@@ -42,7 +42,7 @@ def main_thread() -> str:
 
     With a library in between, its innermost line follows: "train.py:12 in step (inside threading.py:373 in wait)".
     """
-    innermost = sys._current_frames().get(threading.main_thread().ident)
+    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
     if innermost is None:
         return "no line of Python: its main thread has ended"
     frame = users_frame(innermost)

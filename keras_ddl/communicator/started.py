@@ -59,7 +59,8 @@ class Started:
 
     def rows(self, ranks: int) -> list[int]:
         """Returns how many rows came from each rank, of a collective without a `place` that has ended."""
-        return core().ddl_work_rows(self._work)[:ranks]
+        rows: list[int] = core().ddl_work_rows(self._work)[:ranks]
+        return rows
 
     def copy_to(self, places: Iterable[tuple[int, int]]) -> None:
         """Copies these rows, one after another, to places of so many bytes each: (address, bytes)."""

@@ -6,7 +6,6 @@ What is changed in Keras is in strategy/keras_patches. Both were written for the
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,7 +21,7 @@ import keras
 TESTED = ("3.13", "3.14", "3.15")
 
 
-def _defining(public: type, name: str) -> type:
+def _defining(public: type, name: str) -> Any:
     """Returns the class that gives a public class the attribute `name`: itself or a base, wherever that was made."""
     for each in public.__mro__:
         if name in vars(each):
@@ -78,21 +77,13 @@ __all__ = [
     "keras",
     "legacy_h5_format",
     "make_global_seed_generator",
-    "own_reduction",
-    "reductions",
     "replica_strategy",
     "saving_lib",
     "scope_strategy",
-    "strategies",
     "strategy_of",
     "tf_trainer",
     "tree",
 ]
-
-# Strategies of more than one rank, for the warning about models made outside of them.
-strategies: weakref.WeakSet[Any] = weakref.WeakSet()
-# What optimizers reduce their gradients with where there is no Strategy, for the warning about optimizers that do not.
-reductions: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def is_batch_moment(frames: Iterable[Any]) -> bool:
@@ -129,13 +120,6 @@ def replica_strategy() -> Any:
     if context is None or not is_ours(context.strategy) or context.strategy.size == 1:
         return None
     return context.strategy
-
-
-def own_reduction(optimizer: Any) -> Any:
-    """Returns what an optimizer reduces its gradients with where there is no Strategy, or None: an object that has
-    `all_agree(bool)` and `is_active`.
-    """
-    return getattr(optimizer, "__dict__", {}).get("_ddl_reduction")
 
 
 def global_seed_generator() -> Any:

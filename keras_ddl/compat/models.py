@@ -20,7 +20,7 @@ def plain_name(name: str) -> str:
 
 def layers_of(model: Any) -> list[Any]:
     """Returns the model and all layers inside it, however deep, also in Python lists. Keras has no public walk."""
-    return model._flatten_layers()
+    return list(model._flatten_layers())
 
 
 def has_call(model: Any) -> bool:
@@ -30,7 +30,7 @@ def has_call(model: Any) -> bool:
 
 def has_keras_train_step(model: Any) -> bool:
     """Whether a model is trained by Keras's own train_step, which updates all that is trainable."""
-    return model.train_step.__module__.startswith("keras.src.")
+    return bool(model.train_step.__module__.startswith("keras.src."))
 
 
 def is_built(model: Any) -> bool:
@@ -46,10 +46,40 @@ def weights_made_trainable(model: Any) -> dict[int, Any]:
     return {id(v): v for v in [*own, *model.trainable_variables]}
 
 
+def layer_with(model: Any, variable: Any) -> Any:
+    """Returns the layer of a model, or the model, that has made a variable as a weight of its own; None if none has."""
+    for layer in layers_of(model):
+        own = (*getattr(layer, "_trainable_variables", ()), *getattr(layer, "_non_trainable_variables", ()))
+        if any(each is variable for each in own):
+            return layer
+    return None
+
+
+def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
+    """Returns the axes over which BatchNormalization takes its statistics."""
+    return list(layer._reduction_axes)
+
+
+def metric_direction(metric: Any) -> str | None:
+    """Returns 'min' or 'max', whichever is better of a metric; None if it does not say."""
+    direction = getattr(metric, "_direction", None)
+    return None if direction is None else "max" if direction == "up" else "min"
+
+
 def layer_state(model: Any) -> list[Any]:
     """Returns the variables in which layers keep what they gather in calls: made as not trainable, no seeds."""
     found = [each for layer in model._flatten_layers() for each in layer._non_trainable_variables]
     return list({id(each): each for each in found}.values())
+
+
+def held_value(variable: Any) -> Any:
+    """Returns the tf.Variable in which a Keras variable holds its value; None before it has one, and of all else."""
+    return getattr(variable, "_value", None)
+
+
+def replace_value(variable: Any, value: Any) -> None:
+    """Has a Keras variable hold its value in another tf.Variable."""
+    variable._value = value
 
 
 def unwrapped(optimizer: Any) -> Any:

@@ -12,8 +12,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import FrameType, ModuleType, SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -53,6 +53,7 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]'
     # The class of every tf.function, and modules that public classes are made in.
     _Function = type(tf.function(lambda: None))
     _function_file = sys.modules[_Function.__module__].__file__
+    variables: Any
     variables, variable_v1 = sys.modules[tf.Variable.__module__], sys.modules[tf.compat.v1.Variable.__module__]
 
 if config.is_set("RUN_DIR"):
@@ -62,9 +63,9 @@ if config.is_set("RUN_DIR"):
     )
 
 InputContext = tf.distribute.InputContext
-ReplicaContext = tf.distribute.ReplicaContext
-UninitializedVariable = resource_variable_ops.UninitializedVariable
-StrategyExtendedV1 = tf.compat.v1.distribute.StrategyExtended
+ReplicaContext: Any = tf.distribute.ReplicaContext
+UninitializedVariable: Any = resource_variable_ops.UninitializedVariable
+StrategyExtendedV1: Any = tf.compat.v1.distribute.StrategyExtended
 ValueContext = tf.distribute.experimental.ValueContext
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -87,8 +88,10 @@ __all__ = [
     "called_graph",
     "clone_function",
     "constant_value",
+    "container_strategy",
     "dataset_inputs",
     "dataset_kind",
+    "do_not_convert",
     "function_attributes",
     "global_seed",
     "is_eager",
@@ -97,6 +100,8 @@ __all__ = [
     "load_ops",
     "iterator_of_type",
     "outside_strategies",
+    "primary_variable",
+    "register_gradient",
     "shuffle_seeds",
     "tf",
     "traced_for_xla",
@@ -106,7 +111,19 @@ __all__ = [
 ]
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 _loading = threading.Lock()
+
+
+def do_not_convert(function: F) -> F:
+    """Returns `function`, which autograph leaves as it is: tf.autograph.experimental.do_not_convert, with its types."""
+    return cast(F, tf.autograph.experimental.do_not_convert(function))
+
+
+def register_gradient(op_type: str) -> Callable[[F], F]:
+    """Returns a decorator for the gradient of a type of operation: tf.RegisterGradient, with its types."""
+    return cast(Callable[[F], F], tf.RegisterGradient(op_type))
 
 
 class UnaryUnchangedStructureDataset(tf.data.Dataset):
@@ -152,7 +169,7 @@ def _load_ops() -> ModuleType:
         )
     try:
         with config.override("TF_KERNELS", "async" if asynchronous() else "sync"):
-            library = tf.load_op_library(str(path))
+            library: ModuleType = tf.load_op_library(str(path))
     except (tf.errors.OpError, OSError) as error:
         raise DependencyError(
             f"keras_ddl's ops must load into TensorFlow. Received: TensorFlow {tf.__version__} refused {path}: "
@@ -187,7 +204,7 @@ def traced_for_xla() -> bool:
     """
     if tf.executing_eagerly():
         return False
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self") if frame.f_code.co_filename == _function_file else None
         if isinstance(owner, _Function) and getattr(owner, "_jit_compile", False):
@@ -198,7 +215,7 @@ def traced_for_xla() -> bool:
 
 def dataset_inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns the datasets that `dataset` reads from."""
-    return dataset._inputs()
+    return list(dataset._inputs())
 
 
 def variant_tensor(dataset: tf.data.Dataset) -> tf.Tensor:
@@ -258,6 +275,16 @@ def iterator_of_type(iterator: tf.data.Iterator, element_spec: Any) -> tf.data.I
     return spec._from_components(spec._to_components(iterator))
 
 
+def container_strategy(extended: Any) -> Any:
+    """Returns the strategy that a tf.distribute.StrategyExtended belongs to."""
+    return extended._container_strategy()
+
+
+def primary_variable(value: Any) -> Any:
+    """Returns the first of the variables that a mirrored variable of tf.distribute stands for; any other as it is."""
+    return getattr(value, "_primary", value)
+
+
 def is_eager(tensor: Any) -> bool:
     """Whether a tensor has a value rather than an operation that will compute it."""
     return isinstance(tensor, EagerTensor)
@@ -313,7 +340,7 @@ def set_numbers(operation: tf.Operation, **attributes: int) -> None:
 
 def is_stateful(operation: tf.Operation) -> bool:
     """Whether an operation does more than its outputs say."""
-    return operation.op_def.is_stateful
+    return bool(operation.op_def.is_stateful)
 
 
 def written_resources(operation: tf.Operation) -> list[tf.Tensor]:

@@ -32,7 +32,7 @@ def session_config(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto
     return changed
 
 
-def _see_own_device(session: type) -> None:
+def _see_own_device(session: Any) -> None:
     original = session.__init__
 
     @functools.wraps(original)
@@ -43,7 +43,7 @@ def _see_own_device(session: type) -> None:
     session.__init__ = __init__
 
 
-def _average(optimizer: type) -> None:
+def _average(optimizer: Any) -> None:
     compute, apply = optimizer.compute_gradients, optimizer.apply_gradients
 
     @functools.wraps(compute)

@@ -7,8 +7,9 @@ from typing import Any
 
 import keras
 
+from keras_ddl.compat import optimizers
+from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.ddl import job, reduction, start
-from keras_ddl.strategy.thread_value import ThreadValue
 
 _applying = ThreadValue(False)
 
@@ -19,7 +20,7 @@ def install() -> None:
         _average(optimizer)
 
 
-def _average(optimizer: type) -> None:
+def _average(optimizer: Any) -> None:
     original = optimizer.apply
 
     @functools.wraps(original)
@@ -30,7 +31,7 @@ def _average(optimizer: type) -> None:
             return original(self, grads, trainable_variables)
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
-        trained = trainable_variables or getattr(self, "_trainable_variables", [])
+        trained = trainable_variables or optimizers.trained_variables(self) or []
         start.settle([*trained, *(self.variables if self.built else [])])
         with _applying.set_to(True):
             return original(self, reduction.averaged(list(grads)), trainable_variables)

@@ -74,7 +74,7 @@ def settle(variables: Iterable[Any]) -> None:
     with tf.init_scope():
         if not tf.executing_eagerly():
             return
-        new = [each for each in variable_lists.unwrap(variables) if _State.settled.get(id(each)) is not each]
+        new = [each for each in variable_lists.unwrap(list(variables)) if _State.settled.get(id(each)) is not each]
         new = [each for each in new if bool(each.is_initialized())]  # one made by the tf.function itself is not yet
         if not new:
             return

@@ -64,7 +64,8 @@ def clock() -> dict[str, float]:
     told = host_facts.told_clock(config.get("RUN_DIR"))
     communicator.barrier("doctor/clocks")
     now = time.time()
-    if communicator.all_reduce_array(np.array(told is not None, np.int32), op="min", name="doctor/clocks_known"):
+    known = communicator.all_reduce_array(np.array(told is not None, np.int32), op="min", name="doctor/clocks_known")
+    if told is not None and known:
         return told
     return {"offset": now, "offset_error": 0.0}
 
@@ -103,9 +104,9 @@ def collectives() -> Iterator[Finding]:
                 got = ops.all_reduce(tf.cast(tf.fill([elements], rank % 5), dtype))
                 wanted = sum(each % 5 for each in range(size))
                 right = right and bool(np.all(np.asarray(tf.cast(got, tf.float64)) == wanted))
-        for op, wanted in (("min", 0), ("max", size - 1), ("mean", sum_of_ranks / size)):
+        for op, number in (("min", 0), ("max", size - 1), ("mean", sum_of_ranks / size)):
             got = ops.all_reduce(tf.fill([1001], float(rank)), op=op)
-            right = right and bool(np.allclose(got, wanted, rtol=1e-6))
+            right = right and bool(np.allclose(got, number, rtol=1e-6))
         return right
 
     def broadcasts() -> bool:

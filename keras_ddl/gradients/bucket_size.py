@@ -71,7 +71,7 @@ def agree(bucket_bytes: int | str | None = None) -> BucketSize:
     if communicator.size() > 1:
         wanted = communicator.broadcast_object(wanted, name="keras_ddl/bucket_bytes")
     if wanted != AUTO:
-        return BucketSize(wanted, measured=False)
+        return BucketSize(int(wanted), measured=False)
     _Job.begin()
     if _Job.measured is None:
         _Job.measured = SIZES[0] if communicator.size() == 1 else choose(measure())

@@ -146,11 +146,11 @@ def _static_rows(slices: tf.IndexedSlices) -> int | None:
     if slices.dense_shape is None:
         return None
     if slices.shape.rank and slices.shape[0]:
-        return slices.shape[0]
+        return int(slices.shape[0])
     shapes = [tf_compat.constant_value(each) for each in tf_compat.outputs_of_branches(slices.dense_shape)]
     return next((int(shape[0]) for shape in shapes if shape is not None), None)
 
 
 def _is_table(indices: tf.Tensor, rows: int | None) -> bool:
     constant = tf_compat.constant_value(indices)
-    return bool(rows) and constant is not None and np.array_equal(constant, np.arange(rows))
+    return rows is not None and rows > 0 and constant is not None and np.array_equal(constant, np.arange(rows))

@@ -57,7 +57,7 @@ class MetricAverageCallback(AverageLogs):
         super().__init__(by_rows=True)
 
 
-class _LogsLr:
+class _LogsLr(keras.callbacks.Callback):
     """Horovod's key for the rate, beside Keras's "learning_rate"."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from keras_ddl import ops
 from keras_ddl.communicator import stack_position
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.horovod.basics import Average, ReduceOp, Sum, check_sparse, reduce_op
 from keras_ddl.horovod.compression import Compression
@@ -291,7 +291,7 @@ def _all_reduce_slices(
     return tf.IndexedSlices(_scaled(total.values, postscale), total.indices, total.dense_shape)
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def _mean_gradient(tensor: tf.Tensor, size: int) -> tf.Tensor:
     """Returns the tensor, whose gradient is divided by the number of ranks before it is summed."""
     if size == 1 or not tensor.dtype.is_floating:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator, config, ops
-from keras_ddl.checkpoint.model_state import tensor_of
+from keras_ddl.checkpoint.snapshot import tensor_of
 from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.horovod.elastic_state import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State
 from keras_ddl.resuming.training_state import broadcast_with_streams
@@ -121,7 +121,8 @@ class TensorFlowKerasState(_VariablesState):
                 f"The model of an elastic state must be built. Received: {model.name!r}, which has no variables yet. "
                 "Run model.build(input_shape), or the model on a batch."
             )
-        self.model, self.optimizer, self.backend = model, optimizer or getattr(model, "optimizer", None), backend
+        self.model, self.backend = model, backend
+        self.optimizer: Any = optimizer or getattr(model, "optimizer", None)
         if self.optimizer is None:
             raise ConfigError(
                 f"An elastic state holds an optimizer. Received: none, and {model.name!r} is not compiled. Compile it, "

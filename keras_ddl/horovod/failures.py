@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.errors import ConfigError, RankMismatchError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -29,7 +29,7 @@ def as_tensorflow_errors(function: _Function) -> _Function:
     So it is in a tf.function anyway, where an op can fail with an error of TensorFlow only.
     """
 
-    @tf.autograph.experimental.do_not_convert
+    @do_not_convert
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -37,4 +37,4 @@ def as_tensorflow_errors(function: _Function) -> _Function:
         except RankMismatchError as error:
             raise tf.errors.FailedPreconditionError(None, None, str(error)) from error
 
-    return call  # type: ignore[return-value]
+    return cast(_Function, call)

@@ -106,7 +106,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
     def __init__(self, state: State) -> None:
         super().__init__()
-        self.state = state
+        self.state: Any = state  # its attributes are the program's
         keras_patches.install()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -130,7 +130,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
 
     def __init__(self, state: State) -> None:
         super().__init__()
-        self.state = state
+        self.state: Any = state  # its attributes are the program's
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.state.epoch += 1

@@ -9,7 +9,9 @@ import functools
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
-from keras_ddl.strategy.thread_value import ThreadValue
+from keras_ddl.compat.optimizers import batches_counted
+from keras_ddl.compat.thread_value import ThreadValue
+from keras_ddl.strategy import own_reductions
 
 # While an optimizer that reduces by itself updates: what Keras computes there counts updates.
 counting_updates = ThreadValue(False)
@@ -25,10 +27,11 @@ def install() -> None:
 def _iterations(original: property) -> property:
     """An optimizer that reduces by itself shows batches, also where it accumulates gradients."""
 
-    def counted(self):
+    def counted(self: Any) -> Any:
         """How many steps have been taken, as tf.Variable or tensor."""
-        if keras_compat.own_reduction(self) is not None and not counting_updates.get():
-            return self._iterations
+        if own_reductions.reduction_of(self) is not None and not counting_updates.get():
+            return batches_counted(self)
+        assert original.fget is not None
         return original.fget(self)
 
     return property(counted, original.fset, original.fdel)
@@ -38,9 +41,9 @@ def _check_finite(original: Any) -> Any:
     """Gradients that are yet to be reduced may overflow on one rank: then all skip the step."""
 
     @functools.wraps(original)
-    def check_finite(self, grads):
+    def check_finite(self: Any, grads: Any) -> Any:
         finite = original(self, grads)
-        reduction = keras_compat.own_reduction(self.inner_optimizer)
+        reduction = own_reductions.reduction_of(self.inner_optimizer)
         return finite if reduction is None else reduction.all_agree(finite)
 
     return check_finite

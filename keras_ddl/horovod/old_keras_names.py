@@ -29,7 +29,9 @@ def there() -> Iterator[None]:
     tf.keras.backend.set_value would fail with a variable of Keras 3.
     """
     lr = property(lambda optimizer: optimizer.learning_rate, _set_rate)
-    names = [] if hasattr(keras_compat.BaseOptimizer, "lr") else [(keras_compat.BaseOptimizer, "lr", lr)]
+    names: list[tuple[Any, str, Any]] = []
+    if not hasattr(keras_compat.BaseOptimizer, "lr"):
+        names.append((keras_compat.BaseOptimizer, "lr", lr))
     for backend in (keras.backend, tf.keras.backend):
         names += [(backend, "set_value", _set_value), (backend, "get_value", keras.ops.convert_to_numpy)]
     before = [(owner, name, vars(owner).get(name, _MISSING)) for owner, name, _ in names]

@@ -10,11 +10,12 @@ from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
+from keras_ddl.compat.optimizers import delegates_updates, original_step, replace_steps
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.basics import ReduceOp
 from keras_ddl.horovod.keras_patches import counting_updates, install
 from keras_ddl.horovod.reduction import GradientReduction, check_no_strategy
-from keras_ddl.strategy import keras_patches
+from keras_ddl.strategy import keras_patches, own_reductions
 
 
 def DistributedOptimizer(
@@ -92,7 +93,7 @@ def PartialDistributedOptimizer(
     """
     local = layers_of(local_layers)
     DistributedOptimizer(optimizer, name, **arguments)
-    keras_compat.own_reduction(models.unwrapped(optimizer)).local_layers += local
+    own_reductions.reduction_of(models.unwrapped(optimizer)).local_layers += local
     return optimizer
 
 
@@ -121,10 +122,8 @@ def _distribute(
     install()
     # Set past Keras's tracking: neither is a part of the optimizer that is saved or restored. They stand in the
     # object, not in a class of its own, so that Keras saves the class that it knows.
-    object.__setattr__(inner, "_ddl_reduction", reduction)
-    for attribute, value in _ReducingMethods(inner, reduction, factor).by_name():
-        object.__setattr__(inner, attribute, value)
-    keras_compat.reductions.add(reduction)
+    own_reductions.set_reduction(inner, reduction)
+    replace_steps(inner, _ReducingSteps(inner, reduction, factor).by_name())
     distribute = functools.partial(_distribute, name=name, passes=passes, average_passes=average_passes, **arguments)
     for part in {id(each): each for each in (optimizer, inner)}.values():
         object.__setattr__(part, "register_local_var", reduction.register_local_var)
@@ -134,9 +133,10 @@ def _distribute(
 
 def _copy(optimizer: Any, reduction: GradientReduction, distribute: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
     """What copy.deepcopy calls: Keras's copy is made of what it would save, and so does not reduce yet."""
-    make, arguments = type(optimizer).__reduce__(optimizer)
+    kind: Any = type(optimizer)
+    make, arguments = kind.__reduce__(optimizer)
     copied = distribute(make(*arguments))
-    of_copy = keras_compat.own_reduction(models.unwrapped(copied))
+    of_copy = own_reductions.reduction_of(models.unwrapped(copied))
     of_copy.local_variables += reduction.local_variables
     of_copy.local_layers += reduction.local_layers
     memo[id(optimizer)] = copied
@@ -149,12 +149,12 @@ def _check(optimizer: Any, inner: Any, op: str) -> None:
             "DistributedOptimizer takes an optimizer of Keras 3, not its name, nor one of tf.compat.v1 or of legacy "
             f"Keras. Received: {optimizer!r}. Pass keras.optimizers.SGD(...) or another of keras.optimizers."
         )
-    if hasattr(inner, "_inner_optimizers"):
+    if delegates_updates(inner):
         raise ConfigError(
             f"DistributedOptimizer takes optimizers that update variables. Received: {type(inner).__name__}, which "
             "leaves that to others. Pass each of those through DistributedOptimizer."
         )
-    if keras_compat.own_reduction(inner) is not None:
+    if own_reductions.reduction_of(inner) is not None:
         raise ConfigError(
             f"Gradients must be reduced only once. Received: optimizer {inner.name!r}, which a DistributedOptimizer "
             f"already is. "
@@ -194,8 +194,8 @@ def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
     return 1.0 if average else float(passes)
 
 
-class _ReducingMethods:
-    """What takes the place of some methods of one optimizer. Keras clips, decays and applies what they return.
+class _ReducingSteps:
+    """What takes the place of steps of one optimizer's update. Keras clips, decays and applies what they return.
 
     With gradient accumulation Keras clips once per update, in the branch of the graph that updates: there the sum is
     reduced. All ranks count their batches alike, so all take that branch in the same step.
@@ -207,36 +207,31 @@ class _ReducingMethods:
         self._factor = factor
         self._variables: list[Any] | None = None  # of the accumulated gradients that are about to be clipped
 
-    def by_name(self) -> list[tuple[str, Callable[..., Any]]]:
-        return [
-            ("_backend_apply_gradients", self.apply),
-            ("_backend_update_step", self.update),
-            ("_clip_gradients", self.clip),
-            ("_overwrite_variables_directly_with_gradients", self.overwrite),
-        ]
+    def by_name(self) -> dict[str, Callable[..., Any]]:
+        return {"apply": self.apply, "update": self.update, "clip": self.clip, "overwrite": self.overwrite}
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> Any:
         optimizer = self._optimizer
         if not optimizer.gradient_accumulation_steps:
             grads = self._reduction.reduce(grads, trainable_variables)
-            return type(optimizer)._backend_apply_gradients(optimizer, grads, trainable_variables)
+            return original_step(optimizer, "apply")(grads, trainable_variables)
         self._variables = list(trainable_variables)
         try:
-            return type(optimizer)._backend_apply_gradients(optimizer, grads, trainable_variables)
+            return original_step(optimizer, "apply")(grads, trainable_variables)
         finally:
             self._variables = None
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Elsewhere `iterations` counts batches; momenta are corrected by the number of updates."""
         with counting_updates.set_to(True):
-            return type(self._optimizer)._backend_update_step(self._optimizer, *args, **kwargs)
+            return original_step(self._optimizer, "update")(*args, **kwargs)
 
     def clip(self, grads: Sequence[Any]) -> Any:
         if self._variables is not None:
             grads = self._reduction.reduce(grads, self._variables)
             if self._factor != 1.0:
                 grads = [grad if grad is None else grad * self._factor for grad in grads]
-        return type(self._optimizer)._clip_gradients(self._optimizer, grads)
+        return original_step(self._optimizer, "clip")(grads)
 
     def overwrite(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
         """Variables whose "gradient" is their new value (float8 scales) take the maximum over ranks."""
@@ -249,4 +244,4 @@ class _ReducingMethods:
             else grad
             for i, (grad, variable) in enumerate(zip(grads, variables))
         ]
-        return type(self._optimizer)._overwrite_variables_directly_with_gradients(self._optimizer, grads, variables)
+        return original_step(self._optimizer, "overwrite")(grads, variables)

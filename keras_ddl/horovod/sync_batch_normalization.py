@@ -6,7 +6,8 @@ from typing import Any
 
 from keras_ddl import communicator, ops
 from keras_ddl.compat.keras import keras
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.models import reduction_axes
+from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.errors import ConfigError
 
 
@@ -27,14 +28,14 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             raise ConfigError(f"SyncBatchNormalization cannot be fused. Received: fused={fused!r}. Leave it out.")
         super().__init__(**kwargs)
 
-    @tf.autograph.experimental.do_not_convert
+    @do_not_convert
     def _moments(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         """Puts the ranks' means and squared deviations together (Chan, Golub and LeVeque, 1983): no cancellation, as in
         the mean of squares less the square of the mean.
         """
         if communicator.size() == 1:
             return super()._moments(inputs, mask)
-        axes = self._reduction_axes
+        axes = reduction_axes(self)
         if mask is None:
             valid = tf.ones_like(inputs)
             slack = 0.0

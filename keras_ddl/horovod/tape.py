@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keras_ddl.compat.keras import keras
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.basics import ReduceOp
 from keras_ddl.horovod.optimizer import layers_of
@@ -19,7 +19,7 @@ class _DistributedGradientTape(tf.GradientTape):
     # Not in that state: a persistent tape may stand behind several.
     __slots__ = ("_ddl_reduction",)
 
-    @tf.autograph.experimental.do_not_convert
+    @do_not_convert
     def gradient(
         self,
         target: Any,
@@ -63,7 +63,7 @@ class _DistributedGradientTape(tf.GradientTape):
         return apart
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -97,7 +97,7 @@ def DistributedGradientTape(
         )
     # A class for each kind of tape: one of the program's own keeps its methods.
     kind = type(gradtape)
-    made = (
+    made: Any = (
         _DistributedGradientTape
         if kind is tf.GradientTape
         else type(kind.__name__, (_DistributedGradientTape, kind), {})
@@ -117,7 +117,7 @@ def DistributedGradientTape(
     return tape
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",

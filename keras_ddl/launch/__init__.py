@@ -8,7 +8,10 @@ because mpirun's own status cannot be trusted (Open MPI 5 returns 0 after a host
 host's disk are not seen by another. docs/launch.md says what a user sees.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keras_ddl.launch.run_function import run
 
 __all__ = ["run"]
 

@@ -63,8 +63,8 @@ class Kind(enum.IntEnum):
 
 
 # The frames that a peer may send before its proof, and their size limits: it must not make us allocate memory.
-PRE_AUTH_RANK_FRAMES = {Kind.HELLO: 1 << 12}
-PRE_AUTH_LAUNCHER_FRAMES = {Kind.NONCE: NONCE_BYTES, Kind.WELCOME: 1 << 22}
+PRE_AUTH_RANK_FRAMES: Mapping[int, int] = {Kind.HELLO: 1 << 12}
+PRE_AUTH_LAUNCHER_FRAMES: Mapping[int, int] = {Kind.NONCE: NONCE_BYTES, Kind.WELCOME: 1 << 22}
 
 
 def sign(token: str, side: str, nonce: bytes, message: dict[str, Any]) -> bytes:

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
             first = first or (status if status >= 0 else 128 - status)
             if first and end_at is None:
                 end_at = time.monotonic() + _AFTER_FAILURE_SECONDS
-        elif time.monotonic() >= end_at:
+        elif end_at is not None and time.monotonic() >= end_at:
             pass_on(signal.SIGTERM)
             time.sleep(_LOOK_SECONDS)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 import time
@@ -57,7 +58,7 @@ class Screen:
         """`shows_notes`: whether what TensorFlow writes when it is loaded is shown (once)."""
         self.notes = StartupNotes(shown=shows_notes)
         self._sinks = {
-            name: LastingSink(sink, lambda error, name=name: self._on_problem(name, error))
+            name: LastingSink(sink, functools.partial(self._on_problem, name))
             for name, sink in (("out", out), ("err", err))
         }
         surface = _Surface()

@@ -143,7 +143,7 @@ class RankProcess:
             # With a full backlog the program waits, as it would for a slow terminal.
             for fd in program.sources:
                 poll.register(fd, select.POLLIN)
-        if program is not None and program.wants_stdin:
+        if program is not None and program.stdin is not None and program.wants_stdin:
             poll.register(program.stdin, select.POLLOUT)
         if self._kill_at is not None:
             timeout = min(timeout, max(0.0, self._kill_at - time.monotonic()))

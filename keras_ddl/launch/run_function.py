@@ -24,7 +24,7 @@ from keras_ddl.launch.sinks import FileDescriptorSink, Sink, TextSink
 
 def run(
     fn: Callable[..., Any],
-    np: int = 2,
+    np: int | None = 2,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     mode: str | None = None,
@@ -42,7 +42,7 @@ def run(
     line with the rank in front. The calling process takes no part: it needs neither TensorFlow nor MPI.
 
     Args:
-        np: number of ranks, 1 or more.
+        np: number of ranks, 1 or more; None: as many as `hosts` names.
         mode: topology, as for `keras_ddl.init`.
         timeout: seconds after which the ranks are stopped.
         env: variables to set for the ranks.
@@ -50,7 +50,7 @@ def run(
         restarts: how many times all ranks are started again, with the same call, when one fails (docs/launch.md).
         verbose: show the mpirun command, mpirun's output, and what TensorFlow writes when it is loaded.
 
-    Returns: list of `np` results; result r is what rank r returned.
+    Returns: list of all ranks' results; result r is what rank r returned.
 
     Raises:
         the exception of the rank that failed first, from a RankError with the traceback on that rank; the RankError

@@ -24,8 +24,10 @@ _NOTE = re.compile(
 _INFO = re.compile(_HEAD.replace(b"[IWEF]", b"I"))
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 # The beginning of a line of which the rest is waited for, this long.
-_BEGINNINGS = (b"I0000 00:00:", b"W0000 00:00:", b"E0000 00:00:", b"F0000 00:00:", b"0000-00-00 00:00:")
-_BEGINNINGS += (b"WARNING: All log messages", b"To enable the following")
+_BEGINNINGS = (
+    *(b"I0000 00:00:", b"W0000 00:00:", b"E0000 00:00:", b"F0000 00:00:", b"0000-00-00 00:00:"),
+    *(b"WARNING: All log messages", b"To enable the following"),
+)
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _REST_SECONDS = 1.0
 

@@ -133,7 +133,7 @@ class Supervisor:
         self._mpirun = MpirunProcess(command, environment, self._job.directory)
 
     def _welcome(self, hello: dict[str, Any]) -> dict[str, object]:
-        screens = dict.fromkeys(self._terminals, True)
+        screens: dict[str, int] = dict.fromkeys(self._terminals, True)
         if screens:
             rows, columns = terminal.size(next(iter(self._terminals.values())))
             screens |= {"rows": rows, "columns": columns}

@@ -20,7 +20,7 @@ from typing import Any
 
 from keras_ddl.communicator import communicator_of
 from keras_ddl.communicator.group import Communicator
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.ops import adaptive_sum, gradients, raw  # noqa: F401  (registers the gradients)
 from keras_ddl.ops.arguments import (
@@ -53,7 +53,7 @@ __all__ = [
 _REQUEST_BYTES = 256 << 20
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def all_reduce(
     tensor: Any,
     *,
@@ -100,7 +100,7 @@ def all_reduce(
     return raw.all_reduce(tensor, reduction, name, comm, compression=compression)
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def all_reduce_n(
     tensors: Sequence[Any],
     *,
@@ -147,11 +147,16 @@ def all_reduce_n(
     if comm.size == 1:
         return [tf.identity(tensor) for tensor in tensors]
     tolerance = raw.NO_CHECK if check is None else float(check)
-    attrs = {"mpi": mpi, "check": tolerance, "compression": compression, "feedback": feedback}
-    return by_dtype(tensors, name, lambda some, key: raw.all_reduce_n(some, reduction, key, comm, **attrs))
+
+    def reduce(some: list[tf.Tensor], key: str | None) -> list[tf.Tensor]:
+        return raw.all_reduce_n(
+            some, reduction, key, comm, mpi=mpi, check=tolerance, compression=compression, feedback=feedback
+        )
+
+    return by_dtype(tensors, name, reduce)
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def reduce_scatter(
     tensor: Any, *, op: str = "sum", name: str | None = None, comm: Communicator | None = None
 ) -> tf.Tensor:
@@ -178,7 +183,7 @@ def reduce_scatter(
     return raw.reduce_scatter(tensor, reduction, name, comm)
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Concatenates the rows of all ranks, in the order of the ranks.
 
@@ -203,7 +208,7 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
     return from_wire_dtype(gathered, dtype)
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Returns rank `root`'s `tensor` on every rank.
 
@@ -219,7 +224,7 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Comm
     return broadcast_n([tensor], root, name=name, comm=comm)[0]
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def broadcast_n(
     tensors: Sequence[Any], root: int = 0, *, name: str | None = None, comm: Communicator | None = None
 ) -> list[tf.Tensor]:
@@ -227,7 +232,7 @@ def broadcast_n(
     return _broadcast(tensors, root, name, communicator_of(comm))
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Communicator | None = None) -> Any:
     """Assigns rank `root`'s values to `variables` on every rank.
 

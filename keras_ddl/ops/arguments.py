@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl.communicator.dtypes import DTYPES
@@ -121,7 +121,9 @@ def from_wire_dtype(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tensor, tf.bool) if dtype == tf.bool else tf.bitcast(tensor, dtype)
 
 
-def by_dtype(tensors: list[tf.Tensor], name: str | None, collective: Any) -> list[tf.Tensor]:
+def by_dtype(
+    tensors: list[tf.Tensor], name: str | None, collective: Callable[[list[tf.Tensor], str | None], list[tf.Tensor]]
+) -> list[tf.Tensor]:
     """Calls `collective(tensors of one dtype, name)` for each dtype, and returns the results in the given order.
 
     Names do not tell dtypes and the calls follow each other, so that ranks whose dtypes differ meet, and learn of it.

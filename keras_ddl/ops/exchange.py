@@ -6,13 +6,13 @@ from typing import Any
 
 from keras_ddl.communicator import communicator_of
 from keras_ddl.communicator.group import Communicator
-from keras_ddl.compat.tensorflow import tf, traced_for_xla
+from keras_ddl.compat.tensorflow import do_not_convert, tf, traced_for_xla
 from keras_ddl.errors import ConfigError
 from keras_ddl.ops import raw
 from keras_ddl.ops.arguments import from_wire_dtype, movable, to_wire_dtype
 
 
-@tf.autograph.experimental.do_not_convert
+@do_not_convert
 def all_to_all(tensor: Any, splits: Any = None, *, name: str | None = None, comm: Communicator | None = None) -> Any:
     """Sends each rank a run of this rank's rows, and returns the rows that all ranks sent to this one.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.communicator.group import Communicator
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import register_gradient, tf
 from keras_ddl.ops import adaptive_sum, names, raw
 
 
@@ -33,12 +33,12 @@ def _dense(gradients: Sequence[Any], outputs: Sequence[tf.Tensor]) -> list[tf.Te
     return [tf.zeros_like(y) if g is None else tf.convert_to_tensor(g) for g, y in zip(gradients, outputs)]
 
 
-@tf.RegisterGradient("DdlAllReduce")
+@register_gradient("DdlAllReduce")
 def _all_reduce(op: Any, gradient: Any) -> tf.Tensor:
     return _reduced(op, [gradient])[0]
 
 
-@tf.RegisterGradient("DdlAllReduceN")
+@register_gradient("DdlAllReduceN")
 def _all_reduce_n(op: Any, *gradients: Any) -> list[tf.Tensor]:
     return _reduced(op, gradients)
 
@@ -71,7 +71,7 @@ def _product_of_others(tensor: tf.Tensor, name: str, comm: Communicator) -> tf.T
     return tf.reduce_prod(tf.concat([factors[: comm.rank], factors[comm.rank + 1 :]], 0), 0)
 
 
-@tf.RegisterGradient("DdlBroadcast")
+@register_gradient("DdlBroadcast")
 def _broadcast(op: Any, *gradients: Any) -> list[tf.Tensor]:
     comm = _comm(op)
     totals = raw.all_reduce_n(_dense(gradients, op.outputs), "sum", _name(op), comm)
@@ -80,7 +80,7 @@ def _broadcast(op: Any, *gradients: Any) -> list[tf.Tensor]:
     return [tf.where(at_root, total, tf.zeros_like(total)) for total in totals]
 
 
-@tf.RegisterGradient("DdlReduceScatter")
+@register_gradient("DdlReduceScatter")
 def _reduce_scatter(op: Any, gradient: Any) -> tf.Tensor:
     (x,), (y,) = op.inputs, op.outputs
     reduction, name, comm = _text(op, "reduction"), _name(op), _comm(op)
@@ -97,7 +97,7 @@ def _reduce_scatter(op: Any, gradient: Any) -> tf.Tensor:
     return total * hits / raw.all_reduce(hits, "sum", names.derived(name, "hits"), comm)
 
 
-@tf.RegisterGradient("DdlAllGather")
+@register_gradient("DdlAllGather")
 def _all_gather(op: Any, gradient: Any, _rows_gradient: Any) -> tf.Tensor:
     # Not reduce_scatter: its rows are spread evenly, those of an all_gather need not be.
     (x,), (_, rows) = op.inputs, op.outputs
@@ -107,7 +107,7 @@ def _all_gather(op: Any, gradient: Any, _rows_gradient: Any) -> tf.Tensor:
     return tf.reshape(total[start : start + rows[comm.rank]], tf.shape(x))
 
 
-@tf.RegisterGradient("DdlAllToAll")
+@register_gradient("DdlAllToAll")
 def _all_to_all(op: Any, gradient: Any, _received_gradient: Any) -> tuple[tf.Tensor, None]:
     # The gradient of each row goes back to the rank that sent it.
     (x, _), (_, received) = op.inputs, op.outputs

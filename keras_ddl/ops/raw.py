@@ -54,7 +54,8 @@ def all_reduce_n(
 ) -> list[tf.Tensor]:
     """Returns `tensors` (one dtype, at least one) reduced over all ranks in one request."""
     attrs = {"reduction": reduction, "mpi": mpi, "check": check, **_compression(compression, feedback)}
-    return _call("all_reduce_n", "ddl_all_reduce_n", name, comm, tensors, **attrs)
+    reduced: list[tf.Tensor] = _call("all_reduce_n", "ddl_all_reduce_n", name, comm, tensors, **attrs)
+    return reduced
 
 
 def _compression(compression: str | None, feedback: str | None = None) -> dict[str, Any]:
@@ -72,7 +73,8 @@ def broadcast_n(
 ) -> list[tf.Tensor]:
     """Returns rank `root`'s `tensors` (one dtype, at least one), sent in one request."""
     attrs = {"root": root, "detail": detail, "fingerprint": fingerprint}
-    return _call("broadcast", "ddl_broadcast", name, comm, tensors, **attrs)
+    received: list[tf.Tensor] = _call("broadcast", "ddl_broadcast", name, comm, tensors, **attrs)
+    return received
 
 
 def reduce_scatter(tensor: tf.Tensor, reduction: str, name: str | None, comm: Communicator) -> tf.Tensor:
@@ -88,11 +90,13 @@ def all_gather(
     `kind`: what the collective is to the caller, for the name that a graph gives it.
     `all_ranks`: the rows of every rank are needed, so it fails while some have joined; else these have no rows.
     """
-    return _call(kind, "ddl_all_gather", name, comm, tensor, all_ranks=all_ranks)
+    rows, counts = _call(kind, "ddl_all_gather", name, comm, tensor, all_ranks=all_ranks)
+    return rows, counts
 
 
 def all_to_all(
     tensor: tf.Tensor, splits: tf.Tensor, name: str | None, comm: Communicator
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the rows that all ranks sent to this one, [m_r, ...], and how many each has sent, int64 [size]."""
-    return _call("all_to_all", "ddl_all_to_all", name, comm, tensor, splits)
+    rows, counts = _call("all_to_all", "ddl_all_to_all", name, comm, tensor, splits)
+    return rows, counts

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl.checkpoint import model_state
+from keras_ddl import model_state
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.compat.keras import keras, strategy_of
 from keras_ddl.compat.models import layers_of
@@ -65,7 +65,7 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
         resumed.restoration = Restoration(model, *resumed.progress)
         resumed.restoration.at_train_begin()
     ended = resumed.stopped_of is not None and resumed.stopped_of == epochs
-    fits.begin_at(model, resumed.stopped_of if ended else resumed.epoch)
+    fits.begin_at(model, epochs if ended and epochs is not None else resumed.epoch)
     if is_first_rank():
         inside = f", batch {resumed.in_epoch + 1}" if resumed.in_epoch else ""
         print(f"Checkpoint: resuming from step {resumed.step}, epoch {resumed.epoch + 1}{inside}")

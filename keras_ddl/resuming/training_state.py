@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keras_ddl import communicator, ops
-from keras_ddl.checkpoint import model_state
+from keras_ddl import communicator, model_state, ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf

@@ -12,11 +12,11 @@ from keras_ddl.communicator.requests import COMPRESSIONS
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import order
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
 from keras_ddl.gradients.start_up import start_up
 from keras_ddl.strategy import agreement, cluster, keras_patches, one_per_job, sharded_slots, variables, whole_slots
-from keras_ddl.strategy.data import order
 from keras_ddl.strategy.extended import DdlExtended
 from keras_ddl.strategy.keras_step import KerasSteps, model_of
 from keras_ddl.strategy.saving import SaveRecords
@@ -75,6 +75,8 @@ class Strategy(tf.distribute.Strategy):
     COLLECTIVE over all ranks.
     """
 
+    rank: int
+    size: int
     is_keras_ddl = True  # how compat.keras knows it without importing this module
 
     def __init__(
@@ -176,10 +178,9 @@ class Strategy(tf.distribute.Strategy):
         self.extended.sparse_as_dense = sparse_as_dense
         self.keras_steps = KerasSteps(self)
         self._functions = 0  # made by `function`: numbers tell their collectives apart
-        keras_compat.strategies.add(self)
         one_per_job.remember(self)
 
-    @functools.wraps(__init__, assigned=())  # for the signature that help() shows
+    @functools.wraps(__init__, assigned=())  # type: ignore[misc]  # for the signature that help() shows
     def __new__(cls, *args: Any, **given: Any) -> Strategy:
         return one_per_job.find(cls, given) or super().__new__(cls)
 

@@ -19,6 +19,7 @@ from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.models import named_optimizers_of, optimizers_of, plain_name
+from keras_ddl.compat.optimizers import trained_variables
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import sharded_slots, whole_slots
 from keras_ddl.strategy.extended import broadcast_value
@@ -121,9 +122,9 @@ def build_optimizers_as_rank_0(model: keras.Model, rank: int) -> None:
     optimizers = named_optimizers_of(model)
     place = {id(variable): number for number, variable in enumerate(model.variables)}
     mine = {
-        name: [place.get(id(variable)) for variable in each._trainable_variables]
+        name: [place.get(id(variable)) for variable in trained]
         for name, each in optimizers.items()
-        if rank == 0 and each.built and hasattr(each, "_trainable_variables")
+        if rank == 0 and each.built and (trained := trained_variables(each)) is not None
     }
     built = communicator.broadcast_object(mine, name=name_of(model, "built_optimizers"))
     for name, places in built.items():

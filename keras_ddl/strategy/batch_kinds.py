@@ -16,7 +16,7 @@ from typing import Any
 from keras_ddl import communicator
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.data import BatchRows, row_count
+from keras_ddl.data.rows import BatchRows, row_count
 
 
 class BatchKind:

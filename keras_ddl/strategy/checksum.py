@@ -18,7 +18,7 @@ def checksum(array: np.ndarray) -> int:
     """
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     whole = data.size // (8 * _COLUMNS) * (8 * _COLUMNS)
-    rest = zlib.crc32(data[whole:])
+    rest = zlib.crc32(data[whole:].tobytes())
     if not whole:
         return rest
     sums = np.add.reduce(data[:whole].view(np.uint64).reshape(-1, _COLUMNS), axis=0)

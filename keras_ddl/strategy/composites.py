@@ -16,8 +16,8 @@ from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.extents import Extents, Numbers
 from keras_ddl.cut.program import Value
 from keras_ddl.cut.report import Report
+from keras_ddl.data.rows import gather_rows
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.data.rows import gather_rows
 
 
 class _Argument(NamedTuple):

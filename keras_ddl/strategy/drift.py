@@ -73,7 +73,7 @@ class DriftCheck:
             slots = [v for v in _state_of_optimizers(self._model) if math.prod(v.shape) > 1]
             variables, sums = variables + slots, sums + [checksum(v.numpy()) for v in slots]
         step = models.steps_taken(models.optimizers_of(self._model)) or 0
-        digest = zlib.crc32(np.array(sums, np.uint32)) ^ len(sums)
+        digest = zlib.crc32(np.array(sums, np.uint32).tobytes()) ^ len(sums)
         per_step = (begin - self._begin) / self._steps if self._steps else math.inf
         gather_begin = time.perf_counter()
         gathered = communicator.all_gather_object(
@@ -132,10 +132,8 @@ class DriftCheck:
         return f"{len(where)} of {mine.size} elements, the first {index}{mine[at]!s} for {theirs[at]!s}"
 
     def _owner(self, variable: Any) -> str:
-        for layer in self._model._flatten_layers(include_self=False):
-            if any(v is variable for v in getattr(layer, "_trainable_variables", ())):
-                return f"layer {layer.name!r}, "
-        return ""
+        layer = models.layer_with(self._model, variable)
+        return "" if layer is None or layer is self._model else f"layer {layer.name!r}, "
 
 
 def _listed(ranks: Sequence[int]) -> str:

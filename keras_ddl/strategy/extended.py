@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,12 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import gather_rows, is_shared, per_rank_dataset, share_dataset
+from keras_ddl.data.share import agree_number
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import buckets
 from keras_ddl.gradients.bucket_size import BucketSize
-from keras_ddl.strategy import data, fits, one_per_job, variables, whole_step
+from keras_ddl.strategy import fits, one_per_job, variables, whole_step
 from keras_ddl.strategy.row_share import RowShare
 
 # Ranks' random streams, where they differ, differ by a multiple of this (odd, so all multiples differ; the golden ratio
@@ -138,7 +140,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
         with tf.device(self.device):
             return variables.adopt(next_creator(**kwargs))
 
-    def _agreed_initial_value(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any):
+    def _agreed_initial_value(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any) -> Any:
         value = initial_value() if callable(initial_value) else initial_value
         value = tf.convert_to_tensor(value, dtype=dtype)
         label = _label(value, name)
@@ -150,10 +152,10 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
             stack_position.warn(ONE_LEARNING_RATE.format(received))
         return tf.constant(array, dtype=value.dtype)
 
-    def _agreed_in_graph(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any):
+    def _agreed_in_graph(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any) -> Any:
         """Of a variable that is first made while a function is traced: rank 0's when TensorFlow initializes it."""
 
-        def agreed():
+        def agreed() -> Any:
             value = initial_value() if callable(initial_value) else initial_value
             value = tf.convert_to_tensor(value, dtype=dtype)
             if value.dtype == tf.bool:
@@ -191,18 +193,18 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
             if fn not in self._functions:
                 python_function = fn.python_function
 
-                def in_replica(*args, **kwargs):
+                def in_replica(*args: Any, **kwargs: Any) -> Any:
                     return self._call_for_each_replica(python_function, args, kwargs)
 
                 self._functions[fn] = tf_compat.clone_function(fn, in_replica)
             return self._functions[fn](*args, **kwargs)
-        with tf.device(self.device), self._rank_seed(), ReplicaContext(self._container_strategy(), self.rank):
+        with tf.device(self.device), self._rank_seed(), ReplicaContext(tf_compat.container_strategy(self), self.rank):
             if self.size > 1:
                 args, kwargs = self.share.begin_step((args, kwargs))
             return fn(*args, **kwargs)
 
     @contextlib.contextmanager
-    def _rank_seed(self):
+    def _rank_seed(self) -> Iterator[None]:
         """While a step is traced, TensorFlow's own stateful random ops get seeds that differ between ranks."""
         if tf.executing_eagerly() or tf.compat.v1.get_default_graph().seed is None:
             yield
@@ -216,7 +218,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
             graph.seed = before
 
     def _replica_ctx_update(self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True) -> Any:
-        mine, running = self._container_strategy(), tf.distribute.get_strategy()
+        mine, running = tf_compat.container_strategy(self), tf.distribute.get_strategy()
         if running is not mine and keras_compat.is_ours(running):
             raise ConfigError(
                 one_per_job.outside_message("An optimizer", f"one that updates {var.name}", running, mine)
@@ -272,20 +274,20 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
         back = np.argsort(order).tolist()
         name = "gather"
         if axis == 0:
-            return data.gather_rows(value, self.rank, name=name)
-        return tf.transpose(data.gather_rows(tf.transpose(value, order), self.rank, name=name), back)
+            return gather_rows(value, self.rank, name=name)
+        return tf.transpose(gather_rows(tf.transpose(value, order), self.rank, name=name), back)
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         return ops.broadcast(tensor, root=0, name="broadcast")
 
     # ---- data
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        if self.size == 1 or data.is_shared(dataset):
+        if self.size == 1 or is_shared(dataset):
             return dataset
-        return data.share_dataset(dataset, self.rank, self.size, data.agree_number())
+        return share_dataset(dataset, self.rank, self.size, agree_number())
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
-        return data.per_rank_dataset(dataset_fn, self.rank, self.size)
+        return per_rank_dataset(dataset_fn, self.rank, self.size)
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
         return value_fn(tf_compat.ValueContext(self.rank, self.size))

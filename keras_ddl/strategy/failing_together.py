@@ -22,6 +22,7 @@ from keras_ddl import communicator
 from keras_ddl.communicator.started import Started
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.errors import (
     CollectiveError,
     DeadlineError,
@@ -32,7 +33,6 @@ from keras_ddl.errors import (
     RankMismatchError,
     StepCancelledError,
 )
-from keras_ddl.strategy.thread_value import ThreadValue
 
 _LOOK_SECONDS = 0.05
 # What all ranks raise by themselves, or what leaves nobody to agree with.

@@ -7,8 +7,10 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from keras_ddl.compat.callbacks import set_initial_epoch
+
 if TYPE_CHECKING:
-    from keras_ddl.strategy.data.position import Reading
+    from keras_ddl.data.position import Reading
 
 
 class Fit:
@@ -42,7 +44,7 @@ def any_is_running() -> bool:
 
 def begin_at(model: Any, epoch: int) -> None:
     """Makes the fit of `model` that runs, and no later one, begin with `epoch`."""
-    model._initial_epoch = epoch
+    set_initial_epoch(model, epoch)
     fit = of(model)
     if fit is not None:
         fit.resumed_at = epoch
@@ -57,4 +59,4 @@ def running(model: Any) -> Iterator[Fit]:
     finally:
         _running.pop(model, None)
         if fit.resumed_at is not None:
-            model._initial_epoch = None
+            set_initial_epoch(model, None)

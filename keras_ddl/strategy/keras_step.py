@@ -15,17 +15,17 @@ from keras_ddl import communicator, cut
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import do_not_convert, tf
+from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.program import Value
 from keras_ddl.cut.states import WHOLE, Rows
+from keras_ddl.data import notice, order
+from keras_ddl.data.rows import BatchRows, chunk, gather_rows, row_count
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import notice
 from keras_ddl.strategy.batch_kinds import BatchKind
 from keras_ddl.strategy.composites import tell_rows
-from keras_ddl.strategy.data import BatchRows, chunk, gather_rows, order, row_count
 from keras_ddl.strategy.rows_trained import RowsTrained
-from keras_ddl.strategy.thread_value import ThreadValue
 from keras_ddl.strategy.whole_step import WholeStep, as_one_process
 
 _STEPS = ("train_step", "test_step", "predict_step")
@@ -85,7 +85,7 @@ class KerasSteps:
         notice.prepare()
 
     # In a tf.function of the program's own, autograph would convert the cut, too: half a minute for five layers.
-    @tf.autograph.experimental.do_not_convert
+    @do_not_convert
     def run(self, model: Any, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls a step of `model` with this rank's rows. COLLECTIVE. Returns: what one process would get."""
         if _batches.get().rows.is_local:
@@ -173,7 +173,8 @@ class KerasSteps:
         first_rows = next((_static_rows(leaves[i]) for i in places if _rank(leaves[i]) != 0), None)
         others = known.of_others if known.is_chunked else frozenset()
         kind, wholes = _kind_and_specs(batches, len(places))
-        specs, local, states = [], [], []
+        specs, local = [], []
+        states: list[Any] = []
         for number, place in enumerate(places):
             leaf = leaves[place]
             if isinstance(leaf, tf.Tensor) and leaf.shape.rank and place not in others:
@@ -193,7 +194,7 @@ class KerasSteps:
         def parts() -> list[tf.Variable]:
             return _accumulators(model) if known.accumulates_parts else []
 
-        @tf.autograph.experimental.do_not_convert
+        @do_not_convert
         def whole_step(*tensors: Any) -> Any:
             given = list(constants)
             for place, tensor in zip(places, tensors):

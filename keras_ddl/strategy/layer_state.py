@@ -10,7 +10,7 @@ import numpy as np
 from keras_ddl import communicator
 from keras_ddl.communicator.comparison import differing
 from keras_ddl.compat.keras import keras
-from keras_ddl.compat.models import plain_name, weights_made_trainable
+from keras_ddl.compat.models import layer_with, plain_name, weights_made_trainable
 from keras_ddl.errors import ConfigError
 
 _SEEDS = "seed_generator_state"
@@ -57,7 +57,7 @@ def _reduced(value: np.ndarray, name: str) -> np.ndarray:
 
 
 def _name(model: keras.Model, variable: keras.Variable) -> str:
-    for layer in model._flatten_layers():
-        if any(each is variable for each in layer._non_trainable_variables):
-            return f"{variable.name!r} of layer {layer.name!r} ({type(layer).__name__})"
-    return repr(variable.path)
+    layer = layer_with(model, variable)
+    return (
+        repr(variable.path) if layer is None else f"{variable.name!r} of layer {layer.name!r} ({type(layer).__name__})"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from keras_ddl.strategy import cluster
 # The job's, the latest last. Kept alive: whether one is found must not depend on when a rank collects garbage, because
 # making another is collective.
 _made: list[Any] = []
+# All that are still used, of earlier jobs of the process, too.
+_alive: weakref.WeakSet[Any] = weakref.WeakSet()
 # What an argument of Strategy() may do at any time without making it another one.
 _NOT_SETTINGS = ("mode", "seed")
 
@@ -18,9 +21,15 @@ _NOT_SETTINGS = ("mode", "seed")
 def remember(strategy: Any) -> None:
     """Keeps a Strategy that was made for this job, with `settings` and `topology`."""
     _made[:] = [each for each in _made if each.topology is strategy.topology] + [strategy]
+    _alive.add(strategy)
 
 
-def find(cls: type, given: Mapping[str, Any]) -> Any:
+def alive() -> list[Any]:
+    """Returns the Strategies of this process."""
+    return list(_alive)
+
+
+def find(cls: type[Any], given: Mapping[str, Any]) -> Any:
     """Returns the latest Strategy of this job whose settings are those that were given, or None.
 
     Args:
@@ -35,8 +44,9 @@ def find(cls: type, given: Mapping[str, Any]) -> Any:
         settings |= {} if packed is None else {"bucket_bytes": packed}
     place = communicator.topology()
     for each in reversed(_made):
-        same = type(each) is cls and each.topology is place
-        if same and all(name in each.settings and each.settings[name] == value for name, value in settings.items()):
+        if type(each) is not cls or each.topology is not place:
+            continue
+        if all(name in each.settings and each.settings[name] == value for name, value in settings.items()):
             return each
     return None
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import data
-from keras_ddl.strategy.data import order
+from keras_ddl.data import order, row_count
 
 _NAME = "rows"
 
@@ -33,7 +32,7 @@ class RowShare:
         Returns: `batch`, for use in the step: when it is one whose order is compared, it waits for the others' word.
         """
         with tf.name_scope("keras_ddl_rows"):
-            rows = data.row_count(batch)
+            rows = row_count(batch)
             if rows is None:
                 counts = tf.ones([self.size], tf.int64)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.variable_origin import not_of_the_program
+from keras_ddl.compat.variable_origin import not_of_the_program
 
 
 class RowsTrained:

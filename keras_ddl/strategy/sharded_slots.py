@@ -20,11 +20,11 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
+from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.cut.shards import Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import traced_step
 from keras_ddl.strategy.checksum import checksum
-from keras_ddl.strategy.thread_value import ThreadValue
 
 _ENTRYWISE = tuple(
     getattr(keras.optimizers, name)
@@ -134,7 +134,7 @@ def of(variable: Any) -> ShardedVariable | None:
     """Returns what is in shards of a keras.Variable or tf.Variable, or None."""
     if isinstance(variable, ShardedVariable):
         return variable
-    inner = getattr(variable, "_value", None)
+    inner = models.held_value(variable)
     return inner if isinstance(inner, ShardedVariable) else None
 
 
@@ -189,8 +189,9 @@ def hold(optimizer: Any, reference: Any, variable: Any, name: str | None, initia
         is_made = tf.executing_eagerly()  # else the function that is traced will initialize it
         with tf.init_scope():
             first = keras.initializers.get(initializer)
-            value = variable._value.read_value() if is_made else first(shape, dtype=variable.dtype)
-            variable._value = ShardedVariable(value, variable._value.name.partition(":")[0], strategy)
+            whole = models.held_value(variable)
+            value = whole.read_value() if is_made else first(shape, dtype=variable.dtype)
+            models.replace_value(variable, ShardedVariable(value, whole.name.partition(":")[0], strategy))
 
 
 def least_elements() -> int:

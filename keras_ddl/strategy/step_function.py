@@ -14,12 +14,12 @@ import numpy as np
 
 from keras_ddl import communicator, config, cut, ops
 from keras_ddl.communicator import comparison
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.cut.states import WHOLE, Rows, State
+from keras_ddl.data import chunk, order
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import sharded_slots, whole_slots
 from keras_ddl.strategy.composites import Composites, is_composite
-from keras_ddl.strategy.data import chunk, order
 from keras_ddl.strategy.failing_together import together
 from keras_ddl.strategy.whole_step import WholeStep, is_traced
 
@@ -182,7 +182,7 @@ class StepFunction:
         known = None if self._reduce_retracing else sum(counts) or arguments.rows
         structure = arguments.specs(known)
 
-        @tf.autograph.experimental.do_not_convert
+        @do_not_convert
         def whole(*tensors: Any) -> Any:
             given = list(constants)
             for place, tensor in zip(places, tensors):
@@ -267,7 +267,7 @@ class _Traced:
             local = [(mine, *shape[1:]) if isinstance(state, Rows) else shape for shape, state in zip(shapes, states)]
         specs = [tf.TensorSpec(shape, each.dtype) for shape, each in zip(local, concrete.inputs)]
 
-        @tf.autograph.experimental.do_not_convert
+        @do_not_convert
         def rank_step(*local: tf.Tensor) -> list[tf.Tensor]:
             return owner.build(program, arguments, states, counts, list(local))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.compat import tensorflow as tf_compat
-from keras_ddl.strategy.thread_value import ThreadValue
+from keras_ddl.compat.thread_value import ThreadValue
 
 _tracing = ThreadValue(False)
 _strategy_of_step = ThreadValue()

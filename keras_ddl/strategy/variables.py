@@ -20,10 +20,10 @@ from keras_ddl import communicator, ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.thread_value import ThreadValue
+from keras_ddl.compat.variable_origin import is_of_the_program
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import whole_step
-from keras_ddl.strategy.thread_value import ThreadValue
-from keras_ddl.strategy.variable_origin import is_of_the_program
 
 _NONE, _SUM, _MEAN, _FIRST = (
     getattr(tf.VariableAggregation, name) for name in ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
@@ -65,11 +65,15 @@ def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchron
 
 def adopt(variable: tf.Variable) -> tf.Variable:
     """Makes a new variable one of several ranks', unless it is one of Keras's layers or optimizers."""
+    kind: Any = type(variable)
     if is_of_the_program():
-        variable.__class__ = _class_for(type(variable))
+        variable.__class__ = _class_for(kind)
     elif variable.synchronization == _ON_READ and variable.aggregation != _NONE:
-        variable.__class__ = _class_of_metric(type(variable))
+        variable.__class__ = _class_of_metric(kind)
     return variable
+
+
+_Mixin: Any = object  # into classes of variables: what `super()` has is theirs
 
 
 @functools.cache
@@ -77,15 +81,15 @@ def _class_of_metric(base: type) -> type:
     return type(base.__name__, (_OfMetric, base), {"__module__": base.__module__})
 
 
-class _OfMetric:
+class _OfMetric(_Mixin):
     """A variable of a metric: all ranks hold what all of them have added."""
 
-    def assign(self, value, *args, **kwargs):
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         if _in_replica() is not None:
             value = self._global_value(tf.convert_to_tensor(value, self.dtype))
         return super().assign(value, *args, **kwargs)
 
-    def assign_add(self, delta, *args, **kwargs):
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         if _in_replica() is not None:
             delta = _aggregated(self, tf.convert_to_tensor(delta, self.dtype))
         return super().assign_add(delta, *args, **kwargs)
@@ -100,7 +104,7 @@ class _OfMetric:
 @functools.cache
 def _class_for(base: type) -> type:
     def refused(name: str) -> Any:
-        def scatter(self, *args, **kwargs):
+        def scatter(self: Any, *args: Any, **kwargs: Any) -> Any:
             if _in_replica() is not None and self.synchronization != _ON_READ:
                 _refuse(
                     "A variable under a Strategy is assigned as a whole in a step.",
@@ -116,27 +120,27 @@ def _class_for(base: type) -> type:
     return type(base.__name__, (_OfSeveralRanks, base), {"__module__": base.__module__, **methods})
 
 
-class _OfSeveralRanks:
+class _OfSeveralRanks(_Mixin):
     """What a tf.Variable of several ranks does differently."""
 
-    def assign(self, value, *args, **kwargs):
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         return super().assign(_assigned(self, value), *args, **kwargs)
 
-    def assign_add(self, delta, *args, **kwargs):
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         return super().assign_add(_assigned(self, delta, "assign_add"), *args, **kwargs)
 
-    def assign_sub(self, delta, *args, **kwargs):
+    def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         return super().assign_sub(_assigned(self, delta, "assign_sub"), *args, **kwargs)
 
-    def _read_variable_op(self, *args, **kwargs):
+    def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
         value = super()._read_variable_op(*args, **kwargs)
         outside = self.synchronization == _ON_READ and _in_replica() is None
         is_own = _updating.get() or whole_step.is_traced()
         return _aggregated(self, value) if outside and not is_own else value
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         with updating():  # a look at it, on one rank perhaps
-            return super().__repr__()
+            return str(super().__repr__())
 
 
 def _in_replica() -> Any:

@@ -146,7 +146,7 @@ class WholeStep:
                 report=report,
                 seed=seed,
                 batch_statistics=self._strategy.settings["batch_statistics"],
-                captured=lambda outer: outer if slots[id(outer)] is None else slots[id(outer)].chunk.handle,
+                captured=lambda outer: outer if (slot := slots[id(outer)]) is None else slot.chunk.handle,
                 snapshots=self._new_snapshots(),
                 shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
                 **options,

@@ -1,7 +1,7 @@
 """Where the ranks are: which share a host, which share memory, and the box of dimensions they form.
 
-Pure Python over the list of hosts; knows neither MPI nor TensorFlow. What an all-reduce costs on such a box is
-predicted by cost_model.py, whose names are here too.
+Pure Python over the list of hosts; knows neither MPI nor TensorFlow. What an all-reduce costs on such a box is in
+keras_ddl.cost_model.
 """
 
 from __future__ import annotations
@@ -13,19 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.topology.cost_model import Cluster, Dimension, choose, mode_for, predict, shared_memory
 
 __all__ = [
-    "Cluster",
-    "Dimension",
     "Topology",
-    "choose",
     "make_topology",
-    "mode_for",
     "parse_mode",
     "part_of",
-    "predict",
-    "shared_memory",
 ]
 
 _FORCED = re.compile(r"(?:[xprbnmc]:)?([0-9]+(?:x[0-9]+)*)")
@@ -161,8 +154,7 @@ def parse_mode(mode: str, hosts: Sequence[int]) -> tuple[tuple[int, ...], tuple[
     if mode == "p":
         group = tuple(hosts.index(host) for host in hosts)
         ranks_of_hosts = {hosts.count(host) for host in hosts}
-        dims = (ranks_of_hosts.pop(), len(set(hosts))) if len(ranks_of_hosts) == 1 else ()
-        return dims, group
+        return (ranks_of_hosts.pop(), len(set(hosts))) if len(ranks_of_hosts) == 1 else (), group
 
     match = _FORCED.fullmatch(mode)
     dims = tuple(int(word) for word in match[1].split("x")) if match else ()

@@ -58,6 +58,7 @@ class Cluster:
         """Number of tasks by host, in the order of the ranks."""
         hosts: dict[str, int] = {}
         for task in self.tasks:
+            assert task.host is not None  # the cluster lists every task that trains
             hosts[task.host] = hosts.get(task.host, 0) + 1
         return hosts
 

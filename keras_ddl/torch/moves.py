@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -56,7 +57,16 @@ def all_gather(engine: Engine, outputs: Tensors, tensor: torch.Tensor, waits: bo
     return _gather(engine, tensor, flat, count, outputs, agree, waits, finish)
 
 
-def _gather(engine, tensor, output, row_count, results, agree, waits, finish=None) -> DdlWork:
+def _gather(
+    engine: Engine,
+    tensor: torch.Tensor,
+    output: torch.Tensor,
+    row_count: int,
+    results: Any,
+    agree: Any,
+    waits: bool,
+    finish: Callable[..., None] | None = None,
+) -> DdlWork:
     dtype, count = memory.as_is(tensor)
     row_count = max(row_count, 1)
     place = Place(out=output.data_ptr(), row_count=row_count, rows=memory.as_is(output)[1] // row_count)
@@ -125,7 +135,15 @@ def scatter(engine: Engine, output: torch.Tensor, pieces: Tensors, root: int, wa
     return _exchange(engine, f"scatter from rank {root}", [output], flat, mine, theirs, waits)
 
 
-def _exchange(engine, call, results, flat, mine, theirs, waits) -> DdlWork:
+def _exchange(
+    engine: Engine,
+    call: str,
+    results: Any,
+    flat: torch.Tensor,
+    mine: Sequence[int],
+    theirs: Sequence[int],
+    waits: bool,
+) -> DdlWork:
     """Sends `mine[r]` elements of `flat` to rank r, and fills `results` with what comes, `theirs[r]` of rank r."""
     dtype, count = memory.as_is(flat)
     unit = count // flat.numel() if flat.numel() else memory.as_is(flat.new_empty(1))[1]

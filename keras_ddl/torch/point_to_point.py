@@ -105,7 +105,7 @@ class MessageWork(DdlWork):
         super().__init__([tensor], message)
         self._message = message
 
-    def source_rank(self) -> int:
+    def source_rank(self) -> int | None:
         """Returns the rank that has sent it."""
         self.wait()
         return self._message.source
@@ -119,7 +119,7 @@ class PointToPoint:
     def __init__(self, comm: Communicator, timeout: timedelta) -> None:
         self._comm = comm
         self._timeout = timeout
-        self._messages = comm.native().for_messages() if comm.size > 1 else None
+        self._messages: Any = comm.native().for_messages() if comm.size > 1 else None
         self._clean = True
         self._under_way: list[Message] = []
         self._changed = threading.Condition()

@@ -231,7 +231,7 @@ class ProcessGroup(dist.ProcessGroup):
             return
         raise dist.DistBackendError(
             f"monitored_barrier: all ranks must come within {timeout.total_seconds():g} s. Missing: rank(s) "
-            f"{', '.join(map(str, missing or ['unknown']))} of {self.size()}, seen on rank "
+            f"{', '.join(map(str, missing or ())) or 'unknown'} of {self.size()}, seen on rank "
             f"{self.rank()}. The barrier goes on: ranks that come to it later leave it."
         )
 

@@ -7,9 +7,8 @@ import numpy as np
 from callbacks.common import everyone, shared_folder
 
 import keras_ddl
-from keras_ddl import callbacks
+from keras_ddl import callbacks, model_state
 from keras_ddl import checkpoint as ckpt
-from keras_ddl.checkpoint import model_state
 from keras_ddl.errors import CheckpointError, RankMismatchError
 from strategy.common import (
     RANK,

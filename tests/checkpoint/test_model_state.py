@@ -12,8 +12,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from keras_ddl import checkpoint
-from keras_ddl.checkpoint import model_state
+from keras_ddl import checkpoint, model_state
 from keras_ddl.checkpoint.snapshot import Buffers
 from keras_ddl.errors import CheckpointError
 

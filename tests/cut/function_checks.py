@@ -15,7 +15,7 @@ import keras_ddl
 from harness.rank_program import long
 from keras_ddl import config
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.data import chunk
+from keras_ddl.data import chunk
 from strategy.common import RANK, SIZE, STRATEGY, raises, set_precision
 
 RNG = np.random.default_rng(5)

@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 from export_zoo import disturb
 
-from keras_ddl import export
-from keras_ddl.checkpoint import model_state
+from keras_ddl import export, model_state
 from keras_ddl.serving.servable import Servable
 
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 
@@ -111,3 +112,14 @@ def test_a_sample_of_any_text_is_answered_and_kept(text, tmp_path):
     assert answers["bytes"].tolist() == [len(encoded), 1] and answers["text"].tolist() == [encoded, b"x"]
     asked = warmup.read(found.path / "assets.extra" / warmup.FILE)
     assert asked["x"].tolist() == [encoded, b"x"]
+
+
+def test_inputs_and_outputs_may_be_named_as_arguments_of_numpy_are(tmp_path):
+    inputs = {name: keras.Input((2,), name=name) for name in ("file", "allow_pickle")}
+    model = keras.Model(inputs, {name: keras.layers.Dense(2)(each) for name, each in inputs.items()})
+    sample = {name: np.ones([3, 2], np.float32) for name in inputs}
+    base = export.write_base_graph(model, tmp_path / "ckpt", sample=sample)
+    model_state.save_checkpoint(model, tmp_path / "ckpt", 1, base=base)
+    result = export.export_saved_model(tmp_path / "ckpt", tmp_path / "out")  # the clean process answers the sample
+    assert result.path.is_dir()
+    assert sorted(replay.load_rows(tmp_path / "ckpt" / "base" / "sample.npz")) == sorted(inputs)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from export_zoo import ZOO, disturb
 
-from keras_ddl import export
-from keras_ddl.checkpoint import model_state
+from keras_ddl import export, model_state
 
 TOOL = Path(sys.executable).with_name("saved_model_cli")
 

@@ -14,8 +14,7 @@ import pytest
 from asking import ask
 from export_zoo import ZOO, disturb
 
-from keras_ddl import checkpoint, export
-from keras_ddl.checkpoint import model_state
+from keras_ddl import checkpoint, export, model_state
 from keras_ddl.export.proof import validate
 from keras_ddl.export.tracing.isolation import layers_of
 

@@ -18,8 +18,7 @@ import tensorflow as tf
 from export_zoo import Blocks, rows
 from keras import layers
 
-from keras_ddl import export
-from keras_ddl.checkpoint import model_state
+from keras_ddl import export, model_state
 from keras_ddl.errors import CheckpointError, ConfigError, ExportError
 from keras_ddl.export import manifest
 

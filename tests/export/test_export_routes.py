@@ -15,8 +15,7 @@ import tensorflow as tf
 from export_zoo import Blocks, disturb, rows
 from keras import layers
 
-from keras_ddl import export
-from keras_ddl.checkpoint import model_state
+from keras_ddl import export, model_state
 from keras_ddl.errors import ExportError
 
 HERE = Path(__file__).parent

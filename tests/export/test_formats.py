@@ -21,8 +21,7 @@ import tensorflow as tf
 from export_zoo import ZOO, disturb
 from keras import layers
 
-from keras_ddl import export
-from keras_ddl.checkpoint import model_state
+from keras_ddl import export, model_state
 from keras_ddl.errors import ConfigError, DependencyError, ExportError
 from keras_ddl.export import warmup
 from keras_ddl.export.formats import converters

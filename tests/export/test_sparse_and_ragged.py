@@ -13,8 +13,7 @@ from asking import ask, exported
 from export_zoo import ZOO
 from keras import layers
 
-from keras_ddl import export
-from keras_ddl.checkpoint import model_state
+from keras_ddl import export, model_state
 from keras_ddl.errors import ExportError
 from keras_ddl.serving.status import RequestError
 

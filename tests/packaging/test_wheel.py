@@ -66,6 +66,7 @@ def test_wheel_is_one_for_every_python_and_has_every_part(wheel):
         for path in (ROOT / folder).rglob("*.py"):
             assert f"{package}/{path.relative_to(ROOT / folder)}" in names
     assert {f"keras_ddl/{library}" for library in LIBRARIES} <= names
+    assert {"keras_ddl/py.typed", "ddl/py.typed"} <= names  # type checkers read the annotations of what is installed
     # The package, and the name that scripts of IBM's DDL import.
     assert {name.split("/")[0].split("-")[0] for name in names} == {"keras_ddl", "ddl"}
     version = re.search(r"(?m)^version = (\S+)$", (ROOT / "setup.cfg").read_text())[1]

@@ -26,8 +26,7 @@ def pictures(tmp_path_factory) -> Path:
     """Versions of a model of pixels and of sparse tags, as keras_ddl exports it: `from_image` takes files of images."""
     import keras
 
-    from keras_ddl import export
-    from keras_ddl.checkpoint import model_state
+    from keras_ddl import export, model_state
 
     folder = tmp_path_factory.mktemp("pictures")
     pixels, tags = keras.Input((4, 4, 3), name="pixels"), keras.Input((6,), sparse=True, name="tags")

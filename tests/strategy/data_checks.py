@@ -7,10 +7,10 @@ import numpy as np
 
 import keras_ddl
 from harness.rank_program import long
+from keras_ddl import data
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import arrays
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import data
-from keras_ddl.strategy.data import arrays
 from strategy.common import (
     FEW,
     LABELS,

@@ -3,8 +3,8 @@
 import numpy as np
 
 from harness.rank_program import long
+from keras_ddl import data
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import data
 from strategy.common import (
     RANK,
     SIZE,

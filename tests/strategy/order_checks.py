@@ -9,8 +9,8 @@ import numpy as np
 import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import arrays
 from keras_ddl.errors import ConfigError, RankMismatchError
-from keras_ddl.strategy.data import arrays
 from strategy.common import FEW, RANK, SIZE, STRATEGY, keras, linear_model, raises
 
 layers = keras.layers

@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 
+from keras_ddl import data
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import order
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import data
-from keras_ddl.strategy.data import order
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

@@ -1,12 +1,25 @@
-"""What a Strategy changes in Keras and TensorFlow, counted in a process of its own; without one, nothing is changed."""
+"""What is replaced in Keras and TensorFlow, in processes of their own: what docs/appendix/replaced.md lists."""
+
+import ast
+import re
 
 from harness.rank_tests import run_ranks
+from harness.source_modules import MODULES, ROOT
 
-_MOST = 25
 # Where programs look for the mathematics: none of it is ours to change.
+_UNTOUCHED = ("losses", "metrics", "optimizers", "layers", "random", "ops")
 # A class that cannot work under this Strategy says so when it is made.
 _REFUSED = "tensorflow.python.distribute.failure_handling.failure_handling.PreemptionCheckpointHandler.__init__"
-_UNTOUCHED = ("losses", "metrics", "optimizers", "layers", "random", "ops")
+
+
+def listed():
+    """When -> names, of the table on the page; each row's number is that of its names."""
+    rows = {}
+    for line in (ROOT / "docs" / "appendix" / "replaced.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("|") and (cells := [cell.strip() for cell in line.strip("|").split("|")])[1].isdigit():
+            rows[cells[0]] = re.findall(r"`([\w.]+)`", cells[2])
+            assert len(rows[cells[0]]) == int(cells[1]), line
+    return rows
 
 
 def attributes():
@@ -23,7 +36,8 @@ def attributes():
 
 
 def is_of_keras_ddl(value):
-    value = value.fget if isinstance(value, property) else value
+    value = value.fget if isinstance(value, property) else getattr(value, "func", value)  # of a functools.partial
+    value = getattr(value, "__func__", value)
     code = getattr(value, "__code__", None)  # functools.wraps copies the module's name
     where = code.co_filename if code is not None else str(getattr(value, "__module__", "")).replace(".", "/")
     return "keras_ddl" in where.rpartition("site-packages")[2].split("/")
@@ -40,33 +54,142 @@ def replaced_since(before):
     )
 
 
-def train(scope):
+def replaced_on_objects():
+    """Class.method, of single objects of Keras and TensorFlow in which keras_ddl has replaced a method."""
+    import gc
+
+    found = set()
+    for each in gc.get_objects():
+        kind = type(each)
+        if str(kind.__module__).split(".")[0] in ("keras", "tensorflow") and not isinstance(each, type):
+            for name, value in list(getattr(each, "__dict__", {}).items()):
+                if callable(value) and hasattr(kind, name) and is_of_keras_ddl(value):
+                    found.add(f"{kind.__name__}.{name}")
+    return sorted(found)
+
+
+def short(names):
+    return {".".join(name.split(".")[-2:]) for name in names}
+
+
+def train(scope, data=None, callbacks=(), epochs=2, **optimizer):
     import keras
     import tensorflow
 
     with scope:
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        model.compile("sgd", "mse", metrics=["mae"])
-    model.fit(tensorflow.zeros([8, 3]), tensorflow.zeros([8, 2]), batch_size=4, verbose=0)
+        model.compile(keras.optimizers.SGD(0.1, **optimizer), "mse", metrics=["mae"])
+    if data is None:
+        data = tensorflow.data.Dataset.from_tensors((tensorflow.zeros([4, 3]), tensorflow.zeros([4, 2]))).repeat(2)
+    model.fit(data, verbose=0, epochs=epochs, callbacks=list(callbacks))
 
 
-def test_strategy_replaces_few_attributes_and_no_mathematics():
-    def changes():
-        import keras  # noqa: F401
+def test_a_strategy_replaces_what_the_page_lists_and_no_mathematics(tmp_path):
+    def changes(folder):
+        import keras
+        import numpy
         import tensorflow  # noqa: F401
 
         before = attributes()
         import keras_ddl
+        from keras_ddl.compat import models
+
+        class Look(keras.callbacks.Callback):
+            seen: set = set()
+
+            def on_epoch_begin(self, epoch, logs=None):
+                self.seen.update(replaced_on_objects())
+
+        class Batches(keras.utils.PyDataset):
+            def __len__(self):
+                return 2
+
+            def __getitem__(self, index):
+                return numpy.zeros([4, 3]), numpy.zeros([4, 2])
+
+            def on_epoch_end(self):
+                pass
 
         train(keras_ddl.Strategy().scope())
-        return replaced_since(before)
+        plain = replaced_since(before)
+        strategy = keras_ddl.Strategy(shard_optimizer=True)
+        callbacks = [
+            Look(),
+            keras.callbacks.ModelCheckpoint(f"{folder}/{{epoch}}.keras"),
+            keras.callbacks.SwapEMAWeights(),
+        ]
+        train(strategy.scope(), Batches(), callbacks, use_ema=True)
+        fitted = sorted(Look.seen)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+            model.compile("sgd", "mse", metrics=["mae"])
+        for part in models.compiled_parts(model).values():
+            models.after_build(part, lambda: None)
+        return plain, replaced_since(before), fitted, sorted(set(replaced_on_objects()) - set(fitted))
 
-    replaced = run_ranks(changes, 2).check().ranks[0].result
-    assert "keras.src.trainers.trainer.Trainer.compile" in replaced  # the count sees what is there
-    assert len(replaced) <= _MOST, replaced
-    inside = [name for name in replaced if any(f".{each}." in name for each in _UNTOUCHED)]
-    inside += [name for name in replaced if name.startswith("tensorflow") and name != _REFUSED]
+    results = [rank.result for rank in run_ranks(changes, 2, args=[str(tmp_path)], timeout=120).check().ranks]
+    plain, with_shards, _, built_later = results[0]
+    rows = listed()
+    assert short(plain) == set(rows["the first Strategy"])
+    assert short(with_shards) - short(plain) == set(rows["the first that shards optimizers"])
+    assert {name for _, _, fitted, _ in results for name in fitted} == set(rows["a fit: methods of single objects"])
+    assert set(built_later) == set(rows["a fit that resumes inside an epoch: methods of single objects"])
+    inside = [name for name in plain if any(f".{each}." in name for each in _UNTOUCHED)]
+    inside += [name for name in with_shards if name.startswith("tensorflow") and name != _REFUSED]
     assert not inside, inside
+
+
+def test_front_ends_replace_what_the_page_lists():
+    def changes():
+        import keras
+        import tensorflow  # noqa: F401
+
+        before = attributes()
+        import keras_ddl.horovod.keras as hvd
+
+        hvd.init()
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        of_horovod, of_optimizer = replaced_since(before), replaced_on_objects()
+        del optimizer
+        import ddl
+
+        ddl.init("-mode p")
+        return of_horovod, of_optimizer, sorted(set(replaced_since(before)) - set(of_horovod))
+
+    of_horovod, of_optimizer, of_ddl = run_ranks(changes, 2, timeout=120).check().ranks[0].result
+    rows = listed()
+    of_strategy = set(rows["the first Strategy"])
+    assert short(of_horovod) - of_strategy == set(rows["Horovod's: the first DistributedOptimizer"])
+    assert of_strategy - short(of_horovod) == short([_REFUSED])
+    assert of_optimizer == [f"SGD.{name}" for name in sorted(rows["Horovod's: methods of each DistributedOptimizer"])]
+    assert short(of_ddl) == set(rows["DDL's, by `ddl.init` on several ranks"])
+
+
+def test_classes_of_objects_are_exchanged_where_the_page_lists():
+    exchanged = [
+        f"{name}, line {node.lineno}"
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr == "__class__" and isinstance(node.ctx, ast.Store)
+    ]
+    assert len(exchanged) == len(listed()["a fit or a scope: classes of single objects"]), exchanged
+
+
+def test_values_of_tensorflow_are_replaced_where_the_page_lists():
+    tree = ast.parse(MODULES["keras_ddl.compat.tensorflow"].read_text(encoding="utf-8"))
+    imported = {
+        alias.asname or alias.name: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tensorflow.python")
+        for alias in node.names
+    }
+    replaced = {
+        f"{imported[node.value.id]}.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id in imported
+    }
+    assert replaced == set(listed()["TensorFlow's own values"])
 
 
 def test_nothing_is_replaced_without_a_strategy():
@@ -83,6 +206,6 @@ def test_nothing_is_replaced_without_a_strategy():
             getattr(keras_ddl, name)
         keras_ddl.init()
         train(contextlib.nullcontext())
-        return replaced_since(before)
+        return replaced_since(before), replaced_on_objects()
 
-    assert run_ranks(changes, 1).check().ranks[0].result == []
+    assert run_ranks(changes, 1).check().ranks[0].result == ([], [])

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from keras_ddl.cli.bench_training.rank import Plan
 from keras_ddl.cli.bench_training.rounds import Found
+from keras_ddl.cost_model import Step, machines
 from keras_ddl.errors import ConfigError
-from keras_ddl.topology.step_model import Step, machines
 
 _PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -52,6 +52,8 @@ def parse(text: str) -> Links:
         if set(given) != {"hosts", "devices", "link", "inside", "latency"}:
             raise ValueError
         latency = re.fullmatch(r"([0-9.]+) ?([mun]?s)", given["latency"])
+        if latency is None:
+            raise ValueError
         links = Links(
             int(given["hosts"]),
             int(given["devices"]),

@@ -138,6 +138,8 @@ def _to_accuracy(plan: Plan, batch: int, scope: Any) -> Reached:
     from keras_ddl.cli.bench_training.step_times import StepTimes
     from keras_ddl.schedules import scale_learning_rate
 
+    assert plan.to_accuracy is not None
+    accuracy = plan.to_accuracy
     rate = 0.01 if plan.strong else scale_learning_rate(0.01, "linear")
     keras.utils.set_random_seed(1)  # the initial weights: any number of ranks begins with the same
     with scope():
@@ -161,7 +163,7 @@ def _to_accuracy(plan: Plan, batch: int, scope: Any) -> Reached:
                 )
             self.accuracy, self.epochs = float(logs[name]), epoch + 1
             self.total += self.end - self.epoch_start
-            self.model.stop_training = self.accuracy >= plan.to_accuracy
+            self.model.stop_training = self.accuracy >= accuracy
 
     clock = Clock()
     options: dict[str, Any] = {"epochs": plan.epochs, "verbose": 0, "callbacks": [clock]}
@@ -174,4 +176,4 @@ def _to_accuracy(plan: Plan, batch: int, scope: Any) -> Reached:
     what.model.fit(data, validation_data=validation, **options)
     clock.total -= max(0.0, clock.seconds[0] - statistics.median(clock.seconds))
     seconds = max(keras_ddl.all_gather_object(clock.total))
-    return Reached(seconds, clock.epochs, clock.accuracy, clock.accuracy >= plan.to_accuracy)
+    return Reached(seconds, clock.epochs, clock.accuracy, clock.accuracy >= accuracy)

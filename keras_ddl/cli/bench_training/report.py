@@ -118,7 +118,7 @@ def plot(file: str, plan: Plan, found: Found, predictions: Sequence[Predicted]) 
         efficiencies.plot(ranks, [100 * row.efficiency for row in rows], style, label=label)
     with_traffic = [row for row in found.rows if row.exposed is not None]
     if with_traffic:
-        exposed = [1e3 * row.exposed for row in with_traffic]
+        exposed = [1e3 * row.exposed for row in with_traffic if row.exposed is not None]
         steps.plot([row.ranks for row in with_traffic], exposed, ".:", label="exposed communication")
     ticks = sorted({row.ranks for _, _, rows in series for row in rows})
     for axes, label in ((steps, "ms of a step"), (efficiencies, "efficiency, % of one device's")):

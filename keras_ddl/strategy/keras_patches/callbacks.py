@@ -14,9 +14,11 @@ from typing import Any
 from keras_ddl import communicator, timeline
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.comparison import require_equal_values
+from keras_ddl.compat import callbacks as keras_callbacks
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
+from keras_ddl.compat.optimizers import learning_rate_variable
 from keras_ddl.strategy import accumulation, agreement, fits, sharded_slots, whole_slots
 from keras_ddl.strategy.drift import DriftCheck
 from keras_ddl.strategy.extended import ONE_LEARNING_RATE
@@ -31,7 +33,7 @@ _BATCH_HOOKS = {
     "test": ("on_test_batch_begin", "on_test_batch_end"),
     "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
-_KerasList = keras_compat.CallbackList
+_KerasList: Any = keras_compat.CallbackList
 
 
 class _Silent(keras.callbacks.Callback):
@@ -112,12 +114,11 @@ class CallbackList(_KerasList):
             if getattr(callback, "runs_last", False):
                 callback.others = self.callbacks
             if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                vars(callback).pop("_apply_to_ema_optimizers", None)
-                callback._apply_to_ema_optimizers = functools.partial(_swap_whole, callback)
+                keras_callbacks.replace_swap(callback, functools.partial(_swap_whole, callback))
             if isinstance(callback, keras.callbacks.ModelCheckpoint):
-                vars(callback).pop("_save_model", None)
-                if on_other_rank:
-                    callback._save_model = functools.partial(_decide_only, callback)
+                keras_callbacks.replace_save(
+                    callback, functools.partial(_decide_only, callback) if on_other_rank else None
+                )
         super().set_model(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -139,8 +140,9 @@ class CallbackList(_KerasList):
             agreement.build_optimizers_as_rank_0(model, rank)
         agreement.check_same_model(model)
         _agree_on_steps(self, strategy)
-        start = communicator.broadcast_object(model._initial_epoch, name=agreement.name_of(model, "initial_epoch"))
-        model._initial_epoch = start
+        own = keras_callbacks.initial_epoch(model)
+        start = communicator.broadcast_object(own, name=agreement.name_of(model, "initial_epoch"))
+        keras_callbacks.set_initial_epoch(model, start)
         agreement.broadcast_variables(agreement.all_variables(model))
         _agree_on_global_seed(model, rank)
         self._drift = DriftCheck(model, rank, strategy.drift_check_fraction)
@@ -247,18 +249,16 @@ def _writers() -> tuple[type, ...]:
 
 
 def _swap_whole(callback: keras.callbacks.SwapEMAWeights, *functions: Any) -> None:
-    """SwapEMAWeights._apply_to_ema_optimizers, which reads and sets averages: whole, also those in shards. COLLECTIVE
-    where there are some.
-    """
+    """Exchanges weights and averages: whole, also those in shards. COLLECTIVE where there are some."""
     with whole_slots.whole(whole_slots.slots_of(callback.model)):
-        type(callback)._apply_to_ema_optimizers(callback, *functions)
+        keras_callbacks.original_swap(callback, *functions)
 
 
 def _decide_only(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:
-    """ModelCheckpoint._save_model without saving: the best value is tracked on all ranks, the file is rank 0's."""
+    """Takes the place of saving: the best value is tracked on all ranks, the file is rank 0's."""
     verbose, checkpoint.verbose = checkpoint.verbose, 0
     try:
-        checkpoint._should_save_model(epoch, batch, logs, checkpoint._get_file_path(epoch, batch, logs))
+        keras_callbacks.note_best(checkpoint, epoch, batch, logs)
     finally:
         checkpoint.verbose = verbose
 
@@ -290,8 +290,8 @@ def _agree_on_steps(callbacks: Any, strategy: Any) -> None:
 def _rates_and_step(model: Any) -> tuple[list[float], int]:
     """The learning rates that are numbers, and the steps made with them."""
     optimizers = models.optimizers_with_rates(model)
-    rates = [each._learning_rate for each in optimizers if isinstance(each._learning_rate, keras.Variable)]
-    return [float(rate.numpy()) for rate in rates], models.steps_taken(optimizers) or 0
+    rates = [learning_rate_variable(each) for each in optimizers]
+    return [float(rate.numpy()) for rate in rates if rate is not None], models.steps_taken(optimizers) or 0
 
 
 def _warn_of_rates(told: list[tuple[list[float], int]], rank: int) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from keras_ddl.compat.optimizers import averaged_weights
 from keras_ddl.strategy import sharded_slots, whole_slots
 
 
 def build(original: Callable[..., Any]) -> Callable[..., Any]:
     """Refuses optimizers of which it is not known that each entry of a slot is computed by itself."""
 
-    def wrapper(self, variables):
+    def wrapper(self: Any, variables: Any) -> Any:
         sharded_slots.check(self)
         return original(self, variables)
 
@@ -24,7 +25,7 @@ def build(original: Callable[..., Any]) -> Callable[..., Any]:
 def add_variable_from_reference(original: Callable[..., Any]) -> Callable[..., Any]:
     """Holds a slot in shards from the moment it is made: all slots are never whole at the same time."""
 
-    def wrapper(self, reference_variable, name=None, initializer="zeros"):
+    def wrapper(self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros") -> Any:
         with sharded_slots.making(self, reference_variable, name):
             variable = original(self, reference_variable, name=name, initializer=initializer)
         sharded_slots.hold(self, reference_variable, variable, name, initializer)
@@ -36,9 +37,8 @@ def add_variable_from_reference(original: Callable[..., Any]) -> Callable[..., A
 def finalize_variable_values(original: Callable[..., Any]) -> Callable[..., Any]:
     """At the end of fit the averages of weights, which are slots, take the weights' place. COLLECTIVE then."""
 
-    def wrapper(self, var_list):
-        averages = getattr(self, "_model_variables_moving_average", ()) if self.use_ema else ()
-        with whole_slots.whole(whole_slots.slots_in(averages)):
+    def wrapper(self: Any, var_list: Any) -> Any:
+        with whole_slots.whole(whole_slots.slots_in(averaged_weights(self))):
             return original(self, var_list)
 
     return wrapper

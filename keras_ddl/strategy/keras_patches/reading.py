@@ -11,15 +11,18 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from keras_ddl.compat import epoch_iterators
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import data, fits
-from keras_ddl.strategy.data import arrays, py_dataset
-from keras_ddl.strategy.data.position import Reading
-from keras_ddl.strategy.keras_step import UNKNOWN, BatchRows
-from keras_ddl.strategy.thread_value import ThreadValue
+from keras_ddl.compat.thread_value import ThreadValue
+from keras_ddl.data import arrays, py_dataset
+from keras_ddl.data.position import Reading
+from keras_ddl.data.rows import BatchRows
+from keras_ddl.data.share import agree_number, batch_rows_of
+from keras_ddl.strategy import fits
+from keras_ddl.strategy.keras_step import UNKNOWN
 
-_KerasIterator = keras_compat.tf_trainer.TFEpochIterator
+_KerasIterator: Any = keras_compat.tf_trainer.TFEpochIterator
 _reader = ThreadValue()
 _iterators: weakref.WeakKeyDictionary[Any, BatchRows] = weakref.WeakKeyDictionary()
 
@@ -88,10 +91,10 @@ class EpochIterator(_KerasIterator):
         else:
             dataset = strategy.experimental_distribute_dataset(adapter.get_tf_dataset())
         self._distributed_dataset = dataset
-        self.batch_rows = data.batch_rows_of(dataset)
+        self.batch_rows = batch_rows_of(dataset)
         if size == 1:
             return
-        arrays.check_same_arrays(getattr(adapter, "_inputs", None), rank)
+        arrays.check_same_arrays(epoch_iterators.inputs_of(adapter), rank)
 
     def _rows_of_arrays(self, adapter: Any, strategy: Any) -> tf.data.Dataset:
         """Reads this rank's rows only. Shuffles alike on all ranks and differently in each epoch, also when the script
@@ -101,16 +104,17 @@ class EpochIterator(_KerasIterator):
         the dataset is the same in every epoch. When the script itself has set a seed, Keras's order is left as it is.
         """
         shuffle_rows = tf.random.shuffle
-        if adapter._shuffle and not strategy.random_state.seeded_by_script:
+        read = epoch_iterators.arrays_of(adapter)
+        if read.shuffle and not strategy.random_state.seeded_by_script:
             self._shuffle_seed = tf.Variable([0, 0], dtype=tf.int64, trainable=False, name="keras_ddl_shuffle_seed")
             shuffle_rows = functools.partial(_shuffle_from, self._shuffle_seed, [0])
         return arrays.dataset_of_rows(
-            adapter._inputs,
+            read.inputs,
             strategy.rank,
             strategy.size,
-            data.agree_number(),
-            batch_size=adapter._batch_size,
-            shuffle=adapter._shuffle,
+            agree_number(),
+            batch_size=read.batch_size,
+            shuffle=read.shuffle,
             shuffle_rows=shuffle_rows,
         )
 
@@ -135,7 +139,7 @@ def _shuffle_from(seed: tf.Variable, counter: list[int], value: tf.Tensor) -> tf
 def maybe_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
     """Builds nothing: the first step does when it is traced, as without a strategy, for it sees the same program."""
 
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
         if keras_compat.strategy_of(self) is None:
             return original(self, iterator=iterator, data_batch=data_batch)
         return None

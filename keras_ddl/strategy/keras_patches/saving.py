@@ -7,7 +7,6 @@ The first two stand behind all of `model.save`, `keras.saving.save_model` and th
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import io
 import os
@@ -15,13 +14,14 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from keras_ddl.compat import callbacks as keras_callbacks
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
+from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.files.durable import write_whole
-from keras_ddl.strategy import accumulation, agreement, whole_slots
+from keras_ddl.strategy import accumulation, agreement, one_per_job, whole_slots
 from keras_ddl.strategy.checksum import checksum
-from keras_ddl.strategy.thread_value import ThreadValue
 
 _saving = ThreadValue(False)
 
@@ -30,7 +30,7 @@ def once(original: Callable[..., Any]) -> Callable[..., Any]:
     """A function (model, filepath, ...) that writes: its file is whole, and written by one rank of each host."""
 
     @functools.wraps(original)
-    def wrapper(model, filepath, *args, **kwargs):
+    def wrapper(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = keras_compat.strategy_of(model)
         is_path = isinstance(filepath, (str, os.PathLike))
         if strategy is None or strategy.size == 1 or not is_path or _saving.get():
@@ -63,8 +63,8 @@ def _write(original: Callable[..., Any], path: str, model: Any, staged: str, *ar
 def ask_to_proceed_with_overwrite(original: Callable[..., Any]) -> Callable[..., Any]:
     """With overwrite=False: nobody need be asked about a file that another rank has written in this very call."""
 
-    def wrapper(filepath):
-        if any(strategy.saves.is_written(str(filepath)) for strategy in keras_compat.strategies):
+    def wrapper(filepath: Any) -> Any:
+        if any(strategy.saves.is_written(str(filepath)) for strategy in one_per_job.alive()):
             return True
         return original(filepath)
 
@@ -102,9 +102,8 @@ class SavesWithinEpochs:
         if not self._is_on:
             return False
         model, strategy = self._callbacks.model, self._strategy
-        # A copy is asked, for the question counts batches.
         savers = self._savers(within=True)
-        due = strategy.rank == 0 and any(copy.copy(each)._should_save_on_batch(batch) for each in savers)
+        due = strategy.rank == 0 and any(keras_callbacks.saves_after(each, batch) for each in savers)
         due = agreement.any_rank(due, agreement.name_of(model, "save_is_due"))
         if due and models.accumulates(model):
             accumulation.combine(model)

@@ -15,8 +15,10 @@ from keras_ddl.communicator import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import arrays, order
+from keras_ddl.data.rows import BatchRows
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import accumulation, data, fits, keras_step, whole_slots
+from keras_ddl.strategy import accumulation, fits, keras_step, one_per_job, own_reductions, whole_slots
 from keras_ddl.strategy.batch_kinds import (
     BatchKind,
     BatchKinds,
@@ -25,7 +27,6 @@ from keras_ddl.strategy.batch_kinds import (
     trace_for_all,
     whole_batch,
 )
-from keras_ddl.strategy.data import arrays, order
 from keras_ddl.strategy.failing_together import together
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.keras_patches.callbacks import adopted
@@ -37,14 +38,14 @@ _warned: weakref.WeakSet[Any] = weakref.WeakSet()  # models that train alone
 def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles inside the scope, so that compile("adam") may stand outside it; refuses what would go wrong later."""
 
-    def wrapper(self, optimizer="rmsprop", *args, **kwargs):
+    def wrapper(self: Any, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> Any:
         strategy = keras_compat.strategy_of(self)
         _check_model(self, strategy)
         for part in models.optimizers_in(optimizer):
             theirs = keras_compat.strategy_of(part)
             if strategy is None and theirs is not None:
                 raise ConfigError(outside_message("A model", self.name, theirs))
-            if strategy is not None and keras_compat.own_reduction(part) is not None:
+            if strategy is not None and own_reductions.reduction_of(part) is not None:
                 raise ConfigError(
                     "Gradients must be reduced only once. Received: a model made under a keras_ddl.Strategy and "
                     "optimizer "
@@ -54,7 +55,7 @@ def compile_model(original: Callable[..., Any]) -> Callable[..., Any]:
             if strategy is not None and theirs is not strategy:
                 raise ConfigError(outside_message("An optimizer", part.name, strategy, theirs))
         if strategy is None:
-            if any(keras_compat.own_reduction(part) is not None for part in models.optimizers_in(optimizer)):
+            if any(own_reductions.reduction_of(part) is not None for part in models.optimizers_in(optimizer)):
                 bound = _without_jit(original, self, optimizer, args, kwargs)
                 return original(*bound.args, **bound.kwargs)
             return original(self, optimizer, *args, **kwargs)
@@ -101,7 +102,7 @@ def _check_model(model: Any, strategy: Any) -> None:
 
 
 def _warn_if_alone(model: Any) -> None:
-    others = [strategy for strategy in keras_compat.strategies if strategy.size > 1]
+    others = [strategy for strategy in one_per_job.alive() if strategy.size > 1]
     if others and model not in _warned:
         _warned.add(model)
         stack_position.warn(
@@ -123,15 +124,15 @@ def _trains_unreduced(model: Any) -> bool:
     parts = models.optimizers_in(getattr(model, "optimizer", None))
     if not parts or not models.has_keras_train_step(model):
         return False
-    if any(keras_compat.own_reduction(part) is not None for part in parts):
+    if any(own_reductions.reduction_of(part) is not None for part in parts):
         return False
-    return any(reduction.is_active for reduction in keras_compat.reductions)
+    return own_reductions.any_is_active()
 
 
 def fit(original: Callable[..., Any]) -> Callable[..., Any]:
     """Agrees on random states before, keeps the ranks' decisions to stop together, reports errors as keras_ddl's."""
 
-    def wrapper(self, *args, **kwargs):
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = keras_compat.strategy_of(self)
         _check_model(self, strategy)
         with reading.Reader(self, trains=True).as_current(), fits.running(self) as fit:
@@ -152,7 +153,7 @@ def fit(original: Callable[..., Any]) -> Callable[..., Any]:
 def evaluate_or_predict(original: Callable[..., Any]) -> Callable[..., Any]:
     """The same on all ranks; the progress bar is rank 0's."""
 
-    def wrapper(self, *args, **kwargs):
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = keras_compat.strategy_of(self)
         _check_model(self, strategy)
         if strategy is None or strategy.size == 1:
@@ -167,7 +168,7 @@ def evaluate_or_predict(original: Callable[..., Any]) -> Callable[..., Any]:
 def get_metrics_result_or_logs(original: Callable[..., Any]) -> Callable[..., Any]:
     """The end of an epoch or of an evaluation."""
 
-    def wrapper(self, logs):
+    def wrapper(self: Any, logs: Any) -> Any:
         fit, strategy = fits.of(self), keras_compat.strategy_of(self)
         if fit is not None:
             logs = logs or fit.logs_before or logs  # an epoch that is resumed after its last batch
@@ -193,7 +194,7 @@ def _bind(original: Callable[..., Any], model: Any, args: Any, kwargs: Any, stra
 def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
     """train_step and test_step are traced for batches of as many rows as one process would see (keras_step.py)."""
 
-    def _make_function(self, step_function):
+    def _make_function(self: Any, step_function: Any) -> Any:
         strategy = keras_compat.strategy_of(self)
         if strategy is None or strategy.size == 1:
             return original(self, step_function)
@@ -202,7 +203,7 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
         name = getattr(step_function, "__name__", "train_step")
 
-        def run(iterator):
+        def run(iterator: Any) -> Any:
             if name != "test_step":
                 whole_slots.refuse_step(name, lambda: whole_slots.slots_of(self))
             if isinstance(iterator, tf.data.Iterator):
@@ -218,14 +219,14 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
             batch = next(iterator)
             arrays.warn_of_equal_batches(batch, strategy.rank)
             kind = kinds.of(whole_batch(batch, total_rows(batch)))
-            rows = data.BatchRows().of_kind(kind.specs)
+            rows = BatchRows().of_kind(kind.specs)
             undo.has_called = True
             with keras_step.with_rows(rows, kind, is_single=True), order.translate_errors():
                 if "single" not in kind.functions:
                     kind.functions["single"] = of_single_batches(self, step_function, batch, kind)
                 return kind.functions["single"](batch)
 
-        def function(iterator):
+        def function(iterator: Any) -> Any:
             undo.begin()
             try:
                 return together(lambda: run(iterator), undo)
@@ -275,7 +276,7 @@ class _Undo:
 def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
     """As `make_function`, for predict_step. predict_on_batch stays on this rank: no waiting for other ranks."""
 
-    def wrapper(self, force=False):
+    def wrapper(self: Any, force: Any = False) -> Any:
         strategy = keras_compat.strategy_of(self)
         if strategy is None or strategy.size == 1:
             return original(self, force)
@@ -284,7 +285,7 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
         kinds, alone = BatchKinds(), BatchKind("", ())
         undo = _Undo(self, strategy, kinds)
 
-        def run(kind, rows, data_of_steps):
+        def run(kind: Any, rows: Any, data_of_steps: Any) -> Any:
             undo.has_called = True
             with keras_step.with_rows(rows, kind), order.translate_errors():
                 if rows.place not in kind.functions:
@@ -294,7 +295,7 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
                         trace_for_all(kind.functions[rows.place], data_of_steps, kind)
                 return kind.functions[rows.place](data_of_steps)
 
-        def run_on_all(rows, data_of_steps):
+        def run_on_all(rows: Any, data_of_steps: Any) -> Any:
             if rows.total is None or rows.spec is None:
                 totals = [total_rows(each) if rows.total is None else rows.total for each in data_of_steps]
                 specs = [whole_batch(each, total) for each, total in zip(data_of_steps, totals)]
@@ -303,7 +304,7 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
             kind = kinds.of(specs)
             return run(kind, rows.of_kind(kind.specs), data_of_steps)
 
-        def predict_function(data_of_steps):
+        def predict_function(data_of_steps: Any) -> Any:
             reader = reading.current()
             if reader is None or reader.batch_rows is None:
                 return run(alone, keras_step.LOCAL, data_of_steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from keras_ddl.strategy.thread_value import ThreadValue
+from keras_ddl.compat.thread_value import ThreadValue
 
 _not_of_the_program = ThreadValue(False)
 

@@ -14,12 +14,12 @@ from keras_ddl import communicator
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.comparison import digest, is_equal, other_rank, require_equal_values
 from keras_ddl.compat.keras import array_slicing, keras, tree
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import do_not_convert, tf
+from keras_ddl.data import order
+from keras_ddl.data.rows import BatchRows, chunk
+from keras_ddl.data.share import MARK, share_dataset
+from keras_ddl.data.untuned import untuned
 from keras_ddl.errors import RankMismatchError
-from keras_ddl.strategy.data import order
-from keras_ddl.strategy.data.rows import BatchRows, chunk
-from keras_ddl.strategy.data.share import MARK, share_dataset
-from keras_ddl.strategy.data.untuned import untuned
 
 _RULE = "Every rank must be given all the data, in the same order: keras_ddl takes each rank's rows of every batch."
 _REMEDY = (
@@ -30,6 +30,8 @@ _REMEDY = (
 _ROWS, _VALUES = 1024, 32  # at most so many rows, and values of a row, are looked at
 _batches_compared = False
 
+Shuffle = Callable[[tf.Tensor], tf.Tensor]
+
 
 def dataset_of_rows(
     inputs: Any,
@@ -39,7 +41,7 @@ def dataset_of_rows(
     *,
     batch_size: int,
     shuffle: bool | str,
-    shuffle_rows: Callable[[tf.Tensor], tf.Tensor],
+    shuffle_rows: Shuffle,
 ) -> tf.data.Dataset:
     """Returns the batches that Keras's ArrayDataAdapter makes of arrays, of which only the rows of `rank` are gathered.
 
@@ -56,9 +58,9 @@ def dataset_of_rows(
     mine = cut(rows, batch_size, rank, size, number, shuffle_rows)
     arrays = tree.lists_to_tuples(array_slicing.convert_to_sliceable(inputs, target_backend="tensorflow"))
 
-    @tf.autograph.experimental.do_not_convert
-    def look_up(positions, arrays):
-        def one(array):
+    @do_not_convert
+    def look_up(positions: tf.Tensor, arrays: Any) -> Any:
+        def one(array: Any) -> Any:
             if isinstance(array, array_slicing.TensorflowSparseWrapper):
                 return array_slicing.slice_tensorflow_sparse_wrapper(array, positions)
             if isinstance(array, (list, tuple, dict)):
@@ -76,16 +78,18 @@ def dataset_of_rows(
     return _marked(untuned(dataset.with_options(options)).prefetch(tf.data.AUTOTUNE), whole)
 
 
-def _in_order(rows, batch_size, rank, size, number, _):
+def _in_order(rows: int, batch_size: int, rank: int, size: int, number: int, _: Shuffle) -> tf.data.Dataset:
     return _marked(_cut(tf.range(rows, dtype=tf.int64), batch_size, rank, size))
 
 
-def _shuffled_whole(rows, batch_size, rank, size, number, shuffle_rows):
+def _shuffled_whole(
+    rows: int, batch_size: int, rank: int, size: int, number: int, shuffle_rows: Shuffle
+) -> tf.data.Dataset:
     is_checked = size > 1 and order.check_is_on()
     begin = order.pass_of(number, tf.TensorSpec([None], tf.int64)) if is_checked else None
 
-    @tf.autograph.experimental.do_not_convert
-    def batches(_):
+    @do_not_convert
+    def batches(_: tf.Tensor) -> tf.data.Dataset:
         positions = shuffle_rows(tf.range(rows, dtype=tf.int64))
         if begin is not None:
             with tf.control_dependencies([order.note_positions(begin(), positions)]):
@@ -96,12 +100,14 @@ def _shuffled_whole(rows, batch_size, rank, size, number, shuffle_rows):
     return _marked(tf.data.Dataset.range(1).flat_map(batches).apply(tf.data.experimental.assert_cardinality(length)))
 
 
-def _shuffled_within_batches(rows, batch_size, rank, size, number, shuffle_rows):
+def _shuffled_within_batches(
+    rows: int, batch_size: int, rank: int, size: int, number: int, shuffle_rows: Shuffle
+) -> tf.data.Dataset:
     found = tf.data.Dataset.range(rows).batch(batch_size, drop_remainder=rows % batch_size == 0).map(shuffle_rows)
     return share_dataset(found, rank, size, number)
 
 
-def _cut(positions, batch_size, rank, size):
+def _cut(positions: tf.Tensor, batch_size: int, rank: int, size: int) -> tf.data.Dataset:
     """Returns a dataset of a rank's positions in each batch, cut for the whole pass at once: few operations a batch."""
     rows = positions.shape[0]
     whole = rows // batch_size * batch_size
@@ -115,12 +121,12 @@ def _cut(positions, batch_size, rank, size):
     return found.map(_with_open_rows)
 
 
-@tf.autograph.experimental.do_not_convert
-def _with_open_rows(positions):
+@do_not_convert
+def _with_open_rows(positions: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.PlaceholderWithDefault(input=positions, shape=[None])
 
 
-def _marked(dataset, whole=None):
+def _marked(dataset: tf.data.Dataset, whole: BatchRows | None = None) -> tf.data.Dataset:
     setattr(dataset, MARK, whole or BatchRows())
     return dataset
 

@@ -8,9 +8,9 @@ from typing import Any
 from keras_ddl import communicator
 from keras_ddl.communicator.comparison import require_equal
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data.per_rank import PerRankDataset
+from keras_ddl.data.rows import chunk
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.data.per_rank import PerRankDataset
-from keras_ddl.strategy.data.rows import chunk
 
 
 def from_files(
@@ -70,7 +70,7 @@ def from_files(
     if shuffle and mine:
         paths = paths.shuffle(len(mine), seed=seed)
 
-    def rows_of(path):
+    def rows_of(path: tf.Tensor) -> tf.data.Dataset:
         rows = reader(path)
         return rows if isinstance(rows, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(rows)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.variable_origin import not_of_the_program
+from keras_ddl.compat.variable_origin import not_of_the_program
 
 NONE = (0, 0)
 _RANKS = 2**32  # a word is the signal times this, and the rank: so the greatest word names both
@@ -22,7 +22,7 @@ class _Words:
         # The first use may be in the middle of a program's tf.function.
         with tf.init_scope(), tf.device("CPU:0"), not_of_the_program():
 
-            def variable(name):
+            def variable(name: str) -> tf.Variable:
                 return tf.Variable(tf.zeros([], tf.int64), trainable=False, name=f"keras_ddl_notice_{name}")
 
             self.own, self.agreed = variable("own"), variable("agreed")

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.compat.keras import PyDatasetAdapter, keras
-from keras_ddl.strategy.data.rows import BatchRows, chunk
-from keras_ddl.strategy.data.share import MARK
-from keras_ddl.strategy.data.untuned import untuned
+from keras_ddl.data.rows import BatchRows, chunk
+from keras_ddl.data.share import MARK
+from keras_ddl.data.untuned import untuned
 
 
 def has_rows(dataset: Any) -> bool:
@@ -46,7 +46,8 @@ class _RowsOfRank(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        return self._dataset.num_batches
+        batches: int | None = self._dataset.num_batches
+        return batches
 
     def __getitem__(self, index: int) -> Any:
         rows = self._dataset.batch_rows(index)

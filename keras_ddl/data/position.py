@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.communicator import stack_position
+from keras_ddl.compat import epoch_iterators
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data.order import KEYS
 from keras_ddl.errors import CheckpointError
-from keras_ddl.strategy.data.order import KEYS
 
 # Datasets whose order in an epoch depends on how often they were iterated, and on nothing else.
 _CHAIN = frozenset(
@@ -71,7 +72,7 @@ class Reading:
         return {
             "epochs": epochs,
             "batches": batches,
-            "length": self.iterator._num_batches,
+            "length": epoch_iterators.batches_of_epoch(self.iterator),
             "begin": self._begin if batches else None,
             "now": self.random_states(),
             "ends": self._ends,
@@ -114,7 +115,8 @@ class Reading:
     def random_states(self) -> dict[str, Any]:
         """Returns the states of Python's and NumPy's generators and of the agreed shuffles, as JSON."""
         version, internal, gauss = random.getstate()
-        name, keys, *rest = np.random.get_state()
+        legacy: Any = np.random.get_state()
+        name, keys, *rest = legacy
         return {
             "python": [version, list(internal), gauss],
             "numpy": [name, keys.tolist(), *rest],
@@ -146,10 +148,12 @@ class Reading:
         dataset = _Dataset(iterator)
         for epoch in range(target["epochs"]):
             dataset.iterate()
-            if iterator._num_batches or epoch:  # Keras makes a second iterator when it knows that the data is read
+            if (
+                epoch_iterators.batches_of_epoch(iterator) or epoch
+            ):  # Keras makes a second iterator when it knows that the data is read
                 dataset.iterate()
-        if target["epochs"] and iterator._num_batches is None:
-            iterator._num_batches = target["length"]
+        if target["epochs"] and epoch_iterators.batches_of_epoch(iterator) is None:
+            epoch_iterators.set_batches_of_epoch(iterator, target["length"])
         if self._ends:
             self._repeat_epoch_ends(target)
 
@@ -197,7 +201,8 @@ class Reading:
         """Returns what tells the order in which this process shuffles, apart from `random_states`; JSON."""
         iterator = self.iterator
         seeds = [list(tf_compat.shuffle_seeds(each)) for each in _Dataset(iterator).shuffles()]
-        by_keras = isinstance(iterator.data_adapter, keras_compat.ArrayDataAdapter) and iterator.data_adapter._shuffle
+        adapter = iterator.data_adapter
+        by_keras = isinstance(adapter, keras_compat.ArrayDataAdapter) and epoch_iterators.arrays_of(adapter).shuffle
         if by_keras and not iterator.shuffles_by_agreement and tf_compat.global_seed() is None:
             seeds.append([0, 0])
         return seeds
@@ -218,10 +223,7 @@ class _Dataset:
     """The tf.data pipeline under an EpochIterator."""
 
     def __init__(self, iterator: Any) -> None:
-        dataset = iterator._distributed_dataset
-        while not isinstance(dataset, tf.data.Dataset) and hasattr(dataset, "_dataset"):
-            dataset = dataset._dataset
-        self._dataset = dataset
+        self._dataset = epoch_iterators.dataset_of(iterator)
 
     def ancestors(self) -> list[Any]:
         found, pending = [], [self._dataset]

@@ -10,11 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_ddl.errors import ConfigError
-from keras_ddl.topology import choose as topology_choose
-from keras_ddl.topology import parse_mode
-from keras_ddl.topology import predict as topology_predict
-from keras_ddl.topology.cost_model import (
+from keras_ddl.cost_model import (
     Cluster,
     Dimension,
     box,
@@ -26,9 +22,11 @@ from keras_ddl.topology.cost_model import (
     recursive_doubling,
     ring,
     scattered_ring,
+    shared_memory,
     stages,
 )
-from keras_ddl.topology.links import shared_memory
+from keras_ddl.errors import ConfigError
+from keras_ddl.topology import parse_mode
 
 MB = 1e6
 FAST, NETWORK, UPLINK = 10e9, 1e9, 0.5e9
@@ -247,10 +245,6 @@ def test_mistakes_name_what_there_is() -> None:
         stages(cluster, 1.0, 3)
     with pytest.raises(ConfigError, match="at least one dimension"):
         Cluster(())
-
-
-def test_topology_offers_the_model() -> None:
-    assert topology_predict is predict and topology_choose is choose
 
 
 def test_predict_program_is_near_what_the_paper_measured(tmp_path) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 
-from keras_ddl.topology import cost_model
-from keras_ddl.topology.links import Cluster, Dimension
+from keras_ddl.cost_model import all_reduce
+from keras_ddl.cost_model.links import Cluster, Dimension
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def exchange(cluster: Cluster, nbytes: float) -> float:
     """Returns the seconds of an all-reduce of `nbytes`, by the fastest algorithm that keras_ddl's engine has."""
     if cluster.size == 1:
         return 0.0
-    return min(cost_model.predict(cluster, nbytes, cost_model.engine_algorithms(cluster)).values())
+    return min(all_reduce.predict(cluster, nbytes, all_reduce.engine_algorithms(cluster)).values())
 
 
 @cache

@@ -1,8 +1,6 @@
-"""What an all-reduce and a training step cost on given links: cost_model.py and step_model.py of keras_ddl/topology."""
+"""Predicts what an all-reduce (all_reduce.py) and a training step (training_step.py) cost on given links (links.py)."""
 
-from keras_ddl.topology.cost_model import (
-    Cluster,
-    Dimension,
+from keras_ddl.cost_model.all_reduce import (
     Stage,
     algorithms,
     box,
@@ -16,10 +14,10 @@ from keras_ddl.topology.cost_model import (
     ring,
     ring_stage,
     scattered_ring,
-    shared_memory,
     stages,
 )
-from keras_ddl.topology.step_model import Step, exchange, expected_largest, fitted_link, fitted_spread, machines
+from keras_ddl.cost_model.links import Cluster, Dimension, shared_memory
+from keras_ddl.cost_model.training_step import Step, exchange, expected_largest, fitted_link, fitted_spread, machines
 
 __all__ = [
     "Cluster",

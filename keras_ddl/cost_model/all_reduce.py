@@ -19,10 +19,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from keras_ddl.cost_model.links import Cluster
 from keras_ddl.errors import ConfigError
-from keras_ddl.topology.links import Cluster, Dimension, shared_memory
-
-__all__ = ["Cluster", "Dimension", "choose", "mode_for", "predict", "shared_memory"]
 
 # How the engine cuts what it sends between hosts (net/wire.h, hierarchy/ in native/core/src): a block gives every
 # rank a shard of one message per unit of the ring, up to a bound, and several blocks are under way at once.
@@ -179,7 +177,7 @@ def pipelined_box(
     blocks = max(1, math.ceil(nbytes / (shard_bytes * ranks_of_group)))
     each = stages(cluster, nbytes / blocks, depth)
     alone = sum(stage.seconds for stage in each)
-    busiest = max(sum(busy) for busy in zip(*(stage.links for stage in each)))
+    busiest = max(sum(stage.links[i] for stage in each) for i in range(len(cluster.dims)))
     return alone + (blocks - 1) * max(busiest, alone / min(ahead, blocks))
 
 

@@ -27,9 +27,9 @@ from keras_ddl import config, ops
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.variable_origin import not_of_the_program
+from keras_ddl.data import notice
 from keras_ddl.errors import RankMismatchError
-from keras_ddl.strategy import notice
-from keras_ddl.strategy.variable_origin import not_of_the_program
 
 _FIRST = 3  # batches of every pass that are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
 _NOTES = 8  # kept; several iterators may read the first batches of a pass ahead of their steps
@@ -50,7 +50,7 @@ class _Notes:
         # The first may be made in the middle of a program's step.
         with tf.init_scope(), tf.device("CPU:0"), not_of_the_program():
 
-            def variable(shape, name):
+            def variable(shape: list[int], name: str) -> tf.Variable:
                 return tf.Variable(tf.zeros(shape, tf.int64), trainable=False, name=f"keras_ddl_order_{name}")
 
             self.list = variable([_NOTES, 1 + _WORDS], "notes")
@@ -196,12 +196,12 @@ def begin_step(rows: tf.Tensor, batch: Any, name: str) -> tuple[tf.Tensor, Any]:
 
 def step_bytes() -> int:
     """Returns the bytes that each rank sends in `begin_step`."""
-    return tf.int64.size * (2 + (_NOTES * (1 + _WORDS) if check_is_on() else 0))
+    return int(tf.int64.size) * (2 + (_NOTES * (1 + _WORDS) if check_is_on() else 0))
 
 
 def check_is_on() -> bool:
     """Whether batches are compared at all."""
-    return config.get("DATA_CHECK_BATCHES") > 0
+    return bool(config.get("DATA_CHECK_BATCHES") > 0)
 
 
 def _compare(reports: tf.Tensor, noted: tf.Tensor) -> tf.Tensor:
@@ -219,7 +219,7 @@ def _compare(reports: tf.Tensor, noted: tf.Tensor) -> tf.Tensor:
     differ = tf.reduce_any(unequal, -1)
     other_rows = differ & ~agree
 
-    def fail():
+    def fail() -> tf.Tensor:
         keys = lists[..., 0][:, :, tf.newaxis] + tf.zeros_like(mine[..., 0])
         key = tf.reduce_min(tf.boolean_mask(keys, other_rows))  # the first of them
         first = other_rows & (keys == key)
@@ -234,7 +234,7 @@ def _compare(reports: tf.Tensor, noted: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies([notes.list.assign(tf.zeros_like(notes.list))]):  # a later fit begins anew
             return _raise(text)
 
-    def agreed():
+    def agreed() -> tf.Tensor:
         unlike = tf.reduce_max(tf.where(differ, theirs[..., 0], 0))
         words = tf.reduce_max(tf.cast(tf.reshape(unequal, [-1, _WORDS]), tf.int64), 0)
         first = (unlike > 0) & (notes.unlike[0] == 0)
@@ -259,7 +259,7 @@ def _after(verdict: tf.Tensor, is_new: tf.Tensor, values: Any) -> Any:
     # A conditional's branches take what they need when it is there: the other branch does not wait for the verdict.
     gate = tf.cond(is_new, lambda: tf.identity(verdict), lambda: tf.constant(True))
 
-    def gated(leaf):
+    def gated(leaf: Any) -> Any:
         return tf.identity(leaf) if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) else leaf
 
     with tf.control_dependencies([gate]):

@@ -7,10 +7,10 @@ from typing import Any
 
 from keras_ddl import communicator, ops
 from keras_ddl.compat import tensorflow as tf_compat
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import do_not_convert, tf
+from keras_ddl.data.rows import BatchRows
+from keras_ddl.data.share import MARK, agree_number
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.data.rows import BatchRows
-from keras_ddl.strategy.data.share import MARK, agree_number
 
 
 def per_rank_dataset(dataset_fn: Callable[[Any], tf.data.Dataset], rank: int, size: int) -> PerRankDataset:
@@ -61,8 +61,8 @@ def _until_all_end(own: tf.data.Dataset, number: int, batches: int) -> tf.data.D
     if batches != tf.data.UNKNOWN_CARDINALITY:
         return own.concatenate(empty).take(batches)
 
-    @tf.autograph.experimental.do_not_convert
-    def ask(has_rows, batch):
+    @do_not_convert
+    def ask(has_rows: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
         return ops.all_reduce(has_rows, op="max", name=f"keras_ddl/data/{number}/more") > 0, batch
 
     own = tf.data.Dataset.zip((tf.data.Dataset.from_tensors(1).repeat(), own))
@@ -76,10 +76,10 @@ def _until_all_end(own: tf.data.Dataset, number: int, batches: int) -> tf.data.D
 
 
 def _zero_rows(spec: Any) -> Any:
-    def shape_of(leaf):
+    def shape_of(leaf: Any) -> list[int]:
         return [0 if i == 0 else d or 0 for i, d in enumerate(leaf.shape)]
 
-    def one(leaf):
+    def one(leaf: Any) -> Any:
         if getattr(leaf, "shape", None) is not None and leaf.shape.rank:
             if isinstance(leaf, tf.TensorSpec):
                 return tf.zeros(shape_of(leaf), leaf.dtype)

@@ -1,0 +1,45 @@
+"""What Keras's iterator over epochs and its adapters of data keep to themselves."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from keras_ddl.compat.keras import ArrayDataAdapter
+from keras_ddl.compat.tensorflow import tf
+
+
+class Arrays(NamedTuple):
+    """What an adapter of arrays reads: `inputs`, a structure of tensors with equally many rows, and how."""
+
+    inputs: Any
+    batch_size: int
+    shuffle: bool | str
+
+
+def arrays_of(adapter: ArrayDataAdapter) -> Arrays:
+    """Returns what an adapter of arrays reads."""
+    return Arrays(adapter._inputs, adapter._batch_size, adapter._shuffle)
+
+
+def inputs_of(adapter: Any) -> Any:
+    """Returns the arrays that an adapter reads; None if it reads no arrays."""
+    return getattr(adapter, "_inputs", None)
+
+
+def batches_of_epoch(iterator: Any) -> int | None:
+    """Returns how many batches an epoch has; None while that is not known."""
+    batches: int | None = iterator._num_batches
+    return batches
+
+
+def set_batches_of_epoch(iterator: Any, batches: int | None) -> None:
+    """Tells the iterator how many batches an epoch has."""
+    iterator._num_batches = batches
+
+
+def dataset_of(iterator: Any) -> Any:
+    """Returns the dataset under an iterator, that of tf.data where wrappers of a Strategy stand around one."""
+    dataset = iterator._distributed_dataset
+    while not isinstance(dataset, tf.data.Dataset) and hasattr(dataset, "_dataset"):
+        dataset = dataset._dataset
+    return dataset
