@@ -39,18 +39,17 @@ def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., 
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all of them.")
 @click.option("--port", "grpc_port", default=8500, show_default=True, help="gRPC port; 0 chooses one.")
 @click.option("--rest-port", default=8501, show_default=True, help="REST port; 0 chooses one.")
+@click.option(
+    "--health-port",
+    type=int,
+    help="A port for probes of health alone, which no request can hold up; 0 chooses one. Default: none.",
+)
 @click.option("--ssl-config-file", help="TLS: an SSLConfig as of TensorFlow Serving.", metavar="FILE")
 @click.option(
     "--threads", type=click.IntRange(min=0), default=0, help="Worker threads of a model; default: one per core."
 )
 @click.option(
     "--queue", type=click.IntRange(min=0), default=1000, show_default=True, help="Requests that may wait for a model."
-)
-@click.option(
-    "--max-batch-size", type=click.IntRange(min=1), help="Batch up to this many rows together.", metavar="ROWS"
-)
-@click.option(
-    "--batch-timeout-ms", default=1.0, show_default=True, help="How long the first row of a batch waits for others."
 )
 @click.option(
     "--max-message-mb",
@@ -123,11 +122,12 @@ def command(directories: tuple[str, ...], **given: Any) -> None:
     settings = server_options(options, log)
     names = ", ".join(f"{each.name} ({each.base_path})" for each in models)
 
-    def started(grpc_port: int, rest_port: int) -> None:
+    def started(grpc_port: int, rest_port: int, health_port: int | None) -> None:
         scheme = "http" if settings.tls is None else "https"
-        click.echo(
-            f"Serving {names}: gRPC on {settings.host}:{grpc_port}, REST on {scheme}://{settings.host}:{rest_port}"
-        )
+        where = f"gRPC on {settings.host}:{grpc_port}, REST on {scheme}://{settings.host}:{rest_port}"
+        if health_port is not None:
+            where += f", health on http://{settings.host}:{health_port}"
+        click.echo(f"Serving {names}: {where}")
         if not _is_loopback(settings.host):
             click.echo(
                 f"keras-ddl serve: {settings.host} can be reached from other machines. This server is for trying a "

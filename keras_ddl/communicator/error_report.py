@@ -116,7 +116,8 @@ def write(rank: int, kind: type[BaseException], error: BaseException | None, tra
         if not path.exists():
             write_whole(path, lambda part: Path(part).write_text(json.dumps(report)), synced=False)
     except OSError as problem:  # reporting must not hide the error itself
-        print(f"keras_ddl: rank {rank} could not write {path}: {problem}", file=sys.stderr)
+        # The launcher shows the last line that it has of a rank without a report.
+        print(f"keras_ddl: {report['summary']} (no report in {path.parent}: {problem.strerror})", file=sys.stderr)
 
 
 def _end_all(

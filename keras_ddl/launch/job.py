@@ -15,7 +15,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.launch import mpirun as mpirun_module
 from keras_ddl.launch.mpirun import Host, Mpirun
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure, status_text, to_go_on
-from keras_ddl.launch.rank_environment import ask_for_huge_pages, python_path
+from keras_ddl.launch.rank_environment import python_path, tune_malloc
 from keras_ddl.topology import parse_mode
 
 TIMEOUT_STATUS = 124  # that of timeout(1)
@@ -167,7 +167,7 @@ def make(
             parse_mode(mode, indices[:num_ranks])
     # Written to a pipe, Python's output would come in blocks of 8 KB, long after the fact.
     environment.setdefault("PYTHONUNBUFFERED", "1")
-    ask_for_huge_pages(environment)
+    tune_malloc(environment, max((host.slots for host in parsed), default=num_ranks))
     asked_for = mpirun or config.get("MPIRUN") or mpi_args or needs_mpi
     by_mpirun = bool(asked_for or parsed or mpirun_module.in_allocation(os.environ))
     return Job(

@@ -20,7 +20,8 @@ _OF_THE_HOST = re.compile(
 )
 _PATHS = ("PATH", "LD_LIBRARY_PATH")
 _NO_MPI = "this rank was started without MPI; use keras-ddl run --mpirun mpirun"
-_HUGE_PAGES = "glibc.malloc.hugetlb"
+_HUGE_PAGES, _ARENAS = "glibc.malloc.hugetlb", "glibc.malloc.arena_max"
+_THREADS_OF_AN_ARENA = 4  # as many cores of a rank
 # Those of the wrapper itself, not of the program.
 _OF_THE_WRAPPER = ("KERAS_DDL_LAUNCHER", "PYTHONPATH", "PRTE_MCA_prte_local_tmpdir_base")
 
@@ -56,15 +57,24 @@ def merge(own: Mapping[str, str], wanted: Mapping[str, str], *, same_host: bool)
     return result
 
 
-def ask_for_huge_pages(environment: dict[str, str]) -> None:
-    """Lets glibc (2.35 and later) ask for huge pages for what malloc gets, unless GLIBC_TUNABLES already says whether.
+def tune_malloc(environment: dict[str, str], ranks: int) -> None:
+    """Has glibc keep the memory of a step for the next, in huge pages, unless GLIBC_TUNABLES already says how.
 
     TensorFlow's tensors come from malloc, and new pages cost a training step more than their number suggests
-    (docs/appendix/performance.md). It is only a request: a kernel without transparent huge pages ignores it.
+    (docs/appendix/performance.md). Huge pages (glibc 2.35 and later) are only a request: a kernel without them ignores
+    it. What malloc has for threads other than the first goes back to the system whenever it is free; with one arena
+    for all threads it stays. Many threads would wait for each other there: they keep theirs.
+
+    Args:
+        ranks: of this host, which share its cores.
     """
     tunables = environment.get("GLIBC_TUNABLES", "")
-    if _HUGE_PAGES not in tunables:
-        environment["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))
+    wanted = {_HUGE_PAGES: 1}
+    if len(os.sched_getaffinity(0)) <= _THREADS_OF_AN_ARENA * ranks:
+        wanted[_ARENAS] = 1
+    ours = [f"{name}={value}" for name, value in wanted.items() if name not in tunables]
+    if ours:
+        environment["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, *ours)))
 
 
 def give_task(environment: dict[str, str], rank: int, size: int) -> None:

@@ -1,7 +1,6 @@
 """Messages of TensorFlow Serving's config files that tensorflow-serving-api does not bring, and how they are read.
 
-Field numbers: tensorflow_serving/config/ssl_config.proto, monitoring_config.proto, and
-tensorflow_serving/servables/tensorflow/session_bundle_config.proto (BatchingParameters).
+Field numbers: tensorflow_serving/config/ssl_config.proto and monitoring_config.proto.
 """
 
 from __future__ import annotations
@@ -25,19 +24,6 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
     },
     "PrometheusConfig": {"enable": (1, "bool"), "path": (2, "string")},
     "MonitoringConfig": {"prometheus_config": (1, "PrometheusConfig")},
-    "Int64Value": {"value": (1, "int64")},
-    "BoolValue": {"value": (1, "bool")},
-    "StringValue": {"value": (1, "string")},
-    "BatchingParameters": {
-        "max_batch_size": (1, "Int64Value"),
-        "batch_timeout_micros": (2, "Int64Value"),
-        "max_enqueued_batches": (3, "Int64Value"),
-        "num_batch_threads": (4, "Int64Value"),
-        "thread_pool_name": (5, "StringValue"),
-        "pad_variable_length_inputs": (7, "bool"),
-        "enable_large_batch_splitting": (8, "BoolValue"),
-        "max_execution_batch_size": (9, "Int64Value"),
-    },
 }
 _PACKAGE = "keras_ddl.serving.config"
 

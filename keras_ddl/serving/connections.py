@@ -1,14 +1,18 @@
-"""A bounded number of HTTP connections: health has always room, because the one that idles longest gives way."""
+"""How many connections there may be, and how one is ended: what one client holds must not be missing to another."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import resource
-from typing import Any
+import socket
+import urllib.parse
+from pathlib import Path
 
 from aiohttp import web
 
-_KEPT_FILES = 200  # for models, logs, and gRPC's own
+_KEPT_FILES = 200  # for models, logs, gRPC's own, and what is accepted at once before it is counted
 _MOST_FILES = 8192
 _MOST_CONNECTIONS = 1000  # of an interface
 
@@ -28,15 +32,29 @@ class Connections:
 
     def __init__(self, make: web.Server, most: int) -> None:
         self._make, self._most = make, most
-        self._open: dict[Any, None] = {}  # in the order in which they came
 
     def __call__(self) -> asyncio.Protocol:
-        self._open = {each: None for each in self._open if each.transport is not None}
-        if len(self._open) >= self._most:
-            idle = (each for each in self._open if each._current_request is None)
-            oldest = next(idle, next(iter(self._open)))
-            del self._open[oldest]
-            oldest.transport.abort()
-        protocol = self._make()
-        self._open[protocol] = None
-        return protocol
+        # Those that are open, in the order in which they came. asyncio accepts some 100 at once, which join them later.
+        before = self._make.connections
+        if len(before) >= self._most:
+            before.sort(key=lambda each: each._current_request is not None)
+            for each in before[: len(before) - self._most + 1]:
+                if each.transport is not None:
+                    each.transport.abort()
+        return self._make()
+
+
+def disconnect(peer: str) -> None:
+    """Ends the connections of a client of gRPC, which itself keeps an answer for as long as nobody reads it.
+
+    Args:
+        peer: as gRPC names it, "ipv4:127.0.0.1:5000" or "ipv6:%5B::1%5D:5000"; those of unix sockets have no names.
+    """
+    host, _, port = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # it has been closed meanwhile
+            if descriptor.is_socket():
+                with socket.socket(fileno=os.dup(int(descriptor.name))) as each:
+                    theirs = [str(part).removeprefix("::ffff:") for part in each.getpeername()[:2]]
+                    if theirs == [host.strip("[]"), port]:
+                        each.shutdown(socket.SHUT_RDWR)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from tensorflow.core.example import example_pb2, feature_pb2
 
 from keras_ddl.serving.servable import CLASSIFY, Signature
 from keras_ddl.serving.status import Code, RequestError, invalid
@@ -73,44 +71,17 @@ def regressions(outputs: Mapping[str, np.ndarray], count: int) -> list[float]:
     return [float(value) for value in values.reshape(-1)]
 
 
-def rows_of(message: Any, room: Any) -> np.ndarray:
+def rows_of(message: Any) -> np.ndarray:
     """Returns the examples of an Input, serialized, each with the context.
 
-    Raises: RequestError: INVALID_ARGUMENT: there is none; RESOURCE_EXHAUSTED: a context is too often in too many.
+    Raises: RequestError: INVALID_ARGUMENT: there is none.
     """
     kind = message.WhichOneof("kind")
     rows = getattr(message, kind).examples if kind else ()
     if not rows:
         raise invalid("Input is empty: it has no tf.Example.")
     context = message.example_list_with_context.context.SerializeToString()
-    room.take(len(context) * len(rows))
     found = np.empty(len(rows), dtype=object)
     # What stands in a message twice counts as it stands there last; serialized messages merge by concatenation.
     found[:] = [context + each.SerializeToString() for each in rows]
     return found
-
-
-def example_of(features: Mapping[str, Any]) -> bytes:
-    """Returns a serialized tf.Example of numbers, strings, bytes, and lists of these.
-
-    Raises: RequestError: INVALID_ARGUMENT: a feature of anything else.
-    """
-    found = example_pb2.Example()
-    for name, value in features.items():
-        try:
-            found.features.feature[name].CopyFrom(_feature(name, value if isinstance(value, list) else [value]))
-        except (UnicodeError, OverflowError, ValueError) as error:
-            raise invalid(f"Feature {name[:100]!r}: {error}.") from None
-    return found.SerializeToString()
-
-
-def _feature(name: str, values: Sequence[Any]) -> feature_pb2.Feature:
-    kinds = {type(each) for each in values}
-    if kinds <= {str, bytes}:
-        texts = [each if isinstance(each, bytes) else each.encode() for each in values]
-        return feature_pb2.Feature(bytes_list=feature_pb2.BytesList(value=texts))
-    if kinds <= {int}:
-        return feature_pb2.Feature(int64_list=feature_pb2.Int64List(value=values))
-    if kinds <= {int, float}:
-        return feature_pb2.Feature(float_list=feature_pb2.FloatList(value=values))
-    raise invalid(f"Feature {name!r} must be numbers or strings, all of one kind. Received: {reprlib.repr(values)}.")

@@ -39,6 +39,7 @@ class Flag:
 
 W, D, N, R = Support.WORKS, Support.DIFFERS, Support.NO_EFFECT, Support.REFUSED
 _ONE_LOOP = "requests are read on one event loop"
+_ONE_BY_ONE = "each request is computed by itself"
 FLAGS = (
     Flag("port", int, W, "grpc_port"),
     Flag("grpc_socket_path", str, W, "grpc_socket"),
@@ -47,14 +48,9 @@ FLAGS = (
     Flag("rest_api_timeout_in_ms", float, D, "timeout", "also how long a request over gRPC may take to come", 1e-3),
     Flag("rest_api_enable_cors_support", bool, W, "cors"),
     Flag("enable_cors_support", bool, W, "cors"),
-    Flag("enable_batching", bool, W),
+    Flag("enable_batching", bool, N, note=_ONE_BY_ONE),
     Flag("allow_version_labels_for_unavailable_models", bool, W),
-    Flag(
-        "batching_parameters_file",
-        str,
-        D,
-        note="max_batch_size, batch_timeout_micros, and num_batch_threads as --threads; shapes are never padded",
-    ),
+    Flag("batching_parameters_file", str, N, note=_ONE_BY_ONE),
     Flag("model_config_file", str, W, "model_config_file"),
     Flag("model_config_file_poll_wait_seconds", float, W, "config_poll_seconds"),
     Flag("model_name", str, D, "model_name", 'the default is "model", there "default"'),

@@ -19,7 +19,7 @@ _YOUNG_SECONDS = 0.1  # which a small message needs to come on a busy machine
 
 
 class Flight:
-    """A request under way."""
+    """A request under way. `drop`: ends it, and whoever holds something for it lets that go."""
 
     def __init__(self, flights: Flights, drop: Callable[[], None]) -> None:
         self._flights, self.drop = flights, drop
@@ -117,7 +117,7 @@ class Flights:
             await asyncio.sleep(_LOOK_SECONDS)
             looks += 1
             if self._uncounted() > self._limit:
-                await asyncio.to_thread(memory.give_back)
+                await asyncio.to_thread(memory.collect)
                 before = time.monotonic() - _YOUNG_SECONDS
                 old = [each for each in self._unread if each.moved_at is not None and each.moved_at < before]
                 if self._uncounted() > self._limit:

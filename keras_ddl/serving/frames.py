@@ -6,7 +6,7 @@ import json
 import socket
 import struct
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 HEAD = struct.Struct("<QIQ")  # number of the call, bytes of the object, bytes of the body
 
@@ -16,7 +16,7 @@ class Frame(NamedTuple):
 
     number: int
     fields: dict[str, Any]
-    body: bytes | bytearray
+    body: bytes
 
 
 def head_of(number: int, fields: Mapping[str, Any], size: int) -> bytes:
@@ -35,25 +35,11 @@ def send(to: socket.socket, number: int, fields: Mapping[str, Any], body: bytes 
         to.sendall(body)
 
 
-def receive(of: socket.socket) -> Frame | None:
-    """Returns the next frame of a blocking socket; None: the other side has closed it."""
-    head = _exactly(of, HEAD.size)
-    if head is None:
+def receive(stream: BinaryIO) -> Frame | None:
+    """Returns the next frame; None: the other side has closed the connection."""
+    head = stream.read(HEAD.size)
+    if len(head) < HEAD.size:
         return None
     number, fields_size, body_size = HEAD.unpack(head)
-    rest = _exactly(of, fields_size + body_size)
-    if rest is None:
-        return None
-    fields = json.loads(bytes(rest[:fields_size]))
-    return Frame(number, fields, bytes(memoryview(rest)[fields_size:]))
-
-
-def _exactly(of: socket.socket, size: int) -> bytearray | None:
-    found = bytearray(size)
-    view, position = memoryview(found), 0
-    while position < size:
-        count = of.recv_into(view[position:])
-        if not count:
-            return None
-        position += count
-    return found
+    fields, body = stream.read(fields_size), stream.read(body_size)
+    return Frame(number, json.loads(fields), body) if len(body) == body_size else None

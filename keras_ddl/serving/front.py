@@ -1,19 +1,52 @@
-"""What both interfaces ask: the look-up of a model, and the call of its process."""
+"""What both interfaces share: the look-up of a model, the call of its process, and what becomes of errors."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from keras_ddl.serving.flights import Flight
-from keras_ddl.serving.metrics import Record
+from keras_ddl.serving.metrics import Metrics, Record
 from keras_ddl.serving.model_manager import ModelManager, Version
+from keras_ddl.serving.settings import Options
+from keras_ddl.serving.status import Code, RequestError
 
 
 class Front:
     """Passes requests on. It looks at none of them."""
 
-    def __init__(self, models: ModelManager) -> None:
-        self.models = models
+    def __init__(self, models: ModelManager, metrics: Metrics, options: Options) -> None:
+        self.models, self.metrics, self.stopping = models, metrics, False
+        self._timeout = options.timeout
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model can be asked, as health has it."""
+        return not self.stopping and self.models.all_available()
+
+    @contextlib.contextmanager
+    def answering(self, record: Record, peer: str) -> Iterator[None]:
+        """Records a request that the block answers; its errors are those of `record`, unless the client has left."""
+        try:
+            yield
+        except RequestError as error:
+            # Another one: the traceback of this one holds the request.
+            record.error = RequestError(error.code, error.message, http_status=error.http_status)
+        except TimeoutError:
+            text = f"The request did not come, or was not answered, within {self._timeout:g} s."
+            record.error = RequestError(Code.DEADLINE_EXCEEDED, text)
+        except ConnectionError:
+            record.error = RequestError(Code.CANCELLED, "The client has left.")
+            raise
+        except Exception as error:  # a defect of the server must not take it down
+            record.error = RequestError(Code.INTERNAL, f"{type(error).__name__}: {error}")
+            self.metrics.log_exception(record, error)
+        except BaseException:
+            record.error = RequestError(Code.CANCELLED, "The client has left, or its deadline has passed.")
+            raise
+        finally:
+            self.metrics.record_request(record, peer)
 
     async def ask(
         self, spec: Any, record: Record, flight: Flight, data: bytes | bytearray, encoding: str = "identity"

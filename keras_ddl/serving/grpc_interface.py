@@ -6,6 +6,7 @@ Messages go to the processes as they come, and back as those write them.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,17 +15,18 @@ from grpc_health.v1 import health_pb2
 
 from keras_ddl.errors import ConfigError
 from keras_ddl.serving import model_config, routing
+from keras_ddl.serving.connections import disconnect
 from keras_ddl.serving.flights import Flight, Flights
 from keras_ddl.serving.front import Front
-from keras_ddl.serving.metrics import Metrics, Record
+from keras_ddl.serving.metrics import Record
 from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _CONTROL_BYTES = 2**20  # of requests that no process answers
 _RELOAD_SECONDS = 600.0  # that a new list of models may take to load
-_MOST_WATCHES = 100
-_STREAMS = 256  # of a connection, at the same time
+_STREAMS = 100  # of a connection, at the same time
+_MOST_PENDING = (1000, 3000)  # requests that nobody has looked at: above it gRPC refuses some, above it all
 _METHODS: Mapping[str, Sequence[str]] = {
     "tensorflow.serving.PredictionService": ("Predict", "Classify", "Regress", "MultiInference", "GetModelMetadata"),
     "tensorflow.serving.ModelService": ("GetModelStatus", "HandleReloadConfigRequest"),
@@ -36,11 +38,9 @@ _SERVICES = ("", *list(_METHODS)[:2])
 class GrpcInterface:
     """The gRPC server on the running event loop."""
 
-    def __init__(self, front: Front, metrics: Metrics, flights: Flights, options: Options, connections: int) -> None:
+    def __init__(self, front: Front, flights: Flights, options: Options, connections: int) -> None:
         """`connections`: how many there may be at the same time; one more is closed."""
-        self._front, self._metrics, self._flights, self._options = front, metrics, flights, options
-        self._serving, self._changed = False, asyncio.Condition()
-        self._watches: dict[asyncio.Task, None] = {}
+        self._front, self._flights, self._options = front, flights, options
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", options.message_bytes),
@@ -48,6 +48,8 @@ class GrpcInterface:
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error
                 ("grpc.http2.bdp_probe", 0),  # it widens the windows of streams that nobody reads from
                 ("grpc.max_concurrent_streams", _STREAMS),
+                ("grpc.server.max_pending_requests", _MOST_PENDING[0]),
+                ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING[1]),
                 ("grpc.max_allowed_incoming_connections", connections),
                 ("grpc.max_connection_idle_ms", int(options.idle_seconds * 1000)),
                 ("grpc.server_handshake_timeout_ms", int(options.idle_seconds * 1000)),
@@ -55,7 +57,6 @@ class GrpcInterface:
             ],
         )
         handlers = {service: {name: self._handler(name) for name in names} for service, names in _METHODS.items()}
-        handlers["grpc.health.v1.Health"]["Watch"] = grpc.unary_stream_rpc_method_handler(self._watch)
         self._server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(service, methods) for service, methods in handlers.items()]
         )
@@ -71,35 +72,26 @@ class GrpcInterface:
         record, task, flight = Record("grpc", name), asyncio.current_task(), None
         assert task is not None
         try:
-            flight = self._flights.begin(task.cancel)
-            context.add_done_callback(lambda _: self._flights.end(flight))
-            # No name for the message in here: gRPC keeps this frame, until the next collection of garbage, of every
-            # call that is aborted.
-            return self._sent(
-                flight, await self._dispatch(name, await self._read(name, context, flight), record, flight)
-            )
-        except RequestError as error:
-            record.code, record.error = error.code, error.message
+            with self._front.answering(record, context.peer()):
+                flight = self._flights.begin(task.cancel)
+                context.add_done_callback(lambda _: self._flights.end(flight))
+                # No name for the message in here: gRPC keeps this frame, until the next collection of garbage, of
+                # every call that is aborted.
+                return self._sent(
+                    flight, context, await self._dispatch(name, await self._read(name, context, flight), record, flight)
+                )
         except asyncio.CancelledError:
-            record.code = Code.CANCELLED
-            if flight is None or not flight.is_dropped:  # the client has disconnected, or its deadline has passed
+            if flight is None or not flight.is_dropped:
                 raise
             task.uncancel()
-            record.code, record.error = Code.RESOURCE_EXHAUSTED, "The request did not come while others waited."
-        except Exception as error:  # a bug must not take the server down
-            record.code, record.error = Code.INTERNAL, f"{type(error).__name__}: {error}"
-            self._metrics.log_exception(record, error)
-        except BaseException:
-            record.code = Code.CANCELLED
-            raise
-        finally:
-            if name != "Check":
-                self._metrics.record_request(record, context.peer())
-        await context.abort(_CODES[int(record.code)], record.error)
+            record.error = RequestError(Code.RESOURCE_EXHAUSTED, "The request did not come while others waited.")
+        assert record.error is not None
+        await context.abort(_CODES[int(record.error.code)], record.error.message)
         return None
 
-    def _sent(self, flight: Flight, answer: bytes) -> bytes:
+    def _sent(self, flight: Flight, context: Any, answer: bytes) -> bytes:
         flight.hold(2 * len(answer))  # once more in gRPC, until the client has read it
+        flight.drop = functools.partial(disconnect, context.peer())
         flight.ends_within(self._options.timeout)
         return answer
 
@@ -108,9 +100,6 @@ class GrpcInterface:
         try:
             async with asyncio.timeout(self._options.timeout):
                 data = await context.read()
-        except TimeoutError:
-            text = f"The request did not come within {self._options.timeout:g} s."
-            raise RequestError(Code.DEADLINE_EXCEEDED, text) from None
         finally:
             self._flights.has_come(flight)
         if not isinstance(data, bytes):
@@ -142,49 +131,14 @@ class GrpcInterface:
             configs = model_config.of_bytes(b"".join(routing.field_1(data)))
         except ConfigError as error:
             raise invalid(str(error)) from None
-        return routing.reload_response(await asyncio.to_thread(self._front.models.reload, configs, _RELOAD_SECONDS))
-
-    # ---- health --------------------------------------------------------------------------------------------------
+        return routing.reload_response(await self._front.models.reload(configs, _RELOAD_SECONDS))
 
     def _health(self, data: bytes) -> bytes:
         service = b"".join(bytes(part[:1000]) for part in routing.field_1(data)[:1])
         if service.decode(errors="replace") not in _SERVICES:
             raise RequestError(Code.NOT_FOUND, "There is no such service.")
         states = health_pb2.HealthCheckResponse
-        return states(status=states.SERVING if self._serving else states.NOT_SERVING).SerializeToString()
-
-    async def _watch(self, data: bytes, context: Any) -> None:
-        """Writes each change. The oldest watch gives way if there are many."""
-        task = asyncio.current_task()
-        assert task is not None
-        if len(self._watches) >= _MOST_WATCHES:
-            oldest = next(iter(self._watches))
-            del self._watches[oldest]
-            oldest.cancel()
-        self._watches[task] = None
-        try:
-            while True:
-                try:
-                    state = self._health(data[:1000])
-                except RequestError:
-                    states = health_pb2.HealthCheckResponse
-                    state = states(status=states.SERVICE_UNKNOWN).SerializeToString()
-                await context.write(state)
-                async with self._changed:
-                    await self._changed.wait()
-        except asyncio.CancelledError:
-            if task in self._watches:
-                raise
-            task.uncancel()
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"More than {_MOST_WATCHES} watches.")
-        finally:
-            self._watches.pop(task, None)
-
-    async def show_health(self, serving: bool) -> None:
-        """To be called when that has changed."""
-        async with self._changed:
-            self._serving = serving
-            self._changed.notify_all()
+        return states(status=states.SERVING if self._front.ready else states.NOT_SERVING).SerializeToString()
 
     # ---- start and stop ------------------------------------------------------------------------------------------
 
@@ -209,7 +163,4 @@ class GrpcInterface:
 
     async def stop(self, seconds: float) -> None:
         """Accepts no new requests, and waits this long for the running ones."""
-        await self.show_health(False)
-        for watch in list(self._watches):
-            watch.cancel()
         await self._server.stop(seconds)

@@ -22,24 +22,22 @@ from keras_ddl.serving import bodies, examples, json_values, tensors
 from keras_ddl.serving.servable import CLASSIFY, REGRESS, Servable, Signature
 from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError, invalid
-from keras_ddl.serving.tensors import Room
 
 _SIGNATURE_DEF = "signature_def"
-Run = Callable[[Signature, Mapping[str, np.ndarray], Sequence[str]], list[np.ndarray]]
 
 
 class Handlers:
     """Handles the requests of one version, in any thread. What a method returns is the answer's body."""
 
-    def __init__(self, servable: Servable, run: Run, options: Options) -> None:
-        """`run`: computes outputs, as Servable.run."""
-        self._servable, self._run, self._options = servable, run, options
-        self._grpc: Mapping[str, Callable[[bytes, dict[str, Any]], Any]] = {
-            "Predict": self._predict,
-            "Classify": self._classify,
-            "Regress": self._regress,
-            "MultiInference": self._multi_inference,
-            "GetModelMetadata": self._get_model_metadata,
+    def __init__(self, servable: Servable, options: Options) -> None:
+        self._servable, self._run, self._options = servable, servable.run, options
+        # Method -> the type of its request, and what makes its response.
+        self._grpc: Mapping[str, tuple[Any, Callable[[Any, dict[str, Any]], Any]]] = {
+            "Predict": (predict_pb2.PredictRequest, self._predict),
+            "Classify": (classification_pb2.ClassificationRequest, self._classify),
+            "Regress": (regression_pb2.RegressionRequest, self._regress),
+            "MultiInference": (inference_pb2.MultiInferenceRequest, self._multi_inference),
+            "GetModelMetadata": (get_model_metadata_pb2.GetModelMetadataRequest, self._get_model_metadata),
         }
         self._rest: Mapping[str, Callable[[bytes, dict[str, Any]], bytes]] = {
             "Predict": self._rest_predict,
@@ -60,7 +58,11 @@ class Handlers:
             if encoding != "identity":
                 data = bodies.inflated(data, encoding, self._options.message_bytes)
             return self._rest[method](data, said)
-        answer = self._grpc[method](data, said).SerializeToString()
+        request = _parsed(self._grpc[method][0], data)
+        spec = request.tasks[0].model_spec if method == "MultiInference" and request.tasks else request.model_spec
+        if spec.name != self._servable.name:  # whoever chose this process has not read all of the request
+            raise invalid("The model_spec must be the first field of a request.")
+        answer = self.respond(method, request, said).SerializeToString()
         if len(answer) > self._options.message_bytes:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
@@ -68,32 +70,32 @@ class Handlers:
             )
         return answer
 
+    def respond(self, method: str, request: Any, said: dict[str, Any]) -> Any:
+        """Returns the response to a message of gRPC, whatever model it names. Raises: RequestError."""
+        return self._grpc[method][1](request, said)
+
     # ---- gRPC ----------------------------------------------------------------------------------------------------
 
-    def _predict(self, data: bytes, said: dict[str, Any]) -> Any:
-        request = _parsed(predict_pb2.PredictRequest, data)
+    def _predict(self, request: Any, said: dict[str, Any]) -> Any:
         signature = self._signature(request.model_spec, said)
         fetches = tensors.outputs_of(signature, request.output_filter)
-        feeds = tensors.feeds_of(signature, request.inputs, Room(self._options.message_bytes))
+        feeds = tensors.feeds_of(signature, request.inputs)
         response = predict_pb2.PredictResponse(model_spec=self._spec_of(signature))
         for alias, array in zip(fetches, self._run(signature, {**signature.defaults, **feeds}, fetches)):
             response.outputs[alias].CopyFrom(tensors.proto_of(array, as_content=self._options.as_tensor_content))
         return response
 
-    def _classify(self, data: bytes, said: dict[str, Any]) -> Any:
-        request = _parsed(classification_pb2.ClassificationRequest, data)
+    def _classify(self, request: Any, said: dict[str, Any]) -> Any:
         signature = self._signature(request.model_spec, said)
-        result = self._classify_rows(signature, self._rows(request))
+        result = self._classify_rows(signature, examples.rows_of(request.input))
         return classification_pb2.ClassificationResponse(model_spec=self._spec_of(signature), result=result)
 
-    def _regress(self, data: bytes, said: dict[str, Any]) -> Any:
-        request = _parsed(regression_pb2.RegressionRequest, data)
+    def _regress(self, request: Any, said: dict[str, Any]) -> Any:
         signature = self._signature(request.model_spec, said)
-        result = self._regress_rows(signature, self._rows(request))
+        result = self._regress_rows(signature, examples.rows_of(request.input))
         return regression_pb2.RegressionResponse(model_spec=self._spec_of(signature), result=result)
 
-    def _multi_inference(self, data: bytes, said: dict[str, Any]) -> Any:
-        request = _parsed(inference_pb2.MultiInferenceRequest, data)
+    def _multi_inference(self, request: Any, said: dict[str, Any]) -> Any:
         if not request.tasks:
             raise invalid("Inference request must contain at least one task.")
         specs = [task.model_spec for task in request.tasks]
@@ -102,7 +104,7 @@ class Handlers:
         names = [spec.signature_name for spec in specs]
         if len(set(names)) < len(names):
             raise invalid(f"Duplicate evaluation of signature: {names[:10]}")
-        rows = self._rows(request)
+        rows = examples.rows_of(request.input)
         response = inference_pb2.MultiInferenceResponse()
         for task in request.tasks:
             signature = self._signature(task.model_spec, said)
@@ -115,8 +117,7 @@ class Handlers:
                 raise RequestError(Code.UNIMPLEMENTED, f"Unsupported signature method_name: {task.method_name}")
         return response
 
-    def _get_model_metadata(self, data: bytes, said: dict[str, Any]) -> Any:
-        request = _parsed(get_model_metadata_pb2.GetModelMetadataRequest, data)
+    def _get_model_metadata(self, request: Any, said: dict[str, Any]) -> Any:
         if not request.metadata_field:
             raise invalid("GetModelMetadataRequest must specify at least one metadata_field")
         for name in request.metadata_field:
@@ -139,7 +140,7 @@ class Handlers:
     # ---- REST ----------------------------------------------------------------------------------------------------
 
     def _rest_predict(self, data: bytes, said: dict[str, Any]) -> bytes:
-        request = json_values.predict_request(data, self._servable.signatures, self._options.message_bytes)
+        request = json_values.predict_request(data, self._servable.signatures)
         signature = request.signature
         said["signature"] = signature.name
         fetches = list(signature.outputs)
@@ -156,7 +157,7 @@ class Handlers:
         return json.dumps({"results": [each.value for each in result.regressions]}).encode()
 
     def _rest_rows(self, data: bytes, said: dict[str, Any]) -> tuple[Signature, np.ndarray]:
-        signature, rows = json_values.examples_request(data, self._servable.signatures, self._options.message_bytes)
+        signature, rows = json_values.examples_request(data, self._servable.signatures)
         said["signature"] = signature.name
         found = np.empty(len(rows), dtype=object)
         found[:] = rows
@@ -174,17 +175,12 @@ class Handlers:
 
     def _signature(self, spec: Any, said: dict[str, Any]) -> Signature:
         said["signature"] = spec.signature_name[:100]
-        if spec.name != self._servable.name:  # whoever chose this process has not read all of the request
-            raise invalid("The model_spec must be the first field of a request.")
         return self._servable.signature(spec.signature_name)
 
     def _spec_of(self, signature: Signature) -> Any:
         spec = model_pb2.ModelSpec(name=self._servable.name, signature_name=signature.name)
         spec.version.value = self._servable.version
         return spec
-
-    def _rows(self, request: Any) -> np.ndarray:
-        return examples.rows_of(request.input, Room(self._options.message_bytes))
 
     def _classify_rows(self, signature: Signature, rows: np.ndarray) -> Any:
         """Returns the ClassificationResult of serialized examples."""

@@ -17,18 +17,17 @@ from typing import Any
 
 import numpy as np
 import orjson
+from tensorflow.core.example import example_pb2, feature_pb2
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving.examples import example_of
 from keras_ddl.serving.servable import Signature
-from keras_ddl.serving.status import Code, RequestError, invalid
-from keras_ddl.serving.tensors import Room, check_names, check_shape
+from keras_ddl.serving.status import invalid
+from keras_ddl.serving.tensors import check_names, check_shape
 
 _ROWS, _COLUMNS = "instances", "inputs"
 _BYTES_SUFFIX = "_bytes"  # outputs with such a name are not text
 _DEFAULT_SIGNATURE = "serving_default"
 _ROWS_AT_A_TIME = 1000
-_BYTES_OF_NODE = 4  # of a body: "1.0," has as many
 _FROM_URL = str.maketrans("-_", "+/")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Signatures = Mapping[str, Signature]
@@ -43,24 +42,8 @@ class Predict:
     in_rows: bool
 
 
-def parse(body: bytes, limit: int) -> dict[str, Any]:
-    """Returns the object that a request's body is.
-
-    Args:
-        limit: bytes that a body may have. Values (numbers, strings, lists) may be a quarter as many: Python needs some
-            60 bytes for each.
-    Raises: RequestError: INVALID_ARGUMENT: it is no object; RESOURCE_EXHAUSTED: too many values.
-    """
-    most = limit // _BYTES_OF_NODE
-    # Commas inside strings are counted, too: it is an upper bound, and found at the speed of memory.
-    values = sum(map(body.count, (b",", b"[", b"{"))) if len(body) > most else 0
-    if values > most:
-        raise RequestError(
-            Code.RESOURCE_EXHAUSTED,
-            f"A request may have {most} values. Received: about {values}. Send fewer rows, send them over gRPC, or "
-            "start the server with a larger --max-message-mb.",
-            http_status=413,
-        )
+def parse(body: bytes) -> dict[str, Any]:
+    """Returns the object that a request's body is. Raises: RequestError: INVALID_ARGUMENT: it is none."""
     try:
         value = _loads(body.removeprefix(_BYTE_ORDER_MARK))
     except (ValueError, RecursionError) as error:
@@ -92,24 +75,19 @@ def signature_of(request: Mapping[str, Any], signatures: Signatures) -> str:
     return name
 
 
-def predict_request(body: bytes, signatures: Signatures, limit: int) -> Predict:
+def predict_request(body: bytes, signatures: Signatures) -> Predict:
     """Reads a predict request.
 
-    Args:
-        limit: see `parse`.
     Raises: RequestError: INVALID_ARGUMENT: neither rows nor columns, or both; values that no array of an input's dtype
-        can have; RESOURCE_EXHAUSTED: above the limit.
+        can have.
     """
-    request = parse(body, limit)
+    request = parse(body)
     name = signature_of(request, signatures)
     if (_ROWS in request) == (_COLUMNS in request):
         raise invalid(f'A predict request has either "{_ROWS}" or "{_COLUMNS}". Received: {sorted(request)[:10]}.')
     signature, in_rows = signatures[name], _ROWS in request
     inputs = signature.inputs
     columns = _columns_of_rows(request[_ROWS], name, inputs) if in_rows else _columns(request[_COLUMNS], name, inputs)
-    unknown = sorted(set(columns) - set(inputs))
-    if unknown:
-        raise invalid(f"Signature {name!r} takes {sorted(inputs)}. Received: {unknown[:10]}.")
     check_names(signature, columns)
     arrays = {alias: _array(alias, value, inputs[alias].dtype) for alias, value in columns.items()}
     for alias, array in arrays.items():
@@ -117,18 +95,17 @@ def predict_request(body: bytes, signatures: Signatures, limit: int) -> Predict:
     return Predict(signature, arrays, in_rows)
 
 
-def examples_request(body: bytes, signatures: Signatures, limit: int) -> tuple[Signature, list[bytes]]:
+def examples_request(body: bytes, signatures: Signatures) -> tuple[Signature, list[bytes]]:
     """Reads a classify or regress request. Returns the signature and tf.Examples, serialized.
 
-    Raises: RequestError: INVALID_ARGUMENT: there are none; RESOURCE_EXHAUSTED: above the limit.
+    Raises: RequestError: INVALID_ARGUMENT: there are none.
     """
-    request = parse(body, limit)
+    request = parse(body)
     name, rows = signature_of(request, signatures), request.get("examples")
     if not isinstance(rows, list) or not rows:
         raise invalid(f'The request must have a list of "examples". Received: {sorted(request)[:10]}.')
-    context = example_of(_features_of(request["context"])) if "context" in request else b""
-    Room(limit).take(len(context) * len(rows))
-    return signatures[name], [context + example_of(_features_of(row)) for row in rows]
+    context = example_of(request["context"]) if "context" in request else b""
+    return signatures[name], [context + example_of(row) for row in rows]
 
 
 def _columns_of_rows(rows: Any, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,13 +139,14 @@ def _is_bytes(value: Any) -> bool:
 def _array(alias: str, value: Any, number: int) -> np.ndarray:
     dtype = tf.as_dtype(number)
     try:
+        # As objects first: of a text among numbers NumPy would make as many texts, each as long.
+        found = np.array(value, dtype=object)
         if dtype == tf.string:
-            return _array_of_bytes(value)
+            found.reshape(-1)[:] = [_bytes_of(each) for each in found.reshape(-1)]
+            return found
         wanted = np.dtype(dtype.as_numpy_dtype)
         if wanted.kind not in _KINDS:
             raise invalid(f"Input {alias!r} is of dtype {dtype.name}, which JSON cannot express.")
-        # As objects first: of a text among numbers NumPy would make as many texts, each as long.
-        found = np.array(value, dtype=object)
         kinds = set(map(type, found.reshape(-1)))
         if not kinds <= _KINDS[wanted.kind]:
             raise ValueError(f"values are {' and '.join(sorted(map(_described, kinds - _KINDS[wanted.kind])))}")
@@ -193,29 +171,6 @@ def _described(kind: type) -> str:
     return {list: "rows of unequal lengths or depths", str: "text", dict: "objects"}.get(kind, kind.__name__)
 
 
-def _array_of_bytes(value: Any) -> np.ndarray:
-    shape: list[int] = []
-    level = value
-    while isinstance(level, list):
-        shape.append(len(level))
-        level = level[0] if level else None
-    flat: list[bytes] = []
-
-    def walk(each: Any, depth: int) -> None:
-        if depth < len(shape):
-            if not isinstance(each, list) or len(each) != shape[depth]:
-                raise ValueError("rows of unequal lengths")
-            for inner in each:
-                walk(inner, depth + 1)
-        else:
-            flat.append(_bytes_of(each))
-
-    walk(value, 0)
-    found = np.empty(len(flat), dtype=object)
-    found[:] = flat
-    return found.reshape(shape)
-
-
 def _bytes_of(value: Any) -> bytes:
     """Returns a string, or what {"b64": ...} encodes. Raises: ValueError: it is neither."""
     if _is_bytes(value) and isinstance(value["b64"], str):
@@ -230,20 +185,32 @@ def _bytes_of(value: Any) -> bytes:
     raise ValueError(f"must be a string or an object with only b64, not {reprlib.repr(value)}")
 
 
-def _features_of(value: Any) -> dict[str, Any]:
-    """Returns the features of an example, with bytes for {"b64": ...}. Raises: RequestError: it is no object."""
+def example_of(value: Any) -> bytes:
+    """Returns a serialized tf.Example of an object of numbers, strings, bytes, and lists of these.
+
+    Raises: RequestError: INVALID_ARGUMENT: it is anything else.
+    """
     if not isinstance(value, dict):
         raise invalid(f"An example must be an object of features. Received: {reprlib.repr(value)}.")
-    try:
-        return {name: _feature(each) for name, each in value.items()}
-    except ValueError as error:
-        raise invalid(f"A feature: {error}.") from None
+    found = example_pb2.Example()
+    for name, each in value.items():
+        try:
+            found.features.feature[name].CopyFrom(_feature(each if isinstance(each, list) else [each]))
+        except (OverflowError, ValueError) as error:
+            raise invalid(f"Feature {name[:100]!r}: {error}.") from None
+    return found.SerializeToString()
 
 
-def _feature(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_bytes_of(each) if isinstance(each, dict) else each for each in value]
-    return _bytes_of(value) if isinstance(value, dict) else value
+def _feature(values: list[Any]) -> feature_pb2.Feature:
+    values = [_bytes_of(each) if isinstance(each, (str, dict)) else each for each in values]
+    kinds = set(map(type, values))
+    if kinds <= {bytes}:
+        return feature_pb2.Feature(bytes_list=feature_pb2.BytesList(value=values))
+    if kinds <= {int}:
+        return feature_pb2.Feature(int64_list=feature_pb2.Int64List(value=values))
+    if kinds <= {int, float}:
+        return feature_pb2.Feature(float_list=feature_pb2.FloatList(value=values))
+    raise ValueError(f"must be numbers or strings, all of one kind, not {reprlib.repr(values)}")
 
 
 def predict_response(names: Sequence[str], arrays: Sequence[np.ndarray], in_rows: bool) -> bytes:

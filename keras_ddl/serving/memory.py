@@ -15,17 +15,15 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def give_back() -> None:
-    """Returns to the system what the C library keeps of freed memory, where the C library can."""
+def collect() -> None:
+    """Returns to the system what nobody needs any more, where the C library can.
+
+    Python keeps it in cycles (exceptions that went through frames hold their requests), and the C library for later.
+    """
+    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def collect() -> None:
-    """As `give_back`, also what Python keeps in cycles: exceptions that went through frames hold their requests."""
-    gc.collect()
-    give_back()
 
 
 def bound(more: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import prometheus_client
 
-from keras_ddl.serving.status import Code
+from keras_ddl.serving.status import Code, RequestError
 
 LOG = logging.getLogger("keras_ddl.serving")
 _COUNT = b":tensorflow:serving:request_count"
@@ -27,13 +27,16 @@ class Record:
         self.protocol, self.method = protocol, method
         self.model, self.signature = "", ""
         self.version: int | None = None
-        self.code = Code.OK
-        self.error = ""
+        self.error: RequestError | None = None
         self._begin = time.perf_counter()
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._begin
+
+    @property
+    def status(self) -> str:
+        return (self.error.code if self.error is not None else Code.OK).name
 
 
 class Metrics:
@@ -58,10 +61,13 @@ class Metrics:
         )
 
     def record_request(self, record: Record, peer: str) -> None:
+        """Counts a request, unless it asks for health, and logs it."""
+        if record.method == "Check":
+            return
         seconds = record.seconds
         # The name comes from the request: all unknown models count as one.
         model = record.model if record.version is not None else ""
-        self._count.labels(model, record.code.name).inc()
+        self._count.labels(model, record.status).inc()
         self._latency.labels(model, record.method, record.protocol.upper()).observe(seconds * 1e6)
         if self._access_log is not None:
             line: dict[str, Any] = {
@@ -71,12 +77,12 @@ class Metrics:
                 "model": record.model,
                 "version": record.version,
                 "signature": record.signature,
-                "status": record.code.name,
+                "status": record.status,
                 "milliseconds": round(seconds * 1e3, 3),
                 "peer": peer,
             }
-            if record.error:
-                line["error"] = record.error[:500]
+            if record.error is not None:
+                line["error"] = record.error.message[:500]
             self._access_log.write(json.dumps(line) + "\n")
             self._access_log.flush()
 

@@ -1,18 +1,18 @@
 """The models of a server and their versions: found on disk, loaded, switched to, unloaded.
 
-One thread polls and loads, so that versions appear in order and only one is loaded at a time. A stale version is
-unloaded only when a wanted one is available and when its own last request has finished. A directory that cannot be
-read says nothing: what is loaded stays.
+One task polls and loads, so that versions appear in order and only one is loaded at a time. A stale version is unloaded
+only when a wanted one is available and when its own last request has finished. A directory that cannot be read says
+nothing: what is loaded stays.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import enum
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,18 +23,21 @@ from keras_ddl.serving.model_config import ModelConfig
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 LOG = logging.getLogger("keras_ddl.serving")
-_DRAIN_SECONDS = 30.0
+_DRAIN_SECONDS, _LOOK_SECONDS = 30.0, 0.05
 
 
 class Loaded(Protocol):
-    """A version that answers. `error`: why it does so no more."""
+    """A version that answers. `error`: why it does so no more. `busy`: requests that it has not answered."""
 
     path: Path
     version: int
     error: str
 
-    def close(self, seconds: float) -> bool:
-        """Ends it, after so many seconds at the latest. Returns whether all requests were done."""
+    @property
+    def busy(self) -> int: ...
+
+    def close(self) -> bool:
+        """Ends it. Returns whether all requests were done: what it computes is given up."""
 
 
 class State(enum.IntEnum):
@@ -59,6 +62,12 @@ class Version:
     failed_at: float = 0.0
     failures: int = 0
 
+    def failed(self, error: str) -> None:
+        """It could not be loaded, or answers no more."""
+        self.state, self.error, self.servable = State.END, error, None
+        self.failed_at = time.monotonic()
+        self.failures += 1
+
     def as_json(self) -> dict[str, Any]:
         """Returns it as a ModelVersionStatus."""
         status = {"error_code": "UNKNOWN" if self.error else "OK", "error_message": self.error}
@@ -66,12 +75,12 @@ class Version:
 
 
 class ModelManager:
-    """All models of a server. Its methods may be called from any thread."""
+    """All models of a server. On the event loop only."""
 
     def __init__(
         self,
         configs: Sequence[ModelConfig],
-        load: Callable[[ModelConfig, Path, int], Loaded],
+        load: Callable[[ModelConfig, Path, int], Awaitable[Loaded]],
         *,
         poll_seconds: float = 1.0,
         retries: int | None = None,
@@ -87,29 +96,31 @@ class ModelManager:
             allow_any_labels: labels may move to versions that are not available.
         """
         self._configs = {config.name: config for config in configs}
-        self._reported_empty: list[ModelConfig] = []
-        self._unreadable: dict[str, str] = {}  # model -> what was last said of its directory
+        self._said: dict[str, str] = {}  # model -> what was last said of its directory
         self._versions: dict[str, dict[int, Version]] = {config.name: {} for config in configs}
         self._load, self._poll_seconds = load, poll_seconds
         self._retries, self._retry_seconds, self._allow_any_labels = retries, retry_seconds, allow_any_labels
-        self._changed = threading.Condition()
-        self._polls_requested = self._polls_done = 0  # polls of the disk: requested, and finished
-        self._stopping = self._has_polled = False
-        self._thread = threading.Thread(target=self._loop, name="keras_ddl-models", daemon=True)
+        self._polling, self._has_polled = asyncio.Lock(), False
 
-    def start(self) -> None:
-        self._thread.start()
+    async def follow(self) -> None:
+        """Polls the disk until it is cancelled."""
+        while True:
+            await self.poll()
+            await asyncio.sleep(self._poll_seconds)
 
-    def stop(self) -> bool:
-        """Unloads all versions. Returns whether nothing is running any more."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        if self._thread.is_alive():
-            self._thread.join()
-        left = [(name, version) for name, versions in self._versions.items() for version in versions.values()]
-        freed = [self._unload(name, version, 0.0) for name, version in left]
-        return all(freed)
+    @property
+    def busy(self) -> int:
+        """How many requests no version has answered yet."""
+        return sum(each.busy for each in self._servables())
+
+    def close(self) -> None:
+        """Ends all versions, without waiting for their requests."""
+        for each in self._servables():
+            each.close()
+
+    def _servables(self) -> list[Loaded]:
+        versions = [version for versions in self._versions.values() for version in versions.values()]
+        return [version.servable for version in versions if version.servable is not None]
 
     # ---- for requests --------------------------------------------------------------------------------------------
 
@@ -122,90 +133,78 @@ class ModelManager:
         Raises: RequestError: INVALID_ARGUMENT: no such label, no name; UNAVAILABLE: the first models are being loaded;
             NOT_FOUND: no such model, or no such version that answers.
         """
-        version = self._acquire(name, number, label)
+        version = self._chosen(name, number, label)
+        assert version.servable is not None
+        version.users += 1
         try:
-            assert version.servable is not None
             yield version.servable
         finally:
-            with self._changed:
-                version.users -= 1
-                if not version.users:
-                    self._changed.notify_all()
+            version.users -= 1
 
-    def _acquire(self, name: str, number: int | None, label: str) -> Version:
+    def _chosen(self, name: str, number: int | None, label: str) -> Version:
         if not name:
             raise invalid("The request does not name a model (model_spec.name).")
-        with self._changed:
-            if label:
-                labels = self._configs[name].labels if name in self._configs else {}
-                if label not in labels:
-                    raise invalid(f"Unrecognized servable version label: {label}. There are {sorted(labels)}.")
-                number = labels[label]
-            ready = {
-                each.number: each for each in self._versions.get(name, {}).values() if each.state == State.AVAILABLE
-            }
-            chosen = (max(ready) if ready else None) if number is None else number
-            if chosen not in ready and not self._has_polled:
-                raise RequestError(Code.UNAVAILABLE, "The models are being loaded. Try again later.")
-            if chosen not in ready:
-                which = f"Latest({name})" if number is None else f"Specific({name}, {number})"
-                have = (
-                    f"available versions: {sorted(ready)}"
-                    if name in self._configs
-                    else f"models: {sorted(self._configs)}"
-                )
-                raise RequestError(Code.NOT_FOUND, f"Servable not found for request: {which}; {have}")
-            ready[chosen].users += 1
+        if label:
+            number = self._labelled(name, label)
+        ready = {each.number: each for each in self._versions.get(name, {}).values() if each.state == State.AVAILABLE}
+        chosen = (max(ready) if ready else None) if number is None else number
+        if chosen in ready:
             return ready[chosen]
+        if not self._has_polled:
+            raise RequestError(Code.UNAVAILABLE, "The models are being loaded. Try again later.")
+        which = f"Latest({name})" if number is None else f"Specific({name}, {number})"
+        have = f"available versions: {sorted(ready)}" if name in self._configs else f"models: {sorted(self._configs)}"
+        raise RequestError(Code.NOT_FOUND, f"Servable not found for request: {which}; {have}")
+
+    def _labelled(self, name: str, label: str) -> int:
+        labels = self._configs[name].labels if name in self._configs else {}
+        if label not in labels:
+            raise invalid(f"Unrecognized servable version label: {label}. There are {sorted(labels)}.")
+        return labels[label]
 
     def status(self, name: str, number: int | None = None, label: str = "") -> list[Version]:
-        """Returns copies of a model's versions, highest first. Raises: RequestError: as `use`."""
-        with self._changed:
-            if name not in self._configs:
-                raise RequestError(Code.NOT_FOUND, f"Could not find any versions of model {name}")
-            if label:
-                if label not in self._configs[name].labels:
-                    raise invalid(f"Unrecognized servable version label: {label}.")
-                number = self._configs[name].labels[label]
-            versions = [each for each in self._versions[name].values() if number in (None, each.number)]
-            if number is not None and not versions:
-                raise RequestError(Code.NOT_FOUND, f"Could not find version {number} of model {name}")
-            return sorted((Version(v.number, v.state, v.error) for v in versions), key=lambda v: -v.number)
+        """Returns a model's versions, highest first. Raises: RequestError: as `use`."""
+        if name not in self._configs:
+            raise RequestError(Code.NOT_FOUND, f"Could not find any versions of model {name}")
+        if label:
+            number = self._labelled(name, label)
+        versions = [each for each in self._versions[name].values() if number in (None, each.number)]
+        if number is not None and not versions:
+            raise RequestError(Code.NOT_FOUND, f"Could not find version {number} of model {name}")
+        return sorted(versions, key=lambda version: -version.number)
 
     def all_available(self) -> bool:
         """Whether every model has an available version."""
-        with self._changed:
-            return all(
-                any(version.state == State.AVAILABLE for version in self._versions[name].values())
-                for name in self._configs
-            )
+        return all(self._is_available(name) for name in self._configs)
+
+    def _is_available(self, name: str) -> bool:
+        return any(version.state == State.AVAILABLE for version in self._versions[name].values())
 
     # ---- changes -------------------------------------------------------------------------------------------------
 
-    def reload(self, configs: Sequence[ModelConfig], timeout: float) -> RequestError | None:
+    async def reload(self, configs: Sequence[ModelConfig], timeout: float) -> RequestError | None:
         """Serves these models from now on, and waits until the disk has been polled for them.
 
         Returns: the error of a model of which no version could be loaded; the request stands.
         Raises: RequestError: FAILED_PRECONDITION: a label is of a version that does not answer; DEADLINE_EXCEEDED:
             loading takes longer; the request stands.
         """
-        with self._changed:
-            for config in configs:
-                self._check_labels(config)
-            self._configs = {config.name: config for config in configs}
-            for config in configs:
-                self._versions.setdefault(config.name, {})
-        if not self.poll_now(timeout):
-            raise RequestError(Code.DEADLINE_EXCEEDED, f"The models were not loaded within {timeout:g} s.")
-        with self._changed:
-            for config in configs:
-                versions = self._versions.get(config.name, {}).values()
-                if not any(each.state == State.AVAILABLE for each in versions):
-                    errors = "; ".join(each.error for each in versions if each.error)
-                    return RequestError(
-                        Code.INTERNAL,
-                        f"Model {config.name!r} is not available: {errors or f'no versions in {config.base_path}'}.",
-                    )
+        for config in configs:
+            self._check_labels(config)
+        self._configs = {config.name: config for config in configs}
+        for config in configs:
+            self._versions.setdefault(config.name, {})
+        try:
+            await asyncio.wait_for(asyncio.shield(self.poll()), timeout)
+        except TimeoutError:
+            raise RequestError(Code.DEADLINE_EXCEEDED, f"The models were not loaded within {timeout:g} s.") from None
+        for config in configs:
+            if config.name in self._versions and not self._is_available(config.name):
+                errors = "; ".join(each.error for each in self._versions[config.name].values() if each.error)
+                return RequestError(
+                    Code.INTERNAL,
+                    f"Model {config.name!r} is not available: {errors or f'no versions in {config.base_path}'}.",
+                )
         return None
 
     def _check_labels(self, config: ModelConfig) -> None:
@@ -213,132 +212,99 @@ class ModelManager:
         known = self._versions.get(config.name)
         if not known or self._allow_any_labels:
             return
+        before = self._configs[config.name].labels if config.name in self._configs else {}
         for label, number in config.labels.items():
-            version = known.get(number)
-            if (version is None or version.state != State.AVAILABLE) and self._configs[config.name].labels.get(
-                label
-            ) != number:
+            is_available = number in known and known[number].state == State.AVAILABLE
+            if not is_available and before.get(label) != number:
                 raise RequestError(
                     Code.FAILED_PRECONDITION,
                     f"Label {label!r} of model {config.name!r} cannot move to version {number}: that version is not "
                     "available.",
                 )
 
-    def poll_now(self, timeout: float) -> bool:
-        """Polls the disk now, and waits for that. Returns whether it finished in time."""
-        with self._changed:
-            self._polls_requested += 1
-            wanted = self._polls_requested
-            self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._polls_done >= wanted or self._stopping, timeout)
-
-    def _loop(self) -> None:
-        while True:
-            with self._changed:
-                if self._stopping:
-                    return
-                requested = self._polls_requested
-            self._poll()
-            with self._changed:
-                self._has_polled = True
-                self._polls_done = max(self._polls_done, requested)
-                self._changed.notify_all()
-                self._changed.wait_for(
-                    lambda: self._stopping or self._polls_requested > self._polls_done, self._poll_seconds
-                )
-
-    def _poll(self) -> None:
-        with self._changed:
-            configs = dict(self._configs)
-        for name, config in configs.items():
-            self._notice_ends(config)
-            try:
-                on_disk = model_config.versions_on_disk(config.base_path)
-            except OSError as error:
-                if self._unreadable.get(name) != str(error):
-                    self._unreadable[name] = str(error)
-                    LOG.error("model %s: its directory cannot be read; what is loaded stays: %s", name, error)
-                continue
-            self._unreadable.pop(name, None)
-            wanted = config.choose(list(on_disk))
-            if not wanted and not self._versions[name] and config not in self._reported_empty:
-                self._reported_empty.append(config)
-                LOG.info("model %s: %s has no version to serve yet; waiting for one", name, config.base_path)
-            for number in sorted(wanted):
-                self._load_version(config, number, on_disk[number])
-            self._unload_stale(name, wanted)
-        for name in set(self._versions) - set(configs):
-            self._unload_stale(name, [])
-            with self._changed:
-                if not self._versions[name] or all(v.state == State.END for v in self._versions[name].values()):
+    async def poll(self) -> None:
+        """Looks at the disk, loads what is new, and unloads what is stale."""
+        async with self._polling:
+            for name, config in list(self._configs.items()):
+                await self._poll_one(name, config)
+            for name in set(self._versions) - set(self._configs):
+                await self._unload_stale(name, [])
+                if name not in self._configs:
                     del self._versions[name]
+            self._has_polled = True
 
-    def _notice_ends(self, config: ModelConfig) -> None:
-        """Takes out versions that answered and can do so no more; they are tried again as any that failed."""
-        with self._changed:
-            for version in self._versions[config.name].values():
-                if version.servable is not None and version.servable.error:
-                    version.state, version.failed_at = State.END, time.monotonic()
-                    version.error, version.servable = version.servable.error, None
-                    version.failures += 1
+    async def _poll_one(self, name: str, config: ModelConfig) -> None:
+        versions = self._versions[name]
+        for version in versions.values():
+            if version.servable is not None and version.servable.error:  # it answered, and can do so no more
+                version.failed(version.servable.error)
+        try:
+            on_disk = await asyncio.to_thread(model_config.versions_on_disk, config.base_path)
+        except OSError as error:
+            self._say(name, f"its directory cannot be read; what is loaded stays: {error}")
+            return
+        wanted = config.choose(list(on_disk))
+        if wanted or versions:
+            self._said.pop(name, None)
+        else:
+            self._say(name, f"{config.base_path} has no version to serve yet; waiting for one")
+        for number in sorted(wanted):
+            if self._is_to_be_loaded(versions.get(number), on_disk[number]):
+                await self._load_version(config, number, on_disk[number])
+        await self._unload_stale(name, wanted)
 
-    def _load_version(self, config: ModelConfig, number: int, path: Path) -> None:
-        with self._changed:
-            version = self._versions[config.name].get(number)
-            if version is not None:
-                moved = version.servable is not None and version.servable.path != path
-                retry = (
-                    version.error
-                    and (self._retries is None or version.failures <= self._retries)
-                    and time.monotonic() - version.failed_at > self._retry_seconds
-                )
-                gone = version.state == State.END and not version.error
-                if not (moved or retry or gone) or self._stopping:
-                    return
-            if version is not None and version.servable is not None:
-                old = version
-            else:
-                old = None
-            version = Version(number, State.LOADING, failures=version.failures if version is not None else 0)
-            if old is None:
-                self._versions[config.name][number] = version
+    def _say(self, name: str, text: str) -> None:
+        if self._said.get(name) != text:  # once, and not at each poll
+            self._said[name] = text
+            LOG.warning("model %s: %s", name, text)
+
+    def _is_to_be_loaded(self, version: Version | None, path: Path) -> bool:
+        if version is None:
+            return True
+        if version.servable is not None:
+            return version.servable.path != path  # it has moved
+        if not version.error:
+            return version.state == State.END
+        may_again = self._retries is None or version.failures <= self._retries
+        return may_again and time.monotonic() - version.failed_at > self._retry_seconds
+
+    async def _load_version(self, config: ModelConfig, number: int, path: Path) -> None:
+        versions = self._versions[config.name]
+        before = versions.get(number)
+        version = Version(number, State.LOADING, failures=before.failures if before is not None else 0)
+        old = before if before is not None and before.servable is not None else None
+        if old is None:
+            versions[number] = version
         begin = time.monotonic()
         try:
-            with durable.being_read(path):
-                version.servable = self._load(config, path, number)
+            with contextlib.ExitStack() as stack:
+                await asyncio.to_thread(stack.enter_context, durable.being_read(path))  # while another removes it
+                version.servable = await self._load(config, path, number)
         except Exception as error:  # whatever is wrong with a model, the server keeps running
-            with self._changed:
-                version.state, version.failed_at = State.END, time.monotonic()
-                version.error = f"{type(error).__name__}: {error}"
-                version.failures += 1
+            version.failed(f"{type(error).__name__}: {error}")
             LOG.error("model %s version %d could not be loaded from %s: %s", config.name, number, path, version.error)
             return
-        with self._changed:
-            version.state = State.AVAILABLE
-            self._versions[config.name][number] = version
+        version.state = State.AVAILABLE
+        versions[number] = version
         LOG.info("model %s version %d available (loaded in %.2f s)", config.name, number, time.monotonic() - begin)
         if old is not None:
-            self._unload(config.name, old)
+            await self._unload(config.name, old)
 
-    def _unload_stale(self, name: str, wanted: Sequence[int]) -> None:
-        with self._changed:
-            versions = self._versions[name]
-            available = any(versions[n].state == State.AVAILABLE for n in wanted if n in versions)
-            removed = name not in self._configs
-            if not available and not removed and wanted:
-                return  # nothing wanted is available (yet): keep what is
-            leaving = [v for v in versions.values() if v.number not in wanted and v.state != State.END]
-        for version in leaving:
-            self._unload(name, version)
+    async def _unload_stale(self, name: str, wanted: Sequence[int]) -> None:
+        versions = self._versions[name]
+        available = any(versions[number].state == State.AVAILABLE for number in wanted if number in versions)
+        if wanted and not available and name in self._configs:
+            return  # nothing wanted is available (yet): keep what is
+        for version in list(versions.values()):
+            if version.number not in wanted and version.servable is not None:
+                await self._unload(name, version)
 
-    def _unload(self, name: str, version: Version, seconds: float = _DRAIN_SECONDS) -> bool:
-        with self._changed:
-            if version.servable is None:
-                return True
-            version.state = State.UNLOADING
-            self._changed.wait_for(lambda: not version.users, seconds)
-            servable, version.servable = version.servable, None
-            version.state = State.END
-        freed = servable.close(seconds)
-        LOG.info("model %s version %d unloaded%s", name, version.number, "" if freed else "; it is still computing")
-        return freed
+    async def _unload(self, name: str, version: Version) -> None:
+        version.state = State.UNLOADING
+        latest = time.monotonic() + _DRAIN_SECONDS
+        while version.users and time.monotonic() < latest:
+            await asyncio.sleep(_LOOK_SECONDS)
+        assert version.servable is not None
+        freed = version.servable.close()
+        version.servable, version.state = None, State.END
+        LOG.info("model %s version %d unloaded%s", name, version.number, "" if freed else "; it was still computing")

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.serving import frames, memory
-from keras_ddl.serving.batching import Batcher
 from keras_ddl.serving.handlers import Handlers
 from keras_ddl.serving.servable import Servable
 from keras_ddl.serving.settings import Options
@@ -40,20 +39,19 @@ def main(connection: socket.socket, path: Path, name: str, version: int, options
             gpu_memory_fraction=options.gpu_memory_fraction,
             tags=options.tags,
         )
+        handlers = Handlers(servable, options)
         rounds = options.warm_up_rounds if options.warm_up else 0
-        replayed = sum(warm_up(servable, options.message_bytes) for _ in range(rounds))
+        replayed = sum(warm_up(handlers, path) for _ in range(rounds))
     except BaseException as error:  # whatever is wrong with a model, the server says it
         frames.send(connection, 0, {"error": f"{type(error).__name__}: {error}"[:10_000]})
         os._exit(1)
-    run = Batcher(options, servable.run).run if options.batch_rows else servable.run
-    process = _Process(connection, Handlers(servable, run, options))
-    begin = threading.Barrier(options.model_threads + 1)
-    for _ in range(options.model_threads):
+    process = _Process(connection, handlers)
+    begin = threading.Barrier(options.computing + 1)
+    for _ in range(options.computing):
         threading.Thread(target=process.serve, args=(begin,), daemon=True).start()
     begin.wait()  # their stacks belong to what it has before the first request
-    gc.collect()
+    memory.collect()
     gc.freeze()  # the graph stays: to look through it again and again would hold up requests
-    memory.give_back()
     memory.bound(options.memory_bytes)
     frames.send(connection, 0, {"warmed_up": replayed})
     process.ready.set()
@@ -62,7 +60,7 @@ def main(connection: socket.socket, path: Path, name: str, version: int, options
 
 class _Process:
     def __init__(self, connection: socket.socket, handlers: Handlers) -> None:
-        self._connection, self._handlers = connection, handlers
+        self._connection, self._stream, self._handlers = connection, connection.makefile("rb"), handlers
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self.ready = threading.Event()
 
@@ -72,7 +70,7 @@ class _Process:
         while True:
             with self._reading:
                 try:
-                    frame = frames.receive(self._connection)
+                    frame = frames.receive(self._stream)
                 except MemoryError:  # in the middle of a frame: what follows cannot be read any more
                     frame = None
                 except ConnectionError:

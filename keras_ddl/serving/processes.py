@@ -42,7 +42,7 @@ class ModelProcess:
     """One version's process. It lives until `close`: when it dies, another takes its place.
 
     Which request ended it? If one was under way, that one. If several were, each is asked again, alone, so that only
-    the one that does it again is refused. On the event loop only, but for `error`.
+    the one that does it again is refused. On the event loop only.
     """
 
     def __init__(self, context: Any, name: str, version: int, path: Path, options: Options) -> None:
@@ -58,7 +58,6 @@ class ModelProcess:
         self._sending = asyncio.Lock()
         self._tasks: set[asyncio.Task] = set()
         self._closed = False
-        self._loop = asyncio.get_running_loop()
 
     @property
     def busy(self) -> int:
@@ -102,12 +101,7 @@ class ModelProcess:
     async def _frame(self, reader: asyncio.StreamReader) -> frames.Frame:
         number, fields_size, body_size = frames.HEAD.unpack(await reader.readexactly(frames.HEAD.size))
         fields = json.loads(await reader.readexactly(fields_size))
-        if body_size <= self._options.memory_bytes:
-            return frames.Frame(number, fields, await reader.readexactly(body_size) if body_size else b"")
-        for begin in range(0, body_size, _PIECE):
-            await reader.readexactly(min(_PIECE, body_size - begin))
-        text = f"The answer has {body_size} bytes, more than may be under way (--max-memory-mb). Send fewer rows."
-        return _failed(Code.RESOURCE_EXHAUSTED, text, 503)._replace(number=number)
+        return frames.Frame(number, fields, await reader.readexactly(body_size) if body_size else b"")
 
     async def _send(self, number: int, call: Call) -> None:
         """Sends what is large in pieces: what is written at once is copied at once."""
@@ -143,7 +137,7 @@ class ModelProcess:
         return frame
 
     def _pump(self) -> None:
-        while self._waiting and self._writer is not None and len(self._running) < self._options.model_threads:
+        while self._waiting and self._writer is not None and len(self._running) < self._options.computing:
             call = self._waiting[0]
             alone = call.suspect or any(each.suspect for each in self._running.values())
             if alone and self._running:
@@ -230,18 +224,9 @@ class ModelProcess:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def close(self, seconds: float = 0.0) -> bool:
-        """Ends the process; from any thread. Returns whether all requests were done: what it computes is given up.
-
-        Whoever calls it has waited for its requests, so that nothing is gained by waiting `seconds`.
-        """
-        done = not self.busy
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the process
-            self._loop.call_soon_threadsafe(self._close)
-        return done
-
-    def _close(self) -> None:
-        self._closed = True
+    def close(self) -> bool:
+        """Ends the process. Returns whether all requests were done: what it computes is given up."""
+        done, self._closed = not self.busy, True
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.transport.abort()
@@ -250,6 +235,7 @@ class ModelProcess:
             self._finish(call, _failed(Code.UNAVAILABLE, "The server has stopped, or the model was unloaded.", 503))
         self._running.clear()
         self._waiting.clear()
+        return done
 
 
 def _failed(code: Code, text: str, status: int) -> frames.Frame:

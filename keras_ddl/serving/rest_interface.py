@@ -18,7 +18,7 @@ from tensorflow_serving.apis import model_pb2
 from keras_ddl.serving.connections import Connections
 from keras_ddl.serving.flights import Flight, Flights
 from keras_ddl.serving.front import Front
-from keras_ddl.serving.metrics import Metrics, Record
+from keras_ddl.serving.metrics import Record
 from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError, invalid, too_large
 
@@ -47,9 +47,9 @@ _METHODS = {
 class RestInterface:
     """The HTTP server on the running event loop."""
 
-    def __init__(self, front: Front, metrics: Metrics, flights: Flights, options: Options, connections: int) -> None:
+    def __init__(self, front: Front, flights: Flights, options: Options, connections: int) -> None:
         """`connections`: how many there may be at the same time; the one that idles longest gives way to one more."""
-        self._front, self._metrics, self._flights, self._options = front, metrics, flights, options
+        self._front, self._flights, self._options = front, flights, options
         self._connections = connections
         self._headers = _CORS if options.cors else {}
         app = web.Application()
@@ -60,6 +60,8 @@ class RestInterface:
         if options.cors:
             app.router.add_route("OPTIONS", "/{rest:.*}", self._preflight)
         app.router.add_route("*", "/{rest:.*}", self._model)
+        logger = logging.getLogger("keras_ddl.serving.http")
+        logger.setLevel(logging.CRITICAL)  # what clients break in HTTP itself is no news, and must not fill a log
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -67,11 +69,10 @@ class RestInterface:
             handler_cancellation=True,  # what nobody waits for any more leaves the queue
             keepalive_timeout=options.idle_seconds,
             shutdown_timeout=options.drain_seconds,
-            logger=_without_tracebacks(),
+            logger=logger,
             auto_decompress=False,  # the processes do that
         )
         self._listening: asyncio.Server | None = None
-        self._is_ready = False
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
         """Returns the port; 0 chooses one. Raises: OSError: it is taken."""
@@ -88,9 +89,6 @@ class RestInterface:
             ) from None
         return self._listening.sockets[0].getsockname()[1]
 
-    def show_health(self, serving: bool) -> None:
-        self._is_ready = serving
-
     async def stop(self) -> None:
         """Takes no new connections, and waits for the requests under way."""
         if self._listening is not None:
@@ -100,13 +98,13 @@ class RestInterface:
     # ---- what is asked -------------------------------------------------------------------------------------------
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(body=self._front.metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def _alive(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def _ready(self, request: web.Request) -> web.Response:
-        ready = self._is_ready and self._front.models.all_available()
+        ready = self._front.ready
         return web.Response(text="ready\n" if ready else "not ready\n", status=200 if ready else 503)
 
     async def _preflight(self, request: web.Request) -> web.Response:
@@ -117,43 +115,25 @@ class RestInterface:
         method = None
         if found is not None:
             method = _METHODS.get((request.method, found["method"] or found["metadata"] or "status"))
-        record, body, status = Record("rest", method or ""), b"", 500
+        record, body, status, flight = Record("rest", method or ""), b"", 200, None
 
         def drop() -> None:
             if request.transport is not None:
                 request.transport.abort()
 
-        flight = None
         try:
-            try:
+            with self._front.answering(record, request.remote or ""):
                 flight = self._flights.begin(drop)
                 if method is None or found is None:
                     code = Code.INVALID_ARGUMENT if request.path.startswith("/v1/") else Code.NOT_FOUND
                     raise RequestError(code, f"Malformed request: {request.method} {request.path[:200]}")
                 record.model = found["name"]
                 async with asyncio.timeout(self._options.timeout):
-                    body, status = await self._answer(request, _spec(found), record, flight), 200
+                    body = await self._answer(request, _spec(found), record, flight)
                 flight.hold(len(body))
-            except RequestError as error:
-                record.code, record.error, status = error.code, error.message, error.http_status
-            except (http_exceptions.HttpProcessingError, web.RequestPayloadError) as error:
-                record.code, record.error, status = Code.INVALID_ARGUMENT, f"The request is malformed: {error}", 400
-            except TimeoutError:
-                record.code, status = Code.DEADLINE_EXCEEDED, 504
-                record.error = f"The request was not answered within {self._options.timeout:g} s."
-            except ConnectionError:  # the client has left in the middle of its request
-                record.code = Code.CANCELLED
-                raise
-            except Exception as error:  # a defect of the server must not take it down
-                record.code, record.error = Code.INTERNAL, f"{type(error).__name__}: {error}"
-                self._metrics.log_exception(record, error)
-            except BaseException:  # the client has left
-                record.code = Code.CANCELLED
-                raise
-            finally:
-                self._metrics.record_request(record, request.remote or "")
-            if record.code != Code.OK:
-                body = json.dumps({"error": record.error.encode(errors="replace").decode()}).encode()
+            if record.error is not None:
+                text, status = record.error.message.encode(errors="replace").decode(), record.error.http_status
+                body = json.dumps({"error": text}).encode()
             return await self._send(request, body, status, flight)
         finally:
             if flight is not None:
@@ -173,11 +153,14 @@ class RestInterface:
         if (request.content_length or 0) > self._options.message_bytes:
             raise too_large(self._options.message_bytes)
         body = bytearray()
-        while chunk := await request.content.readany():
-            flight.hold(len(body) + len(chunk))
-            body += chunk
-            if len(body) > self._options.message_bytes:
-                raise too_large(self._options.message_bytes)
+        try:
+            while chunk := await request.content.readany():
+                flight.hold(len(body) + len(chunk))
+                body += chunk
+                if len(body) > self._options.message_bytes:
+                    raise too_large(self._options.message_bytes)
+        except (http_exceptions.HttpProcessingError, web.RequestPayloadError) as error:
+            raise invalid(f"The request is malformed: {error}") from None
         return body
 
     async def _send(self, request: web.Request, body: bytes, status: int, flight: Flight | None) -> web.StreamResponse:
@@ -210,18 +193,3 @@ def _spec(found: Any) -> Any:
     elif found["label"] is not None:
         spec.version_label = found["label"]
     return spec
-
-
-def _without_tracebacks() -> logging.Logger:
-    """Returns a logger for what clients break in HTTP itself: one line for each, since none is the server's fault."""
-    logger = logging.getLogger("keras_ddl.serving.http")
-
-    def in_one_line(record: logging.LogRecord) -> bool:
-        if record.exc_info and record.exc_info[1] is not None:
-            record.msg = f"{record.getMessage()}: {str(record.exc_info[1])[:200]!r}"
-            record.args, record.exc_info, record.exc_text = (), None, None
-        return True
-
-    if not logger.filters:
-        logger.addFilter(in_one_line)
-    return logger

@@ -19,8 +19,6 @@ CLASSIFY = "tensorflow/serving/classify"
 REGRESS = "tensorflow/serving/regress"
 _INIT = "__saved_model_init_op"  # which loaders run, and clients do not ask
 _SERVE = "serve"  # the tag of the graph that is served
-_ALIGNMENT = 64  # at which TensorFlow takes an array without copying it
-_SMALL_BYTES = 2**16
 _CALLABLES = 64  # each is a graph of its own for TensorFlow, and clients choose which outputs they want
 
 
@@ -43,7 +41,7 @@ class Signature:
 
 
 class Servable:
-    """A loaded SavedModel. Answers from any number of threads at once."""
+    """A loaded SavedModel, for as long as its process lives. Answers from any number of threads at once."""
 
     def __init__(
         self,
@@ -73,12 +71,8 @@ class Servable:
         )
         options.gpu_options.per_process_gpu_memory_fraction = gpu_memory_fraction
         self._session = tf.compat.v1.Session(graph=graph, config=options)
-        try:
-            with graph.as_default():
-                meta_graph = tf.compat.v1.saved_model.load(self._session, list(tags), str(path))
-        except BaseException:
-            self._session.close()
-            raise
+        with graph.as_default():
+            meta_graph = tf.compat.v1.saved_model.load(self._session, list(tags), str(path))
         # As they are in the file: what a client asks for as metadata.
         self.signature_defs = dict(meta_graph.signature_def)
         self.signatures = {
@@ -86,8 +80,6 @@ class Servable:
         }
         self._callables: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._lock = threading.Lock()
-        self._idle = threading.Condition()
-        self._running = 0
 
     def signature(self, name: str) -> Signature:
         """Returns the signature of that name, "" being the default one.
@@ -111,29 +103,12 @@ class Servable:
         Raises: RequestError: what TensorFlow raised, with its code.
         """
         call = self._callable(signature, tuple(fetches))
-        with self._idle:
-            self._running += 1
         try:
-            return [_as_array(each) for each in call(*(_aligned(feeds[alias]) for alias in signature.inputs))]
+            return [_as_array(each) for each in call(*(feeds[alias] for alias in signature.inputs))]
         except tf.errors.OpError as error:
             raise RequestError(Code(error.error_code), error.message) from None
         except (TypeError, ValueError) as error:  # of a feed's shape, before anything runs
             raise invalid(str(error)) from None
-        finally:
-            with self._idle:
-                self._running -= 1
-                self._idle.notify_all()
-
-    def close(self, seconds: float = 0.0) -> bool:
-        """Frees the weights when nothing runs any more, for which it waits so long. Returns whether it did.
-
-        What a client no longer waits for still runs: TensorFlow does not stop in the middle.
-        """
-        with self._idle:
-            idle = self._idle.wait_for(lambda: not self._running, seconds)
-        if idle:
-            self._session.close()
-        return idle
 
     def _callable(self, signature: Signature, fetches: tuple[str, ...]) -> Any:
         key = (signature.name, fetches)
@@ -150,17 +125,6 @@ class Servable:
                 if len(self._callables) > _CALLABLES:
                     del self._callables[next(iter(self._callables))]
         return found
-
-
-def _aligned(array: np.ndarray) -> np.ndarray:
-    """Copies, once, a large array that begins anywhere in a message: else NumPy copies it, and TensorFlow the copy."""
-    if array.flags.aligned or array.nbytes <= _SMALL_BYTES:
-        return array
-    room = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
-    begin = -room.ctypes.data % _ALIGNMENT
-    found = room[begin : begin + array.nbytes]
-    found[:] = array.reshape(-1).view(np.uint8)
-    return found.view(array.dtype).reshape(array.shape)
 
 
 def _as_array(value: Any) -> np.ndarray:

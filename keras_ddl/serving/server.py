@@ -10,9 +10,9 @@ import asyncio
 import gc
 import logging
 import signal
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from keras_ddl.errors import ConfigError
 from keras_ddl.serving import forked, model_config
@@ -20,6 +20,7 @@ from keras_ddl.serving.connections import connections
 from keras_ddl.serving.flights import Flights
 from keras_ddl.serving.front import Front
 from keras_ddl.serving.grpc_interface import GrpcInterface
+from keras_ddl.serving.health import HealthPort
 from keras_ddl.serving.metrics import Metrics
 from keras_ddl.serving.model_config import ModelConfig
 from keras_ddl.serving.model_manager import ModelManager
@@ -46,69 +47,69 @@ class Server:
             retry_seconds=options.retry_seconds,
             allow_any_labels=options.allow_any_labels,
         )
-        self._processes: weakref.WeakSet[ModelProcess] = weakref.WeakSet()
-        self._loop: asyncio.AbstractEventLoop
-        self._context = forked.context(options.modules)
+        self._context, self._reported = forked.context(options.modules), ""
 
-    def run(self, started: Callable[[int, int], None] = lambda grpc_port, rest_port: None) -> bool:
+    def run(self, started: Callable[[int, int, int | None], None] = lambda *ports: None) -> bool:
         """Serves until SIGTERM or SIGINT, then finishes the running requests.
 
         Args:
-            started: called with the ports, before any model is loaded.
+            started: called with the ports of gRPC, REST and health (None: it has none), before any model is loaded.
         Returns: whether all ended in time; what did not is given up.
         Raises: OSError: a port is taken.
         """
         return asyncio.run(self._run(started))
 
-    # ---- loading, in the thread of the model manager -------------------------------------------------------------
-
-    def _load(self, config: ModelConfig, path: Path, number: int) -> ModelProcess:
-        async def start() -> ModelProcess:
-            process = ModelProcess(self._context, config.name, number, path, self._options)
-            await process.start()
-            self._processes.add(process)
-            return process
-
-        process = asyncio.run_coroutine_threadsafe(start(), self._loop).result()
+    async def _load(self, config: ModelConfig, path: Path, number: int) -> ModelProcess:
+        process = ModelProcess(self._context, config.name, number, path, self._options)
+        await process.start()
         if process.warmed_up:
             LOG.info("model %s version %d: %d warm-up requests answered", config.name, number, process.warmed_up)
         return process
 
-    # ---- the event loop ------------------------------------------------------------------------------------------
-
-    async def _run(self, started: Callable[[int, int], None]) -> bool:
+    async def _run(self, started: Callable[[int, int, int | None], None]) -> bool:
         options, stop = self._options, asyncio.Event()
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._report)
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, stop.set)
         most = connections()
         gc.freeze()  # what is imported stays: to look through it again and again would hold up requests
-        metrics = Metrics(options.access_log)
-        flights, front = Flights(options.memory_bytes), Front(self._models)
-        grpc_interface = GrpcInterface(front, metrics, flights, options, most)
-        rest = RestInterface(front, metrics, flights, options, most)
+        flights, front = Flights(options.memory_bytes), Front(self._models, Metrics(options.access_log), options)
+        grpc_interface = GrpcInterface(front, flights, options, most)
+        rest = RestInterface(front, flights, options, most)
+        health = HealthPort(options.host, options.health_port) if options.health_port is not None else None
+        shown = asyncio.create_task(_show_health(front, health)) if health is not None else None
         all_done = True
         try:
             grpc_port = await self._listen(grpc_interface)
             context = options.tls.context() if options.tls is not None else None
             rest_port = await rest.start(options.host, options.rest_port, context)
-            started(grpc_port, rest_port)
-            self._models.start()
-            tasks = [asyncio.create_task(self._show_health(grpc_interface, rest)), asyncio.create_task(flights.look())]
+            started(grpc_port, rest_port, health.port if health is not None else None)
+            tasks = [asyncio.create_task(each) for each in (flights.look(), self._models.follow())]
             if options.config_file is not None and options.config_poll_seconds > 0:
                 tasks.append(asyncio.create_task(self._follow_config(options.config_file)))
             await stop.wait()
-            LOG.info("stopping: %d requests are running", sum(each.busy for each in self._processes))
+            LOG.info("stopping: %d requests are running", self._models.busy)
+            front.stopping = True
             for task in tasks:
                 task.cancel()
-            rest.show_health(False)
         finally:
             await asyncio.gather(grpc_interface.stop(options.drain_seconds), rest.stop())
-            all_done = not any(each.busy for each in self._processes)
-            for process in list(self._processes):
-                process.close()
-            await asyncio.to_thread(self._models.stop)
+            all_done = not self._models.busy
+            self._models.close()
+            if health is not None and shown is not None:
+                shown.cancel()
+                health.close()
         return all_done
+
+    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Logs what asyncio says. A lack of files is nobody's defect, and said once: asyncio repeats it without end."""
+        error = context.get("exception")
+        if not isinstance(error, OSError):
+            loop.default_exception_handler(context)
+        elif str(error) != self._reported:
+            self._reported = str(error)
+            LOG.error("%s: %s", context["message"], error)
 
     async def _listen(self, grpc_interface: GrpcInterface) -> int:
         options = self._options
@@ -117,16 +118,6 @@ class Server:
             addresses.append(f"unix:{options.grpc_socket}")
         credentials = options.tls.credentials() if options.tls is not None else None
         return (await grpc_interface.start(addresses, credentials))[0]
-
-    async def _show_health(self, grpc_interface: GrpcInterface, rest: RestInterface) -> None:
-        shown = None
-        while True:
-            serving = self._models.all_available()
-            if serving != shown:
-                shown = serving
-                await grpc_interface.show_health(serving)
-                rest.show_health(serving)
-            await asyncio.sleep(_HEALTH_SECONDS)
 
     async def _follow_config(self, path: str) -> None:
         """Serves what the model config file says, also when it changes; one that is wrong changes nothing."""
@@ -141,7 +132,7 @@ class Server:
                 configs = model_config.read_file(path)
                 if not configs:  # perhaps it is being written
                     raise ConfigError("It names no model. Those that are served stay.")
-                error = await asyncio.to_thread(self._models.reload, configs, _RELOAD_SECONDS)
+                error = await self._models.reload(configs, _RELOAD_SECONDS)
             except RequestError as later:  # such as a label of a version that is yet to come: the next poll tries again
                 error, known = later, None
             except (OSError, ConfigError) as wrong:
@@ -149,3 +140,9 @@ class Server:
             if error is not None and str(error) != said:
                 LOG.error("model config file %s: %s", path, error)
             said = None if error is None else str(error)
+
+
+async def _show_health(front: Front, health: HealthPort) -> None:
+    while True:
+        health.show(front.ready)
+        await asyncio.sleep(_HEALTH_SECONDS)

@@ -10,13 +10,12 @@ import numpy as np
 from tensorflow.core.framework import tensor_pb2
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving.memory import MEGABYTE
 from keras_ddl.serving.routing import encoded
 from keras_ddl.serving.servable import Signature
-from keras_ddl.serving.status import Code, RequestError, invalid
+from keras_ddl.serving.status import invalid
 
-MAX_RANK = 64  # of NumPy's arrays
-_STRING, _BOOL = int(tf.string.as_datatype_enum), int(tf.bool.as_datatype_enum)
+MAX_RANK, MAX_ELEMENTS = 64, 2**59  # of NumPy's arrays, which count their bytes in 63 bits
+_BOOL = int(tf.bool.as_datatype_enum)
 # dtype -> the field of a TensorProto that holds its values, where it is not `tensor_content`.
 _FIELDS = {
     tf.float32: "float_val",
@@ -34,28 +33,6 @@ _FIELDS = {
 _AS_IN_MEMORY = {"float_val": "<f4", "double_val": "<f8", "scomplex_val": "<f4", "dcomplex_val": "<f8"}
 
 
-class Room:
-    """What the arrays of one request may take together: the first word on what a message claims to hold.
-
-    The last word has the system, which bounds what the process can allocate.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._used = limit, 0
-
-    def take(self, size: int) -> None:
-        """Raises: RequestError: RESOURCE_EXHAUSTED: there is less than `size` bytes left."""
-        self._used += size
-        if self._used > self._limit:
-            raise RequestError(
-                Code.RESOURCE_EXHAUSTED,
-                f"The request is larger than the limit of {self._limit / MEGABYTE:g} MB after it is unpacked: its "
-                f"inputs take {self._used} bytes or more. Send fewer rows, or start the server with a larger "
-                "--max-message-mb.",
-                http_status=413,
-            )
-
-
 def dtype_name(number: int) -> str:
     """Returns TensorFlow's name of a dtype."""
     try:
@@ -64,10 +41,10 @@ def dtype_name(number: int) -> str:
         return f"number {number}"
 
 
-def feeds_of(signature: Signature, inputs: Mapping[str, tensor_pb2.TensorProto], room: Room) -> dict[str, np.ndarray]:
+def feeds_of(signature: Signature, inputs: Mapping[str, tensor_pb2.TensorProto]) -> dict[str, np.ndarray]:
     """Returns an array for each input that a request holds, by alias.
 
-    Raises: RequestError: INVALID_ARGUMENT: they are not those of the signature; RESOURCE_EXHAUSTED.
+    Raises: RequestError: INVALID_ARGUMENT: they are not those of the signature.
     """
     check_names(signature, inputs)
     for alias, tensor in inputs.items():
@@ -80,7 +57,7 @@ def feeds_of(signature: Signature, inputs: Mapping[str, tensor_pb2.TensorProto],
                 f"Input {alias!r} must be of dtype {dtype_name(wanted)}. Received: {dtype_name(tensor.dtype)}."
             )
         check_shape(signature, alias, shape)
-    return {alias: _array_of(alias, tensor, room) for alias, tensor in inputs.items()}
+    return {alias: _array_of(alias, tensor) for alias, tensor in inputs.items()}
 
 
 def check_names(signature: Signature, given: Mapping[str, Any]) -> None:
@@ -101,10 +78,10 @@ def check_shape(signature: Signature, alias: str, shape: Sequence[int]) -> None:
 
     Raises: RequestError: INVALID_ARGUMENT: it does not fit, or no array can have it.
     """
-    if len(shape) > MAX_RANK or math.prod(filter(None, shape)) >= 2**63:
+    if len(shape) > MAX_RANK or math.prod(filter(None, shape)) > MAX_ELEMENTS:
         shown = f"{len(shape)} dimensions" if len(shape) > MAX_RANK else list(shape)
         raise invalid(
-            f"Input {alias!r}: a tensor has at most {MAX_RANK} dimensions and 2^63 elements. Received: {shown}."
+            f"Input {alias!r}: a tensor has at most {MAX_RANK} dimensions and 2^59 elements. Received: {shown}."
         )
     known = signature.shapes[alias]
     if known is None:
@@ -117,49 +94,15 @@ def check_shape(signature: Signature, alias: str, shape: Sequence[int]) -> None:
         )
 
 
-def _array_of(alias: str, tensor: tensor_pb2.TensorProto, room: Room) -> np.ndarray:
+def _array_of(alias: str, tensor: tensor_pb2.TensorProto) -> np.ndarray:
     """Returns a tensor as an array; as TensorFlow does, what is missing at the end repeats the last value."""
-    shape = [dimension.size for dimension in tensor.tensor_shape.dim]
-    count = math.prod(shape)
-    dtype = np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype)
-    room.take(count * (16 if tensor.dtype == _STRING else dtype.itemsize))
-    if tensor.tensor_content and tensor.dtype != _STRING:
-        content = tensor.tensor_content
-        if len(content) != count * dtype.itemsize:
-            raise invalid(f"Input {alias!r}: {len(content)} bytes of content do not fill the shape {shape}.")
-        if tensor.dtype == _BOOL:  # any other byte than 0 is true
-            return (np.frombuffer(content, np.uint8) != 0).reshape(shape)
-        return np.frombuffer(content, dtype).reshape(shape)
-    values = _values(tensor, dtype)
-    if values.size > count:
-        raise invalid(f"Input {alias!r} of shape {shape} has {values.size} values.")
-    if values.dtype.hasobject:
-        repeated = count - values.size
-        room.take(sum(map(len, values)) + (repeated * len(values[-1]) if values.size else 0))
-    if values.size < count:
-        last = values[-1] if values.size else (b"" if values.dtype.hasobject else 0)
-        values = np.concatenate([values, np.full(count - values.size, last, values.dtype)])
-    return values.reshape(shape)
-
-
-def _values(tensor: tensor_pb2.TensorProto, dtype: np.dtype) -> np.ndarray:
-    name = _FIELDS.get(tf.as_dtype(tensor.dtype))
-    if name is None:  # float8, and what has no array
-        return np.frombuffer(tensor.float8_val, dtype)
-    values = getattr(tensor, name)
-    if name in _AS_IN_MEMORY and len(values):
-        # A packed field stands in a message as in memory: protobuf writes it faster than Python makes numbers of it.
-        data = tensor_pb2.TensorProto(**{name: values}).SerializeToString()
-        found = np.frombuffer(data, _AS_IN_MEMORY[name], offset=len(data) - len(values) * int(_AS_IN_MEMORY[name][2]))
-        return found[: found.size // 2 * 2].view(dtype) if dtype.kind == "c" else found
-    if name == "half_val":
-        return np.array(values, np.int64).astype(np.uint16).view(dtype)
-    if name == "string_val":
-        found = np.empty(len(values), dtype=object)
-        found[:] = values
-        return found
-    kind = {"uint32_val": np.uint64, "uint64_val": np.uint64}.get(name, np.int64)
-    return np.array(values, kind).astype(dtype)  # keeps the low bits, as a cast in C does
+    try:
+        if tensor.tensor_content and tensor.dtype == _BOOL:  # any other byte than 0 is true
+            shape = [dimension.size for dimension in tensor.tensor_shape.dim]
+            return (np.frombuffer(tensor.tensor_content, np.uint8) != 0).reshape(shape)
+        return tf.make_ndarray(tensor)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise invalid(f"Input {alias!r} is no tensor of its shape and dtype: {error}.") from None
 
 
 def proto_of(array: np.ndarray, *, as_content: bool) -> tensor_pb2.TensorProto:

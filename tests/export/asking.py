@@ -21,7 +21,6 @@ def ask(path: Path, signature: str = "serving_default", **feed: Any) -> dict[str
     assert set(feed) == set(found.inputs)
     fetches = sorted(found.outputs)
     answers = dict(zip(fetches, servable.run(found, feed, fetches)))
-    servable.close()
     loaded = tf.saved_model.load(str(path))  # kept: a function does not keep the variables
     function = loaded.signatures[signature]
     of_function = function(**{name: tf.constant(value) for name, value in feed.items()})

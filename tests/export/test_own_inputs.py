@@ -134,7 +134,6 @@ def test_an_export_may_put_another_signature_in_its_place(exported_in_words: dic
     assert ask(result.path, "in_words", ids=np.array([[1]]))["output_0"].shape == (1, 1, 1)
     servable = Servable(result.path, "model", 1)
     assert set(servable.signature("lengths").inputs) == {"text"}
-    servable.close()
 
 
 def test_checkpoint_declares_functions_of_their_own_inputs(tmp_path: Path) -> None:

@@ -112,7 +112,14 @@ CASES = {
         "a control group's memory is used up", r"rank 1 .*: killed by SIGKILL", 137, "signal 9", 90.0
     ),
     "ulimit_memory": Case("the limit of `ulimit -v` is reached", r"rank 1 .*MemoryError", 1, "MemoryError"),
-    "few_files": Case("`ulimit -n 20`", r"Too many open files", 14, "Too many open files", 60.0, has_checkpoint=False),
+    "few_files": Case(
+        "the limit of `ulimit -n` is reached",
+        r"Too many open files",
+        1,
+        "Too many open files",
+        60.0,
+        has_checkpoint=False,
+    ),
     "fork": Case("a forked child calls a collective", r"rank 1 .*NotInitializedError", 1, "NotInitializedError"),
     "spawn": Case("a spawned child calls a collective", r"rank 1 .*NotInitializedError", 143, "NotInitializedError"),
     "pid_namespaces": Case(
@@ -263,7 +270,12 @@ def row(case: str, ours: Seen, theirs: Seen | None) -> str:
     told = CASES[case]
     found = re.search(told.words, "\n".join(ours.last)) if told.words else None
     line = next((line for line in reversed(ours.last) if re.search(told.words, line)), "") if found else ""
-    said = re.sub(r"/tmp/failure-\w+/", "", line).replace(socket.gethostname(), "h0").replace("|", "\\|").strip()
+    said = (
+        re.sub(rf"{tempfile.gettempdir()}/failure-\w+/|/\S*/site-packages/", "", line)
+        .replace(socket.gethostname(), "h0")
+        .replace("|", "\\|")
+        .strip()
+    )
     said = said if len(said) < 170 else said[:167] + "..."
     mine, other = _cell(ours), "" if theirs is None else _cell(theirs)
     return f"| {told.what} | {mine} | {f'`{said}`' if said else ''} | {other} |\n"

@@ -1,6 +1,7 @@
 """The parts of the launcher that need no processes: command lines, environments, connections, verdicts."""
 
 import json
+import os
 import socket
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from keras_ddl.launch.control import Address, Channel, Kind
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure
-from keras_ddl.launch.rank_environment import ask_for_huge_pages, merge, rank_and_size
+from keras_ddl.launch.rank_environment import merge, rank_and_size, tune_malloc
 from keras_ddl.launch.stdin import StdinForwarder
 from launch.launching import LIMIT_SECONDS
 
@@ -312,17 +313,19 @@ def test_outcome_error_is_the_last_line_of_the_traceback():
 
 
 @pytest.mark.parametrize(
-    "before, after",
+    "before, ranks, after",
     [
-        (None, "glibc.malloc.hugetlb=1"),
-        ("", "glibc.malloc.hugetlb=1"),
-        ("glibc.malloc.arena_max=2", "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"),
-        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+        (None, 100, "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"),
+        (None, 2, "glibc.malloc.hugetlb=1"),
+        ("", 100, "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"),
+        ("glibc.malloc.arena_max=2", 100, "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", 2, "glibc.malloc.hugetlb=0"),
     ],
 )
-def test_huge_pages_are_asked_for_unless_the_user_says_whether(before, after):
+def test_malloc_keeps_its_memory_in_huge_pages_unless_the_user_says_how(before, ranks, after, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     environment = {} if before is None else {"GLIBC_TUNABLES": before}
-    ask_for_huge_pages(environment)
+    tune_malloc(environment, ranks)
     assert environment["GLIBC_TUNABLES"] == after
 
 

@@ -110,8 +110,8 @@ class Running:
             line = process.stdout.readline()
             assert line, f"the server ended: {self.lines}"
             self.lines.append(line)
-            found = re.search(r"gRPC on \S+:(\d+), REST on https?://\S+:(\d+)", line)
-        self.grpc_port, self.rest_port = map(int, found.groups())
+            found = re.search(r"gRPC on \S+:(\d+), REST on https?://\S+:(\d+)(?:, health on http://\S+:(\d+))?", line)
+        self.grpc_port, self.rest_port, self.health_port = (int(each or 0) for each in found.groups())
         self._reader.start()
         self.channel = grpc.insecure_channel(f"{host}:{self.grpc_port}")
         self.predictions = prediction_service_pb2_grpc.PredictionServiceStub(self.channel)
@@ -155,9 +155,10 @@ class Running:
 
 
 @contextlib.contextmanager
-def serving(*arguments: Any, host: str = "127.0.0.1") -> Iterator[Running]:
-    """Runs the command on ports that it chooses, and ends it."""
-    command = [str(COMMAND), "serve", "--host", host, "--port", "0", "--rest-port", "0", *map(str, arguments)]
+def serving(*arguments: Any, host: str = "127.0.0.1", files: int | None = None) -> Iterator[Running]:
+    """Runs the command on ports that it chooses, and ends it. `files`: how many it may have open."""
+    limited = [] if files is None else ["sh", "-c", f'ulimit -n {files} && exec "$0" "$@"']
+    command = [*limited, str(COMMAND), "serve", "--host", host, "--port", "0", "--rest-port", "0", *map(str, arguments)]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

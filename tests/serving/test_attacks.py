@@ -12,18 +12,18 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from serving.attacks import ATTACKS, LIMIT, MEGABYTE, X, children_of, observed, seconds_of_a_predict
+from serving.attacks import ATTACKS, LIMIT, MEGABYTE, X, children_of, observed, p99, seconds_of_a_predict
 from serving.serving import Running, predict_request, serving
 
 from keras_ddl.compat.tensorflow import tf
 
 HEALTH_SECONDS, PREDICT_SECONDS = 0.1, 1.0  # on two cores that do nothing else
-BUSY = 5  # times longer at the most where other tests run
+BUSY = 10  # times longer at the most where other tests run: of a hundred answers one may wait for a core
 
 
 @pytest.fixture(scope="module")
 def attacked(versions: Path) -> Iterator[Running]:
-    with serving(versions, "--max-memory-mb", LIMIT // MEGABYTE, "--timeout", 20) as server:
+    with serving(versions, "--max-memory-mb", LIMIT // MEGABYTE, "--timeout", 20, "--health-port", 0) as server:
         server.wait_for(3)
         seconds_of_a_predict(server)
         yield server
@@ -33,7 +33,8 @@ def attacked(versions: Path) -> Iterator[Running]:
 def test_an_attack_stops_nothing(attacked: Running, name: str) -> None:
     with observed(attacked) as seen:
         ATTACKS[name](attacked)
-    assert seen.p99 < BUSY * HEALTH_SECONDS, seen.p99
+    assert p99(seen.health) < BUSY * HEALTH_SECONDS, sorted(seen.health)[-5:]
+    assert p99(seen.rest) < BUSY * HEALTH_SECONDS, sorted(seen.rest)[-5:]
     assert seen.peak < LIMIT + 64 * MEGABYTE, seen.peak / MEGABYTE
     assert seen.predict < BUSY * PREDICT_SECONDS, (seen.predict, attacked.lines)
     assert not any("Traceback" in line for line in attacked.lines), attacked.lines

@@ -26,13 +26,12 @@ DOCS = Path(__file__).parents[2] / "docs" / "serving-flags.md"
 X = np.ones([2, 3], np.float32)
 TAKEN = [flag for flag in FLAGS if flag.support is not Support.REFUSED]
 REFUSED = [flag for flag in FLAGS if flag.support is Support.REFUSED]
-BATCHING = "max_batch_size { value: 16 } batch_timeout_micros { value: 2000 } num_batch_threads { value: 2 }"
 MONITORING = 'prometheus_config { enable: true path: "/metrics" }'
 
 
 def arguments_of(folder: Path, versions: Path) -> dict[str, list[str]]:
     """For each flag that is taken, arguments with a value that it may have."""
-    files = {"batching": BATCHING, "monitoring": MONITORING}
+    files = {"monitoring": MONITORING}
     files["models"] = (
         f'model_config_list {{ config {{ name: "model" base_path: "{versions}" model_platform: "tensorflow" }} }}'
     )
@@ -97,9 +96,8 @@ def test_each_flag_alone_starts_a_server(flag: flags.Flag, versions: Path, tmp_p
     given = arguments_of(tmp_path, versions)
     if flag.name not in given:
         pytest.skip("it has a test of its own: TLS")
-    more = given["enable_batching"] if flag.name == "batching_parameters_file" else []
     directories = [] if flag.name in ("model_config_file", "model_base_path") else [versions]
-    with serving(*directories, *given[flag.name], *more) as server:
+    with serving(*directories, *given[flag.name]) as server:
         server.wait_for(3)
         np.testing.assert_array_equal(server.predict(X), 3 * X)
 
@@ -112,6 +110,22 @@ def test_a_flag_of_yes_or_no_needs_no_value(versions: Path) -> None:
             assert answer.headers["Access-Control-Allow-Origin"] == "*"
         with urllib.request.urlopen(url, timeout=60) as answer:
             assert answer.headers["Access-Control-Allow-Origin"] == "*"
+
+
+@pytest.mark.parametrize(("host", "others_reach_it"), [("0.0.0.0", True), ("127.0.0.1", False), ("localhost", False)])
+def test_a_server_that_others_reach_says_which_one_is_for_production(
+    host: str, others_reach_it: bool, tmp_path: Path
+) -> None:
+    with serving(tmp_path, host=host) as server:
+        server.end()
+    notice = [line for line in server.lines if "TensorFlow Serving is the server for production" in line]
+    assert len(notice) == others_reach_it, server.lines
+    assert all(host in line for line in notice)
+
+
+def test_by_default_nobody_else_reaches_it() -> None:
+    (host,) = [parameter.default for parameter in command.params if parameter.name == "host"]
+    assert host == "127.0.0.1"
 
 
 def certificates(folder: Path) -> dict[str, str]:
@@ -230,7 +244,6 @@ def test_versions_may_have_leading_zeros(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--enable_batching=perhaps"], "not a valid boolean"),
-        (["--batching_parameters_file=x"], "needs --enable_batching"),
         (["--ssl_config_file=none"], "must be a SSLConfig"),
         (["--monitoring_config_file=none"], "must be a MonitoringConfig"),
         (["--grpc_channel_arguments=one"], "NAME=VALUE"),

@@ -1,5 +1,6 @@
 """A server that follows a training run, which publishes versions as it goes, and which is killed."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -153,14 +154,14 @@ def test_a_version_is_held_while_it_is_loaded(tmp_path):
     (tmp_path / "1" / "saved_model.pb").touch()
     removed = []
 
-    def load(config, path, number):
+    async def load(config, path, number):
         removed.append(durable.remove_unless_read(path))
         raise ValueError("no model")
 
-    models = ModelManager([ModelConfig("model", tmp_path)], load)
-    models.start()
-    assert models.poll_now(10)
-    models.stop()
+    async def poll():
+        await ModelManager([ModelConfig("model", tmp_path)], load).poll()
+
+    asyncio.run(poll())
     assert removed == [False]
     assert durable.remove_unless_read(tmp_path / "1")
 
@@ -168,11 +169,10 @@ def test_a_version_is_held_while_it_is_loaded(tmp_path):
 def test_until_the_first_models_are_loaded_requests_are_told_to_wait(tmp_path):
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "saved_model.pb").touch()
-    loading, go_on = threading.Event(), threading.Event()
+    seen = []
 
-    def load(config, path, number):
-        loading.set()
-        assert go_on.wait(60)
+    async def load(config, path, number):
+        seen.append([code("model"), code("other")])
         raise ValueError("no model")
 
     def code(name):
@@ -180,11 +180,10 @@ def test_until_the_first_models_are_loaded_requests_are_told_to_wait(tmp_path):
             pass
         return error.value.code
 
+    async def poll():
+        await models.poll()
+        seen.append([code("model"), code("other")])
+
     models = ModelManager([ModelConfig("model", tmp_path)], load)
-    models.start()
-    assert loading.wait(60)
-    assert [code("model"), code("other")] == [Code.UNAVAILABLE, Code.UNAVAILABLE]
-    go_on.set()
-    assert models.poll_now(60)
-    assert [code("model"), code("other")] == [Code.NOT_FOUND, Code.NOT_FOUND]
-    models.stop()
+    asyncio.run(poll())
+    assert seen == [[Code.UNAVAILABLE, Code.UNAVAILABLE], [Code.NOT_FOUND, Code.NOT_FOUND]]

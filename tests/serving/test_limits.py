@@ -18,6 +18,8 @@ import pytest
 from serving.serving import Running, predict_request, resident_bytes, serving
 from tensorflow_serving.apis import model_management_pb2, predict_pb2
 
+from keras_ddl.serving.connections import disconnect
+
 MEGABYTE = 2**20
 PREDICT = "/v1/models/model:predict"
 # Far above what was measured (0.05 s on two cores that do nothing else), far below what a parser needs that others wait
@@ -87,10 +89,10 @@ def strict(versions: Path) -> Iterator[Running]:
 
 
 BODIES: dict[str, tuple[int, Callable[[], bytes]]] = {
-    "numbers": (413, lambda: b'{"instances":[' + b"1," * (3 * MEGABYTE) + b"1]}"),
-    "objects": (413, lambda: b'{"instances":[' + b"{}," * (2 * MEGABYTE) + b"1]}"),
-    "lists": (413, lambda: b"[" * (7 * MEGABYTE)),
-    "few enough lists": (400, lambda: b'{"instances":[' + b"[]," * (MEGABYTE - 9) + b"[]]}"),
+    "numbers": (400, lambda: b'{"instances":[' + b"1," * (3 * MEGABYTE) + b"1]}"),
+    "objects": (400, lambda: b'{"instances":[' + b"{}," * (2 * MEGABYTE) + b"1]}"),
+    "lists": (400, lambda: b"[" * (7 * MEGABYTE)),
+    "empty lists": (400, lambda: b'{"instances":[' + b"[]," * (2 * MEGABYTE) + b"[]]}"),
     "deep": (400, lambda: b'{"instances":' + b"[" * MEGABYTE + b"]" * MEGABYTE + b"}"),
     "texts": (400, lambda: b'{"instances":[' + b'"ab",' * MEGABYTE + b'"a"]}'),
     "too long": (413, lambda: b" " * (9 * MEGABYTE)),
@@ -214,6 +216,54 @@ def test_connections_without_a_request_end(versions: Path) -> None:
                 begin = time.monotonic()
                 client.recv(1000)
                 assert time.monotonic() - begin < 20
+
+
+def test_connections_stay_below_the_limit_of_open_files(versions: Path) -> None:
+    """So that a new one never waits for a descriptor."""
+    with serving(versions, files=256) as server, contextlib.ExitStack() as stack:
+        server.wait_for(3)
+        server.predict(X)
+        for _ in range(300):
+            for port, sent in ((server.rest_port, b"GET /healthz HTTP/1.1\r\n"), (server.grpc_port, b"PRI * HTTP/2")):
+                with contextlib.suppress(OSError):  # gRPC closes what is too much
+                    client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+                    client.sendall(sent)
+        for _ in range(5):
+            begin = time.monotonic()
+            assert server.rest("GET", "/healthz") == (200, "ok\n")
+            assert time.monotonic() - begin < 1.0
+        assert server.rest("POST", PREDICT, {"inputs": X.tolist()})[0] == 200
+        assert len(list(Path(f"/proc/{server.process.pid}/fd").iterdir())) < 256
+        np.testing.assert_array_equal(server.predict(X), 3 * X)
+        assert not any("open files" in line for line in server.lines), server.lines
+
+
+@pytest.mark.parametrize(
+    ("host", "family", "name"),
+    [
+        ("127.0.0.1", socket.AF_INET, "ipv4:127.0.0.1:{}"),
+        ("127.0.0.1", socket.AF_INET6, "ipv4:127.0.0.1:{}"),
+        ("::1", socket.AF_INET6, "ipv6:%5B::1%5D:{}"),
+    ],
+    ids=["4", "4 as 6", "6"],
+)
+def test_a_client_is_disconnected_by_the_name_that_grpc_gives_it(
+    host: str, family: socket.AddressFamily, name: str
+) -> None:
+    try:
+        listener = socket.create_server(
+            ("" if family == socket.AF_INET6 else host, 0), family=family, dualstack_ipv6=family == socket.AF_INET6
+        )
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    with listener, contextlib.ExitStack() as stack:
+        address = (host, listener.getsockname()[1])
+        clients = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(2)]
+        servers = [stack.enter_context(listener.accept()[0]) for _ in clients]
+        disconnect(name.format(clients[0].getsockname()[1]))
+        assert clients[0].recv(10) == b""
+        servers[1].sendall(b"yes")
+        assert clients[1].recv(10) == b"yes"
 
 
 def test_a_slow_model_does_not_hold_up_a_fast_one(versions: Path) -> None:

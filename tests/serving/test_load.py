@@ -1,4 +1,4 @@
-"""More requests than a server takes, rows that are answered together, and requests that are none."""
+"""More requests than a server takes, files of images, and requests that are none."""
 
 import base64
 import http.client
@@ -48,24 +48,10 @@ def test_a_full_queue_refuses_and_goes_on(versions):
 
 
 @pytest.fixture(scope="module")
-def batching_server(versions, pictures):
-    arguments = [f"model={versions}", f"pictures={pictures}", "--max-batch-size", 8, "--batch-timeout-ms", 50]
-    with serving(*arguments) as server:
-        server.wait_for(3)
+def picture_server(pictures):
+    with serving(f"pictures={pictures}") as server:
         server.wait_for(1, "pictures")
         yield server
-
-
-def test_rows_that_come_together_are_answered_together(batching_server):
-    server = batching_server
-    rows = np.arange(60, dtype=np.float32).reshape(20, 1, 3)
-    found = at_once(20, lambda number: server.predict(rows[number]))
-    np.testing.assert_array_equal(np.stack(found), 3 * rows)
-    # As many as a batch has, or more, go alone; an error is that of its own request or of all in the batch.
-    large = np.ones([9, 3], np.float32)
-    np.testing.assert_array_equal(server.predict(large), 3 * large)
-    with pytest.raises(grpc.RpcError, match="must have shape"):
-        server.predict([1.0])
 
 
 def sparse_tags(scores):
@@ -77,16 +63,7 @@ def sparse_tags(scores):
     }
 
 
-def test_sparse_inputs_are_not_taken_for_rows_of_a_batch(batching_server):
-    def ask(number):
-        inputs = {"pixels": np.zeros([2, 4, 4, 3], np.float32), **sparse_tags([number, 2 * number])}
-        request = predict_request(inputs, "pictures", signature="score")
-        return tf.make_ndarray(batching_server.predictions.Predict(request).outputs["score"])
-
-    np.testing.assert_array_equal(np.stack(at_once(6, ask))[..., 0], [[number, 2 * number] for number in range(6)])
-
-
-def test_images_are_sent_as_files(batching_server):
+def test_images_are_sent_as_files(picture_server):
     level = {"PNG": 51, "JPEG": 204}
     files = [
         tf.io.encode_png(np.full([9, 7, 3], level["PNG"], np.uint8)).numpy(),
@@ -96,18 +73,18 @@ def test_images_are_sent_as_files(batching_server):
     tags = sparse_tags([1, 2])
     inputs = {"image_bytes": np.array(files, object), **tags}
     request = predict_request(inputs, "pictures", signature="from_image")
-    answer = batching_server.predictions.Predict(request)
+    answer = picture_server.predictions.Predict(request)
     np.testing.assert_allclose(tf.make_ndarray(answer.outputs["brightness"]), expected, atol=0.01)
     columns = {name: array.tolist() for name, array in tags.items()}
     columns["image_bytes"] = [{"b64": base64.b64encode(file).decode()} for file in files]
     body = {"signature_name": "from_image", "inputs": columns}
-    status, found = batching_server.rest("POST", "/v1/models/pictures:predict", body)
+    status, found = picture_server.rest("POST", "/v1/models/pictures:predict", body)
     assert status == 200, found
     np.testing.assert_allclose(found["outputs"]["brightness"], expected, atol=0.01)
     assert found["outputs"]["score"] == [[1.0], [2.0]]
     inputs["image_bytes"][1] = b"no image"
     with pytest.raises(grpc.RpcError) as caught:
-        batching_server.predictions.Predict(predict_request(inputs, "pictures", signature="from_image"))
+        picture_server.predictions.Predict(predict_request(inputs, "pictures", signature="from_image"))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
