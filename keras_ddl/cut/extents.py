@@ -197,11 +197,11 @@ def broadcast(shapes: list[Dims | None]) -> list[Dim | None] | None:
     found: list[Dim | None] = []
     for axis in range(rank):
         here = {shape[axis] for shape in padded if shape[axis] != 1}
-        found.append(ONE if not here else here.pop() if len(here) == 1 else _certain(here))
+        found.append(ONE if not here else here.pop() if len(here) == 1 else certain(here))
     return found
 
 
-def _certain(candidates: set[Dim]) -> Dim | None:
+def certain(candidates: set[Dim]) -> Dim | None:
     """Of several extents that may be 1, the one that is certainly not, if there is one."""
     large = [each for each in candidates if each.number is not None]
     return large[0] if len(large) == 1 else None

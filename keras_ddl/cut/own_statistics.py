@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.entrywise import BINARY, UNARY
 from keras_ddl.cut.program import Node, Program, Value
+from keras_ddl.cut.rows.entrywise import BINARY, UNARY
 
 _TAPE = "gradient_tape/"
 _ELEMENTWISE = frozenset([*UNARY, *BINARY, "AddN"])

@@ -10,8 +10,8 @@ from collections.abc import Collection
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.entrywise import BINARY, UNARY
 from keras_ddl.cut.program import Node, Program, Value
+from keras_ddl.cut.rows.entrywise import BINARY, UNARY
 
 READ = "ReadVariableOp"
 ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import linear, shards
+from keras_ddl.cut import shards
+from keras_ddl.cut.factors import row_of
 from keras_ddl.cut.pieces import Waiting
 from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.propagation import of_parts
 from keras_ddl.cut.shard_plan import (
     ASSIGNS,
     BRANCHES,
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from keras_ddl.cut.builder import Builder
 
 _SCATTERS = {"ResourceScatterAdd": "Add", "ResourceScatterSub": "Sub", "ResourceScatterUpdate": ""}
-_COMBINED = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "Prod": "product", "All": "min", "Any": "max"}
 _OF_HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # they may read variables of which the graph shows nothing
 
 
@@ -186,7 +187,7 @@ class Sharding:
         if not has_shards and not parts and (output not in self.plan.only or any(each != WHOLE for each in states)):
             return None
         if PARTIAL in states and not has_shards and self._goes_on_as_part(node):
-            found = linear.of_parts(b, node)
+            found = of_parts(b, node)
             if found is not None:
                 return found
         return [(self._entrywise(node), SHARD)]
@@ -219,7 +220,8 @@ class Sharding:
             found = tf.reduce_sum(chunk) / tf.cast(value.shape.num_elements(), chunk.dtype)
         else:
             found = b.make(node, [chunk, tf.constant([0], node.inputs[1].dtype)], keep_dims=_FALSE)[0]
-        return [(tf.reshape(found, output.shape), Partial(_COMBINED[node.type]))]
+        row = row_of(node.type)
+        return [(tf.reshape(found, output.shape), Partial(row.combine if row is not None and row.combine else "sum"))]
 
     def _scatter(self, node: Node) -> list[Any]:
         """Adds rows to those of a table that lie on this rank."""

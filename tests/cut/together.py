@@ -18,9 +18,9 @@ from keras_ddl.cut import Batch, Program, Report, build_step
 from keras_ddl.cut.program import Value
 from keras_ddl.cut.states import WHOLE, Rows
 
-_OPTIONS = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
-_OPTIONS.graph_options.rewrite_options.disable_meta_optimizer = True
-_OPTIONS.graph_options.optimizer_options.opt_level = -1
+OPTIONS = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+OPTIONS.graph_options.rewrite_options.disable_meta_optimizer = True
+OPTIONS.graph_options.optimizer_options.opt_level = -1
 _COMBINE = {
     "sum": lambda parts: tf.reduce_sum(tf.stack(parts), 0),
     "max": lambda parts: tf.reduce_max(tf.stack(parts), 0),
@@ -29,7 +29,7 @@ _COMBINE = {
 }
 
 
-class _Turns:
+class Turns:
     """Ranks one after the other, each until its next collective."""
 
     def __init__(self, size: int) -> None:
@@ -68,8 +68,8 @@ class _Turns:
         return self._found
 
 
-class _Collectives:
-    def __init__(self, turns: _Turns, rank: int) -> None:
+class Collectives:
+    def __init__(self, turns: Turns, rank: int) -> None:
         self._turns, self.rank, self.size = turns, rank, turns.size
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
@@ -86,6 +86,29 @@ class _Collectives:
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
+
+
+def in_turns(graph: tf.Graph, size: int, make: Callable[[int, Turns], None]) -> None:
+    """Runs `make` for each rank in a thread of its own, with `graph` as default graph."""
+    turns = Turns(size)
+    graph.switch_to_thread_local()
+
+    def run(rank: int) -> None:
+        try:
+            turns.wait(rank)
+            with graph.as_default():
+                make(rank, turns)
+            turns.pass_on(rank)
+        except BaseException as error:
+            turns.fail(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    if turns.error is not None:
+        raise turns.error
 
 
 def specs_of(arguments: Sequence[np.ndarray], static: bool, open_extents: bool = False) -> list[tf.TensorSpec]:
@@ -121,47 +144,34 @@ class Together:
         self.graph, self.static, self.sizes = traced, static, tuple(sizes)
         self.types = {each.type for each in traced.get_operations()}
         self.reports = {size: [Report() for _ in range(size)] for size in sizes}
-        self._whole = tf.compat.v1.Session(graph=traced, config=_OPTIONS)
+        self._whole = tf.compat.v1.Session(graph=traced, config=OPTIONS)
         self._cut = {size: self._make(size, arguments, wholes) for size in sizes}
 
     def _make(self, size: int, arguments: Sequence[np.ndarray], wholes: Sequence[np.ndarray]) -> Any:
-        graph, turns, rows = tf.Graph(), _Turns(size), arguments[0].shape[0]
-        graph.switch_to_thread_local()
+        graph, rows = tf.Graph(), arguments[0].shape[0]
         outputs: list[Any] = [None] * size
         feeds: list[Any] = [None] * size
         states = [Rows(0)] * len(arguments) + [WHOLE] * len(wholes)
 
-        def make(rank: int) -> None:
-            try:
-                turns.wait(rank)
-                with graph.as_default():
-                    first, count = chunks(rows, size)[rank]
-                    numbers = [tf.compat.v1.placeholder(tf.int64, []) for _ in range(3)]
-                    batch = Batch(rows, count, first) if self.static else Batch(*numbers)
-                    front = [count] if self.static else [None]
-                    local = [tf.compat.v1.placeholder(each.dtype, [*front, *each.shape[1:]]) for each in arguments]
-                    local += [tf.compat.v1.placeholder(each.dtype, each.shape) for each in wholes]
-                    feeds[rank] = [*numbers, *local]
-                    outputs[rank] = build_step(
-                        Program(self.graph),
-                        local,
-                        states,
-                        batch,
-                        _Collectives(turns, rank),
-                        report=self.reports[size][rank],
-                    )
-                turns.pass_on(rank)
-            except BaseException as error:
-                turns.fail(error)
+        def make(rank: int, turns: Turns) -> None:
+            first, count = chunks(rows, size)[rank]
+            numbers = [tf.compat.v1.placeholder(tf.int64, []) for _ in range(3)]
+            batch = Batch(rows, count, first) if self.static else Batch(*numbers)
+            front = [count] if self.static else [None]
+            local = [tf.compat.v1.placeholder(each.dtype, [*front, *each.shape[1:]]) for each in arguments]
+            local += [tf.compat.v1.placeholder(each.dtype, each.shape) for each in wholes]
+            feeds[rank] = [*numbers, *local]
+            outputs[rank] = build_step(
+                Program(self.graph),
+                local,
+                states,
+                batch,
+                Collectives(turns, rank),
+                report=self.reports[size][rank],
+            )
 
-        threads = [threading.Thread(target=make, args=(rank,)) for rank in range(size)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-        if turns.error is not None:
-            raise turns.error
-        return tf.compat.v1.Session(graph=graph, config=_OPTIONS), feeds, outputs
+        in_turns(graph, size, make)
+        return tf.compat.v1.Session(graph=graph, config=OPTIONS), feeds, outputs
 
     def expected(self, arguments: Sequence[np.ndarray], wholes: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
         """Returns what one process gives."""

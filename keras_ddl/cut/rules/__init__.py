@@ -1,41 +1,36 @@
-"""The rules, one file a topic; importing this registers them (registry.py says what a rule is)."""
+"""The rules, one file a topic, and those of operations with a row; importing this registers them (registry.py)."""
 
+from keras_ddl.cut import factors, propagation, registry, rows  # noqa: F401  (rows registers)
 from keras_ddl.cut.rules import (
     branches,
-    contractions,
-    convolutions,
-    elementwise,
     host,
     indexing,
     lists,
     loops,
-    losses,
     own_statistics,
+    passed_on,
     random,
-    reductions,
     shapes,
     slices,
-    strings,
     tables,
     variables,
 )
 
 __all__ = [
     "branches",
-    "contractions",
-    "convolutions",
-    "elementwise",
     "host",
     "indexing",
     "lists",
     "loops",
-    "losses",
     "own_statistics",
+    "passed_on",
     "random",
-    "reductions",
     "shapes",
     "slices",
-    "strings",
     "tables",
     "variables",
 ]
+
+for _type in factors.rows():
+    if registry.rule_of(_type) is None:
+        registry.rule(_type)(propagation.propagate)

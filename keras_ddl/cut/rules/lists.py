@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.program import Node
+from keras_ddl.cut.propagation import Made, propagate
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.states import WHOLE, ListOf, Rows, Whole
+
+if TYPE_CHECKING:
+    from keras_ddl.cut.builder import Builder
 
 
 def local_element_shape(b: Any, operand: Any, rows: Rows) -> Any:
@@ -171,3 +176,13 @@ def open_optional(b: Any, node: Any) -> Any:
     made = tf.raw_ops.OptionalGetValue(optional=held, output_types=[node.outputs[0].dtype], output_shapes=[shape])[0]
     b.ran(made.op)
     return [(made, state.element)]
+
+
+@rule("AddN", "ZerosLike")
+def entry_by_entry(b: Builder, node: Node) -> Made | None:
+    """Of lists that are held alike; of tensors as their rows (rows/entrywise.py) say."""
+    lists = next((state for state in map(b.state, node.inputs) if isinstance(state, ListOf)), None)
+    if lists is None:
+        return propagate(b, node)
+    held = [b.list_of(each, lists) for each in node.inputs]
+    return None if any(each is None for each in held) else [(b.make(node, held)[0], lists)]

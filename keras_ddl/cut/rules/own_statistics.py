@@ -8,7 +8,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import own_statistics as own
 from keras_ddl.cut.dims import ONE, Dim, product
 from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.rules.reductions import axes_of
+from keras_ddl.cut.rows.reductions import axes_of
 from keras_ddl.cut.states import PARTIAL, Rows
 
 

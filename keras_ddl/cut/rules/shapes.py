@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.axes import squeezed_axes
 from keras_ddl.cut.dims import Dim, product
 from keras_ddl.cut.extents import Dims
 from keras_ddl.cut.registry import rule
@@ -92,55 +91,6 @@ def rows_after(before: Dims, after: Dims, state: Rows, rows: Dim) -> Rows | None
     return None
 
 
-@rule("ExpandDims")
-def expand_dims(b: Any, node: Any) -> Any:
-    value, axis = node.inputs[0], b.constants(node.inputs[1])
-    dims, state = b.dims(value), b.state(value)
-    if axis is None or dims is None or not isinstance(b.state(node.inputs[1]), Whole):
-        return None
-    at = axis[0] % (len(dims) + 1)
-    made = b.make(node, [b.held(value), b.whole(node.inputs[1])])[0]
-    return [(made, state.at(state.axis + (at <= state.axis)) if isinstance(state, Rows) else state)]
-
-
-@rule("Squeeze")
-def squeeze(b: Any, node: Any) -> Any:
-    value = node.inputs[0]
-    dims, state = b.dims(value), b.state(value)
-    axes = squeezed_axes(dims, node) if dims is not None else None
-    if axes is None:
-        return None
-    if isinstance(state, Partial):
-        return [(tf.squeeze(b.held(value), axes) if axes else tf.identity(b.held(value)), state)]
-    if state.axis in axes:
-        return None
-    made = tf.squeeze(b.held(value), axes) if axes else tf.identity(b.held(value))
-    return [(made, state.at(state.axis - sum(axis < state.axis for axis in axes)))]
-
-
-@rule("Transpose", "ConjugateTranspose")
-def transpose(b: Any, node: Any) -> Any:
-    value, order = node.inputs[0], b.constants(node.inputs[1])
-    state = b.state(value)
-    if order is None:
-        return None
-    order = [axis % len(order) for axis in order]
-    made = b.make(node, [b.held(value), b.as_vector(order, node.inputs[1].dtype)])[0]
-    return [(made, state.at(order.index(state.axis)) if isinstance(state, Rows) else state)]
-
-
-@rule("BroadcastTo")
-def broadcast_to(b: Any, node: Any) -> Any:
-    value, wanted = node.inputs
-    state, before, after = b.state(value), b.dims(value), b.dims(node.outputs[0])
-    if not isinstance(state, Rows) or before is None or after is None:
-        return None
-    rows = state.at(state.axis + len(after) - len(before))
-    if after[rows.axis] != b.extent(rows):
-        return None
-    return [(tf.broadcast_to(b.held(value), b.local_shape(after, rows)), rows)]
-
-
 @rule("Fill", "BroadcastTo", of_whole=True)
 def filled(b: Any, node: Any) -> Any:
     """Rows of what is filled with one value need no whole tensor."""
@@ -158,14 +108,3 @@ def filled(b: Any, node: Any) -> Any:
 
     b.give_recipe(node.outputs[0], recipe)
     return pieces
-
-
-@rule("EnsureShape")
-def ensure_shape(b: Any, node: Any) -> Any:
-    value = node.inputs[0]
-    state = b.state(value)
-    if not isinstance(state, Rows):
-        return None
-    shape = node.outputs[0].shape.as_list()
-    shape[state.axis] = None  # what is said of the whole axis holds by the extents that were traced
-    return [(tf.ensure_shape(b.held(value), shape), state)]

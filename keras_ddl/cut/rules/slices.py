@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.rules.no_rows import at_least_one, without_it
 from keras_ddl.cut.states import PARTIAL, Partial, Rows, Whole
 
 
@@ -198,34 +195,6 @@ def _one_after_the_other(b: Any, node: Any, parts: Any, dims: Any, rows: Rows, a
     return [(made, Rows(at, total, rows.unit))]
 
 
-@rule("Pack")
-def pack(b: Any, node: Any) -> Any:
-    states = [b.state(each) for each in node.inputs]
-    if all(each == PARTIAL for each in states):
-        return [(b.make(node, [b.held(each) for each in node.inputs])[0], PARTIAL)]
-    rows = next((each for each in states if isinstance(each, Rows)), None)
-    if rows is None or any(not b.fits(each, rows) for each in node.inputs):
-        return None
-    b.wholes([each for each, state in zip(node.inputs, states) if isinstance(state, Partial)])
-    axis = node.attr("axis") % (len(b.dims(node.inputs[0])) + 1)
-    made = b.make(node, [b.cut(each, rows) for each in node.inputs])[0]
-    return [(made, rows.at(rows.axis + (axis <= rows.axis)))]
-
-
-@rule("Unpack")
-def unpack(b: Any, node: Any) -> Any:
-    value = node.inputs[0]
-    state, dims = b.state(value), b.dims(value)
-    if dims is None:
-        return None
-    if isinstance(state, Partial):
-        return [(each, state) for each in b.make(node, [b.held(value)])]
-    axis = node.attr("axis") % len(dims)
-    if axis == state.axis:
-        return None
-    return [(each, state.at(state.axis - (axis < state.axis))) for each in b.make(node, [b.held(value)])]
-
-
 @rule("Split", "SplitV")
 def split(b: Any, node: Any) -> Any:
     value = node.inputs[1 if node.type == "Split" else 0]
@@ -251,19 +220,6 @@ def split(b: Any, node: Any) -> Any:
     return [(each, Rows(axis, Dim(blocks // count), state.unit)) for each in pieces]
 
 
-@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
-def pad(b: Any, node: Any) -> Any:
-    value = node.inputs[0]
-    state, paddings = b.state(value), node.inputs[1].constant()
-    if not isinstance(state, Rows) or paddings is None or np.any(paddings[state.axis]):
-        return None
-    others = [b.whole(each) for each in node.inputs[1:]]
-    if not node.type.startswith("MirrorPad"):
-        return [(b.make(node, [b.held(value), *others])[0], state)]
-    made = b.make(node, [at_least_one(b, b.held(value), state.axis), *others])[0]
-    return [(without_it(b, made, state.axis), state)]
-
-
 @rule("Tile")
 def tile(b: Any, node: Any) -> Any:
     value, times = node.inputs[0], b.extents.numbers(node.inputs[1])
@@ -275,12 +231,3 @@ def tile(b: Any, node: Any) -> Any:
     made = b.make(node, [b.held(value), b.whole(node.inputs[1])])[0]
     # The whole batch n times, one after the other.
     return [(made, Rows(state.axis, state.blocks * times.entries[state.axis], state.unit))]
-
-
-@rule("ReverseV2")
-def reverse(b: Any, node: Any) -> Any:
-    value, axes = node.inputs[0], b.constants(node.inputs[1])
-    state, dims = b.state(value), b.dims(value)
-    if not isinstance(state, Rows) or None in (axes, dims) or state.axis in [axis % len(dims) for axis in axes]:
-        return None
-    return [(b.make(node, [b.held(value), b.whole(node.inputs[1])])[0], state)]

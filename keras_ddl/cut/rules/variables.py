@@ -1,4 +1,4 @@
-"""Variables: every rank has them whole; rows of a table are looked up by rows of indices.
+"""Variables: every rank has them whole.
 
 A variable in which gradients are accumulated between updates may hold a part of a sum on each rank instead: then its
 handle is held as a part, and so is what is read from it and assigned to it.
@@ -9,16 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.states import PARTIAL, Partial
-
-
-@rule("ResourceGather")
-def look_up(b: Any, node: Any) -> Any:
-    table, indices = node.inputs
-    state = b.state(indices)
-    if isinstance(state, Partial) or node.attr("batch_dims"):
-        return None
-    return [(b.make(node, [b.whole(table), b.held(indices)])[0], state)]
+from keras_ddl.cut.states import PARTIAL
 
 
 @rule("ReadVariableOp")

@@ -1,0 +1,204 @@
+"""What the cut knows of a type of operation: one row in a table, in the sense of Shardy's sharding rules.
+
+A row names the axes of operands and results by labels, its *factors*; `...k, kn -> ...n` is a matrix product:
+
+    lower case    a factor. If results have it, an operation made of a rank's slice of it gives that slice of the
+                  result. If they lack it, it is reduced: each rank gives a part, which `Row.combine` combines.
+    upper case    an axis that must be replicated.
+    "1"           an axis of extent 1. In an operand it is repeated along the factor that others have at its place.
+    "*"           an axis that only results have; `Factors.new` is its extent.
+
+From the row follow how the operation is made of what a rank has (propagation.py) and the extents of its results.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.dims import ONE, Dim
+from keras_ddl.cut.extents import Dims, Extents, certain, extents
+from keras_ddl.cut.program import Node
+
+if TYPE_CHECKING:
+    from keras_ddl.cut.builder import Builder
+
+LABELS = string.ascii_lowercase
+NEW = "*"
+
+
+@dataclass(frozen=True)
+class ShapeOf:
+    """An operand that holds the extents of a tensor with these labels: a rank gives it those of its slice."""
+
+    labels: str
+
+
+Operand = str | ShapeOf | None  # None: replicated, whatever its rank
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The labels of one operation.
+
+    Attributes:
+        new: the extent of the axis "*" of results; None: unknown.
+        only_if_reshaped: results may lack more axes of extent 1; that is no matter where they are only reshaped.
+    """
+
+    operands: Sequence[Operand]
+    results: Sequence[str]
+    new: Dim | None = None
+    only_if_reshaped: bool = False
+
+
+Condition = Callable[["Builder", Node, int], bool]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Where an operation on parts of a sum gives parts of a sum, also when rounded as one sum is.
+
+    Attributes:
+        at: operands one of which may be a part while all others are replicated.
+        together: all operands may be parts.
+        adds: replicated operands may join parts as parts, where the sum is not to be made yet.
+        moves: entries are moved and not computed with, so that parts of every combination stay such parts.
+        when: what must hold besides; of the builder, the node and the operand (of `at`) that is a part.
+    """
+
+    at: tuple[int, ...] = ()
+    together: bool = False
+    adds: bool = False
+    moves: bool = False
+    when: Condition | None = None
+
+
+@dataclass(frozen=True)
+class Making:
+    """What is to be made: the operands of this rank, and along which factor they are cut (None: parts)."""
+
+    tensors: list[tf.Tensor]
+    factors: Factors | None
+    label: str | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of a type of operation.
+
+    Attributes:
+        factors: gives the labels of one operation of the type; None: nothing is certain.
+        combine: how the parts of reduced factors combine, as in ops.all_reduce; None: no factor may be reduced.
+        linear: see `Linear`.
+        never_empty: the kernel fails on an empty tensor: a rank without rows gives it one row of zeros.
+        entrywise: each entry of the result is computed of the operands' entries at its place.
+        make: makes the operation where it is not the same operation of slices.
+    """
+
+    factors: Callable[[Extents, Node], Factors | None]
+    combine: str | None = None
+    linear: Linear = field(default_factory=Linear)
+    never_empty: bool = False
+    entrywise: bool = False
+    make: Callable[[Builder, Node, Making], list[tf.Tensor]] | None = None
+
+
+_rows: dict[str, Row] = {}
+FactorsOf = Callable[[Extents, Node], Factors | None]
+
+
+def row(
+    *types: str,
+    combine: str | None = None,
+    linear: Linear = Linear(),
+    never_empty: bool = False,
+    entrywise: bool = False,
+    make: Callable[[Builder, Node, Making], list[tf.Tensor]] | None = None,
+) -> Callable[[FactorsOf], FactorsOf]:
+    """Registers the row of types of operations; decorates what gives their factors."""
+
+    def register(factors: FactorsOf) -> FactorsOf:
+        for each in types:
+            assert each not in _rows, f"two rows for {each}"
+            _rows[each] = Row(factors, combine, linear, never_empty, entrywise, make)
+        extents(*types)(extents_of)
+        return factors
+
+    return register
+
+
+def row_of(operation_type: str) -> Row | None:
+    """Returns the row of a type of operation, or None."""
+    return _rows.get(operation_type)
+
+
+def rows() -> dict[str, Row]:
+    """Returns all rows by type of operation."""
+    return _rows
+
+
+def extents_of(known: Extents, node: Node) -> list[list[Dim | None] | None]:
+    """Returns the extents of an operation's results: each factor has one extent in all operands."""
+    found = _rows[node.type].factors(known, node)
+    if found is None or found.only_if_reshaped:
+        return [None] * len(node.outputs)
+    sizes: dict[str, set[Dim]] = {}
+    for value, labels in zip(node.inputs, found.operands):
+        if isinstance(labels, str):
+            dims = known.dims(value)
+            for label, extent in zip(labels, dims if dims is not None else ()):
+                sizes.setdefault(label, set()).add(extent)
+    for value, labels in zip(node.inputs, found.operands):
+        if isinstance(labels, ShapeOf):
+            numbers = known.numbers(value)
+            for label, extent in zip(labels.labels, numbers.entries if numbers is not None else ()):
+                sizes[label] = {extent}
+    return [[_extent(label, sizes, found.new) for label in labels] for labels in found.results]
+
+
+def _extent(label: str, sizes: dict[str, set[Dim]], new: Dim | None) -> Dim | None:
+    if label in ("1", NEW):
+        return ONE if label == "1" else new
+    candidates = {each for each in sizes.get(label, ()) if each != 1} or sizes.get(label, set())
+    return next(iter(candidates)) if len(candidates) == 1 else certain(candidates)
+
+
+def labels_of(dims: Dims | None, replicated: Sequence[int] = ()) -> str | None:
+    """Returns a label for each axis, upper case for those that must be replicated; None where the rank is unknown."""
+    if dims is None or len(dims) > len(LABELS):
+        return None
+    taken = {axis % len(dims) for axis in replicated}
+    return "".join(each.upper() if axis in taken else each for axis, each in enumerate(LABELS[: len(dims)]))
+
+
+def without(labels: str, axes: Sequence[int]) -> str:
+    """Returns the labels of other axes."""
+    return "".join(each for axis, each in enumerate(labels) if axis not in axes)
+
+
+def broadcast_labels(shapes: Sequence[Dims | None]) -> tuple[list[str], str] | None:
+    """Returns the labels of operands that are broadcast against each other, and of the result.
+
+    Where an extent may be 1 or not the axis is replicated: only the whole tensors tell.
+    """
+    known = [each for each in shapes if each is not None]
+    rank = max(map(len, known), default=0)
+    if len(known) < len(shapes) or rank > len(LABELS):
+        return None
+    result = ""
+    extent: list[Dim] = []
+    for axis, label in enumerate(LABELS[:rank]):
+        here = {each[axis - rank] for each in known if len(each) >= rank - axis}
+        large = {each for each in here if each != 1}
+        result += label.upper() if len(large) > 1 else label
+        extent.append(next(iter(large)) if large else ONE)
+    operands = []
+    for dims in known:
+        skipped = rank - len(dims)
+        pairs = [(each, extent[axis + skipped], result[axis + skipped]) for axis, each in enumerate(dims)]
+        operands.append("".join("1" if each == 1 and whole != 1 else label for each, whole, label in pairs))
+    return operands, result

@@ -1,0 +1,72 @@
+"""Matrix products, einsum, biases. A product contracted over rows gives each rank a part of a sum: gradients.
+
+Parts of sums are summed before they are multiplied: of inf in the other operand, parts that are 0 make NaN.
+"""
+
+from __future__ import annotations
+
+from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.factors import LABELS, Factors, Linear, broadcast_labels, labels_of, row
+from keras_ddl.cut.program import Node
+from keras_ddl.cut.propagation import is_alone
+
+
+@row("MatMul", combine="sum")
+def _matmul(known: Extents, node: Node) -> Factors:
+    first = "km" if node.attr("transpose_a") else "mk"
+    return Factors([first, "nk" if node.attr("transpose_b") else "kn"], ["mn"])
+
+
+@row("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", combine="sum")
+def _batch_matmul(known: Extents, node: Node) -> Factors | None:
+    shapes = [known.dims(each) for each in node.inputs]
+    fronts = broadcast_labels([None if each is None else each[:-2] for each in shapes])
+    if fronts is None:
+        return None
+    (first, second), out = fronts
+    first += "zx" if node.attr("adj_x") else "xz"
+    return Factors([first, second + ("yz" if node.attr("adj_y") else "zy")], [out + "xy"])
+
+
+@row("Einsum", combine="sum", linear=Linear(at=(0,), when=is_alone))
+def _einsum(known: Extents, node: Node) -> Factors | None:
+    operands, out = node.attr("equation").decode().replace(" ", "").split("->")
+    labels = operands.split(",")
+    letters = iter(LABELS)
+    names = {each: next(letters, "") for each in dict.fromkeys(operands) if each.isalpha()}
+    ellipsis = ""
+    if "." in operands:
+        shapes = [known.dims(each) for each in node.inputs]
+        fronts = []
+        for text, dims in zip(labels, shapes):
+            if dims is None:
+                return None
+            if "..." in text:
+                width = len(dims) - len(text.replace("...", ""))
+                fronts.append(dims[text.index("...") :][:width])
+        if any(each != fronts[0] for each in fronts):
+            return None
+        ellipsis = "".join(next(letters, "") for _ in fronts[0])
+    texts = [
+        "".join(ellipsis if each == "." else names.get(each, "") for each in text.replace("...", "."))
+        for text in [*labels, out]
+    ]
+    if any(len(set(text)) != len(text) for text in texts):
+        return None
+    return Factors(texts[:-1], texts[-1:])
+
+
+def _channels(labels: str, node: Node) -> str:
+    return labels[1 if node.attr("data_format") == b"NCHW" else -1]
+
+
+@row("BiasAdd")
+def _bias_add(known: Extents, node: Node) -> Factors | None:
+    labels = labels_of(known.dims(node.inputs[0]))
+    return None if labels is None else Factors([labels, _channels(labels, node)], [labels])
+
+
+@row("BiasAddGrad", combine="sum", linear=Linear(at=(0,)))
+def _bias_add_grad(known: Extents, node: Node) -> Factors | None:
+    labels = labels_of(known.dims(node.inputs[0]))
+    return None if labels is None else Factors([labels], [_channels(labels, node)])

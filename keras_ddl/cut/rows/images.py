@@ -1,0 +1,75 @@
+"""Convolutions, pooling, resizing: each image by itself; gradients of filters are sums over images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from keras_ddl.cut.dims import Dim
+from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.factors import NEW, Factors, Operand, ShapeOf, labels_of, row
+from keras_ddl.cut.program import Node
+
+_CONVOLUTIONS = "Conv2D Conv3D DepthwiseConv2dNative Dilation2D"
+_OF_INPUT = "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput"
+_OF_FILTER = "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter"
+_POOLS = "MaxPool AvgPool MaxPool3D AvgPool3D LRN SpaceToDepth DepthToSpace"
+_RESIZES = "ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea ScaleAndTranslate ResizeNearestNeighborGrad"
+# Of no rows the first's kernel leaves the sum as it finds the memory, and those of 3D pools end the process.
+_NEVER_EMPTY = ["DepthwiseConv2dNativeBackpropFilter", "MaxPool3D", "MaxPool3DGrad", "AvgPool3D", "AvgPool3DGrad"]
+
+
+def _images(*places: int, shape: int | None = None, summed: bool = False) -> Callable[[Extents, Node], Factors | None]:
+    """Returns what gives the factors of operations on images [n, ...]: n is passed on, everything else replicated.
+
+    places: the operands that are images. shape: the operand that is the shape of the result. summed: over the images.
+    """
+
+    def factors(known: Extents, node: Node) -> Factors | None:
+        operands: list[Operand] = [None] * len(node.inputs)
+        rank = 0
+        for place in places:
+            dims = known.dims(node.inputs[place])
+            if not dims:
+                return None
+            rank = len(dims)
+            operands[place] = labels_of(dims, range(1, rank))
+        result = NEW * (node.outputs[0].rank or rank) if summed else "a" + NEW * (rank - 1)
+        if shape is not None:
+            numbers = known.numbers(node.inputs[shape])
+            if numbers is None or len(numbers.entries) != rank:
+                return None  # height and width alone
+            result = "a" + "".join(chr(ord("B") + axis) for axis in range(rank - 1))
+            operands[shape] = ShapeOf(result)
+        return Factors(operands, [result] * len(node.outputs))
+
+    return factors
+
+
+def _rows(types: str, factors: Callable[[Extents, Node], Factors | None], combine: str | None = None) -> None:
+    for each in types.split():
+        row(each, combine=combine, never_empty=each in _NEVER_EMPTY)(factors)
+
+
+_rows(_CONVOLUTIONS, _images(0))
+_rows(_OF_INPUT, _images(2, shape=0))
+_rows(_OF_FILTER, _images(0, 2, summed=True), combine="sum")
+_rows(_POOLS, _images(0))
+_rows("MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad LRNGrad", _images(0, 1, 2))
+_rows("AvgPoolGrad AvgPool3DGrad", _images(1, shape=0))
+_rows(_RESIZES, _images(0))
+_rows("ResizeBilinearGrad ResizeBicubicGrad", _images(0, 1))
+
+
+@row("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def _transformed(known: Extents, node: Node) -> Factors | None:
+    """Images each with a transform of its own, or all with one."""
+    images, transforms, size = known.dims(node.inputs[0]), known.dims(node.inputs[1]), known.numbers(node.inputs[2])
+    if images is None or transforms is None:
+        return None
+    one = transforms[0] == Dim(1) and images[0] != 1
+    # Height and width of the result are the numbers of the third operand, not a shape that a rank would change.
+    known_size = size is not None and len(size.entries) == 2
+    operands: list[Operand] = ["aBCD", "1E" if one else "aE", *[None] * (len(node.inputs) - 2)]
+    if known_size:
+        operands[2] = ShapeOf("XY")
+    return Factors(operands, ["aXYD" if known_size else "a" + NEW * 2 + "D"])

@@ -1,0 +1,76 @@
+"""Looking up by index, counting."""
+
+from __future__ import annotations
+
+from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.factors import LABELS, NEW, Factors, Linear, labels_of, row
+from keras_ddl.cut.program import Node
+
+
+@row("GatherV2", linear=Linear(at=(0,), moves=True))
+def _gather(known: Extents, node: Node) -> Factors | None:
+    """`batch...before K after..., batch...at -> batch...before at after...`: K is looked up in."""
+    table, at, axis = known.dims(node.inputs[0]), known.dims(node.inputs[1]), known.constants(node.inputs[2])
+    if table is None or at is None or axis is None or len(table) + len(at) > len(LABELS):
+        return None
+    position, batch = axis[0] % len(table), node.attr("batch_dims")
+    batch += len(at) if batch < 0 else 0
+    labels = labels_of(table, [position])
+    own = LABELS[len(table) :][: len(at) - batch]
+    assert labels is not None
+    found = labels[:position] + own + labels[position + 1 :]
+    return Factors([labels, labels[:batch] + own, None], [found])
+
+
+@row("ResourceGather")
+def _gather_of_variable(known: Extents, node: Node) -> Factors | None:
+    labels, rank = labels_of(known.dims(node.inputs[1])), node.outputs[0].rank
+    if labels is None or rank is None or node.attr("batch_dims"):
+        return None
+    return Factors([None, labels], [labels + NEW * (rank - len(labels))])
+
+
+@row("OneHot")
+def _one_hot(known: Extents, node: Node) -> Factors | None:
+    labels = labels_of(known.dims(node.inputs[0]))
+    if labels is None:
+        return None
+    axis = node.attr("axis") % (len(labels) + 1)
+    found = labels[:axis] + NEW + labels[axis:]
+    return Factors([labels, None, None, None], [found], new=known.number(node.inputs[1]))
+
+
+@row("DenseBincount", combine="sum")
+def _bincount(known: Extents, node: Node) -> Factors | None:
+    """Counts of each row [rows, n], or of all entries [n], which do not add up where they only say whether."""
+    value, size, weights = node.inputs
+    labels, given = labels_of(known.dims(value)), known.dims(weights)
+    if not labels or given is None:
+        return None
+    labels = labels[:-1] + (labels[-1].upper() if len(labels) > 1 or node.attr("binary_output") else labels[-1])
+    unweighted = any(each == 0 for each in given)
+    if not unweighted and len(given) != len(labels):
+        return None
+    return Factors([labels, None, None if unweighted else labels], [labels[:-1] + NEW], new=known.number(size))
+
+
+def finds_for_each_key(node: Node) -> bool:
+    """Whether a look-up certainly gives an entry for each entry of the keys.
+
+    Tables may have vectors for keys or values. Dense tables alone have such keys, and what tf.lookup finds in one has
+    no shape when it is traced, unless the table is made inside of the step.
+    """
+    table, keys = node.inputs[0].node, node.inputs[1]
+    while table.type == "Identity":
+        table = table.inputs[0].node
+    is_dense = table.type.startswith("MutableDenseHashTable")
+    return keys.rank is not None and node.outputs[0].rank == keys.rank and not is_dense
+
+
+@row("LookupTableFindV2")
+def _look_up(known: Extents, node: Node) -> Factors | None:
+    """Keys in a table that every rank has whole: what writes to it has no rule, so ranks write alike."""
+    labels = labels_of(known.dims(node.inputs[1]))
+    if labels is None or not finds_for_each_key(node) or node.inputs[2].rank != 0:
+        return None
+    return Factors([None, labels, None], [labels])

@@ -1,0 +1,115 @@
+"""Operations that move entries and compute nothing: parts of every combination stay such parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.axes import squeezed_axes
+from keras_ddl.cut.dims import Dim
+from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.factors import NEW, Factors, Linear, Making, ShapeOf, labels_of, row, without
+from keras_ddl.cut.program import Node
+
+if TYPE_CHECKING:
+    from keras_ddl.cut.builder import Builder
+
+_MOVES = Linear(at=(0,), moves=True)
+
+
+@row("Transpose", "ConjugateTranspose", linear=_MOVES)
+def _transpose(known: Extents, node: Node) -> Factors | None:
+    order, labels = known.constants(node.inputs[1]), labels_of(known.dims(node.inputs[0]))
+    if order is None or labels is None:
+        return None
+    return Factors([labels, None], ["".join(labels[axis] for axis in order)])
+
+
+@row("ExpandDims", linear=_MOVES)
+def _expand_dims(known: Extents, node: Node) -> Factors | None:
+    axis, labels = known.constants(node.inputs[1]), labels_of(known.dims(node.inputs[0]))
+    if axis is None or labels is None:
+        return None
+    at = axis[0] % (len(labels) + 1)
+    return Factors([labels, None], [labels[:at] + "1" + labels[at:]])
+
+
+def _make_squeeze(b: Builder, node: Node, making: Making) -> list[tf.Tensor]:
+    # By name: a rank may have one row where the batch has more.
+    dims = b.dims(node.inputs[0])
+    axes = squeezed_axes(dims, node) if dims is not None else None
+    return [tf.squeeze(making.tensors[0], axes) if axes else tf.identity(making.tensors[0])]
+
+
+@row("Squeeze", linear=_MOVES, make=_make_squeeze)
+def _squeeze(known: Extents, node: Node) -> Factors | None:
+    dims = known.dims(node.inputs[0])
+    axes = squeezed_axes(dims, node) if dims is not None else None
+    labels = labels_of(dims)
+    return None if axes is None or labels is None else Factors([labels], [without(labels, axes)])
+
+
+@row("BroadcastTo")
+def _broadcast_to(known: Extents, node: Node) -> Factors | None:
+    dims, shape = known.dims(node.inputs[0]), known.numbers(node.inputs[1])
+    if dims is None or shape is None or any(each == -1 for each in shape.entries):  # -1 says nothing of an extent
+        return None
+    skipped = len(shape.entries) - len(dims)
+    unsure = [
+        axis + skipped for axis, (own, entry) in enumerate(zip(dims, shape.entries[skipped:])) if own not in (entry, 1)
+    ]
+    result = labels_of(shape.entries, unsure)
+    if result is None or skipped < 0:
+        return None
+    pairs = zip(dims, shape.entries[skipped:], result[skipped:])
+    operand = "".join("1" if own == 1 and entry != 1 else label for own, entry, label in pairs)
+    return Factors([operand, ShapeOf(result)], [result])
+
+
+@row("Pack", linear=Linear(together=True, moves=True))
+def _pack(known: Extents, node: Node) -> Factors | None:
+    labels = labels_of(known.dims(node.inputs[0]))
+    if labels is None:
+        return None
+    axis = node.attr("axis") % (len(labels) + 1)
+    return Factors([labels] * len(node.inputs), [labels[:axis] + NEW + labels[axis:]], new=Dim(len(node.inputs)))
+
+
+@row("Unpack", linear=_MOVES)
+def _unpack(known: Extents, node: Node) -> Factors | None:
+    dims = known.dims(node.inputs[0])
+    labels = labels_of(dims, [node.attr("axis")]) if dims else None
+    if labels is None:
+        return None
+    return Factors([labels], ["".join(each for each in labels if each.islower())] * len(node.outputs))
+
+
+def _ensure(b: Builder, node: Node, making: Making) -> list[tf.Tensor]:
+    factors, shape = making.factors, node.outputs[0].shape.as_list()
+    # What is said of the whole axis holds by the extents that were traced.
+    cut = factors.results[0].find(making.label or " ") if factors is not None else -1
+    return [tf.ensure_shape(making.tensors[0], [None if axis == cut else each for axis, each in enumerate(shape)])]
+
+
+@row("EnsureShape", make=_ensure)
+def _ensure_shape(known: Extents, node: Node) -> Factors | None:
+    labels = labels_of(known.dims(node.inputs[0]))
+    return None if labels is None else Factors([labels], [labels])
+
+
+def _pad(known: Extents, node: Node) -> Factors | None:
+    paddings = node.inputs[1].constant()
+    if paddings is None:
+        return None
+    padded = [axis for axis, each in enumerate(paddings) if np.any(each)]
+    labels = labels_of(known.dims(node.inputs[0]), padded)
+    if labels is None:
+        return None
+    result = "".join(each if each.islower() else NEW for each in labels)
+    return Factors([labels, *[None] * (len(node.inputs) - 1)], [result])
+
+
+row("Pad", "PadV2")(_pad)
+row("MirrorPad", "MirrorPadGrad", never_empty=True)(_pad)

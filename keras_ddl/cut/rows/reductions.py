@@ -1,0 +1,102 @@
+"""Sums, means, extremes over axes; what is computed along an axis."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.axes import reduced_axes
+from keras_ddl.cut.dims import ONE, product
+from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.factors import Factors, Linear, Making, labels_of, row, without
+from keras_ddl.cut.program import Node
+from keras_ddl.cut.propagation import is_floating
+
+if TYPE_CHECKING:
+    from keras_ddl.cut.builder import Builder
+
+_COMBINE = {"Max": "max", "Min": "min", "Prod": "product", "All": "min", "Any": "max"}
+_HALF = (tf.float16, tf.bfloat16)
+
+
+def _reduction(known: Extents, node: Node) -> Factors | None:
+    value = node.inputs[0]
+    dims, found = known.dims(value), reduced_axes(known, node.inputs[1])
+    labels = labels_of(dims)
+    if dims is None or found is None or labels is None or value.dtype == tf.string:
+        return None
+    axes, perhaps = {axis % max(len(dims), 1) for axis in found[0]}, found[1]
+    if node.attr("keep_dims"):
+        result = "".join("1" if axis in axes else each for axis, each in enumerate(labels))
+        return Factors([labels, None], [result])
+    return Factors([labels, None], [without(labels, sorted(axes))], only_if_reshaped=bool(perhaps))
+
+
+def axes_of(b: Builder, node: Node) -> list[int] | None:
+    """Returns the axes that are certainly reduced, if nothing depends on whether others of extent 1 are, too."""
+    found = _reduction(b.extents, node)
+    if found is None or found.only_if_reshaped and not b.is_only_reshaped(node.outputs[0]):
+        return None
+    return _axes(found)
+
+
+def _axes(factors: Factors) -> list[int]:
+    labels = factors.operands[0]
+    assert isinstance(labels, str)
+    return [axis for axis, each in enumerate(labels) if each not in factors.results[0]]
+
+
+def _reduce(b: Builder, node: Node, making: Making) -> list[tf.Tensor]:
+    factors = making.factors
+    assert factors is not None
+    axes, keep, dims = _axes(factors), node.attr("keep_dims"), b.dims(node.inputs[0])
+    assert dims is not None
+    left = [ONE if axis in axes else each for axis, each in enumerate(dims) if keep or axis not in axes]
+    b.extents.set_dims(node.outputs[0], tuple(left))
+    if node.type == "Mean" and making.label is not None and making.label not in factors.results[0]:
+        return [_mean(b, node, making.tensors[0], axes)]
+    return b.make(node, [making.tensors[0], b.as_vector(axes, node.inputs[1].dtype)])
+
+
+def _mean(b: Builder, node: Node, tensor: tf.Tensor, axes: list[int]) -> tf.Tensor:
+    """The rank's sum over the count of all ranks; in float32 for halves, whose sums overflow before their mean does."""
+    value, dims = node.inputs[0], b.dims(node.inputs[0])
+    assert dims is not None
+    count = b.number(product(dims[axis] for axis in axes))
+    wide = tf.float32 if value.dtype in _HALF else value.dtype
+    over = b.as_vector(axes, tf.int32)
+    total = tf.reduce_sum(tf.cast(tensor, wide), over, keepdims=node.attr("keep_dims"))
+    return tf.cast(total / b.scalars.scalar(count, wide), value.dtype)
+
+
+row("Sum", combine="sum", linear=Linear(at=(0,), when=is_floating), make=_reduce)(_reduction)
+for _type, _combine in _COMBINE.items():
+    row(_type, combine=_combine, make=_reduce)(_reduction)
+
+
+@row("Mean", combine="sum", linear=Linear(at=(0,), when=is_floating), make=_reduce)
+def _mean_of_floats(known: Extents, node: Node) -> Factors | None:
+    return _reduction(known, node) if node.inputs[0].dtype.is_floating else None
+
+
+@row("L2Loss", combine="sum")
+def _l2_loss(known: Extents, node: Node) -> Factors | None:
+    labels = labels_of(known.dims(node.inputs[0]))
+    return None if labels is None else Factors([labels], [""])
+
+
+@row("ArgMax", "ArgMin")
+def _arg_max(known: Extents, node: Node) -> Factors | None:
+    along = _along(known, node)
+    return None if along is None else Factors([along, None], ["".join(each for each in along if each.islower())])
+
+
+@row("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2")
+def _cumulative(known: Extents, node: Node) -> Factors | None:
+    along = _along(known, node)
+    return None if along is None else Factors([along, None], [along])
+
+
+def _along(known: Extents, node: Node) -> str | None:
+    axes = known.constants(node.inputs[1])
+    return None if axes is None else labels_of(known.dims(node.inputs[0]), axes)

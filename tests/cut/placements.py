@@ -1,0 +1,236 @@
+"""One operation under every combination of placements of its operands, against one process.
+
+All combinations of a type of operation on all ranks are made in one graph and run at once (together.py says how ranks
+meet). Entries are multiples of 1/64, so that sums of parts are exact, and parts are large and cancel out: what treats
+them otherwise than as parts of a sum gives another result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from cut.comparing import difference
+from cut.simulated import chunks
+from cut.together import OPTIONS, Collectives, Turns, in_turns
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import Batch, Program, Report, build_step
+from keras_ddl.cut.dims import Dim
+from keras_ddl.cut.states import WHOLE, Partial, Rows, State, Whole
+
+
+@dataclass
+class Case:
+    """One operation.
+
+    Attributes:
+        operands: of each operand its shape and kind of entries, as "n3 f", or an array: a constant.
+            n: as many as the batch has rows; m: twice as many.
+            f: any; i: integers; p: at least 1.5; s: between 0 and 1; b: booleans; x: indices below the batch's rows;
+            t: strings; h: any, in float32. A capital: no parts of it are tried.
+        attrs: of tf.raw_ops; "n" in a list stands for the rows.
+    """
+
+    type: str
+    operands: Sequence[Any]
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    size: int
+    rows: int
+    static: bool = True  # whether tracing sees the number of rows
+
+
+_TOGETHER = 100  # programs in one graph
+SETTINGS = (Ranks(2, 3), Ranks(3, 2), Ranks(2, 1), Ranks(3, 4, static=False))
+
+
+def differences(cases: Sequence[Case], ranks: Ranks, limit: int | None = None) -> tuple[list[str], int]:
+    """Returns in words where ranks differ from one process, and how many placements were tried."""
+    trials = [trial for case in cases for trial in _trials(case, ranks, limit)]
+    wrong: list[str] = []
+    for first in range(0, len(trials), _TOGETHER):
+        wrong += _differences(trials[first : first + _TOGETHER], ranks)
+    return wrong, len(trials)
+
+
+def _differences(trials: Sequence[_Trial], ranks: Ranks) -> list[str]:
+    graph, outputs, expected = tf.Graph(), [[] for _ in range(ranks.size)], []
+    with graph.as_default():
+        expected = [trial.whole() for trial in trials]
+
+    def make(rank: int, turns: Turns) -> None:
+        for number, trial in enumerate(trials):
+            outputs[rank].append(trial.of_rank(rank, Collectives(turns, rank), number))
+
+    in_turns(graph, ranks.size, make)
+    with tf.compat.v1.Session(graph=graph, config=OPTIONS) as session:
+        wanted, found = session.run([expected, outputs])
+    wrong = []
+    for trial, want, *got in zip(trials, wanted, *found):
+        for rank, each in enumerate(got):
+            told = difference(each, want)
+            if told is not None:
+                wrong.append(f"{trial} rank {rank} of {ranks}: {told}")
+    return wrong
+
+
+def _trials(case: Case, ranks: Ranks, limit: int | None) -> Iterator[_Trial]:
+    rng = np.random.default_rng(zlib.crc32(repr(case).encode()))
+    traced = _Traced(case, ranks, rng)
+    combinations = list(itertools.product(*map(traced.placements, range(len(traced.arrays)))))
+    combinations = [each for each in combinations if any(state != WHOLE for state in each)]
+    if limit is not None and len(combinations) > limit:
+        combinations = [combinations[at] for at in sorted(rng.choice(len(combinations), limit, replace=False))]
+    for states in combinations:
+        yield _Trial(traced, states, rng)
+
+
+class _Traced:
+    """A case as a program of one process."""
+
+    def __init__(self, case: Case, ranks: Ranks, rng: np.random.Generator) -> None:
+        self.case, self.ranks = case, ranks
+        self.arrays, self.kinds, self.letters = [], [], []
+        self.graph = tf.__internal__.FuncGraph(case.type)
+        with self.graph.as_default():
+            operands = [self._operand(each, rng) for each in case.operands]
+            made = self._made(operands)
+            self.graph.outputs = [tf.identity(each) for each in made]
+        self.graph.inputs = [each for each in operands if each.op.type == "Placeholder"]
+
+    def _operand(self, given: Any, rng: np.random.Generator) -> tf.Tensor:
+        if not isinstance(given, str):
+            rows = self.ranks.rows
+            return tf.constant(given(rows) if callable(given) else given)
+        letters, kind = given.split(" ") if not given.startswith(" ") else ("", given.strip())
+        shape = [{"n": self.ranks.rows, "m": 2 * self.ranks.rows}.get(each) or int(each) for each in letters]
+        array = _entries(kind.lower(), shape, self.ranks.rows, rng)
+        self.arrays.append(array)
+        self.kinds.append(kind)
+        self.letters.append(letters)
+        known = [None if each in "nm" and not self.ranks.static else e for each, e in zip(letters, shape)]
+        return tf.compat.v1.placeholder(tf.as_dtype(array.dtype) if kind not in "tT" else tf.string, known)
+
+    def _made(self, operands: list[tf.Tensor]) -> list[tf.Tensor]:
+        function = getattr(tf.raw_ops, self.case.type)
+        names = list(function.__signature__.parameters)
+        attrs = {
+            name: [self.ranks.rows if e == "n" else e for e in each] if isinstance(each, list) else each
+            for name, each in self.case.attrs.items()
+        }
+        if names[0] in ("inputs", "values"):
+            made = function(**{names[0]: operands}, **attrs)
+        elif self.case.type == "Einsum":
+            made = function(inputs=operands, **attrs)
+        else:
+            made = function(**dict(zip(names, operands)), **attrs)
+        return tf.nest.flatten(made)
+
+    def placements(self, index: int) -> list[State]:
+        letters, kind = self.letters[index], self.kinds[index]
+        found: list[State] = [WHOLE]
+        for axis, letter in enumerate(letters):
+            if letter == "n":
+                found.append(Rows(axis))
+            elif letter == "m":
+                found += [Rows(axis, Dim(2)), Rows(axis, unit=Dim(2))]
+            elif letter == "1" and self.ranks.rows == 1 and self.ranks.static:
+                found.append(Rows(axis))
+        if kind in "fphis":
+            found += [Partial("sum"), Partial("max")]
+        return found
+
+
+class _Trial:
+    """A program with a placement of each of its operands."""
+
+    def __init__(self, traced: _Traced, states: Sequence[State], rng: np.random.Generator) -> None:
+        self.traced, self.states = traced, states
+        self.locals = [self._local(array, state, rng) for array, state in zip(traced.arrays, states)]
+
+    def __repr__(self) -> str:
+        case = self.traced.case
+        return f"{case.type} {case.operands} {case.attrs} {[*self.states]}"
+
+    def whole(self) -> list[tf.Tensor]:
+        return list(self.traced._made(self._in_place(self.traced.arrays)))
+
+    def _in_place(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
+        rest = iter(arrays)
+        return [
+            tf.constant(next(rest))
+            if isinstance(each, str)
+            else tf.constant(each(self.traced.ranks.rows) if callable(each) else each)
+            for each in self.traced.case.operands
+        ]
+
+    def of_rank(self, rank: int, collectives: Collectives, number: int) -> list[tf.Tensor]:
+        ranks = self.traced.ranks
+        first, mine = chunks(ranks.rows, ranks.size)[rank]
+        batch = Batch(ranks.rows, mine, first)
+        if not ranks.static:
+            batch = Batch(*(tf.constant(each, tf.int64) for each in batch))
+        local = []
+        for arrays, letters in zip(self.locals, self.traced.letters):
+            tensor = tf.constant(arrays[rank])
+            if not ranks.static:  # as open as what a rank is given
+                shape = [None if each in "nm" else e for each, e in zip(letters, tensor.shape)]
+                tensor = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
+            local.append(tensor)
+        return build_step(
+            Program(self.traced.graph, f"{number}/"), local, self.states, batch, collectives, report=Report()
+        )
+
+    def _local(self, array: np.ndarray, state: State, rng: np.random.Generator) -> list[np.ndarray]:
+        ranks = self.traced.ranks
+        if isinstance(state, Whole):
+            return [array] * ranks.size
+        if isinstance(state, Partial):
+            return _parts(array, state.op, ranks.size, rng, 2**27 if self.traced.case.type == "Cast" else 2**10)
+        blocks, unit = state.blocks.number, state.unit.number
+        front, back = array.shape[: state.axis], array.shape[state.axis + 1 :]
+        seen = array.reshape(*front, blocks, ranks.rows, unit, *back)
+        found = []
+        for first, mine in chunks(ranks.rows, ranks.size):
+            own = np.take(seen, range(first, first + mine), axis=state.axis + 1)
+            found.append(own.reshape(*front, blocks * mine * unit, *back))
+        return found
+
+
+def _entries(kind: str, shape: list[int], rows: int, rng: np.random.Generator) -> np.ndarray:
+    grid = rng.integers(-160, 161, shape)
+    if kind == "b":
+        return grid > 0
+    if kind == "i":
+        return (grid // 16 + 3).astype(np.int32)
+    if kind == "d":  # that something is divided by
+        return (abs(grid) // 16 + 1).astype(np.int32)
+    if kind == "x":
+        return rng.integers(0, rows, shape).astype(np.int32)
+    if kind == "t":
+        return np.array([f"Text {each}" for each in grid.ravel()], dtype=object).reshape(shape)
+    if kind == "p":
+        return abs(grid) / 64 + 1.5
+    if kind == "s":
+        return (abs(grid) % 62 + 1) / 64
+    return (grid / 64 + 0.125).astype(np.float32 if kind == "h" else np.float64)
+
+
+def _parts(array: np.ndarray, op: str, size: int, rng: np.random.Generator, large: int) -> list[np.ndarray]:
+    large = large if array.dtype == np.float64 else 2**5
+    if op == "sum":
+        others = [(rng.integers(-large, large, array.shape) | 1).astype(array.dtype) for _ in range(size - 1)]
+        return [*others, (array - sum(others)).astype(array.dtype)]
+    largest = rng.integers(0, size, array.shape)
+    return [
+        np.where(largest == rank, array, array - rng.integers(1, 40, array.shape)).astype(array.dtype)
+        for rank in range(size)
+    ]
