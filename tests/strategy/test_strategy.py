@@ -31,7 +31,6 @@ OF_THREE = (
     "host",
     "few_rows",
     "accumulation",
-    "failing",
 )
 PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
 DATA = ("data", "order", "row")
@@ -68,7 +67,7 @@ test_random_and_state_of_more = pytest.mark.long(
 )
 test_state_of_three = pytest.mark.long(rank_tests(checks("layer", "variable"), [3], check_timeout=120, env=PATIENT))
 test_around_of_three = pytest.mark.long(
-    rank_tests(checks("decision", "saving", "drift", "guard"), [3], check_timeout=120, env=PATIENT)
+    rank_tests(checks("decision", "saving", "drift", "guard", "failing"), [3], check_timeout=120, env=PATIENT)
 )
 test_plans_over_mpi = rank_tests(checks("plan"), [(2, "x:1x2")], check_timeout=120, env=PATIENT)
 test_without_a_seed = rank_tests(checks("seed"), [3], check_timeout=120)
