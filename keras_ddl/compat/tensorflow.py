@@ -493,3 +493,12 @@ def with_initializers(change: Callable[[Any, Sequence[Any]], Any]) -> None:
     variables.variables_initializer = variables_initializer
     tf.compat.v1.variables_initializer = variables_initializer
     tf.compat.v1.initializers.variables = variables_initializer
+
+
+def session_callable(session: Any, options: Any) -> Callable[..., Any]:
+    """Returns what runs a session as CallableOptions say.
+
+    Session.make_callable runs Session.run: 0.2 ms for each call, and shapes compared with those of placeholders, which
+    TensorFlow Serving leaves to the model.
+    """
+    return session._make_callable_from_options(options)  # type: ignore[no-any-return]

@@ -95,7 +95,6 @@ class Row:
         combine: how the parts of reduced factors combine, as in ops.all_reduce; None: no factor may be reduced.
         linear: see `Linear`.
         never_empty: the kernel fails on an empty tensor: a rank without rows gives it one row of zeros.
-        entrywise: each entry of the result is computed of the operands' entries at its place.
         make: makes the operation where it is not the same operation of slices.
     """
 
@@ -103,7 +102,6 @@ class Row:
     combine: str | None = None
     linear: Linear = field(default_factory=Linear)
     never_empty: bool = False
-    entrywise: bool = False
     make: Callable[[Builder, Node, Making], list[tf.Tensor]] | None = None
 
 
@@ -116,7 +114,6 @@ def row(
     combine: str | None = None,
     linear: Linear = Linear(),
     never_empty: bool = False,
-    entrywise: bool = False,
     make: Callable[[Builder, Node, Making], list[tf.Tensor]] | None = None,
 ) -> Callable[[FactorsOf], FactorsOf]:
     """Registers the row of types of operations; decorates what gives their factors."""
@@ -124,7 +121,7 @@ def row(
     def register(factors: FactorsOf) -> FactorsOf:
         for each in types:
             assert each not in _rows, f"two rows for {each}"
-            _rows[each] = Row(factors, combine, linear, never_empty, entrywise, make)
+            _rows[each] = Row(factors, combine, linear, never_empty, make)
         extents(*types)(extents_of)
         return factors
 

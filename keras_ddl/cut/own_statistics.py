@@ -30,10 +30,9 @@ from dataclasses import dataclass, field
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.program import Node, Program, Value
-from keras_ddl.cut.rows.entrywise import BINARY, UNARY
+from keras_ddl.cut.rows.entrywise import ENTRYWISE
 
 _TAPE = "gradient_tape/"
-_ELEMENTWISE = frozenset([*UNARY, *BINARY, "AddN"])
 _SAME_ENTRIES = frozenset(["StopGradient", "Identity", "Squeeze", "Reshape", "ExpandDims"])
 _SHAPES = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 # Linear in the operand at the place, if it is the only sum among the operands.
@@ -264,7 +263,7 @@ def _part(program: Program, call: Call, node: Node, kinds: Sequence[str | None])
         if kinds[0] not in (OWN, SUMS) or not call.is_statistic(output) or any(each != WHOLE for each in kinds[1:]):
             return None
         return VALUE if kinds[0] == OWN else TERM
-    if node.type not in _ELEMENTWISE:
+    if node.type not in ENTRYWISE:
         return None
     if ROWS in kinds:
         others = [value for value, kind in zip(node.inputs, kinds) if kind != ROWS]

@@ -11,12 +11,12 @@ from collections.abc import Collection
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.program import Node, Program, Value
-from keras_ddl.cut.rows.entrywise import BINARY, UNARY
+from keras_ddl.cut.rows import entrywise
 
 READ = "ReadVariableOp"
 ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 PASSED_ON = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
-ENTRYWISE = frozenset((*UNARY, *BINARY, "AddN", *PASSED_ON))
+ENTRYWISE = entrywise.ENTRYWISE.union(PASSED_ON)
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "L2Loss")
 

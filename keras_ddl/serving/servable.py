@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
 
+from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.serving.status import Code, RequestError, invalid
 
@@ -119,9 +120,7 @@ class Servable:
                 fetch=[_tensor_name(signature, "output", alias) for alias in fetches],
             )
             with self._lock:
-                # Session.make_callable runs Session.run: 0.2 ms for each call, and shapes compared with placeholders',
-                # which TensorFlow Serving leaves to the model.
-                found = self._callables[key] = self._session._make_callable_from_options(options)
+                found = self._callables[key] = tf_compat.session_callable(self._session, options)
                 if len(self._callables) > _CALLABLES:
                     del self._callables[next(iter(self._callables))]
         return found

@@ -36,8 +36,6 @@ OF_PYTHON = {
 OF_OTHERS = {
     ("keras_ddl.serving.connections", "_current_request"),  # aiohttp's
     ("keras_ddl.torch.rendezvous", "_rendezvous_handlers"),  # PyTorch's, in the room that knows PyTorch
-    # TODO: TensorFlow's, of a session; to go to compat/.
-    ("keras_ddl.serving.servable", "_make_callable_from_options"),
 }
 OUTSIDE = [name for name in MODULES if not name.startswith("keras_ddl.compat")]
 

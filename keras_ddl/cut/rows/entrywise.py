@@ -21,6 +21,7 @@ _BINARY = (
 )
 UNARY = tuple(_UNARY.split())  # of one operand, whose shape the result has
 BINARY = tuple(_BINARY.split())  # of several, which are broadcast
+ENTRYWISE = frozenset((*UNARY, *BINARY, "AddN"))
 _LINEAR = {
     "Neg": Linear(at=(0,)),
     "Cast": Linear(at=(0,), when=widens),
@@ -48,9 +49,9 @@ def _broadcast(known: Extents, node: Node) -> Factors | None:
 
 
 for _type in UNARY:
-    row(_type, linear=_LINEAR.get(_type, Linear()), entrywise=True)(_of_first)
+    row(_type, linear=_LINEAR.get(_type, Linear()))(_of_first)
 for _type in (*BINARY, "AddN"):
-    row(_type, linear=_LINEAR.get(_type, Linear()), entrywise=True)(_broadcast)
+    row(_type, linear=_LINEAR.get(_type, Linear()))(_broadcast)
 row(*_OF_FIRST.split())(_of_first)
 row(*_OF_SEVERAL.split())(_broadcast)
 

@@ -9,7 +9,7 @@ from keras_ddl.cut.pieces import Piece
 from keras_ddl.cut.program import Node
 from keras_ddl.cut.propagation import Made
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.rows.entrywise import BINARY, UNARY
+from keras_ddl.cut.rows.entrywise import ENTRYWISE
 from keras_ddl.cut.states import Rows
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def identity(b: Builder, node: Node) -> Made | list[Piece]:
     return [(tensor, b.state(value)) for tensor, value in zip(outputs, node.inputs)]
 
 
-@rule(*UNARY, *BINARY, "AddN", "Identity", of_whole=True)
+@rule(*ENTRYWISE, "Identity", of_whole=True)
 def of_whole(b: Builder, node: Node) -> list[Piece]:
     """Of operands of which rows can be made by themselves (a random draw), rows of the result can."""
     pieces = b.make_whole(node)
