@@ -95,9 +95,10 @@ def test_job_survives_strangers_who_come_before_its_ranks(tmp_path: Path):
 @pytest.mark.parallel
 def test_job_survives_strangers_who_hold_connections(tmp_path: Path):
     with before_the_ranks(tmp_path, 2) as (started, address):
-        silent = [stranger(address) for _ in range(100)]
-        for channel in silent:  # half a frame each
-            channel.sock.sendall(struct.pack("!BQ", Kind.HELLO, 100) + b"[")
+        silent = []
+        for _ in range(100):  # half a frame each, before those that come later have it dismissed
+            silent.append(stranger(address))
+            silent[-1].sock.sendall(struct.pack("!BQ", Kind.HELLO, 100) + b"[")
         assert wait_for_frame(silent[0])[0] is Kind.NONCE
         assert wait_for_frame(silent[0]) is None  # dismissed for those that came later
         assert wait_for_frame(silent[-1])[0] is Kind.NONCE
