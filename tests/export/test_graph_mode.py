@@ -14,6 +14,7 @@ from keras_ddl.errors import ExportError
 v1 = tf.compat.v1
 COMMAND = Path(sys.executable).with_name("keras-ddl")
 X = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+ROUNDING = {"rtol": 1e-6, "atol": 1e-6}  # what grappler fuses in a session and in a function differs by processor
 
 
 def train(folder: Path, *, base: bool, resource: bool = True, nan: bool = False) -> np.ndarray:
@@ -59,9 +60,9 @@ def test_a_base_graph_is_exported_with_the_names_that_are_given(tmp_path, resour
     logits, label = train(tmp_path, base=True, resource=resource)
     names = {"inputs": {"rows": "x:0"}, "outputs": {"scores": "net/logits:0", "label": "label"}}
     result = export.export_graph(tmp_path / "model-30", tmp_path / "out", version="step", **names)
-    assert result.path == tmp_path / "out" / "30" and "bit for bit" in result.proof and "basegraph" in result.proof
+    assert result.path == tmp_path / "out" / "30" and "basegraph.meta does, " in result.proof
     answers = served(result.path, rows=X)
-    np.testing.assert_array_equal(answers["scores"], logits)
+    np.testing.assert_allclose(answers["scores"], logits, **ROUNDING)
     assert answers["label"].tolist() == label.tolist()
     assert not export.scan_saved_model(result.path).problems
 
@@ -72,7 +73,7 @@ def test_a_training_graph_is_cut_down_to_what_the_outputs_need(tmp_path):
     shown = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
     assert shown.returncode == 0, shown.stderr
     assert "step 30" in shown.stdout and "as the graph of model-30.meta does" in shown.stdout
-    np.testing.assert_array_equal(served(tmp_path / "out" / "1", x=X)["scores"], logits)
+    np.testing.assert_allclose(served(tmp_path / "out" / "1", x=X)["scores"], logits, **ROUNDING)
     ops = export.scan_saved_model(tmp_path / "out" / "1").ops
     assert "PyFunc" not in ops and "ResourceApplyAdam" not in ops
 

@@ -231,7 +231,7 @@ def test_connections_stay_below_the_limit_of_open_files(versions: Path) -> None:
         for _ in range(5):
             begin = time.monotonic()
             assert server.rest("GET", "/healthz") == (200, "ok\n")
-            assert time.monotonic() - begin < 1.0
+            assert time.monotonic() - begin < 10  # a header that never ends is waited for 20 s
         assert server.rest("POST", PREDICT, {"inputs": X.tolist()})[0] == 200
         assert len(list(Path(f"/proc/{server.process.pid}/fd").iterdir())) < 256
         np.testing.assert_array_equal(server.predict(X), 3 * X)

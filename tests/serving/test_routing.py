@@ -49,7 +49,7 @@ def test_nothing_grows_with_a_message() -> None:
     for data in (b"\x12\x00" * 5_000_000, b"\xff" * 10_000_000, b"\x0a\x00" * 5_000_000):
         with pytest.raises(RequestError):
             routing.spec_of(data)
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 10  # quadratic would be hours
 
 
 def test_the_servers_own_messages_are_those_of_protobuf() -> None:
