@@ -32,7 +32,7 @@ def run_cluster(folder: Path, *options: str, program: Path = PROGRAM, statuses: 
 @pytest.mark.parametrize(
     ("options", "links"),
     [
-        (("--hosts", "2", "--ranks-per-host", "2,1"), {"h0", "h1"}),
+        pytest.param(("--hosts", "2", "--ranks-per-host", "2,1"), {"h0", "h1"}, marks=pytest.mark.long),
         (("--hosts", "4", "--racks", "2", "--ranks-per-host", "1", "--rack-rate", "200mbit"), {"r0", "r1"}),
     ],
     ids=["uneven hosts", "racks"],

@@ -7,6 +7,7 @@ import numpy as np
 from callbacks.common import everyone, shared_folder
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl import callbacks, model_state
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.errors import CheckpointError, RankMismatchError
@@ -265,6 +266,7 @@ def check_resume_goes_on_on_all_ranks_as_if_it_had_not_stopped():
         check_equal_on_all_ranks(resumed, history)
 
 
+@long
 def check_resume_in_an_accumulation_of_a_model_that_its_first_step_builds():
     set_precision("float32")
 
@@ -333,6 +335,7 @@ def check_checkpoint_within_an_epoch_holds_one_state_of_all_ranks():
             np.testing.assert_allclose(other.layers[0].moving_mean.numpy(), means[step - 1], rtol=1e-6, atol=1e-7)
 
 
+@long
 def check_backup_and_restore_of_rank_0_resumes_all_ranks_with_their_rate():
     with shared_folder() as folder:
 

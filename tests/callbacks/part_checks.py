@@ -4,6 +4,7 @@ import numpy as np
 from callbacks.common import shared_folder
 from callbacks.parts import Net
 
+from harness.rank_program import long
 from keras_ddl import callbacks, export
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ExportError
@@ -30,6 +31,7 @@ class Gan(keras.Model):
         return {"g_loss": loss}
 
 
+@long
 def check_parts_of_a_gan_are_served_and_all_of_it_resumes():
     set_precision("float32")
     keras.utils.set_random_seed(5)

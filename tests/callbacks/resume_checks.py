@@ -313,6 +313,7 @@ def check_resume_restores_what_other_callbacks_remember():
         assert again[1] == {} and again[0] == whole[0], "a run that a callback has ended stays ended"
 
 
+@long
 def check_fit_after_one_that_a_callback_has_stopped_trains_on():
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

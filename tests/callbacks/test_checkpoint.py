@@ -280,6 +280,7 @@ def published(folder):
     return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())
 
 
+@pytest.mark.long
 def test_checkpoints_are_published_for_a_server_that_follows(tmp_path):
     model, served = make(), tmp_path / "served"
     parts = [callbacks.Checkpoint(tmp_path / "ckpt", monitor="loss", publish_to=served, publish_keep=1)]

@@ -39,6 +39,7 @@ def plan(**changes) -> Plan:
     return Plan(**settings | changes)
 
 
+@pytest.mark.long
 @pytest.mark.parallel
 @pytest.mark.slow
 def test_bench_train_measures_the_function_of_a_module_on_one_rank_and_two(tmp_path: Path) -> None:

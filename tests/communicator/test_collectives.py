@@ -23,18 +23,17 @@ test_alone = rank_tests(checks("communicator", "split"), [1])
 test_of_two = rank_tests(checks("communicator", "contract", "split"), [2], check_timeout=90)
 test_of_two_over_mpi = rank_tests(checks("communicator", "split"), [(2, "x:1x2")])
 test_of_three_over_mpi = rank_tests(checks("communicator", "contract"), [(3, "x:1x3")], check_timeout=90)
-test_of_four = rank_tests(checks("communicator", "contract", "split"), [4], check_timeout=90)
 test_of_four_over_both = rank_tests(
     checks("communicator", "contract", "split", "hierarchy"), [(4, "x:2x2")], check_timeout=90
 )
-test_of_four_over_mpi = rank_tests(checks("split", "hierarchy"), [(4, "x:1x4")])
-test_of_four_in_three_dimensions = rank_tests(checks("hierarchy"), [(4, "x:1x2x2")])
+test_of_four_over_mpi = rank_tests(checks("split"), [(4, "x:1x4")])
 test_of_two_without_mpi = rank_tests(checks("communicator", "contract", "split"), [2], check_timeout=90, mpi=False)
-test_of_four_over_both_without_mpi = rank_tests(
-    checks("communicator", "contract", "split", "hierarchy"), [(4, "x:2x2")], check_timeout=90, mpi=False
-)
+test_of_four_without_mpi = rank_tests(checks("contract", "split"), [(4, "x:2x2")], check_timeout=90, mpi=False)
 test_of_more = pytest.mark.long(
-    rank_tests(checks("contract", "split", "hierarchy"), [3, 8, (2, "x:1x2"), (8, "x:2x4"), (8, "x:2x2x2")])
+    rank_tests(
+        checks("communicator", "contract", "split", "hierarchy"),
+        [3, 4, 8, (2, "x:1x2"), (4, "x:1x4"), (4, "x:1x2x2"), (8, "x:2x4"), (8, "x:2x2x2")],
+    )
 )
 
 

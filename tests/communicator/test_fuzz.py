@@ -12,7 +12,10 @@ SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 pytestmark = pytest.mark.parallel
 
 
-@pytest.mark.parametrize(("np", "mode"), [(2, "p"), (4, "p"), (4, "x:2x2"), (4, "x:1x4")])
+@pytest.mark.parametrize(
+    ("np", "mode"),
+    [(2, "p"), (4, "x:2x2"), *(pytest.param(4, each, marks=pytest.mark.long) for each in ("p", "x:1x4"))],
+)
 def test_fuzz_equals_numpy(np, mode):
     # A seed of its own each time finds more over the days; a failure prints it.
     outcome = run_ranks(FUZZ, np, args=["--seconds", 2, "--no-tensorflow"], mode=mode, timeout=90).check()

@@ -96,6 +96,7 @@ def check_function_with_open_sizes_is_traced_twice():
     assert_same(found, expected(lambda _, d: guide_loop(tf.function(reduce_retracing=True), d), data))
 
 
+@long
 def check_function_of_two_optimizers_and_rows_one_after_the_other():
     def loop(wrap, data):
         set_precision("float64")
@@ -349,6 +350,7 @@ def loop_of_texts(wrap, data):
     return found
 
 
+@long
 def check_function_takes_ragged_and_sparse_tensors_and_strings():
     data = [texts(rows, seed) for seed, rows in enumerate((7, 7, 7, 4))]
     one = expected(loop_of_texts, data)

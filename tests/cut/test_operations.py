@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from cut.comparing import difference
@@ -15,10 +17,12 @@ from cut.operations import (  # noqa: F401  (they register)
     texts,
 )
 from cut.operations.cases import CASES, types_to_try
+from cut.test_rows import TOPICS
 from cut.together import Together
 
 from keras_ddl.compat.tensorflow import tf
 
+TRIED = {case.type for cases in TOPICS.values() for case in cases}
 PROGRAMS = list(dict.fromkeys(program for programs in CASES.values() for program in programs))
 _ROWS = np.random.default_rng(0)
 
@@ -31,7 +35,15 @@ def _types(program: object) -> list[str]:
     return [kind for kind, programs in CASES.items() if program in programs]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: _types(program)[0])
+def _cases() -> list[Any]:
+    """Every program; those of which test_rows.py tries every type in every placement are left to the long tests."""
+    return [
+        pytest.param(each, id=_types(each)[0], marks=[pytest.mark.long] if set(_types(each)) <= TRIED else [])
+        for each in PROGRAMS
+    ]
+
+
+@pytest.mark.parametrize("program", _cases())
 def test_operations_of_rows_equal_those_of_one_process(program: object) -> None:
     for static, size, batches in ((True, 2, [1]), (True, 2, [5]), (False, 3, [5, 1, 2, 7])):
         together = Together(lambda x: tf.nest.flatten(program(x)), [_rows(batches[0])], sizes=[size], static=static)

@@ -31,6 +31,7 @@ def test_ddl_graph_mode_learns_saves_and_goes_on(tmp_path):
     assert "rank 0 goes on from step 200" in alone and "step 210, 1 rank(s)" in alone
 
 
+@pytest.mark.long
 def test_ddl_keras_learns(tmp_path):
     assert accuracy_of_two(on_two_ranks(tmp_path, "keras_callbacks.py", "--epochs", 6)) > 0.9
 

@@ -63,6 +63,7 @@ def trained(tmp_path_factory):
     return run_directory.RunDirectory(output), corpus.find(data, ["train", "dev", "test"]), found
 
 
+@pytest.mark.long
 def test_a_training_writes_its_curve_and_its_checkpoints(trained):
     run, _, found = trained
     columns = history.read(run.history)
@@ -75,6 +76,7 @@ def test_a_training_writes_its_curve_and_its_checkpoints(trained):
     assert settings.Settings.load(run.path) == SMALL
 
 
+@pytest.mark.long
 def test_the_result_is_the_mean_of_the_last_checkpoints(trained):
     run, _, _ = trained
     steps = [one.step for one in checkpoint.list_checkpoints(run.checkpoints)]
@@ -105,6 +107,7 @@ def test_a_training_goes_on_from_its_last_checkpoint(trained, tmp_path):
     assert history.read(tmp_path / "history.csv")["epoch"] == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_evaluation_finds_the_scores_of_the_training(trained, monkeypatch, capsys, tmp_path):
     run, files, found = trained
     data, written = str(files["test"][0].parent), tmp_path / "translations"
@@ -118,6 +121,7 @@ def test_evaluation_finds_the_scores_of_the_training(trained, monkeypatch, capsy
     assert "Make one: python -m translation.corpus" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_result_is_exported_and_asked_by_the_commands(trained):
     run, files, _ = trained
     keras_ddl("export", run.averaged, run.saved_model)
@@ -132,6 +136,7 @@ def test_the_result_is_exported_and_asked_by_the_commands(trained):
     assert len({score for score, _ in lines}) > 1
 
 
+@pytest.mark.long
 def test_a_training_does_not_go_on_with_other_sizes(trained):
     run, files, _ = trained
     for changes, word in (({"width": 32}, "width=32"), ({"vocabulary": 300}, "--vocabulary")):
@@ -151,6 +156,7 @@ def test_settings_that_no_training_can_have_are_refused(name, value):
         dataclasses.replace(settings.PRESETS["transformer"], **{name: value})
 
 
+@pytest.mark.long
 def test_averaging_takes_as_many_as_there_are(trained):
     run, _, _ = trained
     model, _, _ = run.load()

@@ -84,6 +84,7 @@ def check(path, model, cut):
     np.testing.assert_allclose(found_scores, scores, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_translate_answers_strings_as_python_does(transformer):
     path, model, cut = transformer
     check(path, model, cut)
@@ -100,6 +101,7 @@ def test_translate_refuses_what_is_too_long(transformer):
     assert text
 
 
+@pytest.mark.long
 def test_the_command_answers_in_a_process_of_its_own(transformer, tmp_path):
     path, model, cut = transformer
     texts, scores = by_python(model, cut, ["the third of May", "fünf Äpfel", "", "twenty-one"])

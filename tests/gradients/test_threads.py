@@ -21,6 +21,7 @@ def test_threads_of_bound_ranks_are_those_of_their_cores():
     assert [threads_of(r, (0,) * 4, [[r] for r in range(4)]) for r in range(4)] == [None] * 4
 
 
+@pytest.mark.long
 @pytest.mark.parallel
 def test_threads_that_somebody_chose_stay():
     """On rank 0 the script has chosen, on rank 1 the environment has, on rank 2 TensorFlow has started."""

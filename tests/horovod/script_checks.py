@@ -116,6 +116,7 @@ def check_adaptive_sums_of_the_tape():
     raises(ValueError, "sparse_as_dense", lambda: tape.gradient(loss, table))
 
 
+@long
 def check_copies_reduce_or_are_warned_of():
     optimizer = DistributedOptimizer(SGD(1.0), backward_passes_per_step=2)
     own, shared = keras.Variable(0.0, dtype="float64"), keras.Variable(0.0, dtype="float64")

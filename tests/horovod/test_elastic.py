@@ -18,6 +18,7 @@ def told_after(folder: Path, *options: str) -> dict:
     return json.loads((folder / "told.json").read_text())
 
 
+@pytest.mark.long
 def test_killed_elastic_fit_ends_as_one_that_was_not(tmp_path: Path) -> None:
     told = told_after(tmp_path, "-np", "2")
     # Two batches of the second epoch were committed with the first of it; the third was made again.

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import keras_ddl
 import keras_ddl.horovod as ddl_hvd
+from harness.rank_program import long
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod import callbacks
 from keras_ddl.horovod import keras as hvd
@@ -225,6 +226,7 @@ def normalised(layer):
     return keras.Model(inputs, outputs)
 
 
+@long
 def check_synchronised_statistics_and_gradients_equal_one_process():
     rng = np.random.default_rng(5)
     x = rng.normal(size=(3, SIZE, 4, 5, 6)) * (1 + np.arange(SIZE)).reshape(1, -1, 1, 1, 1) + 30

@@ -23,6 +23,7 @@ from horovod.training import (
 )
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl import ops
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
@@ -34,6 +35,7 @@ def check_fit_equals_one_process():
     compare(lambda: keras.optimizers.Adam(0.01))
 
 
+@long
 def check_fit_in_eager_mode_equals_one_process():
     compare(lambda: keras.optimizers.Adam(0.01), compiled={"run_eagerly": True})
 
@@ -43,6 +45,7 @@ def check_clipping_comes_after_the_reduction():
     compare(lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05))
 
 
+@long
 def check_schedules_and_decay():
     schedule = keras.optimizers.schedules.ExponentialDecay
     compare(lambda: keras.optimizers.AdamW(schedule(0.01, 2, 0.5), weight_decay=0.1, use_ema=True))
@@ -107,6 +110,7 @@ class Passes(keras.optimizers.SGD):
             self.total = None
 
 
+@long
 def check_embeddings_are_gathered_or_dense():
     compare(lambda: keras.optimizers.Adam(0.01), embedding_model, TOKENS)
     compare(lambda: keras.optimizers.SGD(0.5), embedding_model, TOKENS, sparse_as_dense=True)
@@ -130,6 +134,7 @@ def check_loss_scaling_skips_the_step_on_all_ranks():
         assert_close(model, model)
 
 
+@long
 def check_a_train_step_of_ones_own():
     class Own(keras.Sequential):
         def train_step(self, data):

@@ -62,6 +62,7 @@ def test_first_run_from_top_to_bottom(tmp_path: Path):
     assert (results / "saved_model" / "1" / "saved_model.pb").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_serving_from_top_to_bottom(tmp_path: Path):
     cells = run_notebook("02_serving", tmp_path)

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, RankMismatchError
@@ -93,6 +94,7 @@ def check_ranks_must_agree():
         raise AssertionError("ranks that disagree went on")
 
 
+@long
 def check_a_strategy_rounds_gradients_of_weights_alone():
     x = np.random.default_rng(5).normal(size=[96, 20]).astype(np.float32)
     y = x[:, :3] @ np.ones([3, 1], np.float32)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import tf
 
@@ -56,6 +57,7 @@ def check_two_hundred_in_one_function_without_control_dependencies():
         assert_sums(function(tf.constant(float(RANK * repeat))), repeat)
 
 
+@long
 def check_two_hundred_inside_tf_cond():
     @tf.function(autograph=False)
     def function(value, first):

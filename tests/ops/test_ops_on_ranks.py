@@ -27,6 +27,7 @@ test_ops_in_graphs_of_more = pytest.mark.long(rank_tests(checks("graph"), [3, 8]
 test_ops_sync = rank_tests(checks("sync"), [2], env={"KERAS_DDL_TF_KERNELS": "sync"})
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parallel

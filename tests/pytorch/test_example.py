@@ -16,6 +16,7 @@ pytestmark = pytest.mark.parallel
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pytorch.md"
 
 
+@pytest.mark.long
 def test_digits_learns_on_two_ranks(tmp_path: Path):
     pytest.importorskip("sklearn", reason="The example's digits are scikit-learn's")
     command = (sys.executable, "-m", "keras_ddl.cli", "run", "-np", 2, sys.executable)

@@ -38,6 +38,7 @@ def check_what_a_fit_leaves_in_the_middle_of_an_accumulation(scope):
     return Trained(model, logs)
 
 
+@long
 @case()
 def check_what_callbacks_see_of_an_accumulation(scope):
     model = accumulating(scope)
@@ -72,6 +73,7 @@ def check_accumulators_that_the_program_sets(scope):
     return fit(model, X[:20], Y[:20], epochs=1)
 
 
+@long
 @case()
 def check_a_fit_that_is_broken_off_in_the_middle_of_an_accumulation(scope):
     model = accumulating(scope)

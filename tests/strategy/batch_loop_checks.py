@@ -210,6 +210,7 @@ def check_two_batches_of_other_sizes(scope):
     return fit(model, two_batches(7, 8), None)
 
 
+@long
 def check_two_batches_of_sizes_that_are_not_known_are_refused():
     with STRATEGY.scope():
         model = TwoBatches()

@@ -6,6 +6,7 @@ import time
 import numpy as np
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.gradients.sparse import all_reduce_slices
 from strategy.common import (
@@ -74,6 +75,7 @@ def check_buckets_can_overlap_with_backward():
     assert len(set(backward.values())) == 5, backward  # each needs one layer more of backward than the one before
 
 
+@long
 def check_slices_are_gathered():
     """Rank r has r rows, so one has none."""
     own = tf.IndexedSlices(tf.ones([RANK, 2], tf.float64) * (RANK + 1), tf.ones([RANK], tf.int32), tf.constant([3, 2]))

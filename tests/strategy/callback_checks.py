@@ -136,6 +136,7 @@ def check_terminate_on_nan_of_one_rank():
     assert (count.batches, count.epochs) == (2, 1)
 
 
+@long
 def check_one_rank_that_wants_to_stop_stops_all():
     class StopAt(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -188,6 +189,7 @@ def check_stop_evaluating_and_predicting():
     assert model.predict(X, batch_size=10, verbose=0, callbacks=[Stop()]).shape == (20, 2)
 
 
+@long
 def check_progress_bar_is_rank_0s():
     model, output = compiled(), io.StringIO()
     with contextlib.redirect_stdout(output):

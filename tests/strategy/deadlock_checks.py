@@ -8,6 +8,7 @@ import time
 import numpy as np
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RANK, SIZE, STRATEGY, keras, set_precision
@@ -59,6 +60,7 @@ def crossed(slow):
     assert all(bool(tf.reduce_all(each == SIZE)) for each in sums), sums
 
 
+@long
 def check_ranks_whose_host_functions_sleep_are_waited_for():
     def sleep(x):
         time.sleep(12)
@@ -67,6 +69,7 @@ def check_ranks_whose_host_functions_sleep_are_waited_for():
     crossed(lambda x: tf.ensure_shape(tf.numpy_function(sleep, [x], tf.float32), [4]))
 
 
+@long
 def check_ranks_that_compute_are_waited_for():
     def compute(x):
         end = tf.timestamp() + 12

@@ -142,6 +142,7 @@ def check_loss_scale_optimizer():
     )
 
 
+@long
 def check_multi_optimizer_and_learning_rate_schedule():
     from keras.src.optimizers.multi_optimizer import MultiOptimizer, OptimizerMap
 
@@ -285,6 +286,7 @@ def check_generator_loses_no_rows():
     check_equal_to_one_process(sgd(), build=build, fit={"x": generator, "epochs": 1})
 
 
+@long
 def check_data_of_unknown_length_counts_iterations_and_seeds_as_one_process():
     """TensorFlow counts an iteration of the optimizer, and draws seeds, before it sees that an epoch has ended."""
 

@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import KerasDdlError
 from strategy.common import RANK, SIZE, STRATEGY, keras, set_precision
@@ -137,6 +138,7 @@ def train_on_batch(made, batch, mine):
     return made.train_on_batch(batch[mine], Y[mine])
 
 
+@long
 def check_a_bad_batch_of_train_on_batch_is_everybodys():
     last = SIZE - 1
     found = compare(train_on_batch, [bad(last), bad(last), X, bad(0), bad(0, last), X, X])
@@ -146,6 +148,7 @@ def check_a_bad_batch_of_train_on_batch_is_everybodys():
         assert rank == RANK or text.startswith(f"rank {rank}: "), text
 
 
+@long
 def check_optimizers_with_slots_that_are_read_after_they_are_written():
     for optimizer in (
         lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
@@ -155,6 +158,7 @@ def check_optimizers_with_slots_that_are_read_after_they_are_written():
         compare(train_on_batch, [X, bad(SIZE - 1), X], optimizer)
 
 
+@long
 def check_gradients_that_are_accumulated():
     accumulating = lambda: keras.optimizers.Adam(1e-2, gradient_accumulation_steps=2)  # noqa: E731
     for batches in ([X, bad(0), X, X, X], [X, X, bad(SIZE - 1), X, X]):
@@ -194,6 +198,7 @@ def check_fit_and_evaluate_and_predict():
     compare(everything, calls, until_it_fails=until_it_fails)
 
 
+@long
 def check_several_steps_in_one_call():
     def fit(made, *batches):
         y = np.concatenate([Y] * len(batches))

@@ -64,6 +64,7 @@ def check_weights_of_rows_and_classes(scope):
     return Trained(model, {"classes": trained.logs, "rows": weighted.logs})
 
 
+@long
 @case()
 def check_datasets_of_known_and_open_sizes(scope):
     model = dense(scope)
@@ -121,6 +122,7 @@ def check_several_steps_in_one_execution_and_accumulation(scope):
     return logs_of(model, X[:6], Y[:6], 1)
 
 
+@long
 @case(tolerance=1e-12)
 def check_layers_for_images(scope):
     model = model_of(
@@ -197,6 +199,7 @@ def check_single_batches_of_which_some_ranks_have_no_rows(scope):
     return Trained(model, logs)
 
 
+@long
 @case()
 def check_functions_of_few_rows(scope):
     in_one_process = isinstance(scope, contextlib.nullcontext)

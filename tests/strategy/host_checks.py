@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RANK, RNG, STRATEGY, X, Y, keras, shared_folder, small_model
 from strategy.oracle import case, fit
@@ -31,6 +32,7 @@ def check_functions_of_the_host_run_once_on_the_whole_batch():
     assert printed == (["rows 10", "rows 10", "rows 1"] * 2 if RANK == 0 else []), printed
 
 
+@long
 @case()
 def check_generators_of_layers(scope):
     class Noise(layers.Layer):
@@ -52,6 +54,7 @@ def check_generators_of_layers(scope):
     return fit(model)
 
 
+@long
 @case()
 def check_sizes_that_change_every_step_are_not_traced_anew(scope):
     traced = []

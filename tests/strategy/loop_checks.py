@@ -31,6 +31,7 @@ def check_predict_returns_all_rows_in_order():
     np.testing.assert_allclose(one_row, alone.predict(X[:1], verbose=0), rtol=0, atol=1e-15)
 
 
+@long
 def check_predict_with_several_steps_and_structures():
     def build():
         inputs = keras.Input((6,))

@@ -6,6 +6,7 @@ import random
 import numpy as np
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from strategy.common import FEW, RANK, keras, set_precision
@@ -58,6 +59,7 @@ def check_an_optimizer_of_a_second_strategy_trains():
     assert weights[0] == weights[1]
 
 
+@long
 def check_a_loop_by_hand_with_a_second_strategy():
     model = model_of(FIRST)
     optimizer = optimizer_of(keras_ddl.Strategy(bucket_bytes=3 << 20))

@@ -74,6 +74,7 @@ def check_shuffles_inside_of_other_datasets():
         refuses_to_fit("All ranks must read the same batches", dataset)
 
 
+@long
 def check_steps_told_that_order_does_not_matter():
     dataset = rows_dataset().map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
     refuses_to_fit(r"deterministic=False in ParallelMapDataset", dataset.batch(10), error=ConfigError)
@@ -119,6 +120,7 @@ def check_py_datasets_with_a_generator_of_their_own():
     refuses_to_fit(FIRST_BATCH, Drawn(workers=2))
 
 
+@long
 def check_difference_that_begins_late():
     def batches(rank):
         for i in range(50):

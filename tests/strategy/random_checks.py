@@ -55,6 +55,7 @@ def check_layers_that_drop_and_add_noise_in_float32(scope):
     return train(scope, noisy_layers)
 
 
+@long
 @case()
 def check_noise_in_eager_steps(scope):
     return train(scope, noisy_layers, X[:40], run_eagerly=True, epochs=1)
@@ -223,6 +224,7 @@ def check_predictions_of_a_network_that_drops_in_inference_too(scope):
     return Trained(model, logs)
 
 
+@long
 @case()
 def check_global_seed_of_noise(scope):
     class Noise(layers.Layer):

@@ -139,11 +139,13 @@ def train_of_rows(scope, **arguments):
     return Trained(model, {**history, "evaluated": evaluated})
 
 
+@long
 @case()
 def check_py_dataset_that_is_asked_for_rows(scope):
     return train_of_rows(scope)
 
 
+@long
 @case()
 def check_py_dataset_that_threads_ask_for_rows(scope):
     return train_of_rows(scope, workers=2)
@@ -186,6 +188,7 @@ def check_source_of_single_rows(scope):
     return train_from_source(scope, Source())
 
 
+@long
 @case()
 def check_source_that_threads_read_without_a_remainder(scope):
     return train_from_source(scope, Source(), workers=2, drop_remainder=True)

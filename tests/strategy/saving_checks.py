@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import (
     LAST,
@@ -77,6 +78,7 @@ def check_what_all_ranks_save_is_written_once_and_is_there_on_all():
         np.testing.assert_allclose(exported.serve(tf.constant(X[:4], tf.float32)), expected, rtol=0, atol=1e-6)
 
 
+@long
 def check_one_rank_may_save_alone_and_each_to_its_own_path():
     model = trained()
     with shared_folder() as folder:
@@ -91,6 +93,7 @@ def check_one_rank_may_save_alone_and_each_to_its_own_path():
         assert set(files_of(folder)) == {n for r in range(SIZE) for n in (f"of_{r}.keras", f"{r}.weights.h5")}
 
 
+@long
 def check_saving_again_replaces_the_file_also_when_only_some_ranks_had_saved():
     model = trained()
     with shared_folder() as folder:

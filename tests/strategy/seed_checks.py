@@ -72,6 +72,7 @@ def check_arrays_are_shuffled_alike_and_anew_in_each_epoch():
         assert max(batch) - min(batch) <= 4
 
 
+@long
 def check_tf_data_is_shuffled_alike_and_anew_in_each_epoch():
     x = np.arange(23.0, dtype="float32")[:, None]
     assert_epochs(rows_of_epochs(tf.data.Dataset.from_tensor_slices((x, x)).shuffle(23).batch(5)), 23)

@@ -161,6 +161,7 @@ def check_a_slot_is_read_whole_or_not_at_all():
         SHARDED.whole_optimizer(None)
 
 
+@long
 def check_no_step_runs_while_slots_are_read_whole():
     model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
     with SHARDED.whole_optimizer(model):
@@ -170,6 +171,7 @@ def check_no_step_runs_while_slots_are_read_whole():
     model.fit(X, Y, batch_size=10, verbose=0)
 
 
+@long
 def check_averages_in_shards_swap_with_weights():
     def swapped(strategy):
         swaps = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]
@@ -181,6 +183,7 @@ def check_averages_in_shards_swap_with_weights():
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
 
 
+@long
 def check_a_slot_assigned_on_one_rank_is_refused():
     model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
     slot = next(each for each in model.optimizer.variables if each.name.endswith("momentum"))

@@ -156,6 +156,7 @@ def check_accumulated_gradients_under_loss_scaling(scope):
     return train_accumulating_under_loss_scaling(scope, epochs=3, batch_size=11)  # 4 steps: no gradients are left
 
 
+@long
 @case()
 def check_accumulated_gradients_under_loss_scaling_outlive_an_epoch(scope):
     return train_accumulating_under_loss_scaling(scope)  # 5 steps

@@ -1,5 +1,6 @@
 """The Strategy on real ranks: training, data, callbacks, custom loops, and what it refuses."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,60 +18,32 @@ def checks(*names: str) -> list[Path]:
 
 
 # One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
-OF_THREE = (
-    "exact",
-    "loop",
-    "state",
-    "bucket",
-    "plan",
-    "random",
-    "metric",
-    "whole_batch",
-    "batch_loss",
-    "batch_loop",
-    "host",
-    "few_rows",
-    "accumulation",
-)
+OF_THREE = ("exact", "state", "bucket", "few_rows")  # with ranks that have neither the first rows nor the last
 PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
-DATA = ("data", "order", "row")
 OF_TWO = (
-    "training",
-    "callback",
-    "decision",
-    "saving",
-    "drift",
-    "guard",
-    "error",
+    *("training", "loop", "random", "metric", "whole_batch", "batch_loss", "batch_loop", "host", "accumulation"),
+    *("callback", "decision", "saving", "drift", "guard", "error", "failing", "deadlock", "plan"),
+    *("data", "order", "row", "trace", "tf_distribute", "one_per_job", "explain"),
     *PROGRAMS,
-    *DATA,
-    "trace",
-    "tf_distribute",
 )
-OF_TWO += ("one_per_job", "explain", "failing", "deadlock")
-test_of_three = rank_tests(checks(*OF_THREE), [3], check_timeout=120, env=PATIENT)
-test_of_two = rank_tests(
-    checks(*OF_TWO),
-    [2],
-    check_timeout=120,
-    env=PATIENT,
+# What differs between two ranks and more: `make test-all`.
+OF_MORE = tuple(
+    name for name in OF_TWO if name not in ("one_per_job", "explain", "deadlock", "error", "trace", "order")
 )
-test_tf_distribute_of_three = pytest.mark.long(rank_tests(checks("tf_distribute"), [3], check_timeout=120, env=PATIENT))
-test_of_four = pytest.mark.long(rank_tests(checks("training"), [4], check_timeout=120, env=PATIENT))
-test_programs = pytest.mark.long(rank_tests(checks("program", "further_program"), [2], check_timeout=120, env=PATIENT))
-test_programs_of_more = pytest.mark.long(
-    rank_tests(checks("program", "further_program"), [3], check_timeout=120, env=PATIENT)
-)
-test_cases_of_more = pytest.mark.long(rank_tests(checks(*PROGRAMS), [3, 4], check_timeout=120, env=PATIENT))
-test_random_and_state_of_more = pytest.mark.long(
-    rank_tests(checks("random", "layer", "variable"), [2, 4], check_timeout=120, env=PATIENT)
-)
-test_state_of_three = pytest.mark.long(rank_tests(checks("layer", "variable"), [3], check_timeout=120, env=PATIENT))
-test_around_of_three = pytest.mark.long(
-    rank_tests(checks("decision", "saving", "drift", "guard", "failing"), [3], check_timeout=120, env=PATIENT)
-)
-test_plans_over_mpi = rank_tests(checks("plan"), [(2, "x:1x2")], check_timeout=120, env=PATIENT)
-test_without_a_seed = rank_tests(checks("seed"), [3], check_timeout=120)
+
+
+def strategy_tests(names: Sequence[str], launches: Sequence[int | tuple[int, str]]) -> Callable[..., None]:
+    return rank_tests(checks(*names), launches, check_timeout=120, env=PATIENT)
+
+
+test_of_three = strategy_tests(OF_THREE, [3])
+test_of_two = strategy_tests(OF_TWO, [2])
+test_of_more = pytest.mark.long(strategy_tests(OF_MORE, [3]))
+test_without_a_seed = strategy_tests(("seed",), [2])
+test_of_four = pytest.mark.long(strategy_tests(("training", *PROGRAMS), [4]))
+test_programs = pytest.mark.long(strategy_tests(("program", "further_program"), [2, 3]))
+test_random_and_state = pytest.mark.long(strategy_tests(("random", "layer", "variable"), [2, 3, 4]))
+test_plans_over_mpi = pytest.mark.long(strategy_tests(("plan",), [(2, "x:1x2")]))
 
 
 @pytest.mark.parallel

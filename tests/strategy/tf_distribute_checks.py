@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from strategy.common import RANK, SIZE, STRATEGY, X, Y, assert_same_weights, dense_model, keras, set_precision
@@ -53,6 +54,7 @@ def models():
     return alone, shared
 
 
+@long
 def check_the_guide_to_custom_loops_with_several_workers():
     """An iterator for the tf.function, a loss by compute_average_loss, InputContext, everyone's own checkpoint."""
     alone, shared = models()

@@ -90,6 +90,7 @@ def check_tied_table_with_accumulated_gradients(scope):
         return train(scope, lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2), epochs=1, batch_size=11)
 
 
+@long
 @case()
 def check_assumed_sparse_table_under_adam(scope):
     """Adam squares the rows one by one, so they are listed as in one process; the table among them is no longer."""

@@ -134,6 +134,7 @@ def _notes(program, scope):
     return list(EVENTS)
 
 
+@long
 @notes_of
 def check_calls_of_a_model_with_an_input(scope):
     fits_and_evaluations(scope, with_input)
@@ -164,6 +165,7 @@ def check_calls_of_a_step_of_ones_own(scope):
     model.fit(X[:9], Y[:9], batch_size=4, verbose=0)
 
 
+@long
 @notes_of
 def check_calls_before_fit(scope):
     with scope:
@@ -185,6 +187,7 @@ def check_calls_for_batches_of_changing_sizes(scope):
         model.predict(X[:count], batch_size=batch, verbose=0)
 
 
+@long
 @notes_of
 def check_calls_on_single_batches(scope):
     with scope:
@@ -197,6 +200,7 @@ def check_calls_on_single_batches(scope):
     model.predict(X[:12], batch_size=6, verbose=0)
 
 
+@long
 @notes_of
 def check_calls_of_a_loaded_model(scope):
     with own_folder() as folder:
@@ -308,6 +312,7 @@ class StatefulNoise(layers.Layer):
         return x + tf.random.normal(tf.shape(x), dtype=x.dtype)
 
 
+@long
 @case()
 def check_numbers_that_kernels_draw_over_fits_of_other_sizes(scope):
     with scope:

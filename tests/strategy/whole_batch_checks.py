@@ -52,6 +52,7 @@ def rows_of(x):
 # ---- state of layers -------------------------------------------------------------------------------------------------
 
 
+@long
 @case()
 def check_queue_of_nnclr(scope):
     class Neighbours(layers.Layer):
