@@ -402,4 +402,4 @@ def check_checkpoints_by_the_clock_are_taken_by_all_ranks():
         train(DATA["arrays"], Wait(), checkpointing(folder, save_freq="epoch", save_minutes=0.06 / 60, keep=99))
         keras_ddl.barrier(name="test/trained")
         inside = [each.step for each in ckpt.list_checkpoints(folder) if each.extra["in_epoch"]]
-        assert 3 <= len(inside) <= 9, inside
+        assert len(inside) >= 3, inside
