@@ -14,7 +14,9 @@ from keras_ddl import model_state
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat.models import optimizers_of, steps_taken
 from keras_ddl.resuming.training_state import broadcast_training_state
-from keras_ddl.strategy import accumulation, agreement, sharded_slots
+from keras_ddl.strategy import agreement
+from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.step import accumulation
 
 
 def step_of(model: Any) -> int:

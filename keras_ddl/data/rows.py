@@ -20,7 +20,7 @@ class BatchRows:
         is_local: a step is this rank's alone, on the rows that it was given (predict_on_batch).
         of_others: which of the flattened components have the rows of another batch (datasets that are zipped).
         spec: the element_spec of the whole batches, if they were read whole.
-        accumulates_parts: in a step of fit, whose ranks accumulate each their part (strategy/accumulation.py).
+        accumulates_parts: in a step of fit, whose ranks accumulate each their part (strategy/step/accumulation.py).
     """
 
     total: int | None = None

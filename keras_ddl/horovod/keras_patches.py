@@ -11,7 +11,7 @@ from typing import Any
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.optimizers import batches_counted
 from keras_ddl.compat.thread_value import ThreadValue
-from keras_ddl.strategy import own_reductions
+from keras_ddl.gradients import own_reductions
 
 # While an optimizer that reduces by itself updates: what Keras computes there counts updates.
 counting_updates = ThreadValue(False)

@@ -12,10 +12,11 @@ from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import delegates_updates, original_step, replace_steps
 from keras_ddl.errors import ConfigError
+from keras_ddl.gradients import own_reductions
 from keras_ddl.horovod.basics import ReduceOp
 from keras_ddl.horovod.keras_patches import counting_updates, install
 from keras_ddl.horovod.reduction import GradientReduction, check_no_strategy
-from keras_ddl.strategy import keras_patches, own_reductions
+from keras_ddl.strategy import keras_patches
 
 
 def DistributedOptimizer(

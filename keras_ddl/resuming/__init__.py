@@ -15,7 +15,8 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CheckpointError, KerasDdlError
 from keras_ddl.resuming.progress import Restoration, read_progress
 from keras_ddl.resuming.training_state import broadcast_training_state
-from keras_ddl.strategy import fits, sharded_slots
+from keras_ddl.strategy import fits
+from keras_ddl.strategy.shards import sharded_slots
 
 
 @dataclasses.dataclass

@@ -16,12 +16,14 @@ from keras_ddl.data import order
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
 from keras_ddl.gradients.start_up import start_up
-from keras_ddl.strategy import agreement, cluster, keras_patches, one_per_job, sharded_slots, variables, whole_slots
-from keras_ddl.strategy.extended import DdlExtended
-from keras_ddl.strategy.keras_step import KerasSteps, model_of
-from keras_ddl.strategy.saving import SaveRecords
-from keras_ddl.strategy.step_function import StepFunction
-from keras_ddl.strategy.whole_step import ALONE
+from keras_ddl.strategy import cluster, keras_patches, one_per_job
+from keras_ddl.strategy.agreement.random_state import RandomState
+from keras_ddl.strategy.keras_patches.save_records import SaveRecords
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.step.cut_step import ALONE
+from keras_ddl.strategy.step.function import StepFunction
+from keras_ddl.strategy.step.keras_step import KerasSteps, model_of
+from keras_ddl.strategy.step.tracing import is_traced
 
 
 class Strategy(tf.distribute.Strategy):
@@ -99,7 +101,7 @@ class Strategy(tf.distribute.Strategy):
         self._check_no_other_scope(topology.rank)
         if hasattr(self, "settings"):  # made before: see __new__
             if seed is not None:
-                self.random_state = agreement.RandomState(self.rank, self.size, seed)
+                self.random_state = RandomState(self.rank, self.size, seed)
             return
         if bucket_bytes is None:
             bucket_bytes = cluster.bucket_bytes_of(communication_options, topology.rank)
@@ -160,7 +162,7 @@ class Strategy(tf.distribute.Strategy):
         cluster.refuse_preemption_handlers()
         self.rank, self.size = topology.rank, topology.size
         self.topology = topology
-        self.random_state = agreement.RandomState(self.rank, self.size, seed)
+        self.random_state = RandomState(self.rank, self.size, seed)
         # Slots of so many elements or more are held in shards; None: no slots are.
         self.shards_from_elements = sharded_slots.least_elements() if shard_optimizer else None
         if self.size > 1:
@@ -174,6 +176,8 @@ class Strategy(tf.distribute.Strategy):
         communicator.prepare_plans()
         if self.size > 1 and self.shards_from_elements is not None:
             keras_patches.install(shards=True)
+        from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # here alone is that room entered
+
         super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
         self.extended.sparse_as_dense = sparse_as_dense
         self.keras_steps = KerasSteps(self)
@@ -322,7 +326,7 @@ class Strategy(tf.distribute.Strategy):
                 "whole_optimizer needs a model, or an optimizer. Received: "
                 f"{owner!r} ({type(owner).__name__}) on rank {self.rank}. Pass the model that trains."
             )
-        return whole_slots.whole(whole_slots.slots_of(owner))
+        return gathered_slots.gathered(gathered_slots.slots_of(owner))
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
         """Reduces this rank's `value` with those of the other ranks. COLLECTIVE over all ranks.
@@ -333,31 +337,15 @@ class Strategy(tf.distribute.Strategy):
             axis: also reduce along these dimensions; MEAN then weighs each rank by its number of elements.
         Returns: the reduced structure, equal on all ranks.
         """
-        if isinstance(reduce_op, str):
-            reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
-        with variables.updating():  # a variable that is aggregated when it is read gives this rank's value
-            flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value)]
-        with ops.translate_errors():
-            return tf.nest.pack_sequence_as(value, [self._reduce_one(reduce_op, leaf, axis) for leaf in flat])
-
-    def _reduce_one(self, reduce_op: Any, value: tf.Tensor, axis: Any) -> tf.Tensor:
-        mean = reduce_op == tf.distribute.ReduceOp.MEAN
-        name = "reduce"
-        if axis is None:
-            return ops.all_reduce(value, op="mean" if mean else "sum", name=name)
-        total = ops.all_reduce(tf.reduce_sum(value, axis=axis), op="sum", name=name)
-        if not mean:
-            return total
-        count = tf.size(value, out_type=tf.int64) // tf.maximum(tf.size(tf.reduce_sum(value, axis=axis), tf.int64), 1)
-        count = ops.all_reduce(count, op="sum", name="reduce_count")
-        return total / tf.cast(count, total.dtype)
+        return self.extended.reduce_structure(reduce_op, value, axis)
 
     def first_row(self) -> tf.Tensor:
         """Returns the position of this rank's first row in the global batch of the step that runs (int64 scalar).
 
         What `keras_ddl.all_gather` returns for the rank's rows has them from this position on.
         """
-        return self.extended.share.first() if self.size > 1 else tf.zeros([], tf.int64)
+        has_whole_batch = self.size == 1 or is_traced()
+        return tf.zeros([], tf.int64) if has_whole_batch else self.extended.share.first()
 
     def gather(self, value: Any, axis: int) -> tf.Tensor:
         """Concatenates the ranks' tensors along `axis`, in rank order; sizes along `axis` may differ. COLLECTIVE."""

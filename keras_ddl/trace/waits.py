@@ -16,8 +16,8 @@ from keras_ddl.timeline import Collective
 
 Interval = tuple[float, float]  # begin, end
 
-# What ranks tell each other at the start of a step (strategy/keras_step.py). Of batches whose rows are known before, no
-# rank waits for it, except in the few steps whose batch is compared.
+# What ranks tell each other at the start of a step (data/order.py). Of batches whose rows are known before, no rank
+# waits for it, except in the few steps whose batch is compared.
 _ROWS = re.compile(r"(needed_)?rows(?:_\d+)?")
 _ROUND = re.compile(r"(?:.*/)?after_\d+/")
 _WHOLE_ARGUMENT = re.compile(r".*/batch_\d+")

@@ -92,7 +92,7 @@ def check_function_with_open_sizes_is_traced_twice():
         return functions[0]
 
     found = guide_loop(wrap, data)
-    assert len(functions[0].whole_step.reports) == 2, len(functions[0].whole_step.reports)
+    assert len(functions[0].cut_step.reports) == 2, len(functions[0].cut_step.reports)
     assert_same(found, expected(lambda _, d: guide_loop(tf.function(reduce_retracing=True), d), data))
 
 

@@ -7,7 +7,7 @@ from cut.simulated import Simulation
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.composites import Composites
+from keras_ddl.strategy.step.composites import Composites
 
 RNG = np.random.default_rng(0)
 TOKENS, LENGTHS, LABELS = RNG.integers(0, 50, [12, 6]), RNG.integers(0, 7, 12), RNG.normal(size=(12, 1))

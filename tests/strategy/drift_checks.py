@@ -7,7 +7,7 @@ import numpy as np
 
 from harness.rank_program import long
 from keras_ddl.errors import DriftError
-from keras_ddl.strategy import drift
+from keras_ddl.strategy.agreement import drift
 from strategy.common import (
     LAST,
     RANK,

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.batch_kinds import BatchKinds, whole_batch
+from keras_ddl.strategy.step.batch_kinds import BatchKinds, whole_batch
 
 
 def traced_by_tensorflow(batches):

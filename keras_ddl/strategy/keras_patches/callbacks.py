@@ -19,11 +19,13 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import learning_rate_variable
-from keras_ddl.strategy import accumulation, agreement, fits, sharded_slots, whole_slots
-from keras_ddl.strategy.drift import DriftCheck
-from keras_ddl.strategy.extended import ONE_LEARNING_RATE
+from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy.agreement.drift import DriftCheck
+from keras_ddl.strategy.agreement.random_state import python_random_digest
 from keras_ddl.strategy.keras_patches import progress
 from keras_ddl.strategy.keras_patches.saving import SavesWithinEpochs
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.step import accumulation
 
 # Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
 # BackupAndRestore restores on rank 0 is sent to all.
@@ -157,7 +159,7 @@ class CallbackList(_KerasList):
         strategy = self._strategy
         if strategy is None:
             return
-        mine = (bool(self.model.__dict__.get("stop_training")), agreement.python_random_digest())
+        mine = (bool(self.model.__dict__.get("stop_training")), python_random_digest())
         gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
         self._drift.begin_epoch()
         strategy.random_state.agree_python([digest for _, digest in gathered])
@@ -165,7 +167,7 @@ class CallbackList(_KerasList):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """After all callbacks: the ranks' weights are compared; stop on all ranks if any wants to."""
-        whole = self._saves.whole_slots() if self._saves is not None else contextlib.nullcontext()
+        whole = self._saves.gathered_slots() if self._saves is not None else contextlib.nullcontext()
         with self._of_one_rank(), whole:
             super().on_epoch_end(epoch, logs)
         if self._strategy is not None:
@@ -190,7 +192,7 @@ class CallbackList(_KerasList):
             strategy is not None and "train" in self._ask_to_stop
         ):  # a callback that may do anything, look at variables too
             accumulation.combine(self.model)
-        whole = self._saves.whole_slots() if due else contextlib.nullcontext()
+        whole = self._saves.gathered_slots() if due else contextlib.nullcontext()
         with self._of_one_rank(), whole:
             super().on_train_batch_end(batch, logs)
         if strategy is None:
@@ -250,7 +252,7 @@ def _writers() -> tuple[type, ...]:
 
 def _swap_whole(callback: keras.callbacks.SwapEMAWeights, *functions: Any) -> None:
     """Exchanges weights and averages: whole, also those in shards. COLLECTIVE where there are some."""
-    with whole_slots.whole(whole_slots.slots_of(callback.model)):
+    with gathered_slots.gathered(gathered_slots.slots_of(callback.model)):
         keras_callbacks.original_swap(callback, *functions)
 
 
@@ -299,7 +301,7 @@ def _warn_of_rates(told: list[tuple[list[float], int]], rank: int) -> None:
     rates, steps = zip(*told)
     if rank == 0 and any(each != rates[0] for each in rates) and len(set(steps)) == 1:
         received = (f"{', '.join(f'{rate:g}' for rate in each)} on rank {other}" for other, each in enumerate(rates))
-        stack_position.warn(ONE_LEARNING_RATE.format(", ".join(received)))
+        stack_position.warn(agreement.ONE_LEARNING_RATE.format(", ".join(received)))
 
 
 def _may_stop(callbacks: Any, kind: str) -> bool:

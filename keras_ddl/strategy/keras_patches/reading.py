@@ -20,7 +20,7 @@ from keras_ddl.data.position import Reading
 from keras_ddl.data.rows import BatchRows
 from keras_ddl.data.share import agree_number, batch_rows_of
 from keras_ddl.strategy import fits
-from keras_ddl.strategy.keras_step import UNKNOWN
+from keras_ddl.strategy.step.keras_step import UNKNOWN
 
 _KerasIterator: Any = keras_compat.tf_trainer.TFEpochIterator
 _reader = ThreadValue()

@@ -20,8 +20,10 @@ from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.files.durable import write_whole
-from keras_ddl.strategy import accumulation, agreement, one_per_job, whole_slots
+from keras_ddl.strategy import agreement, one_per_job
 from keras_ddl.strategy.checksum import checksum
+from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.strategy.step import accumulation
 
 _saving = ThreadValue(False)
 
@@ -109,10 +111,10 @@ class SavesWithinEpochs:
             accumulation.combine(model)
         return due
 
-    def whole_slots(self) -> Any:
+    def gathered_slots(self) -> Any:
         """Returns a context in which rank 0 can save what is in shards. COLLECTIVE where rank 0 has such a callback."""
-        slots = whole_slots.slots_of(self._callbacks.model) if self._has_slots else []
-        return whole_slots.whole(slots, on_rank=0)
+        slots = gathered_slots.slots_of(self._callbacks.model) if self._has_slots else []
+        return gathered_slots.gathered(slots, on_rank=0)
 
     def _savers(self, within: bool = False) -> list[Any]:
         kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)

@@ -18,8 +18,14 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays, order
 from keras_ddl.data.rows import BatchRows
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import accumulation, fits, keras_step, one_per_job, own_reductions, whole_slots
-from keras_ddl.strategy.batch_kinds import (
+from keras_ddl.gradients import own_reductions
+from keras_ddl.strategy import fits, one_per_job
+from keras_ddl.strategy.keras_patches import reading
+from keras_ddl.strategy.keras_patches.callbacks import adopted
+from keras_ddl.strategy.one_per_job import outside_message
+from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.strategy.step import accumulation, keras_step
+from keras_ddl.strategy.step.batch_kinds import (
     BatchKind,
     BatchKinds,
     of_single_batches,
@@ -27,10 +33,7 @@ from keras_ddl.strategy.batch_kinds import (
     trace_for_all,
     whole_batch,
 )
-from keras_ddl.strategy.failing_together import together
-from keras_ddl.strategy.keras_patches import reading
-from keras_ddl.strategy.keras_patches.callbacks import adopted
-from keras_ddl.strategy.one_per_job import outside_message
+from keras_ddl.strategy.step.failing_together import together
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()  # models that train alone
 
@@ -205,7 +208,7 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
         def run(iterator: Any) -> Any:
             if name != "test_step":
-                whole_slots.refuse_step(name, lambda: whole_slots.slots_of(self))
+                gathered_slots.refuse_step(name, lambda: gathered_slots.slots_of(self))
             if isinstance(iterator, tf.data.Iterator):
                 in_fit = name == "train_step" and fits.of(self) is not None
                 if in_fit:

@@ -1,4 +1,4 @@
-"""The tf.Variable of a keras.Variable, which is none of the program's own (strategy/variables.py).
+"""The tf.Variable of a keras.Variable, which is none of the program's own (strategy/distribute_loop/variables.py).
 
 Patched: keras/src/backend/tensorflow/core.py (3.15.1).
 """

@@ -16,17 +16,15 @@ from keras_ddl.communicator import stack_position
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import buckets
-from keras_ddl.strategy import sharded_slots, whole_slots
-from keras_ddl.strategy.traced_step import as_one_process, is_traced, tracing_for
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.step.tracing import as_one_process, tracing_for
 
 ALONE = "1 rank: nothing moves between ranks."
 _LARGE = 1 << 20  # bytes gathered in a step of which the user is told
 _steps = itertools.count()
 
-__all__ = ["ALONE", "WholeStep", "as_one_process", "is_traced"]
 
-
-class WholeStep:
+class CutStep:
     """A step of the program: traces it, and makes this rank's graph of what was traced.
 
     Args:
@@ -197,7 +195,7 @@ class WholeStep:
         with tf.init_scope():
             if numeric:
                 ops.broadcast_variables(numeric, root=0)
-            whole_slots.agree(whole_slots.slots_in(variables))
+            gathered_slots.agree(gathered_slots.slots_in(variables))
 
     def _tell(self, report: cut.Report) -> None:
         """Shows, on rank 0, what a step that was just traced moves."""

@@ -12,8 +12,8 @@ from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import sharded_slots
-from keras_ddl.strategy.sharded_slots import ShardedVariable
+from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 
 _read: list[Sequence[ShardedVariable]] = []  # what the contexts that are open read whole, on all ranks alike
 
@@ -32,7 +32,7 @@ def slots_of(owner: Any) -> list[ShardedVariable]:
 
 
 @contextlib.contextmanager
-def whole(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) -> Iterator[None]:
+def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) -> Iterator[None]:
     """Inside, these slots are read whole, on every rank or on one. COLLECTIVE when it begins.
 
     Cost: one all_gather of each; the memory of all of them where they are read.
@@ -41,9 +41,9 @@ def whole(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) -> It
     _read.append(slots)
     try:
         for each in slots:
-            gathered = ops.all_gather(each.chunk.read_value(), name=_name(each, "whole"))
+            flat = ops.all_gather(each.chunk.read_value(), name=_name(each, "whole"))
             if on_rank in (None, communicator.rank()):
-                each.whole = tf.reshape(gathered, each.shape)
+                each.whole = tf.reshape(flat, each.shape)
         yield
     finally:
         _read.pop()
@@ -52,7 +52,7 @@ def whole(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) -> It
 
 
 def refuse_step(name: str, slots: Callable[[], Sequence[ShardedVariable]]) -> None:
-    """Raises ConfigError, on every rank, where `whole` has gathered some of these slots: a step would change them."""
+    """Raises ConfigError, on every rank, where some of these slots are gathered: a step would change them."""
     if any(_read) and {id(each) for read in _read for each in read} & {id(each) for each in slots()}:
         raise ConfigError(
             "A step that may change what an optimizer keeps in shards must not run inside `with "

@@ -18,10 +18,11 @@ from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.cut.states import WHOLE, Rows, State
 from keras_ddl.data import chunk, order
 from keras_ddl.errors import ConfigError, RankMismatchError
-from keras_ddl.strategy import sharded_slots, whole_slots
-from keras_ddl.strategy.composites import Composites, is_composite
-from keras_ddl.strategy.failing_together import together
-from keras_ddl.strategy.whole_step import WholeStep, is_traced
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.step.composites import Composites, is_composite
+from keras_ddl.strategy.step.cut_step import CutStep
+from keras_ddl.strategy.step.failing_together import together
+from keras_ddl.strategy.step.tracing import is_traced
 
 _FIRST = 3  # calls whose arguments are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
 
@@ -51,7 +52,7 @@ class StepFunction:
         self._reduce_retracing = reduce_retracing
         self._batches, self.rank, self._size = batches, strategy.rank, strategy.size
         self._scope = f"{self.__name__}_{number}"
-        self.whole_step = WholeStep(self.__name__, self._scope, strategy)
+        self.cut_step = CutStep(self.__name__, self._scope, strategy)
         self._calls = 0
         self._traces = 0
         self._traced: dict[Hashable, _Traced] = {}
@@ -67,7 +68,7 @@ class StepFunction:
                 "tf.function around it, or put strategy.function in its place."
             )
         self._calls += 1  # on all ranks, whatever happens
-        self._traces = self.whole_step.traces
+        self._traces = self.cut_step.traces
         return together(lambda: self._call(args, kwargs), self)
 
     def _call(self, args: Any, kwargs: Any) -> Any:
@@ -93,18 +94,18 @@ class StepFunction:
     # The three of failing_together.Undo.
 
     def may_have_traced(self, is_python: bool) -> bool:
-        return self.whole_step.traces != self._traces
+        return self.cut_step.traces != self._traces
 
     def restore(self) -> None:
-        self.whole_step.restore()
+        self.cut_step.restore()
 
     def forget_traces(self) -> None:
         self._traced.clear()
-        self.whole_step.forget_traces()
+        self.cut_step.forget_traces()
 
     def explain(self) -> str:
         """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
-        return self.whole_step.explain()
+        return self.cut_step.explain()
 
     def _compare(self, tensors: list[tf.Tensor], arguments: Composites) -> None:
         """Checks now and then that all ranks were given the same."""
@@ -190,10 +191,10 @@ class StepFunction:
             args, kwargs = tf.nest.pack_sequence_as(structure, given, expand_composites=True)
             return self._function(*args, **kwargs)
 
-        concrete = self.whole_step.trace(whole, specs)
+        concrete = self.cut_step.trace(whole, specs)
         states: list[State] = [Rows(0) if each else WHOLE for each in cuts]
         found = _Traced(self, concrete, arguments.without_tensors(), shapes, states, counts)
-        self._check_same(self.whole_step.reports[-1])
+        self._check_same(self.cut_step.reports[-1])
         return found
 
     def _check_same(self, report: cut.Report) -> None:
@@ -218,7 +219,7 @@ class StepFunction:
         batches = [each for each, state in zip(local, states) if isinstance(state, Rows)]
         rows = arguments.local_rows(local) if self._reduce_retracing else arguments.rows
         report = cut.Report()
-        return self.whole_step.build(
+        return self.cut_step.build(
             program,
             arguments.whole(local, self.rank, self._scope, report),
             states,
@@ -278,7 +279,7 @@ class _Traced:
         return all(tf.TensorShape(own).is_compatible_with(given) for own, given in zip(self.shapes, shapes))
 
     def __call__(self, tensors: list[tf.Tensor]) -> Any:
-        whole_slots.refuse_step(self._name, lambda: self._slots)
+        gathered_slots.refuse_step(self._name, lambda: self._slots)
         found = iter(tf.nest.flatten(self._run(*tensors)))
         filled = [next(found) if tf.is_tensor(each) else each for each in self._outputs]
         return tf.nest.pack_sequence_as(self._structured, filled, expand_composites=True)

@@ -24,24 +24,11 @@ from keras_ddl.data.share import agree_number
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import buckets
 from keras_ddl.gradients.bucket_size import BucketSize
-from keras_ddl.strategy import fits, one_per_job, variables, whole_step
-from keras_ddl.strategy.row_share import RowShare
-
-# Ranks' random streams, where they differ, differ by a multiple of this (odd, so all multiples differ; the golden ratio
-# times 2**31, so that they are far from the small steps by which users number their own seeds).
-_SEED_STRIDE = 1_327_217_885
-ONE_LEARNING_RATE = (
-    "All ranks must begin with the same learning rate. Received: {}. Rank 0's is used. Compute it the same way on all "
-    "ranks."
-)
-
-
-def seed_offset(rank: int) -> int:
-    """What is added to a random seed on `rank` where ranks are to draw different numbers; 0 on rank 0.
-
-    Those are the stateful operations of TensorFlow in `strategy.run`. Keras's seeds are equal on all ranks.
-    """
-    return rank * _SEED_STRIDE % 2**31
+from keras_ddl.strategy import agreement, fits, one_per_job
+from keras_ddl.strategy.agreement.random_state import seed_offset
+from keras_ddl.strategy.distribute_loop import variables
+from keras_ddl.strategy.distribute_loop.row_share import RowShare
+from keras_ddl.strategy.step import tracing
 
 
 def _label(value: tf.Tensor, name: str | None) -> str:
@@ -51,12 +38,6 @@ def _label(value: tf.Tensor, name: str | None) -> str:
     """
     path = "/".join(part for part in (keras_compat.current_path(), name) if part) or "unnamed"
     return f"variable {models.plain_name(path)} {value.dtype.name}[{'x'.join(map(str, value.shape))}]"
-
-
-def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:
-    """Returns the array of rank `root`, which must have the shape and dtype of this rank's. COLLECTIVE, blocking."""
-    broadcast = communicator.broadcast_object if value.dtype.hasobject else communicator.broadcast_array
-    return broadcast(value, root=root, name=name)
 
 
 class DdlExtended(tf_compat.StrategyExtendedV1):
@@ -78,7 +59,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
     @property
     def _num_replicas_in_sync(self) -> int:
         # A step that sees the whole batch means what it means in one process.
-        return 1 if whole_step.is_traced() else self.size
+        return 1 if tracing.is_traced() else self.size
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -146,10 +127,10 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
         label = _label(value, name)
         if value.dtype == tf.string:
             return tf.constant(communicator.broadcast_object(value.numpy(), root=0, name=label))
-        array = broadcast_value(value.numpy(), label)
+        array = agreement.broadcast_value(value.numpy(), label)
         if name == "learning_rate" and array != value.numpy():
             received = f"{array:g} on rank 0, {value.numpy():g} on rank {self.rank}"
-            stack_position.warn(ONE_LEARNING_RATE.format(received))
+            stack_position.warn(agreement.ONE_LEARNING_RATE.format(received))
         return tf.constant(array, dtype=value.dtype)
 
     def _agreed_in_graph(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any) -> Any:
@@ -228,7 +209,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         # Keras's optimizers come here outside of replica context; at the end of fit with moving averages of weights.
-        is_alone = self.size > 1 and not whole_step.is_traced() and not fits.any_is_running()
+        is_alone = self.size > 1 and not tracing.is_traced() and not fits.any_is_running()
         if is_alone and not self._warned_of_updates:
             self._warned_of_updates = True
             stack_position.warn(
@@ -245,6 +226,16 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
             return result if group else tf.nest.map_structure(self._local_results, result)
 
     # ---- collectives
+    def reduce_structure(self, reduce_op: Any, value: Any, axis: int | tuple[int, ...] | None) -> Any:
+        """Strategy.reduce. See there."""
+        if isinstance(reduce_op, str):
+            reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
+        is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
+        with variables.updating():  # a variable that is aggregated when it is read gives this rank's value
+            flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value)]
+        with ops.translate_errors():
+            return tf.nest.pack_sequence_as(value, [_reduced(leaf, is_mean, axis) for leaf in flat])
+
     def _all_reduce(self, reduce_op: tf.distribute.ReduceOp, values: list[Any], name: str) -> list[Any]:
         op = "mean" if reduce_op == tf.distribute.ReduceOp.MEAN else "sum"
         as_dense = self.sparse_as_dense is True
@@ -299,3 +290,15 @@ class ReplicaContext(tf_compat.ReplicaContext):
     @property
     def devices(self) -> tuple[str, ...]:
         return self.strategy.extended.worker_devices
+
+
+def _reduced(value: tf.Tensor, is_mean: bool, axis: int | tuple[int, ...] | None) -> tf.Tensor:
+    name = "reduce"
+    if axis is None:
+        return ops.all_reduce(value, op="mean" if is_mean else "sum", name=name)
+    total = ops.all_reduce(tf.reduce_sum(value, axis=axis), op="sum", name=name)
+    if not is_mean:
+        return total
+    count = tf.size(value, out_type=tf.int64) // tf.maximum(tf.size(tf.reduce_sum(value, axis=axis), tf.int64), 1)
+    count = ops.all_reduce(count, op="sum", name="reduce_count")
+    return total / tf.cast(count, total.dtype)

@@ -1,7 +1,7 @@
 """Steps of Keras (train_step, test_step, predict_step) on several ranks: what one process would compute.
 
 Keras calls them through `Strategy.run`, with this rank's rows of the batch. In a graph the step is traced on the whole
-batch and cut into ranks (whole_step.py). Run eagerly there is no graph to be cut: the rows of all ranks are gathered,
+batch and cut into ranks (cut_step.py). Run eagerly there is no graph to be cut: the rows of all ranks are gathered,
 and every rank computes the step on all of them, which is right, and no faster than one process.
 """
 
@@ -23,10 +23,11 @@ from keras_ddl.cut.states import WHOLE, Rows
 from keras_ddl.data import notice, order
 from keras_ddl.data.rows import BatchRows, chunk, gather_rows, row_count
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.batch_kinds import BatchKind
-from keras_ddl.strategy.composites import tell_rows
-from keras_ddl.strategy.rows_trained import RowsTrained
-from keras_ddl.strategy.whole_step import WholeStep, as_one_process
+from keras_ddl.strategy.step.batch_kinds import BatchKind
+from keras_ddl.strategy.step.composites import tell_rows
+from keras_ddl.strategy.step.cut_step import CutStep
+from keras_ddl.strategy.step.rows_trained import RowsTrained
+from keras_ddl.strategy.step.tracing import as_one_process
 
 _STEPS = ("train_step", "test_step", "predict_step")
 # Of the exchange with which a step begins; a timeline tells by it when the batch was there, and whether the step waits.
@@ -79,7 +80,7 @@ class KerasSteps:
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        self._steps: weakref.WeakKeyDictionary[Any, dict[str, WholeStep]] = weakref.WeakKeyDictionary()
+        self._steps: weakref.WeakKeyDictionary[Any, dict[str, CutStep]] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()  # whose eager steps were warned of
         self.rows_trained = RowsTrained()  # on rank 0, which shows them
         notice.prepare()
@@ -95,7 +96,7 @@ class KerasSteps:
             return self._run_whole(model, name, function, args, kwargs)
         return self._run_cut(model, name, function, args, kwargs)
 
-    def steps_of(self, model: Any) -> list[WholeStep]:
+    def steps_of(self, model: Any) -> list[CutStep]:
         """Returns the steps of `model` that were traced."""
         return list(self._steps.get(model, {}).values())
 
@@ -110,29 +111,31 @@ class KerasSteps:
             )
         return "\n\n".join(tables)
 
-    def step_of(self, model: Any, name: str) -> WholeStep:
+    def step_of(self, model: Any, name: str) -> CutStep:
         steps = self._steps.setdefault(model, {})
         if name not in steps:
             label = models.plain_name(model.name)
-            steps[name] = WholeStep(f"{type(model).__name__}.{name}", f"{label}/{name}", self._strategy)
+            steps[name] = CutStep(f"{type(model).__name__}.{name}", f"{label}/{name}", self._strategy)
         return steps[name]
 
     def _run_whole(self, model: Any, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self._strategy.rank == 0:
             self._tell_once(f"{type(model).__name__}.{name}")
-        share = self._strategy.extended.share
-        args, kwargs = share.begin_step(tf.nest.map_structure(_as_tensor, (args, kwargs)))  # train_on_batch has arrays
-        leaves = tf.nest.flatten((args, kwargs))
+        arguments = tf.nest.map_structure(_as_tensor, (args, kwargs))  # train_on_batch has arrays
+        rows, counts = row_count(arguments), None
+        if rows is not None:
+            counts, arguments = order.begin_step(rows, arguments, _NAME)
+        leaves = tf.nest.flatten(arguments)
         whole = [self._gathered(leaf, f"{name}/batch_{i}") for i, leaf in enumerate(leaves)]
-        args, kwargs = tf.nest.pack_sequence_as((args, kwargs), whole)
+        args, kwargs = tf.nest.pack_sequence_as(arguments, whole)
         step = self.step_of(model, name)
         step.copy_eagerly(models.written_by_steps(model))
         with as_one_process():
             found = function(*args, **kwargs)
         communicator.barrier(name=f"{step.scope}/commit")
         step.copy_eagerly([])
-        if name == "train_step" and self._strategy.rank == 0:
-            self.rows_trained.add(share.counts())
+        if counts is not None and name == "train_step" and self._strategy.rank == 0:
+            self.rows_trained.add(counts)
         return found
 
     def _tell_once(self, name: str) -> None:
@@ -273,7 +276,7 @@ def _static_rows(leaf: Any) -> int | None:
     return leaf.shape[0] if leaf.shape.rank else None
 
 
-def _checked(leaf: tf.Tensor, first_rows: int | None, rows: tf.Tensor, step: WholeStep, place: int) -> tf.Tensor:
+def _checked(leaf: tf.Tensor, first_rows: int | None, rows: tf.Tensor, step: CutStep, place: int) -> tf.Tensor:
     """Returns a leaf that certainly has as many rows as the batch's first.
 
     Raises: ConfigError: it has not; where only the running step tells, TensorFlow's error with the same words.

@@ -3,7 +3,7 @@
 A slot is made as Keras makes it, and at once exchanged for a `ShardedVariable`: to Keras a variable of the weight's
 shape, which has no memory of its own; beside it this rank's chunk (cut/shards.py). A step that is traced on the whole
 batch reads and assigns it as ever, and the cut computes with the chunks. Anything else that reads it is refused, unless
-it has been gathered (whole_slots.py): there is no way to read a number that is not the slot's.
+it has been gathered (gathered_slots.py): there is no way to read a number that is not the slot's.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.cut.shards import Layout
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import traced_step
 from keras_ddl.strategy.checksum import checksum
+from keras_ddl.strategy.step import tracing
 
 _ENTRYWISE = tuple(
     getattr(keras.optimizers, name)
@@ -116,11 +116,11 @@ class ShardedVariable(UninitializedVariable):
 
 def _in_traced_step() -> bool:
     # A step that is traced to be cut, and never runs as it is: there the variable would have no entries.
-    return traced_step.strategy_of_step() is not None and not tf.executing_eagerly()
+    return tracing.strategy_of_step() is not None and not tf.executing_eagerly()
 
 
 def keeping_what_is_loaded() -> Any:
-    """Returns a context in which one rank may restore slots for all, which are spread before it ends (whole_slots)."""
+    """Returns a context in which one rank may restore slots for all ranks; `gathered_slots.agree` sends them."""
     return _keeping.set_to(True)
 
 
@@ -151,7 +151,7 @@ def strategy_for(optimizer: Any) -> Any:
     """Returns the Strategy that has an optimizer's slots in shards: the one that it was made under, or whose step it is
     first used in; or None.
     """
-    found = keras_compat.strategy_of(optimizer) or traced_step.strategy_of_step()
+    found = keras_compat.strategy_of(optimizer) or tracing.strategy_of_step()
     return found if found is not None and found.size > 1 and found.shards_from_elements is not None else None
 
 

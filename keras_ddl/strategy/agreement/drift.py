@@ -22,8 +22,9 @@ import numpy as np
 from keras_ddl import communicator
 from keras_ddl.compat import models
 from keras_ddl.errors import DriftError
-from keras_ddl.strategy import agreement, sharded_slots
+from keras_ddl.strategy import agreement
 from keras_ddl.strategy.checksum import checksum
+from keras_ddl.strategy.shards import sharded_slots
 
 _FIRST_INTERVAL = 8  # steps, before it is known what they and the check take
 _AT_MOST = 10_000

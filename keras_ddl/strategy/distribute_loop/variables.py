@@ -23,7 +23,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.compat.variable_origin import is_of_the_program
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import whole_step
+from keras_ddl.strategy.step import tracing
 
 _NONE, _SUM, _MEAN, _FIRST = (
     getattr(tf.VariableAggregation, name) for name in ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
@@ -135,7 +135,7 @@ class _OfSeveralRanks(_Mixin):
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
         value = super()._read_variable_op(*args, **kwargs)
         outside = self.synchronization == _ON_READ and _in_replica() is None
-        is_own = _updating.get() or whole_step.is_traced()
+        is_own = _updating.get() or tracing.is_traced()
         return _aggregated(self, value) if outside and not is_own else value
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ def _assigned(variable: Any, value: Any, how: str = "assign") -> Any:
     strategy = _in_replica()
     on_read = variable.synchronization == _ON_READ
     if strategy is None:
-        if on_read and variable.aggregation == _SUM and not _updating.get() and not whole_step.is_traced():
+        if on_read and variable.aggregation == _SUM and not _updating.get() and not tracing.is_traced():
             if how != "assign":
                 _refuse(
                     "A variable of ON_READ and SUM cannot be added to outside of strategy.run: it is a sum over ranks.",
