@@ -30,7 +30,7 @@ class _Copy:
     values: list[tuple[Any, np.ndarray]]
 
 
-class MemoryOfGood:
+class InMemorySnapshots:
     """The last two states from which training went well for a window. Twice the size of weights and optimizers.
 
     The end of a good window may be where it begins to go wrong; only when the next one is good, too, is it a state to
@@ -71,7 +71,7 @@ def _variables(model: Any) -> Sequence[Any]:
     return [v for v in held.values() if not model_state.is_seed(v)]
 
 
-class CheckpointsOfGood:
+class CheckpointSnapshots:
     """The checkpoints of a directory, up to a step from which training went well for a window."""
 
     def __init__(self, model: Any, directory: str | Path) -> None:
@@ -85,7 +85,7 @@ class CheckpointsOfGood:
     def go_back(self) -> int | None:
         """Restores rank 0's newest good checkpoint on all ranks; returns its step, None without one. COLLECTIVE."""
         accumulation.combine(self._model)
-        with sharded_slots.keeping_what_is_loaded():
+        with sharded_slots.deferring_restored_values():
             step = on_first_rank(self._restore, "DivergenceGuard/restore")
             if step is not None:
                 broadcast_training_state(self._model)

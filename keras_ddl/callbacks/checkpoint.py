@@ -303,7 +303,7 @@ class Checkpoint(keras.callbacks.Callback):
             known = last_checkpoint.known()
             assert known is not None
             print(f"Checkpoint: {signal_name} on rank {rank}: saved, and this run ends with status {RESTART_STATUS}.")
-            print(f"Checkpoint: {last_checkpoint.to_go_on(known)}", flush=True)
+            print(f"Checkpoint: {last_checkpoint.resume_hint(known)}", flush=True)
         sys.exit(RESTART_STATUS)
 
     def _save(

@@ -25,7 +25,7 @@ def set_reduction(optimizer: Any, reduction: Reduction) -> None:
 
 
 def reduction_of(optimizer: Any) -> Any:
-    """Returns what an optimizer reduces with, as `set_reduction` was given it; None: it does not."""
+    """Returns what an optimizer reduces with, as `set_reduction` has noted it; None: it does not."""
     return getattr(optimizer, "__dict__", {}).get(_ATTRIBUTE)
 
 

@@ -177,7 +177,7 @@ def check_function_refuses_other_batches_on_a_rank():
     step = STRATEGY.function(lambda x: tf.reduce_sum(x))
     raises(
         keras_ddl.errors.RankMismatchError,
-        "same whole batch.*call 0.*rank 0",
+        "same global batch.*call 0.*rank 0",
         lambda: step(np.arange(8.0) + RANK),
     )
     assert float(step(np.ones(8))) == 8.0  # and goes on

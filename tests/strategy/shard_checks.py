@@ -277,10 +277,10 @@ def check_momentum_follows_the_learning_rate():
 
 @long
 def check_going_back_to_what_was_good_takes_the_chunks():
-    from keras_ddl.callbacks._last_good import MemoryOfGood
+    from keras_ddl.callbacks._last_good import InMemorySnapshots
 
     model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
-    memory = MemoryOfGood(model)
+    memory = InMemorySnapshots(model)
     memory.note()
     chunks = [each.chunk.numpy() for each in gathered_slots.slots_of(model)]
     model.fit(X, Y, batch_size=10, verbose=0)

@@ -27,7 +27,7 @@ def check_same_model(model: keras.Model) -> None:
     """Checks that all ranks train the same model with the same optimizer.
 
     Raises: RankMismatchError: on every rank, with the first variable that differs.
-    Cost: 32 bytes per rank; the whole lists only when they differ.
+    Cost: 32 bytes per rank; the lists only when they differ.
     """
     lines = [_describe(variable) for variable in all_variables(model)]
     require_equal_lists(

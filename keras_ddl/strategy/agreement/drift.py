@@ -96,20 +96,22 @@ class DriftCheck:
         name = agreement.name_of(self._model, "drift_of")
         paths = [models.plain_name(v.path) for v in variables]
         gathered = communicator.all_gather_object(list(zip(paths, sums)), name=name)
-        found = [i for i in range(len(gathered[0])) if len({tuple(theirs[i : i + 1]) for theirs in gathered}) > 1]
+        differing = [i for i in range(len(gathered[0])) if len({tuple(theirs[i : i + 1]) for theirs in gathered}) > 1]
         since = "" if self._last_equal is None else f" (at step {self._last_equal} all were equal)"
         if len({len(theirs) for theirs in gathered}) > 1:
             received = f"{[len(theirs) for theirs in gathered]} variables by rank"
         else:
-            by_rank = [theirs[found[0]] for theirs in gathered]
+            by_rank = [theirs[differing[0]] for theirs in gathered]
             right = by_rank.index(max(by_rank, key=by_rank.count))  # what most ranks hold; rank 0's of two
             others = [rank for rank, theirs in enumerate(by_rank) if theirs != by_rank[right]]
-            first = variables[found[0]]
+            first = variables[differing[0]]
             looks = communicator.all_gather_object(self._look(first, right, name), name=f"{name}_looks")
-            received = f"{self._owner(first)}{paths[found[0]]} on rank {_listed(others)} is not that on rank {right}"
+            received = f"{self._owner(first)}{paths[differing[0]]} on rank {_listed(others)} differs from rank {right}"
             received += "".join(f"; on rank {rank}: {looks[rank]}" for rank in others if looks[rank])
-            if len(found) > 1:
-                received += f"; {len(found) - 1} more of {len(sums)} variables differ, the last is {paths[found[-1]]}"
+            if len(differing) > 1:
+                received += (
+                    f"; {len(differing) - 1} more of {len(sums)} variables differ, the last is {paths[differing[-1]]}"
+                )
         raise DriftError(
             f"Ranks that train together must hold the same weights, bit by bit. Received: after step {step}{since}, "
             f"{received} (rank {self._rank}). Change weights and learning rates in callbacks and steps the same way "
@@ -143,14 +145,14 @@ def _listed(ranks: Sequence[int]) -> str:
 
 def _weights(model: Any) -> list[Any]:
     """The weights, also of layers that are frozen, and the single numbers of the optimizers, as the learning rate."""
-    held = models.weights_made_trainable(model)
-    held.update({id(v): v for v in _state_of_optimizers(model) if math.prod(v.shape) == 1})
-    return list(held.values())
+    variables = models.weights_made_trainable(model)
+    variables.update({id(v): v for v in _state_of_optimizers(model) if math.prod(v.shape) == 1})
+    return list(variables.values())
 
 
 def _state_of_optimizers(model: Any) -> list[Any]:
     optimizers = [each for each in models.optimizers_of(model) if each.built]
     left_out = {id(v) for v in models.accumulators_of(model)}
     left_out |= {id(v) for each in optimizers for v in each.variables if sharded_slots.of(v) is not None}
-    held = {id(v): v for each in optimizers for v in each.variables if id(v) not in left_out}
-    return list(held.values())
+    variables = {id(v): v for each in optimizers for v in each.variables if id(v) not in left_out}
+    return list(variables.values())

@@ -16,7 +16,7 @@ from keras_ddl import communicator, ops
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat import keras as keras_compat
-from keras_ddl.compat import models
+from keras_ddl.compat import models, strategies
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import gather_rows, is_shared, per_rank_dataset, share_dataset
@@ -40,7 +40,7 @@ def _label(value: tf.Tensor, name: str | None) -> str:
     return f"variable {models.plain_name(path)} {value.dtype.name}[{'x'.join(map(str, value.shape))}]"
 
 
-class DdlExtended(tf_compat.StrategyExtendedV1):
+class DdlExtended(strategies.StrategyExtendedV1):
     """The hooks. See tf.distribute.StrategyExtended for what each is asked."""
 
     def __init__(self, container: tf.distribute.Strategy, rank: int, size: int, device: str, bucket_size: BucketSize):
@@ -58,7 +58,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
     # ---- who and where
     @property
     def _num_replicas_in_sync(self) -> int:
-        # A step that sees the whole batch means what it means in one process.
+        # A step that sees the global batch means what it means in one process.
         return 1 if tracing.is_traced() else self.size
 
     @property
@@ -179,7 +179,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
 
                 self._functions[fn] = tf_compat.clone_function(fn, in_replica)
             return self._functions[fn](*args, **kwargs)
-        with tf.device(self.device), self._rank_seed(), ReplicaContext(tf_compat.container_strategy(self), self.rank):
+        with tf.device(self.device), self._rank_seed(), ReplicaContext(strategies.container_strategy(self), self.rank):
             if self.size > 1:
                 args, kwargs = self.share.begin_step((args, kwargs))
             return fn(*args, **kwargs)
@@ -199,8 +199,8 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
             graph.seed = before
 
     def _replica_ctx_update(self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True) -> Any:
-        mine, running = tf_compat.container_strategy(self), tf.distribute.get_strategy()
-        if running is not mine and keras_compat.is_ours(running):
+        mine, running = strategies.container_strategy(self), tf.distribute.get_strategy()
+        if running is not mine and keras_compat.is_ddl_strategy(running):
             raise ConfigError(
                 one_per_job.outside_message("An optimizer", f"one that updates {var.name}", running, mine)
             )
@@ -221,7 +221,7 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
         return self._update_non_slot(var, fn, (var, *args), kwargs, group)
 
     def _update_non_slot(self, colocate_with: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
-        with tf.device(self.device), tf_compat.UpdateContext(self.device), variables.updating():
+        with tf.device(self.device), strategies.UpdateContext(self.device), variables.updating():
             result = fn(*args, **(kwargs or {}))
             return result if group else tf.nest.map_structure(self._local_results, result)
 
@@ -281,10 +281,10 @@ class DdlExtended(tf_compat.StrategyExtendedV1):
         return per_rank_dataset(dataset_fn, self.rank, self.size)
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
-        return value_fn(tf_compat.ValueContext(self.rank, self.size))
+        return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))
 
 
-class ReplicaContext(tf_compat.ReplicaContext):
+class ReplicaContext(strategies.ReplicaContext):
     """The context inside `Strategy.run`. Its all_reduce and all_gather are those of tf.distribute."""
 
     @property

@@ -1,4 +1,4 @@
-"""The rows of a step in `strategy.run`: how many each rank holds, told to all at the start of the step.
+"""The rows of a step in `strategy.run`: how many each rank has, exchanged at the start of the step.
 
 The counts travel while the step begins, together with what is compared of the batches (data/order.py). They are kept in
 a variable rather than in a tensor: a tf.function that the step calls may have been traced in an earlier step and would
@@ -36,7 +36,7 @@ class RowShare:
             if rows is None:
                 counts = tf.ones([self.size], tf.int64)
             else:
-                counts, batch = order.begin_step(rows, batch, _NAME)
+                counts, batch = order.exchange_step_header(rows, batch, _NAME)
             self._counts.assign(counts)
         return batch
 

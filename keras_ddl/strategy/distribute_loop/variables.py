@@ -2,28 +2,29 @@
 
 In `strategy.run`, assigning to a variable of SUM or MEAN assigns the sum or mean over ranks of what they assign, to one
 of ONLY_FIRST_REPLICA what rank 0 does. A variable of ON_READ is this rank's own there; read outside of `run` it is the
-sum, mean or rank 0's value, and reading is then COLLECTIVE. A variable without aggregation (the default) may be given
-what is equal on all ranks, which is compared when the step runs: other values are refused by name.
+sum, mean or rank 0's value, and reading is then COLLECTIVE. A variable without aggregation (the default) takes what is
+equal on all ranks, which is compared when the step runs: other values are refused by name.
 
 Of Keras's own variables, those of metrics take part: what ranks add to them in `strategy.run` is added up at once, so
 that a metric's result is that of all rows on every rank, there and outside. The optimizers look after the others.
 
-Steps that see the whole batch (strategy.function, fit) mean what they mean in one process, and come to none of this.
+Steps that see the global batch (strategy.function, fit) mean what they mean in one process, and come to none of this.
 """
 
 from __future__ import annotations
 
 import functools
+from contextvars import ContextVar
 from typing import Any
 
 from keras_ddl import communicator, ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
+from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.compat.thread_value import ThreadValue
-from keras_ddl.compat.variable_origin import is_of_the_program
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.step import tracing
+from keras_ddl.strategy.variable_origin import is_of_the_program
 
 _NONE, _SUM, _MEAN, _FIRST = (
     getattr(tf.VariableAggregation, name) for name in ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
@@ -39,12 +40,12 @@ _REMEDY = (
     "Reduce the value first (tf.distribute.get_replica_context().all_reduce), or make the variable with "
     "aggregation=tf.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"
 )
-_updating = ThreadValue(False)
+_updating: ContextVar[bool] = ContextVar("keras_ddl_updating", default=False)
 
 
 def updating() -> Any:
     """Returns a context in which all ranks assign equal values, as optimizers do."""
-    return _updating.set_to(True)
+    return setting(_updating, True)
 
 
 def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchronization: Any = None, **_: Any) -> None:
@@ -107,7 +108,7 @@ def _class_for(base: type) -> type:
         def scatter(self: Any, *args: Any, **kwargs: Any) -> Any:
             if _in_replica() is not None and self.synchronization != _ON_READ:
                 _refuse(
-                    "A variable under a Strategy is assigned as a whole in a step.",
+                    "A variable under a Strategy is assigned with all its entries in a step.",
                     f"{self.name}.{name}",
                     _in_replica().rank,
                     "Reduce the whole change over ranks and use assign_add, or let a Keras optimizer apply it",
@@ -177,8 +178,8 @@ def _equal(variable: Any, how: str, value: tf.Tensor, rank: int) -> tf.Tensor:
     Raises: ConfigError: it is not the same on all ranks; in a graph, TensorFlow's error with the same words.
     """
     received = f"{variable.name}.{how} of a value that is not the same on all ranks"
-    found = tf.raw_ops.Fingerprint(data=tf.reshape(tf.io.serialize_tensor(value), [1]), method="farmhash64")
-    mine = tf.cast(found[0], tf.int64)  # bytes
+    fingerprint = tf.raw_ops.Fingerprint(data=tf.reshape(tf.io.serialize_tensor(value), [1]), method="farmhash64")
+    mine = tf.cast(fingerprint[0], tf.int64)  # bytes
     least_and_most = ops.all_reduce(tf.stack([mine, -mine]), op="min", name=f"variable/{_label(variable)}/compared")
     same = tf.reduce_all(least_and_most == tf.stack([mine, -mine]))
     if tf.executing_eagerly():

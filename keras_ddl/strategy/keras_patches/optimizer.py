@@ -23,7 +23,7 @@ def build(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def add_variable_from_reference(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Holds a slot in shards from the moment it is made: all slots are never whole at the same time."""
+    """Shards a slot from the moment it is made: no rank ever has all slots in full."""
 
     def wrapper(self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros") -> Any:
         with sharded_slots.making(self, reference_variable, name):

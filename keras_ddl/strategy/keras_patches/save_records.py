@@ -1,4 +1,4 @@
-"""Files that all ranks write: each is written once, whole, and is there when the call returns, on every rank.
+"""Files that all ranks write: each is written once, completely, and is there when the call returns, on every rank.
 
 Nothing here is collective, so a script may save on one rank (`if keras_ddl.rank() == 0:`), on all, or on each to a path
 of its own. The ranks of a host meet at a lock instead: the first to come writes, and one that comes with the same call
@@ -32,7 +32,7 @@ _PREFIX = "keras_ddl-saves-"
 
 
 class SaveRecords:
-    """What the ranks of this job have written on this host, by path. `job` is a text that only they share."""
+    """What the ranks of this job have written on this host, by path. `job` is a string that only they share."""
 
     def __init__(self, job: str, rank: int) -> None:
         self.rank = rank
@@ -112,12 +112,12 @@ class SaveRecords:
                         f"{self.folder}, which is somebody else's or no directory (rank {self.rank}, user id "
                         f"{os.geteuid()}). Set TMPDIR to a directory that only you can write to."
                     )
-                held = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                fcntl.flock(held, fcntl.LOCK_SH)
-                if self.folder.exists() and os.path.samestat(os.fstat(held), self.folder.stat()):
-                    self._held = held
+                descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                if self.folder.exists() and os.path.samestat(os.fstat(descriptor), self.folder.stat()):
+                    self._held = descriptor
                 else:
-                    os.close(held)
+                    os.close(descriptor)
 
     def _leave(self, process: int) -> None:
         if self._held is not None and os.getpid() == process:  # a forked child shares the lock

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl.compat.variable_origin import not_of_the_program
+from keras_ddl.strategy.variable_origin import of_keras
 
 
 def initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     """Makes the tf.Variable, knowing whose it is."""
 
     def _initialize(self: Any, value: Any) -> Any:
-        with not_of_the_program():
+        with of_keras():
             return original(self, value)
 
     return _initialize

@@ -15,13 +15,13 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 
-_read: list[Sequence[ShardedVariable]] = []  # what the contexts that are open read whole, on all ranks alike
+_read: list[Sequence[ShardedVariable]] = []  # what is gathered in open contexts, on all ranks alike
 
 
 def slots_in(variables: Iterable[Any]) -> list[ShardedVariable]:
-    """Returns what is held in shards among variables, in their order."""
-    found = (sharded_slots.of(each) for each in variables)
-    return [each for each in found if each is not None]
+    """Returns what is in shards among variables, in their order."""
+    slots = (sharded_slots.of(each) for each in variables)
+    return [each for each in slots if each is not None]
 
 
 def slots_of(owner: Any) -> list[ShardedVariable]:
@@ -33,22 +33,22 @@ def slots_of(owner: Any) -> list[ShardedVariable]:
 
 @contextlib.contextmanager
 def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) -> Iterator[None]:
-    """Inside, these slots are read whole, on every rank or on one. COLLECTIVE when it begins.
+    """Inside, these slots can be read, complete, on every rank or on one. COLLECTIVE when it begins.
 
     Cost: one all_gather of each; the memory of all of them where they are read.
     """
-    before = [each.whole for each in slots]
+    before = [each.gathered for each in slots]
     _read.append(slots)
     try:
         for each in slots:
-            flat = ops.all_gather(each.chunk.read_value(), name=_name(each, "whole"))
+            flat = ops.all_gather(each.chunk.read_value(), name=_name(each, "gathered"))
             if on_rank in (None, communicator.rank()):
-                each.whole = tf.reshape(flat, each.shape)
+                each.gathered = tf.reshape(flat, each.shape)
         yield
     finally:
         _read.pop()
-        for each, held in zip(slots, before):
-            each.whole = held
+        for each, values in zip(slots, before):
+            each.gathered = values
 
 
 def refuse_step(name: str, slots: Callable[[], Sequence[ShardedVariable]]) -> None:
@@ -81,8 +81,8 @@ def agree(slots: Sequence[ShardedVariable], root: int = 0) -> None:
     for each, is_loaded in zip(slots, everyone[root][1]):
         if is_loaded:
             has_it = communicator.rank() == root
-            given = each.loaded if has_it else tf.zeros(each.shape, each.dtype)
-            value = ops.broadcast(given, root=root, name=_name(each, "spread"))
+            loaded = each.loaded if has_it else tf.zeros(each.shape, each.dtype)
+            value = ops.broadcast(loaded, root=root, name=_name(each, "spread"))
             each.chunk.assign(each.layout.cut(value, communicator.rank()))
         each.loaded = None
 

@@ -1,4 +1,4 @@
-"""What an optimizer keeps for a large weight, held in shards: Strategy(shard_optimizer=True).
+"""What an optimizer keeps for a large weight, in shards: Strategy(shard_optimizer=True).
 
 A slot is made as Keras makes it, and at once exchanged for a `ShardedVariable`: to Keras a variable of the weight's
 shape, which has no memory of its own; beside it this rank's chunk (cut/shards.py). A step that is traced on the whole
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ import numpy as np
 from keras_ddl import config
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
+from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
-from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.cut.shards import Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.checksum import checksum
@@ -32,7 +33,7 @@ _ENTRYWISE = tuple(
 )
 _ACCUMULATOR = "gradient_accumulator"  # Keras's name: each rank holds its part of a sum there, and nothing travels
 _slots: weakref.WeakValueDictionary[int, ShardedVariable] = weakref.WeakValueDictionary()  # by id of the handle
-_keeping = ThreadValue(False)
+_keeping: ContextVar[bool] = ContextVar("keras_ddl_keeping", default=False)
 
 
 class ShardedVariable(UninitializedVariable):
@@ -40,7 +41,7 @@ class ShardedVariable(UninitializedVariable):
 
     Attributes:
         chunk: this rank's entries, a tf.Variable. layout: whose the entries are.
-        loaded: inside `keeping_what_is_loaded`, what this rank was assigned. assigned: what tells ranks' assignments
+        loaded: inside `deferring_restored_values`, what this rank was assigned. assigned: what tells ranks' assignments
             outside of steps apart.
     """
 
@@ -53,7 +54,7 @@ class ShardedVariable(UninitializedVariable):
             # Of this class, too, for no Strategy's scope is asked about those.
             self.chunk = UninitializedVariable(trainable=False, shape=chunk.shape, dtype=chunk.dtype, name="chunk")
             self.chunk.assign(chunk)
-        self.whole: tf.Tensor | None = None
+        self.gathered: tf.Tensor | None = None
         self.loaded: tf.Tensor | None = None
         self.assigned = (0, 0)
         _slots[id(self.handle)] = self
@@ -64,9 +65,9 @@ class ShardedVariable(UninitializedVariable):
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         if _in_traced_step():
             return super()._read_variable_op(*args, **kwargs)
-        if self.whole is None or not tf.executing_eagerly():
+        if self.gathered is None or not tf.executing_eagerly():
             raise self._refusal("a read")
-        return self.whole
+        return self.gathered
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         if _in_traced_step():
@@ -80,8 +81,8 @@ class ShardedVariable(UninitializedVariable):
             self.loaded = value
         else:
             self.assigned = (self.assigned[0] + 1, checksum(value.numpy()))
-        if self.whole is not None:
-            self.whole = value
+        if self.gathered is not None:
+            self.gathered = value
         return self
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
@@ -119,29 +120,29 @@ def _in_traced_step() -> bool:
     return tracing.strategy_of_step() is not None and not tf.executing_eagerly()
 
 
-def keeping_what_is_loaded() -> Any:
+def deferring_restored_values() -> Any:
     """Returns a context in which one rank may restore slots for all ranks; `gathered_slots.agree` sends them."""
-    return _keeping.set_to(True)
+    return setting(_keeping, True)
 
 
 def of_handle(handle: Any) -> ShardedVariable | None:
     """Returns the variable in shards that a handle is of; None for all other tensors."""
-    found = _slots.get(id(handle))
-    return found if found is not None and found.handle is handle else None
+    slot = _slots.get(id(handle))
+    return slot if slot is not None and slot.handle is handle else None
 
 
 def of(variable: Any) -> ShardedVariable | None:
     """Returns what is in shards of a keras.Variable or tf.Variable, or None."""
     if isinstance(variable, ShardedVariable):
         return variable
-    inner = models.held_value(variable)
+    inner = models.inner_variable(variable)
     return inner if isinstance(inner, ShardedVariable) else None
 
 
 def of_this_rank(variable: Any) -> Any:
     """Returns what this rank holds of a variable, as a variable: its chunk, or all of it."""
-    found = of(variable)
-    return variable if found is None else found.chunk
+    slot = of(variable)
+    return variable if slot is None else slot.chunk
 
 
 # ---- where Keras makes them
@@ -151,8 +152,10 @@ def strategy_for(optimizer: Any) -> Any:
     """Returns the Strategy that has an optimizer's slots in shards: the one that it was made under, or whose step it is
     first used in; or None.
     """
-    found = keras_compat.strategy_of(optimizer) or tracing.strategy_of_step()
-    return found if found is not None and found.size > 1 and found.shards_from_elements is not None else None
+    strategy = keras_compat.strategy_of(optimizer) or tracing.strategy_of_step()
+    return (
+        strategy if strategy is not None and strategy.size > 1 and strategy.shards_from_elements is not None else None
+    )
 
 
 def check(optimizer: Any) -> None:
@@ -170,7 +173,7 @@ def check(optimizer: Any) -> None:
 
 def making(optimizer: Any, reference: Any, name: str | None) -> Any:
     """Returns a context in which to make a slot for `reference`: a large one is made at once, also while a step is
-    traced, which would make all slots whole together when it is done.
+    traced, which would make all slots in full together when it is done.
     """
     is_large = _is_large(strategy_for(optimizer), tuple(reference.shape), name)
     return tf.init_scope() if is_large else contextlib.nullcontext()
@@ -189,11 +192,11 @@ def hold(optimizer: Any, reference: Any, variable: Any, name: str | None, initia
         is_made = tf.executing_eagerly()  # else the function that is traced will initialize it
         with tf.init_scope():
             first = keras.initializers.get(initializer)
-            whole = models.held_value(variable)
-            value = whole.read_value() if is_made else first(shape, dtype=variable.dtype)
-            models.replace_value(variable, ShardedVariable(value, whole.name.partition(":")[0], strategy))
+            made = models.inner_variable(variable)
+            value = made.read_value() if is_made else first(shape, dtype=variable.dtype)
+            models.replace_inner_variable(variable, ShardedVariable(value, made.name.partition(":")[0], strategy))
 
 
 def least_elements() -> int:
-    """Returns the number of elements from which slots are held in shards."""
+    """Returns the number of elements from which slots are in shards."""
     return config.get("SHARD_FROM_ELEMENTS")

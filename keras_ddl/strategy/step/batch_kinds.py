@@ -1,9 +1,9 @@
-"""Kinds of whole batches: for each, one process traces a step once, and so do the ranks.
+"""Kinds of global batches: for each, one process traces a step once, and so do the ranks.
 
 Keras gives its steps to `tf.function(reduce_retracing=True)`, which decides by the types of a batch whether a trace
-serves it or another is made. The rows of a rank would decide otherwise than those of the whole batch: the program's
+serves it or another is made. The rows of a rank would decide otherwise than those of the global batch: the program's
 Python would run more or less often than in one process, and kernels that count what they have drawn would begin anew.
-So the same decision is made here for whole batches, the same on all ranks.
+So the same decision is made here for global batches, the same on all ranks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keras_ddl import communicator
-from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.datasets import iterator_of_type
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.data.rows import BatchRows, row_count
+from keras_ddl.data.rows import BatchRows, row_count, with_rows
 
 
 class BatchKind:
@@ -64,7 +64,7 @@ class BatchKinds:
         """
         if iterator not in self._iterators:
             spec = iterator.element_spec
-            kind = self.of(whole_batch(spec, rows.total) if rows.spec is None else rows.spec)
+            kind = self.of(global_batch(spec, rows.total) if rows.spec is None else rows.spec)
             rows = rows.of_kind(kind.specs, accumulates_parts=in_fit)
             part = _part_of(iterator, kind, rows.of_rank(len(tf.nest.flatten(spec)), strategy))
             self._iterators[iterator] = kind, rows, part
@@ -76,7 +76,7 @@ class BatchKinds:
         return self._iterators[iterator][0].traces.get(0) if iterator in self._iterators else None
 
     def of(self, batch: Any) -> BatchKind:
-        """Returns the kind of a batch. `batch`: its structure, with the type specs of the whole batch for tensors.
+        """Returns the kind of a batch. `batch`: its structure, with the type specs of the global batch for tensors.
 
         As tf.function(reduce_retracing=True) does: the most specific one that serves it; else a new one, of which the
         extents are open in which it differs from those before.
@@ -84,21 +84,21 @@ class BatchKinds:
         leaves = tf.nest.flatten(batch)
         specs = tuple(leaf for leaf in leaves if _is_of_tensor(leaf))
         structure = repr(tf.nest.map_structure(lambda leaf: "" if _is_of_tensor(leaf) else leaf, batch))
-        found = None
+        served_by = None
         for kind in self._kinds:
-            if kind.serves(structure, specs) and (found is None or found.serves(structure, kind.specs)):
-                found = kind
-        if found is None:
+            if kind.serves(structure, specs) and (served_by is None or served_by.serves(structure, kind.specs)):
+                served_by = kind
+        if served_by is None:
             for kind in self._kinds:
                 common = _common(specs, kind.specs) if kind.structure == structure else None
                 specs = specs if common is None else common
-            found = BatchKind(structure, specs)
-            self._kinds.append(found)
-        return found
+            served_by = BatchKind(structure, specs)
+            self._kinds.append(served_by)
+        return served_by
 
 
-def whole_batch(batch: Any, total: int | None) -> Any:
-    """Returns type specs of the whole batch, `total` rows of every tensor, in the structure of a rank's part of it.
+def global_batch(batch: Any, total: int | None) -> Any:
+    """Returns type specs of the global batch, `total` rows of every tensor, in the structure of a rank's part of it.
 
     batch: tensors, arrays, or type specs of them.
     """
@@ -128,7 +128,7 @@ def of_single_batches(model: Any, step_function: Any, batch: Any, kind: BatchKin
 def trace_for_all(function: Any, batch: Any, kind: BatchKind) -> None:
     """Traces a tf.function of this rank's part of a batch for all parts of batches of a kind, whatever their rows."""
     if isinstance(function, tf.types.experimental.PolymorphicFunction):
-        parts = _parts(tf.nest.flatten(whole_batch(batch, None)), kind, itertools.repeat(None))
+        parts = _parts(tf.nest.flatten(global_batch(batch, None)), kind, itertools.repeat(None))
         function.get_concrete_function(tf.nest.pack_sequence_as(batch, parts))
 
 
@@ -141,28 +141,17 @@ def _part_of(iterator: tf.data.Iterator, kind: BatchKind, rows: Sequence[int | N
     parts = _parts(leaves, kind, rows)
     if parts == leaves:
         return None
-    return tf_compat.iterator_of_type(iterator, tf.nest.pack_sequence_as(iterator.element_spec, parts))
+    return iterator_of_type(iterator, tf.nest.pack_sequence_as(iterator.element_spec, parts))
 
 
 def _parts(leaves: Sequence[Any], kind: BatchKind, rows: Iterable[int | None]) -> list[Any]:
     specs = iter(kind.specs)
-    return [_with_rows(next(specs), count) if _is_of_tensor(leaf) else leaf for leaf, count in zip(leaves, rows)]
+    return [with_rows(next(specs), count) if _is_of_tensor(leaf) else leaf for leaf, count in zip(leaves, rows)]
 
 
 def _is_of_tensor(leaf: Any) -> bool:
     # Keras carries a None through tf.data as an optional.
     return isinstance(leaf, tf.TypeSpec) and not isinstance(leaf, tf.OptionalSpec)
-
-
-def _with_rows(spec: Any, rows: int | None) -> Any:
-    if not isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)) or not spec.shape.rank:
-        return spec
-    if isinstance(spec, tf.TensorSpec):
-        return tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype)
-    shape = [rows, *spec.shape[1:]]
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.SparseTensorSpec(shape, spec.dtype)
-    return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
 
 
 def _whole(leaf: Any, total: int | None) -> Any:
@@ -176,7 +165,7 @@ def _whole(leaf: Any, total: int | None) -> Any:
             leaf = tf.TensorSpec(array.shape, array.dtype)
         else:
             return None if isinstance(leaf, tf.experimental.Optional) else leaf
-    return _with_rows(leaf, total)
+    return with_rows(leaf, total)
 
 
 def _is_among(spec: tf.TypeSpec, general: tf.TypeSpec) -> bool:
@@ -184,10 +173,10 @@ def _is_among(spec: tf.TypeSpec, general: tf.TypeSpec) -> bool:
 
 
 def _common(specs: tuple[tf.TypeSpec, ...], others: tuple[tf.TypeSpec, ...]) -> tuple[tf.TypeSpec, ...] | None:
-    found = []
+    common_specs = []
     for one, other in zip(specs, others):
         common = one if one == other else one.most_specific_common_supertype([other])
         if common is None:
             return None
-        found.append(common)
-    return tuple(found)
+        common_specs.append(common)
+    return tuple(common_specs)

@@ -1,4 +1,4 @@
-"""A step traced as one process would trace it, on the whole batch, and made again as one rank's part of it.
+"""A step traced as one process would trace it, on the global batch, and made again as one rank's part of it.
 
 What `Strategy.function` and the steps of Keras (keras_step.py) share. No part of Keras is changed for it: while a step
 is traced no strategy is active, so the graph is that of one process; keras_ddl/cut makes the rank's graph out of it.
@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from keras_ddl import config, cut, ops
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data.rows import chunk
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import buckets
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.step.tracing import as_one_process, tracing_for
 
 ALONE = "1 rank: nothing moves between ranks."
-_LARGE = 1 << 20  # bytes gathered in a step of which the user is told
+_LARGE = 1 << 20  # bytes gathered in a step that are worth a warning
 _steps = itertools.count()
 
 
@@ -85,7 +86,7 @@ class CutStep:
     def trace(
         self, step: Callable[..., Any], specs: Sequence[Any], parts: Callable[[], list[tf.Variable]] = list
     ) -> Any:
-        """Returns `step` as a concrete function of whole arguments. COLLECTIVE where it uses variables first.
+        """Returns `step` as a concrete function of the global batch. COLLECTIVE where it uses variables first.
 
         parts: gives, when the step has been traced, the variables of which each rank holds a part of a sum.
         """
@@ -116,9 +117,9 @@ class CutStep:
         report: cut.Report,
         **options: Any,
     ) -> list[tf.Tensor]:
-        """Makes this rank's part of a traced step in the graph that is being traced; returns its outputs, whole.
+        """Makes this rank's part of a traced step in the graph that is being traced; returns its outputs, complete.
 
-        local: what this rank has of each argument, held as `states` says. report: is told what is made. options: as
+        local: what this rank has of each argument, placed as `states` says. report: gets what is made. options: as
             `cut.build_step` takes them.
         """
         slots = {id(outer): sharded_slots.of_handle(outer) for _, outer in program.captured}
@@ -159,8 +160,8 @@ class CutStep:
         last = len(sizes) - 1
         bound = self._strategy.extended.bucket_size.bound(sum(sizes))
         # Gradients come in the order of their layers there, the last of which are ready first.
-        found = buckets.plan_buckets(list(sizes)[::-1], list(dtypes)[::-1], bucket_bytes=bound)
-        return [[last - i for i in bucket] for bucket in found]
+        plan = buckets.plan_buckets(list(sizes)[::-1], list(dtypes)[::-1], bucket_bytes=bound)
+        return [[last - i for i in bucket] for bucket in plan]
 
     def warn_of_kernels_that_begin_anew(self, concrete: Any) -> None:
         """Warns where a step that was traced before is made into another graph of this rank, for batches that it
@@ -178,9 +179,9 @@ class CutStep:
         own = next((each.op for each in _nodes(concrete) if each.op.startswith("Ddl")), None)
         if own is not None:
             raise ConfigError(
-                f"{self.name}: this step sees the whole batch, as one process does: there is nothing left to reduce or "
-                f"gather in it. Received: {own} (rank {self.rank}). Leave the collective out, or use it in a loop of "
-                "strategy.run."
+                f"{self.name}: this step sees the global batch, as one process does: there is nothing left to reduce "
+                f"or gather in it. Received: {own} (rank {self.rank}). Leave the collective out, or use it in a loop "
+                "of strategy.run."
             )
 
     def _agree_on_variables(self, concrete: Any, parts: list[tf.Variable]) -> None:
@@ -205,8 +206,8 @@ class CutStep:
             print(self.tables()[-1], flush=True)
         for name, reason in report.kept_of_batch():
             stack_position.warn(
-                f"{self.name}: {name} is {reason}, and is computed whole on every rank. That is correct, but no faster "
-                "than in one process."
+                f"{self.name}: {name} is {reason}, and is computed in full on every rank. That is correct, but no "
+                "faster than in one process."
             )
         for each in report.large_gathers(_LARGE):
             open_size = f"at least {each.of_few_rows:,} bytes (of {cut.FEW_ROWS} rows)"
@@ -216,6 +217,37 @@ class CutStep:
                 + (f" ({each.line})" if each.line else "")
                 + ". That is correct, but slower than necessary."
             )
+
+
+class Outputs:
+    """The outputs of a traced step: tensors, and what in its structure is none."""
+
+    def __init__(self, concrete: Any) -> None:
+        self._structure = concrete.graph.structured_outputs
+        self._leaves = tf.nest.flatten(self._structure, expand_composites=True)
+
+    def packed(self, tensors: Iterable[tf.Tensor]) -> Any:
+        """Returns what the step returns, with these tensors."""
+        rest = iter(tensors)
+        leaves = [next(rest) if tf.is_tensor(each) else each for each in self._leaves]
+        return tf.nest.pack_sequence_as(self._structure, leaves, expand_composites=True)
+
+
+def batch_without_rows(rank: int) -> cut.Batch:
+    """Returns the batch of a step whose arguments have no rows, as one row of rank 0's."""
+    return cut.Batch(1, int(rank == 0), min(rank, 1))
+
+
+def batch_of_chunks(total: Any, rank: int, size: int) -> cut.Batch:
+    """Returns a batch of which each rank has the rows that `data.chunk` says."""
+    first, end = chunk(total, rank, size)
+    return cut.Batch(total, end - first, first)
+
+
+def batch_of_counts(counts: Any, rank: int, total: int | None = None) -> cut.Batch:
+    """Returns a batch of which each rank has so many rows: numbers or a tensor ([ranks] int64) of the step's graph."""
+    add = tf.reduce_sum if tf.is_tensor(counts) else sum
+    return cut.Batch(add(counts) if total is None else total, counts[rank], add(counts[:rank]))
 
 
 def _nodes(concrete: Any) -> list[Any]:

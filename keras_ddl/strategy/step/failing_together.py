@@ -15,14 +15,15 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from keras_ddl import communicator
 from keras_ddl.communicator.started import Started
 from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.errors import (
     CollectiveError,
     DeadlineError,
@@ -42,7 +43,7 @@ _ENDS = (StopIteration, tf.errors.OutOfRangeError)
 
 _T = TypeVar("_T")
 _calls: list[_Call] = []  # under way, of all threads
-_in_call = ThreadValue(False)
+_in_call: ContextVar[bool] = ContextVar("keras_ddl_in_call", default=False)
 _thread = threading.local()
 _starting = threading.Lock()
 _watching = False
@@ -69,7 +70,7 @@ def together(call: Callable[[], _T], undo: Undo) -> _T:
     _watch()
     _calls.append(under_way)
     try:
-        with _in_call.set_to(True), tf_compat.CancellationManagerContext(under_way.manager):
+        with setting(_in_call, True), tf_compat.CancellationManagerContext(under_way.manager):
             return call()
     except Exception as error:
         if under_way.end() and isinstance(error, _ENDS):

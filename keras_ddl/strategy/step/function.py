@@ -1,13 +1,13 @@
 """`Strategy.function`: a training step of one's own, the same on any number of ranks as in one process.
 
-The step is traced as one process would trace it, on the whole batch, and its graph is cut into ranks (keras_ddl/cut).
+The step is traced as one process would trace it, on the global batch, and its graph is cut into ranks (keras_ddl/cut).
 No part of Keras is changed for it.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,12 @@ import numpy as np
 from keras_ddl import communicator, config, cut, ops
 from keras_ddl.communicator import comparison
 from keras_ddl.compat.tensorflow import do_not_convert, tf
-from keras_ddl.cut.states import WHOLE, Rows, State
-from keras_ddl.data import chunk, order
+from keras_ddl.data import order
+from keras_ddl.data.rows import rows_of
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
-from keras_ddl.strategy.step.composites import Composites, is_composite
-from keras_ddl.strategy.step.cut_step import CutStep
+from keras_ddl.strategy.step.arguments import Arguments, is_tensor
+from keras_ddl.strategy.step.cut_step import CutStep, Outputs, batch_of_chunks, batch_of_counts, batch_without_rows
 from keras_ddl.strategy.step.failing_together import together
 from keras_ddl.strategy.step.tracing import is_traced
 
@@ -59,7 +59,7 @@ class StepFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step. COLLECTIVE. Returns: what one process would get, on every rank."""
-        if self._size == 1 or is_traced():  # within another step of the whole batch
+        if self._size == 1 or is_traced():  # within another step of the global batch
             return self._function(*args, **kwargs)
         if not tf.executing_eagerly():
             raise ConfigError(
@@ -72,13 +72,18 @@ class StepFunction:
         return together(lambda: self._call(args, kwargs), self)
 
     def _call(self, args: Any, kwargs: Any) -> Any:
-        arguments = Composites(tf.nest.map_structure(_tensor, (args, kwargs)), own_rows=self._batches == "rank")
-        leaves = tf.nest.flatten(arguments.structure, expand_composites=True)
-        tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
-        self._compare(tensors, arguments)
-        traced = self._find(arguments, leaves)
+        structure = tf.nest.map_structure(_as_tensor, (args, kwargs))
+        leaves = [leaf for leaf in tf.nest.flatten(structure) if is_tensor(leaf)]
+        rows: int | None = next((rows for rows in map(rows_of, leaves) if rows is not None), None)
+        arguments = Arguments(
+            structure,
+            has_rows=lambda _, leaf: rows is not None and rows_of(leaf) == rows,
+            own_rows=self._batches == "rank",
+        )
+        self._compare(arguments)
+        traced = self._find(arguments, rows)
         with ops.translate_errors():
-            return traced(tensors)
+            return traced(arguments.tensors)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Returns the step as a method of `instance`: each object's is traced for itself, as by tf.function."""
@@ -107,47 +112,39 @@ class StepFunction:
         """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
         return self.cut_step.explain()
 
-    def _compare(self, tensors: list[tf.Tensor], arguments: Composites) -> None:
-        """Checks now and then that all ranks were given the same."""
+    def _compare(self, arguments: Arguments) -> None:
+        """Checks now and then that the arguments of all ranks are the same."""
         call, every = self._calls - 1, config.get("DATA_CHECK_BATCHES")
         if not every or not (call < _FIRST or call % every == 0):
             return
-        look: Any = [(each.dtype.name, each.shape.as_list()) for each in tensors]
+        look: Any = [(each.dtype.name, each.shape.as_list()) for each in arguments.tensors]
         if self._batches == "global":
-            look = [look, order.digest(tensors).numpy().tolist()]
+            look = [look, order.digest(arguments.tensors).numpy().tolist()]
         else:
-            look = [arguments.kind, [(name, shape[1:] if shape else shape) for name, shape in look]]
+            look = [arguments.types, [(name, shape[1:] if shape else shape) for name, shape in look]]
         all_looks = communicator.all_gather_object(look, name=f"{self._scope}/arguments")
         other = comparison.other_rank(all_looks)
         if other is not None:
             raise RankMismatchError(
                 f"{self.__name__}: all ranks must call a step with "
-                + ("the same whole batch" if self._batches == "global" else "tensors of the same dtypes and extents")
+                + ("the same global batch" if self._batches == "global" else "tensors of the same dtypes and extents")
                 + f". Received in call {call}: other arguments on rank {other} than on rank 0 (rank {self.rank}). "
                 "Read the same data in the same order on every rank; if each rank has rows of its own, use "
                 'strategy.function(step, batches="rank").'
             )
 
-    def _find(self, arguments: Composites, leaves: list[Any]) -> _Traced:
-        tensors, rows = [leaf for leaf in leaves if tf.is_tensor(leaf)], arguments.rows
-        parts = arguments.shapes()
-        cuts = tuple(
-            part is None and bool(each.shape.rank) and each.shape[0] == rows for part, each in zip(parts, tensors)
-        )
-        constants = tuple(_constant(leaf) for leaf in leaves if not tf.is_tensor(leaf))
-        places = tuple(tf.is_tensor(leaf) for leaf in leaves)
-        kind: Hashable = (
-            arguments.kind, constants, places, cuts, tuple((each.dtype, each.shape.rank) for each in tensors)
-        )  # fmt: skip
-        shapes = [tuple(each.shape if part is None else part) for part, each in zip(parts, tensors)]
+    def _find(self, arguments: Arguments, rows: int | None) -> _Traced:
+        """Returns the trace for arguments, of which this rank was passed `rows` rows."""
+        key = arguments.key(_constant)
         if self._reduce_retracing:
-            return self._find_open(kind, arguments, leaves, cuts, shapes)
+            return self._find_open(key, arguments, rows)
         counts = self._counts(rows)
-        shapes = [(sum(counts), *shape[1:]) if is_cut and counts else shape for shape, is_cut in zip(shapes, cuts)]
-        kind = (kind, tuple(shapes), counts, rows)
-        if kind not in self._traced:
-            self._traced[kind] = self._trace(arguments, leaves, cuts, shapes, counts)
-        return self._traced[kind]
+        specs = arguments.specs(sum(counts) if counts else rows)
+        shapes = arguments.shapes(specs)
+        key = (key, tuple(shapes), counts, rows)
+        if key not in self._traced:
+            self._traced[key] = self._trace(arguments, specs, shapes, rows, counts)
+        return self._traced[key]
 
     def _counts(self, rows: int | None) -> tuple[int, ...]:
         """The rows of every rank, where each has its own: what one process traces depends on them all."""
@@ -155,47 +152,32 @@ class StepFunction:
             return ()
         return tuple(communicator.all_gather_object(rows, name=f"{self._scope}/rows"))
 
-    def _find_open(
-        self, kind: Hashable, arguments: Composites, leaves: list[Any], cuts: tuple[bool, ...], shapes: list[Any]
-    ) -> _Traced:
+    def _find_open(self, key: Hashable, arguments: Arguments, rows: int | None) -> _Traced:
         """As tf.function(reduce_retracing=True): extents that change are left open, from the second size on."""
-        before = self._traced.get(kind)
+        before = self._traced.get(key)
+        shapes = arguments.shapes(arguments.specs(rows))
         if before is not None and before.takes(shapes):
             return before
         if before is not None:
             shapes = [_common(one, other) for one, other in zip(before.shapes, shapes)]
         if before is not None or self._batches == "rank":
-            shapes = [(None, *shape[1:]) if is_cut else shape for shape, is_cut in zip(shapes, cuts)]
-        self._traced[kind] = self._trace(arguments, leaves, cuts, shapes, ())
-        return self._traced[kind]
+            sharded = {component for _, component in arguments.sharded()}
+            shapes = [(None, *shape[1:]) if i in sharded else shape for i, shape in enumerate(shapes)]
+        self._traced[key] = self._trace(arguments, arguments.specs(None), shapes, None, ())
+        return self._traced[key]
 
     def _trace(
         self,
-        arguments: Composites,
-        leaves: list[Any],
-        cuts: tuple[bool, ...],
-        shapes: list[Any],
+        arguments: Arguments,
+        specs: Sequence[Any],
+        shapes: list[tuple[int | None, ...]],
+        rows: int | None,
         counts: tuple[int, ...],
     ) -> _Traced:
-        places = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
-        specs = [tf.TensorSpec(shape, leaves[i].dtype) for i, shape in zip(places, shapes)]
-        constants = [leaf.variable if isinstance(leaf, _Held) else leaf for leaf in leaves]
-        known = None if self._reduce_retracing else sum(counts) or arguments.rows
-        structure = arguments.specs(known)
-
-        @do_not_convert
-        def whole(*tensors: Any) -> Any:
-            given = list(constants)
-            for place, tensor in zip(places, tensors):
-                given[place] = tensor
-            args, kwargs = tf.nest.pack_sequence_as(structure, given, expand_composites=True)
-            return self._function(*args, **kwargs)
-
-        concrete = self.cut_step.trace(whole, specs)
-        states: list[State] = [Rows(0) if each else WHOLE for each in cuts]
-        found = _Traced(self, concrete, arguments.without_tensors(), shapes, states, counts)
+        concrete = self.cut_step.trace(arguments.bound(self._function, specs), arguments.components(shapes))
+        traced = _Traced(self, concrete, arguments.without_tensors(), shapes, rows, counts)
         self._check_same(self.cut_step.reports[-1])
-        return found
+        return traced
 
     def _check_same(self, report: cut.Report) -> None:
         digests = communicator.all_gather_object(report.digest(), name=f"{self._scope}/traced")
@@ -210,36 +192,36 @@ class StepFunction:
     def build(
         self,
         program: cut.Program,
-        arguments: Composites,
-        states: list[State],
+        arguments: Arguments,
+        rows: int | None,
         counts: tuple[int, ...],
         local: list[tf.Tensor],
     ) -> list[Any]:
-        """Makes this rank's graph of a traced step, from its arguments in the graph that is being traced."""
-        batches = [each for each, state in zip(local, states) if isinstance(state, Rows)]
-        rows = arguments.local_rows(local) if self._reduce_retracing else arguments.rows
+        """Makes this rank's graph of a traced step, from its arguments in the graph that is being traced.
+
+        rows, counts: this rank's rows and those of all ranks, as far as they are known.
+        """
         report = cut.Report()
         return self.cut_step.build(
             program,
-            arguments.whole(local, self.rank, self._scope, report),
-            states,
-            self._batch(_rows_of(batches[0]) if batches else rows, counts, report),
+            arguments.gathered(local, self.rank, self._scope, report),
+            arguments.states,
+            self._batch(arguments.rows_in(local) if rows is None else rows, counts, report),
             report,
             inputs_are_whole=self._batches == "global",
-            tell=arguments.tell,
+            tell=arguments.tell_rows,
         )
 
     def _batch(self, rows: Any, counts: tuple[int, ...], report: cut.Report) -> cut.Batch:
-        if counts:
-            return cut.Batch(sum(counts), counts[self.rank], sum(counts[: self.rank]))
         if rows is None:
-            return cut.Batch(1, int(self.rank == 0), min(self.rank, 1))
+            return batch_without_rows(self.rank)
         if self._batches == "global":
-            first, end = chunk(rows, self.rank, self._size)
-            return cut.Batch(rows, end - first, first)
-        counts = ops.all_gather(tf.reshape(tf.cast(rows, tf.int64), [1]), name=f"{self._scope}/rows")
+            return batch_of_chunks(rows, self.rank, self._size)
+        if counts:
+            return batch_of_counts(counts, self.rank)
+        mine = tf.reshape(tf.cast(rows, tf.int64), [1])
         report.gathered_counts(self._size * tf.int64.size)
-        return cut.Batch(tf.reduce_sum(counts), tf.cast(rows, tf.int64), tf.reduce_sum(counts[: self.rank]))
+        return batch_of_counts(ops.all_gather(mine, name=f"{self._scope}/rows"), self.rank)
 
 
 class _Traced:
@@ -249,9 +231,9 @@ class _Traced:
         self,
         owner: StepFunction,
         concrete: Any,
-        arguments: Composites,
-        shapes: list[Any],
-        states: list[State],
+        arguments: Arguments,
+        shapes: list[tuple[int | None, ...]],
+        rows: int | None,
         counts: tuple[int, ...],
     ) -> None:
         self.shapes = shapes
@@ -259,30 +241,26 @@ class _Traced:
         self._name = owner.__name__
         of_captured = (sharded_slots.of_handle(outer) for _, outer in program.captured)
         self._slots = [each for each in of_captured if each is not None]
-        structured = concrete.graph.structured_outputs
-        self._outputs = tf.nest.flatten(structured, expand_composites=True)
-        self._structured = structured
-        local = shapes
+        self._outputs = Outputs(concrete)
+        local = list(shapes)
         if counts:
-            mine = counts[owner.rank]
-            local = [(mine, *shape[1:]) if isinstance(state, Rows) else shape for shape, state in zip(shapes, states)]
+            for _, component in arguments.sharded():
+                local[component] = (counts[owner.rank], *local[component][1:])
         specs = [tf.TensorSpec(shape, each.dtype) for shape, each in zip(local, concrete.inputs)]
 
         @do_not_convert
         def rank_step(*local: tf.Tensor) -> list[tf.Tensor]:
-            return owner.build(program, arguments, states, counts, list(local))
+            return owner.build(program, arguments, rows, counts, list(local))
 
         self._run = tf.function(rank_step, autograph=False).get_concrete_function(*specs)
 
-    def takes(self, shapes: list[Any]) -> bool:
+    def takes(self, shapes: list[tuple[int | None, ...]]) -> bool:
         """Whether these shapes of arguments are among those that it was traced for."""
-        return all(tf.TensorShape(own).is_compatible_with(given) for own, given in zip(self.shapes, shapes))
+        return all(tf.TensorShape(own).is_compatible_with(other) for own, other in zip(self.shapes, shapes))
 
     def __call__(self, tensors: list[tf.Tensor]) -> Any:
         gathered_slots.refuse_step(self._name, lambda: self._slots)
-        found = iter(tf.nest.flatten(self._run(*tensors)))
-        filled = [next(found) if tf.is_tensor(each) else each for each in self._outputs]
-        return tf.nest.pack_sequence_as(self._structured, filled, expand_composites=True)
+        return self._outputs.packed(tf.nest.flatten(self._run(*tensors)))
 
 
 def _method(step: Any, instance: Any, reference: weakref.ref[Any]) -> Callable[..., Any]:
@@ -297,28 +275,12 @@ def _method(step: Any, instance: Any, reference: weakref.ref[Any]) -> Callable[.
     return method
 
 
-class _Held:
-    """A variable among the arguments, which the step may assign: not to be taken for its value."""
-
-    def __init__(self, variable: tf.Variable) -> None:
-        self.variable = variable
-
-
-def _tensor(leaf: Any) -> Any:
-    """Arrays and tensors are arguments of the traced step; numbers, texts, variables and objects constants of it."""
-    if isinstance(leaf, tf.Variable):
-        return _Held(leaf)
-    if is_composite(leaf):
-        return leaf
-    return tf.convert_to_tensor(leaf) if tf.is_tensor(leaf) or isinstance(leaf, (np.ndarray, np.generic)) else leaf
-
-
-def _rows_of(tensor: tf.Tensor) -> Any:
-    return tf.shape(tensor, out_type=tf.int64)[0] if tensor.shape[0] is None else tensor.shape[0]
+def _as_tensor(leaf: Any) -> Any:
+    """Arrays and tensors are arguments of the traced step; numbers, strings, variables and objects constants of it."""
+    return tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
 
 
 def _constant(leaf: Any) -> Hashable:
-    leaf = leaf.variable if isinstance(leaf, _Held) else leaf
     return leaf if isinstance(leaf, (int, float, str, bytes, bool, type(None))) else ("object", id(leaf))
 
 

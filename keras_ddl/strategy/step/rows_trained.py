@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from keras_ddl.compat.strategies import outside_strategies
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.compat.variable_origin import not_of_the_program
 
 
 class RowsTrained:
@@ -14,7 +14,7 @@ class RowsTrained:
 
     def __init__(self) -> None:
         # Not in the first step: a tf.function that makes a variable is traced again.
-        with tf.init_scope(), tf.device("CPU:0"), not_of_the_program():
+        with tf.init_scope(), tf.device("CPU:0"), outside_strategies():
             self._count = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="keras_ddl_rows_trained")
 
     def add(self, counts: tf.Tensor) -> None:

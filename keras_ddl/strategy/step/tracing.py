@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any
 
-from keras_ddl.compat import tensorflow as tf_compat
-from keras_ddl.compat.thread_value import ThreadValue
+from keras_ddl.compat.context import setting
+from keras_ddl.compat.strategies import outside_strategies
 
-_tracing = ThreadValue(False)
-_strategy_of_step = ThreadValue()
+_tracing: ContextVar[bool] = ContextVar("keras_ddl_tracing", default=False)
+_strategy_of_step: ContextVar[Any] = ContextVar("keras_ddl_strategy_of_step", default=None)
 
 
 def is_traced() -> bool:
@@ -21,22 +25,13 @@ def strategy_of_step() -> Any:
     return _strategy_of_step.get()
 
 
-def tracing_for(strategy: Any) -> Any:
+def tracing_for(strategy: Any) -> AbstractContextManager[None]:
     """Returns a context in which a step is traced, to be cut for the ranks of `strategy`."""
-    return _strategy_of_step.set_to(strategy)
+    return setting(_strategy_of_step, strategy)
 
 
-def as_one_process() -> Any:
-    """Returns a context in which the program's code means what it means in one process."""
-    return _AsOneProcess()
-
-
-class _AsOneProcess:
-    def __enter__(self) -> None:
-        self._contexts = (_tracing.set_to(True), tf_compat.outside_strategies())
-        for each in self._contexts:
-            each.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for each in reversed(self._contexts):
-            each.__exit__(*error)
+@contextlib.contextmanager
+def as_one_process() -> Iterator[None]:
+    """Inside, the program's code means what it means in one process."""
+    with setting(_tracing, True), outside_strategies():
+        yield

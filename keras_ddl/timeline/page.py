@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.files.durable import write_whole
-from keras_ddl.trace.steps import RankSteps, Step
-from keras_ddl.trace.summary import Summary, lateness, summarize
-from keras_ddl.trace.words import sentences
+from keras_ddl.timeline.steps import RankSteps, Step
+from keras_ddl.timeline.summary import Summary, lateness, summarize
+from keras_ddl.timeline.words import sentences
 
 # A browser draws so many at once; of longer trainings the collectives of every n-th step are shown.
 _COLLECTIVES = 200_000
@@ -64,7 +64,7 @@ def _data(ranks: Sequence[RankSteps], summary: Summary, title: str) -> dict[str,
 def _step(step: Step, start: float) -> list[Any]:
     """[begin, then from the begin: batch there, end, next begins, [begin and end of each wait, ...]]"""
     waits = [_us(moment - step.begin) for wait in step.exposed for moment in wait]
-    return [_us(step.begin - start), _us(step.input), _us(step.end - step.begin), _us(step.whole), waits]
+    return [_us(step.begin - start), _us(step.input), _us(step.end - step.begin), _us(step.total), waits]
 
 
 def _collectives(step: Step, names: dict[str, int]) -> list[list[int]]:

@@ -1,11 +1,4 @@
-"""When each collective was submitted, agreed on, run and done, as a picture for chrome://tracing and Perfetto.
-
-KERAS_DDL_TIMELINE=/tmp/timeline.json makes every rank write one from `init` to its end: rank 0 to
-/tmp/timeline.rank0.json, and so on. `start` and `stop` do the same for a part of a program, and `merge` puts the ranks'
-files together. Each rank is a process of the picture, with a line for steps (made by `span`; a Strategy makes one for
-each step of fit) and one for the collectives, above which each collective's waiting is shown. Costs about two
-microseconds per collective, and nothing when no timeline is written.
-"""
+"""Files of timelines: which there are of a job, and the collectives in them."""
 
 from __future__ import annotations
 
@@ -17,26 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_ddl import communicator
-from keras_ddl.communicator import native_timeline, recording
-from keras_ddl.communicator.recording import add_span, is_on, path_of_rank, span, stop
+from keras_ddl.communicator.recording import path_of_rank
 from keras_ddl.errors import ConfigError
-
-__all__ = [
-    "Collective",
-    "add_span",
-    "collectives",
-    "collectives_of",
-    "is_on",
-    "keep",
-    "merge",
-    "path_of_rank",
-    "read",
-    "span",
-    "start",
-    "stop",
-    "take",
-]
 
 
 @dataclass(frozen=True)
@@ -61,28 +36,6 @@ class Collective:
     agreed: float
     started: float
     finished: float
-
-
-def start(path: str | os.PathLike[str]) -> Path:
-    """Begins this rank's timeline and returns its file: `path` with .rankN before its suffix. Not collective.
-
-    Raises: ConfigError: one is being written already, or the file cannot be made.
-    """
-    return recording.start(path, communicator.rank())
-
-
-def keep(capacity: int = 4096) -> None:
-    """Keeps this rank's newest collectives in memory for `take`, with or without a timeline; 0: none any more.
-
-    Cost: as of a timeline, without the file.
-    """
-    native_timeline.keep(capacity)
-
-
-def take() -> list[Collective]:
-    """Returns the collectives kept since the last call, in the order in which they ended, without their kind."""
-    rank = communicator.rank()
-    return [Collective(rank, "", *one) for one in native_timeline.take()]
 
 
 def paths_of_ranks(path: Path) -> list[Path]:
@@ -128,7 +81,7 @@ def collectives(path: str | os.PathLike[str]) -> list[Collective]:
 
 def collectives_of(events: Iterable[dict[str, Any]]) -> list[Collective]:
     """As `collectives`, of events that `read` has returned."""
-    found = []
+    result = []
     for event in events:
         arguments = event.get("args", {})
         if event["ph"] == "X" and "bytes" in arguments:
@@ -136,9 +89,9 @@ def collectives_of(events: Iterable[dict[str, Any]]) -> list[Collective]:
             agreed = started - arguments["waited_for_turn_us"] * 1e-6
             submitted = agreed - arguments["waited_for_ranks_us"] * 1e-6
             finished = started + event["dur"] * 1e-6
-            found.append(
+            result.append(
                 Collective(
                     event["pid"], event["cat"], event["name"], arguments["bytes"], submitted, agreed, started, finished
                 )
             )
-    return sorted(found, key=lambda one: one.started)
+    return sorted(result, key=lambda one: one.started)

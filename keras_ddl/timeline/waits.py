@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from keras_ddl.timeline import Collective
+from keras_ddl.timeline.files import Collective
 
 Interval = tuple[float, float]  # begin, end
 
@@ -31,18 +31,18 @@ def tells_rows(name: str) -> bool:
 def round_of(name: str) -> str:
     """Returns what collectives that are under way while one another's inputs are computed have in common."""
     body, _, iteration = name.partition("#")
-    found = _ROUND.match(body) or _WHOLE_ARGUMENT.fullmatch(body) or _ROWS.fullmatch(body)
-    return (found[0] if found else "") + iteration
+    match = _ROUND.match(body) or _WHOLE_ARGUMENT.fullmatch(body) or _ROWS.fullmatch(body)
+    return (match[0] if match else "") + iteration
 
 
 def rounds(collectives: Iterable[Collective]) -> dict[str, list[Collective]]:
     """Returns round -> its collectives, in the order of submission, of the collectives of one step of one rank."""
-    found: dict[str, list[Collective]] = {}
+    by_round: dict[str, list[Collective]] = {}
     for one in sorted(collectives, key=lambda one: one.submitted):
         rows = _ROWS.fullmatch(one.name)
         if rows is None or rows[1]:
-            found.setdefault(round_of(one.name), []).append(one)
-    return found
+            by_round.setdefault(round_of(one.name), []).append(one)
+    return by_round
 
 
 def exposed(collectives: Iterable[Collective]) -> list[Interval]:
@@ -53,13 +53,13 @@ def exposed(collectives: Iterable[Collective]) -> list[Interval]:
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
     """Returns the same moments in intervals that do not overlap, in order; empty ones are left out."""
-    found: list[Interval] = []
+    merged: list[Interval] = []
     for begin, end in sorted(each for each in intervals if each[1] > each[0]):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
 def clipped(intervals: Iterable[Interval], begin: float, end: float) -> list[Interval]:

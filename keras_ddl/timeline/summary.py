@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from keras_ddl.trace import waits
-from keras_ddl.trace.steps import RankSteps, Step
+from keras_ddl.timeline import waits
+from keras_ddl.timeline.steps import RankSteps, Step
 
 # A step that takes so many times the median is not counted in means.
 _UNUSUAL = 10
@@ -149,7 +149,7 @@ def _inside(step: Step) -> list[Any]:
 
 def _usual(ranks: Sequence[RankSteps]) -> list[int]:
     """Returns which steps are counted in means."""
-    longest = [max(step.whole for step in steps) for steps in _by_step(ranks)]
+    longest = [max(step.total for step in steps) for steps in _by_step(ranks)]
     limit = _UNUSUAL * statistics.median(longest)
     return [index for index, seconds in enumerate(longest) if seconds <= limit]
 
@@ -166,7 +166,7 @@ def _times(number: int, ranks: Sequence[RankSteps], late: list[list[float]], usu
     return RankTimes(
         rank=ranks[number].rank,
         host=ranks[number].host,
-        step=mean(lambda step: step.whole),
+        step=mean(lambda step: step.total),
         input=mean(lambda step: step.input) if any(step.arrived is not None for step in own) else None,
         compute=mean(lambda step: step.compute),
         exposed=mean(lambda step: step.waiting),

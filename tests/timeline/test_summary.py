@@ -9,10 +9,9 @@ from harness.made_timelines import Job
 from keras_ddl import timeline
 from keras_ddl.cli.main import group
 from keras_ddl.errors import ConfigError
-from keras_ddl.timeline import Collective
-from keras_ddl.trace import steps, waits
-from keras_ddl.trace.summary import summarize
-from keras_ddl.trace.words import sentences
+from keras_ddl.timeline import Collective, steps, waits
+from keras_ddl.timeline.summary import summarize
+from keras_ddl.timeline.words import sentences
 
 
 def summary_of(job: Job, folder):

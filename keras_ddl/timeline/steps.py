@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from keras_ddl import timeline
 from keras_ddl.errors import ConfigError
-from keras_ddl.timeline import Collective
-from keras_ddl.trace import waits
-from keras_ddl.trace.waits import Interval
+from keras_ddl.timeline import files as timeline_files
+from keras_ddl.timeline import waits
+from keras_ddl.timeline.files import Collective
+from keras_ddl.timeline.waits import Interval
 
 _STEP = re.compile(r"step (\d+)")
 _LABEL = re.compile(r"rank \d+ \((.*)\)")
@@ -44,7 +44,7 @@ class Step:
     collectives: list[Collective]
 
     @property
-    def whole(self) -> float:
+    def total(self) -> float:
         """Seconds from its begin to that of the next."""
         return self.next - self.begin
 
@@ -66,7 +66,7 @@ class Step:
     @property
     def compute(self) -> float:
         """Seconds of the rest."""
-        return max(0.0, self.whole - self.input - self.waiting - self.between)
+        return max(0.0, self.total - self.input - self.waiting - self.between)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def files(path: Path) -> list[Path]:
     elif path.exists():
         return [path]
     else:
-        parts = timeline.paths_of_ranks(path)
+        parts = timeline_files.paths_of_ranks(path)
     if not parts:
         raise ConfigError(
             f"trace: there must be timelines of ranks. Received: {path}, where there are none. Train with "
@@ -127,7 +127,7 @@ def files(path: Path) -> list[Path]:
 
 def _events(file: Path) -> list[dict[str, Any]]:
     try:
-        found, why = timeline.read(file), "it holds no event"
+        found, why = timeline_files.read(file), "it holds no event"
         if found and all("pid" in event and "ph" in event for event in found):
             return found
     except (ValueError, TypeError) as error:
@@ -146,7 +146,7 @@ def _rank_steps(rank: int, events: Sequence[dict[str, Any]]) -> RankSteps:
         for event in events
         if event.get("cat") == "step" and event["ph"] == "X" and (found := _STEP.fullmatch(event["name"]))
     )
-    return RankSteps(rank, host[1] if host else "", of_spans(spans, timeline.collectives_of(events)))
+    return RankSteps(rank, host[1] if host else "", of_spans(spans, timeline_files.collectives_of(events)))
 
 
 def of_spans(spans: Sequence[tuple[float, float, int]], collectives: Iterable[Collective]) -> list[Step]:

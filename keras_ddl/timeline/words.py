@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from keras_ddl.trace.summary import PARTS, Straggler, Summary
+from keras_ddl.timeline.summary import PARTS, Straggler, Summary
 
 
 def sentences(summary: Summary) -> list[str]:
     """Returns what there is to say, the most important first."""
     hosts = len({each.host for each in summary.ranks})
     ranks = len(summary.ranks)
-    told = [
+    lines = [
         f"{_many(ranks, 'rank')} on {_many(hosts, 'host')}, {_many(summary.steps, 'step')}, "
         f"{duration(summary.step)} a step"
         + (f", without {summary.unusual} that took more than ten times as long." if summary.unusual else ".")
     ]
     if ranks == 1:
-        return [*told, "With one rank there is nobody to wait for."]
-    told += [_of_straggler(each) for each in summary.stragglers]
+        return [*lines, "With one rank there is nobody to wait for."]
+    lines += [_of_straggler(each) for each in summary.stragglers]
     if not summary.stragglers:
         last = max(summary.ranks, key=lambda each: each.last)
-        told.append(
+        lines.append(
             f"No rank holds up the others: rank {last.rank} was last most often, in {last.last:.0%} of the steps, by "
             f"{duration(last.late)} in the median."
         )
     part = summary.exposed / summary.step if summary.step else 0.0
-    told.append(
+    lines.append(
         f"Exposed communication: {duration(summary.exposed)} a step ({part:.0%}), of which "
         f"{duration(summary.late_ranks)} wait for ranks that come later."
     )
-    return told
+    return lines
 
 
 def _of_straggler(one: Straggler) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from harness.rank_program import rank
 from harness.rank_tests import run_ranks
-from keras_ddl.gradients.start_up import threads_of
+from keras_ddl.device import threads_of
 
 
 def test_threads_are_the_share_of_cores_that_ranks_of_the_host_may_use():
