@@ -44,7 +44,7 @@ def train(contestant: str, network_name: str, steps: int, threads: int) -> None:
 
     import keras_ddl
     from keras_ddl.cli.bench_training.networks import NETWORKS
-    from keras_ddl.strategy import whole_slots
+    from keras_ddl.strategy.shards import gathered_slots
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
@@ -81,7 +81,7 @@ def train(contestant: str, network_name: str, steps: int, threads: int) -> None:
             seconds.append(time.perf_counter() - self.start)
 
     model.fit(dataset, steps_per_epoch=steps + 2, epochs=1, shuffle=False, verbose=0, callbacks=[Watch()])
-    sharded = whole_slots.slots_of(model)
+    sharded = gathered_slots.slots_of(model)
     whole = [each for each in model.optimizer.variables if all(each.value is not slot for slot in sharded)]
     held = [*(each.chunk for each in sharded), *(each.value for each in whole)]
     slots = sum(each.shape.num_elements() * each.dtype.size for each in held)

@@ -33,7 +33,7 @@ from _rounds import machine
 import keras_ddl
 from keras_ddl import timeline
 from keras_ddl.callbacks import StepMetrics
-from keras_ddl.strategy.rows_trained import RowsTrained
+from keras_ddl.strategy.step.rows_trained import RowsTrained
 
 CONTESTANTS = ("bare", "off", "timeline", "metrics")
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from harness.made_timelines import Job  # noqa: E402
-from keras_ddl.trace import page, steps  # noqa: E402
+from keras_ddl.timeline import page, steps  # noqa: E402
 
 
 def main() -> None:

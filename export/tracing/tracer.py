@@ -296,7 +296,7 @@ def _set_method(file: Path, signature: str, method: str) -> None:
 
 
 def _tf_variable(variable: Any) -> Any:
-    from keras_ddl.compat.tensorflow import primary_variable
+    from keras_ddl.compat.strategies import primary_variable
 
     return primary_variable(variable.value)
 

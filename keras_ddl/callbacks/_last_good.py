@@ -14,7 +14,9 @@ from keras_ddl import model_state
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat.models import optimizers_of, steps_taken
 from keras_ddl.resuming.training_state import broadcast_training_state
-from keras_ddl.strategy import accumulation, agreement, sharded_slots
+from keras_ddl.strategy import agreement
+from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.step import accumulation
 
 
 def step_of(model: Any) -> int:
@@ -28,7 +30,7 @@ class _Copy:
     values: list[tuple[Any, np.ndarray]]
 
 
-class MemoryOfGood:
+class InMemorySnapshots:
     """The last two states from which training went well for a window. Twice the size of weights and optimizers.
 
     The end of a good window may be where it begins to go wrong; only when the next one is good, too, is it a state to
@@ -69,7 +71,7 @@ def _variables(model: Any) -> Sequence[Any]:
     return [v for v in held.values() if not model_state.is_seed(v)]
 
 
-class CheckpointsOfGood:
+class CheckpointSnapshots:
     """The checkpoints of a directory, up to a step from which training went well for a window."""
 
     def __init__(self, model: Any, directory: str | Path) -> None:
@@ -83,7 +85,7 @@ class CheckpointsOfGood:
     def go_back(self) -> int | None:
         """Restores rank 0's newest good checkpoint on all ranks; returns its step, None without one. COLLECTIVE."""
         accumulation.combine(self._model)
-        with sharded_slots.keeping_what_is_loaded():
+        with sharded_slots.deferring_restored_values():
             step = on_first_rank(self._restore, "DivergenceGuard/restore")
             if step is not None:
                 broadcast_training_state(self._model)

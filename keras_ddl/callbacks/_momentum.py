@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from keras_ddl.compat.models import unwrapped
 from keras_ddl.compat.optimizers import rmsprop_momentums
-from keras_ddl.strategy import sharded_slots
+from keras_ddl.strategy.shards import sharded_slots
 
 
 def buffers_with_rate(optimizer: Any) -> list[Any]:

@@ -31,7 +31,8 @@ from keras_ddl.files.durable import make_directory
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.resuming import resume_from_latest
 from keras_ddl.resuming.progress import ARRAYS, RECORD, Restoration, agreed_layer_state, capture
-from keras_ddl.strategy import fits, keras_patches, whole_slots
+from keras_ddl.strategy import fits, keras_patches
+from keras_ddl.strategy.shards import gathered_slots
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -239,7 +240,7 @@ class Checkpoint(keras.callbacks.Callback):
         """Makes the memory for copies after the first step, when all variables are there, not in one that is timed."""
         within_epochs = self.save_freq != "epoch" or self._clock is not None or bool(self._notice)
         if within_epochs and not self._has_memory:
-            with whole_slots.whole(whole_slots.slots_of(self.model), on_rank=0):
+            with gathered_slots.gathered(gathered_slots.slots_of(self.model), on_rank=0):
                 if is_first_rank():
                     model_state.take(self.model).copy_into(self._buffers)
         self._has_memory = True
@@ -302,7 +303,7 @@ class Checkpoint(keras.callbacks.Callback):
             known = last_checkpoint.known()
             assert known is not None
             print(f"Checkpoint: {signal_name} on rank {rank}: saved, and this run ends with status {RESTART_STATUS}.")
-            print(f"Checkpoint: {last_checkpoint.to_go_on(known)}", flush=True)
+            print(f"Checkpoint: {last_checkpoint.resume_hint(known)}", flush=True)
         sys.exit(RESTART_STATUS)
 
     def _save(
@@ -326,7 +327,7 @@ class Checkpoint(keras.callbacks.Callback):
         with contextlib.ExitStack() as stack:
             if in_epoch:
                 arrays.update(stack.enter_context(agreed_layer_state(self.model)))
-            stack.enter_context(whole_slots.whole(whole_slots.slots_of(self.model), on_rank=0))
+            stack.enter_context(gathered_slots.gathered(gathered_slots.slots_of(self.model), on_rank=0))
             if not is_first_rank():
                 return
             snapshot = model_state.take(self.model, base=self._bases.written, evidence=not in_epoch)

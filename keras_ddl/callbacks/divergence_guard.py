@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.callbacks._last_good import CheckpointsOfGood, MemoryOfGood, step_of
+from keras_ddl.callbacks._last_good import CheckpointSnapshots, InMemorySnapshots, step_of
 from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._loss_judge import LossJudge
 from keras_ddl.callbacks._momentum import MomentumCorrection
@@ -90,7 +90,7 @@ class DivergenceGuard(keras.callbacks.Callback):
         self.rise = None if rise is None else positive("rise", rise)
         self.directory, self.factor = directory, factor
         self.message: str | None = None
-        self._good: MemoryOfGood | CheckpointsOfGood | None = None
+        self._good: InMemorySnapshots | CheckpointSnapshots | None = None
         self._in_epoch = self._must_reset = False
 
     # ---- what Keras calls --------------------------------------------------------------------------------------------
@@ -116,7 +116,9 @@ class DivergenceGuard(keras.callbacks.Callback):
         if self.action == "go_back" and self._good is None:  # not at train begin: another callback may restore there
             if self.model.built:
                 build_optimizer(self.model)
-            self._good = CheckpointsOfGood(self.model, self.directory) if self.directory else MemoryOfGood(self.model)
+            self._good = (
+                CheckpointSnapshots(self.model, self.directory) if self.directory else InMemorySnapshots(self.model)
+            )
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._must_reset:  # a running mean that is NaN would stay so

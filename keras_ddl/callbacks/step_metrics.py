@@ -13,7 +13,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.trace import steps
+from keras_ddl.timeline import steps
 
 
 class StepMetrics(keras.callbacks.Callback):
@@ -99,7 +99,7 @@ class StepMetrics(keras.callbacks.Callback):
     def _write(self) -> None:
         found = steps.of_spans(self._spans, self._taken())
         if found:
-            count, seconds = sum(self._counts), sum(step.whole for step in found)
+            count, seconds = sum(self._counts), sum(step.total for step in found)
             values = {"step_seconds": seconds / count}
             rows = self._rows_trained() - self._rows
             if rows > 0:

@@ -12,7 +12,7 @@ import click
 from keras_ddl.cli.export import size_text
 
 if TYPE_CHECKING:
-    from keras_ddl.trace.summary import Summary
+    from keras_ddl.timeline.summary import Summary
 
 _FILE = click.Path(path_type=Path)
 
@@ -37,9 +37,9 @@ def _summary(path: Path, buckets: int, as_json: bool) -> None:
 
     FILE_OR_FOLDER is the path that KERAS_DDL_TIMELINE had, a merged file, or the folder of the ranks' files.
     """
-    from keras_ddl.trace import steps
-    from keras_ddl.trace.summary import summarize
-    from keras_ddl.trace.words import sentences
+    from keras_ddl.timeline import steps
+    from keras_ddl.timeline.summary import summarize
+    from keras_ddl.timeline.words import sentences
 
     found = summarize(steps.read(path))
     if as_json:
@@ -58,7 +58,7 @@ def _view(path: Path, output: Path | None) -> None:
 
     It needs no server and no network: open it in a browser, send it by mail.
     """
-    from keras_ddl.trace import page, steps
+    from keras_ddl.timeline import page, steps
 
     target = output or (path / "trace.html" if path.is_dir() else path.with_suffix(".html"))
     page.write(target, steps.read(path), title=path.name)
@@ -70,7 +70,7 @@ def _show_tables(found: Summary, buckets: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from keras_ddl.trace.words import duration
+    from keras_ddl.timeline.words import duration
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     table = Table(title="Where a step's time goes (means)", box=box.SIMPLE_HEAD, title_justify="left")

@@ -83,7 +83,7 @@ def _say_how_to_go_on() -> None:
     """Names the last checkpoint, below the traceback, where no launcher of ours will."""
     checkpoint = last_checkpoint.known()
     if checkpoint is not None and not config.is_set("RUN_DIR"):
-        print(f"keras_ddl: {last_checkpoint.to_go_on(checkpoint)}", file=sys.stderr)
+        print(f"keras_ddl: {last_checkpoint.resume_hint(checkpoint)}", file=sys.stderr)
 
 
 def own_traceback(error: BaseException | None) -> str:

@@ -73,7 +73,7 @@ __all__ = [
     "global_seed_generator",
     "io_utils",
     "is_batch_moment",
-    "is_ours",
+    "is_ddl_strategy",
     "keras",
     "legacy_h5_format",
     "make_global_seed_generator",
@@ -95,7 +95,7 @@ def is_batch_moment(frames: Iterable[Any]) -> bool:
     return any(frame.name == "_moments" and frame.filename == home for frame in frames)
 
 
-def is_ours(strategy: Any) -> bool:
+def is_ddl_strategy(strategy: Any) -> bool:
     """Whether `strategy` is a keras_ddl.Strategy."""
     return getattr(strategy, "is_keras_ddl", False)
 
@@ -103,7 +103,7 @@ def is_ours(strategy: Any) -> bool:
 def strategy_of(owner: Any) -> Any:
     """Returns the keras_ddl.Strategy that a model (or optimizer) was made under, or None."""
     strategy = getattr(owner, "_distribute_strategy", None) or getattr(owner, "_distribution_strategy", None)
-    return strategy if is_ours(strategy) else None
+    return strategy if is_ddl_strategy(strategy) else None
 
 
 def scope_strategy() -> Any:
@@ -111,13 +111,13 @@ def scope_strategy() -> Any:
     if not tf.distribute.has_strategy():
         return None
     strategy = tf.distribute.get_strategy()
-    return strategy if is_ours(strategy) else None
+    return strategy if is_ddl_strategy(strategy) else None
 
 
 def replica_strategy() -> Any:
     """Returns the keras_ddl.Strategy of more than one rank inside whose `run` this is called, or None."""
     context = tf.distribute.get_replica_context()
-    if context is None or not is_ours(context.strategy) or context.strategy.size == 1:
+    if context is None or not is_ddl_strategy(context.strategy) or context.strategy.size == 1:
         return None
     return context.strategy
 

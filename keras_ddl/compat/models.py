@@ -68,16 +68,16 @@ def metric_direction(metric: Any) -> str | None:
 
 def layer_state(model: Any) -> list[Any]:
     """Returns the variables in which layers keep what they gather in calls: made as not trainable, no seeds."""
-    found = [each for layer in model._flatten_layers() for each in layer._non_trainable_variables]
-    return list({id(each): each for each in found}.values())
+    variables = [each for layer in model._flatten_layers() for each in layer._non_trainable_variables]
+    return list({id(each): each for each in variables}.values())
 
 
-def held_value(variable: Any) -> Any:
+def inner_variable(variable: Any) -> Any:
     """Returns the tf.Variable in which a Keras variable holds its value; None before it has one, and of all else."""
     return getattr(variable, "_value", None)
 
 
-def replace_value(variable: Any, value: Any) -> None:
+def replace_inner_variable(variable: Any, value: Any) -> None:
     """Has a Keras variable hold its value in another tf.Variable."""
     variable._value = value
 
@@ -99,14 +99,14 @@ def named_optimizers_of(model: Any) -> dict[str, Any]:
     """Returns name -> optimizer of all optimizers of a model, each once: the compiled one first, and those that it or a
     layer of it keeps as an attribute, also in a list or a dict, as models with a training step of their own do.
     """
-    found: dict[str, Any] = {}
+    optimizers: dict[str, Any] = {}
     seen: set[int] = set()
 
     def take(name: str, value: Any) -> None:
         if isinstance(value, keras.optimizers.Optimizer):
             if id(value) not in seen:
                 seen.update(id(each) for each in optimizers_in(value))
-                found[name] = value
+                optimizers[name] = value
         elif isinstance(value, dict):
             for key in value:
                 take(f"{name}/{key}", value[key])
@@ -120,7 +120,7 @@ def named_optimizers_of(model: Any) -> dict[str, Any]:
             # Keras's own lists of layers and variables hold none, and are long.
             if isinstance(value, keras.optimizers.Optimizer) or not name.startswith("_"):
                 take(name if number == 0 else f"layer {number}/{name}", value)
-    return found
+    return optimizers
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -168,11 +168,13 @@ def rows_counted(model: Any) -> float:
 
 
 def metrics_in(model: Any) -> list[Any]:
-    """Returns a model's metric objects: those it tracks, and those given to compile, also when not built yet."""
+    """Returns a model's metric objects: those it tracks, and those passed to compile, also when not built yet."""
     compiled = getattr(model, "_compile_metrics", None)
-    given = [tree.flatten(getattr(compiled, name, None)) for name in ("_user_metrics", "_user_weighted_metrics")]
+    of_compile = [tree.flatten(getattr(compiled, name, None)) for name in ("_user_metrics", "_user_weighted_metrics")]
     tracked = [each for metric in model.metrics for each in getattr(metric, "metrics", [metric])]
-    return [each for each in [*tracked, *(one for some in given for one in some)] if not isinstance(each, (str, type))]
+    return [
+        each for each in [*tracked, *(one for some in of_compile for one in some)] if not isinstance(each, (str, type))
+    ]
 
 
 def written_by_steps(model: Any) -> list[Any]:
@@ -220,12 +222,12 @@ def after_build(part: Any, call: Callable[[], None]) -> None:
 
 
 def _variables_of_metrics(metrics: Iterable[Any]) -> list[Any]:
-    found: dict[int, Any] = {}
+    seen: dict[int, Any] = {}
     pending = list(metrics)
     while pending:
         metric = pending.pop(0)
-        if id(metric) not in found:
-            found[id(metric)] = metric
+        if id(metric) not in seen:
+            seen[id(metric)] = metric
             pending.extend([*getattr(metric, "_metrics", []), *(getattr(metric, "metrics", None) or [])])
-    variables = [each for metric in found.values() for each in getattr(metric, "_variables", [])]
+    variables = [each for metric in seen.values() for each in getattr(metric, "_variables", [])]
     return list({id(each): each for each in variables}.values())

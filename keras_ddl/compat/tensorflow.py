@@ -6,12 +6,11 @@ which keras_ddl cannot work ends in a DependencyError that says what to install.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -62,11 +61,7 @@ if config.is_set("RUN_DIR"):
         NamedTemporaryFile=functools.partial(tempfile.NamedTemporaryFile, dir=config.get("RUN_DIR"))
     )
 
-InputContext = tf.distribute.InputContext
-ReplicaContext: Any = tf.distribute.ReplicaContext
 UninitializedVariable: Any = resource_variable_ops.UninitializedVariable
-StrategyExtendedV1: Any = tf.compat.v1.distribute.StrategyExtended
-ValueContext = tf.distribute.experimental.ValueContext
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
@@ -74,40 +69,25 @@ __all__ = [
     "CALLS",
     "CancellationManager",
     "CancellationManagerContext",
-    "InputContext",
-    "ReplicaContext",
     "ShuffleDataset",
-    "StrategyExtendedV1",
-    "UnaryUnchangedStructureDataset",
     "UninitializedVariable",
     "UpdateContext",
-    "ValueContext",
-    "after_each_variable",
     "asynchronous",
     "called_attributes",
     "called_graph",
     "clone_function",
     "constant_value",
-    "container_strategy",
-    "dataset_inputs",
-    "dataset_kind",
     "do_not_convert",
     "function_attributes",
     "global_seed",
     "is_eager",
-    "is_nondeterministic",
     "is_stateful",
     "load_ops",
-    "iterator_of_type",
-    "outside_strategies",
-    "primary_variable",
+    "ref_variable",
     "register_gradient",
-    "shuffle_seeds",
+    "resource_variable_ops",
     "tf",
     "traced_for_xla",
-    "variant_tensor",
-    "with_initializer",
-    "with_initializers",
 ]
 
 
@@ -124,21 +104,6 @@ def do_not_convert(function: F) -> F:
 def register_gradient(op_type: str) -> Callable[[F], F]:
     """Returns a decorator for the gradient of a type of operation: tf.RegisterGradient, with its types."""
     return cast(Callable[[F], F], tf.RegisterGradient(op_type))
-
-
-class UnaryUnchangedStructureDataset(tf.data.Dataset):
-    """A dataset of what another one holds, for subclasses to say how: `variant` is the handle of its operation."""
-
-    def __init__(self, dataset: tf.data.Dataset, variant: tf.Tensor) -> None:
-        self._input_dataset = dataset
-        super().__init__(variant)
-
-    def _inputs(self) -> list[tf.data.Dataset]:
-        return [self._input_dataset]
-
-    @property
-    def element_spec(self) -> Any:
-        return self._input_dataset.element_spec
 
 
 def asynchronous() -> bool:
@@ -213,76 +178,9 @@ def traced_for_xla() -> bool:
     return False
 
 
-def dataset_inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    """Returns the datasets that `dataset` reads from."""
-    return list(dataset._inputs())
-
-
-def variant_tensor(dataset: tf.data.Dataset) -> tf.Tensor:
-    """Returns the handle of a dataset, for a subclass of UnaryUnchangedStructureDataset that stands for it."""
-    return dataset._variant_tensor
-
-
-def is_nondeterministic(dataset: tf.data.Dataset) -> bool:
-    """Whether a step of a dataset was given deterministic=False."""
-    return getattr(dataset, "_deterministic", None) == "false"
-
-
-def dataset_kind(dataset: tf.data.Dataset) -> str:
-    """Returns the name of a dataset's last step: "ParallelMapDataset"."""
-    return type(dataset).__name__.lstrip("_")
-
-
-def shuffle_seeds(dataset: ShuffleDataset) -> tuple[int, int]:
-    """Returns the two seeds of a `.shuffle()`; (0, 0) stands for another order in every process."""
-    return int(dataset._seed), int(dataset._seed2)
-
-
 def clone_function(function: Any, python_function: Any) -> Any:
     """Returns a tf.function of `python_function` with the options of `function`."""
     return function._clone(python_function=python_function)
-
-
-@contextlib.contextmanager
-def outside_strategies() -> Iterator[None]:
-    """Inside, no tf.distribute strategy is active, also inside of a scope: nor makes one the variables."""
-    graph = tf.compat.v1.get_default_graph()
-    creators = graph._variable_creator_stack
-    of_scopes = [each for each in creators if each[1].__module__ == tf.distribute.Strategy.__module__]
-    if of_scopes:
-        graph._variable_creator_stack = [each for each in creators if each not in of_scopes]
-    try:
-        with _default_replica_context() if tf.distribute.has_strategy() else contextlib.nullcontext():
-            yield
-    finally:
-        if of_scopes:
-            graph._variable_creator_stack = creators
-
-
-@functools.cache
-def _default_replica_context() -> Any:
-    found: list[Any] = []
-    # Scopes belong to threads: a new one is in none.
-    thread = threading.Thread(target=lambda: found.append(tf.distribute.get_replica_context()))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-def iterator_of_type(iterator: tf.data.Iterator, element_spec: Any) -> tf.data.Iterator:
-    """Returns the same iterator, of which functions see other type specs; its elements must be among those."""
-    spec = tf.data.IteratorSpec(element_spec)
-    return spec._from_components(spec._to_components(iterator))
-
-
-def container_strategy(extended: Any) -> Any:
-    """Returns the strategy that a tf.distribute.StrategyExtended belongs to."""
-    return extended._container_strategy()
-
-
-def primary_variable(value: Any) -> Any:
-    """Returns the first of the variables that a mirrored variable of tf.distribute stands for; any other as it is."""
-    return getattr(value, "_primary", value)
 
 
 def is_eager(tensor: Any) -> bool:
@@ -423,76 +321,6 @@ def constant_value(tensor: tf.Tensor) -> Any:
         limits = [constant_value(each) for each in operation.inputs]
         return None if any(each is None for each in limits) else np.arange(*limits)
     return None
-
-
-def after_each_variable(call: Callable[[Any], None]) -> None:
-    """From now on calls `call` with every tf.Variable and tf.compat.v1.Variable that is made, in whatever graph."""
-    for module, name in ((variable_v1, "default_variable_creator"), (variables, "default_variable_creator_v2")):
-        _set_creator(module, name, getattr(module, name), call)
-
-
-def _set_creator(module: ModuleType, name: str, original: Callable[..., Any], call: Callable[[Any], None]) -> None:
-    @functools.wraps(original)
-    def create(next_creator: Any = None, **kwargs: Any) -> Any:
-        variable = original(next_creator, **kwargs)
-        call(variable)
-        return variable
-
-    setattr(module, name, create)
-
-
-_plain_initializers = threading.local()
-
-
-def with_initializer(change: Callable[[tf.Operation, Any], tf.Operation]) -> None:
-    """From now on `change(op, variable)` is what `variable.initializer` gives of a variable of a graph, in place of op.
-
-    Lists of variables (with_initializers) and what is written of a graph take the variable's own as before.
-    """
-    for kind in (resource_variable_ops.BaseResourceVariable, ref_variable.RefVariable):
-        kind.initializer = property(_changed_initializer(kind.initializer.fget, change))
-        kind.to_proto = _plainly(kind.to_proto)
-
-
-def _changed_initializer(original: Callable[[Any], Any], change: Callable[..., Any]) -> Callable[[Any], Any]:
-    @functools.wraps(original)
-    def initializer(self: Any) -> Any:
-        own = original(self)
-        plain = own is None or getattr(_plain_initializers, "on", False)
-        return own if plain else change(own, self)
-
-    return initializer
-
-
-def _plainly(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `original`, within which `variable.initializer` is the variable's own."""
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        before = getattr(_plain_initializers, "on", False)
-        _plain_initializers.on = True
-        try:
-            return original(*args, **kwargs)
-        finally:
-            _plain_initializers.on = before
-
-    return call
-
-
-def with_initializers(change: Callable[[Any, Sequence[Any]], Any]) -> None:
-    """From now on `change(op, variables)` is what initialises `variables`, in place of op.
-
-    All of tf.compat.v1's initializers come through here, global_variables_initializer and that of a Scaffold included.
-    """
-    original = _plainly(variables.variables_initializer)
-
-    @functools.wraps(original)
-    def variables_initializer(var_list: Sequence[Any], name: str = "init") -> Any:
-        return change(original(var_list, name), list(var_list or ()))
-
-    variables.variables_initializer = variables_initializer
-    tf.compat.v1.variables_initializer = variables_initializer
-    tf.compat.v1.initializers.variables = variables_initializer
 
 
 def session_callable(session: Any, options: Any) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Which TensorFlow is installed, told from the packages' metadata: nothing here imports TensorFlow or Keras."""
+"""Which TensorFlow is installed, read from the packages' metadata: nothing here imports TensorFlow or Keras."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_one_tensorflow() -> None:
     Raises:
         DependencyError: two distributions, of different versions or with different libraries.
     """
-    found: dict[str, tuple[str, frozenset[str]]] = {}
+    installed: dict[str, tuple[str, frozenset[str]]] = {}
     for name in _DISTRIBUTIONS:
         try:
             distribution = metadata.distribution(name)
@@ -44,13 +44,13 @@ def check_one_tensorflow() -> None:
         record = distribution.read_text("RECORD") or ""
         libraries = frozenset(line for line in record.splitlines() if line.startswith(_LIBRARIES))
         if libraries:
-            found[f"{name} {distribution.version}"] = (distribution.version, libraries)
-    if len(set(found.values())) > 1:
-        packages = [name.split()[0] for name in found]
-        version = max(version for version, _ in found.values())
+            installed[f"{name} {distribution.version}"] = (distribution.version, libraries)
+    if len(set(installed.values())) > 1:
+        packages = [name.split()[0] for name in installed]
+        version = max(version for version, _ in installed.values())
         raise DependencyError(
             "Only one TensorFlow package may be installed, because all of them own the folder tensorflow/. "
-            f"Received: {' and '.join(found)}. Remove them and install one: "
+            f"Received: {' and '.join(installed)}. Remove them and install one: "
             f"pip uninstall -y {' '.join(packages)} && pip install {packages[-1]}=={version} "
             "(tensorflow-serving-api asks for `tensorflow`; install it with --no-deps)."
         )
@@ -60,7 +60,7 @@ def import_without_keras() -> None:
     """Imports TensorFlow, if that is not done yet, without the Keras that it would import too: a third of the time.
 
     For commands that need no Keras. `import keras`, `tf.keras` and `import tensorflow.keras` work afterwards as ever. A
-    TensorFlow that cannot be imported is left for the next import to tell of; one that is told to use Keras 2 is
+    TensorFlow that cannot be imported is left for the next import to tell of; one that is set to use Keras 2 is
     imported with it.
     """
     if "tensorflow" in sys.modules or os.environ.get("TF_USE_LEGACY_KERAS"):
@@ -76,8 +76,8 @@ def import_without_keras() -> None:
     keras = importlib.util.find_spec("keras")  # finds, does not import
     if "tensorflow" in sys.modules and keras is not None and keras.submodule_search_locations:
         # Where TensorFlow 2.16 and later look for tensorflow.keras, had they found Keras.
-        found = [str(Path(folder, "_tf_keras")) for folder in keras.submodule_search_locations]
-        tensorflow.__path__ = [*found, *filter(None, tensorflow.__path__)]
+        folders = [str(Path(folder, "_tf_keras")) for folder in keras.submodule_search_locations]
+        tensorflow.__path__ = [*folders, *filter(None, tensorflow.__path__)]
 
 
 # What a Keras on another backend distributes training with.

@@ -1,5 +1,5 @@
-"""Arrays given to fit, evaluate and predict: batches of which only this rank's rows are read; whether all ranks hold
-the same.
+"""Arrays as data of fit, evaluate and predict: batches of which only this rank's rows are read; whether all ranks
+have the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keras_ddl.data.share import MARK, share_dataset
 from keras_ddl.data.untuned import untuned
 from keras_ddl.errors import RankMismatchError
 
-_RULE = "Every rank must be given all the data, in the same order: keras_ddl takes each rank's rows of every batch."
+_RULE = "Every rank must have all the data, in the same order: keras_ddl takes each rank's rows of every batch."
 _REMEDY = (
     "Shuffle and draw equally on all ranks (keras.utils.set_random_seed, or after keras_ddl.Strategy()); for data "
     "that is "
@@ -49,7 +49,7 @@ def dataset_of_rows(
     own, so that TensorFlow draws the same numbers), and cut before they are looked up.
 
     Args:
-        inputs: the adapter's arrays, with `batch_size` and `shuffle` (False, True or "batch") as given to fit.
+        inputs: the adapter's arrays, with `batch_size` and `shuffle` (False, True or "batch") as passed to fit.
         number: the dataset's, as in `share_dataset`.
         shuffle_rows: tf.random.shuffle or another in its place.
     """
@@ -74,8 +74,8 @@ def dataset_of_rows(
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False  # they would copy the arrays
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    whole = BatchRows(batch_size if rows % batch_size == 0 else None, is_chunked=True)
-    return _marked(untuned(dataset.with_options(options)).prefetch(tf.data.AUTOTUNE), whole)
+    of_batch = BatchRows(batch_size if rows % batch_size == 0 else None, is_chunked=True)
+    return _marked(untuned(dataset.with_options(options)).prefetch(tf.data.AUTOTUNE), of_batch)
 
 
 def _in_order(rows: int, batch_size: int, rank: int, size: int, number: int, _: Shuffle) -> tf.data.Dataset:
@@ -103,22 +103,22 @@ def _shuffled_whole(
 def _shuffled_within_batches(
     rows: int, batch_size: int, rank: int, size: int, number: int, shuffle_rows: Shuffle
 ) -> tf.data.Dataset:
-    found = tf.data.Dataset.range(rows).batch(batch_size, drop_remainder=rows % batch_size == 0).map(shuffle_rows)
-    return share_dataset(found, rank, size, number)
+    shuffled = tf.data.Dataset.range(rows).batch(batch_size, drop_remainder=rows % batch_size == 0).map(shuffle_rows)
+    return share_dataset(shuffled, rank, size, number)
 
 
 def _cut(positions: tf.Tensor, batch_size: int, rank: int, size: int) -> tf.data.Dataset:
-    """Returns a dataset of a rank's positions in each batch, cut for the whole pass at once: few operations a batch."""
+    """Returns a dataset of a rank's positions in each batch, cut for the pass at once: few operations a batch."""
     rows = positions.shape[0]
-    whole = rows // batch_size * batch_size
+    end_of_full = rows // batch_size * batch_size
     first, end = chunk(batch_size, rank, size)
-    found = tf.data.Dataset.from_tensor_slices(tf.reshape(positions[:whole], [-1, batch_size])[:, first:end])
-    if whole == rows:
-        return found
-    first, end = chunk(rows - whole, rank, size)
-    found = found.concatenate(tf.data.Dataset.from_tensors(positions[whole + first : whole + end]))
+    batches = tf.data.Dataset.from_tensor_slices(tf.reshape(positions[:end_of_full], [-1, batch_size])[:, first:end])
+    if end_of_full == rows:
+        return batches
+    first, end = chunk(rows - end_of_full, rank, size)
+    batches = batches.concatenate(tf.data.Dataset.from_tensors(positions[end_of_full + first : end_of_full + end]))
     # Open on all ranks alike, also where the last batch gives this one as many rows as the others do.
-    return found.map(_with_open_rows)
+    return batches.map(_with_open_rows)
 
 
 @do_not_convert
@@ -126,8 +126,8 @@ def _with_open_rows(positions: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.PlaceholderWithDefault(input=positions, shape=[None])
 
 
-def _marked(dataset: tf.data.Dataset, whole: BatchRows | None = None) -> tf.data.Dataset:
-    setattr(dataset, MARK, whole or BatchRows())
+def _marked(dataset: tf.data.Dataset, of_batch: BatchRows | None = None) -> tf.data.Dataset:
+    setattr(dataset, MARK, of_batch or BatchRows())
     return dataset
 
 
@@ -150,7 +150,7 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
     if other is None:
         return
     differing = [i for i, (one, theirs) in enumerate(zip(gathered[0], gathered[other])) if one != theirs]
-    agreeing = [i for i, (_, _, told) in enumerate(gathered[0]) if told and i not in differing]
+    agreeing = [i for i, (_, _, rows_differ) in enumerate(gathered[0]) if rows_differ and i not in differing]
     received = f"Received: other values on rank {other} than on rank 0 in array(s) {differing} of {len(looks)}"
     if not agreeing:
         raise RankMismatchError(f"{_RULE} {received} (rank {rank}). {_REMEDY}")

@@ -37,7 +37,7 @@ def from_files(
             as tensors whose first dimension counts rows. It is traced: read NumPy files with tf.numpy_function.
         batch_size: rows of all ranks together.
         shuffle: read the rank's files in another order in each epoch.
-        shuffle_rows: rows that are held to be shuffled among each other, anew in each epoch; 0: none.
+        shuffle_rows: rows that are kept in memory and shuffled among each other, anew in each epoch; 0: none.
         seed: of both shuffles; None: TensorFlow's global seed, which the Strategy sets.
         parallel_files: files that are read at a time, a row from each in turn.
         count_rows: from a path to the number of rows in that file, called for the rank's files: the number of batches
@@ -95,10 +95,10 @@ def from_files(
 def _deal(files: Sequence[str], lengths: Sequence[int], size: int) -> list[list[str]]:
     """Returns each rank's files: the largest first, to the rank that has fewest bytes (Graham, 1969)."""
     dealt: list[list[str]] = [[] for _ in range(size)]
-    held = [(0, rank) for rank in range(size)]
+    dealt_bytes = [(0, rank) for rank in range(size)]
     for length, file in sorted(zip(lengths, files), key=lambda one: (-one[0], one[1])):
-        bytes_, rank = min(held)
-        held[rank] = (bytes_ + max(length, 1), rank)
+        bytes_, rank = min(dealt_bytes)
+        dealt_bytes[rank] = (bytes_ + max(length, 1), rank)
         dealt[rank].append(file)
     return [sorted(some) for some in dealt]
 

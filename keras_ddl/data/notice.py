@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 
+from keras_ddl.compat.strategies import outside_strategies
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.compat.variable_origin import not_of_the_program
 
 NONE = (0, 0)
 _RANKS = 2**32  # a word is the signal times this, and the rank: so the greatest word names both
@@ -20,7 +20,7 @@ class _Words:
 
     def __init__(self) -> None:
         # The first use may be in the middle of a program's tf.function.
-        with tf.init_scope(), tf.device("CPU:0"), not_of_the_program():
+        with tf.init_scope(), tf.device("CPU:0"), outside_strategies():
 
             def variable(name: str) -> tf.Variable:
                 return tf.Variable(tf.zeros([], tf.int64), trainable=False, name=f"keras_ddl_notice_{name}")
@@ -44,7 +44,7 @@ def tell(number: int, rank: int) -> None:
 
 
 def agreed() -> tuple[int, int]:
-    """Returns (signal, rank) once a step has told the ranks of one, the same on all of them; `NONE` before that."""
+    """Returns (signal, rank) once a step has passed one on, the same on all of them; `NONE` before that."""
     return divmod(int(_words().agreed.numpy()), _RANKS)
 
 

@@ -1,9 +1,9 @@
-"""Whether the ranks read the same batches, told from what arrives.
+"""Whether the ranks read the same batches, by digests of what arrives.
 
 Ranks that cut their rows out of one batch must all have read that batch. A pipeline may break this in ways that nobody
 sees in its code: an unseeded shuffle inside a function, interleave(deterministic=False), a generator that draws numbers
 of its own. So a digest of each dataset's first batches and of every k-th after them is compared over the ranks; of
-arrays, one of the order of a whole pass.
+arrays, one of the order of a pass.
 
 While a batch is cut (in a thread of tf.data, perhaps ahead of time) its digest is only noted, in a short list of the
 process; no rank waits there, so a rank that stops reading early leaves nobody waiting. At the start of a step each rank
@@ -12,7 +12,7 @@ same dataset are compared; others are left for later steps. The step waits for t
 that has just been noted.
 
 A digest has a word for each of the batch's first components, so that values drawn at random in one component
-(augmentation in threads) are told from other rows: the other components then agree.
+(augmentation in threads) do not count as other rows: the other components then agree.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any
 from keras_ddl import config, ops
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import keras
+from keras_ddl.compat.strategies import outside_strategies
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.compat.variable_origin import not_of_the_program
 from keras_ddl.data import notice
 from keras_ddl.errors import RankMismatchError
 
@@ -48,7 +48,7 @@ class _Notes:
 
     def __init__(self) -> None:
         # The first may be made in the middle of a program's step.
-        with tf.init_scope(), tf.device("CPU:0"), not_of_the_program():
+        with tf.init_scope(), tf.device("CPU:0"), outside_strategies():
 
             def variable(shape: list[int], name: str) -> tf.Variable:
                 return tf.Variable(tf.zeros(shape, tf.int64), trainable=False, name=f"keras_ddl_order_{name}")
@@ -105,9 +105,9 @@ def note(key: tf.Tensor, leaves: list[Any]) -> tf.Operation:
 
 
 def note_positions(key: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-    """As `note`, for the order of a whole pass: the positions of all its rows ([rows] int64)."""
-    found = tf.raw_ops.Fingerprint(data=positions[tf.newaxis], method="farmhash64")
-    word = tf.bitwise.bitwise_or(tf.bitcast(found[0], tf.int64), 1)  # odd: positions tell rows apart
+    """As `note`, for the order of a pass: the positions of all its rows ([rows] int64)."""
+    fingerprint = tf.raw_ops.Fingerprint(data=positions[tf.newaxis], method="farmhash64")
+    word = tf.bitwise.bitwise_or(tf.bitcast(fingerprint[0], tf.int64), 1)  # odd: positions tell rows apart
     return _note(key, tf.concat([[word], tf.zeros([_WORDS - 1], tf.int64)], 0))
 
 
@@ -125,19 +125,19 @@ def digest(leaves: list[Any]) -> tf.Tensor:
     for leaf in leaves:
         values = [_of_values(each) for each in tf.nest.flatten(leaf, expand_composites=True) if _has_digest(each)]
         if values:
-            told = functools.reduce(tf.logical_or, [one for _, one in values])
+            rows_differ = functools.reduce(tf.logical_or, [one for _, one in values])
             mixed = functools.reduce(lambda total, value: total * 31 + value, [value for value, _ in values])
-            words.append((mixed, told))
+            words.append((mixed, rows_differ))
     if len(words) > _WORDS:
         rest = words[_WORDS - 1 :]
         words[_WORDS - 1 :] = [
             (
                 functools.reduce(lambda total, value: total * 31 + value, [value for value, _ in rest]),
-                functools.reduce(tf.logical_or, [told for _, told in rest]),
+                functools.reduce(tf.logical_or, [rows_differ for _, rows_differ in rest]),
             )
         ]
-    found = [value * 2 + tf.cast(told, tf.int64) for value, told in words]
-    return tf.stack([*found, *[tf.constant(0, tf.int64)] * (_WORDS - len(found))])
+    words_of_components = [value * 2 + tf.cast(rows_differ, tf.int64) for value, rows_differ in words]
+    return tf.stack([*words_of_components, *[tf.constant(0, tf.int64)] * (_WORDS - len(words_of_components))])
 
 
 def _has_digest(value: Any) -> bool:
@@ -149,7 +149,7 @@ def _of_values(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
     Few operations: every iterator of a dataset prepares them anew, which costs more than running them.
     """
-    told = tf.constant(False)
+    rows_differ = tf.constant(False)
     if value.shape.rank != 0:
         size = value.shape[1:].num_elements() if value.shape.rank else None
         rows = value.shape[0] if value.shape.rank and value.shape[0] is not None else tf.shape(value)[0]
@@ -157,8 +157,8 @@ def _of_values(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         columns = value.shape[1] if value.shape[1] is not None else tf.shape(value)[1]
         row_step, step = (rows + _ROWS - 1) // _ROWS, (columns + _COLUMNS - 1) // _COLUMNS
         value = value[:: _one(row_step), step // 2 :: _one(step)]
-        told = tf.reduce_any(value[1:] != value[:-1])
-    return tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(value), 2**62), told
+        rows_differ = tf.reduce_any(value[1:] != value[:-1])
+    return tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(value), 2**62), rows_differ
 
 
 def _one(step: Any) -> Any:
@@ -168,9 +168,9 @@ def _one(step: Any) -> Any:
 # ---- at the start of a step ------------------------------------------------------------------------------------------
 
 
-def begin_step(rows: tf.Tensor, batch: Any, name: str) -> tuple[tf.Tensor, Any]:
-    """Tells the other ranks this rank's rows and notes, and compares theirs; a signal that it has received (notice.py)
-    is told along. COLLECTIVE; asynchronous in a graph.
+def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> tuple[tf.Tensor, Any]:
+    """Exchanges what ranks must know of each other before a step, in one collective: rows, notes of batches, which are
+    compared, and signals (notice.py). COLLECTIVE; asynchronous in a graph.
 
     Returns: the rows of every rank ([ranks] int64), and `batch`, for use in the step.
     """
@@ -194,8 +194,8 @@ def begin_step(rows: tf.Tensor, batch: Any, name: str) -> tuple[tf.Tensor, Any]:
     return counts, _after(verdict, is_new, batch)
 
 
-def step_bytes() -> int:
-    """Returns the bytes that each rank sends in `begin_step`."""
+def header_bytes() -> int:
+    """Returns the bytes that each rank sends in `exchange_step_header`."""
     return int(tf.int64.size) * (2 + (_NOTES * (1 + _WORDS) if check_is_on() else 0))
 
 
@@ -227,7 +227,7 @@ def _compare(reports: tf.Tensor, noted: tf.Tensor) -> tf.Tensor:
         words = tf.where(tf.reduce_any(tf.boolean_mask(unequal, first), 0))[:, 0]
         text = tf.strings.format(
             f"keras_ddl: {_LOST}, because each rank keeps its rows of them. Received: batch {{}} of pass {{}} over "
-            "dataset {} is another one on rank(s) {} than on rank 0 (components {}). " + _CAUSES,
+            "dataset {} differs on rank(s) {} from that on rank 0 (components {}). " + _CAUSES,
             [key % _MANY, key // _MANY % 2**16, key // _MANY // 2**16, ranks, words],
             summarize=-1,
         )
@@ -285,12 +285,12 @@ def translate_errors() -> Iterator[None]:
             yield
     except RankMismatchError as error:
         text = str(error)
-        found = re.search(r"over dataset (\d+) .*\(components \[([\d ]*)\]\)", text)
-        if not text.startswith(_LOST) or found is None:
+        match = re.search(r"over dataset (\d+) .*\(components \[([\d ]*)\]\)", text)
+        if not text.startswith(_LOST) or match is None:
             raise
-        names = _components.get(int(found[1]), [])
-        words = [int(word) for word in found[2].split()]
-        text = text.replace(f"(components [{found[2]}])", f"(in {_listed(names, words)})")
+        names = _components.get(int(match[1]), [])
+        words = [int(word) for word in match[2].split()]
+        text = text.replace(f"(components [{match[2]}])", f"(in {_listed(names, words)})")
         raise RankMismatchError(text) from error
 
 
@@ -320,12 +320,12 @@ def _listed(names: list[str], words: list[int]) -> str:
 
 def _names(spec: Any) -> list[str]:
     usual = ("x", "y", "sample_weight")
-    found = []
+    names = []
     for path, leaf in keras.tree.flatten_with_path(spec):
         if isinstance(leaf, tf.OptionalSpec):
             continue
         parts = list(path)
         if isinstance(spec, tuple) and len(spec) <= 3 and parts:
             parts[0] = usual[parts[0]]
-        found.append("/".join(map(str, parts)) or "x")
-    return found
+        names.append("/".join(map(str, parts)) or "x")
+    return names

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import communicator, ops
-from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.datasets import UnaryUnchangedStructureDataset, variant_tensor
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data.rows import BatchRows
 from keras_ddl.data.share import MARK, agree_number
@@ -18,10 +18,10 @@ def per_rank_dataset(dataset_fn: Callable[[Any], tf.data.Dataset], rank: int, si
 
     COLLECTIVE over all ranks, and so is reading from it where a length is not known (`PerRankDataset`).
     """
-    return PerRankDataset(dataset_fn(tf_compat.InputContext(size, rank, size)))
+    return PerRankDataset(dataset_fn(tf.distribute.InputContext(size, rank, size)))
 
 
-class PerRankDataset(tf_compat.UnaryUnchangedStructureDataset):
+class PerRankDataset(UnaryUnchangedStructureDataset):
     """A dataset of per-rank batches that ends on all ranks at once.
 
     A rank whose data ends earlier goes on with batches of zero rows, which weigh nothing, until all ranks are done.
@@ -35,8 +35,8 @@ class PerRankDataset(tf_compat.UnaryUnchangedStructureDataset):
     def __init__(self, own: tf.data.Dataset, agreed: tuple[int, int] | None = None) -> None:
         self._own = own
         self._agreed = agreed or _agree(own)
-        whole = _until_all_end(own, *self._agreed)
-        super().__init__(whole, tf_compat.variant_tensor(whole))
+        until_all_end = _until_all_end(own, *self._agreed)
+        super().__init__(until_all_end, variant_tensor(until_all_end))
         setattr(self, MARK, BatchRows())
 
     def map(self, *args: Any, **kwargs: Any) -> PerRankDataset:

@@ -1,7 +1,7 @@
 """Where a fit stands in its data, and how another process gets there: which batches, in which order.
 
 Keras reads an epoch with an EpochIterator; the one that trains has a `Reading`. A checkpoint keeps its `position`, and
-a resumed fit is told it with `go_to`: the next epoch then begins in its middle. What was read of it is read again and
+a resumed fit goes there with `go_to`: the next epoch then begins in its middle. What was read of it is read again and
 dropped, because nothing else is exact for every pipeline; earlier epochs only where their number does not tell the
 order.
 """
@@ -16,44 +16,12 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.communicator import stack_position
-from keras_ddl.compat import epoch_iterators
+from keras_ddl.compat import datasets, epoch_iterators
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.order import KEYS
 from keras_ddl.errors import CheckpointError
-
-# Datasets whose order in an epoch depends on how often they were iterated, and on nothing else.
-_CHAIN = frozenset(
-    (
-        "FixedLengthRecordDatasetV2",
-        "TFRecordDatasetV2",
-        "TextLineDatasetV2",
-        "_AssertCardinalityDataset",
-        "_BatchDataset",
-        "_FilterDataset",
-        "_IgnoreErrorsDataset",
-        "_MapDataset",
-        "_OptionsDataset",
-        "_PaddedBatchDataset",
-        "_ParallelBatchDataset",
-        "_ParallelMapDataset",
-        "_PrefetchDataset",
-        "_RangeDataset",
-        "_RebatchDataset",
-        "_RestructuredDataset",
-        "_ShardDataset",
-        "_ShuffleDataset",
-        "_SkipDataset",
-        "_TakeDataset",
-        "_TensorDataset",
-        "_TensorSliceDataset",
-        "_UnbatchDataset",
-        "_ZipDataset",
-    )
-)
-# Those that make inner iterators as they are read: without a shuffle they do not matter either.
-_LAZY = frozenset(("_RepeatDataset", "CacheDataset", "_ConcatenateDataset"))
 
 
 class Reading:
@@ -160,8 +128,7 @@ class Reading:
     def _must_be_read(self) -> bool:
         if isinstance(self.iterator.data_adapter, (keras_compat.ArrayDataAdapter, keras_compat.PyDatasetAdapter)):
             return False  # indexed: their order follows from the random states
-        names = {type(each).__name__ for each in _Dataset(self.iterator).ancestors()}
-        return not (names <= _CHAIN or ("_ShuffleDataset" not in names and names <= _CHAIN | _LAZY))
+        return not datasets.order_follows_from_passes(_Dataset(self.iterator).pipeline())
 
     # ---- PyDataset.on_epoch_end --------------------------------------------------------------------------------------
 
@@ -200,7 +167,7 @@ class Reading:
     def _order(self) -> Any:
         """Returns what tells the order in which this process shuffles, apart from `random_states`; JSON."""
         iterator = self.iterator
-        seeds = [list(tf_compat.shuffle_seeds(each)) for each in _Dataset(iterator).shuffles()]
+        seeds = [list(datasets.shuffle_seeds(each)) for each in _Dataset(iterator).shuffles()]
         adapter = iterator.data_adapter
         by_keras = isinstance(adapter, keras_compat.ArrayDataAdapter) and epoch_iterators.arrays_of(adapter).shuffle
         if by_keras and not iterator.shuffles_by_agreement and tf_compat.global_seed() is None:
@@ -225,19 +192,11 @@ class _Dataset:
     def __init__(self, iterator: Any) -> None:
         self._dataset = epoch_iterators.dataset_of(iterator)
 
-    def ancestors(self) -> list[Any]:
-        found, pending = [], [self._dataset]
-        while pending:
-            current = pending.pop()
-            if hasattr(current, KEYS):
-                continue
-            found.append(current)
-            if isinstance(current, tf.data.Dataset):
-                pending.extend(tf_compat.dataset_inputs(current))
-        return found
+    def pipeline(self) -> list[Any]:
+        return datasets.pipeline_of(self._dataset, leave_out=lambda each: hasattr(each, KEYS))
 
     def shuffles(self) -> list[Any]:
-        return [each for each in self.ancestors() if isinstance(each, tf_compat.ShuffleDataset)]
+        return [each for each in self.pipeline() if isinstance(each, datasets.ShuffleDataset)]
 
     def iterate(self) -> None:
         """Makes an iterator and drops it: a shuffle takes its next seeds."""
@@ -264,7 +223,7 @@ def _drop(data: Any, first: int, last: int, end: int) -> None:
 
 def _shorter(end: int) -> CheckpointError:
     return CheckpointError(
-        "A run that resumes within an epoch must be given the data of the previous run. Received: data that ends "
+        "A run that resumes within an epoch must read the data of the previous run. Received: data that ends "
         "before "
         f"batch {end} of the epoch, after which the checkpoint was made. Give it the same data."
     )

@@ -1,7 +1,7 @@
 """A keras.utils.PyDataset that can be asked for some rows of a batch: then each rank asks for its own only.
 
-By its class, a PyDataset gives whole batches, so every rank reads them whole. One that has these two methods is read by
-rows instead, with its threads and processes:
+By its class, a PyDataset gives global batches, so every rank reads all of them. One that has these two methods is read
+by rows instead, with its threads and processes:
 
     def batch_rows(self, index): ...        # how many rows self[index] has
     def rows(self, index, first, end): ...  # what self[index] gives, of the rows first to end - 1 (there may be none)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl import ops
+from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 
 
@@ -16,11 +17,11 @@ class BatchRows:
     """What is known of the batches of a dataset before a step is traced; the same on all ranks.
 
     Attributes:
-        total: rows of each whole batch. is_chunked: a rank holds those that `chunk` says.
-        is_local: a step is this rank's alone, on the rows that it was given (predict_on_batch).
+        total: rows of each global batch. is_chunked: a rank holds those that `chunk` says.
+        is_local: a step is this rank's alone, on the rows that its caller has passed (predict_on_batch).
         of_others: which of the flattened components have the rows of another batch (datasets that are zipped).
-        spec: the element_spec of the whole batches, if they were read whole.
-        accumulates_parts: in a step of fit, whose ranks accumulate each their part (strategy/accumulation.py).
+        spec: the element_spec of the global batches, where each rank reads all of them.
+        accumulates_parts: in a step of fit, whose ranks accumulate each their part (strategy/step/accumulation.py).
     """
 
     total: int | None = None
@@ -59,40 +60,68 @@ def chunk(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
     return base * rank + least(extra, rank), base * (rank + 1) + least(extra, rank + 1)
 
 
-def take_chunk(value: Any, rank: int, size: int) -> Any:
-    """Returns the rows of `rank` of a tensor, tf.SparseTensor or tf.RaggedTensor; what has no rows is returned whole.
+def rows_of(value: Any) -> int | tf.Tensor | None:
+    """Returns the rows of a dense, sparse or ragged tensor, or of an array; None: it has none.
 
-    Static row counts are kept: a known number of rows gives a known number of rows.
+    A number where it is known, else an int64 scalar.
     """
+    rows: tf.Tensor
     if isinstance(value, tf.SparseTensor):
-        first, end = chunk(value.dense_shape[0], rank, size)
-        start = tf.concat([[first], tf.zeros_like(value.dense_shape[1:])], 0)
-        extent = tf.concat([[end - first], value.dense_shape[1:]], 0)
-        return tf.sparse.slice(value, start, extent)
-    if isinstance(value, tf.RaggedTensor):
-        first, end = chunk(value.nrows(), rank, size)
-        return value[first:end]
-    if not tf.is_tensor(value) or value.shape.rank == 0:
-        return value
-    rows = value.shape[0] if value.shape.rank else None
-    if rows is None:
-        rows = tf.shape(value)[0]
-    first, end = chunk(rows, rank, size)
-    return value[first:end]
+        rows = value.dense_shape[0]
+    elif isinstance(value, tf.RaggedTensor):
+        rows = value.nrows()
+    elif isinstance(value, tf.Tensor):
+        if value.shape.rank == 0:
+            return None
+        known: int | None = value.shape[0] if value.shape.rank else None
+        return tf.shape(value, out_type=tf.int64)[0] if known is None else known
+    elif hasattr(value, "__array__") and not isinstance(value, tf.Variable) and getattr(value, "ndim", 0) > 0:
+        return len(value)
+    else:
+        return None
+    return int(rows) if tf_compat.is_eager(rows) else tf.cast(rows, tf.int64)
 
 
 def row_count(batch: Any) -> tf.Tensor | None:
     """Returns the rows of this rank's batch (int64 scalar): of its first tensor that has rows; None if none has."""
-    for value in tf.nest.flatten(batch):
-        if isinstance(value, tf.SparseTensor):
-            return tf.cast(value.dense_shape[0], tf.int64)
-        if isinstance(value, tf.RaggedTensor):
-            return tf.cast(value.nrows(), tf.int64)
-        if tf.is_tensor(value) and not isinstance(value, tf.Variable) and value.shape.rank != 0:
-            return tf.shape(value, out_type=tf.int64)[0]
-        if hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0:
-            return tf.constant(len(value), tf.int64)
+    rows = next((rows for rows in map(rows_of, tf.nest.flatten(batch)) if rows is not None), None)
+    return None if rows is None else tf.cast(rows, tf.int64)
+
+
+def static_rows(batch: Any) -> int | None:
+    """Returns the number of rows of a batch, or of its spec, if it is known before the batch is there."""
+    for leaf in tf.nest.flatten(batch):
+        if hasattr(leaf, "shape") and not isinstance(leaf, tf.Variable):
+            shape = tf.TensorShape(leaf.shape)
+            if shape.rank != 0:
+                return shape[0] if shape.rank else None
     return None
+
+
+def with_rows(spec: Any, rows: int | None) -> Any:
+    """Returns a type spec of tensors, sparse or ragged ones with another number of rows; what has none as it is."""
+    if not isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)) or not spec.shape.rank:
+        return spec
+    shape = [rows, *spec.shape[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return type(spec)(shape, spec.dtype)
+
+
+def take_chunk(value: Any, rank: int, size: int) -> Any:
+    """Returns the rows of `rank` of a tensor, tf.SparseTensor or tf.RaggedTensor; what has no rows as it is.
+
+    Static row counts are kept: a known number of rows gives a known number of rows.
+    """
+    rows = rows_of(value) if tf.is_tensor(value) else None
+    if rows is None:
+        return value
+    first, end = chunk(rows, rank, size)
+    if isinstance(value, tf.SparseTensor):
+        others = value.dense_shape[1:]
+        start = tf.concat([[tf.cast(first, tf.int64)], tf.zeros_like(others)], 0)
+        return tf.sparse.slice(value, start, tf.concat([[tf.cast(end - first, tf.int64)], others], 0))
+    return value[first:end]
 
 
 def gather_rows(value: Any, rank: int, *, name: str) -> Any:
@@ -126,18 +155,8 @@ def gather_rows(value: Any, rank: int, *, name: str) -> Any:
 
 
 def chunked_rows(spec: Any) -> BatchRows:
-    """Returns what the element_spec of whole batches, of which each rank keeps its chunk, tells of their rows."""
+    """Returns what the element_spec of global batches, of which each rank keeps its chunk, tells of their rows."""
     total = static_rows(spec)
     rows = [static_rows(leaf) for leaf in tf.nest.flatten(spec)]
     others = frozenset(place for place, each in enumerate(rows) if each not in (None, total))
     return BatchRows(total, is_chunked=True, of_others=others, spec=spec)
-
-
-def static_rows(batch: Any) -> int | None:
-    """Returns the number of rows of a batch, or of its spec, if it is known before the batch is there."""
-    for leaf in tf.nest.flatten(batch):
-        if hasattr(leaf, "shape") and not isinstance(leaf, tf.Variable):
-            shape = tf.TensorShape(leaf.shape)
-            if shape.rank != 0:
-                return shape[0] if shape.rank else None
-    return None

@@ -1,6 +1,6 @@
 """Each rank's share of the data.
 
-Every rank reads the whole global batch and keeps a contiguous chunk of its rows. So all ranks take the same number of
+Every rank reads the global batch and keeps a contiguous chunk of its rows. So all ranks take the same number of
 steps by construction, every row is used exactly once, and nothing has to be agreed per step; the price is that each
 rank reads everything. For input that must not be read N times there is `per_rank_dataset`.
 """
@@ -14,13 +14,13 @@ import numpy as np
 
 from keras_ddl import communicator
 from keras_ddl.communicator.comparison import require_equal
-from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat import datasets
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import BatchRows, chunked_rows, take_chunk
 from keras_ddl.errors import ConfigError
 
-MARK = "_keras_ddl_rank_share"  # attribute of a dataset of a rank's rows: what is known of its whole batches
+MARK = "_keras_ddl_rank_share"  # attribute of a dataset of a rank's rows: what is known of its global batches
 _last_number = 0
 
 
@@ -79,17 +79,17 @@ def agree_number() -> int:
 
 def is_shared(dataset: Any) -> bool:
     """Whether `dataset` is, or was made from, the result of `share_dataset`."""
-    return any(hasattr(ancestor, MARK) for ancestor in _ancestors(dataset))
+    return any(hasattr(ancestor, MARK) for ancestor in datasets.pipeline_of(dataset))
 
 
 def batch_rows_of(dataset: Any) -> BatchRows:
-    """Returns what is known of the whole batches of a dataset of this rank's rows."""
+    """Returns what is known of the global batches of a dataset of this rank's rows."""
     return getattr(dataset, MARK, BatchRows())
 
 
 def check_shuffle_seeds(dataset: tf.data.Dataset, rank: int) -> None:
     """Checks that every `.shuffle()` in the dataset gives all ranks one order. COLLECTIVE when there is one."""
-    seeds = [tf_compat.shuffle_seeds(d) for d in _ancestors(dataset) if isinstance(d, tf_compat.ShuffleDataset)]
+    seeds = [datasets.shuffle_seeds(d) for d in datasets.pipeline_of(dataset) if isinstance(d, datasets.ShuffleDataset)]
     if not seeds:
         return
     if (0, 0) in seeds:
@@ -108,12 +108,12 @@ def check_shuffle_seeds(dataset: tf.data.Dataset, rank: int) -> None:
 
 
 def check_determinism(dataset: tf.data.Dataset, rank: int) -> None:
-    """Checks that no step of the dataset was told that order does not matter, which no option of the whole can undo."""
-    for one in _ancestors(dataset):
-        if tf_compat.is_nondeterministic(one):
+    """Checks that no step of the dataset has deterministic=False, which no option of the dataset can undo."""
+    for one in datasets.pipeline_of(dataset):
+        if datasets.is_nondeterministic(one):
             raise ConfigError(
                 "A dataset must give all ranks the same batches, because each rank keeps its rows of them. Received: "
-                f"deterministic=False in {tf_compat.dataset_kind(one)} (rank {rank}). Leave it out (with "
+                f"deterministic=False in {datasets.dataset_kind(one)} (rank {rank}). Leave it out (with "
                 "num_parallel_calls the work is done in parallel all the same), or give each rank its own data with "
                 "strategy.distribute_datasets_from_function."
             )
@@ -121,13 +121,3 @@ def check_determinism(dataset: tf.data.Dataset, rank: int) -> None:
 
 def _identity(value: Any) -> Any:
     return tf.identity(value) if tf.is_tensor(value) else value
-
-
-def _ancestors(dataset: Any) -> list[Any]:
-    found, pending = [], [dataset]
-    while pending:
-        current = pending.pop()
-        found.append(current)
-        if isinstance(current, tf.data.Dataset):
-            pending.extend(tf_compat.dataset_inputs(current))
-    return found

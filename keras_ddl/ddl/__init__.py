@@ -54,7 +54,7 @@ def init(options: str = "") -> None:
         options: as in "-mode p:4x2 -dbg_level 1 -dump_iter 100"; modes p, r, b, n, m and c.
 
     Raises:
-        ConfigError: an option that is none, dimensions whose product is not the number of ranks, or another mode than
+        ConfigError: an unknown option, dimensions whose product is not the number of ranks, or another mode than
             that of DDL_OPTIONS, which has counted already.
     """
     global _installed

@@ -9,9 +9,9 @@ from keras_ddl import communicator, config
 from keras_ddl.communicator.comparison import require_equal
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.ddl.options import Options, group_elements, parse
+from keras_ddl.device import start_up
 from keras_ddl.errors import ConfigError, NotInitializedError
 from keras_ddl.gradients.bucket_size import BucketSize, agree
-from keras_ddl.gradients.start_up import start_up
 from keras_ddl.topology import Topology, parse_mode
 
 # IBM counts a group in elements, which were of four bytes.
@@ -27,32 +27,34 @@ class _State:
 
 def init(options: str = "") -> None:
     """As `ddl.init`, but for what changes TensorFlow and Keras."""
-    found = parse(options)
+    parsed = parse(options)
     group = group_elements(os.environ)
     if is_alone():
         return
     if not communicator.is_initialized():
-        communicator.init(None if config.is_set("MODE") else found.mode)
+        communicator.init(None if config.is_set("MODE") else parsed.mode)
     elif _State.ready and not options.strip():
         return
     place = communicator.topology()
-    if not config.is_set("MODE") and not _is_box_of(found.mode, place):
+    if not config.is_set("MODE") and not _is_box_of(parsed.mode, place):
         raise ConfigError(
             f"ddl.init: the mode of a running job cannot change. Received: {options!r} on rank {place.rank}, "
             f"initialised with {place.mode!r}. Leave DDL_OPTIONS unset (ddlrun -no_ddloptions), or leave out the mode "
             "here."
         )
-    require_equal(found, "ddl/options", "ddl.init: the options must be equal on all ranks.", "Give all ranks the same.")
-    _State.options, _State.ready = found, True
+    require_equal(
+        parsed, "ddl/options", "ddl.init: the options must be equal on all ranks.", "Give all ranks the same."
+    )
+    _State.options, _State.ready = parsed, True
     if place.size > 1:
         _State.device = start_up(place)
         _State.bucket_size = agree(None if group is None else group * _ELEMENT_BYTES)
-    if found.dbg_level and (place.rank == 0 or found.dbg_level > 1):
+    if parsed.dbg_level and (place.rank == 0 or parsed.dbg_level > 1):
         say(f"{communicator.describe()}; device {_State.device or 'the default'}")
 
 
 def options() -> Options:
-    """Returns what `init` was told."""
+    """Returns the options of `init`."""
     return _State.options
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+from contextvars import ContextVar
 from typing import Any
 
 import keras
 
 from keras_ddl.compat import optimizers
-from keras_ddl.compat.thread_value import ThreadValue
+from keras_ddl.compat.context import setting
 from keras_ddl.ddl import job, reduction, start
 
-_applying = ThreadValue(False)
+_applying: ContextVar[bool] = ContextVar("keras_ddl_applying", default=False)
 
 
 def install() -> None:
@@ -33,7 +34,7 @@ def _average(optimizer: Any) -> None:
             trainable_variables = list(trainable_variables)
         trained = trainable_variables or optimizers.trained_variables(self) or []
         start.settle([*trained, *(self.variables if self.built else [])])
-        with _applying.set_to(True):
+        with setting(_applying, True):
             return original(self, reduction.averaged(list(grads)), trainable_variables)
 
     optimizer.apply = apply

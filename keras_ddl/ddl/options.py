@@ -1,4 +1,4 @@
-"""DDL_OPTIONS: what IBM's library was told in one line of words, "-mode p:4x2 -dbg_level 2 -dump_iter 50"."""
+"""DDL_OPTIONS: the options of IBM's library in one line of words, "-mode p:4x2 -dbg_level 2 -dump_iter 50"."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Options:
     """What the options say.
 
     Attributes:
-        mode: as keras_ddl.init takes it; None where no -mode is given.
+        mode: as keras_ddl.init takes it; None without -mode.
         dbg_level: 0 silent, 1 rank 0 says what it runs on, 2 every rank does, and what it reduces.
         dump_iter: times of the reductions are printed every so many; 0 for never.
         dev_sync, rebind_iter: read and without effect: tensors are in place when an op gets them, and ranks are not
@@ -53,7 +53,7 @@ def parse(text: str) -> Options:
     except ValueError as error:
         raise ConfigError(f"DDL's options must be words. Received: {text!r} ({error}).") from None
     known = ["mode", *_LIMITS]
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     position = 0
     while position < len(words):
         word = words[position]
@@ -67,9 +67,9 @@ def parse(text: str) -> Options:
         if position + 1 == len(words):
             raise ConfigError(f"DDL's option {word} must be followed by its value. Received: {text!r}.")
         value = words[position + 1]
-        found[name] = translate_mode(value) if name == "mode" else _number(name, value)
+        values[name] = translate_mode(value) if name == "mode" else _number(name, value)
         position += 2
-    return Options(**found)  # type: ignore[arg-type]
+    return Options(**values)  # type: ignore[arg-type]
 
 
 def translate_mode(mode: str) -> str:

@@ -44,7 +44,7 @@ def read(run_dir: Path) -> dict[str, Any] | None:
         return None
 
 
-def to_go_on(checkpoint: dict[str, Any]) -> str:
+def resume_hint(checkpoint: dict[str, Any]) -> str:
     """Returns what to type to go on from it, in one line."""
     how = "start the same command again"
     if not checkpoint["resume"]:

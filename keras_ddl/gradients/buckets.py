@@ -72,10 +72,10 @@ def all_reduce_in_buckets(
         op: as in `ops.all_reduce_n`; IndexedSlices take "sum" and "mean".
         name: of the gradients; appears in error messages.
         bucket_size: of `bucket_size.agree`.
-        as_dense: IndexedSlices travel as whole tables, like any gradient. An optimizer then treats a row that occurs
+        as_dense: IndexedSlices travel as dense tables, like any gradient. An optimizer then treats a row that occurs
             twice as one, which is what it does with dense gradients.
     Returns: the reduced tensors in the same order. IndexedSlices stay so, as one process would have had them from
-        the whole batch, unless `as_dense`.
+        the global batch, unless `as_dense`.
     Raises: RankMismatchError: the ranks' lists differ.
     Cost: one all-reduce per bucket, and for IndexedSlices what `all_reduce_slices` costs.
     """

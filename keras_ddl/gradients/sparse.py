@@ -5,7 +5,7 @@ those of all ranks, so they are put one after another: Adam and others square th
 by one. A table that is used in several ways has a gradient in several parts, and each is treated for itself. In eager
 mode, indices that are equal on all ranks are taken for such as do not come from the batch (a table of positions): one
 process would have listed them once, and the values are added up. This is for loops of strategy.run and other front
-ends: a step that sees the whole batch is cut, table and all (keras_ddl/cut).
+ends: a step that sees the global batch is cut, table and all (keras_ddl/cut).
 
 A table that is looked up and multiplied, too (the projection of a model with tied embeddings), has a gradient in a
 sparse and a dense part. TensorFlow adds these up to a dense tensor, which does not come here. What comes are gradients
@@ -64,22 +64,22 @@ def _reduce_part(
     values: tf.Tensor,
     indices: tf.Tensor,
     how: str,
-    whole: tf.IndexedSlices,
+    table: tf.IndexedSlices,
     op: str,
     name: str,
     comm: Communicator,
 ) -> tf.IndexedSlices:
-    part = tf.IndexedSlices(values, indices, whole.dense_shape)
+    part = tf.IndexedSlices(values, indices, table.dense_shape)
     if how in ("shared", "table"):
         reduced = ops.all_reduce(values, op=op, name=f"{name}/values", comm=comm)
-        return tf.IndexedSlices(reduced, indices, whole.dense_shape)
+        return tf.IndexedSlices(reduced, indices, table.dense_shape)
     if how == "table or rows":
         return _table_or_rows(part, op, name, comm)
     return ops.all_reduce(part, op=op, name=name, comm=comm)
 
 
 def _table_or_rows(slices: tf.IndexedSlices, op: str, name: str, comm: Communicator) -> tf.IndexedSlices:
-    """Adds up whole tables where all ranks have one, gathers rows otherwise; 4 bytes tell."""
+    """Adds up tables where all ranks have all rows of one, gathers rows otherwise; 4 bytes tell."""
     every_row = tf.range(tf.cast(slices.dense_shape[0], slices.indices.dtype))
     is_table = tf.cond(
         tf.equal(tf.size(slices.indices), tf.size(every_row)),

@@ -95,7 +95,7 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     is_first = not communicator.is_initialized()
     topology = communicator.init()
     if is_first:
-        from keras_ddl.gradients.start_up import share_cores
+        from keras_ddl.device import share_cores
 
         share_cores(topology)
     # Not with the first DistributedOptimizer: in `model.compile(hvd.DistributedOptimizer(...))`, Python has looked up

@@ -45,7 +45,7 @@ class BroadcastGlobalVariablesCallback(BroadcastVariables):
 
 
 class MetricAverageCallback(AverageLogs):
-    """Makes the logs of an epoch means over the ranks, weighed by the rows that each rank has seen.
+    """Makes the logs of an epoch means over the ranks, weighted by the rows that each rank has seen.
 
     Put it before callbacks that read them. Where the steps do not count rows all ranks weigh the same.
 

@@ -54,7 +54,7 @@ def allreduce(
             rounded toward zero.
         sparse_as_dense: IndexedSlices are made dense first.
     Returns: shape [...]; for IndexedSlices the rows of all ranks.
-    Raises: ConfigError: an op that there is not; UnsupportedError: not for IndexedSlices.
+    Raises: ConfigError: an unknown op; UnsupportedError: not for IndexedSlices.
     """
     args = (compression, _op(op, average), prescale_factor, postscale_factor, process_set)
     if sparse_as_dense and isinstance(tensor, tf.IndexedSlices):

@@ -6,15 +6,15 @@ Installed when the first one is made. Patched: keras/src/optimizers/base_optimiz
 from __future__ import annotations
 
 import functools
+from contextvars import ContextVar
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.optimizers import batches_counted
-from keras_ddl.compat.thread_value import ThreadValue
-from keras_ddl.strategy import own_reductions
+from keras_ddl.gradients import own_reductions
 
 # While an optimizer that reduces by itself updates: what Keras computes there counts updates.
-counting_updates = ThreadValue(False)
+counting_updates: ContextVar[bool] = ContextVar("keras_ddl_counting_updates", default=False)
 
 
 @functools.cache

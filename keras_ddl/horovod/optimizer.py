@@ -9,13 +9,15 @@ from typing import Any
 from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
+from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import delegates_updates, original_step, replace_steps
 from keras_ddl.errors import ConfigError
+from keras_ddl.gradients import own_reductions
 from keras_ddl.horovod.basics import ReduceOp
 from keras_ddl.horovod.keras_patches import counting_updates, install
 from keras_ddl.horovod.reduction import GradientReduction, check_no_strategy
-from keras_ddl.strategy import keras_patches, own_reductions
+from keras_ddl.strategy import keras_patches
 
 
 def DistributedOptimizer(
@@ -223,7 +225,7 @@ class _ReducingSteps:
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Elsewhere `iterations` counts batches; momenta are corrected by the number of updates."""
-        with counting_updates.set_to(True):
+        with setting(counting_updates, True):
             return original_step(self._optimizer, "update")(*args, **kwargs)
 
     def clip(self, grads: Sequence[Any]) -> Any:

@@ -202,7 +202,7 @@ class GradientReduction:
 def check_no_strategy(what: str, inside: bool, remedy: str = "") -> None:
     """Raises ConfigError inside of a keras_ddl.Strategy, which reduces gradients itself."""
     strategy = tf.distribute.get_strategy() if inside else None
-    if strategy is not None and keras_compat.is_ours(strategy):
+    if strategy is not None and keras_compat.is_ddl_strategy(strategy):
         raise ConfigError(
             "Gradients are reduced once: by keras_ddl.Strategy, or by Horovod's DistributedOptimizer or "
             f"DistributedGradientTape. Received: {what} gradients under a keras_ddl.Strategy (rank {strategy.rank}). "

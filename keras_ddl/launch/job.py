@@ -14,7 +14,7 @@ from keras_ddl import config
 from keras_ddl.errors import ConfigError
 from keras_ddl.launch import mpirun as mpirun_module
 from keras_ddl.launch.mpirun import Host, Mpirun
-from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure, status_text, to_go_on
+from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure, resume_hint, status_text
 from keras_ddl.launch.rank_environment import python_path, tune_malloc
 from keras_ddl.topology import parse_mode
 
@@ -249,7 +249,7 @@ class JobResult:
     @property
     def failure_text(self) -> str:
         """What to show of a failure: last the rank that failed first and how to go on. "" for none."""
-        first, way_on = self.first_failure, to_go_on(self.outcomes)
+        first, way_on = self.first_failure, resume_hint(self.outcomes)
         if self.ok:
             return ""
         if self.asks_to_restart:

@@ -168,7 +168,7 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
         tail = [line for line in first.stderr_tail.strip().splitlines() if not _BOILERPLATE.match(line)]
         lines.append("The last lines of its stderr:")
         lines += tail[-_TAIL_LINES:]
-    way_on = to_go_on(outcomes)
+    way_on = resume_hint(outcomes)
     # A traceback through TensorFlow fills screens: what matters is said once more below it.
     below = first.error_text.splitlines() if first.error_text else []
     if first.error and len(below) > _LAST_LINES:
@@ -176,13 +176,13 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     return "\n".join(lines) + "\n" + way_on
 
 
-def to_go_on(outcomes: Sequence[RankOutcome]) -> str:
+def resume_hint(outcomes: Sequence[RankOutcome]) -> str:
     """Returns the line that says which checkpoint is the last, and what to type to go on from it; "" without one."""
     known = [outcome.checkpoint for outcome in outcomes if outcome.checkpoint is not None]
     if not known:
         return ""
     last = max(known, key=lambda each: each["step"])
-    return f"keras-ddl: {last_checkpoint.to_go_on(last)} --restarts N does so by itself, N times.\n"
+    return f"keras-ddl: {last_checkpoint.resume_hint(last)} --restarts N does so by itself, N times.\n"
 
 
 def mpirun_messages(text: str) -> str:

@@ -15,7 +15,8 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CheckpointError, KerasDdlError
 from keras_ddl.resuming.progress import Restoration, read_progress
 from keras_ddl.resuming.training_state import broadcast_training_state
-from keras_ddl.strategy import fits, sharded_slots
+from keras_ddl.strategy import fits
+from keras_ddl.strategy.shards import sharded_slots
 
 
 @dataclasses.dataclass
@@ -58,7 +59,7 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
         return model_state.optimizers_to_build(model, ckpt.latest(dir))
 
     model_state.build_optimizers(model, on_first_rank(plan, "Checkpoint/optimizers"))
-    with sharded_slots.keeping_what_is_loaded():
+    with sharded_slots.deferring_restored_values():
         resumed = on_first_rank(lambda: _read_latest(model, dir), "Checkpoint/restore")
         broadcast_training_state(model)
     if resumed.progress is not None:

@@ -9,8 +9,10 @@ from keras_ddl import communicator, model_state, ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import accumulation, agreement, layer_state
-from keras_ddl.strategy.extended import seed_offset
+from keras_ddl.resuming import layer_state
+from keras_ddl.strategy import agreement
+from keras_ddl.strategy.agreement.random_state import seed_offset
+from keras_ddl.strategy.step import accumulation
 
 
 def build_optimizer(model: Any) -> None:
@@ -63,7 +65,7 @@ def agree_on_local_state(model: Any) -> None:
     """Makes one state of what the ranks gather from their own rows, for a checkpoint inside an epoch. COLLECTIVE.
 
     Layers' state is agreed on, which under a Strategy is equal already; gradients that are accumulated for the next
-    update are summed: on every rank under a Strategy (strategy/accumulation.py), else on rank 0.
+    update are summed: on every rank under a Strategy (strategy/step/accumulation.py), else on rank 0.
     """
     if communicator.is_initialized() and communicator.size() > 1:
         if keras_compat.strategy_of(model) is None:

@@ -8,20 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import communicator, config, ops
-from keras_ddl.communicator.requests import COMPRESSIONS
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
+from keras_ddl.device import start_up
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
-from keras_ddl.gradients.start_up import start_up
-from keras_ddl.strategy import agreement, cluster, keras_patches, one_per_job, sharded_slots, variables, whole_slots
-from keras_ddl.strategy.extended import DdlExtended
-from keras_ddl.strategy.keras_step import KerasSteps, model_of
-from keras_ddl.strategy.saving import SaveRecords
-from keras_ddl.strategy.step_function import StepFunction
-from keras_ddl.strategy.whole_step import ALONE
+from keras_ddl.strategy import cluster, keras_patches, one_per_job, settings
+from keras_ddl.strategy.agreement.random_state import RandomState
+from keras_ddl.strategy.keras_patches.save_records import SaveRecords
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.step.cut_step import ALONE
+from keras_ddl.strategy.step.function import StepFunction
+from keras_ddl.strategy.step.keras_step import KerasSteps, call_of
+from keras_ddl.strategy.step.tracing import is_traced
 
 
 class Strategy(tf.distribute.Strategy):
@@ -34,12 +35,12 @@ class Strategy(tf.distribute.Strategy):
         model.fit(x, y, batch_size=64)          # 64 rows over all ranks
 
     All ranks run the same script with the same data; each keeps its rows of every batch. Weights, losses, metrics and
-    predictions are those of one process with the whole batch, on every rank. What is written (checkpoints, logs, the
+    predictions are those of one process with the global batch, on every rank. What is written (checkpoints, logs, the
     progress bar) is written by rank 0. Made before TensorFlow starts, it also gives each rank its share of the host's
     cores as TensorFlow threads, where the script has set no number.
 
-    A job has one Strategy: called again, this returns the same one. Arguments that are given choose among several:
-    other settings make a further Strategy, and what is made under one is refused under the other.
+    A job has one Strategy: called again, this returns the same one. Arguments choose among several: other
+    settings make a further Strategy, and what is made under one is refused under the other.
 
     Args:
         mode: as in `keras_ddl.init`, which this calls.
@@ -56,18 +57,18 @@ class Strategy(tf.distribute.Strategy):
         gather_predictions: what `model.predict` returns: "all": all rows, on every rank; "rank0": all rows on rank 0
             and on every other rank its own rows only, for predictions that a host's memory does not hold several times.
         batch_statistics: with what BatchNormalization normalises in fit and `strategy.function`. "global": the moments
-            of the whole batch, as one process does. "rank": each rank with those of its own rows, as in Horovod and
+            of the global batch, as one process does. "rank": each rank with those of its own rows, as in Horovod and
             PyTorch's DDP, without a collective for them; moving statistics are the mean of what each rank would have
-            kept, weighed by rows. Layers with synchronized=True keep to the whole batch.
+            kept, weighted by rows. Layers with synchronized=True keep to the global batch.
         compression: "bfloat16" or "float16": in fit and `function` what gradients of weights take between hosts is
-            rounded to that dtype, half the bytes for slow wires; inside a host, and where they are added, they are
+            rounded to that dtype, half the bytes for slow networks; inside a host, and where they are added, they are
             float32. What rounding takes away is added to the next step's gradients (docs/strategy.md). All else stays
             exact, and so does everything on one host. Equal on all ranks.
         shard_optimizer: each rank keeps its share of what optimizers remember of large weights, and updates its share
             of them: ZeRO stage 1. As many bytes travel; memory and time of the update are divided by the ranks. In fit
             and `function`, with Keras's entrywise optimizers; rank 0's counts. See `whole_optimizer`.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
-            it. Its bytes_per_pack counts where bucket_bytes is not given; its implementation says nothing here.
+            it. Its bytes_per_pack counts where bucket_bytes is left out; its implementation is ignored.
         unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices; refused
             with what takes their place.
     Raises:
@@ -99,55 +100,14 @@ class Strategy(tf.distribute.Strategy):
         self._check_no_other_scope(topology.rank)
         if hasattr(self, "settings"):  # made before: see __new__
             if seed is not None:
-                self.random_state = agreement.RandomState(self.rank, self.size, seed)
+                self.random_state = RandomState(self.rank, self.size, seed)
             return
         if bucket_bytes is None:
-            bucket_bytes = cluster.bucket_bytes_of(communication_options, topology.rank)
-        if bucket_bytes not in (None, bucket_size.AUTO) and (not isinstance(bucket_bytes, int) or bucket_bytes < 1):
-            raise ConfigError(
-                f"Strategy: bucket_bytes must be 1 or more, or 'auto'. Received: bucket_bytes={bucket_bytes!r} "
-                f"(rank {topology.rank}). Leave it out for KERAS_DDL_BUCKET_BYTES."
-            )
-        if sparse_as_dense not in (True, False, "auto"):
-            raise ConfigError(
-                f"Strategy: sparse_as_dense must be True, False or 'auto'. Received: {sparse_as_dense!r} (rank "
-                f"{topology.rank}). Leave it out for 'auto'."
-            )
+            bucket_bytes = cluster.bucket_bytes_of(communication_options, topology.rank) or config.get("BUCKET_BYTES")
         if drift_check_percent is None:
             drift_check_percent = config.get("DRIFT_CHECK_PERCENT")
-        if isinstance(drift_check_percent, bool) or not 0 <= drift_check_percent <= 100:
-            raise ConfigError(
-                "Strategy: drift_check_percent must be a number from 0 (never) to 100. Received: "
-                f"drift_check_percent={drift_check_percent!r} (rank {topology.rank}). Leave it out for 1."
-            )
-        if gather_predictions not in ("all", "rank0"):
-            raise ConfigError(
-                "Strategy: gather_predictions must be 'all' or 'rank0'. "
-                f"Received: gather_predictions={gather_predictions!r} (rank {topology.rank})."
-            )
-        if batch_statistics not in ("global", "rank"):
-            raise ConfigError(
-                "Strategy: batch_statistics must be 'global' or 'rank'. "
-                f"Received: batch_statistics={batch_statistics!r} (rank {topology.rank}). Leave it out for 'global'."
-            )
-        if compression not in COMPRESSIONS:
-            raise ConfigError(
-                "Strategy: compression must be 'bfloat16', 'float16' or None. "
-                f"Received: compression={compression!r} (rank {topology.rank}). Leave it out for None."
-            )
-        if not isinstance(shard_optimizer, bool):
-            raise ConfigError(
-                f"Strategy: shard_optimizer must be True or False. Received: shard_optimizer={shard_optimizer!r} (rank "
-                f"{topology.rank}). Leave it out for False."
-            )
-        if compression is not None and shard_optimizer:
-            raise ConfigError(
-                "Strategy: gradients of sharded optimizers are scattered, which is not compressed. Received: "
-                f"compression={compression!r} and shard_optimizer=True (rank {topology.rank}). Leave one of them out."
-            )
-        self.gather_predictions = gather_predictions
-        self.settings = {  # as this rank gave them; where rank 0's count, another may not have got what it asked for
-            "bucket_bytes": config.get("BUCKET_BYTES") if bucket_bytes is None else bucket_bytes,
+        own = {  # as this rank has them; where rank 0's count, another may not get what it asked for
+            "bucket_bytes": bucket_bytes,
             "sparse_as_dense": sparse_as_dense,
             "drift_check_percent": drift_check_percent,
             "gather_predictions": gather_predictions,
@@ -155,25 +115,30 @@ class Strategy(tf.distribute.Strategy):
             "compression": compression,
             "shard_optimizer": shard_optimizer,
         }
+        settings.check(own, topology.rank)
+        self.gather_predictions = gather_predictions
+        self.settings = own
         device = start_up(topology)
         keras_patches.install()
         cluster.refuse_preemption_handlers()
         self.rank, self.size = topology.rank, topology.size
         self.topology = topology
-        self.random_state = agreement.RandomState(self.rank, self.size, seed)
-        # Slots of so many elements or more are held in shards; None: no slots are.
+        self.random_state = RandomState(self.rank, self.size, seed)
+        # Slots of so many elements or more are in shards; None: no slots are.
         self.shards_from_elements = sharded_slots.least_elements() if shard_optimizer else None
         if self.size > 1:
             job = (secrets.token_hex(8), drift_check_percent, self.shards_from_elements)
             token, drift_check_percent, self.shards_from_elements = communicator.broadcast_object(
                 job, name="keras_ddl/job"
             )
-            self.job = token  # a text that only the ranks of this job share
+            self.job = token  # a string that only the ranks of this job share
             self.saves = SaveRecords(token, self.rank)
         self.drift_check_fraction = drift_check_percent / 100
         communicator.prepare_plans()
         if self.size > 1 and self.shards_from_elements is not None:
             keras_patches.install(shards=True)
+        from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # here alone is that room entered
+
         super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
         self.extended.sparse_as_dense = sparse_as_dense
         self.keras_steps = KerasSteps(self)
@@ -181,15 +146,15 @@ class Strategy(tf.distribute.Strategy):
         one_per_job.remember(self)
 
     @functools.wraps(__init__, assigned=())  # type: ignore[misc]  # for the signature that help() shows
-    def __new__(cls, *args: Any, **given: Any) -> Strategy:
-        return one_per_job.find(cls, given) or super().__new__(cls)
+    def __new__(cls, *args: Any, **kwargs: Any) -> Strategy:
+        return one_per_job.find(cls, kwargs) or super().__new__(cls)
 
     def __deepcopy__(self, memo: Any) -> Strategy:
         return self  # a copy of a model or an optimizer is of the same job
 
     def __repr__(self) -> str:
-        settings = " ".join(f"{name}={value!r}" for name, value in self.settings.items())
-        return f"<keras_ddl.Strategy rank={self.rank} size={self.size} device={self.extended.device} {settings}>"
+        own = " ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        return f"<keras_ddl.Strategy rank={self.rank} size={self.size} device={self.extended.device} {own}>"
 
     def _check_no_other_scope(self, rank: int) -> None:
         if tf.distribute.has_strategy():
@@ -227,9 +192,9 @@ class Strategy(tf.distribute.Strategy):
         Raises: errors of keras_ddl.errors when the ranks disagree or one is lost.
         """
         with order.translate_errors():
-            found = model_of(fn) if self.size > 1 else None
-            if found is not None:  # a step of Keras means the same whoever calls it
-                return self.keras_steps.run(*found, fn, args, kwargs or {})
+            call = call_of(fn) if self.size > 1 else None
+            if call is not None:  # a step of Keras means the same whoever calls it
+                return self.keras_steps.run(call, fn, args, kwargs or {})
             return super().run(fn, args, kwargs, options)
 
     def function(
@@ -250,19 +215,19 @@ class Strategy(tf.distribute.Strategy):
                 loss = train_step(x, y)
 
         It takes the place of tf.function in an unchanged loop: losses, metrics, clipping, several optimizers, whatever
-        stands in the step means what it means in one process. The step is traced on the whole batch, and the graph is
+        stands in the step means what it means in one process. The step is traced on the global batch, and the graph is
         cut into ranks. Models and optimizers need no `strategy.scope()`; variables get rank 0's values when the step
         first uses them.
 
         Args:
             step: a function of tensors, or a tf.function. Tensors and arrays whose axis 0 is as long as that of the
-                first of them are the batch, which the ranks share by rows; all others every rank uses whole.
-            batches: "global": every rank passes the whole batch, and computes its rows of it. "rank": each passes rows
+                first of them are the batch, which the ranks share by rows; of all others every rank uses everything.
+            batches: "global": every rank passes the global batch, and computes its rows of it. "rank": each passes rows
                 of its own; the batch is those of rank 0, of rank 1, and so on.
             reduce_retracing: as in tf.function. False: a batch of another size is traced anew, and Python sees its
                 extents. True: extents that change are left open, for batches whose sizes change all the time.
-        Returns: a function of the same arguments, COLLECTIVE over all ranks. What it returns is whole and the same on
-            all ranks. `.explain()` lists the collectives of a step.
+        Returns: a function of the same arguments, COLLECTIVE over all ranks. What it returns is complete, and the
+            same on all ranks. `.explain()` lists the collectives of a step.
         Raises: ConfigError: an argument that does not exist. RankMismatchError, on every rank, when the step is called:
             ranks were given different batches, as far as a digest tells.
         Cost: what an operation without a rule needs is gathered, and computed on every rank (docs/cut.md).
@@ -306,8 +271,8 @@ class Strategy(tf.distribute.Strategy):
         return ALONE if self.size == 1 else self.keras_steps.explain(model)
 
     def whole_optimizer(self, owner: Any) -> Any:
-        """Returns a context in which the variables of optimizers can be read and saved whole, on every rank, also those
-        that are held in shards (`shard_optimizer`). COLLECTIVE when it begins.
+        """Returns a context in which the variables of optimizers can be read and saved, complete, on every rank, also
+        those in shards (`shard_optimizer`). COLLECTIVE when it begins.
 
             with strategy.whole_optimizer(model):
                 model.save("model.keras")
@@ -322,7 +287,7 @@ class Strategy(tf.distribute.Strategy):
                 "whole_optimizer needs a model, or an optimizer. Received: "
                 f"{owner!r} ({type(owner).__name__}) on rank {self.rank}. Pass the model that trains."
             )
-        return whole_slots.whole(whole_slots.slots_of(owner))
+        return gathered_slots.gathered(gathered_slots.slots_of(owner))
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
         """Reduces this rank's `value` with those of the other ranks. COLLECTIVE over all ranks.
@@ -333,31 +298,15 @@ class Strategy(tf.distribute.Strategy):
             axis: also reduce along these dimensions; MEAN then weighs each rank by its number of elements.
         Returns: the reduced structure, equal on all ranks.
         """
-        if isinstance(reduce_op, str):
-            reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
-        with variables.updating():  # a variable that is aggregated when it is read gives this rank's value
-            flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value)]
-        with ops.translate_errors():
-            return tf.nest.pack_sequence_as(value, [self._reduce_one(reduce_op, leaf, axis) for leaf in flat])
-
-    def _reduce_one(self, reduce_op: Any, value: tf.Tensor, axis: Any) -> tf.Tensor:
-        mean = reduce_op == tf.distribute.ReduceOp.MEAN
-        name = "reduce"
-        if axis is None:
-            return ops.all_reduce(value, op="mean" if mean else "sum", name=name)
-        total = ops.all_reduce(tf.reduce_sum(value, axis=axis), op="sum", name=name)
-        if not mean:
-            return total
-        count = tf.size(value, out_type=tf.int64) // tf.maximum(tf.size(tf.reduce_sum(value, axis=axis), tf.int64), 1)
-        count = ops.all_reduce(count, op="sum", name="reduce_count")
-        return total / tf.cast(count, total.dtype)
+        return self.extended.reduce_structure(reduce_op, value, axis)
 
     def first_row(self) -> tf.Tensor:
         """Returns the position of this rank's first row in the global batch of the step that runs (int64 scalar).
 
         What `keras_ddl.all_gather` returns for the rank's rows has them from this position on.
         """
-        return self.extended.share.first() if self.size > 1 else tf.zeros([], tf.int64)
+        has_whole_batch = self.size == 1 or is_traced()
+        return tf.zeros([], tf.int64) if has_whole_batch else self.extended.share.first()
 
     def gather(self, value: Any, axis: int) -> tf.Tensor:
         """Concatenates the ranks' tensors along `axis`, in rank order; sizes along `axis` may differ. COLLECTIVE."""

@@ -17,9 +17,9 @@ def checksum(array: np.ndarray) -> int:
     that change places within a column are not seen.
     """
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    whole = data.size // (8 * _COLUMNS) * (8 * _COLUMNS)
-    rest = zlib.crc32(data[whole:].tobytes())
-    if not whole:
+    end = data.size // (8 * _COLUMNS) * (8 * _COLUMNS)
+    rest = zlib.crc32(data[end:].tobytes())
+    if not end:
         return rest
-    sums = np.add.reduce(data[:whole].view(np.uint64).reshape(-1, _COLUMNS), axis=0)
+    sums = np.add.reduce(data[:end].view(np.uint64).reshape(-1, _COLUMNS), axis=0)
     return zlib.crc32(sums, rest)

@@ -35,15 +35,15 @@ def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleCluster
 
 
 def check_arguments(mode: Any, unsupported_tf_args: Mapping[str, Any]) -> None:
-    """Checks what was given to Strategy(), whose line may have been that of another strategy.
+    """Checks the arguments of Strategy(), whose line may have been that of another strategy.
 
     Raises: ConfigError: an argument with which TensorFlow's strategies choose processes or devices. TypeError: one that
         no strategy takes.
     """
-    given = {name: value for name, value in unsupported_tf_args.items() if value is not None}
+    passed = {name: value for name, value in unsupported_tf_args.items() if value is not None}
     if mode is not None and not isinstance(mode, str):
-        given = {"mode": mode, **given}
-    for name, value in given.items():
+        passed = {"mode": mode, **passed}
+    for name, value in passed.items():
         if name != "mode" and name not in _NOT_CHOSEN_IN_THE_SCRIPT:
             raise TypeError(f"Strategy() got an unexpected keyword argument {name!r}")
         raise ConfigError(
@@ -56,7 +56,7 @@ def check_arguments(mode: Any, unsupported_tf_args: Mapping[str, Any]) -> None:
 def bucket_bytes_of(options: Any, rank: int) -> int | None:
     """Returns the bound on a bucket that a tf.distribute.experimental.CommunicationOptions asks for; None for none.
 
-    Its `implementation` says nothing here: there is one. Raises: ConfigError: it is another thing, or has a timeout.
+    Its `implementation` is ignored: there is one. Raises: ConfigError: it is another thing, or has a timeout.
     """
     if options is None:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 from keras_ddl import communicator
 from keras_ddl.strategy import cluster
 
-# The job's, the latest last. Kept alive: whether one is found must not depend on when a rank collects garbage, because
+# The job's, the latest last. Kept alive: what `find` returns must not depend on when a rank collects garbage, because
 # making another is collective.
 _made: list[Any] = []
 # All that are still used, of earlier jobs of the process, too.
@@ -29,15 +29,15 @@ def alive() -> list[Any]:
     return list(_alive)
 
 
-def find(cls: type[Any], given: Mapping[str, Any]) -> Any:
-    """Returns the latest Strategy of this job whose settings are those that were given, or None.
+def find(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
+    """Returns the latest Strategy of this job that has the settings of these arguments, or None.
 
     Args:
-        given: the arguments by name that the caller wrote, None for not given.
+        arguments: by name, as the caller wrote them; None for those left out.
     """
     if not communicator.is_initialized():
         return None
-    settings = {name: value for name, value in given.items() if value is not None and name not in _NOT_SETTINGS}
+    settings = {name: value for name, value in arguments.items() if value is not None and name not in _NOT_SETTINGS}
     options = settings.pop("communication_options", None)
     if options is not None and "bucket_bytes" not in settings:
         packed = cluster.bucket_bytes_of(options, communicator.rank())

@@ -92,7 +92,7 @@ def check_function_with_open_sizes_is_traced_twice():
         return functions[0]
 
     found = guide_loop(wrap, data)
-    assert len(functions[0].whole_step.reports) == 2, len(functions[0].whole_step.reports)
+    assert len(functions[0].cut_step.reports) == 2, len(functions[0].cut_step.reports)
     assert_same(found, expected(lambda _, d: guide_loop(tf.function(reduce_retracing=True), d), data))
 
 
@@ -178,7 +178,7 @@ def check_function_refuses_other_batches_on_a_rank():
     step = STRATEGY.function(lambda x: tf.reduce_sum(x))
     raises(
         keras_ddl.errors.RankMismatchError,
-        "same whole batch.*call 0.*rank 0",
+        "same global batch.*call 0.*rank 0",
         lambda: step(np.arange(8.0) + RANK),
     )
     assert float(step(np.ones(8))) == 8.0  # and goes on

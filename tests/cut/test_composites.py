@@ -6,8 +6,9 @@ import pytest
 from cut.simulated import Simulation
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data.rows import rows_of
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.composites import Composites
+from keras_ddl.strategy.step.arguments import Arguments
 
 RNG = np.random.default_rng(0)
 TOKENS, LENGTHS, LABELS = RNG.integers(0, 50, [12, 6]), RNG.integers(0, 7, 12), RNG.normal(size=(12, 1))
@@ -97,26 +98,31 @@ def test_whole_at_hand_is_not_gathered_in_a_branch():
         np.testing.assert_array_equal(found[0], 2 * np.sort(x, 0))
 
 
+def arguments_of(structure, rows, **options):
+    return Arguments(structure, has_rows=lambda _, leaf: rows_of(leaf) == rows, **options)
+
+
 def test_composites_are_whole_and_open():
     ragged, bag = tf.ragged.constant([[1, 2], [], [3]]), tf.sparse.from_dense([[1.0, 0.0]] * 3)
     other = tf.ragged.constant([[1], [2]])
-    found = Composites(({"ragged": ragged, "bag": bag}, [other, tf.ones([3, 3]), 7]), own_rows=True)
-    assert found.rows == 3
-    shapes = [None if each is None else each.as_list() for each in found.shapes()]
-    assert shapes == [[None, 2], [None], [2], [None], [None], [None], [3], None]
-    named, others = found.specs(9)
-    assert named["ragged"].shape.as_list() == [9, None] and named["bag"].shape.as_list() == [9, 2]
-    assert others[0].shape.as_list() == [2, None] and others[2] == 7
+    found = arguments_of(([{"ragged": ragged, "bag": bag}, [other, tf.ones([3, 3]), 7]], {}), 3, own_rows=True)
+    specs = found.specs(9)
+    shapes = [each if isinstance(each, tuple) else each.as_list() for each in found.shapes(specs)]
+    assert shapes == [(None, 2), (None,), (2,), (None,), (None,), (None,), (3,), (9, 3)]
+    assert [each.shape.as_list() for each in specs] == [[9, 2], [9, None], [2, None], [9, 3]]
+    assert [type(each).__name__ for each in found.states] == ["Whole"] * 7 + ["Rows"]
+    step = found.bound(lambda named, others: (named["ragged"].nrows(), others[2]), found.specs(None))
+    assert step(*found.tensors) == (3, 7)
     shorter = {"ragged": ragged[:2], "bag": tf.sparse.slice(bag, [0, 0], [2, 2])}
-    more = Composites((shorter, [other, tf.ones([3, 3]), 7]), own_rows=True)
-    assert more.rows == 2 and more.kind != found.kind  # the other one might be of the batch
+    more = arguments_of(([shorter, [other, tf.ones([3, 3]), 7]], {}), 2, own_rows=True)
+    assert more.key(repr) != found.key(repr)  # the other one might be of the batch
 
 
 def test_composites_of_other_kinds_are_refused_only_as_rows():
     slices = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([0, 1]))
-    assert Composites((slices, tf.ones([2])), own_rows=False).rows == 2
+    assert len(arguments_of(((slices, tf.ones([2])), {}), 2, own_rows=False).tensors) == 3
     with pytest.raises(ConfigError, match="ragged and sparse.*Received: IndexedSlices"):
-        Composites((slices,), own_rows=True)
+        arguments_of(((slices,), {}), 2, own_rows=True)
 
 
 def test_keras_embedding_of_ragged_tokens_equals_one_process():

@@ -296,7 +296,7 @@ def check_name_BroadcastGlobalVariablesCallback():
 @row(
     "callbacks.MetricAverageCallback",
     BETTER,
-    "weighed by the rows that each rank has seen, of training and of validation: Horovod's weigh all ranks the "
+    "weighted by the rows that each rank has seen, of training and of validation: Horovod's weigh all ranks the "
     "same. A `train_step` that counts no rows: the same, too. `device` does nothing",
 )
 def check_name_MetricAverageCallback():

@@ -171,16 +171,16 @@ def check_arguments():
 def check_data_that_was_split_already():
     model = compiled()
     mine = slice(0, 40 - 20 * RANK)
-    whole = r"must be given all the data.*\(40, 6\).*\(20, 6\)"
+    whole = r"must have all the data.*\(40, 6\).*\(20, 6\)"
     refuses(RankMismatchError, whole, lambda: model.fit(X[mine], Y[mine], batch_size=10, verbose=0))
     half = slice(20 * RANK, 20 * RANK + 20)
-    refuses(RankMismatchError, "must be given all the data", lambda: model.fit(X[half], Y[half], verbose=0))
+    refuses(RankMismatchError, "must have all the data", lambda: model.fit(X[half], Y[half], verbose=0))
 
 
 def check_different_numbers_of_steps():
     model = compiled()
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10).take(2 + RANK)
-    refuses(RankMismatchError, "same number of steps.*the whole data", lambda: model.fit(dataset, verbose=0))
+    refuses(RankMismatchError, "same number of steps.*all the data", lambda: model.fit(dataset, verbose=0))
 
 
 def check_collective_that_fails_inside_a_step():
@@ -191,7 +191,7 @@ def check_collective_that_fails_inside_a_step():
     with STRATEGY.scope():
         model = keras.Sequential([keras.Input((6,)), Bad(), keras.layers.Dense(2)])
         model.compile("sgd", "mse")
-    refuses(ConfigError, "sees the whole batch.*DdlAllReduce", lambda: model.predict(X, verbose=0))
+    refuses(ConfigError, "sees the global batch.*DdlAllReduce", lambda: model.predict(X, verbose=0))
     in_run = tf.function(lambda: ops.all_reduce(tf.zeros([2 + RANK]), name="bad"))
     refuses(RankMismatchError, "bad", lambda: STRATEGY.run(in_run))
 

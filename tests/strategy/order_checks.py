@@ -33,7 +33,7 @@ def refuses_to_fit(message, x, *, error=RankMismatchError, compile=None, **argum
 
 
 OTHERS = re.escape(str([*range(1, SIZE)]).replace(",", ""))
-FIRST_BATCH = rf"All ranks must read the same batches.*batch 0 of pass 1 .* on rank\(s\) {OTHERS} than.*\(in x, y\)"
+FIRST_BATCH = rf"All ranks must read the same batches.*batch 0 of pass 1 .* on rank\(s\) {OTHERS} from.*\(in x, y\)"
 
 
 def rows_dataset(order=None):

@@ -11,7 +11,7 @@ from harness.rank_program import long
 from keras_ddl import model_state
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import whole_slots
+from keras_ddl.strategy.shards import gathered_slots
 from strategy.common import RANK, SIZE, X, Y, dense_model, everyone, set_precision, shared_folder
 
 SHARDED = keras_ddl.Strategy(shard_optimizer=True)
@@ -49,7 +49,7 @@ def assert_equal_weights(model):
 
 def check_adam_in_shards_equals_one_process():
     model = assert_equals_one_process(lambda: optimizers.Adam(1e-2, weight_decay=0.1, global_clipnorm=0.5))
-    slots = whole_slots.slots_of(model)
+    slots = gathered_slots.slots_of(model)
     assert len(slots) == 8, slots  # two of each of four weights
     table = SHARDED.explain(model)
     assert "reduce_scatter" in table and "all_gather" in table, table
@@ -78,7 +78,7 @@ def check_a_step_that_fails_on_one_rank_leaves_the_shards_as_they_were():
         else:
             one.train_on_batch(good, y)
             model.train_on_batch(*(each[RANK * 6 : RANK * 6 + 6] for each in (good, y)))
-    assert whole_slots.slots_of(model)
+    assert gathered_slots.slots_of(model)
     with SHARDED.whole_optimizer(model):
         for mine, theirs in zip(state(model), state(one), strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
@@ -95,7 +95,7 @@ def check_gradients_accumulate_in_parts_beside_shards():
     model, one = trained(SHARDED, make), trained(None, make)
     for mine, theirs in zip(model.get_weights(), one.get_weights()):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
-    kept = [each for each in whole_slots.slots_of(model) if "accumulator" in each.name]
+    kept = [each for each in gathered_slots.slots_of(model) if "accumulator" in each.name]
     assert not kept, kept
 
 
@@ -212,7 +212,7 @@ def check_function_holds_slots_in_shards():
 
     model, optimizer = loop(SHARDED.function)
     one, _ = loop(tf.function)
-    assert len(whole_slots.slots_of(optimizer)) == 8
+    assert len(gathered_slots.slots_of(optimizer)) == 8
     assert_equal_weights(model)
     for mine, theirs in zip(model.get_weights(), one.get_weights()):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
@@ -273,20 +273,20 @@ def check_momentum_follows_the_learning_rate():
 
     model = trained(SHARDED, make, callbacks=[warmup()])
     one = trained(keras_ddl.Strategy(shard_optimizer=False), make, callbacks=[warmup()])
-    assert whole_slots.slots_of(model) and not whole_slots.slots_of(one)
+    assert gathered_slots.slots_of(model) and not gathered_slots.slots_of(one)
     for mine, theirs in zip(model.get_weights(), one.get_weights()):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
 
 
 @long
 def check_going_back_to_what_was_good_takes_the_chunks():
-    from keras_ddl.callbacks._last_good import MemoryOfGood
+    from keras_ddl.callbacks._last_good import InMemorySnapshots
 
     model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
-    memory = MemoryOfGood(model)
+    memory = InMemorySnapshots(model)
     memory.note()
-    chunks = [each.chunk.numpy() for each in whole_slots.slots_of(model)]
+    chunks = [each.chunk.numpy() for each in gathered_slots.slots_of(model)]
     model.fit(X, Y, batch_size=10, verbose=0)
     assert memory.go_back() is not None
-    for mine, before in zip(whole_slots.slots_of(model), chunks):
+    for mine, before in zip(gathered_slots.slots_of(model), chunks):
         np.testing.assert_array_equal(mine.chunk.numpy(), before)

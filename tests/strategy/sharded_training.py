@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 import keras_ddl
-from keras_ddl.strategy import whole_slots
+from keras_ddl.strategy.shards import gathered_slots
 
 folder, epochs, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 strategy = keras_ddl.Strategy(shard_optimizer=kind == "sharded")
@@ -25,7 +25,7 @@ callback = keras_ddl.callbacks.Checkpoint(
     folder / "saved", resume=True, save_freq=4, export_base=False, save_best=False
 )
 model.fit(X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback])
-assert bool(whole_slots.slots_of(model)) == (kind == "sharded" and strategy.size > 1)
+assert bool(gathered_slots.slots_of(model)) == (kind == "sharded" and strategy.size > 1)
 with strategy.whole_optimizer(model):
     found = [*model.get_weights(), *(each.numpy() for each in model.optimizer.variables)]
 if strategy.rank == 0:

@@ -1,11 +1,11 @@
-"""Which trace serves a batch: what tf.function(reduce_retracing=True) decides, for whole batches."""
+"""Which trace serves a batch: what tf.function(reduce_retracing=True) decides, for global batches."""
 
 import random
 
 import pytest
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.batch_kinds import BatchKinds, whole_batch
+from keras_ddl.strategy.step.batch_kinds import BatchKinds, global_batch
 
 
 def traced_by_tensorflow(batches):
@@ -27,7 +27,7 @@ def traced_by_kinds(batches, rows_of_part):
     kinds, seen, traced = BatchKinds(), [], []
     for batch in batches:
         part = tf.nest.map_structure(lambda leaf: leaf if leaf is None else leaf[:rows_of_part], batch)
-        kind = kinds.of(whole_batch(part, len(tf.nest.flatten(batch)[0])))
+        kind = kinds.of(global_batch(part, len(tf.nest.flatten(batch)[0])))
         is_new = all(kind is not each for each in seen)
         seen.append(kind)
         traced.append([tuple(spec.shape) for spec in kind.specs] if is_new else None)

@@ -175,6 +175,18 @@ def test_classes_of_objects_are_exchanged_where_the_page_lists():
     assert len(exchanged) == len(listed()["a fit or a scope: classes of single objects"]), exchanged
 
 
+def test_private_attributes_are_set_where_the_page_lists():
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items() if ".compat" in name]
+    written = {
+        f"{ast.unparse(node.value)}.{node.attr}"
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and re.match(r"_(?!_)", node.attr)
+    }
+    listed_here = set(listed()["private attributes of single objects, given other values"])
+    assert {each for each in written if not each.startswith("self.")} == listed_here
+
+
 def test_values_of_tensorflow_are_replaced_where_the_page_lists():
     tree = ast.parse(MODULES["keras_ddl.compat.tensorflow"].read_text(encoding="utf-8"))
     imported = {

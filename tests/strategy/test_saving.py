@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.saving import SaveRecords
+from keras_ddl.strategy.keras_patches.save_records import SaveRecords
 from launch.launching import Started, write_program
 
 

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from harness.rank_tests import run_ranks
-from keras_ddl.trace import steps
+from keras_ddl.timeline import steps
 
 pytestmark = pytest.mark.parallel
 
@@ -73,7 +73,7 @@ def test_timeline_shows_buckets_on_the_wire_while_backward_runs(tmp_path):
         for step in each.steps:
             assert step.begin < step.arrived < step.end == step.next, "each epoch has one step"
             # Whatever travels while backward runs is not exposed; what is left when it has ended is.
-            assert 0 < step.waiting < step.whole and len(step.exposed) <= 2, step
+            assert 0 < step.waiting < step.total and len(step.exposed) <= 2, step
 
 
 def test_timeline_of_a_part_of_a_program_and_of_a_killed_process(tmp_path):

@@ -17,7 +17,7 @@ LINE = [
     ("topology", "cost_model"),
     ("communicator",),
     ("timeline", "launch", "schedules", "compat"),
-    ("ops", "trace"),
+    ("device", "ops"),
     ("gradients",),
     ("cut", "data"),
     ("strategy", "checkpoint"),
@@ -78,9 +78,16 @@ def test_no_circle_of_imports() -> None:
     assert circles == {}, "these modules import one another, or modules that do"
 
 
+def test_the_room_of_tf_distributes_loop_is_entered_by_the_strategy_alone() -> None:
+    room = "keras_ddl.strategy.distribute_loop"
+    inside = {name for name in MODULES if name == room or name.startswith(f"{room}.")}
+    assert inside > {room}
+    assert {name for name in INSIDE if name not in inside and imports_of(name) & inside} == {"keras_ddl.strategy"}
+
+
 def test_modules_beside_the_folders_are_what_users_import_by_name() -> None:
     beside = {path.stem for path in (ROOT / "keras_ddl").glob("*.py")}
-    assert beside == {"__init__", "config", "errors", "model_state", "schedules", "timeline"}
+    assert beside == {"__init__", "config", "errors", "model_state", "schedules"}
 
 
 @pytest.mark.parametrize(

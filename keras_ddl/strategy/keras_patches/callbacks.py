@@ -19,11 +19,13 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import learning_rate_variable
-from keras_ddl.strategy import accumulation, agreement, fits, sharded_slots, whole_slots
-from keras_ddl.strategy.drift import DriftCheck
-from keras_ddl.strategy.extended import ONE_LEARNING_RATE
+from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy.agreement.drift import DriftCheck
+from keras_ddl.strategy.agreement.random_state import python_random_digest
 from keras_ddl.strategy.keras_patches import progress
-from keras_ddl.strategy.keras_patches.saving import SavesWithinEpochs
+from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.step import accumulation
 
 # Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
 # BackupAndRestore restores on rank 0 is sent to all.
@@ -68,7 +70,7 @@ class CallbackList(_KerasList):
 
     # Class attributes: lists of Keras's own class become lists of this one.
     _drift: DriftCheck | None = None
-    _saves: SavesWithinEpochs | None = None
+    _saves: MidEpochSaves | None = None
     _step_begin: float | None = None
     _ask_to_stop: frozenset[str] = frozenset()  # kinds of loops in which a callback of some rank may ask to stop
 
@@ -114,7 +116,7 @@ class CallbackList(_KerasList):
             if getattr(callback, "runs_last", False):
                 callback.others = self.callbacks
             if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                keras_callbacks.replace_swap(callback, functools.partial(_swap_whole, callback))
+                keras_callbacks.replace_swap(callback, functools.partial(_swap_gathered, callback))
             if isinstance(callback, keras.callbacks.ModelCheckpoint):
                 keras_callbacks.replace_save(
                     callback, functools.partial(_decide_only, callback) if on_other_rank else None
@@ -126,7 +128,7 @@ class CallbackList(_KerasList):
 
         Last, so that what a callback has restored on rank 0 is included.
         """
-        with sharded_slots.keeping_what_is_loaded():
+        with sharded_slots.deferring_restored_values():
             self._begin_training(logs)
 
     def _begin_training(self, logs: Any) -> None:
@@ -146,7 +148,7 @@ class CallbackList(_KerasList):
         agreement.broadcast_variables(agreement.all_variables(model))
         _agree_on_global_seed(model, rank)
         self._drift = DriftCheck(model, rank, strategy.drift_check_fraction)
-        self._saves = SavesWithinEpochs(self, strategy)
+        self._saves = MidEpochSaves(self, strategy)
         self._agree_who_may_stop("train")
         self._agree_to_stop_training()
 
@@ -157,7 +159,7 @@ class CallbackList(_KerasList):
         strategy = self._strategy
         if strategy is None:
             return
-        mine = (bool(self.model.__dict__.get("stop_training")), agreement.python_random_digest())
+        mine = (bool(self.model.__dict__.get("stop_training")), python_random_digest())
         gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
         self._drift.begin_epoch()
         strategy.random_state.agree_python([digest for _, digest in gathered])
@@ -165,8 +167,8 @@ class CallbackList(_KerasList):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """After all callbacks: the ranks' weights are compared; stop on all ranks if any wants to."""
-        whole = self._saves.whole_slots() if self._saves is not None else contextlib.nullcontext()
-        with self._of_one_rank(), whole:
+        readable = self._saves.gathered_slots() if self._saves is not None else contextlib.nullcontext()
+        with self._of_one_rank(), readable:
             super().on_epoch_end(epoch, logs)
         if self._strategy is not None:
             self._drift.after_epoch()
@@ -190,8 +192,8 @@ class CallbackList(_KerasList):
             strategy is not None and "train" in self._ask_to_stop
         ):  # a callback that may do anything, look at variables too
             accumulation.combine(self.model)
-        whole = self._saves.whole_slots() if due else contextlib.nullcontext()
-        with self._of_one_rank(), whole:
+        readable = self._saves.gathered_slots() if due else contextlib.nullcontext()
+        with self._of_one_rank(), readable:
             super().on_train_batch_end(batch, logs)
         if strategy is None:
             return
@@ -248,9 +250,9 @@ def _writers() -> tuple[type, ...]:
     return tuple(getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name))
 
 
-def _swap_whole(callback: keras.callbacks.SwapEMAWeights, *functions: Any) -> None:
-    """Exchanges weights and averages: whole, also those in shards. COLLECTIVE where there are some."""
-    with whole_slots.whole(whole_slots.slots_of(callback.model)):
+def _swap_gathered(callback: keras.callbacks.SwapEMAWeights, *functions: Any) -> None:
+    """Exchanges weights and averages, also those in shards. COLLECTIVE where there are some."""
+    with gathered_slots.gathered(gathered_slots.slots_of(callback.model)):
         keras_callbacks.original_swap(callback, *functions)
 
 
@@ -276,15 +278,15 @@ def _agree_on_global_seed(model: keras.Model, rank: int) -> None:
 
 def _agree_on_steps(callbacks: Any, strategy: Any) -> None:
     mine = (callbacks.params.get("steps"), callbacks.params.get("epochs"))
-    told = communicator.all_gather_object(
+    gathered = communicator.all_gather_object(
         (mine, _rates_and_step(callbacks.model)), name=agreement.name_of(callbacks.model, "steps")
     )
     require_equal_values(
-        [f"{steps} steps x {epochs} epochs" for (steps, epochs), _ in told],
+        [f"{steps} steps x {epochs} epochs" for (steps, epochs), _ in gathered],
         "All ranks must train for the same number of steps and epochs.",
-        "Give every rank the whole data, not its part of it: keras_ddl takes each rank's rows out of every batch.",
+        "Give every rank all the data, not its part of it: keras_ddl takes each rank's rows out of every batch.",
     )
-    _warn_of_rates([rates for _, rates in told], strategy.rank)
+    _warn_of_rates([rates for _, rates in gathered], strategy.rank)
 
 
 def _rates_and_step(model: Any) -> tuple[list[float], int]:
@@ -294,12 +296,12 @@ def _rates_and_step(model: Any) -> tuple[list[float], int]:
     return [float(rate.numpy()) for rate in rates if rate is not None], models.steps_taken(optimizers) or 0
 
 
-def _warn_of_rates(told: list[tuple[list[float], int]], rank: int) -> None:
+def _warn_of_rates(gathered: list[tuple[list[float], int]], rank: int) -> None:
     """Says that all ranks will use rank 0's learning rates, unless rank 0 alone has restored an earlier training."""
-    rates, steps = zip(*told)
+    rates, steps = zip(*gathered)
     if rank == 0 and any(each != rates[0] for each in rates) and len(set(steps)) == 1:
         received = (f"{', '.join(f'{rate:g}' for rate in each)} on rank {other}" for other, each in enumerate(rates))
-        stack_position.warn(ONE_LEARNING_RATE.format(", ".join(received)))
+        stack_position.warn(agreement.ONE_LEARNING_RATE.format(", ".join(received)))
 
 
 def _may_stop(callbacks: Any, kind: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_ddl.compat.optimizers import averaged_weights
-from keras_ddl.strategy import sharded_slots, whole_slots
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 
 
 def build(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,7 +23,7 @@ def build(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def add_variable_from_reference(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Holds a slot in shards from the moment it is made: all slots are never whole at the same time."""
+    """Shards a slot from the moment it is made: no rank ever has all slots in full."""
 
     def wrapper(self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros") -> Any:
         with sharded_slots.making(self, reference_variable, name):
@@ -38,7 +38,7 @@ def finalize_variable_values(original: Callable[..., Any]) -> Callable[..., Any]
     """At the end of fit the averages of weights, which are slots, take the weights' place. COLLECTIVE then."""
 
     def wrapper(self: Any, var_list: Any) -> Any:
-        with whole_slots.whole(whole_slots.slots_in(averaged_weights(self))):
+        with gathered_slots.gathered(gathered_slots.slots_in(averaged_weights(self))):
             return original(self, var_list)
 
     return wrapper

@@ -9,21 +9,22 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from keras_ddl.compat import epoch_iterators
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.data import arrays, py_dataset
 from keras_ddl.data.position import Reading
 from keras_ddl.data.rows import BatchRows
 from keras_ddl.data.share import agree_number, batch_rows_of
 from keras_ddl.strategy import fits
-from keras_ddl.strategy.keras_step import UNKNOWN
+from keras_ddl.strategy.step.keras_step import UNKNOWN
 
 _KerasIterator: Any = keras_compat.tf_trainer.TFEpochIterator
-_reader = ThreadValue()
+_reader: ContextVar[Any] = ContextVar("keras_ddl_reader", default=None)
 _iterators: weakref.WeakKeyDictionary[Any, BatchRows] = weakref.WeakKeyDictionary()
 
 
@@ -42,7 +43,7 @@ class Reader:
 
     def as_current(self) -> Any:
         """Returns a context for the call."""
-        return _reader.set_to(self)
+        return setting(_reader, self)
 
 
 def current() -> Reader | None:
@@ -57,7 +58,7 @@ class EpochIterator(_KerasIterator):
         self._reading: Reading | None = None
         self._shuffle_seed: tf.Variable | None = None
         self.batch_rows = UNKNOWN
-        if keras_compat.is_ours(distribute_strategy):
+        if keras_compat.is_ddl_strategy(distribute_strategy):
             self._init_rows(distribute_strategy, args, kwargs)
         else:
             super().__init__(distribute_strategy, *args, **kwargs)
@@ -124,7 +125,7 @@ class EpochIterator(_KerasIterator):
         return super()._get_iterator()
 
     def _enumerate_iterator(self) -> Iterator[Any]:
-        """An epoch begins where the reading was told to go."""
+        """An epoch begins at the reading's position."""
         epoch = super()._enumerate_iterator
         for first, last, iterator in epoch() if self._reading is None else self._reading.epoch(epoch):
             _iterators[iterator] = self.batch_rows

@@ -1,4 +1,4 @@
-"""Patches of Keras's saving: `model.save`, `save_weights`, `export` write once and whole, whoever calls them.
+"""Patches of Keras's saving: `model.save`, `save_weights`, `export` write once and completely, whoever calls them.
 
 Patched: keras/src/saving/saving_lib.py, legacy/saving/legacy_h5_format.py, models/model.py, utils/io_utils.py (3.15.1).
 The first two stand behind all of `model.save`, `keras.saving.save_model` and their other names.
@@ -12,22 +12,25 @@ import io
 import os
 import zlib
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from keras_ddl.compat import callbacks as keras_callbacks
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
+from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
-from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.files.durable import write_whole
-from keras_ddl.strategy import accumulation, agreement, one_per_job, whole_slots
+from keras_ddl.strategy import agreement, one_per_job
 from keras_ddl.strategy.checksum import checksum
+from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.strategy.step import accumulation
 
-_saving = ThreadValue(False)
+_saving: ContextVar[bool] = ContextVar("keras_ddl_saving", default=False)
 
 
 def once(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function (model, filepath, ...) that writes: its file is whole, and written by one rank of each host."""
+    """A function (model, filepath, ...) that writes: its file is complete, and written by one rank of each host."""
 
     @functools.wraps(original)
     def wrapper(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -38,10 +41,10 @@ def once(original: Callable[..., Any]) -> Callable[..., Any]:
         path = os.fspath(filepath)
         agrees, strategy.extended.agrees_on_variables = strategy.extended.agrees_on_variables, False
         try:
-            with _saving.set_to(True), strategy.saves.claim(path, _call_of(original.__name__, model)) as mine:
+            with setting(_saving, True), strategy.saves.claim(path, _call_of(original.__name__, model)) as mine:
                 if not mine:
                     return None
-                if "://" in path:  # such a file system writes whole files, or knows no rename
+                if "://" in path:  # such a file system shows complete files only, or knows no rename
                     return original(model, filepath, *args, **kwargs)
                 return write_whole(path, lambda staged: _write(original, path, model, staged, *args, **kwargs))
         finally:
@@ -81,7 +84,7 @@ def _call_of(name: str, model: Any) -> str:
     return f"{name}-{steps}-{seen:08x}"
 
 
-class SavesWithinEpochs:
+class MidEpochSaves:
     """Gives rank 0 what the ranks hold in parts before a callback of rank 0 saves (ModelCheckpoint, BackupAndRestore):
     all of the accumulated gradients in the middle of an epoch, where save_freq is a number, and slots in shards.
     """
@@ -109,12 +112,12 @@ class SavesWithinEpochs:
             accumulation.combine(model)
         return due
 
-    def whole_slots(self) -> Any:
+    def gathered_slots(self) -> Any:
         """Returns a context in which rank 0 can save what is in shards. COLLECTIVE where rank 0 has such a callback."""
-        slots = whole_slots.slots_of(self._callbacks.model) if self._has_slots else []
-        return whole_slots.whole(slots, on_rank=0)
+        slots = gathered_slots.slots_of(self._callbacks.model) if self._has_slots else []
+        return gathered_slots.gathered(slots, on_rank=0)
 
     def _savers(self, within: bool = False) -> list[Any]:
         kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
-        found = [each for each in self._callbacks.callbacks if isinstance(each, kinds)]
-        return [each for each in found if not within or each.save_freq != "epoch"]
+        savers = [each for each in self._callbacks.callbacks if isinstance(each, kinds)]
+        return [each for each in savers if not within or each.save_freq != "epoch"]

@@ -18,19 +18,22 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays, order
 from keras_ddl.data.rows import BatchRows
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import accumulation, fits, keras_step, one_per_job, own_reductions, whole_slots
-from keras_ddl.strategy.batch_kinds import (
-    BatchKind,
-    BatchKinds,
-    of_single_batches,
-    total_rows,
-    trace_for_all,
-    whole_batch,
-)
-from keras_ddl.strategy.failing_together import together
+from keras_ddl.gradients import own_reductions
+from keras_ddl.strategy import fits, one_per_job
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.keras_patches.callbacks import adopted
 from keras_ddl.strategy.one_per_job import outside_message
+from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.strategy.step import accumulation, keras_step
+from keras_ddl.strategy.step.batch_kinds import (
+    BatchKind,
+    BatchKinds,
+    global_batch,
+    of_single_batches,
+    total_rows,
+    trace_for_all,
+)
+from keras_ddl.strategy.step.failing_together import together
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()  # models that train alone
 
@@ -201,11 +204,11 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
         kinds = BatchKinds()
         undo = _Undo(self, strategy, kinds)
 
-        name = getattr(step_function, "__name__", "train_step")
+        name = _name_of(self, step_function)
 
         def run(iterator: Any) -> Any:
             if name != "test_step":
-                whole_slots.refuse_step(name, lambda: whole_slots.slots_of(self))
+                gathered_slots.refuse_step(name, lambda: gathered_slots.slots_of(self))
             if isinstance(iterator, tf.data.Iterator):
                 in_fit = name == "train_step" and fits.of(self) is not None
                 if in_fit:
@@ -214,14 +217,14 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
                 if rows.place not in kind.functions:
                     kind.functions[rows.place] = original(self, step_function)
                 undo.has_called = True
-                with keras_step.with_rows(rows, kind), order.translate_errors():
+                with keras_step.calling(self, name, rows, kind), order.translate_errors():
                     return kind.functions[rows.place](part)
             batch = next(iterator)
             arrays.warn_of_equal_batches(batch, strategy.rank)
-            kind = kinds.of(whole_batch(batch, total_rows(batch)))
+            kind = kinds.of(global_batch(batch, total_rows(batch)))
             rows = BatchRows().of_kind(kind.specs)
             undo.has_called = True
-            with keras_step.with_rows(rows, kind, is_single=True), order.translate_errors():
+            with keras_step.calling(self, name, rows, kind, is_single=True), order.translate_errors():
                 if "single" not in kind.functions:
                     kind.functions["single"] = of_single_batches(self, step_function, batch, kind)
                 return kind.functions["single"](batch)
@@ -241,6 +244,14 @@ def make_function(original: Callable[..., Any]) -> Callable[..., Any]:
         return function
 
     return _make_function
+
+
+def _name_of(model: Any, step_function: Any) -> str:
+    """Returns which step of `model` a function is; it may be the program's own, set in place of the method."""
+    for name in ("train_step", "test_step"):
+        if step_function == getattr(model, name):  # bound methods are equal, and not identical
+            return name
+    return "test_step" if getattr(step_function, "__name__", "") == "test_step" else "train_step"
 
 
 class _Undo:
@@ -287,7 +298,7 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
         def run(kind: Any, rows: Any, data_of_steps: Any) -> Any:
             undo.has_called = True
-            with keras_step.with_rows(rows, kind), order.translate_errors():
+            with keras_step.calling(self, "predict_step", rows, kind), order.translate_errors():
                 if rows.place not in kind.functions:
                     original(self, force=True)
                     kind.functions[rows.place], self.predict_function = self.predict_function, predict_function
@@ -298,7 +309,7 @@ def make_predict_function(original: Callable[..., Any]) -> Callable[..., Any]:
         def run_on_all(rows: Any, data_of_steps: Any) -> Any:
             if rows.total is None or rows.spec is None:
                 totals = [total_rows(each) if rows.total is None else rows.total for each in data_of_steps]
-                specs = [whole_batch(each, total) for each, total in zip(data_of_steps, totals)]
+                specs = [global_batch(each, total) for each, total in zip(data_of_steps, totals)]
             else:
                 specs = [rows.spec] * len(data_of_steps)
             kind = kinds.of(specs)

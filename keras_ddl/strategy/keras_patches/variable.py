@@ -1,4 +1,4 @@
-"""The tf.Variable of a keras.Variable, which is none of the program's own (strategy/variables.py).
+"""The tf.Variable of a keras.Variable, which is none of the program's own (strategy/distribute_loop/variables.py).
 
 Patched: keras/src/backend/tensorflow/core.py (3.15.1).
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl.compat.variable_origin import not_of_the_program
+from keras_ddl.strategy.variable_origin import of_keras
 
 
 def initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     """Makes the tf.Variable, knowing whose it is."""
 
     def _initialize(self: Any, value: Any) -> Any:
-        with not_of_the_program():
+        with of_keras():
             return original(self, value)
 
     return _initialize

@@ -1,0 +1,110 @@
+"""What datasets of tf.data do not make public: what they read from, their seeds, and what tells their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from keras_ddl.compat.tensorflow import ShuffleDataset, tf
+
+__all__ = [
+    "ShuffleDataset",
+    "UnaryUnchangedStructureDataset",
+    "dataset_kind",
+    "is_nondeterministic",
+    "iterator_of_type",
+    "order_follows_from_passes",
+    "pipeline_of",
+    "shuffle_seeds",
+    "variant_tensor",
+]
+
+# Datasets whose order in a pass depends on how often they were iterated, and on nothing else.
+_CHAIN = frozenset(
+    (
+        "FixedLengthRecordDatasetV2",
+        "TFRecordDatasetV2",
+        "TextLineDatasetV2",
+        "_AssertCardinalityDataset",
+        "_BatchDataset",
+        "_FilterDataset",
+        "_IgnoreErrorsDataset",
+        "_MapDataset",
+        "_OptionsDataset",
+        "_PaddedBatchDataset",
+        "_ParallelBatchDataset",
+        "_ParallelMapDataset",
+        "_PrefetchDataset",
+        "_RangeDataset",
+        "_RebatchDataset",
+        "_RestructuredDataset",
+        "_ShardDataset",
+        "_ShuffleDataset",
+        "_SkipDataset",
+        "_TakeDataset",
+        "_TensorDataset",
+        "_TensorSliceDataset",
+        "_UnbatchDataset",
+        "_ZipDataset",
+    )
+)
+# Those that make inner iterators as they are read: without a shuffle they do not matter either.
+_LAZY = frozenset(("_RepeatDataset", "CacheDataset", "_ConcatenateDataset"))
+
+
+class UnaryUnchangedStructureDataset(tf.data.Dataset):
+    """A dataset of what another one holds, for subclasses to say how: `variant` is the handle of its operation."""
+
+    def __init__(self, dataset: tf.data.Dataset, variant: tf.Tensor) -> None:
+        self._input_dataset = dataset
+        super().__init__(variant)
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._input_dataset]
+
+    @property
+    def element_spec(self) -> Any:
+        return self._input_dataset.element_spec
+
+
+def pipeline_of(dataset: Any, leave_out: Callable[[Any], bool] = lambda _: False) -> list[Any]:
+    """Returns a dataset and all that it reads from, without those of `leave_out` and what only they read from."""
+    pipeline, pending = [], [dataset]
+    while pending:
+        current = pending.pop()
+        if not leave_out(current):
+            pipeline.append(current)
+            pending.extend(current._inputs() if isinstance(current, tf.data.Dataset) else ())
+    return pipeline
+
+
+def order_follows_from_passes(pipeline: Iterable[tf.data.Dataset]) -> bool:
+    """Whether the order of a pass depends on nothing but how many passes over the datasets were begun before."""
+    names = {type(each).__name__ for each in pipeline}
+    return names <= _CHAIN or ("_ShuffleDataset" not in names and names <= _CHAIN | _LAZY)
+
+
+def variant_tensor(dataset: tf.data.Dataset) -> tf.Tensor:
+    """Returns the handle of a dataset, for a subclass of UnaryUnchangedStructureDataset that stands for it."""
+    return dataset._variant_tensor
+
+
+def is_nondeterministic(dataset: tf.data.Dataset) -> bool:
+    """Whether a step of a dataset was given deterministic=False."""
+    return getattr(dataset, "_deterministic", None) == "false"
+
+
+def dataset_kind(dataset: tf.data.Dataset) -> str:
+    """Returns the name of a dataset's last step: "ParallelMapDataset"."""
+    return type(dataset).__name__.lstrip("_")
+
+
+def shuffle_seeds(dataset: ShuffleDataset) -> tuple[int, int]:
+    """Returns the two seeds of a `.shuffle()`; (0, 0) stands for another order in every process."""
+    return int(dataset._seed), int(dataset._seed2)
+
+
+def iterator_of_type(iterator: tf.data.Iterator, element_spec: Any) -> tf.data.Iterator:
+    """Returns the same iterator, of which functions see other type specs; its elements must be among those."""
+    spec = tf.data.IteratorSpec(element_spec)
+    return spec._from_components(spec._to_components(iterator))

@@ -1,0 +1,59 @@
+"""What tf.distribute does not make public: of strategies, their contexts, and the variables that they make."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from keras_ddl.compat.tensorflow import UpdateContext, tf
+
+__all__ = [
+    "ReplicaContext",
+    "StrategyExtendedV1",
+    "UpdateContext",
+    "container_strategy",
+    "outside_strategies",
+    "primary_variable",
+]
+
+ReplicaContext: Any = tf.distribute.ReplicaContext
+StrategyExtendedV1: Any = tf.compat.v1.distribute.StrategyExtended
+
+
+@contextlib.contextmanager
+def outside_strategies() -> Iterator[None]:
+    """Inside, no tf.distribute strategy is active, also inside of a scope: nor makes one the variables."""
+    graph = tf.compat.v1.get_default_graph()
+    creators = graph._variable_creator_stack
+    of_scopes = [each for each in creators if each[1].__module__ == tf.distribute.Strategy.__module__]
+    if of_scopes:
+        graph._variable_creator_stack = [each for each in creators if each not in of_scopes]
+    try:
+        with _default_replica_context() if tf.distribute.has_strategy() else contextlib.nullcontext():
+            yield
+    finally:
+        if of_scopes:
+            graph._variable_creator_stack = creators
+
+
+@functools.cache
+def _default_replica_context() -> Any:
+    contexts: list[Any] = []
+    # Scopes belong to threads: a new one is in none.
+    thread = threading.Thread(target=lambda: contexts.append(tf.distribute.get_replica_context()))
+    thread.start()
+    thread.join()
+    return contexts[0]
+
+
+def container_strategy(extended: Any) -> Any:
+    """Returns the strategy that a tf.distribute.StrategyExtended belongs to."""
+    return extended._container_strategy()
+
+
+def primary_variable(value: Any) -> Any:
+    """Returns the first of the variables that a mirrored variable of tf.distribute stands for; any other as it is."""
+    return getattr(value, "_primary", value)

@@ -1,0 +1,104 @@
+"""What ranks agree on around training: the model, its variables, when to stop; random seeds in `random_state.py`.
+
+Everything here is COLLECTIVE, blocking, and runs between steps, so plain NumPy arrays and Python objects do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from keras_ddl import communicator, ops
+from keras_ddl.communicator.comparison import require_equal_lists
+from keras_ddl.communicator.dtypes import DTYPES
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.models import named_optimizers_of, optimizers_of, plain_name
+from keras_ddl.compat.optimizers import trained_variables
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+
+ONE_LEARNING_RATE = (
+    "All ranks must begin with the same learning rate. Received: {}. Rank 0's is used. Compute it the same way on all "
+    "ranks."
+)
+
+
+def check_same_model(model: keras.Model) -> None:
+    """Checks that all ranks train the same model with the same optimizer.
+
+    Raises: RankMismatchError: on every rank, with the first variable that differs.
+    Cost: 32 bytes per rank; the lists only when they differ.
+    """
+    lines = [_describe(variable) for variable in all_variables(model)]
+    require_equal_lists(
+        lines,
+        name_of(model, "variables"),
+        "All ranks must train the same model: variables of equal path, shape and dtype in the same order.",
+        "Build and compile the model the same way on every rank.",
+        entry="variable",
+    )
+
+
+def build_optimizers_as_rank_0(model: keras.Model, rank: int) -> None:
+    """Builds the optimizers that a callback of rank 0 has built, as one does that restores them.
+
+    Else the first step builds them, as in one process.
+    """
+    optimizers = named_optimizers_of(model)
+    place = {id(variable): number for number, variable in enumerate(model.variables)}
+    mine = {
+        name: [place.get(id(variable)) for variable in trained]
+        for name, each in optimizers.items()
+        if rank == 0 and each.built and (trained := trained_variables(each)) is not None
+    }
+    built = communicator.broadcast_object(mine, name=name_of(model, "built_optimizers"))
+    for name, places in built.items():
+        optimizer = optimizers.get(name)
+        if optimizer is not None and not optimizer.built and None not in places:
+            optimizer.build([model.variables[number] for number in places])
+
+
+def all_variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables of the model and of all its optimizers, each once. Not the metrics': ranks' differ."""
+    optimizers = [variable for each in optimizers_of(model) for variable in each.variables]
+    return list({id(v): v for v in [*model.variables, *optimizers]}.values())
+
+
+def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:
+    """Returns the array of rank `root`, which must have the shape and dtype of this rank's."""
+    broadcast = communicator.broadcast_object if value.dtype.hasobject else communicator.broadcast_array
+    return broadcast(value, root=root, name=name)
+
+
+def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0) -> None:
+    """Gives all ranks the values of rank `root`."""
+    plain, variables = [], list(variables)
+    gathered_slots.agree(gathered_slots.slots_in(variables), root)
+    for variable in variables:
+        if sharded_slots.of(variable) is not None:
+            continue
+        if keras.backend.is_float_dtype(variable.dtype) or variable.dtype in DTYPES:
+            plain.append(variable.value)
+        else:
+            variable.assign(broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root))
+    if plain:
+        ops.broadcast_variables(plain, root=root)
+
+
+def name_of(model: keras.Model, what: str) -> str:
+    """Returns the name of a collective that concerns a model."""
+    return f"keras_ddl/{plain_name(model.name)}/{what}"
+
+
+def any_rank(flag: bool, name: str) -> bool:
+    """Whether any rank says so."""
+    return any_rank_of([flag], name)[0]
+
+
+def any_rank_of(flags: Sequence[bool], name: str) -> list[bool]:
+    """Whether any rank says so, of each of several questions."""
+    return [bool(each) for each in communicator.all_reduce_array(np.array(flags, np.int32), op="max", name=name)]
+
+
+def _describe(variable: keras.Variable) -> str:
+    return f"{plain_name(variable.path)} {variable.dtype}[{'x'.join(map(str, variable.shape))}]"

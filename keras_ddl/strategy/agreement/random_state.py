@@ -1,0 +1,106 @@
+"""Random states that are equal on all ranks, and streams of random numbers that are not."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from keras_ddl import communicator
+from keras_ddl.communicator.comparison import digest
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.tensorflow import tf
+
+# Ranks' random streams, where they differ, differ by a multiple of this (odd, so all multiples differ; the golden ratio
+# times 2**31, so that they are far from the small steps by which users number their own seeds).
+_SEED_STRIDE = 1_327_217_885
+
+
+def seed_offset(rank: int) -> int:
+    """What is added to a random seed on `rank` where ranks are to draw different numbers; 0 on rank 0.
+
+    Those are the stateful operations of TensorFlow in `strategy.run`. Keras's seeds are equal on all ranks.
+    """
+    return rank * _SEED_STRIDE % 2**31
+
+
+class RandomState:
+    """Keeps the ranks' random states in step, because each rank cuts its rows out of batches it shuffles itself.
+
+    Python's and NumPy's generators follow rank 0. TensorFlow's global seed is the script's if it has set one on all
+    ranks; else a fresh one, the same on all ranks, which is here called own: under a global seed Keras shuffles arrays
+    in the same order in every epoch, so arrays are then shuffled from `next_shuffle_seed` instead.
+    """
+
+    _own_seeds: ClassVar[set[int]] = set()
+
+    def __init__(self, rank: int, size: int, seed: int | None) -> None:
+        self.rank = rank
+        self.size = size
+        if size > 1:
+            seed, fresh = communicator.broadcast_object((seed, os.urandom(8)), name="keras_ddl/seed")
+        else:
+            fresh = os.urandom(8)
+        self._shuffles = random.Random(fresh)
+        if seed is not None:
+            keras.utils.set_random_seed(seed)
+        self.agree()
+
+    def agree(self) -> None:
+        """Makes the random states of all ranks equal to rank 0's where they are not."""
+        if self.size == 1:
+            return
+        mine = (_digest(random.getstate()), _digest(np.random.get_state()), tf_compat.global_seed())
+        states = communicator.all_gather_object(mine, name="keras_ddl/random_state")
+        if any(state[:2] != states[0][:2] for state in states):
+            self._follow_rank_0()
+        seeds = [state[2] for state in states]
+        if seeds[0] is None:
+            own = self._shuffles.randrange(1, 2**31)
+            self._own_seeds.add(own)
+            tf.random.set_seed(own)
+        elif any(seed != seeds[0] for seed in seeds):
+            tf.random.set_seed(seeds[0])
+
+    def agree_python(self, digests: Sequence[bytes]) -> None:
+        """Makes Python's generators equal if their gathered digests are not."""
+        if any(digest != digests[0] for digest in digests):
+            self._follow_rank_0()
+
+    @property
+    def seeded_by_script(self) -> bool:
+        """Whether the script, not this class, has set TensorFlow's global seed."""
+        return tf_compat.global_seed() not in (None, *self._own_seeds)
+
+    def next_shuffle_seed(self) -> tuple[int, int]:
+        """Returns a fresh seed, the same on all ranks as long as all ask equally often."""
+        return self._shuffles.randrange(2**31), self._shuffles.randrange(2**31)
+
+    def shuffles_state(self) -> list[Any]:
+        """Returns the state from which `next_shuffle_seed` goes on, as JSON."""
+        version, internal, gauss = self._shuffles.getstate()
+        return [version, list(internal), gauss]
+
+    def set_shuffles_state(self, state: list[Any]) -> None:
+        """Goes on from a state of `shuffles_state`, here or in another process."""
+        self._shuffles.setstate((state[0], tuple(state[1]), state[2]))
+
+    def _follow_rank_0(self) -> None:
+        state = (random.getstate(), np.random.get_state()) if self.rank == 0 else None
+        python_state, numpy_state = communicator.broadcast_object(state, name="keras_ddl/random_state_of_rank_0")
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+def python_random_digest() -> bytes:
+    """Returns a digest of the state of Python's generator, which shuffles keras.utils.PyDataset."""
+    return _digest(random.getstate())
+
+
+def _digest(value: Any) -> bytes:
+    return digest(pickle.dumps(value))

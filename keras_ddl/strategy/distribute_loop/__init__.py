@@ -1,0 +1,1 @@
+"""What tf.distribute asks of a strategy, and loops of `strategy.run` by its convention. Nothing else needs this."""

@@ -1,0 +1,49 @@
+"""The rows of a step in `strategy.run`: how many each rank has, exchanged at the start of the step.
+
+The counts travel while the step begins, together with what is compared of the batches (data/order.py). They are kept in
+a variable rather than in a tensor: a tf.function that the step calls may have been traced in an earlier step and would
+go on using that step's tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import order, row_count
+
+_NAME = "rows"
+
+
+class RowShare:
+    """The rows of this rank and of all ranks, in the step that runs now."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._counts = tf.Variable(tf.ones([size], tf.int64), trainable=False, name="keras_ddl_rows")
+
+    def begin_step(self, batch: Any) -> Any:
+        """Tells the other ranks the rows of `batch`, and of batches read lately (data/order.py). COLLECTIVE;
+        asynchronous in a graph.
+
+        Where there are no rows, in a step without a batch, every rank counts as one row.
+        Returns: `batch`, for use in the step: when it is one whose order is compared, it waits for the others' word.
+        """
+        with tf.name_scope("keras_ddl_rows"):
+            rows = row_count(batch)
+            if rows is None:
+                counts = tf.ones([self.size], tf.int64)
+            else:
+                counts, batch = order.exchange_step_header(rows, batch, _NAME)
+            self._counts.assign(counts)
+        return batch
+
+    def counts(self) -> tf.Tensor:
+        """Returns the rows of every rank ([ranks] int64)."""
+        return self._counts.read_value()
+
+    def first(self) -> tf.Tensor:
+        """Returns the position of this rank's first row in the global batch (int64 scalar)."""
+        return tf.reduce_sum(self._counts.read_value()[: self.rank])

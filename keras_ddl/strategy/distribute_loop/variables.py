@@ -1,0 +1,206 @@
+"""The program's own tf.Variables: `aggregation` and `synchronization` mean what tf.distribute documents.
+
+In `strategy.run`, assigning to a variable of SUM or MEAN assigns the sum or mean over ranks of what they assign, to one
+of ONLY_FIRST_REPLICA what rank 0 does. A variable of ON_READ is this rank's own there; read outside of `run` it is the
+sum, mean or rank 0's value, and reading is then COLLECTIVE. A variable without aggregation (the default) takes what is
+equal on all ranks, which is compared when the step runs: other values are refused by name.
+
+Of Keras's own variables, those of metrics take part: what ranks add to them in `strategy.run` is added up at once, so
+that a metric's result is that of all rows on every rank, there and outside. The optimizers look after the others.
+
+Steps that see the global batch (strategy.function, fit) mean what they mean in one process, and come to none of this.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextvars import ContextVar
+from typing import Any
+
+from keras_ddl import communicator, ops
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
+from keras_ddl.compat.context import setting
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.step import tracing
+from keras_ddl.strategy.variable_origin import is_of_the_program
+
+_NONE, _SUM, _MEAN, _FIRST = (
+    getattr(tf.VariableAggregation, name) for name in ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
+)
+_ON_READ = tf.VariableSynchronization.ON_READ
+_SCATTERS = (
+    *(f"scatter_{what}" for what in ("sub", "add", "max", "min", "mul", "div", "update")),
+    *(f"scatter_nd_{what}" for what in ("sub", "add", "update", "max", "min")),
+    "batch_scatter_update",
+)
+_EQUAL = "A variable without aggregation must be assigned what is equal on all ranks."
+_REMEDY = (
+    "Reduce the value first (tf.distribute.get_replica_context().all_reduce), or make the variable with "
+    "aggregation=tf.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"
+)
+_updating: ContextVar[bool] = ContextVar("keras_ddl_updating", default=False)
+
+
+def updating() -> Any:
+    """Returns a context in which all ranks assign equal values, as optimizers do."""
+    return setting(_updating, True)
+
+
+def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchronization: Any = None, **_: Any) -> None:
+    """Raises ConfigError for a variable that cannot be what its arguments ask for."""
+    if not is_of_the_program():
+        return
+    if synchronization == tf.VariableSynchronization.NONE:
+        _refuse("A variable under a Strategy must not have synchronization NONE.", name, rank, "Leave it out")
+    if synchronization == _ON_READ and aggregation == _NONE:
+        _refuse(
+            "A variable that ranks synchronize when it is read needs to know how: synchronization ON_READ goes with "
+            "aggregation SUM, MEAN or ONLY_FIRST_REPLICA.",
+            name,
+            rank,
+            "Add aggregation=tf.VariableAggregation.SUM, for instance",
+        )
+
+
+def adopt(variable: tf.Variable) -> tf.Variable:
+    """Makes a new variable one of several ranks', unless it is one of Keras's layers or optimizers."""
+    kind: Any = type(variable)
+    if is_of_the_program():
+        variable.__class__ = _class_for(kind)
+    elif variable.synchronization == _ON_READ and variable.aggregation != _NONE:
+        variable.__class__ = _class_of_metric(kind)
+    return variable
+
+
+_Mixin: Any = object  # into classes of variables: what `super()` has is theirs
+
+
+@functools.cache
+def _class_of_metric(base: type) -> type:
+    return type(base.__name__, (_OfMetric, base), {"__module__": base.__module__})
+
+
+class _OfMetric(_Mixin):
+    """A variable of a metric: all ranks hold what all of them have added."""
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if _in_replica() is not None:
+            value = self._global_value(tf.convert_to_tensor(value, self.dtype))
+        return super().assign(value, *args, **kwargs)
+
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        if _in_replica() is not None:
+            delta = _aggregated(self, tf.convert_to_tensor(delta, self.dtype))
+        return super().assign_add(delta, *args, **kwargs)
+
+    def _global_value(self, value: tf.Tensor) -> tf.Tensor:
+        if self.aggregation != _SUM:
+            return _aggregated(self, value)
+        before = self.read_value()  # the same on all ranks
+        return before + _aggregated(self, value - before)
+
+
+@functools.cache
+def _class_for(base: type) -> type:
+    def refused(name: str) -> Any:
+        def scatter(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if _in_replica() is not None and self.synchronization != _ON_READ:
+                _refuse(
+                    "A variable under a Strategy is assigned with all its entries in a step.",
+                    f"{self.name}.{name}",
+                    _in_replica().rank,
+                    "Reduce the whole change over ranks and use assign_add, or let a Keras optimizer apply it",
+                )
+            return getattr(base, name)(self, *args, **kwargs)
+
+        return scatter
+
+    methods = {name: refused(name) for name in _SCATTERS if hasattr(base, name)}
+    return type(base.__name__, (_OfSeveralRanks, base), {"__module__": base.__module__, **methods})
+
+
+class _OfSeveralRanks(_Mixin):
+    """What a tf.Variable of several ranks does differently."""
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().assign(_assigned(self, value), *args, **kwargs)
+
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().assign_add(_assigned(self, delta, "assign_add"), *args, **kwargs)
+
+    def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().assign_sub(_assigned(self, delta, "assign_sub"), *args, **kwargs)
+
+    def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
+        value = super()._read_variable_op(*args, **kwargs)
+        outside = self.synchronization == _ON_READ and _in_replica() is None
+        is_own = _updating.get() or tracing.is_traced()
+        return _aggregated(self, value) if outside and not is_own else value
+
+    def __repr__(self) -> str:
+        with updating():  # a look at it, on one rank perhaps
+            return str(super().__repr__())
+
+
+def _in_replica() -> Any:
+    return None if _updating.get() else keras_compat.replica_strategy()
+
+
+def _assigned(variable: Any, value: Any, how: str = "assign") -> Any:
+    """Returns what this rank is to assign, or to add, when the program asks for `value`."""
+    strategy = _in_replica()
+    on_read = variable.synchronization == _ON_READ
+    if strategy is None:
+        if on_read and variable.aggregation == _SUM and not _updating.get() and not tracing.is_traced():
+            if how != "assign":
+                _refuse(
+                    "A variable of ON_READ and SUM cannot be added to outside of strategy.run: it is a sum over ranks.",
+                    variable.name,
+                    communicator.rank(),
+                    "Assign it a value, or add in strategy.run",
+                )
+            value = tf.convert_to_tensor(value, variable.dtype)
+            return value / communicator.size() if value.dtype.is_floating else value // communicator.size()
+        return value
+    if on_read:
+        return value
+    value = tf.convert_to_tensor(value, variable.dtype)
+    if variable.aggregation != _NONE:
+        return _aggregated(variable, value)
+    return _equal(variable, how, value, strategy.rank)
+
+
+def _equal(variable: Any, how: str, value: tf.Tensor, rank: int) -> tf.Tensor:
+    """Returns `value` after the ranks have compared it. COLLECTIVE: 16 bytes.
+
+    Raises: ConfigError: it is not the same on all ranks; in a graph, TensorFlow's error with the same words.
+    """
+    received = f"{variable.name}.{how} of a value that is not the same on all ranks"
+    fingerprint = tf.raw_ops.Fingerprint(data=tf.reshape(tf.io.serialize_tensor(value), [1]), method="farmhash64")
+    mine = tf.cast(fingerprint[0], tf.int64)  # bytes
+    least_and_most = ops.all_reduce(tf.stack([mine, -mine]), op="min", name=f"variable/{_label(variable)}/compared")
+    same = tf.reduce_all(least_and_most == tf.stack([mine, -mine]))
+    if tf.executing_eagerly():
+        if not bool(same):
+            _refuse(_EQUAL, received, rank, _REMEDY)
+        return value
+    message = f"keras_ddl: {_EQUAL} Received: {received} (rank {rank}). {_REMEDY}."
+    with tf.control_dependencies([tf.debugging.Assert(same, [message])]):
+        return tf.identity(value)
+
+
+def _aggregated(variable: Any, value: tf.Tensor) -> tf.Tensor:
+    name = f"variable/{_label(variable)}"
+    if variable.aggregation == _FIRST:
+        return ops.broadcast(value, root=0, name=name)
+    return ops.all_reduce(value, op="mean" if variable.aggregation == _MEAN else "sum", name=name)
+
+
+def _label(variable: Any) -> str:
+    return models.plain_name(variable.name.partition(":")[0])
+
+
+def _refuse(rule: str, received: Any, rank: int, remedy: str) -> None:
+    raise ConfigError(f"{rule} Received: {received or 'a variable without a name'} (rank {rank}). {remedy}.")

@@ -1,0 +1,131 @@
+"""Files that all ranks write: each is written once, completely, and is there when the call returns, on every rank.
+
+Nothing here is collective, so a script may save on one rank (`if keras_ddl.rank() == 0:`), on all, or on each to a path
+of its own. The ranks of a host meet at a lock instead: the first to come writes, and one that comes with the same call
+later finds in the job's record that it has been carried out. Hosts that share a file system write once each; that is
+right, too, because what is written appears under its name by one rename, and is the same.
+
+A lock ends with the process that holds it, so no rank waits for one that is gone, and nobody holds the record of a job
+that was killed: the next one removes it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from keras_ddl import config
+from keras_ddl.errors import ConfigError, DeadlineError
+from keras_ddl.files.durable import remove_unless_read
+
+_POLL_SECONDS = 0.01
+_PREFIX = "keras_ddl-saves-"
+
+
+class SaveRecords:
+    """What the ranks of this job have written on this host, by path. `job` is a string that only they share."""
+
+    def __init__(self, job: str, rank: int) -> None:
+        self.rank = rank
+        # What is in the directory of its ranks, the launcher removes, whatever has become of them.
+        base = Path(config.get("RUN_DIR")).parent if config.is_set("RUN_DIR") else Path(tempfile.gettempdir())
+        self.folder = base / f"{_PREFIX}{job}"
+        self._held: int | None = None
+        self._seen: dict[str, int] = {}  # by path: how many entries of the record this rank's calls have come to
+        for abandoned in base.glob(f"{_PREFIX}*"):
+            # In a directory that users share, anybody can make anything of this name.
+            with contextlib.suppress(OSError):  # gone meanwhile
+                if _is_own_directory(abandoned.lstat()):
+                    remove_unless_read(abandoned)
+        atexit.register(self._leave, os.getpid())
+
+    @contextlib.contextmanager
+    def claim(self, path: str, call: str) -> Iterator[bool]:
+        """Yields whether this rank is to carry out `call`, which writes `path`; waits while another rank does.
+
+        Args:
+            call: what is written, so that the ranks' calls find each other: equal on all ranks that write the same.
+        Raises: DeadlineError: another rank has been writing for KERAS_DDL_DEADLINE_SECONDS.
+        """
+        path = os.path.realpath(path)
+        with self._locked(path) as file:
+            record = file.read().split()
+            seen = self._seen.get(path, 0)
+            if call in record[seen:] and Path(path).exists():
+                self._seen[path] = record.index(call, seen) + 1
+                yield False
+                return
+            yield True  # where this raises, nothing is recorded: the next rank tries, and learns why itself
+            file.write(call + "\n")
+            self._seen[path] = len(record) + 1
+
+    def is_written(self, path: str) -> bool:
+        """Whether another rank has written `path` in a call to which this rank has not come yet."""
+        path = os.path.realpath(path)
+        if not self._file_of(path).exists():
+            return False
+        with self._locked(path) as file:
+            return len(file.read().split()) > self._seen.get(path, 0)
+
+    def _file_of(self, path: str) -> Path:
+        return self.folder / hashlib.sha256(path.encode()).hexdigest()[:32]
+
+    @contextlib.contextmanager
+    def _locked(self, path: str) -> Iterator[IO[str]]:
+        self._hold()
+        limit, begin = config.get("DEADLINE_SECONDS"), time.monotonic()
+        with self._file_of(path).open("a+") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    pass
+                if limit and time.monotonic() - begin > limit:
+                    raise DeadlineError(
+                        f"A file is written by one rank while the others of its host wait. Received: {path} has been "
+                        f"written for {limit:g} s by another rank (rank {self.rank} waits). Look at that process and "
+                        "the file system, or raise KERAS_DDL_DEADLINE_SECONDS."
+                    )
+                time.sleep(_POLL_SECONDS)
+            file.seek(0)
+            yield file
+
+    def _hold(self) -> None:
+        """Makes the folder, and holds it until this process ends."""
+        while self._held is None:
+            with contextlib.suppress(FileExistsError):
+                self.folder.mkdir(mode=0o700)
+            with contextlib.suppress(FileNotFoundError):  # another job has taken it for abandoned in between
+                if not _is_own_directory(self.folder.lstat()):
+                    raise ConfigError(
+                        "The ranks' record of what they have saved needs a directory of their own. Received: "
+                        f"{self.folder}, which is somebody else's or no directory (rank {self.rank}, user id "
+                        f"{os.geteuid()}). Set TMPDIR to a directory that only you can write to."
+                    )
+                descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                if self.folder.exists() and os.path.samestat(os.fstat(descriptor), self.folder.stat()):
+                    self._held = descriptor
+                else:
+                    os.close(descriptor)
+
+    def _leave(self, process: int) -> None:
+        if self._held is not None and os.getpid() == process:  # a forked child shares the lock
+            os.close(self._held)
+            self._held = None
+            with contextlib.suppress(OSError):
+                remove_unless_read(self.folder)
+
+
+def _is_own_directory(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

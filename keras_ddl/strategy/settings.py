@@ -1,0 +1,54 @@
+"""Which settings a Strategy takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from keras_ddl.communicator.requests import COMPRESSIONS
+from keras_ddl.errors import ConfigError
+from keras_ddl.gradients.bucket_size import AUTO
+
+
+def _one_of(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: value in values
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+# Setting -> whether a value is allowed, the rule in words, and the default.
+_RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
+    "bucket_bytes": (
+        lambda value: value == AUTO or (isinstance(value, int) and value >= 1),
+        "1 or more, or 'auto'",
+        "KERAS_DDL_BUCKET_BYTES",
+    ),
+    "sparse_as_dense": (_one_of(True, False, "auto"), "True, False or 'auto'", "'auto'"),
+    "drift_check_percent": (
+        lambda value: _is_number(value) and 0 <= value <= 100,
+        "a number from 0 (never) to 100",
+        "KERAS_DDL_DRIFT_CHECK_PERCENT",
+    ),
+    "gather_predictions": (_one_of("all", "rank0"), "'all' or 'rank0'", "'all'"),
+    "batch_statistics": (_one_of("global", "rank"), "'global' or 'rank'", "'global'"),
+    "compression": (lambda value: value in COMPRESSIONS, "'bfloat16', 'float16' or None", "None"),
+    "shard_optimizer": (lambda value: isinstance(value, bool), "True or False", "False"),
+}
+
+
+def check(settings: Mapping[str, Any], rank: int) -> None:
+    """Raises ConfigError for a setting that is not allowed, or for two that exclude one another."""
+    for name, value in settings.items():
+        is_allowed, rule, default = _RULES[name]
+        if not is_allowed(value):
+            raise ConfigError(
+                f"Strategy: {name} must be {rule}. Received: {name}={value!r} (rank {rank}). Leave it out for "
+                f"{default}."
+            )
+    if settings["compression"] is not None and settings["shard_optimizer"]:
+        raise ConfigError(
+            "Strategy: gradients of sharded optimizers are scattered, which is not compressed. Received: "
+            f"compression={settings['compression']!r} and shard_optimizer=True (rank {rank}). Leave one of them out."
+        )

@@ -1,0 +1,1 @@
+"""What optimizers keep for large weights, in shards: Strategy(shard_optimizer=True)."""

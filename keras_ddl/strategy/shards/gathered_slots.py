@@ -1,0 +1,91 @@
+"""Slots that ranks hold in shards (sharded_slots.py), put together and taken apart outside of steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from keras_ddl import communicator, ops
+from keras_ddl.communicator.comparison import other_rank
+from keras_ddl.compat import models
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
+
+_read: list[Sequence[ShardedVariable]] = []  # what is gathered in open contexts, on all ranks alike
+
+
+def slots_in(variables: Iterable[Any]) -> list[ShardedVariable]:
+    """Returns what is in shards among variables, in their order."""
+    slots = (sharded_slots.of(each) for each in variables)
+    return [each for each in slots if each is not None]
+
+
+def slots_of(owner: Any) -> list[ShardedVariable]:
+    """Returns the slots in shards of a model's optimizers, or of an optimizer."""
+    is_one = isinstance(owner, keras.optimizers.Optimizer)
+    variables = [v for each in ([owner] if is_one else models.optimizers_of(owner)) for v in each.variables]
+    return slots_in({id(each): each for each in variables}.values())
+
+
+@contextlib.contextmanager
+def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) -> Iterator[None]:
+    """Inside, these slots can be read, complete, on every rank or on one. COLLECTIVE when it begins.
+
+    Cost: one all_gather of each; the memory of all of them where they are read.
+    """
+    before = [each.gathered for each in slots]
+    _read.append(slots)
+    try:
+        for each in slots:
+            flat = ops.all_gather(each.chunk.read_value(), name=_name(each, "gathered"))
+            if on_rank in (None, communicator.rank()):
+                each.gathered = tf.reshape(flat, each.shape)
+        yield
+    finally:
+        _read.pop()
+        for each, values in zip(slots, before):
+            each.gathered = values
+
+
+def refuse_step(name: str, slots: Callable[[], Sequence[ShardedVariable]]) -> None:
+    """Raises ConfigError, on every rank, where some of these slots are gathered: a step would change them."""
+    if any(_read) and {id(each) for read in _read for each in read} & {id(each) for each in slots()}:
+        raise ConfigError(
+            "A step that may change what an optimizer keeps in shards must not run inside `with "
+            "strategy.whole_optimizer(...)`, nor in a callback while fit saves: the numbers gathered there would be "
+            f"those of before. Received: {name} (rank {communicator.rank()}). Run it before or after."
+        )
+
+
+def agree(slots: Sequence[ShardedVariable], root: int = 0) -> None:
+    """Gives all ranks their chunks of what rank `root` has loaded for all. COLLECTIVE, where there are slots.
+
+    Raises: ConfigError, on every rank: slots were assigned on some ranks only, or not the same on all of them: then no
+        rank holds the values of the others' chunks.
+    """
+    if not slots:
+        return
+    mine = ([each.assigned for each in slots], [each.loaded is not None for each in slots])
+    everyone = communicator.all_gather_object(mine, name="keras_ddl/slots/assigned")
+    differs = other_rank([assigned for assigned, _ in everyone])
+    if differs is not None:
+        raise ConfigError(
+            "Variables that an optimizer keeps in shards must be assigned the same on all ranks outside of a step, for "
+            f"each rank takes its own chunk. Received: other assignments on rank {differs} than on rank 0 (rank "
+            f"{communicator.rank()}). Restore or set them on every rank, or resume with keras_ddl.callbacks.Checkpoint."
+        )
+    for each, is_loaded in zip(slots, everyone[root][1]):
+        if is_loaded:
+            has_it = communicator.rank() == root
+            loaded = each.loaded if has_it else tf.zeros(each.shape, each.dtype)
+            value = ops.broadcast(loaded, root=root, name=_name(each, "spread"))
+            each.chunk.assign(each.layout.cut(value, communicator.rank()))
+        each.loaded = None
+
+
+def _name(slot: ShardedVariable, what: str) -> str:
+    return f"keras_ddl/slots/{models.plain_name(slot.name.partition(':')[0])}/{what}"

@@ -1,0 +1,228 @@
+"""The arguments of a step: which are rows of the batch, what the step is traced on, and what this rank brings of each.
+
+A dense tensor with the rows of the batch is sharded: this rank brings its rows. Of all else every rank brings
+everything. Ragged and sparse tensors consist of several (values, splits, indices), which are no rows of the batch, even
+where an extent happens to be the batch's; where each rank has rows of its own, those of all ranks are gathered in the
+step. The cut is told how many rows they have together, so that what is made of them, with a row for each, can be cut
+again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keras_ddl.compat.tensorflow import do_not_convert, tf
+from keras_ddl.cut.dims import Dim
+from keras_ddl.cut.extents import Extents, Numbers
+from keras_ddl.cut.program import Value
+from keras_ddl.cut.report import Report
+from keras_ddl.cut.states import WHOLE, Rows, State
+from keras_ddl.data.rows import gather_rows, rows_of, with_rows
+from keras_ddl.errors import ConfigError
+
+_WITH_ROWS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A leaf of the arguments.
+
+    Attributes:
+        constant: its value if it is no tensor: part of what is traced. spec: its type if it is one, with this rank's
+            rows.
+        has_rows: those of the batch. is_gathered: of which the step gathers those of all ranks.
+        first, last: its components (of a dense tensor: one) among those of all arguments.
+    """
+
+    constant: Any = None
+    spec: Any = None
+    has_rows: bool = False
+    is_gathered: bool = False
+    first: int = 0
+    last: int = 0
+
+    @property
+    def is_composite(self) -> bool:
+        return self.spec is not None and not isinstance(self.spec, tf.TensorSpec)
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.has_rows and not self.is_composite
+
+    def spec_of_all(self, rows: int | None) -> Any:
+        """Returns the type of all ranks' rows together, of which there are `rows` in the batch."""
+        if self.has_rows or self.is_gathered:
+            return with_rows(self.spec, rows if self.has_rows else None)
+        return self.spec
+
+    def packed(self, tensors: Sequence[tf.Tensor], spec: Any) -> Any:
+        """Returns this leaf as a value of a type, made of the components of all arguments."""
+        return tf.nest.pack_sequence_as(spec, list(tensors[self.first : self.last]), expand_composites=True)
+
+
+class Arguments:
+    """The arguments of a call of a step.
+
+    Args:
+        structure: of tensors, dense, ragged and sparse ones, and anything else, which is a constant of the step.
+        has_rows: of a leaf's place and a tensor: whether it has the rows of the batch.
+        own_rows: each rank has rows of its own.
+        gathers_others: also in tensors that have other rows than the batch, if they are no scalars.
+    Attributes:
+        tensors: the components of all tensors, in the order in which the traced step takes them.
+        types: what must be equal on all ranks: the structure, and the types of ragged and sparse tensors.
+    Raises: ConfigError: other tensors that consist of several, where each rank has rows of its own.
+    """
+
+    def __init__(
+        self,
+        structure: Any,
+        *,
+        has_rows: Callable[[int, Any], bool],
+        own_rows: bool,
+        gathers_others: bool = False,
+    ) -> None:
+        self._structure = tf.nest.map_structure(lambda _: None, structure)
+        self.tensors: list[tf.Tensor] = []
+        self._leaves: list[_Leaf] = []
+        for place, leaf in enumerate(tf.nest.flatten(structure)):
+            if not is_tensor(leaf):
+                self._leaves.append(_Leaf(leaf))
+                continue
+            if own_rows and not isinstance(leaf, _WITH_ROWS):
+                raise ConfigError(
+                    "Where each rank has rows of its own, a step takes tensors, ragged and sparse ones: how rows of "
+                    f"others are put together is not known. Received: {type(leaf).__name__}. Give the step its parts, "
+                    'or the global batch on every rank (batches="global").'
+                )
+            is_dense = isinstance(leaf, tf.Tensor)
+            of_batch = isinstance(leaf, _WITH_ROWS) and has_rows(place, leaf)
+            is_gathered = own_rows and (not is_dense if of_batch else gathers_others and leaf.shape.rank != 0)
+            spec = tf.TensorSpec(leaf.shape, leaf.dtype) if is_dense else tf.type_spec_from_value(leaf)
+            first = len(self.tensors)
+            self.tensors += tf.nest.flatten(leaf, expand_composites=True)
+            self._leaves.append(_Leaf(None, spec, of_batch, is_gathered, first, len(self.tensors)))
+        composites = [(each.has_rows, each.spec_of_all(None) if each.is_composite else None) for each in self._leaves]
+        self.types = repr((self._structure, composites))
+
+    @property
+    def _of_tensors(self) -> list[_Leaf]:
+        return [each for each in self._leaves if each.spec is not None]
+
+    @property
+    def states(self) -> list[State]:
+        """How this rank holds each component."""
+        return [
+            Rows(0) if each.is_sharded else WHOLE for each in self._of_tensors for _ in range(each.first, each.last)
+        ]
+
+    def key(self, of_constant: Callable[[Any], Hashable]) -> Hashable:
+        """Returns what must be equal of two calls, beside the components' shapes, so that one trace serves both."""
+        constants = [None if each.spec is not None else (of_constant(each.constant),) for each in self._leaves]
+        return self.types, tuple(constants), tuple((each.dtype, each.shape.rank) for each in self.tensors)
+
+    def without_tensors(self) -> Arguments:
+        """Returns what a trace may keep."""
+        kept = copy.copy(self)
+        kept.tensors = []
+        return kept
+
+    # ---- what the step is traced on
+
+    def specs(self, rows: int | None, of_batch: Sequence[Any] | None = None) -> list[Any]:
+        """Returns a type for each tensor (one for a ragged or sparse one), for a batch of `rows` rows.
+
+        of_batch: the types to take for what has the rows of the batch; one for each tensor.
+        """
+        specs = [each.spec_of_all(rows) for each in self._of_tensors]
+        if of_batch is None:
+            return specs
+        return [other if each.has_rows else own for each, own, other in zip(self._of_tensors, specs, of_batch)]
+
+    def shapes(self, specs: Sequence[Any]) -> list[tuple[int | None, ...]]:
+        """Returns the shapes of the components of such tensors; extents that change with every batch are open."""
+        shapes: list[Any] = []
+        for each, spec in zip(self._of_tensors, specs):
+            spec = with_rows(spec, None) if each.is_composite and each.has_rows else spec
+            shapes += [part.shape for part in tf.nest.flatten(spec, expand_composites=True)]
+        return [shape if shape.rank is None else tuple(shape) for shape in shapes]
+
+    def components(self, shapes: Sequence[Any]) -> list[tf.TensorSpec]:
+        """Returns the types of components of these shapes."""
+        return [tf.TensorSpec(shape, each.dtype) for shape, each in zip(shapes, self.tensors)]
+
+    def bound(self, step: Callable[..., Any], specs: Sequence[Any]) -> Callable[..., Any]:
+        """Returns `step` as a function of the components. specs: of the tensors that they make up."""
+        leaves, structure, types = self._leaves, self._structure, list(specs)
+
+        @do_not_convert
+        def of_components(*tensors: tf.Tensor) -> Any:
+            left = iter(types)
+            values = [each.constant if each.spec is None else each.packed(tensors, next(left)) for each in leaves]
+            args, kwargs = tf.nest.pack_sequence_as(structure, values)
+            return step(*args, **kwargs)
+
+        return of_components
+
+    # ---- what this rank brings to its graph
+
+    def sharded(self) -> Iterator[tuple[int, int]]:
+        """Yields the place of each sharded tensor among the leaves, and among the components."""
+        for place, each in enumerate(self._leaves):
+            if each.is_sharded:
+                yield place, each.first
+
+    def rows_in(self, tensors: Sequence[tf.Tensor]) -> int | tf.Tensor | None:
+        """Returns this rank's rows, as components in a graph tell; None: there are none."""
+        dense_first = sorted((each for each in self._of_tensors if each.has_rows), key=lambda each: each.is_composite)
+        return next((rows_of(each.packed(tensors, each.spec_of_all(None))) for each in dense_first), None)
+
+    def gathered(self, tensors: Sequence[tf.Tensor], rank: int, scope: str, report: Report) -> list[tf.Tensor]:
+        """Returns the components, with all ranks' rows in place of what is gathered. COLLECTIVE."""
+        components = list(tensors)
+        for place, each in enumerate(self._leaves):
+            if each.is_gathered:
+                own = each.packed(tensors, each.spec_of_all(None))
+                parts = tf.nest.flatten(gather_rows(own, rank, name=f"{scope}/batch_{place}"), expand_composites=True)
+                components[each.first : each.last] = parts
+                report.gathered_argument(_kind(own), len(parts))
+        return components
+
+    def tell_rows(self, extents: Extents, values: Sequence[Value]) -> list[Value]:
+        """Tells the cut which ragged and sparse tensors have the rows of the batch. `values`: of the components.
+
+        Returns: those of them that it now knows.
+        """
+        with_rows_of_batch: list[Value] = []
+        for each in self._of_tensors:
+            if each.has_rows and each.is_composite:
+                parts = values[each.first : each.last]
+                _tell_rows(extents, each.spec, parts)
+                with_rows_of_batch += parts
+        return with_rows_of_batch
+
+
+def is_tensor(leaf: Any) -> bool:
+    """Whether an argument is a tensor of some kind, and no variable, which a step may assign."""
+    return tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable)
+
+
+def _kind(tensor: Any) -> str:
+    """What a report calls an argument that is gathered."""
+    if isinstance(tensor, tf.RaggedTensor):
+        return "ragged"
+    return "sparse" if isinstance(tensor, tf.SparseTensor) else "whole"
+
+
+def _tell_rows(extents: Extents, spec: Any, parts: Sequence[Value]) -> None:
+    if isinstance(spec, tf.RaggedTensorSpec):
+        extents.set_dims(parts[1], (extents.rows + 1,))
+        return
+    others = enumerate(spec.shape.as_list()[1:], 1)
+    shape = parts[2]
+    extents.named[shape.key] = shape
+    dims = [Dim.unknown("entry", shape.key, axis) if n is None else Dim(n) for axis, n in others]
+    extents.set_numbers(shape, Numbers([extents.rows, *dims]))

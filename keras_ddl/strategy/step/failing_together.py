@@ -1,0 +1,203 @@
+"""A call that fails on one rank fails on all of them, with that rank's error.
+
+All ranks make the same calls of steps. When one raises, it cancels the collectives of the others (an alarm), so that
+their calls fail, too. Then all come together, exchange their errors, and raise that of the lowest rank that had one of
+its own. Nothing of the failed calls is pending any more, and the program may catch the error and go on.
+
+A graph does not end before the collectives that it has started: they may wait for ranks that wait for others of this
+rank, which will never start. So a thread looks now and then whether TensorFlow has cancelled a graph that still runs,
+and raises the alarm.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from keras_ddl import communicator
+from keras_ddl.communicator.started import Started
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.context import setting
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import (
+    CollectiveError,
+    DeadlineError,
+    KerasDdlError,
+    NotInitializedError,
+    RankError,
+    RankLostError,
+    RankMismatchError,
+    StepCancelledError,
+)
+
+_LOOK_SECONDS = 0.05
+# What all ranks raise by themselves, or what leaves nobody to agree with.
+_OF_ALL = (CollectiveError, DeadlineError, NotInitializedError, RankLostError, RankMismatchError)
+# The end of the data, which all ranks reach together.
+_ENDS = (StopIteration, tf.errors.OutOfRangeError)
+
+_T = TypeVar("_T")
+_calls: list[_Call] = []  # under way, of all threads
+_in_call: ContextVar[bool] = ContextVar("keras_ddl_in_call", default=False)
+_thread = threading.local()
+_starting = threading.Lock()
+_watching = False
+
+
+class Undo(Protocol):
+    """What a failed call leaves on each rank, and how that is put right before anything is raised."""
+
+    def may_have_traced(self, is_python: bool) -> bool:
+        """Whether this call has traced, or was doing so when it failed. `is_python`: with an error of Python code."""
+
+    def restore(self) -> None:
+        """Gives back their values to variables that the call has written."""
+
+    def forget_traces(self) -> None:
+        """Forgets what was traced: a rank has failed before its graph ran, and ranks trace together."""
+
+
+def together(call: Callable[[], _T], undo: Undo) -> _T:
+    """Returns `call()`. COLLECTIVE: all ranks make the same calls; an exception of one is raised by all of them."""
+    if _in_call.get() or communicator.size() == 1:
+        return call()
+    under_way = _Call(_manager())
+    _watch()
+    _calls.append(under_way)
+    try:
+        with setting(_in_call, True), tf_compat.CancellationManagerContext(under_way.manager):
+            return call()
+    except Exception as error:
+        if under_way.end() and isinstance(error, _ENDS):
+            raise
+        raised = _agree(under_way, error, undo)
+        if raised is error:
+            raise
+        raise raised from (None if isinstance(error, StepCancelledError) else error)
+    finally:
+        under_way.end()
+        _calls.remove(under_way)
+
+
+def _manager() -> Any:
+    """Returns what TensorFlow tells that a graph of this thread has failed; one serves until that happens."""
+    manager = getattr(_thread, "manager", None)
+    if manager is None or manager.is_cancelled:
+        manager = _thread.manager = tf_compat.CancellationManager()
+    return manager
+
+
+class _Call:
+    """A call under way."""
+
+    def __init__(self, manager: Any) -> None:
+        self.manager = manager
+        self._lock = threading.Lock()
+        self._alarm: Started | None = None
+        self._ended = self._was_cancelled = False
+
+    def look(self) -> None:
+        """Raises the alarm where a graph has failed and does not end. From a thread of its own."""
+        if not self.manager.is_cancelled:
+            return
+        if self._was_cancelled:  # for a while: it does not end by itself
+            with self._lock:
+                if not self._ended and self._alarm is None:
+                    self._alarm = communicator.communicator_of(None).start_alarm()
+        self._was_cancelled = True
+
+    def end(self) -> bool:
+        """No alarm is raised from now on but by `alarm`; returns whether none was."""
+        with self._lock:
+            self._ended = True
+            return self._alarm is None
+
+    def alarm(self) -> Started:
+        """Returns the alarm, raised now if it was not."""
+        if self._alarm is None:
+            self._alarm = communicator.communicator_of(None).start_alarm()
+        return self._alarm
+
+
+def _watch() -> None:
+    global _watching
+    if _watching:
+        return
+    with _starting:
+        if not _watching:
+            _watching = True
+            threading.Thread(target=_look, name="keras_ddl-steps", daemon=True).start()
+
+
+def _look() -> None:
+    while True:
+        time.sleep(_LOOK_SECONDS)
+        for call in tuple(_calls):
+            try:
+                call.look()
+            except KerasDdlError:  # the communicator was closed
+                pass
+
+
+@dataclass
+class _Report:
+    """What a rank says of its failure. `kind`: the pickled class of its own error; None: it only missed another."""
+
+    kind: bytes | None
+    text: str
+    in_tracing: bool
+
+
+def _agree(call: _Call, error: Exception, undo: Undo) -> Exception:
+    """Returns what this rank raises."""
+    undo.restore()
+    if isinstance(error, _OF_ALL) and not isinstance(error, StepCancelledError) and call.end():
+        return error
+    comm = communicator.communicator_of(None)
+    try:
+        alarm = call.alarm()
+        alarm.wait()
+        problem = alarm.error()
+        if problem is not None:
+            raise problem
+        reports: list[_Report] = comm.come_together(_report(error, undo))
+    except KerasDdlError as problem:  # nobody to agree with
+        return problem if isinstance(error, StepCancelledError) else error
+    if any(each.in_tracing for each in reports):
+        undo.forget_traces()
+    rank = next((r for r, each in enumerate(reports) if each.kind is not None), None)
+    if rank is None or rank == comm.rank or reports[rank] == reports[comm.rank]:
+        return error
+    return _of_rank(rank, reports[rank])
+
+
+def _report(error: Exception, undo: Undo) -> _Report:
+    if isinstance(error, (StepCancelledError, tf.errors.CancelledError)):  # TensorFlow's, of what had not begun
+        return _Report(None, "", undo.may_have_traced(is_python=False))
+    try:
+        kind = pickle.dumps(type(error))
+    except Exception:  # a class of a function
+        kind = b""
+    # What a graph raises while it runs is TensorFlow's.
+    return _Report(kind, _text(error), undo.may_have_traced(is_python=not isinstance(error, tf.errors.OpError)))
+
+
+def _text(error: Exception) -> str:
+    return (error.message or "") if isinstance(error, tf.errors.OpError) else str(error)
+
+
+def _of_rank(rank: int, report: _Report) -> Exception:
+    """Returns the error of another rank: of its class if that can be made here, in its words."""
+    words = f"rank {rank}: {report.text}"
+    try:
+        kind = pickle.loads(report.kind or b"")
+        made = kind(None, None, words) if issubclass(kind, tf.errors.OpError) else kind(words)
+    except Exception:
+        made = RankError(words)
+    made.failed_rank = rank
+    return made

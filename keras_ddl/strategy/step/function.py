@@ -1,0 +1,288 @@
+"""`Strategy.function`: a training step of one's own, the same on any number of ranks as in one process.
+
+The step is traced as one process would trace it, on the global batch, and its graph is cut into ranks (keras_ddl/cut).
+No part of Keras is changed for it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_ddl import communicator, config, cut, ops
+from keras_ddl.communicator import comparison
+from keras_ddl.compat.tensorflow import do_not_convert, tf
+from keras_ddl.data import order
+from keras_ddl.data.rows import rows_of
+from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.step.arguments import Arguments, is_tensor
+from keras_ddl.strategy.step.cut_step import CutStep, Outputs, batch_of_chunks, batch_of_counts, batch_without_rows
+from keras_ddl.strategy.step.failing_together import together
+from keras_ddl.strategy.step.tracing import is_traced
+
+_FIRST = 3  # calls whose arguments are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
+
+
+class StepFunction:
+    """What `Strategy.function` returns. See there."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        *,
+        batches: str,
+        reduce_retracing: bool,
+        strategy: Any,
+        number: int,
+    ) -> None:
+        self.__wrapped__ = step
+        self._options = {"batches": batches, "reduce_retracing": reduce_retracing}
+        self._strategy = strategy
+        self._of_objects: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self.__name__ = getattr(step, "__name__", type(step).__name__)
+        self._function = (
+            step
+            if isinstance(step, tf.types.experimental.PolymorphicFunction)
+            else tf.function(step, reduce_retracing=reduce_retracing)
+        )
+        self._reduce_retracing = reduce_retracing
+        self._batches, self.rank, self._size = batches, strategy.rank, strategy.size
+        self._scope = f"{self.__name__}_{number}"
+        self.cut_step = CutStep(self.__name__, self._scope, strategy)
+        self._calls = 0
+        self._traces = 0
+        self._traced: dict[Hashable, _Traced] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the step. COLLECTIVE. Returns: what one process would get, on every rank."""
+        if self._size == 1 or is_traced():  # within another step of the global batch
+            return self._function(*args, **kwargs)
+        if not tf.executing_eagerly():
+            raise ConfigError(
+                f"{self.__name__}: a step of Strategy.function is a tf.function of its own, and must be called outside "
+                f"other functions. Received: a call while another function is traced (rank {self.rank}). Leave out the "
+                "tf.function around it, or put strategy.function in its place."
+            )
+        self._calls += 1  # on all ranks, whatever happens
+        self._traces = self.cut_step.traces
+        return together(lambda: self._call(args, kwargs), self)
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
+        structure = tf.nest.map_structure(_as_tensor, (args, kwargs))
+        leaves = [leaf for leaf in tf.nest.flatten(structure) if is_tensor(leaf)]
+        rows: int | None = next((rows for rows in map(rows_of, leaves) if rows is not None), None)
+        arguments = Arguments(
+            structure,
+            has_rows=lambda _, leaf: rows is not None and rows_of(leaf) == rows,
+            own_rows=self._batches == "rank",
+        )
+        self._compare(arguments)
+        traced = self._find(arguments, rows)
+        with ops.translate_errors():
+            return traced(arguments.tensors)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Returns the step as a method of `instance`: each object's is traced for itself, as by tf.function."""
+        if instance is None:
+            return self
+        key = id(instance)  # what is compared by its fields has no hash
+        if key not in self._of_objects:
+            reference = weakref.ref(instance, lambda _: self._of_objects.pop(key, None))
+            step = _method(self.__wrapped__, instance, reference)
+            self._of_objects[key] = reference, self._strategy.function(step, **self._options)
+        return self._of_objects[key][1]
+
+    # The three of failing_together.Undo.
+
+    def may_have_traced(self, is_python: bool) -> bool:
+        return self.cut_step.traces != self._traces
+
+    def restore(self) -> None:
+        self.cut_step.restore()
+
+    def forget_traces(self) -> None:
+        self._traced.clear()
+        self.cut_step.forget_traces()
+
+    def explain(self) -> str:
+        """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
+        return self.cut_step.explain()
+
+    def _compare(self, arguments: Arguments) -> None:
+        """Checks now and then that the arguments of all ranks are the same."""
+        call, every = self._calls - 1, config.get("DATA_CHECK_BATCHES")
+        if not every or not (call < _FIRST or call % every == 0):
+            return
+        look: Any = [(each.dtype.name, each.shape.as_list()) for each in arguments.tensors]
+        if self._batches == "global":
+            look = [look, order.digest(arguments.tensors).numpy().tolist()]
+        else:
+            look = [arguments.types, [(name, shape[1:] if shape else shape) for name, shape in look]]
+        all_looks = communicator.all_gather_object(look, name=f"{self._scope}/arguments")
+        other = comparison.other_rank(all_looks)
+        if other is not None:
+            raise RankMismatchError(
+                f"{self.__name__}: all ranks must call a step with "
+                + ("the same global batch" if self._batches == "global" else "tensors of the same dtypes and extents")
+                + f". Received in call {call}: other arguments on rank {other} than on rank 0 (rank {self.rank}). "
+                "Read the same data in the same order on every rank; if each rank has rows of its own, use "
+                'strategy.function(step, batches="rank").'
+            )
+
+    def _find(self, arguments: Arguments, rows: int | None) -> _Traced:
+        """Returns the trace for arguments, of which this rank was passed `rows` rows."""
+        key = arguments.key(_constant)
+        if self._reduce_retracing:
+            return self._find_open(key, arguments, rows)
+        counts = self._counts(rows)
+        specs = arguments.specs(sum(counts) if counts else rows)
+        shapes = arguments.shapes(specs)
+        key = (key, tuple(shapes), counts, rows)
+        if key not in self._traced:
+            self._traced[key] = self._trace(arguments, specs, shapes, rows, counts)
+        return self._traced[key]
+
+    def _counts(self, rows: int | None) -> tuple[int, ...]:
+        """The rows of every rank, where each has its own: what one process traces depends on them all."""
+        if self._batches == "global" or rows is None:
+            return ()
+        return tuple(communicator.all_gather_object(rows, name=f"{self._scope}/rows"))
+
+    def _find_open(self, key: Hashable, arguments: Arguments, rows: int | None) -> _Traced:
+        """As tf.function(reduce_retracing=True): extents that change are left open, from the second size on."""
+        before = self._traced.get(key)
+        shapes = arguments.shapes(arguments.specs(rows))
+        if before is not None and before.takes(shapes):
+            return before
+        if before is not None:
+            shapes = [_common(one, other) for one, other in zip(before.shapes, shapes)]
+        if before is not None or self._batches == "rank":
+            sharded = {component for _, component in arguments.sharded()}
+            shapes = [(None, *shape[1:]) if i in sharded else shape for i, shape in enumerate(shapes)]
+        self._traced[key] = self._trace(arguments, arguments.specs(None), shapes, None, ())
+        return self._traced[key]
+
+    def _trace(
+        self,
+        arguments: Arguments,
+        specs: Sequence[Any],
+        shapes: list[tuple[int | None, ...]],
+        rows: int | None,
+        counts: tuple[int, ...],
+    ) -> _Traced:
+        concrete = self.cut_step.trace(arguments.bound(self._function, specs), arguments.components(shapes))
+        traced = _Traced(self, concrete, arguments.without_tensors(), shapes, rows, counts)
+        self._check_same(self.cut_step.reports[-1])
+        return traced
+
+    def _check_same(self, report: cut.Report) -> None:
+        digests = communicator.all_gather_object(report.digest(), name=f"{self._scope}/traced")
+        other = comparison.other_rank(digests)
+        if other is not None:
+            raise RankMismatchError(
+                f"{self.__name__}: all ranks must trace the same step. Received: other operations on rank {other} than "
+                f"on rank 0 (rank {self.rank}). Leave out what depends on the rank; keras_ddl.rank() has its place "
+                "around the step."
+            )
+
+    def build(
+        self,
+        program: cut.Program,
+        arguments: Arguments,
+        rows: int | None,
+        counts: tuple[int, ...],
+        local: list[tf.Tensor],
+    ) -> list[Any]:
+        """Makes this rank's graph of a traced step, from its arguments in the graph that is being traced.
+
+        rows, counts: this rank's rows and those of all ranks, as far as they are known.
+        """
+        report = cut.Report()
+        return self.cut_step.build(
+            program,
+            arguments.gathered(local, self.rank, self._scope, report),
+            arguments.states,
+            self._batch(arguments.rows_in(local) if rows is None else rows, counts, report),
+            report,
+            inputs_are_whole=self._batches == "global",
+            tell=arguments.tell_rows,
+        )
+
+    def _batch(self, rows: Any, counts: tuple[int, ...], report: cut.Report) -> cut.Batch:
+        if rows is None:
+            return batch_without_rows(self.rank)
+        if self._batches == "global":
+            return batch_of_chunks(rows, self.rank, self._size)
+        if counts:
+            return batch_of_counts(counts, self.rank)
+        mine = tf.reshape(tf.cast(rows, tf.int64), [1])
+        report.gathered_counts(self._size * tf.int64.size)
+        return batch_of_counts(ops.all_gather(mine, name=f"{self._scope}/rows"), self.rank)
+
+
+class _Traced:
+    """The step for arguments of one kind."""
+
+    def __init__(
+        self,
+        owner: StepFunction,
+        concrete: Any,
+        arguments: Arguments,
+        shapes: list[tuple[int | None, ...]],
+        rows: int | None,
+        counts: tuple[int, ...],
+    ) -> None:
+        self.shapes = shapes
+        program = cut.Program(concrete.graph)
+        self._name = owner.__name__
+        of_captured = (sharded_slots.of_handle(outer) for _, outer in program.captured)
+        self._slots = [each for each in of_captured if each is not None]
+        self._outputs = Outputs(concrete)
+        local = list(shapes)
+        if counts:
+            for _, component in arguments.sharded():
+                local[component] = (counts[owner.rank], *local[component][1:])
+        specs = [tf.TensorSpec(shape, each.dtype) for shape, each in zip(local, concrete.inputs)]
+
+        @do_not_convert
+        def rank_step(*local: tf.Tensor) -> list[tf.Tensor]:
+            return owner.build(program, arguments, rows, counts, list(local))
+
+        self._run = tf.function(rank_step, autograph=False).get_concrete_function(*specs)
+
+    def takes(self, shapes: list[tuple[int | None, ...]]) -> bool:
+        """Whether these shapes of arguments are among those that it was traced for."""
+        return all(tf.TensorShape(own).is_compatible_with(other) for own, other in zip(self.shapes, shapes))
+
+    def __call__(self, tensors: list[tf.Tensor]) -> Any:
+        gathered_slots.refuse_step(self._name, lambda: self._slots)
+        return self._outputs.packed(tf.nest.flatten(self._run(*tensors)))
+
+
+def _method(step: Any, instance: Any, reference: weakref.ref[Any]) -> Callable[..., Any]:
+    """Returns `step` with its first argument given, without keeping the object alive."""
+    if isinstance(step, tf.types.experimental.PolymorphicFunction):
+        return step.__get__(instance, type(instance))
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return step(reference(), *args, **kwargs)
+
+    method.__name__ = getattr(step, "__name__", "method")
+    return method
+
+
+def _as_tensor(leaf: Any) -> Any:
+    """Arrays and tensors are arguments of the traced step; numbers, strings, variables and objects constants of it."""
+    return tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
+
+
+def _constant(leaf: Any) -> Hashable:
+    return leaf if isinstance(leaf, (int, float, str, bytes, bool, type(None))) else ("object", id(leaf))
+
+
+def _common(one: Any, other: Any) -> tuple[int | None, ...]:
+    return tuple(a if a == b else None for a, b in zip(one, other))
