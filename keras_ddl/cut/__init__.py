@@ -19,29 +19,28 @@ from keras_ddl.cut import (  # noqa: F401  (they register)
     rules,
 )
 from keras_ddl.cut.builder import Builder
-from keras_ddl.cut.collectives import Collectives, OfRanks
+from keras_ddl.cut.collectives import Collectives, StepCollectives
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.pieces import Batch
+from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import FEW_ROWS, Report
 from keras_ddl.cut.rules.own_statistics import OwnStatistics
 from keras_ddl.cut.snapshots import Snapshots
-from keras_ddl.cut.states import PARTIAL, SHARD, WHOLE, Rows, State
 from keras_ddl.cut.without_batch import writes_without_batch
 from keras_ddl.cut.writes import Writes, commit
 
 __all__ = [
     "FEW_ROWS",
-    "WHOLE",
+    "REPLICATED",
     "Batch",
     "Collectives",
-    "OfRanks",
+    "StepCollectives",
     "Program",
     "Report",
-    "Rows",
+    "Sharded",
     "Snapshots",
-    "State",
+    "Placement",
     "build_step",
     "writes_without_batch",
 ]
@@ -50,7 +49,7 @@ __all__ = [
 def build_step(
     program: Program,
     inputs: Sequence[tf.Tensor],
-    states: Sequence[State],
+    placements: Sequence[Placement],
     batch: Batch,
     collectives: Collectives,
     *,
@@ -93,38 +92,40 @@ def build_step(
     builder = Builder(program, batch, collectives, report or Report(), seed)
     if batch_statistics == "rank":
         calls, others = own_statistics.find(program)
-        builder.apart = OwnStatistics(calls)
+        builder.override = OwnStatistics(calls)
         builder.report.found_statistics(len(calls), others)
     for value, outer in program.captured:
         is_part, is_shard = (any(outer is each for each in some) for some in (parts, shards))
-        builder.give(value, captured(outer), PARTIAL if is_part else SHARD if is_shard else WHOLE)
-    for value, tensor, state in zip(program.inputs, inputs, states):
-        dims = _input_dims(builder, value, state)
-        if inputs_are_whole and isinstance(state, Rows):
-            builder.give_rows_of(value, tensor, state, dims)
+        builder.place(value, captured(outer), PARTIAL if is_part else FLAT_SHARD if is_shard else REPLICATED)
+    for value, tensor, placement in zip(program.inputs, inputs, placements):
+        dims = _input_dims(builder, value, placement)
+        if inputs_are_whole and isinstance(placement, Sharded):
+            builder.place_shard_of(value, tensor, placement, dims)
         else:
-            builder.give(value, tensor, state, dims)
-    builder.add_of_batch(tell(builder.extents, program.inputs))
+            builder.place(value, tensor, placement, dims)
+    builder.mark_batch_dependent(tell(builder.extents, program.inputs))
     if snapshots is not None:
         builder.writes = Writes(builder, snapshots)
     builder.build()
-    wholes = [builder.result(value) for value in program.outputs]
+    wholes = [builder.replicated(value) for value in program.outputs]
     if snapshots is not None:
         commit(builder.writes, collectives, wholes)
     if not keeps_rows:
         return wholes
-    held = [(value, builder.state(value)) for value in program.outputs]
-    return [builder.held(value) if state == Rows(0) else whole for (value, state), whole in zip(held, wholes)]
+    held = [(value, builder.placement(value)) for value in program.outputs]
+    return [
+        builder.local(value) if placement == Sharded(0) else whole for (value, placement), whole in zip(held, wholes)
+    ]
 
 
-def _input_dims(builder: Builder, value: Any, state: State) -> tuple[Dim, ...] | None:
+def _input_dims(builder: Builder, value: Any, placement: Placement) -> tuple[Dim, ...] | None:
     if value.rank is None:
         return None
     builder.extents.named[value.key] = value
     found = []
     for axis, extent in enumerate(value.shape.as_list()):
-        if isinstance(state, Rows) and axis == state.axis:
-            found.append(builder.extent(state))
+        if isinstance(placement, Sharded) and axis == placement.axis:
+            found.append(builder.extent(placement))
         else:
             found.append(Dim(extent) if extent is not None else Dim.unknown("extent", value.key, axis))
     return tuple(found)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Any
+from typing import TypeAlias
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+
+AttrValue: TypeAlias = tf.compat.v1.AttrValue
+NodeDef: TypeAlias = tf.compat.v1.NodeDef
 
 
 class Fate(Enum):
@@ -54,7 +57,7 @@ _TABLE: list[tuple[Fate, str]] = [
 FATES = {name: fate for fate, names in _TABLE for name in names.split()}
 
 
-def reason_to_keep(operation: tf.Operation, definition: Any) -> str | None:
+def reason_to_keep(operation: tf.Operation, definition: NodeDef) -> str | None:
     """Returns in words why an operation is made as it is, whole on every rank; None if it may be cut.
 
     definition: the operation's NodeDef.
@@ -70,14 +73,14 @@ def reason_to_keep(operation: tf.Operation, definition: Any) -> str | None:
     return f"asking for {', '.join(sorted(found))}" if found else None
 
 
-def _keeping(attributes: Iterable[tuple[str, Any]]) -> Iterator[str]:
+def _keeping(attributes: Iterable[tuple[str, AttrValue]]) -> Iterator[str]:
     for name, value in attributes:
         is_false = value.WhichOneof("value") == "b" and not value.b
         if FATES.get(name, Fate.KEEPS) is Fate.KEEPS and not (is_false and name in FATES):
             yield name
 
 
-def of_made(definition: Any) -> dict[str, Any]:
+def of_made(definition: NodeDef) -> dict[str, AttrValue]:
     """Returns the attributes with which a rank makes an operation, of those in its NodeDef."""
     return {name: value for name, value in definition.attr.items() if FATES.get(name) is not Fate.DROPPED}
 

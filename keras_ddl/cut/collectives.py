@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from keras_ddl.compat.tensorflow import set_numbers, tf
 from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.report import Report
 from keras_ddl.cut.weight_gradients import is_weight_gradient
-
-if TYPE_CHECKING:
-    from keras_ddl.cut.report import Report
 
 # What ranks can combine (ops.all_reduce), bools as uint8; of other dtypes there are no parts.
 COMBINED_DTYPES = frozenset(
@@ -115,7 +113,7 @@ def _bytes(value: Value) -> int:
     return elements * value.dtype.size
 
 
-class OfRanks:
+class StepCollectives:
     """Collectives of the job's ranks (keras_ddl.ops), for the step that the current graph is.
 
     Sums that run whenever the step does make up its plan, in the order in which they were made: none needs a later one.
@@ -135,7 +133,7 @@ class OfRanks:
         scope: str,
         rank: int,
         size: int,
-        plan: Any,
+        plan: Callable[[Sequence[int], Sequence[str]], list[list[int]]],
         *,
         compression: str | None = None,
         weights: Collection[tuple[int, ...]] = (),

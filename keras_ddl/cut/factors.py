@@ -16,15 +16,12 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import ONE, Dim
 from keras_ddl.cut.extents import Dims, Extents, certain, extents
 from keras_ddl.cut.program import Node
-
-if TYPE_CHECKING:
-    from keras_ddl.cut.builder import Builder
 
 LABELS = string.ascii_lowercase
 NEW = "*"
@@ -55,7 +52,7 @@ class Factors:
     only_if_reshaped: bool = False
 
 
-Condition = Callable[["Builder", Node, int], bool]
+Condition = Callable[[Context, Node, int], bool]
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ class Row:
     combine: str | None = None
     linear: Linear = field(default_factory=Linear)
     never_empty: bool = False
-    make: Callable[[Builder, Node, Making], list[tf.Tensor]] | None = None
+    make: Callable[[Context, Node, Making], list[tf.Tensor]] | None = None
 
 
 _rows: dict[str, Row] = {}
@@ -114,7 +111,7 @@ def row(
     combine: str | None = None,
     linear: Linear = Linear(),
     never_empty: bool = False,
-    make: Callable[[Builder, Node, Making], list[tf.Tensor]] | None = None,
+    make: Callable[[Context, Node, Making], list[tf.Tensor]] | None = None,
 ) -> Callable[[FactorsOf], FactorsOf]:
     """Registers the row of types of operations; decorates what gives their factors."""
 

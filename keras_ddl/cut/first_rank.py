@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.context import Context
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.errors import ConfigError
 
-if TYPE_CHECKING:
-    from keras_ddl.cut.builder import Builder
-
-FUNCTIONS = ("EagerPyFunc", "PyFunc", "PyFuncStateless", "Timestamp", "NonDeterministicInts")
+PYTHON_FUNCTIONS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")  # may use variables that the graph does not show
+FUNCTIONS = (*PYTHON_FUNCTIONS, "Timestamp", "NonDeterministicInts")
 EFFECTS = (
     "PrintV2",
     "WriteSummary",
@@ -26,7 +23,7 @@ EFFECTS = (
 )
 
 
-def check_sendable(b: Builder, node: Node, kind: str, remedy: str) -> None:
+def check_sendable(b: Context, node: Node, kind: str, remedy: str) -> None:
     """Raises ConfigError if a result of `node` cannot be sent from rank 0 to the others. `kind`: what `node` is."""
     other = next((each.dtype for each in node.outputs if not _travels(each.dtype)), None)
     if other is not None:
@@ -36,7 +33,7 @@ def check_sendable(b: Builder, node: Node, kind: str, remedy: str) -> None:
         )
 
 
-def sent(b: Builder, dtype: tf.DType, shape: tf.TensorShape, tensor: Any) -> tf.Tensor:
+def broadcast(b: Context, dtype: tf.DType, shape: tf.TensorShape, tensor: tf.Tensor | None) -> tf.Tensor:
     """Returns rank 0's tensor on every rank. COLLECTIVE. `tensor`: on other ranks it is not looked at.
 
     Rank 0 gives all of the entries of what is gathered, the others none.

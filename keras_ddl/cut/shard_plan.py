@@ -12,9 +12,8 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.rows import entrywise
+from keras_ddl.cut.variable_ops import ASSIGNS, READ
 
-READ = "ReadVariableOp"
-ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 PASSED_ON = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
 ENTRYWISE = entrywise.ENTRYWISE.union(PASSED_ON)
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")

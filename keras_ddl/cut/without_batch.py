@@ -15,10 +15,9 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives
-from keras_ddl.cut.pieces import Batch
+from keras_ddl.cut.placements import REPLICATED, Batch
 from keras_ddl.cut.program import Node, Program
 from keras_ddl.cut.report import Report
-from keras_ddl.cut.states import WHOLE
 
 
 def writes_without_batch(graph: Any, collectives: Collectives) -> Callable[[], None] | None:
@@ -39,7 +38,7 @@ def writes_without_batch(graph: Any, collectives: Collectives) -> Callable[[], N
             program, Batch(1, int(collectives.rank == 0), min(collectives.rank, 1)), collectives, Report()
         )
         for value, outer in program.captured:
-            builder.give(value, outer, WHOLE)
+            builder.place(value, outer, REPLICATED)
         builder.build()
 
     return write

@@ -18,8 +18,8 @@ from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.compat.thread_value import ThreadValue
 from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.placements import REPLICATED, Sharded
 from keras_ddl.cut.program import Value
-from keras_ddl.cut.states import WHOLE, Rows
 from keras_ddl.data import notice, order
 from keras_ddl.data.rows import BatchRows, chunk, gather_rows, row_count
 from keras_ddl.errors import ConfigError
@@ -181,7 +181,7 @@ class KerasSteps:
                 whole = tf.TensorSpec([known.total, *leaf.shape[1:]], leaf.dtype)
                 specs.append(whole if wholes is None else wholes[number])
                 local.append(_checked(leaf, first_rows, rows, step, place))
-                states.append(Rows(0))
+                states.append(Sharded(0))
             else:
                 whole = self._gathered(leaf, f"{step.scope}/batch_{place}")
                 specs.append(_open_spec(whole))
@@ -189,7 +189,7 @@ class KerasSteps:
                 if _rank(leaf) != 0:
                     report.gathered_argument(_kind(leaf), len(components))
                 local += components
-                states += [WHOLE] * len(components)
+                states += [REPLICATED] * len(components)
 
         def parts() -> list[tf.Variable]:
             return _accumulators(model) if known.accumulates_parts else []

@@ -21,7 +21,7 @@ from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.compat.thread_value import ThreadValue
-from keras_ddl.cut.shards import Layout
+from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import traced_step
 from keras_ddl.strategy.checksum import checksum

@@ -15,7 +15,7 @@ import numpy as np
 from keras_ddl import communicator, config, cut, ops
 from keras_ddl.communicator import comparison
 from keras_ddl.compat.tensorflow import do_not_convert, tf
-from keras_ddl.cut.states import WHOLE, Rows, State
+from keras_ddl.cut.placements import REPLICATED, Placement, Sharded
 from keras_ddl.data import chunk, order
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import sharded_slots, whole_slots
@@ -191,7 +191,7 @@ class StepFunction:
             return self._function(*args, **kwargs)
 
         concrete = self.whole_step.trace(whole, specs)
-        states: list[State] = [Rows(0) if each else WHOLE for each in cuts]
+        states: list[Placement] = [Sharded(0) if each else REPLICATED for each in cuts]
         found = _Traced(self, concrete, arguments.without_tensors(), shapes, states, counts)
         self._check_same(self.whole_step.reports[-1])
         return found
@@ -210,12 +210,12 @@ class StepFunction:
         self,
         program: cut.Program,
         arguments: Composites,
-        states: list[State],
+        states: list[Placement],
         counts: tuple[int, ...],
         local: list[tf.Tensor],
     ) -> list[Any]:
         """Makes this rank's graph of a traced step, from its arguments in the graph that is being traced."""
-        batches = [each for each, state in zip(local, states) if isinstance(state, Rows)]
+        batches = [each for each, state in zip(local, states) if isinstance(state, Sharded)]
         rows = arguments.local_rows(local) if self._reduce_retracing else arguments.rows
         report = cut.Report()
         return self.whole_step.build(
@@ -250,7 +250,7 @@ class _Traced:
         concrete: Any,
         arguments: Composites,
         shapes: list[Any],
-        states: list[State],
+        states: list[Placement],
         counts: tuple[int, ...],
     ) -> None:
         self.shapes = shapes
@@ -264,7 +264,9 @@ class _Traced:
         local = shapes
         if counts:
             mine = counts[owner.rank]
-            local = [(mine, *shape[1:]) if isinstance(state, Rows) else shape for shape, state in zip(shapes, states)]
+            local = [
+                (mine, *shape[1:]) if isinstance(state, Sharded) else shape for shape, state in zip(shapes, states)
+            ]
         specs = [tf.TensorSpec(shape, each.dtype) for shape, each in zip(local, concrete.inputs)]
 
         @do_not_convert

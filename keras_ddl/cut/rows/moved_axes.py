@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.axes import squeezed_axes
+from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.factors import NEW, Factors, Linear, Making, ShapeOf, labels_of, row, without
 from keras_ddl.cut.program import Node
-
-if TYPE_CHECKING:
-    from keras_ddl.cut.builder import Builder
 
 _MOVES = Linear(at=(0,), moves=True)
 
@@ -36,7 +32,7 @@ def _expand_dims(known: Extents, node: Node) -> Factors | None:
     return Factors([labels, None], [labels[:at] + "1" + labels[at:]])
 
 
-def _make_squeeze(b: Builder, node: Node, making: Making) -> list[tf.Tensor]:
+def _make_squeeze(b: Context, node: Node, making: Making) -> list[tf.Tensor]:
     # By name: a rank may have one row where the batch has more.
     dims = b.dims(node.inputs[0])
     axes = squeezed_axes(dims, node) if dims is not None else None
@@ -86,7 +82,7 @@ def _unpack(known: Extents, node: Node) -> Factors | None:
     return Factors([labels], ["".join(each for each in labels if each.islower())] * len(node.outputs))
 
 
-def _ensure(b: Builder, node: Node, making: Making) -> list[tf.Tensor]:
+def _ensure(b: Context, node: Node, making: Making) -> list[tf.Tensor]:
     factors, shape = making.factors, node.outputs[0].shape.as_list()
     # What is said of the whole axis holds by the extents that were traced.
     cut = factors.results[0].find(making.label or " ") if factors is not None else -1

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.axes import reduced_axes
+from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import ONE, product
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.factors import Factors, Linear, Making, labels_of, row, without
 from keras_ddl.cut.program import Node
 from keras_ddl.cut.propagation import is_floating
-
-if TYPE_CHECKING:
-    from keras_ddl.cut.builder import Builder
 
 _COMBINE = {"Max": "max", "Min": "min", "Prod": "product", "All": "min", "Any": "max"}
 _HALF = (tf.float16, tf.bfloat16)
@@ -32,7 +28,7 @@ def _reduction(known: Extents, node: Node) -> Factors | None:
     return Factors([labels, None], [without(labels, sorted(axes))], only_if_reshaped=bool(perhaps))
 
 
-def axes_of(b: Builder, node: Node) -> list[int] | None:
+def axes_of(b: Context, node: Node) -> list[int] | None:
     """Returns the axes that are certainly reduced, if nothing depends on whether others of extent 1 are, too."""
     found = _reduction(b.extents, node)
     if found is None or found.only_if_reshaped and not b.is_only_reshaped(node.outputs[0]):
@@ -46,7 +42,7 @@ def _axes(factors: Factors) -> list[int]:
     return [axis for axis, each in enumerate(labels) if each not in factors.results[0]]
 
 
-def _reduce(b: Builder, node: Node, making: Making) -> list[tf.Tensor]:
+def _reduce(b: Context, node: Node, making: Making) -> list[tf.Tensor]:
     factors = making.factors
     assert factors is not None
     axes, keep, dims = _axes(factors), node.attr("keep_dims"), b.dims(node.inputs[0])
@@ -55,18 +51,18 @@ def _reduce(b: Builder, node: Node, making: Making) -> list[tf.Tensor]:
     b.extents.set_dims(node.outputs[0], tuple(left))
     if node.type == "Mean" and making.label is not None and making.label not in factors.results[0]:
         return [_mean(b, node, making.tensors[0], axes)]
-    return b.make(node, [making.tensors[0], b.as_vector(axes, node.inputs[1].dtype)])
+    return b.make(node, [making.tensors[0], b.vector(axes, node.inputs[1].dtype)])
 
 
-def _mean(b: Builder, node: Node, tensor: tf.Tensor, axes: list[int]) -> tf.Tensor:
+def _mean(b: Context, node: Node, tensor: tf.Tensor, axes: list[int]) -> tf.Tensor:
     """The rank's sum over the count of all ranks; in float32 for halves, whose sums overflow before their mean does."""
     value, dims = node.inputs[0], b.dims(node.inputs[0])
     assert dims is not None
     count = b.number(product(dims[axis] for axis in axes))
     wide = tf.float32 if value.dtype in _HALF else value.dtype
-    over = b.as_vector(axes, tf.int32)
+    over = b.vector(axes, tf.int32)
     total = tf.reduce_sum(tf.cast(tensor, wide), over, keepdims=node.attr("keep_dims"))
-    return tf.cast(total / b.scalars.scalar(count, wide), value.dtype)
+    return tf.cast(total / b.scalar(count, wide), value.dtype)
 
 
 row("Sum", combine="sum", linear=Linear(at=(0,), when=is_floating), make=_reduce)(_reduction)

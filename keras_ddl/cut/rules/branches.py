@@ -7,10 +7,12 @@ from typing import Any
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.contents import joined, joined_entries
+from keras_ddl.cut.context import Context
 from keras_ddl.cut.extents import merged
-from keras_ddl.cut.inner import Inner, operation_behind
+from keras_ddl.cut.placements import PARTIAL, REPLICATED, FlatShard, Replicated, Sharded, TensorList
+from keras_ddl.cut.program import Node
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.states import PARTIAL, WHOLE, ListOf, Rows, Shard, Whole
+from keras_ddl.cut.subgraph import SubgraphBuilder, operation_behind
 
 
 class _Tried(Exception):
@@ -22,7 +24,7 @@ class _Stale(Exception):
 
 
 @rule("If", "StatelessIf", "Case", "StatelessCase")
-def branch(b: Any, node: Any) -> Any:
+def branch(b: Context, node: Node) -> Any:
     choice, arguments = node.inputs[0], node.inputs[1:]
     is_case = node.type.endswith("Case")
     if not is_case and choice.dtype != tf.bool or choice.rank != 0:
@@ -41,7 +43,7 @@ def branch(b: Any, node: Any) -> Any:
     if targets is None:
         tried = branches.make(None)[1]
         targets = b.decisions[key] = [_common(b, tried, i) for i in range(len(node.outputs))]
-        if b.is_tried and all(_stands_for(value, state) for value, state in zip(node.outputs, targets)):
+        if b.is_trial and all(_stands_for(value, placement) for value, placement in zip(node.outputs, targets)):
             return _placeholders(b, node, tried, targets)
     try:
         tensors, inners = branches.make(targets)
@@ -63,17 +65,19 @@ class _Branches:
     again: so the time of a cut does not double with each branch inside of another.
     """
 
-    def __init__(self, b: Any, node: Any, graphs: list[Any]) -> None:
+    def __init__(self, b: Context, node: Node, graphs: list[Any]) -> None:
         self.b, self.node, self.graphs = b, node, graphs
-        self.chosen = b.whole(node.inputs[0])
+        self.chosen = b.replicated(node.inputs[0])
         self.outside = tf.compat.v1.get_default_graph()
 
-    def make(self, targets: list[Any] | None) -> tuple[list[Any], list[Inner]]:
+    def make(self, targets: list[Any] | None) -> tuple[list[Any], list[SubgraphBuilder]]:
         """Returns the outputs, in the states `targets`, with the branches that were made; without targets, none."""
-        inners: list[Inner] = []
+        inners: list[SubgraphBuilder] = []
 
         def make(graph: Any, label: str) -> list[tf.Tensor]:
-            inner = Inner(self.b, self.node, graph, label, self.outside, is_loop=False, is_tried=targets is None)
+            inner = SubgraphBuilder(
+                self.b, self.node, graph, label, self.outside, is_loop=False, is_trial=targets is None
+            )
             inners.append(inner)
             for value, outer in zip(inner.program.placeholders, self.node.inputs[1:]):
                 inner.lend(value, outer)
@@ -95,48 +99,48 @@ class _Branches:
         return (found if isinstance(found, (list, tuple)) else [found]), inners
 
 
-def _outputs(inner: Inner, targets: list[Any]) -> list[tf.Tensor]:
+def _outputs(inner: SubgraphBuilder, targets: list[Any]) -> list[tf.Tensor]:
     """Returns the outputs of a branch in these states, and one more. Raises: _Stale: it cannot give them so."""
     pairs = list(zip(inner.program.outputs, targets))
     for value, target in pairs:
-        state = inner.state(value)
-        fits = not isinstance(target, Rows) or inner.fits(value, target)
-        if target not in (WHOLE, state) and not (isinstance(state, Whole) and fits):
+        placement = inner.placement(value)
+        fits = not isinstance(target, Sharded) or inner.can_shard(value, target)
+        if target not in (REPLICATED, placement) and not (isinstance(placement, Replicated) and fits):
             raise _Stale
-    inner.build({value: WHOLE for value, state in pairs if isinstance(state, Whole)})
-    found = [tf.identity(inner.result(value, state)) for value, state in pairs]
-    for tensor, (value, state) in zip(found, pairs):
-        if not isinstance(state, (Rows, Shard)) and value.dtype not in (tf.variant, tf.resource):
+    inner.build({value: REPLICATED for value, placement in pairs if isinstance(placement, Replicated)})
+    found = [tf.identity(inner.redistributed(value, placement)) for value, placement in pairs]
+    for tensor, (value, placement) in zip(found, pairs):
+        if not isinstance(placement, (Sharded, FlatShard)) and value.dtype not in (tf.variant, tf.resource):
             tensor.set_shape(value.shape)
     return [*found, tf.constant(0)]
 
 
-def _stands_for(value: Any, state: Any) -> bool:
+def _stands_for(value: Any, placement: Any) -> bool:
     """Whether a placeholder can stand for an output where nothing but states is looked at."""
-    return value.dtype != tf.resource and not isinstance(state, Shard)
+    return value.dtype != tf.resource and not isinstance(placement, FlatShard)
 
 
-def _placeholders(b: Any, node: Any, inners: list[Inner], targets: list[Any]) -> list[Any]:
+def _placeholders(b: Context, node: Node, inners: list[SubgraphBuilder], targets: list[Any]) -> list[Any]:
     """Returns outputs of branches inside of one that is only tried: the branches are made when that one is."""
     _set_all_known(b, node, inners)
     found = []
-    for value, state in zip(node.outputs, targets):
+    for value, placement in zip(node.outputs, targets):
         shape = value.shape
-        if isinstance(state, Rows) and shape.rank is not None:
-            local = b.local_extent(state)
+        if isinstance(placement, Sharded) and shape.rank is not None:
+            local = b.local_extent(placement)
             extents = shape.as_list()
-            extents[state.axis] = local if isinstance(local, int) else None
+            extents[placement.axis] = local if isinstance(local, int) else None
             shape = tf.TensorShape(extents)
-        found.append((tf.compat.v1.placeholder(value.dtype, shape), state))
+        found.append((tf.compat.v1.placeholder(value.dtype, shape), placement))
     return found
 
 
-def _set_all_known(b: Any, node: Any, inners: list[Inner]) -> None:
+def _set_all_known(b: Context, node: Node, inners: list[SubgraphBuilder]) -> None:
     for i, output in enumerate(node.outputs):
         _set_known(b, output, [(inner, inner.program.outputs[i]) for inner in inners])
 
 
-def _set_known(b: Any, output: Any, ends: Any) -> None:
+def _set_known(b: Context, output: Any, ends: Any) -> None:
     """What all branches agree in is known of the output."""
     b.extents.named[output.key] = output
     dims = [inner.dims_outside(value) for inner, value in ends]
@@ -149,19 +153,19 @@ def _set_known(b: Any, output: Any, ends: Any) -> None:
     b.extents.set_content(output, content)
 
 
-def _common(b: Any, inners: list[Inner], index: int) -> Any:
+def _common(b: Context, inners: list[SubgraphBuilder], index: int) -> Any:
     """Returns the state in which all branches can give an output."""
     ends = [(inner, inner.program.outputs[index]) for inner in inners]
-    states = [inner.state(value) for inner, value in ends]
-    others = {each for each in states if not isinstance(each, Whole)}
+    placements = [inner.placement(value) for inner, value in ends]
+    others = {each for each in placements if not isinstance(each, Replicated)}
     if len(others) != 1:
-        return WHOLE
-    state = others.pop()
-    if all(each == state for each in states):
-        return state
-    whole = [(inner, value) for (inner, value), each in zip(ends, states) if isinstance(each, Whole)]
-    if isinstance(state, Rows):
-        return state if all(inner.fits(value, state) for inner, value in whole) else WHOLE
-    if isinstance(state, ListOf):
-        return state if all(value.node.type == "OptionalNone" for _, value in whole) else WHOLE
-    return state if state == PARTIAL else WHOLE
+        return REPLICATED
+    placement = others.pop()
+    if all(each == placement for each in placements):
+        return placement
+    whole = [(inner, value) for (inner, value), each in zip(ends, placements) if isinstance(each, Replicated)]
+    if isinstance(placement, Sharded):
+        return placement if all(inner.can_shard(value, placement) for inner, value in whole) else REPLICATED
+    if isinstance(placement, TensorList):
+        return placement if all(value.node.type == "OptionalNone" for _, value in whole) else REPLICATED
+    return placement if placement == PARTIAL else REPLICATED

@@ -8,10 +8,12 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import opaque
 from keras_ddl.cut.contents import joined, joined_entries
+from keras_ddl.cut.context import Context
 from keras_ddl.cut.extents import merged
-from keras_ddl.cut.inner import Inner, Promote, Refused, operation_behind
+from keras_ddl.cut.placements import PARTIAL, REPLICATED, Replicated, Sharded
+from keras_ddl.cut.program import Node
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.states import PARTIAL, WHOLE, Rows, Whole
+from keras_ddl.cut.subgraph import CollectiveInLoop, ShardLists, SubgraphBuilder, operation_behind
 
 MOST_TRIES = 50
 
@@ -21,35 +23,35 @@ class _Changed(Exception):
 
 
 @rule("While", "StatelessWhile")
-def while_loop(b: Any, node: Any) -> Any:
+def while_loop(b: Context, node: Node) -> Any:
     condition, body = (tf_compat.called_graph(node.operation, each) for each in ("cond", "body"))
     count = len(node.inputs)
     if condition is None or body is None or len(condition.inputs) != count or len(body.inputs) != count:
         return None
     key = ("loop", node.key, b.knowledge_of(node.inputs))
     known = b.decisions.get(key)
-    if isinstance(known, Refused):
-        return _whole(b, known)
+    if isinstance(known, CollectiveInLoop):
+        return _replicate_loop(b, known)
     loop = _Loop(b, node, condition, body, known)
     for _ in range(MOST_TRIES):
         try:
-            pieces = loop.make()
-            b.decisions[key] = loop.supposed
-            return pieces
+            placed = loop.make()
+            b.decisions[key] = loop.assumed
+            return placed
         except _Changed:
             continue
-        except Promote as wish:
+        except ShardLists as wish:
             loop.promote(wish)
-        except Refused as refused:
+        except CollectiveInLoop as refused:
             if known is not None:
                 known, loop = None, _Loop(b, node, condition, body)
-            elif not loop.suppose_rows():
+            elif not loop.assume_sharded():
                 b.decisions[key] = refused
-                return _whole(b, refused)
+                return _replicate_loop(b, refused)
     return None
 
 
-def _whole(b: Any, refused: Refused) -> None:
+def _replicate_loop(b: Context, refused: CollectiveInLoop) -> None:
     """Has a loop computed whole. Raises: Refused: it is inside of another one, which then is."""
     if b.in_loop:
         raise refused
@@ -61,25 +63,25 @@ class _Loop:
     `known`: what another cut of the same loop came to (Builder.decisions).
     """
 
-    def __init__(self, b: Any, node: Any, condition: Any, body: Any, known: Any = None) -> None:
+    def __init__(self, b: Context, node: Node, condition: Any, body: Any, known: Any = None) -> None:
         self.b, self.node = b, node
         self.graphs = {"condition": condition, "body": body}
         program = b.program_of(node, body, "body")
         same = [_origin(end) is start for start, end in zip(program.placeholders, program.outputs)]
         self.carried = [i for i, each in enumerate(same) if not each]
         values = node.inputs
-        self.states = {i: b.state(values[i]) for i in self.carried}
+        self.placements = {i: b.placement(values[i]) for i in self.carried}
         self.dims = {i: b.dims(values[i]) for i in self.carried}
         self.contents = {i: b.extents.content(values[i]) for i in self.carried}
         self._numbers: dict[Any, int] = {}
-        self._supposed = False
+        self._assumed_rows = False
         self.shapes = {i: program.placeholders[i].shape for i in self.carried}
         if known is not None:
-            self.states, self.dims, self.contents = map(dict, known)
+            self.placements, self.dims, self.contents = map(dict, known)
 
     @property
-    def supposed(self) -> Any:
-        return self.states, self.dims, self.contents
+    def assumed(self) -> Any:
+        return self.placements, self.dims, self.contents
 
     def make(self) -> Any:
         b, node = self.b, self.node
@@ -87,19 +89,21 @@ class _Loop:
         starts = [self._start(i) for i in self.carried]
         invariants = [self._shape(i) for i in self.carried]
         starts = [_of_shape(start, shape) for start, shape in zip(starts, invariants)]
-        inners: dict[str, Inner] = {}
+        inners: dict[str, SubgraphBuilder] = {}
 
         def condition(*carried: tf.Tensor) -> tf.Tensor:
             inner = inners["condition"] = self._inner("condition", carried)
             wanted = inner.program.outputs[0]
-            inner.build({wanted: WHOLE})
-            return tf.identity(inner.result(wanted))
+            inner.build({wanted: REPLICATED})
+            return tf.identity(inner.replicated(wanted))
 
         def body(*carried: tf.Tensor) -> list[tf.Tensor]:
             inner = inners["body"] = self._inner("body", carried)
             inner.build({})
             self._compare(inner)
-            found = [tf.identity(inner.result(inner.program.outputs[i], self.states[i])) for i in self.carried]
+            found = [
+                tf.identity(inner.redistributed(inner.program.outputs[i], self.placements[i])) for i in self.carried
+            ]
             for tensor, shape in zip(found, invariants):
                 tensor.set_shape(shape)
             return found
@@ -111,7 +115,7 @@ class _Loop:
         b.ran(operation_behind(found[0]))
         for inner in inners.values():
             b.report.add(inner.report)
-        pieces = []
+        placed = []
         place = {i: at for at, i in enumerate(self.carried)}
         for i, output in enumerate(node.outputs):
             value = node.inputs[i]
@@ -120,77 +124,77 @@ class _Loop:
             b.extents.set_dims(output, merged(output, known))
             b.extents.set_content(output, self.contents[i] if i in place else b.extents.content(value))
             if i in place:
-                pieces.append((found[place[i]], self.states[i]))
+                placed.append((found[place[i]], self.placements[i]))
             else:
-                pieces.append((b.held(value), b.state(value)))
-        return pieces
+                placed.append((b.local(value), b.placement(value)))
+        return placed
 
     def _start(self, i: int) -> Any:
-        value, state = self.node.inputs[i], self.states[i]
-        if isinstance(state, Rows):
-            if self.b.state(value) != state and not self.b.fits(value, state):
-                raise Refused(value)
-            return self.b.cut(value, state)
-        if isinstance(state, Whole) or state == PARTIAL:
-            return self.b.whole(value) if isinstance(state, Whole) else self.b.part(value)
-        found = self.b.list_of(value, state) if hasattr(state, "element") else None
+        value, placement = self.node.inputs[i], self.placements[i]
+        if isinstance(placement, Sharded):
+            if self.b.placement(value) != placement and not self.b.can_shard(value, placement):
+                raise CollectiveInLoop(value)
+            return self.b.sharded(value, placement)
+        if isinstance(placement, Replicated) or placement == PARTIAL:
+            return self.b.replicated(value) if isinstance(placement, Replicated) else self.b.partial(value)
+        found = self.b.tensor_list(value, placement) if hasattr(placement, "element") else None
         if found is None:
-            raise Refused(value)
+            raise CollectiveInLoop(value)
         return found
 
     def _shape(self, i: int) -> tf.TensorShape:
-        shape, state = self.shapes[i], self.states[i]
-        if not isinstance(state, Rows) or shape.rank is None:
+        shape, placement = self.shapes[i], self.placements[i]
+        if not isinstance(placement, Sharded) or shape.rank is None:
             return shape
-        local = self.b.local_extent(state)
+        local = self.b.local_extent(placement)
         extents = shape.as_list()
-        extents[state.axis] = local if isinstance(local, int) else None
+        extents[placement.axis] = local if isinstance(local, int) else None
         return tf.TensorShape(extents)
 
-    def _inner(self, label: str, carried: Any) -> Inner:
-        inner = Inner(self.b, self.node, self.graphs[label], label, self.outside, is_loop=True)
+    def _inner(self, label: str, carried: Any) -> SubgraphBuilder:
+        inner = SubgraphBuilder(self.b, self.node, self.graphs[label], label, self.outside, is_loop=True)
         values = inner.program.placeholders
         for i, tensor in zip(self.carried, carried):
-            inner.carry(values[i], tensor, self.states[i], self.dims[i], self.contents[i])
+            inner.carry(values[i], tensor, self.placements[i], self.dims[i], self.contents[i])
         for i, value in enumerate(values):
-            if i not in self.states:
+            if i not in self.placements:
                 inner.lend(value, self.node.inputs[i])
         self._numbers = {value: i for i, value in enumerate(values)}
         return inner
 
-    def suppose_rows(self) -> bool:
+    def assume_sharded(self) -> bool:
         """Supposes, once, that whole tensors of the batch's extent (a layer's first state) are cut. Whether any is."""
-        if self._supposed:
+        if self._assumed_rows:
             return False
-        self._supposed = True
-        before = dict(self.states)
+        self._assumed_rows = True
+        before = dict(self.placements)
         for i, dims in self.dims.items():
             axis = next((axis for axis, each in enumerate(dims or ()) if each == self.b.rows), None)
-            if isinstance(self.states[i], Whole) and axis is not None:
-                self.states[i] = Rows(axis)
-        return self.states != before
+            if isinstance(self.placements[i], Replicated) and axis is not None:
+                self.placements[i] = Sharded(axis)
+        return self.placements != before
 
-    def promote(self, wish: Promote) -> None:
+    def promote(self, wish: ShardLists) -> None:
         """Has lists cut from the start. Raises: Promote: it is a loop around this one that carries some."""
-        others = {value: state for value, state in wish.lists.items() if value not in self._numbers}
+        others = {value: placement for value, placement in wish.lists.items() if value not in self._numbers}
         if others:
-            raise Promote(others)
-        for value, state in wish.lists.items():
-            self.states[self._numbers[value]] = state
+            raise ShardLists(others)
+        for value, placement in wish.lists.items():
+            self.placements[self._numbers[value]] = placement
 
-    def _compare(self, inner: Inner) -> None:
+    def _compare(self, inner: SubgraphBuilder) -> None:
         """Holds what a round ends with against what was supposed. Raises: _Changed; Refused: they cannot agree."""
         changed = False
         for i in self.carried:
             end = inner.program.outputs[i]
-            state, dims, content = inner.state(end), inner.dims_outside(end), inner.content_outside(end)
-            if isinstance(self.states[i], Whole) and not isinstance(state, Whole):
-                self.states[i], changed = state, True
-            elif state != self.states[i] and not self._becomes(inner, end, self.states[i]):
-                raise Refused(end)
-            if isinstance(self.states[i], Rows) and dims is not None:
-                axis = self.states[i].axis  # its extent is the batch's, whatever it is called
-                dims = (*dims[:axis], inner.extent(self.states[i]), *dims[axis + 1 :])
+            placement, dims, content = inner.placement(end), inner.dims_outside(end), inner.content_outside(end)
+            if isinstance(self.placements[i], Replicated) and not isinstance(placement, Replicated):
+                self.placements[i], changed = placement, True
+            elif placement != self.placements[i] and not self._becomes(inner, end, self.placements[i]):
+                raise CollectiveInLoop(end)
+            if isinstance(self.placements[i], Sharded) and dims is not None:
+                axis = self.placements[i].axis  # its extent is the batch's, whatever it is called
+                dims = (*dims[:axis], inner.extent(self.placements[i]), *dims[axis + 1 :])
             agreed = joined_entries(self.dims[i], dims)
             both = joined(self.contents[i], content)
             if agreed != self.dims[i] or both != self.contents[i]:
@@ -198,10 +202,10 @@ class _Loop:
         if changed:
             raise _Changed
 
-    def _becomes(self, inner: Inner, end: Any, wanted: Any) -> bool:
-        if not isinstance(inner.state(end), Whole):
+    def _becomes(self, inner: SubgraphBuilder, end: Any, wanted: Any) -> bool:
+        if not isinstance(inner.placement(end), Replicated):
             return False
-        return wanted == PARTIAL or isinstance(wanted, Rows) and inner.fits(end, wanted)
+        return wanted == PARTIAL or isinstance(wanted, Sharded) and inner.can_shard(end, wanted)
 
 
 def _of_shape(start: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:

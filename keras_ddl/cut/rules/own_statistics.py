@@ -6,10 +6,11 @@ from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import own_statistics as own
+from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import ONE, Dim, product
+from keras_ddl.cut.placements import PARTIAL, Sharded
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.rows.reductions import axes_of
-from keras_ddl.cut.states import PARTIAL, Rows
 
 
 class OwnStatistics:
@@ -22,7 +23,7 @@ class OwnStatistics:
 
     def __init__(self, calls: list[own.Call]) -> None:
         self._calls = {node: call for call in calls for node in call.parts}
-        self._rows: dict[own.Call, Rows | None] = {}  # how x is cut; None: not along an axis that is normalised over
+        self._rows: dict[own.Call, Sharded | None] = {}  # how x is cut; None: not along an axis that is normalised over
         self._values: dict[Value, tf.Tensor] = {}  # own values: a rank's
 
     def before(self, node: Node) -> Node | None:
@@ -30,7 +31,7 @@ class OwnStatistics:
         call = self._calls.get(node)
         return None if call is None or node is call.mean else call.mean
 
-    def make(self, b: Any, node: Node) -> Any:
+    def make(self, b: Context, node: Node) -> Any:
         """Makes an operation of a call; None for others. Raises: Waiting."""
         call = self._calls.get(node)
         if call is None:
@@ -44,7 +45,9 @@ class OwnStatistics:
         if part in (own.MEAN, own.VARIANCE):
             return [self._own(b, node, _moment(b, node, rows, part))]
         if part == own.UPDATE:
-            return b.make_whole(node)  # asks for the mean now: a second call of the layer is not to wait for the first
+            return b.make_replicated(
+                node
+            )  # asks for the mean now: a second call of the layer is not to wait for the first
         if part == own.SUM:
             return [(_sum(b, node, rows), PARTIAL)]
         if part == own.SPREAD:
@@ -54,48 +57,48 @@ class OwnStatistics:
             return [self._own(b, node, made)]
         return [(made, rows if part == own.ROW else PARTIAL)]
 
-    def _operand(self, b: Any, call: own.Call, value: Value, rows: Rows) -> tf.Tensor:
+    def _operand(self, b: Context, call: own.Call, value: Value, rows: Sharded) -> tf.Tensor:
         kind = call.kind(value)
         if kind == own.OWN:
             return self._values[value]
         if kind == own.SUMS:
-            return b.held(value)
-        return b.cut(value, rows) if kind == own.ROWS else b.whole(value)
+            return b.local(value)
+        return b.sharded(value, rows) if kind == own.ROWS else b.replicated(value)
 
-    def _own(self, b: Any, node: Node, tensor: tf.Tensor) -> Any:
+    def _own(self, b: Context, node: Node, tensor: tf.Tensor) -> Any:
         self._values[node.outputs[0]] = tensor
-        share = _as(tensor, b.batch.mine) / _as(tensor, b.batch.total)
+        share = _as(tensor, b.batch.local) / _as(tensor, b.batch.total)
         return tensor * share, PARTIAL
 
 
-def _rows_of(b: Any, call: own.Call) -> Rows | None:
-    state, axes = b.state(call.x), axes_of(b, call.mean)
-    return state if isinstance(state, Rows) and axes is not None and state.axis in axes else None
+def _rows_of(b: Context, call: own.Call) -> Sharded | None:
+    placement, axes = b.placement(call.x), axes_of(b, call.mean)
+    return placement if isinstance(placement, Sharded) and axes is not None and placement.axis in axes else None
 
 
-def _moment(b: Any, node: Node, rows: Rows, part: str) -> tf.Tensor:
+def _moment(b: Context, node: Node, rows: Sharded, part: str) -> tf.Tensor:
     axes = axes_of(b, node)
-    tensor = b.cut(node.inputs[0], rows)
-    mine = b.batch.mine
+    tensor = b.sharded(node.inputs[0], rows)
+    mine = b.batch.local
     if isinstance(mine, int) and mine > 0:
-        return b.make(node, [tensor, b.as_vector(axes, node.inputs[1].dtype)])[0]
+        return b.make(node, [tensor, b.vector(axes, node.inputs[1].dtype)])[0]
     others = product(ONE if axis == rows.axis else b.dims(node.inputs[0])[axis] for axis in axes)
     count = _as(tensor, b.number(others)) * _as(tensor, b.local_extent(rows))
     found = tf.reduce_sum(tensor, axes, keepdims=True) / tf.maximum(count, 1)
     return found + tf.cast(tf.equal(count, 0), found.dtype) if part == own.VARIANCE else found
 
 
-def _sum(b: Any, node: Node, rows: Rows) -> tf.Tensor:
+def _sum(b: Context, node: Node, rows: Sharded) -> tf.Tensor:
     axes = axes_of(b, node)
     if axes is None or rows.axis not in axes:
         raise AssertionError(f"{node}: a sum of gradients is not over rows")
-    return b.make(node, [b.cut(node.inputs[0], rows), b.as_vector(axes, node.inputs[1].dtype)])[0]
+    return b.make(node, [b.sharded(node.inputs[0], rows), b.vector(axes, node.inputs[1].dtype)])[0]
 
 
-def _spread(b: Any, node: Node, rows: Rows) -> tf.Tensor:
+def _spread(b: Context, node: Node, rows: Sharded) -> tf.Tensor:
     """The sum for each of the rank's rows, larger by as much as the number that it is divided by is too large."""
-    total = b.held(node.inputs[0])
-    larger = _as(total, b.batch.total) / tf.maximum(_as(total, b.batch.mine), 1)
+    total = b.local(node.inputs[0])
+    larger = _as(total, b.batch.total) / tf.maximum(_as(total, b.batch.local), 1)
     return tf.broadcast_to(total * larger, b.local_shape(b.dims(node.outputs[0]), rows))
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim, product
 from keras_ddl.cut.extents import Dims
+from keras_ddl.cut.placements import REPLICATED, Partial, Replicated, Sharded
+from keras_ddl.cut.program import Node
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.states import WHOLE, Partial, Rows, Whole
 
 
 @rule("Shape", "ShapeN", "Size", "Rank")
-def shape(b: Any, node: Any) -> Any:
+def shape(b: Context, node: Node) -> Any:
     """The shape of the whole tensor, of which the rank's tensor tells all but the extent of the cut axis."""
     dims = [b.dims(each) for each in node.inputs]
     if any(each is None for each in dims):
@@ -20,41 +22,41 @@ def shape(b: Any, node: Any) -> Any:
     found = []
     for shape, output in zip(dims, node.outputs):
         if node.type == "Rank":
-            entries = b.scalars.scalar(len(shape), output.dtype)
+            entries = b.scalar(len(shape), output.dtype)
         elif node.type == "Size":
-            entries = b.scalars.scalar(b.number(product(shape)), output.dtype)
+            entries = b.scalar(b.number(product(shape)), output.dtype)
         else:
             entries = b.vector(shape, output.dtype)
-        found.append((entries, WHOLE))
+        found.append((entries, REPLICATED))
     return found
 
 
 @rule("Reshape")
-def reshape(b: Any, node: Any) -> Any:
+def reshape(b: Context, node: Node) -> Any:
     value, wanted = node.inputs
-    state = b.state(value)
-    if not isinstance(b.state(wanted), Whole):
+    placement = b.placement(value)
+    if not isinstance(b.placement(wanted), Replicated):
         return None
-    if isinstance(state, Partial):
-        return [(b.make(node, [b.held(value), b.whole(wanted)])[0], state)]
+    if isinstance(placement, Partial):
+        return [(b.make(node, [b.local(value), b.replicated(wanted)])[0], placement)]
     before, after = b.dims(value), b.dims(node.outputs[0])
     if before is None or after is None:
         return None
-    rows = rows_after(before, after, state, b.rows)
+    rows = rows_after(before, after, placement, b.rows)
     if rows is None or _is_named_by(rows.unit, node.outputs[0].key):  # of a batch of one row, any extent is a unit
         return None
     shape = _whole_shape(b, before, after, node)
     shape[rows.axis] = b.local_extent(rows)
-    return [(tf.reshape(b.held(value), b.as_vector(shape)), rows)]
+    return [(tf.reshape(b.local(value), b.vector(shape)), rows)]
 
 
-def _whole_shape(b: Any, before: Dims, after: Dims, node: Any) -> list[Any]:
+def _whole_shape(b: Context, before: Dims, after: Dims, node: Node) -> list[Any]:
     """Returns the shape that a Reshape gives the whole tensor: ints, and int64 scalars."""
     key, wanted = node.outputs[0].key, None
     shape: list[Any] = []
     for axis, extent in enumerate(after):
         if _is_named_by(extent, key):  # only the operand tells, perhaps by -1
-            wanted = tf.cast(b.whole(node.inputs[1]), tf.int64)
+            wanted = tf.cast(b.replicated(node.inputs[1]), tf.int64)
             shape.append(wanted[axis])
         else:
             shape.append(b.number(extent))
@@ -72,13 +74,13 @@ def _is_named_by(extent: Dim, key: str) -> bool:
     return any(each.operands and each.operands[0] == key for each in extent.leaves())
 
 
-def rows_after(before: Dims, after: Dims, state: Rows, rows: Dim) -> Rows | None:
+def rows_after(before: Dims, after: Dims, placement: Sharded, rows: Dim) -> Sharded | None:
     """Returns how rows are found after a Reshape, or None where a rank's entries no longer are a cut of one axis.
 
     The entries of a tensor of extents `before`, seen as [front, rows, back], keep their order. They are the rows of
     axis k after it if the product of the extents before k, times blocks, is `front`.
     """
-    front = product(before[: state.axis]) * state.blocks
+    front = product(before[: placement.axis]) * placement.blocks
     passed = Dim(1)
     for axis, extent in enumerate(after):
         blocks = front.divided_by(passed)
@@ -86,25 +88,25 @@ def rows_after(before: Dims, after: Dims, state: Rows, rows: Dim) -> Rows | None
             return None
         unit = extent.divided_by(blocks * rows)
         if unit is not None:
-            return Rows(axis, blocks, unit)
+            return Sharded(axis, blocks, unit)
         passed = passed * extent
     return None
 
 
-@rule("Fill", "BroadcastTo", of_whole=True)
-def filled(b: Any, node: Any) -> Any:
+@rule("Fill", "BroadcastTo", of_replicated=True)
+def filled(b: Context, node: Node) -> Any:
     """Rows of what is filled with one value need no whole tensor."""
-    pieces = b.make_whole(node)
+    placed = b.make_replicated(node)
     value, after = node.inputs[1 if node.type == "Fill" else 0], b.dims(node.outputs[0])
     known = b.dims(value)
     if after is None or known is None or node.after:
-        return pieces
+        return placed
 
-    def recipe(rows: Rows) -> Any:
+    def recipe(rows: Sharded) -> Any:
         axis = rows.axis - (len(after) - len(known))
         if node.type == "BroadcastTo" and axis >= 0 and known[axis] != 1:
             return None
-        return tf.broadcast_to(b.whole(value), b.local_shape(after, rows))
+        return tf.broadcast_to(b.replicated(value), b.local_shape(after, rows))
 
-    b.give_recipe(node.outputs[0], recipe)
-    return pieces
+    b.register_materializer(node.outputs[0], recipe)
+    return placed

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras_ddl.cut.context import Context
+from keras_ddl.cut.placements import PARTIAL
+from keras_ddl.cut.program import Node
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.states import PARTIAL
 
 
 @rule("ReadVariableOp")
-def read(b: Any, node: Any) -> Any:
-    return [(b.make(node, [b.held(node.inputs[0])])[0], PARTIAL)]
+def read(b: Context, node: Node) -> Any:
+    return [(b.make(node, [b.local(node.inputs[0])])[0], PARTIAL)]
 
 
 @rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-def assign(b: Any, node: Any) -> Any:
+def assign(b: Context, node: Node) -> Any:
     variable, value = node.inputs
-    if b.state(variable) != PARTIAL:
+    if b.placement(variable) != PARTIAL:
         return None
-    b.make(node, [b.held(variable), b.part(value)])
+    b.make(node, [b.local(variable), b.partial(value)])
     return []

@@ -32,7 +32,7 @@ def types_to_try() -> list[str]:
     """Returns the types of operations whose rules are tried here."""
     found = []
     for each in registry.types_with_rules():
-        rules = [registry.rule_of(each), registry.rule_of(each, of_whole=True)]
+        rules = [registry.rule_of(each), registry.rule_of(each, of_replicated=True)]
         modules = {rule.__module__.rsplit(".", 1)[-1] for rule in rules if rule is not None}
         if not modules <= set(TESTED_ELSEWHERE):
             found.append(each)
