@@ -6,6 +6,8 @@ comparisons on the way to indices, can be recomputed replicated where its operan
 
 from __future__ import annotations
 
+import functools
+
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import redistribute
@@ -34,7 +36,10 @@ class BothPlacements:
         if depth <= _DEEPEST:
             for value in node.outputs:
                 self._depths[value] = depth
-                b.register_replicator(value, lambda value=value: b.make_replicated(node)[value.index].tensor)
+                b.register_replicator(value, functools.partial(self._recomputed, value))
+
+    def _recomputed(self, value: Value) -> tf.Tensor:
+        return self._context.make_replicated(value.node)[value.index].tensor
 
     def _depth(self, value: Value) -> int:
         """Returns the operations from replicated values to `value`; _DEEPEST or more if none lead there."""

@@ -33,13 +33,11 @@ from keras_ddl.cut.placements import (
     Replicated,
     Sharded,
 )
-from keras_ddl.cut.program import Node, Program, Value
+from keras_ddl.cut.program import SHAPE_OPS, Node, Program, Value
 from keras_ddl.cut.registry import rule_of
 from keras_ddl.cut.report import Report
 from keras_ddl.cut.schedule import Schedule
 from keras_ddl.cut.sharding import Sharding
-
-_OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 
 class OpOverride(Protocol):
@@ -137,7 +135,7 @@ class Builder(Context):
 
     def _keep(self, value: Value, tensor: tf.Tensor, placement: Placement) -> None:
         self._placed[value] = PlacedTensor(tensor, placement)
-        if value.node.type not in _OF_SHAPES and any(map(self.depends_on_batch, value.node.inputs)):
+        if value.node.type not in SHAPE_OPS and any(map(self.depends_on_batch, value.node.inputs)):
             self._batch_dependent.add(value)
         if isinstance(placement, Sharded):
             dims = self.dims(value)

@@ -1,4 +1,4 @@
-"""What rank 0 computes for all ranks: what the host does, and what is no function of its inputs."""
+"""What rank 0 computes for all ranks: host functions, and what is no function of its inputs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def check_sendable(b: Context, node: Node, kind: str, remedy: str) -> None:
 
 
 def broadcast(b: Context, dtype: tf.DType, shape: tf.TensorShape, tensor: tf.Tensor | None) -> tf.Tensor:
-    """Returns rank 0's tensor on every rank. COLLECTIVE. `tensor`: on other ranks it is not looked at.
+    """Returns rank 0's tensor on every rank. COLLECTIVE. `tensor`: on other ranks it is ignored.
 
-    Rank 0 gives all of the entries of what is gathered, the others none.
+    It is a gather of which rank 0 gives all entries.
     """
     is_first = b.collectives.rank == 0
     known = shape.as_list() if shape.is_fully_defined() else None
@@ -46,9 +46,9 @@ def broadcast(b: Context, dtype: tf.DType, shape: tf.TensorShape, tensor: tf.Ten
     numeric = tf.uint8 if dtype == tf.bool else dtype
     entries = tf.cast(tf.reshape(tensor, [-1]), numeric) if is_first else tf.zeros([0], numeric)
     entries = b.collectives.gather(entries, b.next_name("from_rank_0"))
-    whole = tf.cast(tf.reshape(entries, known), dtype)
-    whole.set_shape(shape)
-    return whole
+    found = tf.cast(tf.reshape(entries, known), dtype)
+    found.set_shape(shape)
+    return found
 
 
 def messages(values: list[Value]) -> int:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.collectives import Collectives, after
 from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.report import Report
+from keras_ddl.cut.report import Exchanged, Report
 from keras_ddl.errors import ConfigError
 
 _Array = TypeVar("_Array", tf.Tensor, np.ndarray)
@@ -60,27 +60,6 @@ class Layout:
         first, count = self.chunk(rank)
         flat = tensor.reshape(-1) if isinstance(tensor, np.ndarray) else tf.reshape(tensor, [-1])
         return flat[first : first + count]
-
-
-class Exchanged(Protocol):
-    """What travels: a value of the program, or a weight that was assigned a shard (sharding.py)."""
-
-    @property
-    def shape(self) -> tf.TensorShape: ...
-
-    @property
-    def dtype(self) -> tf.DType: ...
-
-    @property
-    def node(self) -> Node: ...
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def key(self) -> str: ...
-
-    def __hash__(self) -> int: ...
 
 
 _T = TypeVar("_T", bound=Exchanged)

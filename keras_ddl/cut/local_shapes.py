@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.dims import Dim, Unknown, dim
 from keras_ddl.cut.placements import Batch, Placement, Sharded
 
-Scalar = int | tf.Tensor  # an int where it is known when the step is traced, else an int64 scalar of the graph
-Vector = list[int] | tf.Tensor
+Scalar: TypeAlias = (
+    int | tf.Tensor
+)  # an int where it is known when the step is traced, else an int64 scalar of the graph
+Vector: TypeAlias = list[int] | tf.Tensor
 
 
 class LocalShapes:
@@ -34,8 +37,10 @@ class LocalShapes:
 
     def local_shape(self, dims: Sequence[Dim], placement: Placement, dtype: tf.DType | None = None) -> Vector:
         """Returns the shape of what a rank holds of a tensor of these extents, as `vector` returns integers."""
-        axis = placement.axis if isinstance(placement, Sharded) else None
-        return self.vector([self.local_extent(placement) if a == axis else d for a, d in enumerate(dims)], dtype)
+        shape: list[Dim | Scalar] = [*dims]
+        if isinstance(placement, Sharded):
+            shape[placement.axis] = self.local_extent(placement)
+        return self.vector(shape, dtype)
 
     def static_local_shape(self, shape: tf.TensorShape, placement: Placement) -> tf.TensorShape:
         """Returns what is known at tracing time of the shape of a rank's tensor, given the global tensor's."""
@@ -69,7 +74,7 @@ class LocalShapes:
                 self._integers[key] = self._look_up(unknown)
             return self._integers[key]
         with tf.control_dependencies(None):
-            a, b = (tf.convert_to_tensor(self.number(each), tf.int64) for each in unknown.operands)
+            a, b = (tf.convert_to_tensor(self.number(each), tf.int64) for each in unknown.dims)
             if unknown.kind == "sum":
                 return a + b
             if unknown.kind == "product":

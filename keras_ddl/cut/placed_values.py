@@ -29,7 +29,7 @@ from keras_ddl.cut.placements import (
     TensorList,
 )
 from keras_ddl.cut.program import Node, Program, Value
-from keras_ddl.cut.report import Report
+from keras_ddl.cut.report import Exchanged, Report
 from keras_ddl.errors import ConfigError
 
 Materializer = Callable[[Placement], tf.Tensor | None]
@@ -154,7 +154,7 @@ class Placements(LocalShapes):
         """Replicates these values from now on, and those that forward them: no part of them is summed again."""
         self._replace({value: PlacedTensor(tensor, REPLICATED) for value, tensor in sums.items()})
 
-    def accept_shards(self, chunks: Mapping[Value, tf.Tensor], gathered: Mapping[Hashable, tf.Tensor]) -> None:
+    def accept_shards(self, chunks: Mapping[Value, tf.Tensor], gathered: Mapping[Exchanged, tf.Tensor]) -> None:
         """Holds these sums in flat shards from now on; gathered flat shards are also available replicated."""
         for value in chunks:
             self._redistributed[value, PARTIAL] = self._placed[value].tensor
@@ -335,7 +335,7 @@ class Placements(LocalShapes):
 
     def _look_up(self, unknown: Unknown) -> tf.Tensor:
         key, at = unknown.operands
-        value = self.extents.named.get(key)
+        value = self.extents.named.get(str(key))
         if value is None:
             return self.outer_number(unknown)
         if unknown.kind == "extent":

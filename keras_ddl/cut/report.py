@@ -6,13 +6,36 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from keras_ddl.communicator.stack_position import user_line
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.dims import complete
 from keras_ddl.cut.program import Node, Value
 
-FEW_ROWS = 32  # what fit takes unless told: how much it would be where the rows are known only when the step runs
+FEW_ROWS = 32  # fit's default batch size, assumed where the rows are known only when the step runs
 FROM_RANK_0 = "from rank 0"  # results of a function of the host
+
+
+class Exchanged(Protocol):
+    """What a collective of flat shards moves: a value, or a weight that was assigned a shard (sharding.py)."""
+
+    @property
+    def shape(self) -> tf.TensorShape: ...
+
+    @property
+    def dtype(self) -> tf.DType: ...
+
+    @property
+    def node(self) -> Node: ...
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def key(self) -> str: ...
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass
@@ -118,13 +141,13 @@ class Report:
         self, op: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
     ) -> None:
         """Values were combined in one collective; `compressed`: rounded to 16 bits between hosts."""
-        sizes = [bytes_of(value) for value in values]
-        total = None if any(each is None for each in sizes) else sum(sizes)
+        sizes = complete(map(bytes_of, values))
+        total = None if sizes is None else sum(sizes)
         kinds = sorted({"results" if each is None else each.type for each in readers})
         reason = "for " + ", ".join(kinds) + (", 16 bits between hosts" if compressed else "")
         self.entries.append(Entry(op, total, [v.key for v in values], reason, line_of(values[0].node)))
 
-    def moved_shards(self, kind: str, values: Sequence[Value], readers: Sequence[Node | None]) -> None:
+    def moved_shards(self, kind: str, values: Sequence[Exchanged], readers: Sequence[Node | None]) -> None:
         """Sums were scattered into flat shards, or flat shards gathered, in one collective."""
         total = sum(value.shape.num_elements() * value.dtype.size for value in values)
         kinds = sorted({"the next step" if each is None else each.type for each in readers})
@@ -139,8 +162,8 @@ class Report:
 
     def from_rank_0(self, node: Node, count: int, why: str = "is called by rank 0 alone") -> None:
         """Results of rank 0 went to all ranks in `count` messages: only it has them, or others have others."""
-        sizes = [bytes_of(value) for value in node.outputs]
-        total = None if any(each is None for each in sizes) else sum(sizes)
+        sizes = complete(map(bytes_of, node.outputs))
+        total = None if sizes is None else sum(sizes)
         values = [value.key for value in node.outputs]
         reason = f"{node.type} {why}"
         self.entries.append(Entry(FROM_RANK_0, total, values, reason, line_of(node), count))
@@ -150,7 +173,7 @@ class Report:
         self.entries.append(Entry("gather", None, [kind] * tensors, f"is a {kind} argument", "", tensors))
 
     def gathered_counts(self, bytes_: int) -> None:
-        """Each rank told the others how many rows it has."""
+        """The ranks exchanged how many rows each has."""
         self.entries.append(Entry("gather", bytes_, ["rows"], "is the number of rows of each rank", ""))
 
     def replicated_op(self, node: Node, sharded: Sequence[Value]) -> None:
@@ -159,7 +182,7 @@ class Report:
             self.replicated[node.type] = self.replicated.get(node.type, 0) + 1
 
     def add(self, other: Report) -> None:
-        """Adds what was made in a branch or a loop's body."""
+        """Adds what was built in a branch or a loop's body."""
         self.entries += other.entries
         for name, of_batch in other.kept.items():
             self.kept[name] = self.kept.get(name, False) or of_batch
@@ -170,8 +193,9 @@ class Report:
 def bytes_of(value: Value) -> int | None:
     """Returns the bytes of the global tensor if they are known now. Those of lists and strings are not."""
     is_open = value.rank is None or value.dtype in (tf.variant, tf.resource, tf.string)
-    count = None if is_open else value.shape.num_elements()
-    return None if count is None else count * value.dtype.size
+    count: int | None = None if is_open else value.shape.num_elements()
+    width: int = value.dtype.size
+    return None if count is None else count * width
 
 
 def _bytes_of_few_rows(value: Value) -> int:
@@ -180,8 +204,8 @@ def _bytes_of_few_rows(value: Value) -> int:
         return 0
     extents = value.shape.as_list()
     unknown = [axis for axis, each in enumerate(extents) if each is None]
-    known = math.prod(each for each in extents if each is not None)
-    return known * (FEW_ROWS if unknown else 1) * value.dtype.size
+    known: int = math.prod(each for each in extents if each is not None) * value.dtype.size
+    return known * FEW_ROWS if unknown else known
 
 
 def line_of(node: Node) -> str:

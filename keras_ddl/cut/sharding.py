@@ -14,20 +14,13 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import first_rank
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.factors import row_of
-from keras_ddl.cut.flat_shards import Exchanged, Layout, refusal
+from keras_ddl.cut.factors import Kind, kind_of, row_of
+from keras_ddl.cut.flat_shards import Layout, refusal
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Made, Partial, Pending
-from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.program import BRANCHES, SHAPE_OPS, Node, Value
 from keras_ddl.cut.propagation import of_parts
-from keras_ddl.cut.shard_plan import (
-    BRANCHES,
-    ENTRYWISE,
-    PASSED_ON,
-    REDUCTIONS,
-    Plan,
-    is_operand,
-    reduces_all,
-)
+from keras_ddl.cut.report import Exchanged
+from keras_ddl.cut.shard_plan import Plan, is_operand, reduces_all
 from keras_ddl.cut.variable_ops import ASSIGN, ASSIGN_ADD, ASSIGNS, READ, SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE
 
 
@@ -100,21 +93,18 @@ class Sharding:
             return []
         if node.type in (SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE) and b.placement(node.inputs[0]) == FLAT_SHARD:
             return self._scatter(node)
-        keys = (
-            [*self._new, *self._written]
-            if node.type in first_rank.PYTHON_FUNCTIONS
-            else [self._key(each) for each in handles]
-        )
+        sees_all = node.type in first_rank.PYTHON_FUNCTIONS
+        keys = [*self._new, *self._written] if sees_all else [self._key(each) for each in handles]
         self._write([each for each in keys if each in self._new])
         written = [self._written[each] for each in keys if each in self._written]
         with tf.control_dependencies(list(dict.fromkeys(written))):
-            if node.type in BRANCHES:
+            if node.type in (*BRANCHES, *SHAPE_OPS):
                 return None
             found = self._of_chunks(node)
             if found is not None:
                 return found
             self._settle(node)
-            # Made here, where it waits for what was written.
+            # Built here, where it waits for what was written.
             return self._apply_rules(node) if written else None
 
     def _read(self, node: Node) -> Made:
@@ -122,8 +112,9 @@ class Sharding:
         return [(self._b.make(node, [self._b.local(node.inputs[0])])[0] if new is None else new.chunk, FLAT_SHARD)]
 
     def _key(self, handle: Value) -> Hashable:
-        """A branch may be given a variable twice."""
-        return self._b.local(handle).ref()
+        """Returns a reference to a variable's handle: a branch may be given a variable twice."""
+        key: Hashable = self._b.local(handle).ref()
+        return key
 
     def _assign(self, node: Node) -> bool:
         """Keeps the shard that a weight is assigned. False: it is assigned a replicated tensor."""
@@ -163,23 +154,19 @@ class Sharding:
 
     def _of_chunks(self, node: Node) -> Made | None:
         b = self._b
-        values = node.inputs
-        placements = [b.placement(each) for each in values]
+        placements = [b.placement(each) for each in node.inputs]
         has_shards = FLAT_SHARD in placements
-        parts = [each for each in values if b.placement(each) == PARTIAL and each in self.plan.towards]
-        if node.type in PASSED_ON or node.type == "IdentityN":
-            return None
-        if node.type in ("Shape", "Size", "Rank") and has_shards:
-            return self._shape(node)
-        if node.type in REDUCTIONS and (has_shards or parts and node.type not in ("Sum", "Mean")):
+        parts = [each for each in node.inputs if b.placement(each) == PARTIAL and each in self.plan.towards]
+        kind, row = kind_of(node), row_of(node.type)
+        if kind is Kind.REDUCTION and (has_shards or parts and not (row and row.linear.at)):
             return self._reduced(node) if reduces_all(node) else None
         output = node.outputs[0] if len(node.outputs) == 1 else None
         if output is None or not has_shards and output not in self.plan.towards and not parts:
             return None
         if node.type == "Fill" and output in self.plan.only:
             count = b.exchange.layout(output).chunk(b.collectives.rank)[1]
-            return [(tf.fill([count], b.replicated(values[1])), FLAT_SHARD)]
-        if node.type not in ENTRYWISE or not _is_entrywise(node):
+            return [(tf.fill([count], b.replicated(node.inputs[1])), FLAT_SHARD)]
+        if kind is not Kind.ENTRYWISE or not _is_entrywise(node):
             return None
         are_replicated = all(each == REPLICATED for each in placements)
         if not has_shards and not parts and not (output in self.plan.only and are_replicated):
@@ -198,17 +185,10 @@ class Sharding:
     def _entrywise(self, node: Node) -> tf.Tensor:
         b = self._b
         operands = [each for each in node.inputs if is_operand(each, node)]
-        b.flat_shards(operands)
-        b.all_replicated([each for each in node.inputs if each not in operands])
-        return b.make(
-            node,
-            [b.flat_shard(each) if each in operands else tf.reshape(b.replicated(each), []) for each in node.inputs],
-        )[0]
-
-    def _shape(self, node: Node) -> Made:
-        shape, dtype = node.inputs[0].shape, node.outputs[0].dtype
-        found = {"Shape": shape.as_list(), "Size": shape.num_elements(), "Rank": shape.rank}[node.type]
-        return [(tf.constant(found, dtype), REPLICATED)]
+        shards = dict(zip(operands, b.flat_shards(operands)))
+        numbers = [each for each in node.inputs if each not in shards]
+        shards.update((each, tf.reshape(tensor, [])) for each, tensor in zip(numbers, b.all_replicated(numbers)))
+        return b.make(node, [shards[each] for each in node.inputs])[0]
 
     def _reduced(self, node: Node) -> Made:
         b, value = self._b, node.inputs[0]
@@ -227,6 +207,7 @@ class Sharding:
         b = self._b
         handle, indices, updates = node.inputs
         shape = tf_compat.variable_shape(handle.tensor)
+        assert shape is not None
         layout = Layout(tuple(shape.as_list()), b.collectives.size)
         b.all_replicated([indices, updates])
         at = tf.cast(tf.reshape(b.replicated(indices), [-1, 1]), tf.int64)
@@ -246,7 +227,7 @@ class Sharding:
             if b.placement(value) == FLAT_SHARD and value.dtype == tf.resource:
                 raise refusal(node, b.collectives.rank)
         wanted = [each for each in node.inputs if b.placement(each) == FLAT_SHARD]
-        if wanted and node.type not in PASSED_ON and node.type != "IdentityN":
+        if kind_of(node) is not Kind.FORWARD:
             b.all_replicated(wanted)
             for value in wanted:
                 b.replicate(value)

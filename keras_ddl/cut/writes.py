@@ -1,11 +1,11 @@
-"""What a step writes, kept back until it commits: no variable is written on any rank unless all ranks come that far.
+"""Postpones what a step writes until it commits: no variable is written on any rank unless all ranks come that far.
 
-What is assigned to a variable is passed on inside of the step: whatever reads the variable later reads that. Only the
+What is assigned to a variable is forwarded inside of the step: whatever reads the variable later reads that. Only the
 last value is written, after the commit: a collective for which a rank is ready when everything else of its step has
 run. Values are computed as early as ever, so nothing but the assignments waits.
 
 Where the graph does not show that this is the same (a loop or a branch that writes, an operation that reads and writes
-at once), the variable is written when the program says so, and copied before: `Snapshots` give it back.
+at once), the variable is written when the program says so, and copied before: `Snapshots` restore it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Writes:
         users: dict[Value, list[Node]] = {}
         handles = {value for value, _ in b.program.captured if value.dtype == tf.resource}
         for node in b.program.nodes:
-            for value in dict.fromkeys(map(_origin, node.inputs)):
+            for value in dict.fromkeys(each.source() for each in node.inputs):
                 if value in handles:
                     users.setdefault(value, []).append(node)
             if node.type in _RANDOM:
@@ -70,7 +70,7 @@ class Writes:
             for place, node in enumerate(nodes):
                 if node.type == READ or node.type == "Identity":
                     continue
-                if node.type in ASSIGNS and _origin(node.inputs[0]) is value:
+                if node.type in ASSIGNS and node.inputs[0].source() is value:
                     written.add(value)
                     if self._hosts and self._hosts[-1] > node.position:
                         self._early.setdefault(key, "a Python function may read it")
@@ -98,7 +98,7 @@ class Writes:
         return [self.saved] if any(key in self._early for key in keys) else []
 
     def make(self, node: Node, inputs: Sequence[tf.Tensor], attrs: Mapping[str, AttrValue]) -> list[tf.Tensor] | None:
-        """Returns the outputs of an operation that reads or writes a variable; None for what is to be made as it is."""
+        """Returns the outputs of an operation that reads or writes a variable; None for any other operation."""
         if node in self._deferred:
             self._late.append((node, list(inputs), attrs))
             return []
@@ -107,7 +107,7 @@ class Writes:
         if node.type == READ:
             if self._hosts and inputs[0].ref() not in self._new:
                 return None
-            return [self.value(inputs[0], node.attr("dtype"))]
+            return [self.value(inputs[0], node.attr("dtype", tf.DType))]
         self.assign(node.type, inputs[0], inputs[1])
         return []
 
@@ -155,7 +155,7 @@ class Writes:
 
 
 def commit(writes: Writes, collectives: Collectives, outputs: Sequence[tf.Tensor]) -> None:
-    """Makes the end of a step: each rank waits until all have run everything else, then it writes. COLLECTIVE."""
+    """Builds the end of a step: each rank waits until all have run everything else, then it writes. COLLECTIVE."""
     graph = tf.compat.v1.get_default_graph()
     values = [each for each in [*outputs, *writes.needed()] if isinstance(each, tf.Tensor)]
     needed = [each.op for each in values if not tf_compat.is_eager(each) and each.graph is graph]
@@ -188,12 +188,6 @@ def _ends(needed: Iterable[tf.Operation]) -> list[tf.Operation]:
     return [each for each in ends if each not in inner and each.type != "Placeholder"]
 
 
-def _origin(value: Value) -> Value:
-    while value.node.type == "Identity" and value.dtype == tf.resource:
-        value = value.node.inputs[0]
-    return value
-
-
 def _has_host_function(operation: tf.Operation) -> bool:
     """Whether an operation, or a branch or a loop's body of it, calls Python."""
     if operation.type in PYTHON_FUNCTIONS:
@@ -205,5 +199,5 @@ def _has_host_function(operation: tf.Operation) -> bool:
 def _writes(node: Node, value: Value) -> bool:
     """Whether an operation may write a variable."""
     written = {id(each) for each in tf_compat.written_resources(node.operation)}
-    places = [i for i, each in enumerate(node.inputs) if _origin(each) is value]
+    places = [i for i, each in enumerate(node.inputs) if each.source() is value]
     return any(id(node.operation.inputs[place]) in written for place in places)

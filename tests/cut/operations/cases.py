@@ -13,8 +13,8 @@ from keras_ddl.cut import registry
 CASES: dict[str, list[Callable[[Any], Any]]] = {}
 
 
-# Rules of control flow (test_control_flow.py), of what hosts do and of tables in variables, tested by these names.
-TESTED_ELSEWHERE = ("branches", "loops", "host", "tables")
+# Rules of control flow (test_control_flow.py) and of what hosts do (test_host.py), tested by these names.
+TESTED_ELSEWHERE = ("branches", "loops", "host")
 
 
 def case(*types: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
