@@ -126,7 +126,7 @@ class _Traced:
             name: [self.ranks.rows if e == "n" else e for e in each] if isinstance(each, list) else each
             for name, each in self.case.attrs.items()
         }
-        if names[0] in ("inputs", "values"):
+        if names[0] in ("inputs", "values") or self.case.type == "IdentityN":
             made = function(**{names[0]: operands}, **attrs)
         elif self.case.type == "Einsum":
             made = function(inputs=operands, **attrs)
