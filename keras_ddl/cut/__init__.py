@@ -1,47 +1,38 @@
 """The step of one process, cut into ranks: docs/cut.md.
 
-program = Program(tf.function(step).get_concrete_function(...).graph)   # traced on the whole batch
+program = Program(tf.function(step).get_concrete_function(...).graph)   # traced on the global batch
 outputs = build_step(program, local_inputs, ...)                        # in the rank's own tf.function
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import (  # noqa: F401  (they register)
-    extent_rules,
-    list_rules,
-    number_rules,
-    own_statistics,
-    ragged_extents,
-    rules,
-)
+from keras_ddl.cut import own_statistics, rules  # noqa: F401  (rules registers)
 from keras_ddl.cut.builder import Builder
-from keras_ddl.cut.collectives import Collectives, OfRanks
+from keras_ddl.cut.collectives import Collectives, StepCollectives
 from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.pieces import Batch
+from keras_ddl.cut.extents import Dims, Extents
+from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import FEW_ROWS, Report
 from keras_ddl.cut.rules.own_statistics import OwnStatistics
 from keras_ddl.cut.snapshots import Snapshots
-from keras_ddl.cut.states import PARTIAL, SHARD, WHOLE, Rows, State
 from keras_ddl.cut.without_batch import writes_without_batch
 from keras_ddl.cut.writes import Writes, commit
 
 __all__ = [
     "FEW_ROWS",
-    "WHOLE",
+    "REPLICATED",
     "Batch",
     "Collectives",
-    "OfRanks",
+    "Placement",
     "Program",
     "Report",
-    "Rows",
+    "Sharded",
     "Snapshots",
-    "State",
+    "StepCollectives",
     "build_step",
     "writes_without_batch",
 ]
@@ -50,7 +41,7 @@ __all__ = [
 def build_step(
     program: Program,
     inputs: Sequence[tf.Tensor],
-    states: Sequence[State],
+    placements: Sequence[Placement],
     batch: Batch,
     collectives: Collectives,
     *,
@@ -58,73 +49,74 @@ def build_step(
     report: Report | None = None,
     seed: int = 0,
     batch_statistics: str = "global",
-    captured: Callable[[Any], Any] = lambda outer: outer,
+    captured: Callable[[tf.Tensor], tf.Tensor] = lambda outer: outer,
     keeps_rows: bool = False,
-    parts: Collection[Any] = (),
-    shards: Collection[Any] = (),
+    parts: Collection[tf.Tensor] = (),
+    shards: Collection[tf.Tensor] = (),
     tell: Callable[[Extents, Sequence[Value]], Iterable[Value]] = lambda extents, inputs: (),
     snapshots: Snapshots | None = None,
 ) -> list[tf.Tensor]:
-    """Makes, in the graph that is being traced, what one rank has to do of a step.
+    """Builds, in the graph that is being traced, one rank's part of a step.
 
     Args:
-        program: the step traced on the whole batch.
-        inputs: what this rank has of each of the step's arguments; `states`: how it is to be held.
-        inputs_are_whole: every rank was given whole arguments, out of which it takes its rows.
+        program: the step traced on the global batch.
+        inputs: what this rank has of each of the step's arguments; `placements`: theirs.
+        inputs_are_whole: every rank was given global arguments, out of which it takes its shards.
         batch: the rows of all ranks and of this one.
-        collectives: what sums and gathers.
-        report: is told what was made.
+        collectives: sums and gathers.
+        report: records what was built.
         seed: equal on all ranks, another for every step that is built. Stateful random operations without seeds of
             their own (tf.random.normal without tf.random.set_seed) are given seeds made from it.
-        batch_statistics: of BatchNormalization: "global": of the whole batch; "rank": of each rank's own rows.
+        batch_statistics: of BatchNormalization: "global": of the global batch; "rank": of each rank's own rows.
         captured: given an outer tensor that the step uses (a variable's handle), returns what this rank uses.
-        keeps_rows: return outputs that are held as rows along axis 0 as this rank's rows. They are gathered all the
-            same: other ranks may want them whole.
+        keeps_rows: return outputs that are sharded along axis 0 as this rank's shards. They are gathered all the same:
+            other ranks may want them replicated.
         parts: outer tensors (handles of variables) of which each rank holds a part of a sum, from step to step.
-        shards: outer tensors (handles of variables) of which each rank holds a chunk of the entries (shards.py), in the
-            variable whose handle `captured` returns.
+        shards: outer tensors (handles of variables) of which each rank holds a flat shard, in the variable whose handle
+            `captured` returns.
         snapshots: the step commits, so that no variable is written before all ranks have run all else; takes copies of
             variables for which that cannot be. None: variables are written at once.
-        tell: says what is known of the extents of whole arguments that are made of the batch's rows; returns these.
-    Returns: the step's outputs in order, whole, equal on all ranks.
+        tell: tells what is known of the extents of replicated arguments that are made of the batch's rows; returns
+            these arguments.
+    Returns: the step's outputs in order, replicated.
     """
     if report is not None:
         report.program = program.digest()
     builder = Builder(program, batch, collectives, report or Report(), seed)
     if batch_statistics == "rank":
         calls, others = own_statistics.find(program)
-        builder.apart = OwnStatistics(calls)
+        builder.override = OwnStatistics(calls)
         builder.report.found_statistics(len(calls), others)
     for value, outer in program.captured:
         is_part, is_shard = (any(outer is each for each in some) for some in (parts, shards))
-        builder.give(value, captured(outer), PARTIAL if is_part else SHARD if is_shard else WHOLE)
-    for value, tensor, state in zip(program.inputs, inputs, states):
-        dims = _input_dims(builder, value, state)
-        if inputs_are_whole and isinstance(state, Rows):
-            builder.give_rows_of(value, tensor, state, dims)
+        builder.place(value, captured(outer), PARTIAL if is_part else FLAT_SHARD if is_shard else REPLICATED)
+    for value, tensor, placement in zip(program.inputs, inputs, placements):
+        dims = _input_dims(builder, value, placement)
+        if inputs_are_whole and isinstance(placement, Sharded):
+            builder.place_shard_of(value, tensor, placement, dims)
         else:
-            builder.give(value, tensor, state, dims)
-    builder.add_of_batch(tell(builder.extents, program.inputs))
-    if snapshots is not None:
-        builder.writes = Writes(builder, snapshots)
+            builder.place(value, tensor, placement, dims)
+    builder.mark_batch_dependent(tell(builder.extents, program.inputs))
+    writes = Writes(builder, snapshots) if snapshots is not None else None
+    builder.writes = writes
     builder.build()
-    wholes = [builder.result(value) for value in program.outputs]
-    if snapshots is not None:
-        commit(builder.writes, collectives, wholes)
+    outputs = [builder.replicated(value) for value in program.outputs]
+    if writes is not None:
+        commit(writes, collectives, outputs)
     if not keeps_rows:
-        return wholes
-    held = [(value, builder.state(value)) for value in program.outputs]
-    return [builder.held(value) if state == Rows(0) else whole for (value, state), whole in zip(held, wholes)]
+        return outputs
+    local = [builder.local(value) if builder.placement(value) == Sharded(0) else None for value in program.outputs]
+    return [replicated if shard is None else shard for shard, replicated in zip(local, outputs)]
 
 
-def _input_dims(builder: Builder, value: Any, state: State) -> tuple[Dim, ...] | None:
+def _input_dims(builder: Builder, value: Value, placement: Placement) -> Dims | None:
     if value.rank is None:
         return None
     builder.extents.named[value.key] = value
-    found = []
-    for axis, extent in enumerate(value.shape.as_list()):
-        if isinstance(state, Rows) and axis == state.axis:
-            found.append(builder.extent(state))
-        else:
-            found.append(Dim(extent) if extent is not None else Dim.unknown("extent", value.key, axis))
-    return tuple(found)
+    dims = [
+        Dim(extent) if extent is not None else Dim.unknown("extent", value.key, axis)
+        for axis, extent in enumerate(value.shape.as_list())
+    ]
+    if isinstance(placement, Sharded):
+        dims[placement.axis] = builder.extent(placement)
+    return tuple(dims)

@@ -1,25 +1,28 @@
-"""What an operation asks for beside its inputs: attributes that its type does not declare, and a device.
+"""Attributes that an operation has though its type does not declare them, and its device.
 
 An operation carries them itself, or the function that it calls does. One table decides each; what it does not know may
-mean anything, so such an operation is made as it is: whole, on every rank, with all that it asks for.
+mean anything, so such an operation is built as it is: replicated, with all its attributes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Any
+from typing import TypeAlias
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+
+AttrValue: TypeAlias = tf.compat.v1.AttrValue
+NodeDef: TypeAlias = tf.compat.v1.NodeDef
 
 
 class Fate(Enum):
     """What becomes of an attribute."""
 
     DROPPED = "it does not change values, and a rank's graph has no use for it"
-    COPIED = "what a rank makes of the operation carries it, too"
-    KEEPS = "the operation is made as it is, unless the attribute is False"
+    COPIED = "the operation in a rank's graph carries it, too"
+    KEEPS = "the operation is built as it is, unless the attribute is False"
 
 
 COMPILED = "compiled by XLA"
@@ -37,7 +40,7 @@ _TABLE: list[tuple[Fate, str]] = [
     (Fate.DROPPED, "_original_func_name _construction_context _disable_call_shape_inference"),
     (Fate.DROPPED, "_has_manual_control_dependencies backward_function_name forward_function_name"),
     (Fate.DROPPED, "_user_specified_name _tf_data_function"),
-    # How a call runs: what is called is written out, and waits for what the call waited for.
+    # How a call runs: what is called is inlined, and waits for what the call waited for.
     (Fate.DROPPED, "_noinline function_runs_at_most_once shared_rendezvous runtime_constant_optimization"),
     (Fate.DROPPED, "_collective_manager_ids"),
     # Functions of the same values for other devices and programs.
@@ -54,8 +57,8 @@ _TABLE: list[tuple[Fate, str]] = [
 FATES = {name: fate for fate, names in _TABLE for name in names.split()}
 
 
-def reason_to_keep(operation: tf.Operation, definition: Any) -> str | None:
-    """Returns in words why an operation is made as it is, whole on every rank; None if it may be cut.
+def reason_to_keep(operation: tf.Operation, definition: NodeDef) -> str | None:
+    """Returns in words why an operation is built as it is, replicated; None if it may be cut.
 
     definition: the operation's NodeDef.
     """
@@ -70,15 +73,15 @@ def reason_to_keep(operation: tf.Operation, definition: Any) -> str | None:
     return f"asking for {', '.join(sorted(found))}" if found else None
 
 
-def _keeping(attributes: Iterable[tuple[str, Any]]) -> Iterator[str]:
+def _keeping(attributes: Iterable[tuple[str, AttrValue]]) -> Iterator[str]:
     for name, value in attributes:
         is_false = value.WhichOneof("value") == "b" and not value.b
         if FATES.get(name, Fate.KEEPS) is Fate.KEEPS and not (is_false and name in FATES):
             yield name
 
 
-def of_made(definition: Any) -> dict[str, Any]:
-    """Returns the attributes with which a rank makes an operation, of those in its NodeDef."""
+def of_made(definition: NodeDef) -> dict[str, AttrValue]:
+    """Returns the attributes with which a rank builds an operation, of those in its NodeDef."""
     return {name: value for name, value in definition.attr.items() if FATES.get(name) is not Fate.DROPPED}
 
 
@@ -86,11 +89,12 @@ def device_within(outer: str, device: str) -> str:
     """Returns the device of an operation of a function that is called on device `outer`."""
     if not outer or not device:
         return outer or device
-    return tf.DeviceSpec.from_string(outer).make_merged_spec(tf.DeviceSpec.from_string(device)).to_string()
+    merged: str = tf.DeviceSpec.from_string(outer).make_merged_spec(tf.DeviceSpec.from_string(device)).to_string()
+    return merged
 
 
 def device_of_made(device: str) -> str | None:
-    """Returns where a rank makes an operation; None: on the device of the step.
+    """Returns where a rank builds an operation; None: on the device of the step.
 
     A CPU is a rank's as well as one process's. Which of its accelerators one process takes does not matter to a rank,
     which has one.

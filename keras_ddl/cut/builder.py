@@ -1,62 +1,59 @@
-"""Makes one rank's graph out of the step of one process. See docs/cut.md for the contract.
+"""Builds one rank's graph of the step of one process. See docs/cut.md for the contract.
 
-The nodes of the program are made again, one after the other, in the graph that is being traced. Of each value the
-builder knows how this rank holds it (states.py); a rule (rules/) may make an operation from inputs as they are held.
-Where there is no rule, or the rule declines, the operation is made from whole inputs, on every rank alike: that is
-right for every operation, and rules only make it fast.
+The nodes of the program are built again, one after the other, in the graph that is being traced. The builder knows the
+placement of every value; a rule (rules/) may build an operation from operands in their placements. Where there is no
+rule, or the rule declines, the operation is built from replicated operands, on every rank alike: that is right for
+every operation, and rules only make it fast.
 
-Sums over ranks are put off until nothing else can be made: what one backward pass needs summed is then known together,
-and goes in buckets.
+Sums over ranks are postponed until nothing else can be built: what one backward pass needs summed is then known, and
+is summed in buckets.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import attributes, first_rank, opaque
+from keras_ddl.cut import first_rank, opaque
+from keras_ddl.cut.both_placements import BothPlacements
 from keras_ddl.cut.collectives import COMBINED_DTYPES, Collectives
+from keras_ddl.cut.context import Context
 from keras_ddl.cut.extents import Dims
-from keras_ddl.cut.held import Held, no_dependencies
-from keras_ddl.cut.pieces import Batch, Piece, Waiting
-from keras_ddl.cut.program import Node, Program, Value
+from keras_ddl.cut.placements import (
+    REPLICATED,
+    Batch,
+    FlatShard,
+    Made,
+    Partial,
+    Pending,
+    PlacedTensor,
+    Placement,
+    Replicated,
+    Sharded,
+)
+from keras_ddl.cut.program import SHAPE_OPS, Node, Program, Value
 from keras_ddl.cut.registry import rule_of
 from keras_ddl.cut.report import Report
 from keras_ddl.cut.schedule import Schedule
-from keras_ddl.cut.seeds import agreed_seeds
-from keras_ddl.cut.states import WHOLE, Partial, Rows, State, Whole
-from keras_ddl.cut.two_states import TwoStates
-from keras_ddl.cut.writes import Writes
-
-# Without the wrapper that looks for a deprecated argument at every call: a quarter of the time of a cut.
-_create_op = getattr(tf.Graph.create_op, "__wrapped__", tf.Graph.create_op)
-_OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
-_LARGE = 1024  # bytes of a constant that is not compared with others
+from keras_ddl.cut.sharding import Sharding
 
 
-class Apart(Protocol):
-    """What makes some operations in a way that their types do not tell: rules/own_statistics.py."""
+class OpOverride(Protocol):
+    """Builds some operations otherwise than their types say: rules/own_statistics.py."""
 
-    def make(self, b: Builder, node: Node) -> list[Any] | None:
-        """Returns a (tensor, state) for each output; None for all other operations. Raises: Waiting."""
+    def make(self, b: Context, node: Node) -> Made | None:
+        """Returns the outputs; None for all other operations. Raises: Pending."""
 
     def before(self, node: Node) -> Node | None:
-        """Returns a node that must be made before `node`, besides its inputs."""
+        """Returns a node that must be built before `node`, besides its inputs."""
 
 
-class Builder(Held):
-    """Makes one rank's graph. Every rank takes the same decisions: none depends on how many rows a rank has.
+class Builder(Context):
+    """Builds one rank's graph. Every rank takes the same decisions: none depends on how many rows a rank has.
 
-    Args:
-        program: the step of one process.
-        batch: the rows, see `Batch`.
-        collectives: what sums and gathers.
-        report: is told of every collective.
-        seed: equal on all ranks; random operations that the program gave no seed get one made from it.
-        scope: begins the names of collectives; the same on all ranks.
+    Args: as of `Context`.
     """
 
     def __init__(
@@ -68,114 +65,23 @@ class Builder(Held):
         seed: int = 0,
         scope: str = "",
     ) -> None:
-        super().__init__(program, batch, collectives, report, scope)
-        self.seed = seed
-        self.apart: Apart | None = None
-        self.writes: Writes | None = None  # of a step that commits; None: what is assigned is written
-        self.in_loop = False  # where nothing can move between ranks
-        self.is_tried = False  # made only to see in which states its values are
-        self.waits_outside = False
-        # Shared with the graphs inside, which are made several times: by scope, and what was decided the last time.
-        self.programs: dict[str, Program] = {}
-        self.decisions: dict[Hashable, Any] = {}
-        self.before: list[tf.Operation] = []  # what the node that is made runs after
-        self._two_states = TwoStates(self)
+        super().__init__(program, batch, collectives, report, seed, scope)
+        self.override: OpOverride | None = None
+        self._sharding = Sharding(self, self._apply_rules)
+        self._both = BothPlacements(self)
         self._done: dict[Node, list[tf.Operation]] = {}
-        self._constants: dict[Any, tf.Tensor] = {}
-        self._last: list[tf.Operation] = []
 
-    def scope_of(self, node: Node, label: str) -> str:
-        """Returns what the names begin with in one of the graphs of an operation."""
-        return f"{self.scope}{node.position}/{label}/"  # by place: names may differ between ranks
-
-    def program_of(self, node: Node, graph: Any, label: str) -> Program:
-        """Returns one of the graphs of an operation as a program."""
-        scope = self.scope_of(node, label)
-        if scope not in self.programs:
-            self.programs[scope] = Program(graph, scope)
-        return self.programs[scope]
-
-    def knowledge_of(self, values: Sequence[Value]) -> Hashable:
-        """Returns what decisions on a graph that is given these values depend on."""
-        return self.in_loop, tuple(map(self._knowledge, values))
-
-    def _knowledge(self, value: Value) -> Hashable:
-        numbers = self.extents.numbers(value) if value.dtype.is_integer else None
-        content = self.extents.content(value) if value.dtype == tf.variant else None
-        entries = numbers.entries if numbers is not None else None
-        is_at_hand = self.has_whole(value), self.is_of_batch(value)
-        return self.state(value), self.dims(value), entries, content, is_at_hand
-
-    def is_only_reshaped(self, value: Value) -> bool:
-        """Whether nothing reads `value` but Reshape: then axes of extent 1 do not matter."""
-        return all(each is not None and each.type == "Reshape" for each in self.program.readers(value))
-
-    def make(self, node: Node, inputs: Sequence[tf.Tensor], **attrs: Any) -> list[tf.Tensor]:
-        """Makes the operation of `node` with these inputs, after the operations it depends on; returns its outputs.
-
-        attrs: attributes in place of the node's.
-        """
-        found = self.writes.make(node, inputs, attrs) if self.writes is not None else None
-        return self.create(node, inputs, attrs) if found is None else found
-
-    def create(self, node: Node, inputs: Sequence[tf.Tensor], attrs: Mapping[str, Any]) -> list[tf.Tensor]:
-        """`make`, at once, whatever it is."""
-        operation = node.operation
-        known = {**attributes.of_made(node.definition), **agreed_seeds(node, self.seed), **attrs}
-        device = attributes.device_of_made(node.device)
-        with tf.device(device) if device is not None else contextlib.nullcontext():
-            made = _create_op(
-                tf.compat.v1.get_default_graph(),
-                operation.type,
-                list(inputs),
-                [each.dtype for each in operation.outputs],
-                attrs=known,
-                name=operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type,
-            )
-        self._last.append(made)  # also from recipes, which run while another node is made: it then waits for them
-        return list(made.outputs)
-
-    def assign(self, kind: str, handle: Any, value: tf.Tensor) -> tf.Operation | None:
-        """Writes a variable, now or (None) when the step commits. `kind`: one of writes.ASSIGNS."""
-        if self.writes is not None and not self.writes.is_early(handle):
-            self.writes.assign(kind, handle, value)
-            return None
-        made = getattr(tf.raw_ops, kind)(resource=handle, value=value)
-        self.ran(made)
-        return made
-
-    def make_whole(self, node: Node) -> list[Piece]:
-        """Makes the operation from whole inputs, alike on every rank."""
-        if node.type == "Const" and not node.after:
-            return [Piece(self._constant(node), WHOLE)]
-        outputs = self.make(node, self.wholes(node.inputs))
-        for tensor, value in zip(outputs, node.outputs):
-            if value.rank is not None and tensor.dtype not in (tf.resource, tf.variant):
-                tensor.set_shape(value.shape)
-        return [Piece(tensor, WHOLE) for tensor in outputs]
-
-    def _constant(self, node: Node) -> tf.Tensor:
-        """Makes a constant; small ones, which a program repeats at every use, once each."""
-        found = node.operation.node_def.attr["value"].tensor
-        if found.ByteSize() > _LARGE:
-            return self.make(node, [])[0]
-        key = tf.compat.v1.get_default_graph(), found.SerializeToString(deterministic=True)
-        if key not in self._constants:
-            with no_dependencies():
-                self._constants[key] = self.make(node, [])[0]
-        return self._constants[key]
-
-    def give(self, value: Value, tensor: Any, state: State, dims: Dims | None = None) -> None:
-        super().give(value, tensor, state, dims)
+    def place(self, value: Value, tensor: tf.Tensor, placement: Placement, dims: Dims | None = None) -> None:
+        super().place(value, tensor, placement, dims)
+        if isinstance(placement, FlatShard) and value.dtype == tf.resource:
+            self._sharding.hold(value)
         self._done[value.node] = []
 
-    def build(self, wanted: Mapping[Value, State] | None = None) -> None:
-        """Makes all nodes, and every wanted value in the state asked for (default: all outputs, whole)."""
+    def build(self, wanted: Mapping[Value, Placement] | None = None) -> None:
+        """Builds all nodes, and every wanted value in the placement asked for (default: all outputs, replicated)."""
         nodes = [node for node in self.program.nodes if node not in self._done]
-        if wanted is None:
-            wanted = dict.fromkeys(self.program.outputs, WHOLE)
-        schedule = Schedule(nodes, self.apart.before if self.apart is not None else lambda node: None)
-        ends = dict(wanted)
+        schedule = Schedule(nodes, self.override.before if self.override is not None else lambda node: None)
+        ends = dict.fromkeys(self.program.outputs, REPLICATED) if wanted is None else dict(wanted)
         for rounds in itertools.count():
             for node in schedule:
                 if self._try(node):
@@ -183,99 +89,90 @@ class Builder(Held):
                 else:
                     schedule.postpone(node)
             self._end_pass()
-            for value, state in list(ends.items()):
-                if value in self._pieces and self._attempt(lambda: self._in_state(value, state)):  # noqa: B023
+            for value, placement in list(ends.items()):
+                if self.is_placed(value) and self._attempt(lambda: self.redistributed(value, placement)):  # noqa: B023
                     del ends[value]
-            if not schedule.is_waiting and not ends and self.sharding.finish():
+            if not schedule.is_waiting and not ends and self._sharding.finish():
                 return
             self._ask_ahead(ends)
             if self.waits_outside and not self.sums and not self.exchange:
-                raise Waiting
+                raise Pending
             summed = self.sums.make(rounds) if self.sums or not self.exchange else {}
-            self.take_sums(summed)
-            self.take_shards(*self.exchange.make(without=summed, rounds=rounds))
+            self.accept_sums(summed)
+            chunks, gathered = self.exchange.make(without=summed, rounds=rounds)
+            self.accept_shards(chunks, gathered)
+            self._sharding.accept(gathered)
             schedule.retry()
 
     def _end_pass(self) -> None:
-        """Called when all was made that could be."""
+        """Called when all was built that could be."""
 
-    def _ask_ahead(self, ends: Mapping[Value, State]) -> None:
-        """Asks for results that wait for side effects, as those of every tf.function do: they travel with others."""
-        for value, state in ends.items():
-            while value not in self._pieces and value.node.type == "Identity":
+    def _ask_ahead(self, ends: Mapping[Value, Placement]) -> None:
+        """Requests results that wait for side effects, as those of every tf.function do: they travel with others."""
+        for value, placement in ends.items():
+            while not self.is_placed(value) and value.node.type == "Identity":
                 value = value.node.inputs[0]
-            if value in self._pieces and isinstance(self.state(value), Partial) and isinstance(state, Whole):
-                self._attempt(lambda: self.whole(value))  # noqa: B023
-
-    def made_now(self) -> list[tf.Operation]:
-        """Returns the operations of the node that is being made, as far as they are there."""
-        return list(self._last)
-
-    def ran(self, operation: tf.Operation) -> None:
-        """Says that `operation` is one that the node being made consists of: what runs after the node waits for it."""
-        self._last.append(operation)
+            if self.is_placed(value) and isinstance(self.placement(value), Partial) and placement == REPLICATED:
+                self._attempt(lambda: self.replicated(value))  # noqa: B023
 
     def _try(self, node: Node) -> bool:
-        self._node, self._last = node, []
+        self.node, self._last = node, []
         self.before = before = [each for one in node.after for each in self._done[one]]
         if self.writes is not None:
             before += self.writes.before(node)
         try:
             with tf.control_dependencies(before):
-                pieces = self._apply(node)
-        except Waiting:
+                made = self._apply(node)
+        except Pending:
             return False
         finally:
-            self._node = None
-        for value, piece in zip(node.outputs, pieces):
-            self._keep(value, piece if isinstance(piece, Piece) else Piece(*piece))
+            self.node = None
+        for value, (tensor, placement) in zip(node.outputs, made):
+            self._keep(value, tensor, placement)
             self.extents.follow(value)
         self._done[node] = self._last or before
         return True
 
-    def _keep(self, value: Value, piece: Piece) -> None:
-        self._pieces[value] = piece
-        if value.node.type not in _OF_SHAPES and any(map(self.is_of_batch, value.node.inputs)):
-            self._of_batch.add(value)
-        if isinstance(piece.state, Rows):
+    def _keep(self, value: Value, tensor: tf.Tensor, placement: Placement) -> None:
+        self._placed[value] = PlacedTensor(tensor, placement)
+        if value.node.type not in SHAPE_OPS and any(map(self.depends_on_batch, value.node.inputs)):
+            self._batch_dependent.add(value)
+        if isinstance(placement, Sharded):
             dims = self.dims(value)
             if dims is None:
-                raise AssertionError(f"{value}: a cut of a tensor whose rank is unknown")
-            axis = piece.state.axis
-            if piece.tensor.shape.rank is None:  # told by Python when the step was traced, not by the operation
-                local = self.local_extent(piece.state)
-                shape = [each.number for each in dims]
-                shape[axis] = local if isinstance(local, int) else None
-                piece.tensor.set_shape(shape)
-            self.extents.set_dims(value, (*dims[:axis], self.extent(piece.state), *dims[axis + 1 :]))
+                raise AssertionError(f"{value}: a shard of a tensor whose rank is unknown")
+            if tensor.shape.rank is None:  # known by Python when the step was traced, not by the operation
+                whole = tf.TensorShape([each.number for each in dims])
+                tensor.set_shape(self.static_local_shape(whole, placement))
+            axis = placement.axis
+            self.extents.set_dims(value, (*dims[:axis], self.extent(placement), *dims[axis + 1 :]))
 
-    def _can_be(self, value: Value, state: State) -> bool:
-        """Whether `value` can be brought back from `state`: it must be known where rows are, and how parts combine."""
-        if isinstance(state, Rows):
-            return self.dims(value) is not None
-        return not isinstance(state, Partial) or value.dtype in (*COMBINED_DTYPES, tf.resource)
-
-    def _apply(self, node: Node) -> list[Any]:
+    def _apply(self, node: Node) -> Made:
         reason = node.reason_to_keep()
         if reason is not None and node.type not in (*first_rank.FUNCTIONS, *first_rank.EFFECTS):
-            return self._two_states.as_rows(node, opaque.make(self, node, reason))
-        found = self.apart.make(self, node) if self.apart is not None else None
-        if found is None and self.sharding.is_on:
-            found = self.sharding.make(node)
-        return self.apply_rules(node) if found is None else found
+            return self._both.also_sharded(node, opaque.make(self, node, reason))
+        made = self.override.make(self, node) if self.override is not None else None
+        if made is None and self._sharding.is_on:
+            made = self._sharding.make(node)
+        return self._apply_rules(node) if made is None else made
 
-    def apply_rules(self, node: Node) -> list[Any]:
-        """Makes an operation of what is whole, rows or parts."""
-        if all(isinstance(self.state(each), Whole) for each in node.inputs):
-            rule = rule_of(node.type, of_whole=True)
-            found = rule(self, node) if rule is not None else None
-            return self._two_states.as_rows(node, self.make_whole(node)) if found is None else found
-        rule = rule_of(node.type)
-        found = rule(self, node) if rule is not None else None
-        if found is None or not all(self._can_be(value, piece[1]) for value, piece in zip(node.outputs, found)):
-            pieces = self.make_whole(node)
-            self.report.computed_whole(node, [each for each in node.inputs if isinstance(self.state(each), Rows)])
-            return self._two_states.as_rows(node, pieces)
-        if all(isinstance(piece[1], Rows) for piece in found):
-            self._two_states.keep_whole(node)
-        return found
+    def _apply_rules(self, node: Node) -> Made:
+        """Builds an operation of operands of which none is in flat shards."""
+        are_replicated = all(isinstance(self.placement(each), Replicated) for each in node.inputs)
+        rule = rule_of(node.type, of_replicated=are_replicated)
+        made = rule(self, node) if rule is not None else None
+        if are_replicated:
+            return self._both.also_sharded(node, self.make_replicated(node)) if made is None else made
+        if made is None or not all(self._can_be(value, placement) for value, (_, placement) in zip(node.outputs, made)):
+            replicated = self.make_replicated(node)
+            self.report.replicated_op(node, [each for each in node.inputs if isinstance(self.placement(each), Sharded)])
+            return self._both.also_sharded(node, replicated)
+        if all(isinstance(placement, Sharded) for _, placement in made):
+            self._both.recompute_replicated(node)
+        return made
+
+    def _can_be(self, value: Value, placement: Placement) -> bool:
+        """Whether `value` can be replicated from `placement`: shards have a known axis, and ranks can combine parts."""
+        if isinstance(placement, Sharded):
+            return self.dims(value) is not None
+        return not isinstance(placement, Partial) or value.dtype in (*COMBINED_DTYPES, tf.resource)

@@ -1,17 +1,15 @@
-"""What moves between ranks: sums in buckets, and gathered rows."""
+"""The collectives of a step: sums in buckets, and gathers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from keras_ddl.compat.tensorflow import set_numbers, tf
 from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.report import Report
 from keras_ddl.cut.weight_gradients import is_weight_gradient
-
-if TYPE_CHECKING:
-    from keras_ddl.cut.report import Report
 
 # What ranks can combine (ops.all_reduce), bools as uint8; of other dtypes there are no parts.
 COMBINED_DTYPES = frozenset(
@@ -20,7 +18,7 @@ COMBINED_DTYPES = frozenset(
 
 
 class Collectives(Protocol):
-    """What the builder makes collectives with; `name` is the same on all ranks and used once in a step."""
+    """Puts collectives into the graph; `name` is the same on all ranks and used once in a step."""
 
     rank: int
     size: int
@@ -42,7 +40,7 @@ class Collectives(Protocol):
 
 
 class Sums:
-    """Values that have to be combined over ranks, collected until all that can be known are.
+    """Requests for sums over ranks, collected until nothing else can be built.
 
     Two values collected together do not depend on one another's sums, so they may travel in one bucket.
     """
@@ -55,15 +53,15 @@ class Sums:
         self._count = 0
 
     def want(self, value: Value, tensor: tf.Tensor, op: str, reader: Node | None) -> None:
-        """Asks for a value, which a later `make` returns."""
+        """Requests the sum of a value, which a later `make` returns."""
         self._wanted.setdefault(value, (tensor, op, reader))
 
     def __bool__(self) -> bool:
-        """Whether any value is asked for."""
+        """Whether any value is requested."""
         return bool(self._wanted)
 
     def make(self, rounds: int = 0) -> dict[Value, tf.Tensor]:
-        """Makes the collectives for all that was asked for; returns the whole tensors. COLLECTIVE.
+        """Makes the collectives for all requests; returns the replicated tensors. COLLECTIVE.
 
         `rounds`: of collectives that were made before, and that these may wait for.
         """
@@ -93,8 +91,9 @@ class Sums:
 
 
 def after(rounds: int) -> str:
-    """Returns what the names begin with of collectives made after so many rounds: a timeline then tells which of them
-    may have waited for others (keras_ddl/trace/waits.py).
+    """Returns the prefix of names of collectives made after so many rounds.
+
+    It shows in a timeline which of them may have waited for others (keras_ddl/trace/waits.py).
     """
     return f"after_{rounds}/" if rounds else ""
 
@@ -112,10 +111,11 @@ def _bytes(value: Value) -> int:
     elements = 1
     for extent in value.shape.as_list() if value.rank is not None else []:
         elements *= extent or 1
-    return elements * value.dtype.size
+    width: int = value.dtype.size
+    return elements * width
 
 
-class OfRanks:
+class StepCollectives:
     """Collectives of the job's ranks (keras_ddl.ops), for the step that the current graph is.
 
     Sums that run whenever the step does make up its plan, in the order in which they were made: none needs a later one.
@@ -135,7 +135,7 @@ class OfRanks:
         scope: str,
         rank: int,
         size: int,
-        plan: Any,
+        plan: Callable[[Sequence[int], Sequence[str]], list[list[int]]],
         *,
         compression: str | None = None,
         weights: Collection[tuple[int, ...]] = (),
@@ -155,15 +155,19 @@ class OfRanks:
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
         from keras_ddl import ops
 
-        options = {}
+        compression = feedback = None
         if compressed:
-            options = {"compression": self._compression, "feedback": f"{self._feedback}/{self._compressed}"}
+            compression, feedback = self._compression, f"{self._feedback}/{self._compressed}"
             self._compressed += 1
-        found = ops.all_reduce_n(tensors, op=op, name=f"{self._scope}/{name}", **options)
+        found = ops.all_reduce_n(
+            tensors, op=op, name=f"{self._scope}/{name}", compression=compression, feedback=feedback
+        )
         if tf.compat.v1.get_default_graph() is self._graph:
             for each in found:
                 if each.op.type == "DdlAllReduceN":
-                    self._planned[each.op] = f"{each.op.get_attr('tensor_name')} {op} {each.dtype.name} {options}"
+                    self._planned[each.op] = (
+                        f"{each.op.get_attr('tensor_name')} {op} {each.dtype.name} {compression} {feedback}"
+                    )
         return found
 
     def compresses(self, value: Value, op: str) -> bool:
@@ -183,7 +187,7 @@ class OfRanks:
         return self._plan(sizes, dtypes)
 
     def follow_plan(self) -> None:
-        """Tells the sums their places in the plan, when all are made."""
+        """Gives the sums their places in the plan, when all are made."""
         listed = "\n".join(self._planned.values())
         plan = int.from_bytes(blake2b(listed.encode(), digest_size=8).digest(), "little", signed=True)
         for index, operation in enumerate(self._planned):

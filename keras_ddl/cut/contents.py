@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from keras_ddl.cut.dims import Dim
 
@@ -13,11 +13,11 @@ Entries = tuple[Dim | None, ...]
 
 @dataclass(frozen=True)
 class Content:
-    """Of every element alike.
+    """What holds for every element of a list.
 
     Attributes:
         declared: the element shape of the list, -1 where it leaves an extent open; None: unknown.
-        dims: extents of the whole elements; None: unknown, also for one of them.
+        dims: extents of the global elements; None: unknown, also for one of them.
         numbers: entries of integer elements of rank 0 or 1.
     """
 
@@ -31,13 +31,14 @@ class Content:
     def known_numbers(self) -> Entries | None:
         return None if isinstance(self.numbers, str) else self.numbers
 
-    def mapped(self, change: Any) -> Content:
+    def mapped(self, change: Callable[[Dim | None], Dim | None]) -> Content:
         """Returns the content with every entry that `change` gives for one (None: unknown)."""
 
-        def of(entries: Any) -> Any:
+        def of(entries: Entries | str | None) -> Entries | str | None:
             return entries if entries is None or isinstance(entries, str) else tuple(map(change, entries))
 
-        return Content(of(self.declared), of(self.dims), of(self.numbers))
+        declared = None if self.declared is None else tuple(map(change, self.declared))
+        return Content(declared, of(self.dims), of(self.numbers))
 
 
 def joined(one: Content | None, other: Content | None) -> Content | None:
@@ -46,17 +47,19 @@ def joined(one: Content | None, other: Content | None) -> Content | None:
         return None
     return Content(
         joined_entries(one.declared, other.declared),
-        joined_entries(one.dims, other.dims),
-        joined_entries(one.numbers, other.numbers),
+        _joined(one.dims, other.dims),
+        _joined(one.numbers, other.numbers),
     )
 
 
-def joined_entries(one: Any, other: Any) -> Any:
+def _joined(one: Entries | str | None, other: Entries | str | None) -> Entries | str | None:
+    if isinstance(one, str) or isinstance(other, str):
+        return other if isinstance(one, str) else one
+    return joined_entries(one, other)
+
+
+def joined_entries(one: Entries | None, other: Entries | None) -> Entries | None:
     """Returns the entries that are equal in both, None for the others."""
-    if one == NONE_YET:
-        return other
-    if other == NONE_YET:
-        return one
     if one is None or other is None or len(one) != len(other):
         return None
     return tuple(a if a is not None and a == b else None for a, b in zip(one, other))

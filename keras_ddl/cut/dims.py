@@ -12,8 +12,9 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import TypeVar
 
+_T = TypeVar("_T")
 _LONGEST = 200  # characters of a key
 _DEEPEST = 64
 _MOST = 16  # unknowns in a product; of more, the product is an unknown of its own
@@ -24,22 +25,27 @@ class Unknown:
     """One integer that is known only when the step runs. Equal keys mean equal integers.
 
     Attributes:
-        kind: how it is to be computed; see extents.Scalars.
-        operands: what it is computed from.
-        key: says how, in a digest where that is long: an operand may occur twice, so a text may double at every step.
+        kind: how it is to be computed; see local_shapes.py.
+        operands: what it is computed from: (the key of a value, a place in it), or Dims.
+        key: says how, by a digest where that is long: an operand may occur twice, so a key may double at every step.
         is_extent: whether it certainly is not negative.
         depth: unknowns that must be computed one after the other.
     """
 
     __slots__ = ("kind", "operands", "key", "is_extent", "depth")
 
-    def __init__(self, kind: str, *operands: Any) -> None:
+    def __init__(self, kind: str, *operands: Dim | str | int) -> None:
         self.kind = kind
         self.operands = operands
         key = kind + (f"({', '.join(map(repr, operands))})" if operands else "")
         self.key = key if len(key) <= _LONGEST else f"{kind}#{blake2b(key.encode(), digest_size=16).hexdigest()}"
-        self.is_extent = _is_extent(kind, operands)
-        self.depth = 1 + max((each.depth for each in operands if isinstance(each, Dim)), default=0)
+        self.is_extent = _is_extent(kind, self.dims)
+        self.depth: int = 1 + max((each.depth for each in self.dims), default=0)
+
+    @property
+    def dims(self) -> list[Dim]:
+        """The operands that are Dims."""
+        return [each for each in self.operands if isinstance(each, Dim)]
 
     def __repr__(self) -> str:
         return self.key
@@ -54,7 +60,7 @@ class Unknown:
         return self.key < other.key
 
 
-def _is_extent(kind: str, operands: Sequence[Any]) -> bool:
+def _is_extent(kind: str, operands: Sequence[Dim]) -> bool:
     if kind in ("rows", "extent"):
         return True
     if kind in ("sum", "product", "quotient", "smaller"):
@@ -72,7 +78,7 @@ class Dim:
         self.unknowns = tuple(sorted(unknowns)) if self.factor else ()
 
     @staticmethod
-    def unknown(kind: str, *operands: Any) -> Dim:
+    def unknown(kind: str, *operands: Dim | str | int) -> Dim:
         return Dim(1, [Unknown(kind, *operands)])
 
     @property
@@ -94,16 +100,15 @@ class Dim:
         pending, seen = list(self.unknowns), set(self.unknowns)
         while pending:
             unknown = pending.pop()
-            operands = [each for each in unknown.operands if isinstance(each, Dim)]
-            if not operands:
+            if not unknown.dims:
                 yield unknown
-            new = {inner for each in operands for inner in each.unknowns} - seen
+            new = {inner for each in unknown.dims for inner in each.unknowns} - seen
             seen |= new
             pending += new
 
     @property
     def is_extent(self) -> bool:
-        """Whether the integer certainly is not negative, as lengths of tensors and what is made of them."""
+        """Whether the integer certainly is not negative, as lengths of tensors and what is computed from them."""
         return self.factor >= 0 and all(each.is_extent for each in self.unknowns)
 
     def __eq__(self, other: object) -> bool:
@@ -148,7 +153,7 @@ class Dim:
         for one, added in ((self, other), (other, self)):
             term = one.unknowns[0] if one.factor == len(one.unknowns) == 1 else None
             if added.number is not None and term is not None and term.kind == "sum":  # (rows + 1) - 1
-                first, second = term.operands
+                first, second = term.dims
                 if None in (first.number, second.number) and first.number != second.number:
                     rest, number = (first, second) if first.number is None else (second, first)
                     return rest + (number + added)
@@ -200,8 +205,18 @@ def total(dims: Sequence[Dim]) -> Dim:
 
 def number_of(dims: Iterable[Dim | int]) -> int | None:
     """Returns the product if it is known now."""
-    found = [dim(each).number for each in dims]
-    return None if any(each is None for each in found) else math.prod(found)
+    numbers = complete(dim(each).number for each in dims)
+    return None if numbers is None else math.prod(numbers)
+
+
+def complete(entries: Iterable[_T | None]) -> list[_T] | None:
+    """Returns the entries as a list if none of them is None, which stands for what is not certain."""
+    found = []
+    for each in entries:
+        if each is None:
+            return None
+        found.append(each)
+    return found
 
 
 ONE = Dim(1)

@@ -1,30 +1,26 @@
-"""What is known of shapes before the step runs: extents of every tensor, and the values of small integer tensors.
+"""Symbolic shapes: the extents of every global tensor, and the entries of small integer tensors, before the step runs.
 
-Programs carry shapes about as tensors (`ops.shape(x)[0] * t`, the shape operand of Reshape). Following these values is
-what tells that a replicated [rows, d] has the extent of the batch, and where a Reshape leaves the rows. What has no
-rule here is an unknown of its own, equal to nothing else.
+Programs compute shapes as tensors (`ops.shape(x)[0] * t`, the shape operand of Reshape). Following these values shows
+that a replicated [rows, d] has the extent of the batch, and along which axis rows are found after a Reshape. What no
+function that is registered here knows is an unknown of its own, equal to nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.contents import Content
-from keras_ddl.cut.dims import ONE, Dim, dim, product
+from keras_ddl.cut.dims import ONE, Dim, complete, dim, product
 from keras_ddl.cut.program import Node, Value
 
 Dims = tuple[Dim, ...]
-# Integers that shapes are made of, and what they must stay below not to wrap around.
+# Dtypes of shapes, and what their integers must stay below not to wrap around.
 _SHAPES = {tf.int32: 2**31, tf.int64: 2**63}
 MOST_VALUES = 32  # longer integer vectors are data, not shapes
-
-_extents: dict[str, Callable[..., Any]] = {}
-_values: dict[str, Callable[..., Any]] = {}
-_contents: dict[str, Callable[..., Any]] = {}
 
 
 class Numbers:
@@ -32,15 +28,14 @@ class Numbers:
 
     __slots__ = ("entries", "is_scalar")
 
-    def __init__(self, entries: Any, is_scalar: bool = False) -> None:
+    def __init__(self, entries: Iterable[Dim | int], is_scalar: bool = False) -> None:
         self.entries: Dims = tuple(map(dim, entries))
         self.is_scalar = is_scalar
 
     @property
     def numbers(self) -> list[int] | None:
         """The entries, if all are known now."""
-        found = [each.number for each in self.entries]
-        return None if any(each is None for each in found) else found
+        return complete(each.number for each in self.entries)
 
 
 class Extents:
@@ -67,13 +62,13 @@ class Extents:
         self.numbers(value)
 
     def dims(self, value: Value) -> Dims | None:
-        """Returns the extents of the whole tensor, None if its rank is unknown."""
+        """Returns the extents of the global tensor, None if its rank is unknown."""
         if value not in self._dims:
             self._infer(value.node)
         return self._dims[value]
 
     def size(self, value: Value) -> Dim | None:
-        """Returns the number of elements of the whole tensor."""
+        """Returns the number of elements of the global tensor."""
         dims = self.dims(value)
         return None if dims is None else product(dims)
 
@@ -81,8 +76,7 @@ class Extents:
         rule = _extents.get(node.type)
         found = rule(self, node) if rule is not None else None
         for output in node.outputs:
-            told = found[output.index] if found is not None else None
-            self._dims[output] = merged(output, told)
+            self._dims[output] = merged(output, found[output.index] if found is not None else None)
             self.named[output.key] = output
 
     def numbers(self, value: Value) -> Numbers | None:
@@ -119,10 +113,9 @@ class Extents:
         if constant is not None:
             constant = np.asarray(constant)
             return Numbers(constant.ravel().tolist(), constant.ndim == 0) if constant.size <= MOST_VALUES else None
-        rule = _values.get(value.node.type)
-        found = rule(self, value.node) if rule is not None else None
-        if isinstance(found, list):
-            found = found[value.index]
+        rule = _numbers.get(value.node.type)
+        inferred = rule(self, value.node) if rule is not None else None
+        found = inferred[value.index] if isinstance(inferred, list) else inferred
         if found is not None and all(abs(each.factor) < _SHAPES[value.dtype] for each in found.entries):
             entries = [
                 each if each.is_simple else Dim.unknown("entry", value.key, i) for i, each in enumerate(found.entries)
@@ -136,64 +129,68 @@ class Extents:
         return Numbers([Dim.unknown("entry", value.key, i) for i in range(length)])
 
 
-def merged(output: Value, told: Any) -> Dims | None:
-    """Returns what a rule tells, corrected by what tracing knows for certain."""
+Told = Sequence[Sequence[Dim | None] | None]  # of each output an extent per axis; None: nothing is certain
+ExtentsRule = Callable[[Extents, Node], Told]
+NumbersRule = Callable[[Extents, Node], Numbers | None | list[Numbers | None]]
+ContentsRule = Callable[[Extents, Node], Content | None]
+_extents: dict[str, ExtentsRule] = {}
+_numbers: dict[str, NumbersRule] = {}
+_contents: dict[str, ContentsRule] = {}
+_Rule = TypeVar("_Rule", ExtentsRule, NumbersRule, ContentsRule)
+
+
+def merged(output: Value, told: Sequence[Dim | None] | None) -> Dims | None:
+    """Returns what a function tells of an output's extents, corrected by what tracing knows for certain."""
     if output.rank is None:
-        return tuple(map(dim, told)) if told is not None else None
-    if told is not None and len(told) != output.rank:
-        told = None
+        known = None if told is None else complete(told)
+        return None if known is None else tuple(known)
+    if told is None or len(told) != output.rank:
+        told = [None] * output.rank
     found = []
-    for axis, known in enumerate(output.shape.as_list()):
-        if known is not None and not _is_misjudged(known, told, axis):
-            found.append(Dim(known))
-        elif told is not None and told[axis] is not None and dim(told[axis]).is_simple:
-            found.append(dim(told[axis]))
+    for axis, (static, extent) in enumerate(zip(output.shape.as_list(), told)):
+        # TensorFlow takes an open extent for 1 in a cross entropy of logits [1, n] and labels [None, n].
+        is_misjudged = static == 1 and extent is not None and extent.number is None
+        if static is not None and not is_misjudged:
+            found.append(Dim(static))
+        elif extent is not None and extent.is_simple:
+            found.append(extent)
         else:
             found.append(Dim.unknown("extent", output.key, axis))
     return tuple(found)
 
 
-def _is_misjudged(known: int, told: Any, axis: int) -> bool:
-    """Whether TensorFlow takes an open extent for 1: of a cross entropy of logits [1, n] and labels [None, n]."""
-    return known == 1 and told is not None and told[axis] is not None and dim(told[axis]).number is None
+def extents(*types: str) -> Callable[[ExtentsRule], ExtentsRule]:
+    """Registers what gives the extents of the outputs of operations."""
+    return _registered(_extents, types)
 
 
-def extents(*types: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers what the outputs of operations are extended by: a list of extents (None: unknown) for each output."""
+def numbers(*types: str) -> Callable[[NumbersRule], NumbersRule]:
+    """Registers what gives the entries of the integer outputs of operations; a list where there are several outputs."""
+    return _registered(_numbers, types)
 
-    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
-        _extents.update(dict.fromkeys(types, rule))
+
+def contents(*types: str) -> Callable[[ContentsRule], ContentsRule]:
+    """Registers what gives the content of the list that is the first output of operations."""
+    return _registered(_contents, types)
+
+
+def _registered(table: dict[str, _Rule], types: Sequence[str]) -> Callable[[_Rule], _Rule]:
+    def register(rule: _Rule) -> _Rule:
+        for each in types:
+            assert each not in table, f"two functions for {each}"
+            table[each] = rule
         return rule
 
     return register
 
 
-def numbers(*types: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers how the integers that operations give follow from those they are given."""
-
-    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
-        _values.update(dict.fromkeys(types, rule))
-        return rule
-
-    return register
-
-
-def contents(*types: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers what is known of the elements of the list that operations give as their first output."""
-
-    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
-        _contents.update(dict.fromkeys(types, rule))
-        return rule
-
-    return register
-
-
-def broadcast(shapes: list[Dims | None]) -> list[Dim | None] | None:
-    """Returns the extents of operands broadcast against each other; None where it cannot be told."""
-    if any(shape is None for shape in shapes):
+def broadcast(shapes: Sequence[Dims | None]) -> list[Dim | None] | None:
+    """Returns the extents of operands broadcast against each other; None where it is not certain."""
+    known = complete(shapes)
+    if known is None:
         return None
-    rank = max(map(len, shapes))
-    padded = [(ONE,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    rank = max(map(len, known))
+    padded = [(ONE,) * (rank - len(shape)) + shape for shape in known]
     found: list[Dim | None] = []
     for axis in range(rank):
         here = {shape[axis] for shape in padded if shape[axis] != 1}
@@ -205,3 +202,9 @@ def certain(candidates: set[Dim]) -> Dim | None:
     """Of several extents that may be 1, the one that is certainly not, if there is one."""
     large = [each for each in candidates if each.number is not None]
     return large[0] if len(large) == 1 else None
+
+
+def reshaped(known: Extents, node: Node) -> Numbers | None:
+    """Returns the integers of an operation that changes the shape of its first operand and no entry."""
+    operand, rank = known.numbers(node.inputs[0]), node.outputs[0].rank
+    return None if operand is None or rank not in (0, 1) else Numbers(operand.entries, rank == 0)

@@ -2,29 +2,28 @@
 
 A row names the axes of operands and results by labels, its *factors*; `...k, kn -> ...n` is a matrix product:
 
-    lower case    a factor. If results have it, an operation made of a rank's slice of it gives that slice of the
+    lower case    a factor. If results have it, an operation built of a rank's shards along it gives that shard of the
                   result. If they lack it, it is reduced: each rank gives a part, which `Row.combine` combines.
     upper case    an axis that must be replicated.
     "1"           an axis of extent 1. In an operand it is repeated along the factor that others have at its place.
     "*"           an axis that only results have; `Factors.new` is its extent.
 
-From the row follow how the operation is made of what a rank has (propagation.py) and the extents of its results.
+From the row follow how the operation is built of placed operands (propagation.py), the extents of its results, how
+flat shards pass through it (sharding.py), and whether it is linear (own_statistics.py).
 """
 
 from __future__ import annotations
 
+import enum
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.dims import ONE, Dim
-from keras_ddl.cut.extents import Dims, Extents, certain, extents
+from keras_ddl.cut.context import Context
+from keras_ddl.cut.dims import ONE, Dim, complete
+from keras_ddl.cut.extents import Dims, Extents, Told, certain, extents
 from keras_ddl.cut.program import Node
-
-if TYPE_CHECKING:
-    from keras_ddl.cut.builder import Builder
 
 LABELS = string.ascii_lowercase
 NEW = "*"
@@ -32,7 +31,7 @@ NEW = "*"
 
 @dataclass(frozen=True)
 class ShapeOf:
-    """An operand that holds the extents of a tensor with these labels: a rank gives it those of its slice."""
+    """An operand that holds the extents of a tensor with these labels: a rank gives it those of its shard."""
 
     labels: str
 
@@ -55,19 +54,20 @@ class Factors:
     only_if_reshaped: bool = False
 
 
-Condition = Callable[["Builder", Node, int], bool]
+Condition = Callable[[Context, Node, int], bool]
 
 
 @dataclass(frozen=True)
 class Linear:
-    """Where an operation on parts of a sum gives parts of a sum, also when rounded as one sum is.
+    """In which operands an operation is linear, and where parts of a sum therefore give parts of a sum.
 
     Attributes:
-        at: operands one of which may be a part while all others are replicated.
-        together: all operands may be parts.
+        at: operands in each of which it is linear: one may be a part while all others are replicated.
+        together: it is linear in all operands together: all may be parts.
         adds: replicated operands may join parts as parts, where the sum is not to be made yet.
         moves: entries are moved and not computed with, so that parts of every combination stay such parts.
-        when: what must hold besides; of the builder, the node and the operand (of `at`) that is a part.
+        when: what must hold besides for the parts' sum to be rounded as one sum is; given the context, the node and the
+            operand (of `at`) that is a part.
     """
 
     at: tuple[int, ...] = ()
@@ -77,13 +77,26 @@ class Linear:
     when: Condition | None = None
 
 
+class Kind(enum.Enum):
+    """How the entries of results follow from those of operands."""
+
+    FORWARD = "the results are the operands"
+    ENTRYWISE = "each from the entries at its place, operands being broadcast"
+    REDUCTION = "each from the entries of the first operand along some axes"
+    OTHER = "otherwise"
+
+
 @dataclass(frozen=True)
 class Making:
-    """What is to be made: the operands of this rank, and along which factor they are cut (None: parts)."""
+    """What is to be built: the operands of this rank, and along which factor they are sharded (None: parts)."""
 
     tensors: list[tf.Tensor]
-    factors: Factors | None
+    factors: Factors
     label: str | None
+
+
+FactorsOf = Callable[[Extents, Node], Factors | None]
+Make = Callable[[Context, Node, Making], list[tf.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -93,35 +106,36 @@ class Row:
     Attributes:
         factors: gives the labels of one operation of the type; None: nothing is certain.
         combine: how the parts of reduced factors combine, as in ops.all_reduce; None: no factor may be reduced.
-        linear: see `Linear`.
+        linear, kind: see `Linear`, `Kind`.
         never_empty: the kernel fails on an empty tensor: a rank without rows gives it one row of zeros.
-        make: makes the operation where it is not the same operation of slices.
+        make: builds the operation where it is not the same operation of shards.
     """
 
-    factors: Callable[[Extents, Node], Factors | None]
+    factors: FactorsOf
     combine: str | None = None
-    linear: Linear = field(default_factory=Linear)
+    linear: Linear = Linear()
+    kind: Kind = Kind.OTHER
     never_empty: bool = False
-    make: Callable[[Builder, Node, Making], list[tf.Tensor]] | None = None
+    make: Make | None = None
 
 
 _rows: dict[str, Row] = {}
-FactorsOf = Callable[[Extents, Node], Factors | None]
 
 
 def row(
     *types: str,
     combine: str | None = None,
     linear: Linear = Linear(),
+    kind: Kind = Kind.OTHER,
     never_empty: bool = False,
-    make: Callable[[Builder, Node, Making], list[tf.Tensor]] | None = None,
+    make: Make | None = None,
 ) -> Callable[[FactorsOf], FactorsOf]:
     """Registers the row of types of operations; decorates what gives their factors."""
 
     def register(factors: FactorsOf) -> FactorsOf:
         for each in types:
             assert each not in _rows, f"two rows for {each}"
-            _rows[each] = Row(factors, combine, linear, never_empty, make)
+            _rows[each] = Row(factors, combine, linear, kind, never_empty, make)
         extents(*types)(extents_of)
         return factors
 
@@ -138,8 +152,16 @@ def rows() -> dict[str, Row]:
     return _rows
 
 
-def extents_of(known: Extents, node: Node) -> list[list[Dim | None] | None]:
+def kind_of(node: Node) -> Kind:
+    """Returns how an operation's results follow from its operands, as far as its row says."""
+    found = _rows.get(node.type)
+    return found.kind if found is not None else Kind.OTHER
+
+
+def extents_of(known: Extents, node: Node) -> Told:
     """Returns the extents of an operation's results: each factor has one extent in all operands."""
+    if kind_of(node) is Kind.FORWARD:
+        return [known.dims(each) for each in node.inputs]
     found = _rows[node.type].factors(known, node)
     if found is None or found.only_if_reshaped:
         return [None] * len(node.outputs)
@@ -180,11 +202,13 @@ def without(labels: str, axes: Sequence[int]) -> str:
 def broadcast_labels(shapes: Sequence[Dims | None]) -> tuple[list[str], str] | None:
     """Returns the labels of operands that are broadcast against each other, and of the result.
 
-    Where an extent may be 1 or not the axis is replicated: only the whole tensors tell.
+    Where an extent may be 1 or not the axis is replicated: only the global tensors tell.
     """
-    known = [each for each in shapes if each is not None]
+    known = complete(shapes)
+    if known is None:
+        return None
     rank = max(map(len, known), default=0)
-    if len(known) < len(shapes) or rank > len(LABELS):
+    if rank > len(LABELS):
         return None
     result = ""
     extent: list[Dim] = []

@@ -1,17 +1,14 @@
-"""What rank 0 computes for all ranks: what the host does, and what is no function of its inputs."""
+"""What rank 0 computes for all ranks: host functions, and what is no function of its inputs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.context import Context
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.errors import ConfigError
 
-if TYPE_CHECKING:
-    from keras_ddl.cut.builder import Builder
-
-FUNCTIONS = ("EagerPyFunc", "PyFunc", "PyFuncStateless", "Timestamp", "NonDeterministicInts")
+PYTHON_FUNCTIONS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")  # may use variables that the graph does not show
+FUNCTIONS = (*PYTHON_FUNCTIONS, "Timestamp", "NonDeterministicInts")
 EFFECTS = (
     "PrintV2",
     "WriteSummary",
@@ -26,7 +23,7 @@ EFFECTS = (
 )
 
 
-def check_sendable(b: Builder, node: Node, kind: str, remedy: str) -> None:
+def check_sendable(b: Context, node: Node, kind: str, remedy: str) -> None:
     """Raises ConfigError if a result of `node` cannot be sent from rank 0 to the others. `kind`: what `node` is."""
     other = next((each.dtype for each in node.outputs if not _travels(each.dtype)), None)
     if other is not None:
@@ -36,10 +33,10 @@ def check_sendable(b: Builder, node: Node, kind: str, remedy: str) -> None:
         )
 
 
-def sent(b: Builder, dtype: tf.DType, shape: tf.TensorShape, tensor: Any) -> tf.Tensor:
-    """Returns rank 0's tensor on every rank. COLLECTIVE. `tensor`: on other ranks it is not looked at.
+def broadcast(b: Context, dtype: tf.DType, shape: tf.TensorShape, tensor: tf.Tensor | None) -> tf.Tensor:
+    """Returns rank 0's tensor on every rank. COLLECTIVE. `tensor`: on other ranks it is ignored.
 
-    Rank 0 gives all of the entries of what is gathered, the others none.
+    It is a gather of which rank 0 gives all entries.
     """
     is_first = b.collectives.rank == 0
     known = shape.as_list() if shape.is_fully_defined() else None
@@ -49,9 +46,9 @@ def sent(b: Builder, dtype: tf.DType, shape: tf.TensorShape, tensor: Any) -> tf.
     numeric = tf.uint8 if dtype == tf.bool else dtype
     entries = tf.cast(tf.reshape(tensor, [-1]), numeric) if is_first else tf.zeros([0], numeric)
     entries = b.collectives.gather(entries, b.next_name("from_rank_0"))
-    whole = tf.cast(tf.reshape(entries, known), dtype)
-    whole.set_shape(shape)
-    return whole
+    found = tf.cast(tf.reshape(entries, known), dtype)
+    found.set_shape(shape)
+    return found
 
 
 def messages(values: list[Value]) -> int:

@@ -1,56 +1,51 @@
-"""Operations that are made as they are (attributes.py says which): of whole inputs, alike on every rank."""
+"""Operations that are built as they are (attributes.py says which): replicated, alike on every rank."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import first_rank
-from keras_ddl.cut.pieces import Piece
-from keras_ddl.cut.program import Node
-from keras_ddl.cut.states import WHOLE
-
-if TYPE_CHECKING:
-    from keras_ddl.cut.builder import Builder
+from keras_ddl.cut.context import Context
+from keras_ddl.cut.placements import REPLICATED, PlacedTensor
+from keras_ddl.cut.program import Node, Value
 
 _READ_ONLY = "_read_only_resource_inputs"
 
 
-def make(b: Builder, node: Node, reason: str) -> list[Piece]:
-    """Makes an operation as it is. Raises: Waiting.
+def make(b: Context, node: Node, reason: str) -> list[PlacedTensor]:
+    """Builds an operation as it is. Raises: Pending.
 
-    Where it draws random numbers all ranks make it, and go on with rank 0's results: compiled by XLA, draws follow from
-    the number of compiled functions that a process has run before, which need not be the same on all ranks.
+    Where it draws random numbers all ranks run it, and continue with rank 0's results: compiled by XLA, draws follow
+    from the number of compiled functions that a process has run before, which need not be the same on all ranks.
     """
     draws = draws_numbers(node)
     if draws:
         kind = f"An operation {reason} that draws random numbers draws those of rank 0"
         first_rank.check_sendable(b, node, kind, "Leave out what it asks for, or draw outside of it.")
-    pieces = b.make_whole(node)
-    b.report.keeps(node, reason, any(map(b.is_of_batch, node.inputs)))
+    made = b.make_replicated(node)
+    b.report.keeps(node, reason, any(map(b.depends_on_batch, node.inputs)))
     if not draws:
-        return pieces
+        return made
     written = _written(node)
     with tf.control_dependencies(b.made_now()):
         for value in written:
-            _agree_on(b, b.whole(value), *tf_compat.variable_kind(value.tensor))
-        pieces = [
-            Piece(first_rank.sent(b, value.dtype, value.shape, piece.tensor), WHOLE)
-            for value, piece in zip(node.outputs, pieces)
+            _agree_on(b, b.replicated(value), *tf_compat.variable_kind(value.tensor))
+        made = [
+            PlacedTensor(first_rank.broadcast(b, value.dtype, value.shape, tensor), REPLICATED)
+            for value, (tensor, _) in zip(node.outputs, made)
         ]
     count = first_rank.messages(node.outputs) + len(written)
     b.report.from_rank_0(node, count, "draws random numbers of the process's own")
-    return pieces
+    return made
 
 
-def _agree_on(b: Builder, handle: tf.Tensor, shape: tf.TensorShape, dtype: tf.DType) -> None:
+def _agree_on(b: Context, handle: tf.Tensor, shape: tf.TensorShape, dtype: tf.DType) -> None:
     """Gives a variable rank 0's value."""
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-    b.ran(tf.raw_ops.AssignVariableOp(resource=handle, value=first_rank.sent(b, dtype, shape, value)))
+    b.ran(tf.raw_ops.AssignVariableOp(resource=handle, value=first_rank.broadcast(b, dtype, shape, value)))
 
 
-def _written(node: Node) -> list[Any]:
+def _written(node: Node) -> list[Value]:
     """Returns the handles of variables that a call may write."""
     attributes = node.definition.attr
     read = set(attributes[_READ_ONLY].list.i) if _READ_ONLY in attributes else set()

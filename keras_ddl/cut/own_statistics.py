@@ -1,12 +1,12 @@
-"""Which operations of a traced step are BatchNormalization's statistics, and their gradients (batch_statistics="rank").
+"""Finds BatchNormalization's statistics, and their gradients, in a traced step (batch_statistics="rank").
 
 With statistics of its own a rank computes what one process computes whose batch is the rank's rows. Here the program
-is searched for the calls of layers for which that can be done throughout, forward and backward. What is not certain is
-left as it is, which is right for one process. Three kinds of values matter, seen from one call:
+is searched for the calls of layers for which that can be done throughout, forward and backward. What is not provably
+safe is left as it is, which is right for one process. Three kinds of values matter, seen from one call:
 
-    rows   has the shape of the layer's input x, and is cut as x is.
+    rows   has the shape of the layer's input x, and is sharded as x is.
     own    computed from a rank's own moments: mean, variance, 1/deviation. To the rest of the step its value is the
-           mean over ranks, weighed by rows.
+           mean over ranks, weighted by rows.
     sums   the loss's gradient for an own value, or this rank's part of that for gamma or beta: a sum over the rank's
            rows. To the rest of the step its value is the sum over ranks.
 
@@ -29,31 +29,28 @@ from dataclasses import dataclass, field
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.program import Node, Program, Value
-from keras_ddl.cut.rows.entrywise import ENTRYWISE
+from keras_ddl.cut.dims import complete
+from keras_ddl.cut.factors import Kind, kind_of, row_of
+from keras_ddl.cut.program import SHAPE_OPS, Node, Program, Value
 
 _TAPE = "gradient_tape/"
-_SAME_ENTRIES = frozenset(["StopGradient", "Identity", "Squeeze", "Reshape", "ExpandDims"])
-_SHAPES = frozenset(["Shape", "ShapeN", "Size", "Rank"])
-# Linear in the operand at the place, if it is the only sum among the operands.
-_LINEAR_AT = {"Neg": (0,), "Mul": (0, 1), "RealDiv": (0,), "DivNoNan": (0,), "RsqrtGrad": (1,), "SqrtGrad": (1,)}
-_ADDITIVE = frozenset(["AddN", "AddV2", "Add", "Sub"])
+_RESHAPES = ("Squeeze", "Reshape", "ExpandDims")
 
-ROWS, OWN, SUMS, WHOLE = "rows", "own", "sums", "whole"
+ROWS, OWN, SUMS, REPLICATED = "rows", "own", "sums", "replicated"
 
 # Parts that an operation can have in a call.
 MEAN, VARIANCE = "mean", "variance"  # of the rank's rows
-VALUE = "value"  # an own value of own and whole ones
+VALUE = "value"  # an own value of own and replicated ones
 SUM = "sum"  # over the rank's rows
-TERM = "term"  # a sum of sums, or of a sum and own and whole values
-ROW = "row"  # rows of rows and own and whole values
+TERM = "term"  # a sum of sums, or of a sum and own and replicated values
+ROW = "row"  # rows of rows and own and replicated values
 UPDATE = "update"  # the mean over ranks, times a constant: the new part of a moving statistic
-SPREAD = "spread"  # the gradient of a mean, before it is divided by the whole number of rows: rows of a sum
+SPREAD = "spread"  # the gradient of a mean, before it is divided by the number of all rows: rows of a sum
 
 
 @dataclass(eq=False)
 class Call:
-    """One call of a layer. `kinds`: of the values that are not whole; `parts`: what its operations are."""
+    """One call of a layer. `kinds`: of the values that are not replicated; `parts`: what its operations are."""
 
     x: Value
     mean: Node
@@ -70,19 +67,21 @@ class Call:
             return self.kinds[value]
         if self.is_like_rows(value):
             return ROWS
-        return WHOLE if value.shape.is_fully_defined() else None
+        return REPLICATED if value.shape.is_fully_defined() else None
 
     def is_like_rows(self, value: Value) -> bool:
-        return value.rank == self.x.rank and value.shape.as_list() == self.x.shape.as_list()
+        return value.rank == self.x.rank and bool(value.shape.as_list() == self.x.shape.as_list())
 
     def is_statistic(self, value: Value) -> bool:
         """Whether a value has one entry for each of the mean's."""
-        return value.shape.is_fully_defined() and value.shape.num_elements() == _moment(self).shape.num_elements()
+        is_known: bool = value.shape.is_fully_defined()
+        return is_known and bool(value.shape.num_elements() == _moment(self).shape.num_elements())
 
     def is_repeated_along_rows(self, value: Value) -> bool:
         """Whether broadcasting against x repeats a value along every axis that the moments are taken over."""
         mean = _moment(self).shape.as_list()
-        shape = [1] * (len(mean) - value.rank) + value.shape.as_list()
+        own = value.shape.as_list()
+        shape = [1] * (len(mean) - len(own)) + own
         return len(shape) == len(mean) and all(mine == 1 for mine, entry in zip(shape, mean) if entry == 1)
 
 
@@ -106,7 +105,7 @@ def _moment(call: Call) -> Value:
 
 
 def _call_of(program: Program, mean: Node) -> Call | None:
-    if mean.type != "Mean" or not mean.attr("keep_dims"):
+    if mean.type != "Mean" or not mean.attr("keep_dims", bool):
         return None
     x, moment = mean.inputs[0], mean.outputs[0]
     squares = [
@@ -159,7 +158,7 @@ def _understand(program: Program, call: Call, candidates: Sequence[Node]) -> boo
     call.parts.update({call.mean: MEAN, call.variance: VARIANCE})
     updates: set[Node] = set()
     for node in candidates:
-        if node in call.parts or node in updates or node.type in _SHAPES:
+        if node in call.parts or node in updates or node.type in SHAPE_OPS:
             continue
         update = _moving_average(program, call, node)
         if update:
@@ -186,7 +185,7 @@ def _understand(program: Program, call: Call, candidates: Sequence[Node]) -> boo
         return False
     known = {*call.parts, *updates}
     return all(
-        reader is not None and (reader in known or reader.type in _SHAPES)
+        reader is not None and (reader in known or reader.type in SHAPE_OPS)
         for value, kind in call.kinds.items()
         if kind == OWN
         for reader in program.readers(value)
@@ -224,9 +223,14 @@ def _moving_average(program: Program, call: Call, node: Node) -> list[Node] | No
     return found
 
 
+def _keeps_entries(node: Node) -> bool:
+    """Whether the result has the entries of the first operand, in their order."""
+    return kind_of(node) is Kind.FORWARD or node.type in _RESHAPES
+
+
 def _is_same_entries(value: Value, of: Value) -> bool:
     while value is not of:
-        if value.node.type not in _SAME_ENTRIES:
+        if not _keeps_entries(value.node):
             return False
         value = value.node.inputs[0]
     return True
@@ -238,8 +242,8 @@ def _understand_sum(program: Program, call: Call, node: Node) -> bool:
     if output.shape.is_fully_defined():
         results = [output]
     else:
-        readers = program.readers(output)
-        if not readers or any(each is None or each.type != "Reshape" for each in readers):
+        readers = complete(program.readers(output))
+        if not readers or any(each.type != "Reshape" for each in readers):
             return False
         results = [each.outputs[0] for each in readers]
         if all(call.is_like_rows(each) for each in results):
@@ -259,11 +263,12 @@ def _part(program: Program, call: Call, node: Node, kinds: Sequence[str | None])
         return None
     if node.type in ("Tile", "BroadcastTo"):
         return SPREAD if _is_gradient_of_mean(program, call, node, kinds) else None
-    if node.type in _SAME_ENTRIES:
-        if kinds[0] not in (OWN, SUMS) or not call.is_statistic(output) or any(each != WHOLE for each in kinds[1:]):
+    if _keeps_entries(node):
+        others_are_replicated = all(each == REPLICATED for each in kinds[1:])
+        if kinds[0] not in (OWN, SUMS) or not call.is_statistic(output) or not others_are_replicated:
             return None
         return VALUE if kinds[0] == OWN else TERM
-    if node.type not in ENTRYWISE:
+    if kind_of(node) is not Kind.ENTRYWISE:
         return None
     if ROWS in kinds:
         others = [value for value, kind in zip(node.inputs, kinds) if kind != ROWS]
@@ -274,15 +279,22 @@ def _part(program: Program, call: Call, node: Node, kinds: Sequence[str | None])
         return None
     if SUMS not in kinds:
         return VALUE
-    if node.type in _ADDITIVE:
-        return TERM if set(kinds) == {SUMS} else None
-    places = [place for place, kind in enumerate(kinds) if kind == SUMS]
-    return TERM if len(places) == 1 and places[0] in _LINEAR_AT.get(node.type, ()) else None
+    return TERM if _is_linear(node, [place for place, kind in enumerate(kinds) if kind == SUMS]) else None
+
+
+def _is_linear(node: Node, places: Sequence[int]) -> bool:
+    """Whether an operation is linear in the operands at these places, the others being given."""
+    row = row_of(node.type)
+    assert row is not None
+    if row.linear.together:
+        return len(places) == len(node.inputs)
+    is_rounded = any(each.dtype != node.outputs[0].dtype for each in node.inputs)
+    return len(places) == 1 and places[0] in row.linear.at and not is_rounded
 
 
 def _is_gradient_of_mean(program: Program, call: Call, node: Node, kinds: Sequence[str | None]) -> bool:
-    """Whether a sum is repeated for every row, and divided by the number of rows of the whole batch after that."""
-    if kinds != [SUMS, WHOLE] or not call.is_like_rows(node.outputs[0]) or not node.key.startswith(call.backward):
+    """Whether a sum is repeated for every row, and then divided by the number of rows of the global batch."""
+    if kinds != [SUMS, REPLICATED] or not call.is_like_rows(node.outputs[0]) or not node.key.startswith(call.backward):
         return False
     if not call.is_repeated_along_rows(node.inputs[0]):
         return False

@@ -7,9 +7,9 @@ the counter plus n alone. TensorFlow's uniform and normal draws take their numbe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.local_shapes import Scalar, Vector
 
 ALGORITHM = 1
 _BITS_OF_A_GROUP = 128  # what one value of the counter gives; a number takes 32 bits of it, or 64
@@ -21,10 +21,10 @@ def numbers_of_a_group(dtype: tf.DType) -> int:
 
 
 def stretch(
-    draw: Callable[[tf.Tensor, Any], tf.Tensor],
+    draw: Callable[[tf.Tensor, Vector], tf.Tensor],
     counter: tf.Tensor,
-    skipped: Any,
-    shape: Any,
+    skipped: Scalar,
+    shape: Vector,
     dtype: tf.DType,
     *,
     in_groups: bool,
@@ -48,7 +48,7 @@ def stretch(
     return tf.reshape(draw(moved, [over + count])[over:], shape)
 
 
-def _forward(counter: tf.Tensor, groups: Any) -> tf.Tensor:
+def _forward(counter: tf.Tensor, groups: Scalar) -> tf.Tensor:
     low = counter[0] + tf.cast(groups, tf.uint64)
     carry = tf.cast(low < counter[0], tf.uint64)
     return tf.stack([low, counter[1] + carry])

@@ -1,4 +1,4 @@
-"""The traced step as a flat list of operations, calls of functions written out.
+"""The traced step as a flat list of operations, calls of functions inlined.
 
 A function may be called twice, so an operation of a function's graph is not yet one of the step: `Node` and `Value` are
 an operation and a tensor *at a place of call*.
@@ -6,15 +6,20 @@ an operation and a tensor *at a place of call*.
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import attributes
+
+SHAPE_OPS = ("Shape", "ShapeN", "Size", "Rank")  # they read nothing of a tensor but its extents
+BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+_T = TypeVar("_T")
 
 
 class Value:
@@ -33,7 +38,8 @@ class Value:
 
     @property
     def rank(self) -> int | None:
-        return self.tensor.shape.rank
+        rank: int | None = self.tensor.shape.rank
+        return rank
 
     @property
     def dtype(self) -> tf.DType:
@@ -46,13 +52,21 @@ class Value:
 
     def constant(self) -> np.ndarray | None:
         """Returns the value if tracing shows it."""
-        found = tf.get_static_value(self.tensor)
+        found: np.ndarray | None = tf.get_static_value(self.tensor)
         if found is None and self.node.type == "Slice":  # a column of paddings, in the gradient of a Pad
             of, begin, size = (each.constant() for each in self.node.inputs)
             if of is None or begin is None or size is None:
                 return None
-            return of[tuple(slice(a, None if n == -1 else a + n) for a, n in zip(begin, size))]
+            column: np.ndarray = of[tuple(slice(a, None if n == -1 else a + n) for a, n in zip(begin, size))]
+            return column
         return found
+
+    def source(self) -> Value:
+        """Returns the value that a chain of Identity passes on; itself if there is none."""
+        value = self
+        while value.node.type == "Identity":
+            value = value.node.inputs[0]
+        return value
 
     def __repr__(self) -> str:
         return f"<{self.key} {self.dtype.name}{self.shape}>"
@@ -75,21 +89,21 @@ class Node:
     ) -> None:
         self.operation = operation
         self.device = attributes.device_within(device, operation.device)
-        self._definition: Any = None
+        self._definition: attributes.NodeDef | None = None
         self.inputs = inputs
         self.after = after
-        self.key = prefix + operation.name
+        self.key: str = prefix + operation.name
         self.position = -1
-        self.depth = 1 + max((each.depth for each in [*(value.node for value in inputs), *after]), default=0)
+        self.depth: int = 1 + max((each.depth for each in [*(value.node for value in inputs), *after]), default=0)
         self.outputs = [Value(tensor, self, index) for index, tensor in enumerate(operation.outputs)]
 
     @property
     def type(self) -> str:
-        return self.operation.type
+        name: str = self.operation.type
+        return name
 
     @property
-    def definition(self) -> Any:
-        """The operation's NodeDef."""
+    def definition(self) -> attributes.NodeDef:
         if self.type == "Const":  # may be large
             return self.operation.node_def
         if self._definition is None:
@@ -97,11 +111,20 @@ class Node:
         return self._definition
 
     def reason_to_keep(self) -> str | None:
-        """Returns why the operation is made as it is, whole on every rank; None if it may be cut."""
+        """Returns why the operation is built as it is, replicated; None if it may be cut."""
         return attributes.reason_to_keep(self.operation, self.definition) if self.type != "Const" else None
 
-    def attr(self, name: str) -> Any:
-        return self.operation.get_attr(name)
+    def attr(self, name: str, kind: builtins.type[_T]) -> _T:
+        """Returns an attribute whose type is known to be `kind`."""
+        value: _T = self.operation.get_attr(name)
+        assert isinstance(value, kind), f"{self}: {name} is {value!r}"
+        return value
+
+    def branch_graphs(self) -> list[tf.Graph | None]:
+        """Returns the graphs of the branches of an If or Case; None for one that TensorFlow does not tell."""
+        if self.type.endswith("Case"):
+            return tf_compat.called_graphs(self.operation)
+        return [tf_compat.called_graph(self.operation, f"{each}_branch") for each in ("then", "else")]
 
     def __repr__(self) -> str:
         return f"<{self.type} {self.key}>"
@@ -117,7 +140,7 @@ class Program:
         outputs: one value for each of the function's outputs. effects: nodes that must run though nothing reads them.
     """
 
-    def __init__(self, graph: Any, prefix: str = "") -> None:
+    def __init__(self, graph: tf.Graph, prefix: str = "") -> None:
         inner = _Inlining(prefix, list(graph.inputs), None, graph)
         self.placeholders = inner.arguments
         outers = {internal.name: external for external, internal in graph.captures}
@@ -139,10 +162,10 @@ class Program:
             node.position = position
 
     def digest(self) -> bytes:
-        """Returns what is the same wherever the same program was traced, whatever it is named there."""
+        """Returns a digest that is equal wherever the same program was traced, whatever its names there."""
         text = [(node.type, [(v.node.position, v.index) for v in node.inputs]) for node in self.nodes]
         shapes = [str(value.shape) for node in self.nodes for value in node.outputs]
-        # What depends on the rank would be computed by each as its own. Texts are names of files, of each host perhaps.
+        # A constant that depends on the rank would make ranks compute different steps. Strings may: they name files.
         constants = [
             node.operation.node_def.attr["value"].tensor.SerializeToString(deterministic=True)
             for node in self.nodes
@@ -200,7 +223,7 @@ class _Inlining:
         prefix: str,
         placeholders: Sequence[tf.Tensor],
         arguments: Sequence[Value] | None,
-        graph: Any,
+        graph: tf.Graph,
         device: str = "",
     ) -> None:
         self.prefix = prefix
@@ -213,7 +236,7 @@ class _Inlining:
         self._outer_after: list[Node] = []
         if arguments is None:
             arguments = [Node(tensor.op, [], [], prefix).outputs[0] for tensor in placeholders]
-        self.arguments = list(arguments)
+        self.arguments: list[Value] = list(arguments)
         for tensor, value in zip(placeholders, self.arguments):
             self._values[tensor.name] = value
             self._nodes[tensor.op.name] = []

@@ -1,48 +1,93 @@
-"""How an operation with a row (factors.py) is made of what a rank has of its operands."""
+"""Builds an operation that has a row (factors.py) from operands in their placements."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import empty_shards
+from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.factors import Factors, Making, Row, ShapeOf, row_of
-from keras_ddl.cut.no_rows import at_least_one, without_it
+from keras_ddl.cut.factors import Factors, Kind, Making, Row, ShapeOf, row_of
+from keras_ddl.cut.placements import PARTIAL, Made, Partial, Placement, Replicated, Sharded
 from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.states import PARTIAL, Partial, Rows, State, Whole
-
-if TYPE_CHECKING:
-    from keras_ddl.cut.builder import Builder
-
-Made = list[tuple[tf.Tensor, State]]
 
 
-def propagate(b: Builder, node: Node) -> Made | None:
-    """Makes an operation of parts, or of slices along one factor; None where its row allows neither."""
+def propagate(b: Context, node: Node) -> Made | None:
+    """Builds an operation of parts, or of shards along one factor; None where its row allows neither."""
     row = row_of(node.type)
     assert row is not None
+    if row.kind is Kind.FORWARD:
+        return _forward(b, node)
     made = of_parts(b, node)
     if made is not None:
         return made
-    factors = row.factors(b.extents, node)
-    if factors is None or factors.only_if_reshaped and not b.is_only_reshaped(node.outputs[0]):
+    factors = _factors(b, node, row)
+    chosen = _factor_to_shard(b, node, factors) if factors is not None else None
+    if factors is None or chosen is None:
         return None
-    chosen = _factor_to_cut(b, node, factors)
-    if chosen is None:
-        return None
-    label, rows = chosen
+    label, placement = chosen
     if any(label not in each for each in factors.results) and not _may_be_reduced(row, factors, label):
         return None
     wanted = [
-        rows.at(labels.index(label)) if isinstance(labels, str) and label in labels else None
+        placement.at(labels.index(label)) if isinstance(labels, str) and label in labels else None
         for labels in factors.operands
     ]
-    cuts = [(value, cut) for value, cut in zip(node.inputs, wanted) if cut is not None]
-    if any(b.state(value) != cut and not b.fits(value, cut) for value, cut in cuts):
+    for value, shard in zip(node.inputs, wanted):
+        if shard is not None and b.placement(value) != shard and not b.can_shard(value, shard):
+            return None
+    return _of_shards(b, node, row, factors, label, wanted, placement)
+
+
+def materialize(b: Context, node: Node) -> Made:
+    """Builds an entrywise operation of replicated operands; where this rank's shard of one can be built alone, as of a
+    random draw, the shard of the result can, too.
+    """
+    made, result = b.make_replicated(node), node.outputs[0]
+    is_one = len(node.outputs) == 1 and not node.after and result.dtype != tf.variant
+    if is_one and any(map(b.has_materializer, node.inputs)):
+        b.register_materializer(result, sharded_only(lambda placement: _materialized(b, node, placement)))
+    return made
+
+
+def sharded_only(build: Callable[[Sharded], tf.Tensor | None]) -> Callable[[Placement], tf.Tensor | None]:
+    """Returns a materializer that builds shards along an axis."""
+    return lambda placement: build(placement) if isinstance(placement, Sharded) else None
+
+
+def _materialized(b: Context, node: Node, placement: Sharded) -> tf.Tensor | None:
+    row = row_of(node.type)
+    factors = row.factors(b.extents, node) if row is not None else None
+    label = factors.results[0][placement.axis] if factors is not None else "1"
+    if factors is None or not label.islower():
         return None
-    return _of_slices(b, node, row, factors, label, wanted, rows)
+    tensors = []
+    for value, labels in zip(node.inputs, factors.operands):
+        if isinstance(labels, str) and label in labels:
+            shard = placement.at(labels.index(label))
+            if not b.can_shard(value, shard):
+                return None
+            tensors.append(b.sharded(value, shard))
+        else:
+            tensors.append(b.replicated(value))
+    return b.make(node, tensors)[0]
+
+
+def _forward(b: Context, node: Node) -> Made:
+    if not node.after:
+        return b.forward(node)
+    # Kept apart where it stands for having waited for something.
+    outputs = b.make(node, [b.local(each) for each in node.inputs])
+    return [(tensor, b.placement(value)) for tensor, value in zip(outputs, node.inputs)]
+
+
+def _factors(b: Context, node: Node, row: Row) -> Factors | None:
+    factors = row.factors(b.extents, node)
+    if factors is not None and factors.only_if_reshaped and not b.is_only_reshaped(node.outputs[0]):
+        return None
+    return factors
 
 
 def _may_be_reduced(row: Row, factors: Factors, label: str) -> bool:
@@ -51,18 +96,18 @@ def _may_be_reduced(row: Row, factors: Factors, label: str) -> bool:
     return row.combine is not None and everywhere
 
 
-def _factor_to_cut(b: Builder, node: Node, factors: Factors) -> tuple[str, Rows] | None:
-    """Returns the factor along which the operation is to be cut, and how an operand is cut along it.
+def _factor_to_shard(b: Context, node: Node, factors: Factors) -> tuple[str, Sharded] | None:
+    """Returns the factor along which the operation is to be sharded, and how an operand is sharded along it.
 
-    Of operands that are cut along different factors the one stays cut that would have to be gathered, else the largest.
+    Of operands that are sharded along different factors the one stays that would have to be gathered, else the largest.
     """
-    choices: list[tuple[str, Rows, Value]] = []
+    choices: list[tuple[str, Sharded, Value]] = []
     for value, labels in zip(node.inputs, factors.operands):
-        state = b.state(value)
-        if isinstance(state, Rows) and isinstance(labels, str) and labels[state.axis].islower():
-            choices.append((labels[state.axis], state, value))
-    if len({(label, state.at(0)) for label, state, _ in choices}) > 1:
-        choices = [each for each in choices if not b.has_whole(each[2])] or choices
+        placement = b.placement(value)
+        if isinstance(placement, Sharded) and isinstance(labels, str) and labels[placement.axis].islower():
+            choices.append((labels[placement.axis], placement, value))
+    if len({(label, placement.at(0)) for label, placement, _ in choices}) > 1:
+        choices = [each for each in choices if not b.has_replicated(each[2])] or choices
         choices.sort(key=lambda each: _size(b.extents.size(each[2])), reverse=True)
     return choices[0][:2] if choices else None
 
@@ -71,100 +116,106 @@ def _size(entries: Dim | None) -> tuple[int, int]:
     return (len(entries.unknowns), entries.factor) if entries is not None else (0, 0)
 
 
-def _of_slices(
-    b: Builder, node: Node, row: Row, factors: Factors, label: str, wanted: list[Rows | None], rows: Rows
+def _of_shards(
+    b: Context,
+    node: Node,
+    row: Row,
+    factors: Factors,
+    label: str,
+    wanted: Sequence[Sharded | None],
+    placement: Sharded,
 ) -> Made | None:
     operands = list(zip(node.inputs, factors.operands, wanted))
-    local: dict[Value, tf.Tensor] = {}
+    shapes: dict[Value, tf.Tensor] = {}
     for value, labels, _ in operands:
         if isinstance(labels, ShapeOf):
-            shape = _local_shape(b, value, labels, label, rows)
+            shape = _local_shape(b, value, labels, label, placement)
             if shape is None:
                 return None
-            local[value] = tf.maximum(shape, 1) if row.never_empty else shape
-    late = [each for each, _, cut in operands if cut is None or isinstance(b.state(each), Partial)]
-    b.wholes([each for each in late if each not in local])
+            shapes[value] = tf.maximum(shape, 1) if row.never_empty else shape
+    late = [each for each, _, shard in operands if shard is None or isinstance(b.placement(each), Partial)]
+    b.all_replicated([each for each in late if each not in shapes])
     tensors = []
-    for value, _, cut in operands:
-        if cut is not None:
-            tensor = b.cut(value, cut)
-            tensors.append(at_least_one(b, tensor, cut.axis) if row.never_empty else tensor)
+    for value, _, shard in operands:
+        if shard is not None:
+            tensor = b.sharded(value, shard)
+            tensors.append(empty_shards.pad(b, tensor, shard.axis) if row.never_empty else tensor)
         else:
-            tensors.append(local[value] if value in local else b.whole(value))
+            tensors.append(shapes[value] if value in shapes else b.replicated(value))
     made = row.make(b, node, Making(tensors, factors, label)) if row.make is not None else b.make(node, tensors)
-    found: Made = []
+    found: list[tuple[tf.Tensor, Placement]] = []
     for tensor, labels in zip(made, factors.results):
         if label in labels:
-            cut = rows.at(labels.index(label))
-            found.append((without_it(b, tensor, cut.axis) if row.never_empty else tensor, cut))
+            shard = placement.at(labels.index(label))
+            found.append((empty_shards.trim(b, tensor, shard.axis) if row.never_empty else tensor, shard))
         else:
             found.append((tensor, Partial(row.combine or "sum")))
     return found
 
 
-def _local_shape(b: Builder, value: Value, labels: ShapeOf, label: str, rows: Rows) -> tf.Tensor | None:
-    """Returns the extents that this rank's slice has, where the whole tensor's are certain."""
+def _local_shape(b: Context, value: Value, labels: ShapeOf, label: str, placement: Sharded) -> tf.Tensor | None:
+    """Returns the extents of this rank's shard, where the global tensor's are certain."""
     numbers = b.extents.numbers(value)
     if numbers is None or len(numbers.entries) != len(labels.labels):
         return None
     if label not in labels.labels:
-        return b.whole(value)
+        return b.replicated(value)
     axis = labels.labels.index(label)
-    if numbers.entries[axis] != b.extent(rows):
+    if numbers.entries[axis] != b.extent(placement):
         return None
-    return b.local_shape(numbers.entries, rows.at(axis), value.dtype)
+    return b.local_shape(numbers.entries, placement.at(axis), value.dtype)
 
 
-def of_parts(b: Builder, node: Node) -> Made | None:
-    """Makes an operation of parts of sums where that gives parts, as its row says; asks for no sum. Else None."""
+def of_parts(b: Context, node: Node) -> Made | None:
+    """Builds an operation of parts where that gives parts, as its row says; requests no sum. Else None."""
     row = row_of(node.type)
     if row is None:
         return None
-    states = [b.state(each) for each in node.inputs]
-    parts = [index for index, state in enumerate(states) if isinstance(state, Partial)]
+    placements = [b.placement(each) for each in node.inputs]
+    parts = [index for index, placement in enumerate(placements) if isinstance(placement, Partial)]
     if not parts:
         return None
-    linear, state = row.linear, states[parts[0]]
-    if linear.adds and _goes_on(b, node, states):
-        tensors = [b.part(each) for each in node.inputs]
-    elif state != PARTIAL and not linear.moves:
+    linear, placement = row.linear, placements[parts[0]]
+    if linear.adds and _continues_partial(b, node, placements):
+        tensors = [b.partial(each) for each in node.inputs]
+    elif placement != PARTIAL and not linear.moves:
         return None
     elif linear.together:
-        if any(each != state for each in states) or linear.adds and _is_repeated(b, node, parts):
+        if any(each != placement for each in placements) or linear.adds and _is_repeated(b, node, parts):
             return None
-        tensors = [b.held(each) for each in node.inputs]
+        tensors = [b.local(each) for each in node.inputs]
     else:
-        others = [each for index, each in enumerate(states) if index != parts[0]]
-        if parts[0] not in linear.at or any(not isinstance(each, Whole) for each in others):
+        others = [each for index, each in enumerate(placements) if index != parts[0]]
+        if parts[0] not in linear.at or any(not isinstance(each, Replicated) for each in others):
             return None
         if linear.when is not None and not linear.when(b, node, parts[0]):
             return None
-        tensors = [b.held(each) for each in node.inputs]
+        tensors = [b.local(each) for each in node.inputs]
     if row.make is None:
         made = b.make(node, tensors)
     else:
-        factors = row.factors(b.extents, node)
-        if factors is None or factors.only_if_reshaped and not b.is_only_reshaped(node.outputs[0]):
+        factors = _factors(b, node, row)
+        if factors is None:
             return None
         made = row.make(b, node, Making(tensors, factors, None))
-    return [(tensor, state) for tensor in made]
+    return [(tensor, placement) for tensor in made]
 
 
-def _goes_on(b: Builder, node: Node, states: list[State]) -> bool:
-    """Whether the sum goes on as parts, which are summed when the loop is over, or with what is accumulated."""
+def _continues_partial(b: Context, node: Node, placements: Sequence[Placement]) -> bool:
+    """Whether the sum stays partial, to be made when the loop is over, or with what is accumulated."""
     if not b.in_loop and not any(_is_accumulated(b, each) for each in node.inputs):
         return False
-    return all(isinstance(each, Whole) or each == PARTIAL for each in states) and not _is_repeated(
-        b, node, range(len(states))
+    return all(isinstance(each, Replicated) or each == PARTIAL for each in placements) and not _is_repeated(
+        b, node, range(len(placements))
     )
 
 
-def _is_accumulated(b: Builder, value: Value) -> bool:
+def _is_accumulated(b: Context, value: Value) -> bool:
     """Whether a value is read from a variable of which each rank holds a part."""
-    return value.node.type == "ReadVariableOp" and b.state(value) == PARTIAL
+    return value.node.type == "ReadVariableOp" and b.placement(value) == PARTIAL
 
 
-def _is_repeated(b: Builder, node: Node, operands: list[int] | range) -> bool:
+def _is_repeated(b: Context, node: Node, operands: Sequence[int]) -> bool:
     """Whether one of these operands may be repeated: there is less of it, so it is summed before."""
     shapes = [b.dims(node.inputs[each]) for each in operands]
     return any(each is None or each != b.dims(node.outputs[0]) for each in shapes)
@@ -173,23 +224,28 @@ def _is_repeated(b: Builder, node: Node, operands: list[int] | range) -> bool:
 # ---- conditions of rows: Linear.when
 
 
-def is_floating(b: Builder, node: Node, part: int) -> bool:
+def never(b: Context, node: Node, part: int) -> bool:
+    """Not times another operand: of inf there, parts that are 0 make NaN."""
+    return False
+
+
+def is_alone(b: Context, node: Node, part: int) -> bool:
+    """Only without another operand, as for `never`."""
+    return len(node.inputs) == 1
+
+
+def is_floating(b: Context, node: Node, part: int) -> bool:
     """Sums of integers would wrap around, or be rounded, otherwise than one process's."""
     return bool(node.inputs[part].dtype.is_floating)
 
 
-def widens(b: Builder, node: Node, part: int) -> bool:
+def widens(b: Context, node: Node, part: int) -> bool:
     """Only towards a type that holds all of the parts: rounding before the sum is not rounding the sum."""
     source, target = node.inputs[part].dtype, node.outputs[0].dtype
     return bool(source.is_floating and target.is_floating and target.size > source.size)
 
 
-def is_alone(b: Builder, node: Node, part: int) -> bool:
-    """Not times another operand: of inf there, parts that are 0 make NaN."""
-    return len(node.inputs) == 1
-
-
-def times_finite(b: Builder, node: Node, part: int) -> bool:
+def times_finite(b: Context, node: Node, part: int) -> bool:
     """Parts times a number that is certainly finite and not 0.
 
     Of any other factor it is not known whether it is inf: 1 * inf + 0 * inf is not 1 * inf. Integers wrap around alike
@@ -199,12 +255,12 @@ def times_finite(b: Builder, node: Node, part: int) -> bool:
     return (exact or _is_finite(b, node.inputs[1 - part])) and not _is_repeated(b, node, [part])
 
 
-def over_finite(b: Builder, node: Node, part: int) -> bool:
+def over_finite(b: Context, node: Node, part: int) -> bool:
     """Parts divided by a number that is certainly finite and not 0."""
     return is_floating(b, node, part) and _is_finite(b, node.inputs[1]) and not _is_repeated(b, node, [part])
 
 
-def _is_finite(b: Builder, value: Value) -> bool:
+def _is_finite(b: Context, value: Value) -> bool:
     """Whether all entries are certainly finite and not 0: constants, and the number of rows as a float."""
     constant = value.constant()
     if constant is not None:

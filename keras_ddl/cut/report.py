@@ -1,4 +1,4 @@
-"""What a cut step moves between ranks, and why: for people who want to know where time goes."""
+"""Reports what a cut step moves between ranks, and why: `explain()`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,41 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from keras_ddl.communicator.stack_position import user_line
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.dims import complete
 from keras_ddl.cut.program import Node, Value
 
-FEW_ROWS = 32  # what fit takes unless told: how much it would be where the rows are known only when the step runs
+FEW_ROWS = 32  # fit's default batch size, assumed where the rows are known only when the step runs
 FROM_RANK_0 = "from rank 0"  # results of a function of the host
+
+
+class Exchanged(Protocol):
+    """What a collective of flat shards moves: a value, or a weight that was assigned a shard (sharding.py)."""
+
+    @property
+    def shape(self) -> tf.TensorShape: ...
+
+    @property
+    def dtype(self) -> tf.DType: ...
+
+    @property
+    def node(self) -> Node: ...
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def key(self) -> str: ...
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass
 class Entry:
-    """Collectives made for one reason. `bytes`: None where the extents are not known before the step runs."""
+    """Collectives with one reason. `bytes`: None where the extents are not known before the step runs."""
 
     kind: str  # "gather", the op of a reduction, or FROM_RANK_0
     bytes: int | None
@@ -25,16 +48,16 @@ class Entry:
     reason: str
     line: str
     count: int = 1  # collectives
-    is_meant: bool = False  # what is fewest bytes to move, and not for want of a rule
+    is_intentional: bool = False  # the fewest bytes to move, and not for lack of a rule
     of_few_rows: int = 0  # bytes with FEW_ROWS rows, where `bytes` is None
 
 
 @dataclass
 class Report:
-    """Collectives in the order in which they were made, and operations that were computed whole for want of a rule."""
+    """Collectives in the order in which they were made, and operations that were replicated for lack of a rule."""
 
     entries: list[Entry] = field(default_factory=list)
-    whole: dict[str, int] = field(default_factory=dict)
+    replicated: dict[str, int] = field(default_factory=dict)  # types of operations: how many
     kept: dict[tuple[str, str], bool] = field(default_factory=dict)  # see `keeps`
     program: bytes = b""  # digest of the step that was traced
     own_statistics: int = 0  # calls of BatchNormalization with the statistics of the rank's rows
@@ -42,7 +65,7 @@ class Report:
     commits: bool = False  # whether one collective more ends the step; see writes.py
     copies: dict[str, int] = field(default_factory=dict)  # variables that are copied before they are written: why
     lasting: dict[str, int] = field(default_factory=dict)  # operations that a step that fails has done all the same
-    _meant: dict[int, str] = field(default_factory=dict)  # why nodes, by position, are given all rows on purpose
+    _intended: dict[int, str] = field(default_factory=dict)  # why nodes, by position, are replicated on purpose
 
     def digest(self) -> bytes:
         """Returns what must be the same on all ranks: the traced step, and the collectives in their order."""
@@ -63,14 +86,14 @@ class Report:
         lines.append(f"{count} collectives per step, {known:,} bytes{rest}")
         if self.own_statistics or self.statistics_left:
             lines.append(
-                f"BatchNormalization with each rank's own rows: {self.own_statistics} calls; with the whole batch, for "
-                f"lack of certainty: {self.statistics_left}"
+                f"BatchNormalization with each rank's own rows: {self.own_statistics} calls; with the global batch, "
+                f"as its own rows are not provably safe: {self.statistics_left}"
             )
-        if self.whole:
-            kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.whole.items()))
-            lines.append(f"computed whole on every rank, for lack of a rule: {kinds}")
+        if self.replicated:
+            kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.replicated.items()))
+            lines.append(f"replicated on every rank, for lack of a rule: {kinds}")
         for name, reason in self.kept:
-            lines.append(f"computed whole on every rank, because it is {reason}: {name}")
+            lines.append(f"replicated on every rank, because it is {reason}: {name}")
         if self.commits:
             lines.append("then a commit of 4 bytes: no variable is written before all ranks have run all of this")
         for why, count in sorted(self.copies.items()):
@@ -81,17 +104,17 @@ class Report:
         return "\n".join(lines)
 
     def large_gathers(self, bytes_: int) -> list[Entry]:
-        """Returns what is gathered for want of a rule, above so many bytes. Results are asked for."""
-        found = (each for each in self.entries if each.kind == "gather" and not each.is_meant)
+        """Returns what is gathered for lack of a rule, above so many bytes. Results are not: they were asked for."""
+        found = (each for each in self.entries if each.kind == "gather" and not each.is_intentional)
         return [each for each in found if (each.of_few_rows if each.bytes is None else each.bytes) > bytes_]
 
     def kept_of_batch(self) -> list[tuple[str, str]]:
-        """Returns what was made as it is of the batch's entries, each with the reason."""
+        """Returns the operations on the batch's entries that were built as they are, each with the reason."""
         return [each for each, of_batch in self.kept.items() if of_batch]
 
-    def means(self, node: Node, why: str) -> None:
-        """Says that the rule of `node` has all rows gathered because it is the best that can be done."""
-        self._meant[node.position] = why
+    def intends_gather(self, node: Node, why: str) -> None:
+        """The rule of `node` has its operands gathered because that is the best that can be done."""
+        self._intended[node.position] = why
 
     def copied(self, why: str) -> None:
         """A variable is copied, because it must be written before the step commits."""
@@ -106,11 +129,11 @@ class Report:
         self.own_statistics, self.statistics_left = own, left
 
     def gathered(self, value: Value, reader: Node | None) -> None:
-        """A value's rows were gathered because `reader` needs all of them."""
-        why = self._meant.get(reader.position) if reader is not None else None
+        """A value's shards were gathered because `reader` needs all rows."""
+        why = self._intended.get(reader.position) if reader is not None else None
         reason = "is a result" if reader is None else f"{reader.type} needs all rows"
         entry = Entry("gather", bytes_of(value), [value.key], why or reason, line_of(reader or value.node))
-        entry.is_meant = why is not None or reader is None
+        entry.is_intentional = why is not None or reader is None
         entry.of_few_rows = _bytes_of_few_rows(value)
         self.entries.append(entry)
 
@@ -118,29 +141,29 @@ class Report:
         self, op: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
     ) -> None:
         """Values were combined in one collective; `compressed`: rounded to 16 bits between hosts."""
-        sizes = [bytes_of(value) for value in values]
-        total = None if any(each is None for each in sizes) else sum(sizes)
+        sizes = complete(map(bytes_of, values))
+        total = None if sizes is None else sum(sizes)
         kinds = sorted({"results" if each is None else each.type for each in readers})
         reason = "for " + ", ".join(kinds) + (", 16 bits between hosts" if compressed else "")
         self.entries.append(Entry(op, total, [v.key for v in values], reason, line_of(values[0].node)))
 
-    def moved_shards(self, kind: str, values: Sequence[Value], readers: Sequence[Node | None]) -> None:
-        """Sums that ranks keep a chunk of, or chunks that were put together, in one collective."""
+    def moved_shards(self, kind: str, values: Sequence[Exchanged], readers: Sequence[Node | None]) -> None:
+        """Sums were scattered into flat shards, or flat shards gathered, in one collective."""
         total = sum(value.shape.num_elements() * value.dtype.size for value in values)
         kinds = sorted({"the next step" if each is None else each.type for each in readers})
         reason = ("in shards for " if kind == "reduce_scatter" else "of shards for ") + ", ".join(kinds)
         self.entries.append(Entry(kind, total, [v.key for v in values], reason, line_of(values[0].node)))
 
     def keeps(self, node: Node, reason: str, of_batch: bool) -> None:
-        """An operation is made as it is: it is `reason`. `of_batch`: it is computed of the batch's entries."""
+        """An operation is built as it is, because it is `reason`. `of_batch`: it depends on the batch's entries."""
         line = line_of(node)
         key = node.type + (f" ({line})" if line else ""), reason
         self.kept[key] = self.kept.get(key, False) or of_batch
 
     def from_rank_0(self, node: Node, count: int, why: str = "is called by rank 0 alone") -> None:
         """Results of rank 0 went to all ranks in `count` messages: only it has them, or others have others."""
-        sizes = [bytes_of(value) for value in node.outputs]
-        total = None if any(each is None for each in sizes) else sum(sizes)
+        sizes = complete(map(bytes_of, node.outputs))
+        total = None if sizes is None else sum(sizes)
         values = [value.key for value in node.outputs]
         reason = f"{node.type} {why}"
         self.entries.append(Entry(FROM_RANK_0, total, values, reason, line_of(node), count))
@@ -150,28 +173,29 @@ class Report:
         self.entries.append(Entry("gather", None, [kind] * tensors, f"is a {kind} argument", "", tensors))
 
     def gathered_counts(self, bytes_: int) -> None:
-        """Each rank told the others how many rows it has."""
+        """The ranks exchanged how many rows each has."""
         self.entries.append(Entry("gather", bytes_, ["rows"], "is the number of rows of each rank", ""))
 
-    def computed_whole(self, node: Node, inputs: Sequence[Value]) -> None:
-        """An operation without a rule for inputs of which a rank holds its rows."""
-        if inputs and node.position not in self._meant:
-            self.whole[node.type] = self.whole.get(node.type, 0) + 1
+    def replicated_op(self, node: Node, sharded: Sequence[Value]) -> None:
+        """An operation was built from replicated operands, for lack of a rule for those of them that are sharded."""
+        if sharded and node.position not in self._intended:
+            self.replicated[node.type] = self.replicated.get(node.type, 0) + 1
 
     def add(self, other: Report) -> None:
-        """Adds what was made in a branch or a loop's body."""
+        """Adds what was built in a branch or a loop's body."""
         self.entries += other.entries
         for name, of_batch in other.kept.items():
             self.kept[name] = self.kept.get(name, False) or of_batch
-        for each, count in other.whole.items():
-            self.whole[each] = self.whole.get(each, 0) + count
+        for each, count in other.replicated.items():
+            self.replicated[each] = self.replicated.get(each, 0) + count
 
 
 def bytes_of(value: Value) -> int | None:
-    """Returns the bytes of the whole tensor if they are known now. Those of lists and texts are not."""
+    """Returns the bytes of the global tensor if they are known now. Those of lists and strings are not."""
     is_open = value.rank is None or value.dtype in (tf.variant, tf.resource, tf.string)
-    count = None if is_open else value.shape.num_elements()
-    return None if count is None else count * value.dtype.size
+    count: int | None = None if is_open else value.shape.num_elements()
+    width: int = value.dtype.size
+    return None if count is None else count * width
 
 
 def _bytes_of_few_rows(value: Value) -> int:
@@ -180,8 +204,8 @@ def _bytes_of_few_rows(value: Value) -> int:
         return 0
     extents = value.shape.as_list()
     unknown = [axis for axis, each in enumerate(extents) if each is None]
-    known = math.prod(each for each in extents if each is not None)
-    return known * (FEW_ROWS if unknown else 1) * value.dtype.size
+    known: int = math.prod(each for each in extents if each is not None) * value.dtype.size
+    return known * FEW_ROWS if unknown else known
 
 
 def line_of(node: Node) -> str:

@@ -1,21 +1,19 @@
 """Seeds of stateful random operations.
 
-Such an operation is made whole on every rank, and draws alike where its seeds are equal. Without seeds TensorFlow
+Such an operation is replicated, and draws alike where its seeds are equal. Without seeds TensorFlow
 takes them from the process's entropy: every rank would draw other numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
+from keras_ddl.cut.attributes import AttrValue
 from keras_ddl.cut.program import Node
 
 
-def agreed_seeds(node: Node, seed: int) -> dict[str, Any]:
-    """Returns the attributes that give an operation without seeds its own, made from `seed` and its place; {} if
-    it has some, or is not random.
-    """
+def agreed_seeds(node: Node, seed: int) -> dict[str, AttrValue]:
+    """Returns seeds for an operation without any, made from `seed` and its place; {} if it has some, or needs none."""
     known = node.definition.attr
     if "seed" not in known or known["seed"].i or known["seed2"].i:
         return {}

@@ -1,8 +1,6 @@
-"""Copies of variables that a step writes before it commits, and how they are given back when it fails."""
+"""Copies of variables that a step writes before it commits; they are restored when it fails."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
@@ -14,12 +12,14 @@ class Snapshots:
     """
 
     def __init__(self) -> None:
-        self._copies: list[tuple[Any, Any, tf.DType]] = []  # handles of the original and of its copy
+        self._copies: list[tuple[tf.Tensor, tf.Tensor, tf.DType]] = []  # handles of the original and of its copy
         self._made: list[tf.Operation] = []
         self.committed: tf.Operation | None = None  # after it everything is written
-        self._is_open: Any = None  # handle of a bool: the copies are those of a step that has begun and not committed
+        self._is_open: tf.Tensor | None = (
+            None  # handle of a bool: the copies are those of a step that has begun and not committed
+        )
 
-    def copy(self, handle: Any, dtype: tf.DType) -> None:
+    def copy(self, handle: tf.Tensor, dtype: tf.DType) -> None:
         """Copies a variable in the step that is traced, before anything is written."""
         copy = tf_compat.plain_variable(dtype)
         self._copies.append((handle, copy, dtype))
@@ -43,7 +43,7 @@ class Snapshots:
             tf.raw_ops.AssignVariableOp(resource=self._is_open, value=tf.constant(False))
 
     def restore(self) -> None:
-        """Gives back what the variables were when the step began, unless it has committed. Not in a graph."""
+        """Restores what the variables were when the step began, unless it has committed. Not in a graph."""
         if self._is_open is None or not tf.raw_ops.ReadVariableOp(resource=self._is_open, dtype=tf.bool):
             return
         for handle, copy, dtype in self._copies:

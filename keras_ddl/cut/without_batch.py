@@ -9,20 +9,18 @@ so many words, because what a cut step writes waits for all of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives
-from keras_ddl.cut.pieces import Batch
+from keras_ddl.cut.placements import REPLICATED, Batch
 from keras_ddl.cut.program import Node, Program
 from keras_ddl.cut.report import Report
-from keras_ddl.cut.states import WHOLE
 
 
-def writes_without_batch(graph: Any, collectives: Collectives) -> Callable[[], None] | None:
-    """Returns what writes the variables that a traced step writes without its arguments; None: it writes none."""
+def writes_without_batch(graph: tf.Graph, collectives: Collectives) -> Callable[[], None] | None:
+    """Returns a function that writes what a traced step writes without its arguments; None: it writes nothing."""
     program = Program(graph)
     dependent = {value.node for value in program.inputs}
     for node in program.nodes:
@@ -33,16 +31,15 @@ def writes_without_batch(graph: Any, collectives: Collectives) -> Callable[[], N
         return None
     program.keep_only(writes)
 
-    @tf.function(autograph=False)
     def write() -> None:
-        builder = Builder(
-            program, Batch(1, int(collectives.rank == 0), min(collectives.rank, 1)), collectives, Report()
-        )
+        batch = Batch(1, int(collectives.rank == 0), min(collectives.rank, 1))
+        builder = Builder(program, batch, collectives, Report())
         for value, outer in program.captured:
-            builder.give(value, outer, WHOLE)
+            builder.place(value, outer, REPLICATED)
         builder.build()
 
-    return write
+    traced: Callable[[], None] = tf.function(write, autograph=False)
+    return traced
 
 
 def _writes(node: Node) -> bool:

@@ -1,77 +1,76 @@
-"""What a step writes, kept back until it commits: no variable is written on any rank unless all ranks come that far.
+"""Postpones what a step writes until it commits: no variable is written on any rank unless all ranks come that far.
 
-What is assigned to a variable is passed on inside of the step: whatever reads the variable later reads that. Only the
+What is assigned to a variable is forwarded inside of the step: whatever reads the variable later reads that. Only the
 last value is written, after the commit: a collective for which a rank is ready when everything else of its step has
 run. Values are computed as early as ever, so nothing but the assignments waits.
 
 Where the graph does not show that this is the same (a loop or a branch that writes, an operation that reads and writes
-at once), the variable is written when the program says so, and copied before: `Snapshots` give it back.
+at once), the variable is written when the program says so, and copied before: `Snapshots` restore it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.attributes import AttrValue
+from keras_ddl.cut.collectives import Collectives
+from keras_ddl.cut.context import Context
+from keras_ddl.cut.first_rank import PYTHON_FUNCTIONS
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.snapshots import Snapshots
+from keras_ddl.cut.variable_ops import ASSIGN_ADD, ASSIGN_SUB, ASSIGNS, READ, SCATTERS
 
-if TYPE_CHECKING:
-    from keras_ddl.cut.builder import Builder
-    from keras_ddl.cut.collectives import Collectives
-
-READ = "ReadVariableOp"
-ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-# They write and have no result: they may as well run later, if nothing reads the variable meanwhile.
-_SCATTERS = tuple(f"ResourceScatter{each}" for each in ("Add", "Sub", "Mul", "Div", "Min", "Max", "Update"))
 _TABLE_READS = ("LookupTableFind", "LookupTableFindV2", "LookupTableSize", "LookupTableSizeV2")
 # What they do is in their kernels, or outside of the process: a step that failed has done it.
 _RANDOM = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle",
            "Multinomial", "RandomGamma", "RandomPoissonV2", "ParameterizedTruncatedNormal")  # fmt: skip
-_OF_HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
 class Writes:
     """The variables that one step writes.
 
     Args:
-        builder: what makes the step. snapshots: where variables are copied that have to be written early.
+        context: builds the step. snapshots: where variables are copied that have to be written early.
     """
 
-    def __init__(self, builder: Builder, snapshots: Snapshots) -> None:
-        self._b = builder
+    def __init__(self, context: Context, snapshots: Snapshots) -> None:
+        self._b = context
         self.snapshots = snapshots
-        self.report = builder.report
-        self._read: dict[Any, tf.Tensor] = {}  # by handle, as is: what the variable holds before the commit
-        self._new: dict[Any, tuple[Any, tf.Tensor]] = {}  # and what it is to hold: handle, value
-        self._late: list[tuple[Node, list[Any], dict[str, Any]]] = []
+        self.report = context.report
+        self._read: dict[Hashable, tf.Tensor] = {}  # by handle, as is: what the variable holds before the commit
+        self._new: dict[Hashable, tuple[tf.Tensor, tf.Tensor]] = {}  # and what it is to hold: handle, value
+        self._late: list[tuple[Node, list[tf.Tensor], Mapping[str, AttrValue]]] = []
         self._deferred: set[Node] = set()
         # They may read and write variables of which the graph shows nothing.
-        self._hosts = [node.position for node in builder.program.nodes if _has_host_function(node.operation)]
-        self._early: dict[Any, str] = {}  # why, by handle
+        self._hosts = [node.position for node in context.program.nodes if _has_host_function(node.operation)]
+        self._early: dict[Hashable, str] = {}  # why, by handle
         self._plan()
         self.saved = self.snapshots.close()
 
     def _plan(self) -> None:
         """Decides for each variable whether its writes can wait."""
-        b, written, users = self._b, set(), {}
+        b = self._b
+        written: set[Value] = set()
+        users: dict[Value, list[Node]] = {}
         handles = {value for value, _ in b.program.captured if value.dtype == tf.resource}
         for node in b.program.nodes:
-            for value in dict.fromkeys(map(_origin, node.inputs)):
+            for value in dict.fromkeys(each.source() for each in node.inputs):
                 if value in handles:
                     users.setdefault(value, []).append(node)
             if node.type in _RANDOM:
                 b.report.not_undone(node.type)
             elif node.position in self._hosts:
-                b.report.not_undone("Python functions" if node.type in _OF_HOST else f"Python functions in {node.type}")
+                b.report.not_undone(
+                    "Python functions" if node.type in PYTHON_FUNCTIONS else f"Python functions in {node.type}"
+                )
         for value, nodes in users.items():
-            key = b.held(value).ref()
+            key = b.local(value).ref()
             for place, node in enumerate(nodes):
                 if node.type == READ or node.type == "Identity":
                     continue
-                if node.type in ASSIGNS and _origin(node.inputs[0]) is value:
+                if node.type in ASSIGNS and node.inputs[0].source() is value:
                     written.add(value)
                     if self._hosts and self._hosts[-1] > node.position:
                         self._early.setdefault(key, "a Python function may read it")
@@ -80,25 +79,26 @@ class Writes:
                         self._early.setdefault(key, f"{node.type} reads it after it was assigned")
                 elif tf_compat.variable_dtype(value.tensor) is None:
                     b.report.not_undone(node.type)
-                elif node.type in _SCATTERS and place == len(nodes) - 1:
+                elif node.type in SCATTERS and place == len(nodes) - 1:
+                    # It has no result, so it may as well run later: nothing reads the variable meanwhile.
                     self._deferred.add(node)
                 else:
                     self._early.setdefault(key, f"{node.type} may write it")
         for value in users:
-            key = b.held(value).ref()
+            key = b.local(value).ref()
             if key in self._early:
-                self.snapshots.copy(b.held(value), tf_compat.variable_dtype(value.tensor))
+                self.snapshots.copy(b.local(value), tf_compat.variable_dtype(value.tensor))
                 b.report.copied(self._early[key])
 
     def before(self, node: Node) -> list[tf.Operation]:
         """What a node must wait for: it may write a variable that is copied first."""
         if self.saved is None or not any(each.dtype == tf.resource for each in node.inputs):
             return []
-        keys = (self._b.held(each).ref() for each in node.inputs if each.dtype == tf.resource)
+        keys = (self._b.local(each).ref() for each in node.inputs if each.dtype == tf.resource)
         return [self.saved] if any(key in self._early for key in keys) else []
 
-    def make(self, node: Node, inputs: Sequence[Any], attrs: dict[str, Any]) -> list[tf.Tensor] | None:
-        """Returns the outputs of an operation that reads or writes a variable; None for what is to be made as it is."""
+    def make(self, node: Node, inputs: Sequence[tf.Tensor], attrs: Mapping[str, AttrValue]) -> list[tf.Tensor] | None:
+        """Returns the outputs of an operation that reads or writes a variable; None for any other operation."""
         if node in self._deferred:
             self._late.append((node, list(inputs), attrs))
             return []
@@ -107,11 +107,11 @@ class Writes:
         if node.type == READ:
             if self._hosts and inputs[0].ref() not in self._new:
                 return None
-            return [self.value(inputs[0], node.attr("dtype"))]
+            return [self.value(inputs[0], node.attr("dtype", tf.DType))]
         self.assign(node.type, inputs[0], inputs[1])
         return []
 
-    def value(self, handle: Any, dtype: tf.DType) -> tf.Tensor:
+    def value(self, handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         """Returns what a variable holds at this place of the step."""
         key = handle.ref()
         if key in self._new:
@@ -123,15 +123,15 @@ class Writes:
                 self._read[key] = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
         return self._read[key]
 
-    def is_early(self, handle: Any) -> bool:
+    def is_early(self, handle: tf.Tensor) -> bool:
         """Whether a variable is written when the program says so."""
         return handle.ref() in self._early
 
-    def assign(self, kind: str, handle: Any, value: tf.Tensor) -> None:
+    def assign(self, kind: str, handle: tf.Tensor, value: tf.Tensor) -> None:
         """Keeps what a variable is to hold; `kind`: one of ASSIGNS."""
-        if kind == "AssignAddVariableOp":
+        if kind == ASSIGN_ADD:
             value = self.value(handle, value.dtype) + value
-        elif kind == "AssignSubVariableOp":
+        elif kind == ASSIGN_SUB:
             value = self.value(handle, value.dtype) - value
         self._new[handle.ref()] = handle, value
 
@@ -155,7 +155,7 @@ class Writes:
 
 
 def commit(writes: Writes, collectives: Collectives, outputs: Sequence[tf.Tensor]) -> None:
-    """Makes the end of a step: each rank waits until all have run everything else, then it writes. COLLECTIVE."""
+    """Builds the end of a step: each rank waits until all have run everything else, then it writes. COLLECTIVE."""
     graph = tf.compat.v1.get_default_graph()
     values = [each for each in [*outputs, *writes.needed()] if isinstance(each, tf.Tensor)]
     needed = [each.op for each in values if not tf_compat.is_eager(each) and each.graph is graph]
@@ -188,15 +188,9 @@ def _ends(needed: Iterable[tf.Operation]) -> list[tf.Operation]:
     return [each for each in ends if each not in inner and each.type != "Placeholder"]
 
 
-def _origin(value: Value) -> Value:
-    while value.node.type == "Identity" and value.dtype == tf.resource:
-        value = value.node.inputs[0]
-    return value
-
-
 def _has_host_function(operation: tf.Operation) -> bool:
     """Whether an operation, or a branch or a loop's body of it, calls Python."""
-    if operation.type in _OF_HOST:
+    if operation.type in PYTHON_FUNCTIONS:
         return True
     graphs = tf_compat.graphs_of(operation)
     return any(_has_host_function(each) for graph in graphs for each in graph.get_operations())
@@ -205,5 +199,5 @@ def _has_host_function(operation: tf.Operation) -> bool:
 def _writes(node: Node, value: Value) -> bool:
     """Whether an operation may write a variable."""
     written = {id(each) for each in tf_compat.written_resources(node.operation)}
-    places = [i for i, each in enumerate(node.inputs) if _origin(each) is value]
+    places = [i for i, each in enumerate(node.inputs) if each.source() is value]
     return any(id(node.operation.inputs[place]) in written for place in places)

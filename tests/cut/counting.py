@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import Batch, Program, Report, Rows, build_step
+from keras_ddl.cut import Batch, Program, Report, Sharded, build_step
 from keras_ddl.cut.program import Value
 
 RANKS = 2
@@ -46,7 +46,7 @@ def report_of(step: Callable[..., Any], batch: Any, *, static: bool = True) -> R
 
     def rank_step(total: tf.Tensor, mine: tf.Tensor, *local: tf.Tensor) -> None:
         known = Batch(rows, rows // RANKS, 0) if static else Batch(total, mine, tf.zeros([], tf.int64))
-        build_step(Program(concrete.graph), local, [Rows(0)] * len(local), known, _Nothing(), report=report)
+        build_step(Program(concrete.graph), local, [Sharded(0)] * len(local), known, _Nothing(), report=report)
 
     local = [tf.TensorSpec([rows // RANKS if static else None, *each.shape[1:]], each.dtype) for each in leaves]
     number = tf.TensorSpec([], tf.int64)

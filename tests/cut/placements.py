@@ -21,7 +21,7 @@ from cut.together import OPTIONS, Collectives, Turns, in_turns
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, build_step
 from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.states import WHOLE, Partial, Rows, State, Whole
+from keras_ddl.cut.placements import REPLICATED, Partial, Placement, Replicated, Sharded
 
 
 @dataclass
@@ -86,7 +86,7 @@ def _trials(case: Case, ranks: Ranks, limit: int | None) -> Iterator[_Trial]:
     rng = np.random.default_rng(zlib.crc32(repr(case).encode()))
     traced = _Traced(case, ranks, rng)
     combinations = list(itertools.product(*map(traced.placements, range(len(traced.arrays)))))
-    combinations = [each for each in combinations if any(state != WHOLE for state in each)]
+    combinations = [each for each in combinations if any(state != REPLICATED for state in each)]
     if limit is not None and len(combinations) > limit:
         combinations = [combinations[at] for at in sorted(rng.choice(len(combinations), limit, replace=False))]
     for states in combinations:
@@ -126,7 +126,7 @@ class _Traced:
             name: [self.ranks.rows if e == "n" else e for e in each] if isinstance(each, list) else each
             for name, each in self.case.attrs.items()
         }
-        if names[0] in ("inputs", "values"):
+        if names[0] in ("inputs", "values") or self.case.type == "IdentityN":
             made = function(**{names[0]: operands}, **attrs)
         elif self.case.type == "Einsum":
             made = function(inputs=operands, **attrs)
@@ -134,16 +134,16 @@ class _Traced:
             made = function(**dict(zip(names, operands)), **attrs)
         return tf.nest.flatten(made)
 
-    def placements(self, index: int) -> list[State]:
+    def placements(self, index: int) -> list[Placement]:
         letters, kind = self.letters[index], self.kinds[index]
-        found: list[State] = [WHOLE]
+        found: list[Placement] = [REPLICATED]
         for axis, letter in enumerate(letters):
             if letter == "n":
-                found.append(Rows(axis))
+                found.append(Sharded(axis))
             elif letter == "m":
-                found += [Rows(axis, Dim(2)), Rows(axis, unit=Dim(2))]
+                found += [Sharded(axis, Dim(2)), Sharded(axis, unit=Dim(2))]
             elif letter == "1" and self.ranks.rows == 1 and self.ranks.static:
-                found.append(Rows(axis))
+                found.append(Sharded(axis))
         if kind in "fphis":
             found += [Partial("sum"), Partial("max")]
         return found
@@ -152,7 +152,7 @@ class _Traced:
 class _Trial:
     """A program with a placement of each of its operands."""
 
-    def __init__(self, traced: _Traced, states: Sequence[State], rng: np.random.Generator) -> None:
+    def __init__(self, traced: _Traced, states: Sequence[Placement], rng: np.random.Generator) -> None:
         self.traced, self.states = traced, states
         self.locals = [self._local(array, state, rng) for array, state in zip(traced.arrays, states)]
 
@@ -189,9 +189,9 @@ class _Trial:
             Program(self.traced.graph, f"{number}/"), local, self.states, batch, collectives, report=Report()
         )
 
-    def _local(self, array: np.ndarray, state: State, rng: np.random.Generator) -> list[np.ndarray]:
+    def _local(self, array: np.ndarray, state: Placement, rng: np.random.Generator) -> list[np.ndarray]:
         ranks = self.traced.ranks
-        if isinstance(state, Whole):
+        if isinstance(state, Replicated):
             return [array] * ranks.size
         if isinstance(state, Partial):
             return _parts(array, state.op, ranks.size, rng, 2**27 if self.traced.case.type == "Cast" else 2**10)

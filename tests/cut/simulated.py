@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import Batch, Program, Report, Rows, Snapshots, build_step
+from keras_ddl.cut import Batch, Program, Report, Sharded, Snapshots, build_step
+from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.cut.program import Value
-from keras_ddl.cut.shards import Layout
 
 # A rank that waits for another occupies one of the threads in which TensorFlow runs operations (tests/conftest.py).
 assert tf.config.threading.get_inter_op_parallelism_threads() >= 32
@@ -149,7 +149,7 @@ class Simulation:
             return build_step(
                 Program(graph),
                 local,
-                [Rows(0)] * len(local),
+                [Sharded(0)] * len(local),
                 batch,
                 collectives,
                 report=self.reports[rank],

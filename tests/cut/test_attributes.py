@@ -173,7 +173,7 @@ def test_a_function_with_an_attribute_that_leaves_its_values_alone_is_cut(known:
     inner = tf.function(lambda x: x - tf.reduce_mean(x, 0), autograph=False, experimental_attributes=known)
     plain = tf.function(lambda x: tf.reduce_sum(x * x), autograph=False, jit_compile=False)
     simulation = check(lambda x: [inner(x), plain(x)], 2, True)
-    assert simulation.reports[0].kept == {} and simulation.reports[0].whole == {}
+    assert simulation.reports[0].kept == {} and simulation.reports[0].replicated == {}
 
 
 def test_every_attribute_that_tensorflow_gives_a_function_is_decided() -> None:

@@ -76,7 +76,7 @@ def recurrent(kind: str) -> tuple[Any, list[Any]]:
 def test_recurrent_layer_is_cut_in_both_directions(kind: str, size: int, static: bool, rows: int) -> None:
     step, variables = recurrent(kind)
     simulation = check(step, rows, size, static, variables)
-    assert simulation.reports[0].whole == {}
+    assert simulation.reports[0].replicated == {}
     assert set(gathers(simulation)) <= {"is a result"}, gathers(simulation)
 
 
@@ -206,7 +206,7 @@ def test_every_type_of_branch_and_loop_is_tried() -> None:
 def test_control_flow_equals_one_process(name: str, size: int, static: bool, rows: int) -> None:
     simulation = check(STEPS[name], rows, size, static)
     if name in CUT:
-        assert simulation.reports[0].whole == {}
+        assert simulation.reports[0].replicated == {}
         assert set(gathers(simulation)) <= {"is a result"}
 
 

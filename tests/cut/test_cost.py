@@ -13,7 +13,7 @@ from cut.simulated import Simulation
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.inner import Inner
+from keras_ddl.cut.subgraph import SubgraphBuilder
 
 X = np.random.default_rng(0).normal(size=(6, 3))
 
@@ -55,14 +55,14 @@ NESTED = {
 
 def graphs_made(step: Any, monkeypatch: Any, static: bool) -> int:
     made = []
-    build = Inner.build
+    build = SubgraphBuilder.build
 
-    def counted(self: Inner, wanted: Any = None) -> None:
+    def counted(self: SubgraphBuilder, wanted: Any = None) -> None:
         made.append(self)  # an id would be used again
         build(self, wanted)
 
     with monkeypatch.context() as context:
-        context.setattr(Inner, "build", counted)
+        context.setattr(SubgraphBuilder, "build", counted)
         report_of(step, X, static=static)
     return len(set(made))
 

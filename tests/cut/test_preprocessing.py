@@ -57,4 +57,4 @@ def test_preprocessing_equals_one_process(static):
         expected = simulation.expected(data)
         for found in simulation(data):
             np.testing.assert_array_equal(found[0], expected[0], err_msg=name)
-        assert sorted(simulation.reports[0].whole) == whole, name
+        assert sorted(simulation.reports[0].replicated) == whole, name

@@ -222,6 +222,8 @@ def _others() -> list[Case]:
     found += [Case(kind, [shape]) for kind in ("StringLower", "StringLength") for shape in ("n2 t", "2n t")]
     found += [Case("StringJoin", ["n2 t", " t"]), Case("StringJoin", ["nn t", "nn t"])]
     found += [Case("Substr", ["n2 t", np.int32([1, 2]), np.int32([2, 1])])]
+    found += [Case(kind, ["n2 f"]) for kind in ("Identity", "StopGradient", "PreventGradient", "Snapshot")]
+    found += [Case("IdentityN", ["n2 f", "2n i"])]
     found += [Case("Bucketize", ["2n f"], {"boundaries": [-1.0, 0.5]})]
     return found
 

@@ -67,5 +67,5 @@ def test_tables_are_updated_as_by_one_process(optimizer, tied):
             assert gathers == [] and sums >= table, report.text()
         else:
             assert sums < table and all(each.bytes <= values for each in gathers), report.text()
-            assert report.large_gathers(0) == [] and report.whole == {}, report.text()  # no rule is missing
+            assert report.large_gathers(0) == [] and report.replicated == {}, report.text()  # no rule is missing
             assert "fewer bytes than the table" in report.text()

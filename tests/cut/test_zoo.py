@@ -29,11 +29,11 @@ def check(name: str, make: Callable[[], zoo.Program], static: bool) -> None:
     model._symbolic_build(data_batch=batch if isinstance(batch, tuple) else (batch,))
     report = report_of(model.train_step, batch, static=static)
     known = GATHERED.get((name, static), {})
-    gathers = [each for each in report.entries if each.kind == "gather" and not each.is_meant]
+    gathers = [each for each in report.entries if each.kind == "gather" and not each.is_intentional]
     others = [each for each in gathers if each.reason.split()[0] not in known]
     assert not others, report.text()
     assert {each.reason.split()[0] for each in gathers} == set(known), f"no longer gathered:\n{report.text()}"
-    assert set(report.whole) <= set(known), report.text()
+    assert set(report.replicated) <= set(known), report.text()
     moments = sum(each.value.shape.num_elements() * 4 for each in model.non_trainable_variables)
     summed = sum(each.bytes or 0 for each in report.entries if each.kind == "sum")
     assert summed <= 4 * (model.count_params() + moments) + _NUMBERS, report.text()

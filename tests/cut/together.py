@@ -15,8 +15,8 @@ from cut.simulated import chunks
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, build_step
+from keras_ddl.cut.placements import REPLICATED, Sharded
 from keras_ddl.cut.program import Value
-from keras_ddl.cut.states import WHOLE, Rows
 
 OPTIONS = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
 OPTIONS.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -151,7 +151,7 @@ class Together:
         graph, rows = tf.Graph(), arguments[0].shape[0]
         outputs: list[Any] = [None] * size
         feeds: list[Any] = [None] * size
-        states = [Rows(0)] * len(arguments) + [WHOLE] * len(wholes)
+        states = [Sharded(0)] * len(arguments) + [REPLICATED] * len(wholes)
 
         def make(rank: int, turns: Turns) -> None:
             first, count = chunks(rows, size)[rank]

@@ -55,13 +55,13 @@ def check_a_plan_of_batch_normalization_runs_as_planned():
 
 def check_a_bucket_of_another_plan_is_refused_on_all_ranks():
     """Ranks that trace other steps under one name: the first sum in which they differ says so."""
-    from keras_ddl.cut.collectives import OfRanks
+    from keras_ddl.cut.collectives import StepCollectives
 
     rows = 20_000 + RANK
 
     @tf.function
     def step():
-        collectives = OfRanks("plan_check", RANK, SIZE, None)
+        collectives = StepCollectives("plan_check", RANK, SIZE, None)
         first = collectives.reduce([tf.ones([20_000])], "sum", "sum_0")[0]
         second = collectives.reduce([tf.ones([rows])], "sum", "sum_1")[0]
         collectives.follow_plan()

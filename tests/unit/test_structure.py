@@ -29,19 +29,6 @@ LINE = [
     ("ddl", "horovod", "torch"),  # front ends: they translate names
     ("cli",),
 ]
-# Typing-only imports inside cut/ that close a circle: its parts are typed by the class that is composed of them. To be
-# removed, together with this list, as the placements get modules of their own below the builder.
-KNOWN_CIRCLE = {
-    ("keras_ddl.cut.factors", "keras_ddl.cut.builder"),
-    ("keras_ddl.cut.first_rank", "keras_ddl.cut.builder"),
-    ("keras_ddl.cut.moving", "keras_ddl.cut.held"),
-    ("keras_ddl.cut.opaque", "keras_ddl.cut.builder"),
-    ("keras_ddl.cut.propagation", "keras_ddl.cut.builder"),
-    ("keras_ddl.cut.scalars", "keras_ddl.cut.held"),
-    ("keras_ddl.cut.sharding", "keras_ddl.cut.builder"),
-    ("keras_ddl.cut.two_states", "keras_ddl.cut.builder"),
-    ("keras_ddl.cut.writes", "keras_ddl.cut.builder"),
-}
 PLACE = {folder: number for number, folders in enumerate(LINE) for folder in folders}
 
 
@@ -70,7 +57,7 @@ def test_imports_point_one_way(name: str) -> None:
 def test_no_circle_of_imports() -> None:
     # Imports inside functions count too: they only put a circle off. Left out are the package itself, whose names are
     # imported on first use, and that importing a submodule also runs its package's __init__, which imports its parts.
-    waiting = {name: {t for t in imports_of(name) if (name, t) not in KNOWN_CIRCLE} - {"keras_ddl"} for name in INSIDE}
+    waiting = {name: imports_of(name) - {"keras_ddl"} for name in INSIDE}
     while free := [name for name, targets in waiting.items() if not targets & waiting.keys()]:
         for name in free:
             del waiting[name]

@@ -1,5 +1,14 @@
 """The rows of operations, one file a topic; importing this registers them (factors.py says what a row is)."""
 
-from keras_ddl.cut.rows import contractions, entrywise, images, indexing, last_axis, moved_axes, reductions
-
-__all__ = ["contractions", "entrywise", "images", "indexing", "last_axis", "moved_axes", "reductions"]
+from keras_ddl.cut.rows import (  # noqa: F401  (they register)
+    contractions,
+    entrywise,
+    forwarding,
+    images,
+    indexing,
+    last_axis,
+    moved_axes,
+    ragged,
+    reductions,
+    shape_arithmetic,
+)

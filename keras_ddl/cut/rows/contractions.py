@@ -13,8 +13,8 @@ from keras_ddl.cut.propagation import is_alone
 
 @row("MatMul", combine="sum")
 def _matmul(known: Extents, node: Node) -> Factors:
-    first = "km" if node.attr("transpose_a") else "mk"
-    return Factors([first, "nk" if node.attr("transpose_b") else "kn"], ["mn"])
+    first = "km" if node.attr("transpose_a", bool) else "mk"
+    return Factors([first, "nk" if node.attr("transpose_b", bool) else "kn"], ["mn"])
 
 
 @row("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", combine="sum")
@@ -24,13 +24,13 @@ def _batch_matmul(known: Extents, node: Node) -> Factors | None:
     if fronts is None:
         return None
     (first, second), out = fronts
-    first += "zx" if node.attr("adj_x") else "xz"
-    return Factors([first, second + ("yz" if node.attr("adj_y") else "zy")], [out + "xy"])
+    first += "zx" if node.attr("adj_x", bool) else "xz"
+    return Factors([first, second + ("yz" if node.attr("adj_y", bool) else "zy")], [out + "xy"])
 
 
 @row("Einsum", combine="sum", linear=Linear(at=(0,), when=is_alone))
 def _einsum(known: Extents, node: Node) -> Factors | None:
-    operands, out = node.attr("equation").decode().replace(" ", "").split("->")
+    operands, out = node.attr("equation", bytes).decode().replace(" ", "").split("->")
     labels = operands.split(",")
     letters = iter(LABELS)
     names = {each: next(letters, "") for each in dict.fromkeys(operands) if each.isalpha()}
@@ -57,7 +57,7 @@ def _einsum(known: Extents, node: Node) -> Factors | None:
 
 
 def _channels(labels: str, node: Node) -> str:
-    return labels[1 if node.attr("data_format") == b"NCHW" else -1]
+    return labels[1 if node.attr("data_format", bytes) == b"NCHW" else -1]
 
 
 @row("BiasAdd")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.factors import Factors, Linear, broadcast_labels, labels_of, row
+from collections.abc import Callable
+
+from keras_ddl.cut.dims import Dim, complete
+from keras_ddl.cut.extents import Extents, Numbers, Told, broadcast, extents, numbers
+from keras_ddl.cut.factors import Factors, Kind, Linear, broadcast_labels, labels_of, row
 from keras_ddl.cut.program import Node
-from keras_ddl.cut.propagation import over_finite, times_finite, widens
+from keras_ddl.cut.propagation import never, over_finite, times_finite, widens
 
 _UNARY = (
     "Neg Exp Log Log1p Expm1 Sqrt Rsqrt Square Tanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign Abs Sign Floor Ceil "
@@ -21,12 +24,12 @@ _BINARY = (
 )
 UNARY = tuple(_UNARY.split())  # of one operand, whose shape the result has
 BINARY = tuple(_BINARY.split())  # of several, which are broadcast
-ENTRYWISE = frozenset((*UNARY, *BINARY, "AddN"))
 _LINEAR = {
     "Neg": Linear(at=(0,)),
     "Cast": Linear(at=(0,), when=widens),
     "Mul": Linear(at=(0, 1), when=times_finite),
     **dict.fromkeys(("RealDiv", "Div", "DivNoNan"), Linear(at=(0,), when=over_finite)),
+    **dict.fromkeys(("RsqrtGrad", "SqrtGrad"), Linear(at=(1,), when=never)),
     **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), Linear(together=True, adds=True)),
 }
 # Of strings: of the first operand, the others are numbers and patterns; and of several.
@@ -49,9 +52,9 @@ def _broadcast(known: Extents, node: Node) -> Factors | None:
 
 
 for _type in UNARY:
-    row(_type, linear=_LINEAR.get(_type, Linear()))(_of_first)
+    row(_type, linear=_LINEAR.get(_type, Linear()), kind=Kind.ENTRYWISE)(_of_first)
 for _type in (*BINARY, "AddN"):
-    row(_type, linear=_LINEAR.get(_type, Linear()))(_broadcast)
+    row(_type, linear=_LINEAR.get(_type, Linear()), kind=Kind.ENTRYWISE)(_broadcast)
 row(*_OF_FIRST.split())(_of_first)
 row(*_OF_SEVERAL.split())(_broadcast)
 
@@ -69,3 +72,51 @@ def _select(known: Extents, node: Node) -> Factors | None:
     if dims is None or labels is None:
         return None
     return Factors([labels if len(dims) == len(labels) else labels[: len(dims)], labels, labels], [labels])
+
+
+# ---- of operations without a row, nothing but the extents of the result
+
+
+@extents("ApproximateEqual", "Betainc", "ClipByValue")
+def _broadcast_extents(known: Extents, node: Node) -> Told:
+    return [broadcast([known.dims(each) for each in node.inputs])]
+
+
+@extents("CheckNumerics", "RandomShuffle", "ReverseSequence", "MatrixBandPart")
+def _first_extents(known: Extents, node: Node) -> Told:
+    return [known.dims(node.inputs[0])]
+
+
+# ---- integers of shapes
+
+
+def _of_two(apply: Callable[[Dim, Dim], Dim | None]) -> Callable[[Extents, Node], Numbers | None]:
+    """Returns what gives the integers of an operation of two; `apply` returns None where the result is not certain."""
+
+    def rule(known: Extents, node: Node) -> Numbers | None:
+        operands = complete(map(known.numbers, node.inputs))
+        if operands is None:
+            return None
+        a, b = (each.entries for each in operands)
+        length = max(len(a), len(b))
+        if {len(a), len(b)} - {1, length}:
+            return None
+        pairs = zip(*(each * length if len(each) == 1 else each for each in (a, b)))
+        found = complete(apply(one, other) for one, other in pairs)
+        return None if found is None else Numbers(found, node.outputs[0].rank == 0)
+
+    return rule
+
+
+numbers("Mul")(_of_two(lambda a, b: a * b))
+numbers("Add", "AddV2")(_of_two(lambda a, b: a + b))
+numbers("Sub")(_of_two(lambda a, b: a - b))
+numbers("Maximum")(_of_two(lambda a, b: a.larger_of(b)))
+numbers("Minimum")(_of_two(lambda a, b: a.smaller_of(b)))
+numbers("FloorDiv")(_of_two(lambda a, b: None if b == 0 else a.floor_divided_by(b)))
+numbers("FloorMod")(_of_two(lambda a, b: Dim(a.number % b.number) if a.number is not None and b.number else None))
+
+
+@numbers("Cast")
+def _cast(known: Extents, node: Node) -> Numbers | None:
+    return known.numbers(node.inputs[0])  # none of floats

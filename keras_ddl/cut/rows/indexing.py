@@ -1,8 +1,8 @@
-"""Looking up by index, counting."""
+"""Looking up by index, counting, and the extents of sums by index."""
 
 from __future__ import annotations
 
-from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.extents import Extents, Numbers, Told, extents, numbers
 from keras_ddl.cut.factors import LABELS, NEW, Factors, Linear, labels_of, row
 from keras_ddl.cut.program import Node
 
@@ -13,11 +13,11 @@ def _gather(known: Extents, node: Node) -> Factors | None:
     table, at, axis = known.dims(node.inputs[0]), known.dims(node.inputs[1]), known.constants(node.inputs[2])
     if table is None or at is None or axis is None or len(table) + len(at) > len(LABELS):
         return None
-    position, batch = axis[0] % len(table), node.attr("batch_dims")
+    position, batch = axis[0] % len(table), node.attr("batch_dims", int)
     batch += len(at) if batch < 0 else 0
     labels = labels_of(table, [position])
-    own = LABELS[len(table) :][: len(at) - batch]
     assert labels is not None
+    own = LABELS[len(table) :][: len(at) - batch]
     found = labels[:position] + own + labels[position + 1 :]
     return Factors([labels, labels[:batch] + own, None], [found])
 
@@ -25,7 +25,7 @@ def _gather(known: Extents, node: Node) -> Factors | None:
 @row("ResourceGather")
 def _gather_of_variable(known: Extents, node: Node) -> Factors | None:
     labels, rank = labels_of(known.dims(node.inputs[1])), node.outputs[0].rank
-    if labels is None or rank is None or node.attr("batch_dims"):
+    if labels is None or rank is None or node.attr("batch_dims", int):
         return None
     return Factors([None, labels], [labels + NEW * (rank - len(labels))])
 
@@ -35,7 +35,7 @@ def _one_hot(known: Extents, node: Node) -> Factors | None:
     labels = labels_of(known.dims(node.inputs[0]))
     if labels is None:
         return None
-    axis = node.attr("axis") % (len(labels) + 1)
+    axis = node.attr("axis", int) % (len(labels) + 1)
     found = labels[:axis] + NEW + labels[axis:]
     return Factors([labels, None, None, None], [found], new=known.number(node.inputs[1]))
 
@@ -47,7 +47,7 @@ def _bincount(known: Extents, node: Node) -> Factors | None:
     labels, given = labels_of(known.dims(value)), known.dims(weights)
     if not labels or given is None:
         return None
-    labels = labels[:-1] + (labels[-1].upper() if len(labels) > 1 or node.attr("binary_output") else labels[-1])
+    labels = labels[:-1] + (labels[-1].upper() if len(labels) > 1 or node.attr("binary_output", bool) else labels[-1])
     unweighted = any(each == 0 for each in given)
     if not unweighted and len(given) != len(labels):
         return None
@@ -60,17 +60,29 @@ def finds_for_each_key(node: Node) -> bool:
     Tables may have vectors for keys or values. Dense tables alone have such keys, and what tf.lookup finds in one has
     no shape when it is traced, unless the table is made inside of the step.
     """
-    table, keys = node.inputs[0].node, node.inputs[1]
-    while table.type == "Identity":
-        table = table.inputs[0].node
+    table, keys = node.inputs[0].source().node, node.inputs[1]
     is_dense = table.type.startswith("MutableDenseHashTable")
     return keys.rank is not None and node.outputs[0].rank == keys.rank and not is_dense
 
 
 @row("LookupTableFindV2")
 def _look_up(known: Extents, node: Node) -> Factors | None:
-    """Keys in a table that every rank has whole: what writes to it has no rule, so ranks write alike."""
+    """Keys in a replicated table: what writes to it has no rule, so ranks write alike."""
     labels = labels_of(known.dims(node.inputs[1]))
     if labels is None or not finds_for_each_key(node) or node.inputs[2].rank != 0:
         return None
     return Factors([None, labels, None], [labels])
+
+
+@numbers("GatherV2")
+def _gathered_numbers(known: Extents, node: Node) -> Numbers | None:
+    table, at = known.numbers(node.inputs[0]), known.constants(node.inputs[1])
+    if table is None or at is None or table.is_scalar or any(not 0 <= i < len(table.entries) for i in at):
+        return None
+    return Numbers([table.entries[i] for i in at], node.outputs[0].rank == 0)
+
+
+@extents("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
+def _segments(known: Extents, node: Node) -> Told:
+    data, ids, count = known.dims(node.inputs[0]), known.dims(node.inputs[1]), known.number(node.inputs[2])
+    return [None if data is None or ids is None else (count, *data[len(ids) :])]

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.axes import squeezed_axes
-from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.context import Context
+from keras_ddl.cut.dims import Dim, complete
+from keras_ddl.cut.extents import Dims, Extents, Numbers, numbers, reshaped
 from keras_ddl.cut.factors import NEW, Factors, Linear, Making, ShapeOf, labels_of, row, without
 from keras_ddl.cut.program import Node
-
-if TYPE_CHECKING:
-    from keras_ddl.cut.builder import Builder
 
 _MOVES = Linear(at=(0,), moves=True)
 
@@ -36,18 +31,25 @@ def _expand_dims(known: Extents, node: Node) -> Factors | None:
     return Factors([labels, None], [labels[:at] + "1" + labels[at:]])
 
 
-def _make_squeeze(b: Builder, node: Node, making: Making) -> list[tf.Tensor]:
+def _squeezed_axes(dims: Dims | None, node: Node) -> list[int] | None:
+    """Returns the axes that a Squeeze takes from a tensor of extents `dims`; None if they are not certain."""
+    if dims is None:
+        return None
+    named = [axis % len(dims) for axis in node.attr("squeeze_dims", list)]
+    are_certain = named or all(each.number is not None for each in dims)
+    return (named or [axis for axis, each in enumerate(dims) if each == 1]) if are_certain else None
+
+
+def _make_squeeze(b: Context, node: Node, making: Making) -> list[tf.Tensor]:
     # By name: a rank may have one row where the batch has more.
-    dims = b.dims(node.inputs[0])
-    axes = squeezed_axes(dims, node) if dims is not None else None
+    axes = _squeezed_axes(b.dims(node.inputs[0]), node)
     return [tf.squeeze(making.tensors[0], axes) if axes else tf.identity(making.tensors[0])]
 
 
 @row("Squeeze", linear=_MOVES, make=_make_squeeze)
 def _squeeze(known: Extents, node: Node) -> Factors | None:
     dims = known.dims(node.inputs[0])
-    axes = squeezed_axes(dims, node) if dims is not None else None
-    labels = labels_of(dims)
+    axes, labels = _squeezed_axes(dims, node), labels_of(dims)
     return None if axes is None or labels is None else Factors([labels], [without(labels, axes)])
 
 
@@ -73,24 +75,24 @@ def _pack(known: Extents, node: Node) -> Factors | None:
     labels = labels_of(known.dims(node.inputs[0]))
     if labels is None:
         return None
-    axis = node.attr("axis") % (len(labels) + 1)
+    axis = node.attr("axis", int) % (len(labels) + 1)
     return Factors([labels] * len(node.inputs), [labels[:axis] + NEW + labels[axis:]], new=Dim(len(node.inputs)))
 
 
 @row("Unpack", linear=_MOVES)
 def _unpack(known: Extents, node: Node) -> Factors | None:
     dims = known.dims(node.inputs[0])
-    labels = labels_of(dims, [node.attr("axis")]) if dims else None
+    labels = labels_of(dims, [node.attr("axis", int)]) if dims else None
     if labels is None:
         return None
     return Factors([labels], ["".join(each for each in labels if each.islower())] * len(node.outputs))
 
 
-def _ensure(b: Builder, node: Node, making: Making) -> list[tf.Tensor]:
-    factors, shape = making.factors, node.outputs[0].shape.as_list()
-    # What is said of the whole axis holds by the extents that were traced.
-    cut = factors.results[0].find(making.label or " ") if factors is not None else -1
-    return [tf.ensure_shape(making.tensors[0], [None if axis == cut else each for axis, each in enumerate(shape)])]
+def _ensure(b: Context, node: Node, making: Making) -> list[tf.Tensor]:
+    shape = node.outputs[0].shape.as_list()
+    # What is said of the global axis holds by the extents that were traced.
+    sharded = making.factors.results[0].find(making.label or " ")
+    return [tf.ensure_shape(making.tensors[0], [None if axis == sharded else each for axis, each in enumerate(shape)])]
 
 
 @row("EnsureShape", make=_ensure)
@@ -113,3 +115,18 @@ def _pad(known: Extents, node: Node) -> Factors | None:
 
 row("Pad", "PadV2")(_pad)
 row("MirrorPad", "MirrorPadGrad", never_empty=True)(_pad)
+
+
+numbers("Squeeze", "ExpandDims", "EnsureShape")(reshaped)
+
+
+@numbers("Pack")
+def _packed_numbers(known: Extents, node: Node) -> Numbers | None:
+    entries = complete(known.number(each) if each.rank == 0 else None for each in node.inputs)
+    return None if entries is None else Numbers(entries)
+
+
+@numbers("Unpack")
+def _unpacked_numbers(known: Extents, node: Node) -> list[Numbers | None] | None:
+    operand = known.numbers(node.inputs[0])
+    return None if operand is None else [Numbers([each], True) for each in operand.entries]

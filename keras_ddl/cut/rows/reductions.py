@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.axes import reduced_axes
-from keras_ddl.cut.dims import ONE, product
-from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.factors import Factors, Linear, Making, labels_of, row, without
-from keras_ddl.cut.program import Node
+from keras_ddl.cut.context import Context
+from keras_ddl.cut.dims import ONE, complete, product
+from keras_ddl.cut.extents import Extents, Numbers, numbers
+from keras_ddl.cut.factors import Factors, Kind, Linear, Making, labels_of, row, without
+from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.propagation import is_floating
-
-if TYPE_CHECKING:
-    from keras_ddl.cut.builder import Builder
 
 _COMBINE = {"Max": "max", "Min": "min", "Prod": "product", "All": "min", "Any": "max"}
 _HALF = (tf.float16, tf.bfloat16)
 
 
+def _reduced_axes(known: Extents, value: Value) -> tuple[list[int], frozenset[int]] | None:
+    """Returns the axes that an operand names to be reduced, and axes that it may name besides, if their extent is 1.
+
+    The gradient of a broadcast names axes along which the operand was repeated. Where both extents are 1 it names the
+    axis, too, which changes nothing but the number of axes.
+    """
+    constants = known.constants(value)
+    if constants is not None:
+        return constants, frozenset()
+    shapes = complete(map(known.numbers, value.node.inputs)) if value.node.type == "BroadcastGradientArgs" else None
+    if shapes is None:
+        return None
+    rank = max(len(each.entries) for each in shapes)
+    own, other = ((ONE,) * (rank - len(each.entries)) + each.entries for each in shapes)
+    if value.index == 1:
+        own, other = other, own
+    axes, perhaps = [], set()
+    for axis, (a, b) in enumerate(zip(own, other)):
+        if a == 1:
+            axes.append(axis)
+        elif a.number is None and (a == b or b == 1):
+            perhaps.add(axis)
+        elif a.number is None:
+            return None
+    return axes, frozenset(perhaps)
+
+
 def _reduction(known: Extents, node: Node) -> Factors | None:
     value = node.inputs[0]
-    dims, found = known.dims(value), reduced_axes(known, node.inputs[1])
+    dims, found = known.dims(value), _reduced_axes(known, node.inputs[1])
     labels = labels_of(dims)
     if dims is None or found is None or labels is None or value.dtype == tf.string:
         return None
     axes, perhaps = {axis % max(len(dims), 1) for axis in found[0]}, found[1]
-    if node.attr("keep_dims"):
+    if node.attr("keep_dims", bool):
         result = "".join("1" if axis in axes else each for axis, each in enumerate(labels))
         return Factors([labels, None], [result])
     return Factors([labels, None], [without(labels, sorted(axes))], only_if_reshaped=bool(perhaps))
 
 
-def axes_of(b: Builder, node: Node) -> list[int] | None:
+def axes_of(b: Context, node: Node) -> list[int] | None:
     """Returns the axes that are certainly reduced, if nothing depends on whether others of extent 1 are, too."""
     found = _reduction(b.extents, node)
     if found is None or found.only_if_reshaped and not b.is_only_reshaped(node.outputs[0]):
@@ -46,40 +68,40 @@ def _axes(factors: Factors) -> list[int]:
     return [axis for axis, each in enumerate(labels) if each not in factors.results[0]]
 
 
-def _reduce(b: Builder, node: Node, making: Making) -> list[tf.Tensor]:
+def _reduce(b: Context, node: Node, making: Making) -> list[tf.Tensor]:
     factors = making.factors
-    assert factors is not None
-    axes, keep, dims = _axes(factors), node.attr("keep_dims"), b.dims(node.inputs[0])
+    axes, keep, dims = _axes(factors), node.attr("keep_dims", bool), b.dims(node.inputs[0])
     assert dims is not None
     left = [ONE if axis in axes else each for axis, each in enumerate(dims) if keep or axis not in axes]
     b.extents.set_dims(node.outputs[0], tuple(left))
     if node.type == "Mean" and making.label is not None and making.label not in factors.results[0]:
         return [_mean(b, node, making.tensors[0], axes)]
-    return b.make(node, [making.tensors[0], b.as_vector(axes, node.inputs[1].dtype)])
+    return b.make(node, [making.tensors[0], b.vector(axes, node.inputs[1].dtype)])
 
 
-def _mean(b: Builder, node: Node, tensor: tf.Tensor, axes: list[int]) -> tf.Tensor:
+def _mean(b: Context, node: Node, tensor: tf.Tensor, axes: list[int]) -> tf.Tensor:
     """The rank's sum over the count of all ranks; in float32 for halves, whose sums overflow before their mean does."""
     value, dims = node.inputs[0], b.dims(node.inputs[0])
     assert dims is not None
     count = b.number(product(dims[axis] for axis in axes))
     wide = tf.float32 if value.dtype in _HALF else value.dtype
-    over = b.as_vector(axes, tf.int32)
-    total = tf.reduce_sum(tf.cast(tensor, wide), over, keepdims=node.attr("keep_dims"))
-    return tf.cast(total / b.scalars.scalar(count, wide), value.dtype)
+    over = b.vector(axes, tf.int32)
+    total = tf.reduce_sum(tf.cast(tensor, wide), over, keepdims=node.attr("keep_dims", bool))
+    return tf.cast(total / b.scalar(count, wide), value.dtype)
 
 
-row("Sum", combine="sum", linear=Linear(at=(0,), when=is_floating), make=_reduce)(_reduction)
+_SUM = Linear(at=(0,), when=is_floating)
+row("Sum", combine="sum", linear=_SUM, kind=Kind.REDUCTION, make=_reduce)(_reduction)
 for _type, _combine in _COMBINE.items():
-    row(_type, combine=_combine, make=_reduce)(_reduction)
+    row(_type, combine=_combine, kind=Kind.REDUCTION, make=_reduce)(_reduction)
 
 
-@row("Mean", combine="sum", linear=Linear(at=(0,), when=is_floating), make=_reduce)
+@row("Mean", combine="sum", linear=_SUM, kind=Kind.REDUCTION, make=_reduce)
 def _mean_of_floats(known: Extents, node: Node) -> Factors | None:
     return _reduction(known, node) if node.inputs[0].dtype.is_floating else None
 
 
-@row("L2Loss", combine="sum")
+@row("L2Loss", combine="sum", kind=Kind.REDUCTION)
 def _l2_loss(known: Extents, node: Node) -> Factors | None:
     labels = labels_of(known.dims(node.inputs[0]))
     return None if labels is None else Factors([labels], [""])
@@ -100,3 +122,11 @@ def _cumulative(known: Extents, node: Node) -> Factors | None:
 def _along(known: Extents, node: Node) -> str | None:
     axes = known.constants(node.inputs[1])
     return None if axes is None else labels_of(known.dims(node.inputs[0]), axes)
+
+
+@numbers("Prod")
+def _product(known: Extents, node: Node) -> Numbers | None:
+    operand = known.numbers(node.inputs[0])
+    if operand is None or operand.is_scalar or known.constants(node.inputs[1]) not in ([0], [-1]):
+        return None
+    return Numbers([product(operand.entries)], node.outputs[0].rank == 0)

@@ -2,46 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.contents import joined, joined_entries
+from keras_ddl.cut.context import Context
+from keras_ddl.cut.dims import complete
 from keras_ddl.cut.extents import merged
-from keras_ddl.cut.inner import Inner, operation_behind
+from keras_ddl.cut.placements import (
+    PARTIAL,
+    REPLICATED,
+    FlatShard,
+    Made,
+    Placement,
+    Replicated,
+    Sharded,
+    TensorList,
+)
+from keras_ddl.cut.program import BRANCHES, Node, Value
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.states import PARTIAL, WHOLE, ListOf, Rows, Shard, Whole
+from keras_ddl.cut.subgraph import SubgraphBuilder, operation_behind
 
 
 class _Tried(Exception):
-    """The branches were made to see in which states they end."""
+    """The branches were built to learn the placements of their outputs."""
 
 
 class _Stale(Exception):
-    """A branch does not end in the states in which it ended the last time."""
+    """A branch's outputs do not have the placements that they had the last time."""
 
 
-@rule("If", "StatelessIf", "Case", "StatelessCase")
-def branch(b: Any, node: Any) -> Any:
+@rule(*BRANCHES)
+def branch(b: Context, node: Node) -> Made | None:
     choice, arguments = node.inputs[0], node.inputs[1:]
-    is_case = node.type.endswith("Case")
-    if not is_case and choice.dtype != tf.bool or choice.rank != 0:
+    if not node.type.endswith("Case") and choice.dtype != tf.bool or choice.rank != 0:
         return None
-    operation = node.operation
-    graphs = (
-        tf_compat.called_graphs(operation)
-        if is_case
-        else [tf_compat.called_graph(operation, f"{each}_branch") for each in ("then", "else")]
-    )
-    if any(each is None or len(each.inputs) != len(arguments) for each in graphs):
+    graphs = complete(node.branch_graphs())
+    if graphs is None or any(len(each.inputs) != len(arguments) for each in graphs):
         return None
     branches = _Branches(b, node, graphs)
     key = ("branch", node.key, b.knowledge_of(arguments))
     targets = b.decisions.get(key)
-    if targets is None:
+    if not isinstance(targets, list):
         tried = branches.make(None)[1]
-        targets = b.decisions[key] = [_common(b, tried, i) for i in range(len(node.outputs))]
-        if b.is_tried and all(_stands_for(value, state) for value, state in zip(node.outputs, targets)):
+        targets = b.decisions[key] = [_common(tried, i) for i in range(len(node.outputs))]
+        if b.is_trial and all(_stands_for(value, target) for value, target in zip(node.outputs, targets)):
             return _placeholders(b, node, tried, targets)
     try:
         tensors, inners = branches.make(targets)
@@ -51,29 +56,30 @@ def branch(b: Any, node: Any) -> Any:
     b.ran(operation_behind(tensors[-1]))
     for inner in inners:
         b.report.add(inner.report)
-    _set_all_known(b, node, inners)
+    _set_known(b, node, inners)
     return list(zip(tensors[: len(node.outputs)], targets))
 
 
 class _Branches:
-    """The branches of an operation, to be made in the graph of a rank.
+    """The branches of an operation, to be built in the graph of a rank.
 
-    They are made twice: once to see in which states they end, and once to end in a state that is common to all. What
-    the first time showed is remembered (Builder.decisions), for branches and loops inside, which the second time makes
-    again: so the time of a cut does not double with each branch inside of another.
+    They are built twice: once to learn the placements of their outputs, and once to give them in placements that all
+    have in common. What the first time showed is remembered (Context.decisions), for branches and loops inside, which
+    the second time builds again: so the time of a cut does not double with each branch inside of another.
     """
 
-    def __init__(self, b: Any, node: Any, graphs: list[Any]) -> None:
+    def __init__(self, b: Context, node: Node, graphs: Sequence[tf.Graph]) -> None:
         self.b, self.node, self.graphs = b, node, graphs
-        self.chosen = b.whole(node.inputs[0])
+        self.chosen = b.replicated(node.inputs[0])
         self.outside = tf.compat.v1.get_default_graph()
 
-    def make(self, targets: list[Any] | None) -> tuple[list[Any], list[Inner]]:
-        """Returns the outputs, in the states `targets`, with the branches that were made; without targets, none."""
-        inners: list[Inner] = []
+    def make(self, targets: Sequence[Placement] | None) -> tuple[list[tf.Tensor], list[SubgraphBuilder]]:
+        """Returns the outputs in the placements `targets`, and the builders; without targets, no outputs."""
+        inners: list[SubgraphBuilder] = []
 
-        def make(graph: Any, label: str) -> list[tf.Tensor]:
-            inner = Inner(self.b, self.node, graph, label, self.outside, is_loop=False, is_tried=targets is None)
+        def make(graph: tf.Graph, label: str) -> list[tf.Tensor]:
+            is_trial = targets is None
+            inner = SubgraphBuilder(self.b, self.node, graph, label, self.outside, is_loop=False, is_trial=is_trial)
             inners.append(inner)
             for value, outer in zip(inner.program.placeholders, self.node.inputs[1:]):
                 inner.lend(value, outer)
@@ -92,76 +98,66 @@ class _Branches:
                 found = tf.cond(self.chosen, *makers)
         except _Tried:
             found = []
-        return (found if isinstance(found, (list, tuple)) else [found]), inners
+        return (list(found) if isinstance(found, (list, tuple)) else [found]), inners
 
 
-def _outputs(inner: Inner, targets: list[Any]) -> list[tf.Tensor]:
-    """Returns the outputs of a branch in these states, and one more. Raises: _Stale: it cannot give them so."""
+def _outputs(inner: SubgraphBuilder, targets: Sequence[Placement]) -> list[tf.Tensor]:
+    """Returns the outputs of a branch in these placements, and one more. Raises: _Stale: it cannot give them so."""
     pairs = list(zip(inner.program.outputs, targets))
     for value, target in pairs:
-        state = inner.state(value)
-        fits = not isinstance(target, Rows) or inner.fits(value, target)
-        if target not in (WHOLE, state) and not (isinstance(state, Whole) and fits):
+        placement = inner.placement(value)
+        fits = not isinstance(target, Sharded) or inner.can_shard(value, target)
+        if target not in (REPLICATED, placement) and not (isinstance(placement, Replicated) and fits):
             raise _Stale
-    inner.build({value: WHOLE for value, state in pairs if isinstance(state, Whole)})
-    found = [tf.identity(inner.result(value, state)) for value, state in pairs]
-    for tensor, (value, state) in zip(found, pairs):
-        if not isinstance(state, (Rows, Shard)) and value.dtype not in (tf.variant, tf.resource):
+    inner.build({value: REPLICATED for value, target in pairs if isinstance(target, Replicated)})
+    found = [tf.identity(inner.redistributed(value, target)) for value, target in pairs]
+    for tensor, (value, target) in zip(found, pairs):
+        if not isinstance(target, (Sharded, FlatShard)) and value.dtype not in (tf.variant, tf.resource):
             tensor.set_shape(value.shape)
     return [*found, tf.constant(0)]
 
 
-def _stands_for(value: Any, state: Any) -> bool:
-    """Whether a placeholder can stand for an output where nothing but states is looked at."""
-    return value.dtype != tf.resource and not isinstance(state, Shard)
+def _stands_for(value: Value, placement: Placement) -> bool:
+    """Whether a placeholder can stand for an output where nothing but placements is looked at."""
+    return bool(value.dtype != tf.resource) and not isinstance(placement, FlatShard)
 
 
-def _placeholders(b: Any, node: Any, inners: list[Inner], targets: list[Any]) -> list[Any]:
-    """Returns outputs of branches inside of one that is only tried: the branches are made when that one is."""
-    _set_all_known(b, node, inners)
-    found = []
-    for value, state in zip(node.outputs, targets):
-        shape = value.shape
-        if isinstance(state, Rows) and shape.rank is not None:
-            local = b.local_extent(state)
-            extents = shape.as_list()
-            extents[state.axis] = local if isinstance(local, int) else None
-            shape = tf.TensorShape(extents)
-        found.append((tf.compat.v1.placeholder(value.dtype, shape), state))
-    return found
+def _placeholders(
+    b: Context, node: Node, inners: Sequence[SubgraphBuilder], targets: Sequence[Placement]
+) -> list[tuple[tf.Tensor, Placement]]:
+    """Returns outputs of branches inside of one that is only tried: the branches are built when that one is."""
+    _set_known(b, node, inners)
+    shapes = [b.static_local_shape(value.shape, target) for value, target in zip(node.outputs, targets)]
+    tensors = [tf.compat.v1.placeholder(value.dtype, shape) for value, shape in zip(node.outputs, shapes)]
+    return list(zip(tensors, targets))
 
 
-def _set_all_known(b: Any, node: Any, inners: list[Inner]) -> None:
+def _set_known(b: Context, node: Node, inners: Sequence[SubgraphBuilder]) -> None:
+    """What all branches agree in is known of the outputs."""
     for i, output in enumerate(node.outputs):
-        _set_known(b, output, [(inner, inner.program.outputs[i]) for inner in inners])
+        b.extents.named[output.key] = output
+        ends = [(inner, inner.program.outputs[i]) for inner in inners]
+        dims = [inner.dims_outside(value) for inner, value in ends]
+        contents = [inner.content_outside(value) for inner, value in ends]
+        common, content = dims[0], contents[0]
+        for other, more in zip(dims[1:], contents[1:]):
+            common, content = joined_entries(common, other), joined(content, more)
+        b.extents.set_dims(output, merged(output, common))
+        b.extents.set_content(output, content)
 
 
-def _set_known(b: Any, output: Any, ends: Any) -> None:
-    """What all branches agree in is known of the output."""
-    b.extents.named[output.key] = output
-    dims = [inner.dims_outside(value) for inner, value in ends]
-    common = dims[0]
-    contents = [inner.content_outside(value) for inner, value in ends]
-    content = contents[0]
-    for other, more in zip(dims[1:], contents[1:]):
-        common, content = joined_entries(common, other), joined(content, more)
-    b.extents.set_dims(output, merged(output, common))
-    b.extents.set_content(output, content)
-
-
-def _common(b: Any, inners: list[Inner], index: int) -> Any:
-    """Returns the state in which all branches can give an output."""
+def _common(inners: Sequence[SubgraphBuilder], index: int) -> Placement:
+    """Returns the placement in which all branches can give an output."""
     ends = [(inner, inner.program.outputs[index]) for inner in inners]
-    states = [inner.state(value) for inner, value in ends]
-    others = {each for each in states if not isinstance(each, Whole)}
+    others = {inner.placement(value) for inner, value in ends} - {REPLICATED}
     if len(others) != 1:
-        return WHOLE
-    state = others.pop()
-    if all(each == state for each in states):
-        return state
-    whole = [(inner, value) for (inner, value), each in zip(ends, states) if isinstance(each, Whole)]
-    if isinstance(state, Rows):
-        return state if all(inner.fits(value, state) for inner, value in whole) else WHOLE
-    if isinstance(state, ListOf):
-        return state if all(value.node.type == "OptionalNone" for _, value in whole) else WHOLE
-    return state if state == PARTIAL else WHOLE
+        return REPLICATED
+    found = others.pop()
+    replicated = [(inner, value) for inner, value in ends if isinstance(inner.placement(value), Replicated)]
+    if not replicated or found == PARTIAL:
+        return found
+    if isinstance(found, Sharded) and all(inner.can_shard(value, found) for inner, value in replicated):
+        return found
+    if isinstance(found, TensorList) and all(value.node.type == "OptionalNone" for _, value in replicated):
+        return found
+    return REPLICATED

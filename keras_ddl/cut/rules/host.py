@@ -1,35 +1,35 @@
-"""What the host computes, and what is no function of its inputs: done once, by rank 0, as by one process."""
+"""What the host computes, and what is no function of its inputs: run once, by rank 0, as by one process."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from keras_ddl.cut import first_rank
+from keras_ddl.cut.context import Context
+from keras_ddl.cut.placements import REPLICATED, Made
+from keras_ddl.cut.program import Node
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.states import WHOLE
 
 
-def _effect(b: Any, node: Any) -> Any:
-    """Only rank 0 prints and writes; what it writes is whole."""
-    inputs = b.wholes(node.inputs)
+def _effect(b: Context, node: Node) -> Made:
+    """Only rank 0 prints and writes; what it writes is replicated."""
+    inputs = b.all_replicated(node.inputs)
     if b.collectives.rank == 0:
         b.make(node, inputs)
     return []
 
 
-def _function(b: Any, node: Any) -> Any:
+def _function(b: Context, node: Node) -> Made:
     """Rank 0's results go to all: the program's function is called once, and may do what it likes."""
     first_rank.check_sendable(
         b, node, "A host function in a step runs on rank 0", "Return numbers, or call it outside the step."
     )
-    inputs = b.wholes(node.inputs)
-    made = b.make(node, inputs) if b.collectives.rank == 0 else [None] * len(node.outputs)
-    found = [(first_rank.sent(b, value.dtype, value.shape, tensor), WHOLE) for value, tensor in zip(node.outputs, made)]
-    if found:
+    inputs = b.all_replicated(node.inputs)
+    outputs = b.make(node, inputs) if b.collectives.rank == 0 else [None] * len(node.outputs)
+    if outputs:
         b.report.from_rank_0(node, first_rank.messages(node.outputs))
-    return found
+    pairs = zip(node.outputs, outputs)
+    return [(first_rank.broadcast(b, value.dtype, value.shape, tensor), REPLICATED) for value, tensor in pairs]
 
 
 for each in (False, True):
-    rule(*first_rank.EFFECTS, of_whole=each)(_effect)
-    rule(*first_rank.FUNCTIONS, of_whole=each)(_function)
+    rule(*first_rank.EFFECTS, of_replicated=each)(_effect)
+    rule(*first_rank.FUNCTIONS, of_replicated=each)(_function)

@@ -1,47 +1,82 @@
-"""Adding up by index."""
+"""Sums by index: of a value, and into a variable, as optimizers do with gradients of embeddings."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.dims import number_of
+from keras_ddl.cut.collectives import COMBINED_DTYPES
+from keras_ddl.cut.context import Context
+from keras_ddl.cut.dims import Dim, number_of
+from keras_ddl.cut.extents import Dims
+from keras_ddl.cut.placements import PARTIAL, Made, Partial, Replicated, Sharded
+from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.states import PARTIAL, Rows, Whole
+from keras_ddl.cut.variable_ops import ASSIGN_ADD, ASSIGN_SUB, SCATTER_ADD, SCATTER_SUB
 
-FEWER_BYTES = "gradients of a table's rows, fewer bytes than the table"
+_FEWER_BYTES = "gradients of a table's rows, fewer bytes than the table"
 _USUAL_BYTES = 4 << 20  # of the rows of a batch, where its extents are open
 
 
 @rule("UnsortedSegmentSum")
-def segment_sum(b: Any, node: Any) -> Any:
-    """Rows added up by index: each rank adds up its own. Where all rows are fewer bytes to move, they travel."""
+def segment_sum(b: Context, node: Node) -> Made | None:
+    """Rows added up by index: each rank adds up its own. Where all rows are fewer bytes to move, they are gathered."""
     data, ids, count = node.inputs
-    dims = [b.dims(data), b.dims(ids)]
-    rows = next((b.state(each) for each in (ids, data) if isinstance(b.state(each), Rows)), None)
-    if rows is None or None in dims or rows.axis >= len(dims[1]):
-        return None
-    if not b.fits(data, rows) or not b.fits(ids, rows) or not isinstance(b.state(count), Whole):
+    placement, dims = _sharding_of(b, ids, data), b.dims(data)
+    if placement is None or dims is None or not isinstance(b.placement(count), Replicated):
         return None
     table = node.outputs[0]
-    if not is_cheaper_summed(dims[0], b.dims(table), data.dtype) and not _is_added_to_a_part(b, table):
-        b.report.means(node, FEWER_BYTES)
+    if not _is_cheaper_summed(dims, b.dims(table), data.dtype) and not _is_added_to_a_part(b, table):
+        b.report.intends_gather(node, _FEWER_BYTES)
         return None
-    return [(b.make(node, [b.cut(data, rows), b.cut(ids, rows), b.whole(count)])[0], PARTIAL)]
+    return [(b.make(node, [b.sharded(data, placement), b.sharded(ids, placement), b.replicated(count)])[0], PARTIAL)]
 
 
-def is_cheaper_summed(rows: Any, table: Any, dtype: tf.DType) -> bool:
+@rule(SCATTER_ADD, SCATTER_SUB)
+def scatter(b: Context, node: Node) -> Made | None:
+    """Rows added to those of a variable: where that is fewer bytes, a table of sums is, which ranks sum."""
+    variable, indices, updates = node.inputs
+    placement, shape = _sharding_of(b, indices, updates), tf_compat.variable_shape(variable.tensor)
+    dims, at = b.dims(updates), b.dims(indices)
+    if placement is None or dims is None or at is None or shape is None or not shape.is_fully_defined() or b.in_loop:
+        return None
+    if len(dims) != len(at) + shape.rank - 1 or updates.dtype not in COMBINED_DTYPES:
+        return None
+    if not _is_cheaper_summed(dims, tuple(map(Dim, shape)), updates.dtype):
+        b.report.intends_gather(node, _FEWER_BYTES)
+        return None
+    b.all_replicated([each for each in (indices, updates) if isinstance(b.placement(each), Partial)])
+
+    def part() -> tf.Tensor:
+        shards = b.sharded(updates, placement), b.sharded(indices, placement)
+        return tf.math.unsorted_segment_sum(*shards, shape[0])
+
+    kind = ASSIGN_ADD if node.type == SCATTER_ADD else ASSIGN_SUB
+    b.assign(kind, b.replicated(variable), b.sum_over_ranks(node, part))
+    return []
+
+
+def _sharding_of(b: Context, indices: Value, rows: Value) -> Sharded | None:
+    """Returns how indices and the rows that they are of can be sharded alike; None where they cannot."""
+    at = b.dims(indices)
+    for value in (indices, rows):
+        placement = b.placement(value)
+        if isinstance(placement, Sharded):
+            if at is None or placement.axis >= len(at):
+                return None
+            return placement if b.can_shard(rows, placement) and b.can_shard(indices, placement) else None
+    return None
+
+
+def _is_cheaper_summed(rows: Dims, table: Dims | None, dtype: tf.DType) -> bool:
     """Whether a table of sums is fewer bytes to move than the rows that it is made of.
 
-    A sum over ranks sends what it sums twice, gathered rows go once. Of open extents a usual batch is supposed.
+    A sum over ranks sends what it sums twice, gathered rows go once. Of open extents a usual batch is assumed.
     """
-    sizes = [number_of(each) for each in (rows, table)]
-    if sizes[1] is None:
-        return True
-    return 2 * sizes[1] < (sizes[0] if sizes[0] is not None else _USUAL_BYTES // dtype.size)
+    size, gathered = number_of(table) if table is not None else None, number_of(rows)
+    return size is None or 2 * size < (gathered if gathered is not None else _USUAL_BYTES // dtype.size)
 
 
-def _is_added_to_a_part(b: Any, value: Any) -> bool:
+def _is_added_to_a_part(b: Context, value: Value) -> bool:
     """Whether it is added to what has to be summed over ranks anyway, as where a table is multiplied, too."""
     others = [
         each
@@ -50,4 +85,4 @@ def _is_added_to_a_part(b: Any, value: Any) -> bool:
         for each in reader.inputs
         if each is not value
     ]
-    return any(b.is_made(each) and b.state(each) == PARTIAL for each in others)
+    return any(b.is_placed(each) and b.placement(each) == PARTIAL for each in others)

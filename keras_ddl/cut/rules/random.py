@@ -2,61 +2,74 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import philox
+from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import ONE, product
+from keras_ddl.cut.extents import Extents, Told, extents
+from keras_ddl.cut.local_shapes import Vector
+from keras_ddl.cut.placements import Made, Sharded
+from keras_ddl.cut.program import Node
+from keras_ddl.cut.propagation import sharded_only
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.scalars import times
-from keras_ddl.cut.states import Rows
 
 _ALGORITHMS = ([philox.ALGORITHM], [3])  # 3 leaves the choice to the device: Philox on CPU and GPU
-
-
-@rule(
+# Not truncated normal or gamma numbers, which reject some.
+_BY_COUNTER = (
     "StatelessRandomUniformV2",
     "StatelessRandomNormalV2",
     "StatelessRandomUniformIntV2",
     "StatelessRandomUniformFullIntV2",
-    of_whole=True,
 )
-def by_counter(b: Any, node: Any) -> Any:
-    """Rows along axis 0 are stretches of the draw. Not so of truncated normal or gamma numbers, which reject some."""
+_OTHERS = (
+    "RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal StatelessTruncatedNormalV2 "
+    "StatelessRandomUniform StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt Empty"
+)
+
+
+@rule(*_BY_COUNTER, of_replicated=True)
+def by_counter(b: Context, node: Node) -> Made | None:
+    """Shards along axis 0 are stretches of the draw."""
     value = node.outputs[0]
     dims = b.dims(value)
     if b.constants(node.inputs[3]) not in _ALGORITHMS or node.after or not dims:
         return None
     # As many as the batch has rows: for each of them, so what follows is computed of the rank's rows only.
-    rows = Rows(0, ONE, dims[0].divided_by(b.rows) or ONE)
-    if dims[0] == b.rows or b.rows.number is None and b.fits(value, rows):
-        found = _rows(b, node, rows)
-        if found is not None:
-            b.give_whole(value, lambda: b.make_whole(node)[0].tensor)
-            return [(found, rows)]
-    pieces = b.make_whole(node)
-    b.give_recipe(value, lambda rows: _rows(b, node, rows))
-    return pieces
+    placement = Sharded(0, ONE, dims[0].divided_by(b.rows) or ONE)
+    if dims[0] == b.rows or b.rows.number is None and b.can_shard(value, placement):
+        shard = _shard(b, node, placement)
+        if shard is not None:
+            b.register_replicator(value, lambda: b.make_replicated(node)[0].tensor)
+            return [(shard, placement)]
+    made = b.make_replicated(node)
+    b.register_materializer(value, sharded_only(lambda placement: _shard(b, node, placement)))
+    return made
 
 
-def _rows(b: Any, node: Any, rows: Rows) -> Any:
+def _shard(b: Context, node: Node, placement: Sharded) -> tf.Tensor | None:
     value = node.outputs[0]
-    dims, blocks = b.dims(value), rows.blocks.number
-    if rows.axis or blocks is None:
+    dims, blocks = b.dims(value), placement.blocks.number
+    if placement.axis or blocks is None or dims is None:
         return None
-    _, key, counter, *others = [b.whole(each) for each in node.inputs]
+    _, key, counter, *others = [b.replicated(each) for each in node.inputs]
     of_a_row = product(dims[1:])
-    in_groups = (of_a_row * rows.unit).factor % philox.numbers_of_a_group(value.dtype) == 0
-    of_a_row, unit = b.number(of_a_row), b.number(rows.unit)
-    shape = b.local_shape(dims, Rows(0, ONE, rows.unit))
+    in_groups = (of_a_row * placement.unit).factor % philox.numbers_of_a_group(value.dtype) == 0
+    numbers_of_a_row, unit = b.number(of_a_row), b.number(placement.unit)
+    shape = b.local_shape(dims, Sharded(0, ONE, placement.unit))
 
-    def draw(moved: tf.Tensor, shape: Any) -> tf.Tensor:
+    def draw(moved: tf.Tensor, shape: Vector) -> tf.Tensor:
         shape = tf.cast(tf.convert_to_tensor(shape), node.inputs[0].dtype)
         return b.make(node, [shape, key, moved, *others])[0]
 
     parts = []
     for block in range(blocks):
-        start = times(times(b.batch.total, block) + b.batch.first, unit)
-        skipped = times(start, of_a_row)
+        start = b.times(b.times(b.batch.total, block) + b.batch.offset, unit)
+        skipped = b.times(start, numbers_of_a_row)
         parts.append(philox.stretch(draw, counter, skipped, shape, value.dtype, in_groups=in_groups))
     return parts[0] if blocks == 1 else tf.concat(parts, 0)
+
+
+@extents(*_BY_COUNTER, *_OTHERS.split())
+def _drawn(known: Extents, node: Node) -> Told:
+    shape = known.numbers(node.inputs[0])
+    return [None if shape is None else shape.entries]

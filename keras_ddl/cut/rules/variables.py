@@ -1,26 +1,27 @@
-"""Variables: every rank has them whole.
+"""Variables are replicated.
 
-A variable in which gradients are accumulated between updates may hold a part of a sum on each rank instead: then its
-handle is held as a part, and so is what is read from it and assigned to it.
+A variable in which gradients are accumulated between updates may be partial instead: then its handle is, and so is what
+is read from it and assigned to it.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
+from keras_ddl.cut.context import Context
+from keras_ddl.cut.placements import PARTIAL, Made
+from keras_ddl.cut.program import Node
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.states import PARTIAL
+from keras_ddl.cut.variable_ops import ASSIGNS, READ
 
 
-@rule("ReadVariableOp")
-def read(b: Any, node: Any) -> Any:
-    return [(b.make(node, [b.held(node.inputs[0])])[0], PARTIAL)]
+@rule(READ)
+def read(b: Context, node: Node) -> Made:
+    return [(b.make(node, [b.local(node.inputs[0])])[0], PARTIAL)]
 
 
-@rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-def assign(b: Any, node: Any) -> Any:
+@rule(*ASSIGNS)
+def assign(b: Context, node: Node) -> Made | None:
     variable, value = node.inputs
-    if b.state(variable) != PARTIAL:
+    if b.placement(variable) != PARTIAL:
         return None
-    b.make(node, [b.held(variable), b.part(value)])
+    b.make(node, [b.local(variable), b.partial(value)])
     return []

@@ -22,7 +22,7 @@ from keras_ddl.compat import models
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
-from keras_ddl.cut.shards import Layout
+from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.step import tracing

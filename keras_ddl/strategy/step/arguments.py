@@ -17,9 +17,9 @@ from typing import Any
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.extents import Extents, Numbers
+from keras_ddl.cut.placements import REPLICATED, Placement, Sharded
 from keras_ddl.cut.program import Value
 from keras_ddl.cut.report import Report
-from keras_ddl.cut.states import WHOLE, Rows, State
 from keras_ddl.data.rows import gather_rows, rows_of, with_rows
 from keras_ddl.errors import ConfigError
 
@@ -113,10 +113,12 @@ class Arguments:
         return [each for each in self._leaves if each.spec is not None]
 
     @property
-    def states(self) -> list[State]:
+    def states(self) -> list[Placement]:
         """How this rank holds each component."""
         return [
-            Rows(0) if each.is_sharded else WHOLE for each in self._of_tensors for _ in range(each.first, each.last)
+            Sharded(0) if each.is_sharded else REPLICATED
+            for each in self._of_tensors
+            for _ in range(each.first, each.last)
         ]
 
     def key(self, of_constant: Callable[[Any], Hashable]) -> Hashable:

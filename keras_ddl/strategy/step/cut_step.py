@@ -101,7 +101,7 @@ class CutStep:
     def run_without_batch(self, concrete: Any) -> None:
         """Does what one process does of a traced step whose batch never comes, because the data has ended."""
         if id(concrete) not in self._without_batch:
-            collectives = cut.OfRanks(f"{self.scope}/end", self.rank, self.size, self._plan)
+            collectives = cut.StepCollectives(f"{self.scope}/end", self.rank, self.size, self._plan)
             self._without_batch[id(concrete)] = cut.writes_without_batch(concrete.graph, collectives)
         write = self._without_batch[id(concrete)]
         if write is not None:
@@ -112,7 +112,7 @@ class CutStep:
         self,
         program: cut.Program,
         local: Sequence[tf.Tensor],
-        states: Sequence[cut.State],
+        states: Sequence[cut.Placement],
         batch: cut.Batch,
         report: cut.Report,
         **options: Any,
@@ -125,7 +125,7 @@ class CutStep:
         slots = {id(outer): sharded_slots.of_handle(outer) for _, outer in program.captured}
         scope = f"{self.scope}/{program.digest().hex()[:8]}"  # ranks that traced other steps do not meet
         trained = {tuple(each.shape) for concrete in self._traced for each in concrete.graph.trainable_variables}
-        collectives = cut.OfRanks(
+        collectives = cut.StepCollectives(
             scope,
             self.rank,
             self.size,
@@ -206,8 +206,8 @@ class CutStep:
             print(self.tables()[-1], flush=True)
         for name, reason in report.kept_of_batch():
             stack_position.warn(
-                f"{self.name}: {name} is {reason}, and is computed in full on every rank. That is correct, but no "
-                "faster than in one process."
+                f"{self.name}: {name} is {reason}, and is replicated: every rank computes all of it. That is correct, "
+                "but no faster than in one process."
             )
         for each in report.large_gathers(_LARGE):
             open_size = f"at least {each.of_few_rows:,} bytes (of {cut.FEW_ROWS} rows)"

@@ -13,8 +13,8 @@ from keras_ddl.cut import registry
 CASES: dict[str, list[Callable[[Any], Any]]] = {}
 
 
-# Rules of control flow (test_control_flow.py), of what hosts do and of tables in variables, tested by these names.
-TESTED_ELSEWHERE = ("branches", "loops", "host", "tables")
+# Rules of control flow (test_control_flow.py) and of what hosts do (test_host.py), tested by these names.
+TESTED_ELSEWHERE = ("branches", "loops", "host")
 
 
 def case(*types: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
@@ -32,7 +32,7 @@ def types_to_try() -> list[str]:
     """Returns the types of operations whose rules are tried here."""
     found = []
     for each in registry.types_with_rules():
-        rules = [registry.rule_of(each), registry.rule_of(each, of_whole=True)]
+        rules = [registry.rule_of(each), registry.rule_of(each, of_replicated=True)]
         modules = {rule.__module__.rsplit(".", 1)[-1] for rule in rules if rule is not None}
         if not modules <= set(TESTED_ELSEWHERE):
             found.append(each)

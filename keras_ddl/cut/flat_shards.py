@@ -1,6 +1,6 @@
-"""Tensors of which each rank holds a chunk of the entries: which chunk, and how they are made and put together.
+"""Flat shards: which chunk of a tensor's entries a rank holds, and the collectives that scatter and gather them.
 
-The slots of optimizers are held like this with Strategy(shard_optimizer=True), which is stage 1 of ZeRO (Rajbhandari et
+Slots of optimizers are kept like this with Strategy(shard_optimizer=True), which is stage 1 of ZeRO (Rajbhandari et
 al., 2020), as in Xu et al., "Automatic Cross-Replica Sharding of Weight Update" (arXiv 2004.13336): gradients arrive by
 reduce-scatter, weights leave by all-gather, and together that is as many bytes as an all-reduce of the gradients.
 """
@@ -10,25 +10,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TypeVar
+
+import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.collectives import after
+from keras_ddl.cut.collectives import Collectives, after
 from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.report import Exchanged, Report
+from keras_ddl.errors import ConfigError
 
-if TYPE_CHECKING:
-    from keras_ddl.cut.collectives import Collectives
-    from keras_ddl.cut.report import Report
-
+_Array = TypeVar("_Array", tf.Tensor, np.ndarray)
 _ALONE = 4 << 20  # bytes from which a tensor travels by itself: putting it beside others would be a copy
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which entries of a tensor are whose: `rows` rows of `unit` entries, as evenly as rows go; the first ranks have
-    one more. A row is one of the last axis, so that no row of a matrix lies on two ranks, unless there are too few.
+    """Assigns the entries of a tensor to ranks: `rows` rows of `unit` entries, the first ranks one row more.
 
-    Attributes: shape: of the whole tensor.
+    A row is one of the last axis, so that no row of a matrix lies on two ranks, unless there are fewer than ranks.
+
+    Attributes: shape: of the global tensor. size: the number of ranks.
     """
 
     shape: tuple[int, ...]
@@ -53,53 +55,57 @@ class Layout:
         first, count = self.rows_of(rank)
         return first * self.unit, count * self.unit
 
-    def cut(self, whole: Any, rank: int) -> Any:
-        """Returns a rank's chunk of a whole tensor or array, as a vector."""
+    def cut(self, tensor: _Array, rank: int) -> _Array:
+        """Returns a rank's chunk of a global tensor or array, as a vector."""
         first, count = self.chunk(rank)
-        flat = whole.reshape(-1) if hasattr(whole, "reshape") else tf.reshape(whole, [-1])
+        flat = tensor.reshape(-1) if isinstance(tensor, np.ndarray) else tf.reshape(tensor, [-1])
         return flat[first : first + count]
 
 
+_T = TypeVar("_T", bound=Exchanged)
+_Request = tuple[tf.Tensor, Node | None]  # what this rank has, and which node needs it
+
+
 class Exchange:
-    """Parts to be summed into shards, and shards to be put together, collected as `Sums` does and moved in buckets."""
+    """Requests for reduce-scatters of parts, and for all-gathers of flat shards, which are made in buckets."""
 
     def __init__(self, collectives: Collectives, report: Report, scope: str = "") -> None:
         self._collectives, self._report, self._scope = collectives, report, scope
-        self._wanted: dict[str, dict[Value, tuple[tf.Tensor, Node | None]]] = {"scatter": {}, "gather": {}}
+        self._scatters: dict[Value, _Request] = {}
+        self._gathers: dict[Exchanged, _Request] = {}
         self._count = 0
 
     def want_scatter(self, value: Value, part: tf.Tensor, reader: Node | None) -> None:
-        """Asks for this rank's chunk of a sum of which every rank has a part."""
-        self._wanted["scatter"].setdefault(value, (part, reader))
+        """Requests this rank's chunk of a sum of which every rank has a part."""
+        self._scatters.setdefault(value, (part, reader))
 
-    def want_gather(self, value: Value, chunk: tf.Tensor, reader: Node | None) -> None:
-        """Asks for the whole of what every rank has a chunk of."""
-        self._wanted["gather"].setdefault(value, (chunk, reader))
+    def want_gather(self, value: Exchanged, chunk: tf.Tensor, reader: Node | None) -> None:
+        """Requests the global tensor of which every rank has a chunk."""
+        self._gathers.setdefault(value, (chunk, reader))
 
     def __bool__(self) -> bool:
-        """Whether anything is asked for."""
-        return any(self._wanted.values())
+        """Whether anything is requested."""
+        return bool(self._scatters or self._gathers)
 
-    def layout(self, value: Value) -> Layout:
-        """Returns whose the entries of a value are."""
+    def layout(self, value: Exchanged) -> Layout:
+        """Returns which rank holds which entries of a value."""
         return Layout(tuple(value.shape.as_list()), self._collectives.size)
 
     def make(
-        self, without: Mapping[Value, Any], rounds: int = 0
-    ) -> tuple[dict[Value, tf.Tensor], dict[Value, tf.Tensor]]:
-        """Makes the collectives; returns (chunks of sums, whole tensors). `without`: sums that are whole by now;
-        `rounds`: as in `Sums.make`. COLLECTIVE.
+        self, without: Mapping[Value, tf.Tensor], rounds: int = 0
+    ) -> tuple[dict[Value, tf.Tensor], dict[Exchanged, tf.Tensor]]:
+        """Makes the collectives; returns (chunks of sums, gathered tensors). COLLECTIVE.
+
+        without: sums that are replicated by now. rounds: as in `Sums.make`.
         """
-        wanted, self._wanted = self._wanted, {"scatter": {}, "gather": {}}
-        scatters = {value: each for value, each in wanted["scatter"].items() if value not in without}
+        scatters = {value: each for value, each in self._scatters.items() if value not in without}
+        gathers, self._scatters, self._gathers = self._gathers, {}, {}
         with tf.control_dependencies(None):
             chunks = self._move(scatters, "reduce_scatter", rounds)
-            return chunks, self._move(wanted["gather"], "all_gather", rounds)
+            return chunks, self._move(gathers, "all_gather", rounds)
 
-    def _move(
-        self, wanted: Mapping[Value, tuple[tf.Tensor, Node | None]], kind: str, rounds: int
-    ) -> dict[Value, tf.Tensor]:
-        done: dict[Value, tf.Tensor] = {}
+    def _move(self, wanted: Mapping[_T, _Request], kind: str, rounds: int) -> dict[_T, tf.Tensor]:
+        done: dict[_T, tf.Tensor] = {}
         for bucket in self._buckets(wanted):
             name = f"{self._scope}{after(rounds)}{kind}_{self._count}"
             self._count += 1
@@ -110,7 +116,7 @@ class Exchange:
             self._report.moved_shards(kind, bucket, [wanted[value][1] for value in bucket])
         return done
 
-    def _buckets(self, wanted: Mapping[Value, Any]) -> list[list[Value]]:
+    def _buckets(self, wanted: Mapping[_T, _Request]) -> list[list[_T]]:
         """As the values become ready; large ones alone."""
         order = sorted(wanted, key=lambda value: (value.node.depth, value.node.position, value.index))
         sizes = {value: value.shape.num_elements() * value.dtype.size for value in order}
@@ -144,9 +150,9 @@ class Exchange:
         lengths = [layout.chunk(rank)[1] for rank in range(size) for layout in layouts]
         found = self._collectives.gather(tf.concat(chunks, axis=0), name)
         found.set_shape([sum(lengths)])
-        pieces = tf.split(found, lengths)
+        placed = tf.split(found, lengths)
         count = len(layouts)
-        return [tf.reshape(tf.concat(pieces[i::count], axis=0), layout.shape) for i, layout in enumerate(layouts)]
+        return [tf.reshape(tf.concat(placed[i::count], axis=0), layout.shape) for i, layout in enumerate(layouts)]
 
 
 def _longest(layout: Layout) -> int:
@@ -165,8 +171,16 @@ def _by_rank(part: tf.Tensor, layout: Layout) -> tf.Tensor:
     return tf.concat([front, tf.pad(back, [[0, 0], [0, unit]])], axis=0)
 
 
-def part_of(chunk: tf.Tensor, layout: Layout, rank: int) -> tf.Tensor:
-    """Returns this rank's part of the sum that the whole is: its own entries, zeros for the others."""
+def partial(chunk: tf.Tensor, layout: Layout, rank: int) -> tf.Tensor:
+    """Returns this rank's part of a sum that the global tensor is: its own entries, zeros for the others."""
     first, count = layout.chunk(rank)
     after = layout.rows * layout.unit - first - count
     return tf.reshape(tf.pad(chunk, [[first, after]]), layout.shape)
+
+
+def refusal(node: Node | None, rank: int) -> ConfigError:
+    """Returns the error for an operation that a variable in shards is no operand of."""
+    return ConfigError(
+        "A variable that an optimizer keeps in shards may only be read, assigned and added to in a step, outside of "
+        f"loops. Received: {node} (rank {rank}). Make the Strategy without shard_optimizer."
+    )

@@ -1,18 +1,18 @@
-"""Extents of what is made of ragged and sparse tensors: how many rows they have; imported for what it registers."""
+"""Extents of what is computed from ragged and sparse tensors: how many rows it has. These operations have no row."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.extents import Extents, Numbers, extents, numbers
+from keras_ddl.cut.extents import Extents, Numbers, Told, extents, numbers
 from keras_ddl.cut.program import Node, Value
 
 
 @extents("RaggedTensorToTensor")
-def _padded(known: Extents, node: Node) -> list[Any]:
+def _padded(known: Extents, node: Node) -> Told:
     shape, values, _, *partitions = node.inputs
-    dims, kinds, rank = known.dims(values), node.attr("row_partition_types"), node.outputs[0].rank
+    dims, kinds, rank = known.dims(values), node.attr("row_partition_types", list), node.outputs[0].rank
     if dims is None or rank is None or rank != len(dims) + _ragged_rank(kinds):
         return [None]
     wanted = known.numbers(shape)
@@ -23,7 +23,7 @@ def _padded(known: Extents, node: Node) -> list[Any]:
     return [[*_if_extents([rows]), *_if_extents(asked[1:])]]
 
 
-def _ragged_rank(kinds: Any) -> int:
+def _ragged_rank(kinds: Sequence[bytes]) -> int:
     return sum(kind != b"FIRST_DIM_SIZE" for kind in kinds)
 
 
@@ -35,36 +35,30 @@ def _nrows(known: Extents, kind: bytes, partition: Value) -> Dim | None:
 
 
 @extents("SparseToDense", "ScatterNd")
-def _scattered(known: Extents, node: Node) -> list[Any]:
+def _scattered(known: Extents, node: Node) -> Told:
     shape = known.numbers(node.inputs[1 if node.type == "SparseToDense" else 2])
     return [None if shape is None or shape.is_scalar else _if_extents(shape.entries)]
 
 
 @extents("SparseTensorDenseMatMul")
-def _matmul(known: Extents, node: Node) -> list[Any]:
+def _matmul(known: Extents, node: Node) -> Told:
     shape, dims = known.numbers(node.inputs[2]), known.dims(node.inputs[3])
     if shape is None or dims is None or len(shape.entries) != 2:
         return [None]
-    rows = shape.entries[1 if node.attr("adjoint_a") else 0]
-    return [[*_if_extents([rows]), dims[0 if node.attr("adjoint_b") else 1]]]
+    rows = shape.entries[1 if node.attr("adjoint_a", bool) else 0]
+    return [[*_if_extents([rows]), dims[0 if node.attr("adjoint_b", bool) else 1]]]
 
 
 @extents("SparseSegmentSumWithNumSegments", "SparseSegmentMeanWithNumSegments", "SparseSegmentSqrtNWithNumSegments")
-def _segments(known: Extents, node: Node) -> list[Any]:
+def _segments(known: Extents, node: Node) -> Told:
     dims, count = known.dims(node.inputs[0]), known.number(node.inputs[3])
     return [None if dims is None or count is None else [*_if_extents([count]), *dims[1:]]]
 
 
 @extents("SparseFillEmptyRows")
-def _filled(known: Extents, node: Node) -> list[Any]:
+def _filled(known: Extents, node: Node) -> Told:
     shape = known.numbers(node.inputs[2])
     return [None, None, None if shape is None else _if_extents(shape.entries[:1]), None]
-
-
-@extents("TopKV2")
-def _best(known: Extents, node: Node) -> list[Any]:
-    dims, count = known.dims(node.inputs[0]), known.number(node.inputs[1])
-    return [None if dims is None or count is None else [*dims[:-1], *_if_extents([count])]] * 2
 
 
 @numbers("StringSplitV2")
@@ -83,5 +77,5 @@ def _as_sparse(known: Extents, node: Node) -> list[Numbers | None]:
     return [None, None, Numbers([dims[0] - 1, *others])]
 
 
-def _if_extents(entries: Any) -> list[Dim | None]:
+def _if_extents(entries: Iterable[Dim | None]) -> list[Dim | None]:
     return [each if each is not None and each.is_extent else None for each in entries]

@@ -1,0 +1,85 @@
+"""Values that are available in both placements, replicated and sharded, so that neither use needs a collective.
+
+What had to be computed replicated continues sharded, and stays available. What is sharded and cheap, such as counts and
+comparisons on the way to indices, can be recomputed replicated where its operands are.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import redistribute
+from keras_ddl.cut.context import Context
+from keras_ddl.cut.extents import Dims
+from keras_ddl.cut.local_shapes import no_dependencies
+from keras_ddl.cut.placements import Made, PlacedTensor, Replicated, Sharded
+from keras_ddl.cut.program import Node, Value
+
+_DEEPEST = 64  # operations that are recomputed rather than gathering their result
+
+
+class BothPlacements:
+    """Decides which values of a context are available in both placements."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._depths: dict[Value, int] = {}
+
+    def recompute_replicated(self, node: Node) -> None:
+        """Registers how indices, counts and comparisons are recomputed from replicated operands."""
+        b = self._context
+        if node.after or tf_compat.is_stateful(node.operation) or any(map(_is_data, node.outputs)):
+            return
+        depth = 1 + max(map(self._depth, node.inputs), default=0)
+        if depth <= _DEEPEST:
+            for value in node.outputs:
+                self._depths[value] = depth
+                b.register_replicator(value, functools.partial(self._recomputed, value))
+
+    def _recomputed(self, value: Value) -> tf.Tensor:
+        return self._context.make_replicated(value.node)[value.index].tensor
+
+    def _depth(self, value: Value) -> int:
+        """Returns the operations from replicated values to `value`; _DEEPEST or more if none lead there."""
+        b = self._context
+        if isinstance(b.placement(value), Replicated):
+            return 0
+        return self._depths.get(b.origin(value), 0) if b.has_replicated(value) else _DEEPEST
+
+    def also_sharded(self, node: Node, made: list[PlacedTensor]) -> Made:
+        """Shards replicated results that have a row for each row of the batch: each rank continues with its own.
+
+        What needs the global tensor uses it as it is. Only values computed from the batch's entries, and only where an
+        axis of that extent comes about: if a replicated operand has one already, it may have it by chance, as a square
+        matrix of weights. Not vectors, which are cheap to continue with replicated, while what follows from a shard of
+        them may have to be gathered. Not in loops, where nothing can be gathered.
+        """
+        b = self._context
+        if b.in_loop or not any(map(b.depends_on_batch, node.inputs)):
+            return made
+        dims = [b.dims(each) for each in node.inputs]
+        had_shards = any(isinstance(b.placement(each), Sharded) for each in node.inputs)
+        if not had_shards and any(each is not None and _is_matrix(each) and b.rows in each for each in dims):
+            return made
+        return [self._sharded(value, each) for value, each in zip(node.outputs, made)]
+
+    def _sharded(self, value: Value, made: PlacedTensor) -> PlacedTensor:
+        b, placement = self._context, Sharded(0)
+        if value.dtype in (tf.variant, tf.resource) or not _is_matrix(b.dims(value)):
+            return made
+        if not b.can_shard(value, placement):
+            return made
+        with no_dependencies():
+            shard = redistribute.shard(b, made.tensor, placement)
+        b.cache_replicated(value, made.tensor)
+        return PlacedTensor(shard, placement)
+
+
+def _is_data(value: Value) -> bool:
+    return not (value.dtype.is_integer or value.dtype in (tf.bool, tf.string))
+
+
+def _is_matrix(dims: Dims | None) -> bool:
+    return dims is not None and sum(each != 1 for each in dims) > 1

@@ -1,0 +1,169 @@
+"""What rules build operations with: the placements of operands, their redistribution, and the rank's graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Protocol
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import attributes
+from keras_ddl.cut.attributes import AttrValue
+from keras_ddl.cut.collectives import Collectives
+from keras_ddl.cut.local_shapes import no_dependencies
+from keras_ddl.cut.placed_values import Placements
+from keras_ddl.cut.placements import REPLICATED, Batch, PlacedTensor
+from keras_ddl.cut.program import Node, Program, Value
+from keras_ddl.cut.report import Report
+from keras_ddl.cut.seeds import agreed_seeds
+
+# Without the wrapper that looks for a deprecated argument at every call: a quarter of the time of a cut.
+_create_op = getattr(tf.Graph.create_op, "__wrapped__", tf.Graph.create_op)
+_LARGE = 1024  # bytes of a constant that is not compared with others
+
+
+class PendingWrites(Protocol):
+    """The variables of a step that writes them when it commits: writes.py."""
+
+    def before(self, node: Node) -> list[tf.Operation]:
+        """Returns the operations that a node must wait for."""
+
+    def make(self, node: Node, inputs: Sequence[tf.Tensor], attrs: Mapping[str, AttrValue]) -> list[tf.Tensor] | None:
+        """Returns the outputs of an operation that reads or writes a variable; None: it is built as any other."""
+
+    def value(self, handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        """Returns what a variable holds at this place of the step."""
+
+    def is_early(self, handle: tf.Tensor) -> bool:
+        """Whether a variable is written when the program says so."""
+
+    def assign(self, kind: str, handle: tf.Tensor, value: tf.Tensor) -> None:
+        """Keeps what a variable is to hold; `kind`: one of variable_ops.ASSIGNS."""
+
+
+class Context(Placements):
+    """Builds operations of one program in one rank's graph.
+
+    Args: as of `Placements`; seed: equal on all ranks; random operations without a seed get one made from it.
+    Attributes:
+        writes: of a step that commits; None: variables are written at once.
+        in_loop: whether this is the body or the condition of a loop, in which no collective may run.
+        is_trial: built only to learn the placements of its outputs.
+        waits_outside: whether a collective of the graph around this one is to come.
+        before: the operations that the node being built runs after.
+        programs, decisions: shared with the graphs inside this one, which are built several times.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        batch: Batch,
+        collectives: Collectives,
+        report: Report,
+        seed: int = 0,
+        scope: str = "",
+    ) -> None:
+        super().__init__(program, batch, collectives, report, scope)
+        self.seed = seed
+        self.writes: PendingWrites | None = None
+        self.in_loop = False
+        self.is_trial = False
+        self.waits_outside = False
+        self.before: list[tf.Operation] = []
+        self.programs: dict[str, Program] = {}  # by scope
+        self.decisions: dict[Hashable, object] = {}  # of branches and loops, the last time
+        self._constants: dict[Hashable, tf.Tensor] = {}
+        self._last: list[tf.Operation] = []  # what the node being built consists of
+
+    # ---- graphs inside of operations
+
+    def scope_of(self, node: Node, label: str) -> str:
+        """Returns the prefix of names in one of the graphs of an operation."""
+        return f"{self.scope}{node.position}/{label}/"  # by place: names may differ between ranks
+
+    def program_of(self, node: Node, graph: tf.Graph, label: str) -> Program:
+        """Returns one of the graphs of an operation as a program."""
+        scope = self.scope_of(node, label)
+        if scope not in self.programs:
+            self.programs[scope] = Program(graph, scope)
+        return self.programs[scope]
+
+    def knowledge_of(self, values: Sequence[Value]) -> Hashable:
+        """Returns what decisions on a graph with these arguments depend on."""
+        return self.in_loop, tuple(map(self._knowledge, values))
+
+    def _knowledge(self, value: Value) -> Hashable:
+        numbers = self.extents.numbers(value) if value.dtype.is_integer else None
+        content = self.extents.content(value) if value.dtype == tf.variant else None
+        entries = numbers.entries if numbers is not None else None
+        flags = self.has_replicated(value), self.depends_on_batch(value)
+        return self.placement(value), self.dims(value), entries, content, flags
+
+    # ---- operations
+
+    def is_only_reshaped(self, value: Value) -> bool:
+        """Whether nothing reads `value` but Reshape: then axes of extent 1 do not matter."""
+        return all(each is not None and each.type == "Reshape" for each in self.program.readers(value))
+
+    def make(self, node: Node, inputs: Sequence[tf.Tensor], **attrs: AttrValue) -> list[tf.Tensor]:
+        """Builds the operation of `node` with these inputs, after the operations it depends on; returns its outputs.
+
+        attrs: attributes in place of the node's.
+        """
+        found = self.writes.make(node, inputs, attrs) if self.writes is not None else None
+        return self.create(node, inputs, attrs) if found is None else found
+
+    def create(self, node: Node, inputs: Sequence[tf.Tensor], attrs: Mapping[str, AttrValue]) -> list[tf.Tensor]:
+        """Builds the operation as `make` does, also where it writes a variable."""
+        operation = node.operation
+        known = {**attributes.of_made(node.definition), **agreed_seeds(node, self.seed), **attrs}
+        device = attributes.device_of_made(node.device)
+        with tf.device(device) if device is not None else contextlib.nullcontext():
+            made = _create_op(
+                tf.compat.v1.get_default_graph(),
+                operation.type,
+                list(inputs),
+                [each.dtype for each in operation.outputs],
+                attrs=known,
+                name=operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type,
+            )
+        self._last.append(made)  # also from materializers, which run while another node is built: it waits for them
+        return list(made.outputs)
+
+    def make_replicated(self, node: Node) -> list[PlacedTensor]:
+        """Builds the operation from replicated inputs, alike on every rank. Raises: Pending."""
+        if node.type == "Const" and not node.after:
+            return [PlacedTensor(self._constant(node), REPLICATED)]
+        outputs = self.make(node, self.all_replicated(node.inputs))
+        for tensor, value in zip(outputs, node.outputs):
+            if value.rank is not None and tensor.dtype not in (tf.resource, tf.variant):
+                tensor.set_shape(value.shape)
+        return [PlacedTensor(tensor, REPLICATED) for tensor in outputs]
+
+    def _constant(self, node: Node) -> tf.Tensor:
+        """Builds a constant; small ones, which a program repeats at every use, once each."""
+        content = node.operation.node_def.attr["value"].tensor
+        if content.ByteSize() > _LARGE:
+            return self.make(node, [])[0]
+        key = tf.compat.v1.get_default_graph(), content.SerializeToString(deterministic=True)
+        if key not in self._constants:
+            with no_dependencies():
+                self._constants[key] = self.make(node, [])[0]
+        return self._constants[key]
+
+    def assign(self, kind: str, handle: tf.Tensor, value: tf.Tensor) -> tf.Operation | None:
+        """Writes a variable, now or (None) when the step commits. `kind`: one of variable_ops.ASSIGNS."""
+        if self.writes is not None and not self.writes.is_early(handle):
+            self.writes.assign(kind, handle, value)
+            return None
+        made = getattr(tf.raw_ops, kind)(resource=handle, value=value)
+        self.ran(made)
+        return made
+
+    def made_now(self) -> list[tf.Operation]:
+        """Returns the operations of the node that is being built, as far as they are there."""
+        return list(self._last)
+
+    def ran(self, operation: tf.Operation) -> None:
+        """Adds an operation to those of the node being built: what runs after the node waits for it."""
+        self._last.append(operation)

@@ -1,0 +1,92 @@
+"""Placements: how the ranks hold a tensor of the step.
+
+They are those of DTensor and GSPMD (Xu et al., arXiv 2105.04663) for one mesh dimension, with shards that need not be
+even, and with an axis that may hold several batches one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.dims import ONE, Dim
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """Every rank holds all of the tensor, equal in every bit."""
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Every rank holds the entries of its rows of the batch, along one axis.
+
+    Axis `axis` of the global tensor has `blocks * (rows of the batch) * unit` entries, seen as [blocks, rows, unit]; a
+    rank holds [blocks, its rows, unit] of them. A batch: blocks 1, unit 1. A batch of n sentences of t words flattened
+    to [n * t]: unit t. Two batches one after the other: blocks 2.
+    """
+
+    axis: int
+    blocks: Dim = ONE
+    unit: Dim = ONE
+
+    def at(self, axis: int) -> Sharded:
+        """Returns the same placement along another axis."""
+        return Sharded(axis, self.blocks, self.unit)
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The tensors of all ranks, combined by `op` entry by entry, are the tensor. `op` as in ops.all_reduce."""
+
+    op: str = "sum"
+
+
+@dataclass(frozen=True)
+class TensorList:
+    """A list of tensors (a TensorList, an Optional) whose elements are all sharded alike, of one length on all ranks.
+
+    A list of replicated elements is Replicated. `dtype`: name of the elements' type. `optional`: it is an Optional.
+    """
+
+    element: Sharded
+    dtype: str
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class FlatShard:
+    """Every rank holds a chunk of the tensor's entries, as a vector; flat_shards.py says which. The shape is static."""
+
+
+Placement = Replicated | Sharded | Partial | TensorList | FlatShard
+REPLICATED = Replicated()
+PARTIAL = Partial()
+FLAT_SHARD = FlatShard()
+
+
+class PlacedTensor(NamedTuple):
+    """What a rank holds of a value: a tensor of its graph, and its placement."""
+
+    tensor: tf.Tensor
+    placement: Placement
+
+
+Made = Sequence[tuple[tf.Tensor, Placement]]  # what a rule gives for the outputs of a node
+
+
+class Batch(NamedTuple):
+    """The rows of the step. Each an int where it is known when the step is traced, else an int64 scalar of its graph.
+
+    Attributes: total: of all ranks. local: of this rank. offset: those of the ranks before this one.
+    """
+
+    total: int | tf.Tensor
+    local: int | tf.Tensor
+    offset: int | tf.Tensor
+
+
+class Pending(Exception):
+    """A node needs the result of a collective that is not in the graph yet: it is built after the next collectives."""
