@@ -154,12 +154,13 @@ class KerasSteps:
         known = batches.rows
         arguments = tf.nest.map_structure(_as_tensor, (args, kwargs))
         rows, report = row_count(arguments), cut.Report()
-        counts = None
+        counts, begins_with = None, None
         if rows is None:  # nothing to share: every rank computes all of it
             batch = cut.Batch(1, int(rank == 0), min(rank, 1))
         else:
             is_known = known.is_chunked and known.total is not None
-            counts, arguments = order.begin_step(rows, arguments, _NAME if is_known else _NAME_OF_NEEDED)
+            name_of_exchange = _NAME if is_known else _NAME_OF_NEEDED
+            counts, arguments, begins_with = order.begin_step(rows, arguments, name_of_exchange)
             report.gathered_counts(size * order.step_bytes())
             if is_known:
                 first, end = chunk(known.total, rank, size)
@@ -220,6 +221,7 @@ class KerasSteps:
                 states,
                 batch,
                 report,
+                begins_with=begins_with,
                 keeps_rows=keeps_rows,
                 parts=[each.handle for each in parts()],
                 tell=lambda extents, values: _tell(extents, values, specs),
