@@ -2,10 +2,9 @@
 
     python benchmarks/scale.py
 
-Runs the real coordinator, with and without the ranks that gather for it, the agreement on planned collectives and the
-rings between hosts in one process, with transports in memory (native/bench/scale/, built on the first run):
-*measured* are the processor time of this code on this machine and *counted* its messages, their bytes, and the longest
-chain of messages that wait for one another.
+Runs the real coordinator, the agreement on planned collectives and the rings between hosts in one process, with
+transports in memory (native/bench/scale/, built on the first run): *measured* are the processor time of this code on
+this machine and *counted* its messages, their bytes, and the longest chain of messages that wait for one another.
 *Assumed*, and options here, are what a message takes: --message-us at the rank that sends or receives it, --latency-us
 on the way. From both and the model of keras_ddl/cost_model/ follow the *predictions*: gradients of 100 and
 350 MB on the cluster of the PowerAI DDL paper (arXiv 1708.02188), 64 hosts x 4 devices, beside what it reports.
@@ -17,8 +16,10 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from predict import DEVICES, PAPER, cluster
@@ -32,12 +33,10 @@ ENGINE = "2-d pipelined"
 WAYS = {
     "first": "coordinator, in full",
     "repeated": "coordinator, by id",
-    "tree_first": "tree, in full",
-    "tree_repeated": "tree, by id",
     "planned": "by plan",
 }
 # The same of one collective, that in which ranks tell one another their rows, once a step.
-ROWS = {"rows": "coordinator, by id", "tree_rows": "tree, by id", "planned_one": "if it were planned"}
+ROWS = {"rows_first": "coordinator, in full", "rows": "coordinator, by id", "planned_rows": "by plan"}
 
 
 def build(folder: Path) -> Path:
@@ -55,18 +54,20 @@ def build(folder: Path) -> Path:
     return folder / "bench" / "scale"
 
 
-def simulate(program: Path, ranks: int, buckets: int, fan_in: int, repeat: int) -> dict:
-    """Returns what the program counts; of the processor times the least of `repeat` runs."""
-    runs = []
+def simulate(program: Path, ranks: Sequence[int], buckets: int, repeat: int) -> list[dict]:
+    """Returns what the program counts at each number of ranks; of the processor times the median of `repeat` runs, of
+    which each number has its turn before the next.
+    """
+    runs: list[list[dict]] = [[] for _ in ranks]
     for _ in range(repeat):
-        command = [str(program), str(ranks), str(DEVICES), str(buckets), str(fan_in)]
-        runs.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
-    best = runs[0]
-    for way in (*WAYS, *ROWS):
-        for key in best[way]:
-            if key.endswith("cpu_seconds"):
-                best[way][key] = min(run[way][key] for run in runs)
-    return best
+        for size, results in zip(ranks, runs):
+            command = [str(program), str(size), str(DEVICES), str(buckets)]
+            results.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    for first, *others in runs:
+        for way in (*WAYS, *ROWS):
+            times = [first[way]["cpu_seconds"], *(run[way]["cpu_seconds"] for run in others)]
+            first[way]["cpu_seconds"] = statistics.median(times)
+    return [results[0] for results in runs]
 
 
 def rank_0_seconds(found: dict, message_s: float) -> float:
@@ -77,13 +78,10 @@ def rank_0_seconds(found: dict, message_s: float) -> float:
 def added_seconds(found: dict, buckets: int, latency_s: float, message_s: float) -> float:
     """What the control plane adds to a step if nothing overlaps: the messages' way, and the work along it.
 
-    Up to the coordinator and back, that is rank 0's work and that of the busiest rank on each level between; by plan
-    every message of the chain has its own.
+    To the coordinator and back, that is rank 0's work; by plan every message of the chain has its own.
     """
-    if "relay_messages" in found:
-        between = found["chain"] // 2 - 1
-        relays = between * (found["relay_cpu_seconds"] + found["relay_messages"] * message_s)
-        return buckets * found["chain"] * latency_s + rank_0_seconds(found, message_s) + relays
+    if "most_messages" not in found:
+        return buckets * found["chain"] * latency_s + rank_0_seconds(found, message_s)
     return found["chain"] * (latency_s + message_s) + found["cpu_seconds"]
 
 
@@ -132,15 +130,14 @@ def print_paper(found: dict, buckets: int, latency_s: float, message_s: float) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--buckets", type=int, default=4, help="collectives of a step (default: 4)")
-    parser.add_argument("--fan-in", type=int, default=64, help="of the tree: KERAS_DDL_CONTROL_FAN_IN (64)")
     parser.add_argument("--message-us", type=float, default=1.0, help="work of a message at one end (1)")
     parser.add_argument("--latency-us", type=float, default=5.0, help="a message's time on the way (5, as predict.py)")
-    parser.add_argument("--repeat", type=int, default=5, help="runs, of which the least times count (5)")
+    parser.add_argument("--repeat", type=int, default=9, help="runs, of whose times the median counts (9)")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "scale", help="folder of the program")
     parser.add_argument("--json", type=Path, help="also write everything here")
     options = parser.parse_args()
     program = build(options.build)
-    results = [simulate(program, ranks, options.buckets, options.fan_in, options.repeat) for ranks in RANKS]
+    results = simulate(program, RANKS, options.buckets, options.repeat)
     latency_s, message_s = options.latency_us * 1e-6, options.message_us * 1e-6
     print(f"assumed: {options.message_us:g} us of work per message at either end, {options.latency_us:g} us on the way")
     print(f"\nrank 0, one step of {options.buckets} collectives, {DEVICES} ranks per host\n")

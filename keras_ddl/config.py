@@ -94,13 +94,6 @@ def _count(text: str) -> int:
     return value
 
 
-def _fan_in(text: str) -> int:
-    value = _count(text)
-    if value < 1:
-        raise ValueError("a whole number, 1 or more")
-    return value
-
-
 def _host_rank(text: str) -> tuple[int, int, str]:
     found = re.fullmatch(r"(\d+)/(\d+)@(/.+)", text)
     if not found or int(found[1]) >= int(found[2]):
@@ -130,7 +123,6 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "bytes": _bytes,
     "bytes or auto": _bytes_or_auto,
     "count": _count,
-    "count, 1 or more": _fan_in,
     "0 or 1": _switch,
     "rank/size@directory": _host_rank,
     "isa": _isa,
@@ -171,13 +163,6 @@ _TABLE = (
         4 << 30,
         "Bound on the memory in which a rank keeps what rounding took away from compressed sums, for the next ones. "
         "Beyond it that of the sums made longest ago is dropped, with a warning.",
-    ),
-    Variable(
-        "CONTROL_FAN_IN",
-        "count, 1 or more",
-        64,
-        "Where more ranks than this are on other hosts than rank 0, the first rank of each host gathers what its host "
-        "announces to rank 0, and no rank hears from more hosts than this. Equal on all ranks.",
     ),
     Variable(
         "CMA",

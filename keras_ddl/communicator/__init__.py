@@ -198,8 +198,7 @@ def describe() -> str:
 
 def count() -> dict[str, int]:
     """Returns what this rank has done since `init`, for tests and benchmarks: collectives by the way that they went
-    ("coordinated", "at_once", "planned", "demoted"), and messages on the way to rank 0's coordinator and back
-    ("control_sent" and so on).
+    ("coordinated", "ran_inline", "planned", "demoted"), and messages with rank 0's coordinator ("control_sent" ...).
     """
     return communicator_of(None).native().count()
 
@@ -365,7 +364,6 @@ def _agree(world: MPI.Intracomm | host.HostTransport, mode: str) -> Topology:
         "version of keras_ddl": config.version(),
         "KERAS_DDL_STAGING_BYTES": config.get("STAGING_BYTES"),
         "KERAS_DDL_CMA": config.get("CMA"),
-        "KERAS_DDL_CONTROL_FAN_IN": config.get("CONTROL_FAN_IN"),
         "KERAS_DDL_WARN_AFTER_SECONDS": config.get("WARN_AFTER_SECONDS"),
         "KERAS_DDL_DEADLINE_SECONDS": config.get("DEADLINE_SECONDS"),
         "KERAS_DDL_LOST_AFTER_SECONDS": config.get("LOST_AFTER_SECONDS"),

@@ -64,7 +64,6 @@ class Communicator(Requests):
         staging_bytes: int,
         staged_only: bool,
         feedback_bytes: int,
-        control_fan_in: int,
         warn_after_seconds: float,
         deadline_seconds: float,
         lost_after_seconds: float,
@@ -90,7 +89,6 @@ class Communicator(Requests):
             staging_bytes=staging_bytes,
             staged_only=staged_only,
             feedback_bytes=feedback_bytes,
-            control_fan_in=control_fan_in,
             warn_after_s=warn_after_seconds,
             deadline_s=deadline_seconds,
             lost_after_s=lost_after_seconds,
@@ -108,7 +106,7 @@ class Communicator(Requests):
         library.ddl_publish(id, self._comm)
         if self._size > 1:
             library.ddl_hold(self._comm)
-            threading.Thread(target=_answer_questions, args=(self._comm,), name="keras_ddl", daemon=True).start()
+            threading.Thread(target=_reply_to_queries, args=(self._comm,), name="keras_ddl", daemon=True).start()
 
     def close(self) -> None:
         """Leaves the group: what the other ranks still wait for fails there with RankLostError. Idempotent.
@@ -273,11 +271,11 @@ class Communicator(Requests):
         return self.request(kind, name, "float32" if source is None else source.dtype.name, memory, **fields)
 
 
-def _answer_questions(comm: int) -> None:
+def _reply_to_queries(comm: int) -> None:
     library = core()
-    stack_position.answer_questions(
-        lambda: bool(library.ddl_next_question(comm)),
-        lambda text: library.ddl_answer(comm, f"{text}\x1f{_idleness.seconds():.1f}".encode(errors="replace")),
+    stack_position.reply_to_queries(
+        lambda: bool(library.ddl_wait_for_position_query(comm)),
+        lambda text: library.ddl_reply_position(comm, f"{text}\x1f{_idleness.seconds():.1f}".encode(errors="replace")),
     )
     library.ddl_release(comm)
 

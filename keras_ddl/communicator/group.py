@@ -321,7 +321,6 @@ def settings() -> dict[str, Any]:
         "staging_bytes": config.get("STAGING_BYTES"),
         "staged_only": not config.get("CMA"),
         "feedback_bytes": config.get("FEEDBACK_BYTES"),
-        "control_fan_in": config.get("CONTROL_FAN_IN"),
         "warn_after_seconds": config.get("WARN_AFTER_SECONDS"),
         "deadline_seconds": config.get("DEADLINE_SECONDS"),
         "lost_after_seconds": config.get("LOST_AFTER_SECONDS"),

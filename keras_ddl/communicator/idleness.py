@@ -6,7 +6,7 @@ nobody knows, the answer is 0:
 
 - The main thread waits for a collective, or for a call of TensorFlow that contains one.
 - No other thread runs the program's code, or waits in it for a time that will end.
-- No thread of the process but ours has wanted a core to speak of, or waits for a disk, since the last question. Time in
+- No thread of the process but ours has wanted a core to speak of, or waits for a disk, since the last query. Time in
   the queue of a busy core counts as wanted.
 - The process has no accelerator open, which could compute without any thread.
 """
@@ -34,13 +34,13 @@ _WAITS_IN = (
 _OURS = "keras_ddl"
 _TASKS = Path("/proc/self/task")
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio")
-# Of the time since the last question, the part that idle threads may want for what they do now and then.
+# Of the time since the last query, the part that idle threads may want for what they do now and then.
 _IDLE_SHARE = 0.2
-_LEAST_SECONDS, _MOST_SECONDS = 1.0, 15.0  # between two questions that are compared
+_LEAST_SECONDS, _MOST_SECONDS = 1.0, 15.0  # between two queries that are compared
 
 
 class Idleness:
-    """What was seen at the last question. For any thread."""
+    """What was seen at the last query. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -16,7 +16,7 @@ from typing import Any
 from keras_ddl import errors
 from keras_ddl.communicator.native_signals import INTERRUPTED
 
-ABI_VERSION = 12
+ABI_VERSION = 13
 FAILED_PRECONDITION = 9  # of ddl_code
 ERROR_BYTES = 4096  # of the buffers for messages
 
@@ -73,7 +73,7 @@ COUNTERS = (
     "control_bytes_sent",
     "control_bytes_received",
     "coordinated",
-    "at_once",
+    "ran_inline",
     "planned",
     "demoted",
 )
@@ -123,7 +123,6 @@ class Options(Structure):
         ("staging_bytes", c_uint64),
         ("staged_only", c_uint32),
         ("feedback_bytes", c_uint64),
-        ("control_fan_in", c_uint32),
         ("warn_after_s", c_double),
         ("deadline_s", c_double),
         ("lost_after_s", c_double),
@@ -185,8 +184,8 @@ def core() -> ctypes.CDLL:
     _declare(library, None, ddl_work_free=(c_void_p,))
     _declare(library, c_void_p, ddl_start=(c_void_p, POINTER(Request)), ddl_work_data=(c_void_p,))
     _declare(library, c_int, ddl_work_wait=(c_void_p, c_int), ddl_work_code=(c_void_p,))
-    _declare(library, c_int, ddl_next_question=(c_void_p,))
-    _declare(library, None, ddl_hold=(c_void_p,), ddl_answer=(c_void_p, c_char_p))
+    _declare(library, c_int, ddl_wait_for_position_query=(c_void_p,))
+    _declare(library, None, ddl_hold=(c_void_p,), ddl_reply_position=(c_void_p, c_char_p))
     _declare(library, c_int, ddl_try_run=(c_void_p, POINTER(Request), c_uint32))
     _declare(library, c_char_p, ddl_work_message=(c_void_p,), ddl_describe=(c_void_p,))
     _declare(library, POINTER(c_uint64), ddl_work_rows=(c_void_p,))

@@ -1,7 +1,7 @@
 """Which line of the user's own code this process is at, for warnings and for waits.
 
-Rank 0 asks a rank that does not come to a collective, through the native library, which hands the question to a thread
-that waits in C without the interpreter's lock. If the main thread keeps that lock, in some library's C code, the answer
+Rank 0 asks a rank that does not come to a collective, through the native library, which hands the query to a thread
+that waits in C without the interpreter's lock. If the main thread keeps that lock, in some library's C code, the reply
 never comes, and rank 0 says just that.
 
 Not the user's own are the standard library, installed packages, keras_ddl, and code without a file, such as the
@@ -27,14 +27,14 @@ _LIBRARY_FOLDERS = tuple(folder + os.sep for folder in _FOLDERS | {os.path.realp
 _TYPED_IN = ("<stdin>", "<ipython-input")
 
 
-def answer_questions(next_question: Callable[[], bool], answer: Callable[[str], None]) -> None:
-    """Answers until `next_question`, which blocks, returns False."""
-    while next_question():
+def reply_to_queries(next_query: Callable[[], bool], reply: Callable[[str], None]) -> None:
+    """Replies until `next_query`, which blocks, returns False."""
+    while next_query():
         try:
             text = main_thread()
         except Exception as error:  # a frame that changes under the reader must not end the thread
             text = f"a line that could not be found ({type(error).__name__})"
-        answer(text)
+        reply(text)
 
 
 def main_thread() -> str:

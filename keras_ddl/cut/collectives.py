@@ -119,7 +119,7 @@ class StepCollectives:
     """Collectives of the job's ranks (keras_ddl.ops), for the step that the current graph is.
 
     Sums that run whenever the step does make up its plan, in the order in which they were made: none needs a later one.
-    Ranks then run them in that order, without asking one another (native/core/src/engine/plan_lane.h). Those inside of
+    Ranks then run them in that order, without asking rank 0 (native/core/src/engine/plan_lane.h). Those inside of
     branches may not run, and are matched by name.
 
     Args:
@@ -186,8 +186,14 @@ class StepCollectives:
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return self._plan(sizes, dtypes)
 
+    def begin_with(self, gathered: tf.Tensor) -> None:
+        """Puts an all_gather made before the sums, of equally many rows on every rank, first in the plan."""
+        operation = gathered.op
+        if operation.type == "DdlAllGather" and operation.graph is self._graph:
+            self._planned[operation] = f"{operation.get_attr('tensor_name')} all_gather {gathered.dtype.name}"
+
     def follow_plan(self) -> None:
-        """Gives the sums their places in the plan, when all are made."""
+        """Gives the collectives their places in the plan, when all are made."""
         listed = "\n".join(self._planned.values())
         plan = int.from_bytes(blake2b(listed.encode(), digest_size=8).digest(), "little", signed=True)
         for index, operation in enumerate(self._planned):

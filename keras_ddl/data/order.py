@@ -21,7 +21,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_ddl import config, ops
 from keras_ddl.communicator import stack_position
@@ -168,11 +168,17 @@ def _one(step: Any) -> Any:
 # ---- at the start of a step ------------------------------------------------------------------------------------------
 
 
-def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> tuple[tf.Tensor, Any]:
+class StepHeader(NamedTuple):
+    """What ranks know of each other before a step."""
+
+    counts: tf.Tensor  # rows of every rank, [ranks] int64
+    batch: Any  # for use in the step
+    gathered: tf.Tensor  # by the one collective, to which every rank gives one row
+
+
+def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> StepHeader:
     """Exchanges what ranks must know of each other before a step, in one collective: rows, notes of batches, which are
     compared, and signals (notice.py). COLLECTIVE; asynchronous in a graph.
-
-    Returns: the rows of every rank ([ranks] int64), and `batch`, for use in the step.
     """
     # The notes of a batch are there when the batch is; and a timeline tells by this collective when it was.
     leaves = [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if tf.is_symbolic_tensor(leaf)]
@@ -181,7 +187,7 @@ def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> tuple[tf.Ten
             own = tf.concat([tf.reshape(rows, [1]), notice.own()], 0)
         gathered = ops.all_gather(own[tf.newaxis], name=name)
         with tf.control_dependencies([notice.heard(gathered[:, 1])]):
-            return tf.identity(gathered[:, 0]), batch
+            return Exchange(tf.identity(gathered[:, 0]), batch, gathered)
     notes = _notes()
     with tf.control_dependencies(leaves):
         noted = notes.noted.read_value()
@@ -191,7 +197,7 @@ def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> tuple[tf.Ten
     verdict = _compare(gathered[:, 2:], noted)
     with tf.control_dependencies([verdict, notice.heard(gathered[:, 1])]):
         counts = tf.identity(gathered[:, 0])
-    return counts, _after(verdict, is_new, batch)
+    return StepHeader(counts, _after(verdict, is_new, batch), gathered)
 
 
 def header_bytes() -> int:

@@ -50,11 +50,6 @@ void RunRanks(const std::vector<int>& group, const std::function<void(ddl_comm*,
       settings.outer = options.outer.data();
       settings.num_outer = static_cast<uint32_t>(options.outer.size());
       settings.staging_bytes = options.staging_bytes;
-      settings.control_fan_in = options.control_fan_in;
-      const char* const fan_in = std::getenv("KERAS_DDL_CONTROL_FAN_IN");
-      if (options.control_fan_in == 0 && fan_in != nullptr) {
-        settings.control_fan_in = static_cast<uint32_t>(std::atoi(fan_in));
-      }
       settings.warn_after_s = options.warn_after_s;
       settings.deadline_s = options.deadline_s;
       settings.lost_after_s = options.lost_after_s;

@@ -13,7 +13,6 @@ namespace ddl_test {
 
 struct RunOptions {
   uint64_t staging_bytes = 0;
-  uint32_t control_fan_in = 0;  // 0: the environment's KERAS_DDL_CONTROL_FAN_IN, under which tests run again
   double warn_after_s = 0;
   double deadline_s = 30;  // a test that hangs should fail, with a message
   double lost_after_s = 0;

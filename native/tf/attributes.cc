@@ -142,7 +142,7 @@ bool ReadAttributes(TF_OpKernelConstruction* construction, ddl_kind kind, Attrib
   }
   if (status.ok() && kind == DDL_ALL_REDUCE) ReadBaseline(construction, attributes, &status);
   if (status.ok() && kind == DDL_ALL_REDUCE) ReadCompression(construction, attributes, &status);
-  if (status.ok() && kind == DDL_ALL_REDUCE) ReadPlan(construction, attributes, &status);
+  if (status.ok() && (kind == DDL_ALL_REDUCE || kind == DDL_ALL_GATHER)) ReadPlan(construction, attributes, &status);
   if (status.ok() && kind == DDL_ALL_GATHER) ReadAllRanks(construction, attributes, &status);
   if (status.ok() && kind == DDL_BROADCAST) {
     int64_t root = 0;

@@ -68,7 +68,7 @@ std::vector<OpSpec> Ops() {
       {"DdlAllGather",
        {"input: T"},
        {"output: T", "rows: int64"},
-       {DDL_COMMON_ATTRS, DDL_ALL_RANKS_ATTR},
+       {DDL_COMMON_ATTRS, DDL_ALL_RANKS_ATTR, DDL_PLAN_ATTRS},
        &AllGatherShape,
        AllGatherKernel()},
       {"DdlAllToAll",

@@ -94,9 +94,9 @@ def test_warning_names_the_line_that_called_libraries():
     assert len(found) == 1  # once for each place, as any warning
 
 
-def test_answers_until_closed():
-    questions = iter([True, True, False])
-    answers = []
-    stack_position.answer_questions(lambda: next(questions), answers.append)
-    assert len(answers) == 2
-    assert all("test_stack_position.py:" in answer or "stack_position.py" in answer for answer in answers)
+def test_replies_until_closed():
+    queries = iter([True, True, False])
+    replies = []
+    stack_position.reply_to_queries(lambda: next(queries), replies.append)
+    assert len(replies) == 2
+    assert all("test_stack_position.py:" in reply or "stack_position.py" in reply for reply in replies)

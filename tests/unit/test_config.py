@@ -36,7 +36,6 @@ def test_get_returns_the_typed_value(monkeypatch):
         ("DEADLINE_SECONDS", "nan"),
         ("WARN_AFTER_SECONDS", "inf"),
         ("LOST_AFTER_SECONDS", "0.5"),
-        ("CONTROL_FAN_IN", "0"),
         ("BUCKET_BYTES", "25MB"),
         ("BUCKET_BYTES", "0"),
         ("ISA", "sse9"),

@@ -36,7 +36,7 @@ class RowShare:
             if rows is None:
                 counts = tf.ones([self.size], tf.int64)
             else:
-                counts, batch = order.exchange_step_header(rows, batch, _NAME)
+                counts, batch, _ = order.exchange_step_header(rows, batch, _NAME)
             self._counts.assign(counts)
         return batch
 

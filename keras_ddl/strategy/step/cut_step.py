@@ -115,11 +115,14 @@ class CutStep:
         states: Sequence[cut.Placement],
         batch: cut.Batch,
         report: cut.Report,
+        *,
+        begins_with: tf.Tensor | None = None,
         **options: Any,
     ) -> list[tf.Tensor]:
         """Makes this rank's part of a traced step in the graph that is being traced; returns its outputs, complete.
 
-        local: what this rank has of each argument, placed as `states` says. report: gets what is made. options: as
+        local: what this rank has of each argument, placed as `states` says. report: gets what is made. begins_with: what
+            the all_gather that begins the step has gathered, which becomes the first of its plan. options: as
             `cut.build_step` takes them.
         """
         slots = {id(outer): sharded_slots.of_handle(outer) for _, outer in program.captured}
@@ -134,6 +137,8 @@ class CutStep:
             weights=trained,
             feedback=self._feedback,
         )
+        if begins_with is not None:
+            collectives.begin_with(begins_with)
         seed = zlib.crc32(f"{self._strategy.job}/{scope}".encode()) % 2**31
         with tf.device(self._strategy.extended.device):
             outputs = cut.build_step(

@@ -138,7 +138,7 @@ class KerasSteps:
             self._warn_of_eager_step(step.name)
         rows, counts = row_count(arguments), None
         if rows is not None:
-            counts, arguments = order.exchange_step_header(rows, arguments, _NAME)
+            counts, arguments, _ = order.exchange_step_header(rows, arguments, _NAME)
         leaves = [
             gather_rows(leaf, rank, name=f"{call.name}/batch_{place}") if is_tensor(leaf) and leaf.shape.rank else leaf
             for place, leaf in enumerate(tf.nest.flatten(arguments))
@@ -163,13 +163,13 @@ class KerasSteps:
 
     def _run_cut(self, call: KerasCall, function: Callable[..., Any], structure: Any) -> Any:
         step, rows, report = self.step_of(call.model, call.name), call.rows, cut.Report()
-        count, counts = row_count(structure), None
+        count, counts, begins_with = row_count(structure), None, None
         if count is None:  # nothing to share: every rank computes all of it
             batch = batch_without_rows(step.rank)
         else:
             is_known = rows.is_chunked and rows.total is not None
             name = _NAME if is_known else _NAME_OF_NEEDED
-            counts, structure = order.exchange_step_header(count, structure, name)
+            counts, structure, begins_with = order.exchange_step_header(count, structure, name)
             report.gathered_counts(step.size * order.header_bytes())
             batch = (
                 batch_of_chunks(rows.total, step.rank, step.size)
@@ -192,6 +192,7 @@ class KerasSteps:
             arguments.states,
             batch,
             report,
+            begins_with=begins_with,
             keeps_rows=is_rank0s and step.rank != 0,
             parts=[each.handle for each in _accumulators(call)],
             tell=arguments.tell_rows,

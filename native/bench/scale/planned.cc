@@ -11,11 +11,11 @@
 
 namespace scale {
 
-void RunPlanned(World& world, int buckets, const char* label) {
+void RunPlanned(World& world, const StepOf& step_of, const char* label) {
   struct Rank {
     std::unique_ptr<ddl::GroupMemory> memory;
     std::unique_ptr<ddl::PlanLane> lane;
-    int ran = 0;
+    size_t ran = 0;
   };
   world.network.blocks.clear();  // of lanes that are no more
   std::vector<Rank> ranks(static_cast<size_t>(world.size));
@@ -30,12 +30,13 @@ void RunPlanned(World& world, int buckets, const char* label) {
   for (uint64_t step = 1; step <= 3; ++step) {
     world.network.Clear();
     cpu = cpu_at_rank_0 = 0;
+    const std::vector<ddl::Announcement> all_of_step = step_of(step);
     for (size_t r = 0; r < ranks.size(); ++r) {
       ranks[r].ran = 0;
-      for (int bucket = 0; bucket < buckets; ++bucket) {
+      for (size_t index = 0; index < all_of_step.size(); ++index) {
         auto request = std::make_unique<ddl::Request>();
-        request->announcement = AnnouncementOf(bucket, step);
-        request->place = {77, step, static_cast<uint32_t>(bucket), static_cast<uint32_t>(buckets)};
+        request->announcement = all_of_step[index];
+        request->place = {77, step, static_cast<uint32_t>(index), static_cast<uint32_t>(all_of_step.size())};
         ranks[r].lane->runs().Add(std::move(request), 0);
       }
     }
@@ -51,7 +52,7 @@ void RunPlanned(World& world, int buckets, const char* label) {
         cpu += took;
         if (r == 0) cpu_at_rank_0 += took;
         if (run != nullptr) ++ranks[r].ran;
-        all = all && ranks[r].ran == buckets;
+        all = all && ranks[r].ran == all_of_step.size();
       }
     }
   }

@@ -2,18 +2,18 @@
 #ifndef KERAS_DDL_BENCH_SCALE_SIMULATIONS_H_
 #define KERAS_DDL_BENCH_SCALE_SIMULATIONS_H_
 
-#include <cstdint>
-#include <string>
+#include <functional>
 #include <vector>
 
 #include "scale/world.h"
 
 namespace scale {
 
-// coordinated.cc: collectives that rank 0 decides on, in full, by number, and the rows of a step by number.
-void RunCoordinated(const World& world, uint32_t fan_in, int buckets, const std::string& label);
-// planned.cc: the agreement of those that follow a plan.
-void RunPlanned(World& world, int buckets, const char* label);
+// coordinated.cc: collectives that rank 0 decides on, in full and by number, and the exchange of a step's rows.
+void RunCoordinated(const World& world, int buckets);
+// planned.cc: the agreement of the collectives of a step that follow a plan.
+using StepOf = std::function<std::vector<ddl::Announcement>(uint64_t step)>;
+void RunPlanned(World& world, const StepOf& step_of, const char* label);
 // rings.cc: one block around the rings of one place of the hosts, in a box of `outer`.
 void RunRings(World& world, int per_host, const std::vector<int>& outer, const char* label);
 

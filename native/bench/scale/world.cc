@@ -41,8 +41,6 @@ void Match(const End& me, int tag) {
   }
 }
 
-std::string NameOf(int bucket) { return "functional/train_step/3f9a0c21/sum_" + std::to_string(bucket); }
-
 }  // namespace
 
 double CpuSeconds() {
@@ -126,14 +124,30 @@ ddl_transport TransportOf(End* end, int size) {
   return transport;
 }
 
-ddl::Announcement AnnouncementOf(int bucket, uint64_t step) {
+std::vector<ddl::Announcement> SumsOf(int buckets, uint64_t step) {
+  std::vector<ddl::Announcement> sums;
+  for (int bucket = 0; bucket < buckets; ++bucket) {
+    ddl::Announcement& a = sums.emplace_back();
+    a.kind = DDL_ALL_REDUCE;
+    a.count = 6'250'000;
+    a.fingerprint = 12345;
+    a.step = step;
+    a.name = "functional/train_step/3f9a0c21/sum_" + std::to_string(bucket);
+    a.detail = "float32[1024,4096], float32[4096], float32[1024,1953]";
+  }
+  return sums;
+}
+
+ddl::Announcement RowsOf(uint64_t step) {
   ddl::Announcement a;
-  a.kind = DDL_ALL_REDUCE;
-  a.count = 6'250'000;
-  a.fingerprint = 12345;
+  a.kind = DDL_ALL_GATHER;
+  a.dtype = DDL_INT64;
+  a.row_count = 42;
+  a.rows = 1;
+  a.count = 42;
   a.step = step;
-  a.name = NameOf(bucket);
-  a.detail = "float32[1024,4096], float32[4096], float32[1024,1953]";
+  a.name = "functional/train_step/rows";
+  a.detail = "int64[1,42]";
   return a;
 }
 

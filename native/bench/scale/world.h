@@ -74,8 +74,9 @@ struct World {
   std::vector<ddl_transport> transports;
 };
 
-// What ranks announce of a bucket of gradients.
-ddl::Announcement AnnouncementOf(int bucket, uint64_t step);
+// What ranks say of the buckets of gradients of a step, and of how many rows they have, with which a step begins.
+std::vector<ddl::Announcement> SumsOf(int buckets, uint64_t step);
+ddl::Announcement RowsOf(uint64_t step);
 
 }  // namespace scale
 #endif  // KERAS_DDL_BENCH_SCALE_WORLD_H_

@@ -47,7 +47,7 @@ extern "C" {
 
 // Raised whenever a struct or function below changes, or the format of what ranks exchange. Bindings and ranks reject
 // any other number.
-#define DDL_ABI_VERSION 12
+#define DDL_ABI_VERSION 13
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
@@ -165,10 +165,11 @@ typedef struct ddl_request {
   // that is given up, and the communicator with it (DDL_ABORTED on all ranks).
   int (*interrupted)(void* user);
   void* user;
-  // DDL_ALL_REDUCE in a communicator that has a lane (ddl_add_lane): collective `plan_index` of the `plan_size` (0: of
-  // no plan) that every run of a plan consists of, in an order in which they can run: none needs the result of a later
-  // one. `plan`: a hash of all of them, equal on all ranks. `plan_run`: equal within one run of the plan on this rank,
-  // such as `step`; the next run has another or begins anew with an index that has come.
+  // DDL_ALL_REDUCE and DDL_ALL_GATHER in a communicator that has a lane (ddl_add_lane): collective `plan_index` of the
+  // `plan_size` (0: of no plan) that every run of a plan consists of, in an order in which they can run: none needs the
+  // result of a later one. A DDL_ALL_GATHER runs by plan where all ranks have equally many rows. `plan`: a hash of all
+  // of them, equal on all ranks. `plan_run`: equal within one run of the plan on this rank, such as `step`; the next
+  // run has another or begins anew with an index that has come.
   uint64_t plan;
   uint64_t plan_run;
   uint32_t plan_index;
@@ -218,12 +219,9 @@ typedef struct ddl_options {
   // attach), where the system lets them and that is faster.
   uint32_t staged_only;
   uint64_t feedback_bytes;  // bound on what is kept of ddl_request.feedback, on each rank; 0: 4 GiB. Need not be equal
-  // How many ranks of other groups may talk to one rank of the control plane; 0: 64. Where more are in other groups,
-  // the leaders of groups gather what their groups announce. Equal on all ranks.
-  uint32_t control_fan_in;
-  double warn_after_s;  // report missing ranks after this many seconds; 0: never
-  double deadline_s;    // fail a request that is incomplete for this long; 0: never
-  double lost_after_s;  // give up a host that shows no sign of life for this long, 1 or more; 0: never
+  double warn_after_s;      // report missing ranks after this many seconds; 0: never
+  double deadline_s;        // fail a request that is incomplete for this long; 0: never
+  double lost_after_s;      // give up a host that shows no sign of life for this long, 1 or more; 0: never
   // Receives warnings (UTF-8, no newline), on the communication thread (start no thread here); NULL: stderr.
   void (*warn)(void* user, const char* message);
   void* warn_user;
@@ -250,9 +248,9 @@ DDL_EXPORT void ddl_destroy(ddl_comm* comm);
 // Gives the communicator a second way, with a thread and memory of its own, for collectives that follow a plan: they
 // run in its order, and no rank announces them to rank 0. Ranks compare what they run next where they are (in shared
 // memory; between hosts by small messages among neighbours). When they do not do the same, or one has nothing to run
-// for a second, the run of the plan goes on as if there were no plan: matched by name, with the same errors. Belongs to
-// the communicator and closes with it. COLLECTIVE over all ranks, with a transport of its own, which it takes over even
-// when it fails; once. Returns a ddl_code.
+// for two seconds, the run of the plan goes on as if there were no plan: matched by name, with the same errors. Belongs
+// to the communicator and closes with it. COLLECTIVE over all ranks, with a transport of its own, which it takes over
+// even when it fails; once. Returns a ddl_code.
 DDL_EXPORT int ddl_add_lane(ddl_comm* comm, const ddl_transport* transport, const ddl_options* options, char* error,
                             size_t error_bytes);
 
@@ -303,26 +301,27 @@ DDL_EXPORT void ddl_publish(int64_t id, ddl_comm* comm);
 DDL_EXPORT ddl_comm* ddl_find(int64_t id);
 
 // Where is this rank? When a collective waits too long, rank 0 asks the missing ranks for their stack position. A
-// thread that can inspect the program waits in ddl_next_question: 1 when there is a question, 0 when the communicator
-// was closed. It replies with ddl_answer, e.g. "train.py:12 in step" (UTF-8; copied; "": not known). "\x1f4.2" behind
-// that says that for 4.2 seconds this process has certainly done nothing but wait for collectives: what ranks then wait
-// for in different ones fails. Without such a thread the rank reports only that it is alive.
-DDL_EXPORT int ddl_next_question(ddl_comm* comm);
-DDL_EXPORT void ddl_answer(ddl_comm* comm, const char* text);
+// thread that can inspect the program waits in ddl_wait_for_position_query: 1 when there is a query, 0 when the
+// communicator was closed. It replies with ddl_reply_position, e.g. "train.py:12 in step" (UTF-8; copied; "": not
+// known). "\x1f4.2" behind that says that for 4.2 seconds this process has certainly done nothing but wait for
+// collectives: what ranks then wait for in different ones fails. Without such a thread the rank reports only that it is
+// alive.
+DDL_EXPORT int ddl_wait_for_position_query(ddl_comm* comm);
+DDL_EXPORT void ddl_reply_position(ddl_comm* comm, const char* text);
 
 // What this communicator runs on: "shared memory: 2 ranks, AVX-512; ...". Valid until ddl_destroy.
 DDL_EXPORT const char* ddl_describe(const ddl_comm* comm);
 
 // What this rank's end of a communicator has done since it was made, its lane included. Messages of the control plane
-// are those between a rank and the coordinator (rank 0's end), or ranks that pass them on: not the data, heartbeats, or
-// what ranks of one host read in shared memory.
+// are those between a rank and the coordinator (rank 0's end): not the data, heartbeats, or what ranks of one host read
+// in shared memory.
 typedef struct ddl_counters {
   uint64_t control_sent;
   uint64_t control_received;
   uint64_t control_bytes_sent;
   uint64_t control_bytes_received;
   uint64_t coordinated;  // collectives that the coordinator has decided, failed ones included
-  uint64_t at_once;      // collectives that calling threads ran themselves (ddl_try_run)
+  uint64_t ran_inline;   // collectives that calling threads ran themselves (ddl_try_run)
   uint64_t planned;      // collectives that ran by plan, without the coordinator
   uint64_t demoted;      // planned collectives that were left to the coordinator
 } ddl_counters;

@@ -112,7 +112,7 @@ TEST(ControlTest, AMessageLongerThanAMailboxArrivesWholeAndInItsTurn) {
       ddl_transport& transport = transports[static_cast<size_t>(rank)];
       std::unique_ptr<ddl::GroupMemory> memory;
       EXPECT_TRUE(ddl::GroupMemory::Create(transport, {0, 0}, 4096, &memory).ok());
-      ddl::ControlChannel channel(transport, *memory, ddl::ControlTree({0, 0}, rank, 0));
+      ddl::ControlChannel channel(transport, *memory);
       for (const std::string& message : messages) channel.Send(1 - rank, message);
       const double start = ddl::Now();
       auto& mine = arrived[static_cast<size_t>(rank)];

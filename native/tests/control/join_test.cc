@@ -305,6 +305,7 @@ TEST(JoinLeaveTest, ARankThatLeavesInAJoinIsNamed) {
     for (const int leaver : {size - 1, 0}) {
       RunOptions options;
       options.leave_early = {leaver};
+      std::atomic<bool> has_joined{false};
       RunRanks(
           group,
           [&](ddl_comm* comm, int rank) {
@@ -313,7 +314,7 @@ TEST(JoinLeaveTest, ARankThatLeavesInAJoinIsNamed) {
               static std::mutex mutex;
               const std::lock_guard<std::mutex> lock(mutex);
               kept.push_back(std::make_unique<Join>(comm));
-              std::this_thread::sleep_for(std::chrono::milliseconds(50));
+              while (!has_joined) std::this_thread::sleep_for(std::chrono::milliseconds(1));
               ddl_work_free(kept.back()->work);
               return;
             }
@@ -322,6 +323,7 @@ TEST(JoinLeaveTest, ARankThatLeavesInAJoinIsNamed) {
               float value = 1;
               Call call(DDL_ALL_REDUCE, "loss");
               outcome = call.Buffer(&value, &value, 1).Run(comm);
+              if (outcome.code == DDL_OK && value == static_cast<float>(size - 1)) has_joined = true;
             }
             EXPECT_EQ(outcome.code, DDL_UNAVAILABLE) << outcome.message;
             EXPECT_TRUE(Contains(outcome.message, "rank " + std::to_string(leaver) + " has left while join"));

@@ -6,7 +6,7 @@
 
 #include "control/announced.h"
 #include "control/coordinator.h"
-#include "shm/group_memory.h"
+#include "control/mailbox.h"
 
 namespace ddl_test {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <thread>
 
+#include "engine/engine_block.h"
 #include "engine/plan_steps.h"
-#include "shm/group_memory.h"
 #include "test_data.h"
 #include "thread_group.h"
 #include "topologies.h"
@@ -202,8 +202,8 @@ TEST(PlanOfRanksTest, AfterARankHasLeftTheOthersAreTold) {
 }
 
 // As a step does: small sums at a rendezvous if all come, what misses it in its turn.
-TEST(PlanOfRanksTest, SmallOnesAreRunAtOnceOrInTheirTurn) {
-  std::atomic<uint64_t> at_once{0};
+TEST(PlanOfRanksTest, SmallOnesAreRunInlineOrInTheirTurn) {
+  std::atomic<uint64_t> ran_inline{0};
   RunOptions options = WithLane();
   options.warn_after_s = 0;
   RunRanks(
@@ -227,12 +227,12 @@ TEST(PlanOfRanksTest, SmallOnesAreRunAtOnceOrInTheirTurn) {
         }
         const ddl_counters counters = Count(comm);
         EXPECT_EQ(counters.demoted, 0u);
-        EXPECT_EQ(counters.planned + counters.at_once, 50u * kBuckets);
+        EXPECT_EQ(counters.planned + counters.ran_inline, 50u * kBuckets);
         EXPECT_EQ(counters.coordinated, 0u);
-        at_once += counters.at_once;
+        ran_inline += counters.ran_inline;
       },
       options);
-  EXPECT_GT(at_once, 0u);
+  EXPECT_GT(ran_inline, 0u);
 }
 
 TEST(PlanOfRanksTest, WhatRepeatsOutsideOfPlansIsAnnouncedInThirteenBytes) {
@@ -256,14 +256,14 @@ TEST(PlanOfRanksTest, WhatRepeatsOutsideOfPlansIsAnnouncedInThirteenBytes) {
 
 // What a lane counts decides whether every rendezvous wakes its thread.
 TEST(PlanOfRanksTest, WhatIsDemotedIsNoLongerUnderWayInTheLane) {
-  static std::atomic<const ddl::RankBlock*> blocks{nullptr};
+  static std::atomic<ddl::RankBlock*> blocks{nullptr};
   static std::atomic<void* (*)(void*, int, size_t)> share{nullptr};
   RunOptions options = WithLane();
   options.tweak_lane = [](ddl_transport& transport) {
     share = transport.share;
     transport.share = [](void* self, int leader, size_t bytes) {
       void* const block = share.load()(self, leader, bytes);
-      blocks = static_cast<const ddl::RankBlock*>(block);
+      blocks = static_cast<ddl::RankBlock*>(block);
       return block;
     };
   };
@@ -275,7 +275,7 @@ TEST(PlanOfRanksTest, WhatIsDemotedIsNoLongerUnderWayInTheLane) {
         differs.work = differs.call.Start(comm);
         EXPECT_EQ(Call::Finish(differs.work).code, DDL_FAILED_PRECONDITION);
         EXPECT_EQ(Count(comm).demoted, 1u);
-        EXPECT_EQ(blocks.load()[rank].outstanding, 0u);
+        EXPECT_EQ(ddl::EngineBlockOf(blocks.load()[rank]).outstanding, 0u);
       },
       options);
 }

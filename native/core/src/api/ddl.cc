@@ -172,18 +172,18 @@ int ddl_local_size(const ddl_comm* comm) { return comm->engine->local_size(); }
 const char* ddl_describe(const ddl_comm* comm) { return comm->engine->description(); }
 void ddl_count(const ddl_comm* comm, ddl_counters* counters) { *counters = comm->engine->counters(); }
 
-int ddl_next_question(ddl_comm* comm) { return comm->engine->stack_position().WaitForQuery() ? 1 : 0; }
-void ddl_answer(ddl_comm* comm, const char* text) {
-  std::string answer = text;
+int ddl_wait_for_position_query(ddl_comm* comm) { return comm->engine->stack_position().WaitForQuery() ? 1 : 0; }
+void ddl_reply_position(ddl_comm* comm, const char* text) {
+  std::string reply = text;
   {
     // What waits in another communicator may let the program go on.
     const std::lock_guard<std::mutex> lock(published_mutex);
     const bool elsewhere = std::any_of(published.begin(), published.end(), [&](const auto& other) {
       return other.second != comm && other.second->engine->HasOutstanding();
     });
-    if (elsewhere) answer.resize(std::min(answer.size(), answer.find('\x1f')));
+    if (elsewhere) reply.resize(std::min(reply.size(), reply.find('\x1f')));
   }
-  comm->engine->stack_position().Answer(std::move(answer));
+  comm->engine->stack_position().Reply(std::move(reply));
   comm->engine->OnPositionKnown();
 }
 

@@ -5,8 +5,8 @@
 namespace ddl {
 
 enum Tag {
-  kUpTag = 101,     // control/channel.h: towards the coordinator
-  kDownTag = 102,   // control/channel.h: away from it
+  kUpTag = 101,     // control/channel.h: to the coordinator
+  kDownTag = 102,   // control/channel.h: from the coordinator
   kAbortTag = 103,  // control/channel.h: the communicator is broken
   kDataTag = 104,   // net/ring.h
   kBeatTag = 105,   // liveness/heartbeat.h

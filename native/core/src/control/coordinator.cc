@@ -37,7 +37,6 @@ Coordinator::Coordinator(const RankLocations& locations, double warn_after_s, do
       deadline_s_(deadline_s),
       left_(static_cast<size_t>(size_), false),
       joined_(static_cast<size_t>(size_), false),
-      decided_for_(static_cast<size_t>(size_), 0),
       position_reports_(static_cast<size_t>(size_)) {}
 
 void Coordinator::Announce(int rank, Announcement announcement, double now) {
@@ -58,16 +57,11 @@ void Coordinator::AnnounceKnown(int rank, uint32_t id, uint64_t step, double now
 }
 
 void Coordinator::Wait(int rank, Waiting waiting) {
-  const auto at = Enqueue(rank, std::move(waiting));
-  if (at != waiting_.end()) Match(at);
-  FailSteps();
-}
-
-Coordinator::Entries::iterator Coordinator::Enqueue(int rank, Waiting waiting) {
   const std::string& name = waiting.announcement->name;
-  if (FailIfCancelled(rank, *waiting.announcement)) return waiting_.end();
-  if (FailByTombstone(rank, name, waiting.step, waiting.since) || FailIfStepFailed(rank, name, waiting.step)) {
-    return waiting_.end();
+  if (FailIfCancelled(rank, *waiting.announcement) || FailByTombstone(rank, name, waiting.step, waiting.since) ||
+      FailIfStepFailed(rank, name, waiting.step)) {
+    FailSteps();
+    return;
   }
   const auto at = waiting_.try_emplace(name).first;
   Entry& entry = at->second;
@@ -83,7 +77,8 @@ Coordinator::Entries::iterator Coordinator::Enqueue(int rank, Waiting waiting) {
   }
   queue.push_back(std::move(waiting));
   ++ranks_looked_at_;
-  return at;
+  Match(at);
+  FailSteps();
 }
 
 Coordinator::Waiting Coordinator::Take(Entry& entry, int rank) {
@@ -290,16 +285,7 @@ const Announcement& Coordinator::Any(const Entry& entry) const {
   return *std::find_if(entry.by_rank.begin(), entry.by_rank.end(), submitted)->front().announcement;
 }
 
-std::vector<Verdict> Coordinator::TakeVerdicts() {
-  for (const Verdict& verdict : verdicts_) {
-    if (verdict.ranks.size() == static_cast<size_t>(size_)) {
-      ++decided_for_all_;
-    } else {
-      for (const int rank : verdict.ranks) ++decided_for_[static_cast<size_t>(rank)];
-    }
-  }
-  return std::exchange(verdicts_, {});
-}
+std::vector<Verdict> Coordinator::TakeVerdicts() { return std::exchange(verdicts_, {}); }
 std::vector<std::string> Coordinator::TakeWarnings() { return std::exchange(warnings_, {}); }
 
 }  // namespace ddl

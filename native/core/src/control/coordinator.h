@@ -49,16 +49,6 @@ class Coordinator {
   void Announce(int rank, Announcement announcement, double now);
   // The same for one that a decision has given this id (Decision::id).
   void AnnounceKnown(int rank, uint32_t id, uint64_t step, double now);
-  // coordinator_relayed.cc. Several ranks at once, through a relay.
-  void AnnounceAlike(AlikeAnnouncements alike, double now);
-  // What a rank says itself that is missed and whose messages pass others on the way: one of those may be stopped. What
-  // it has announced counts from now on, and what comes of it on the usual way is dropped.
-  void OnUndecided(int rank, const Undecided& undecided, double now);
-  // Whether decisions for this rank must not pass others.
-  bool AnyBypasses() const { return !bypassing_.empty(); }
-  bool Bypasses(int rank) const { return bypassing_.count(rank) != 0; }
-  // Decisions so far that TakeVerdicts has returned for this rank.
-  uint64_t num_decided(int rank) const { return decided_for_all_ + decided_for_[static_cast<size_t>(rank)]; }
 
   // Rank `rank` leaves: every collective that waits for it, now or later, fails with DDL_UNAVAILABLE.
   void Leave(int rank);
@@ -124,12 +114,8 @@ class Coordinator {
   using Entries = std::map<std::string, Entry>;
 
   void Wait(int rank, Waiting waiting);
-  // Queues it; what to call Match with, or the end when it has failed already.
-  Entries::iterator Enqueue(int rank, Waiting waiting);
   // coordinator_steps.cc. The first announcement with DDL_FLAG_CANCELS fails whatever waits. Whether this one fails.
   bool FailIfCancelled(int rank, const Announcement& announcement);
-  // Whether this has come already, past the relays.
-  bool Drop(int rank, const std::string& name);
   void Match(Entries::iterator at);
   // Takes the oldest request of `rank`, which has one.
   Waiting Take(Entry& entry, int rank);
@@ -202,10 +188,6 @@ class Coordinator {
   double failed_steps_until_ = 0;                              // until when the last of them counts as a tombstone
   bool cancelling_ = false;                                    // from DDL_FLAG_CANCELS to DDL_FLAG_RESUMES
   std::vector<Verdict> verdicts_;
-  uint64_t decided_for_all_ = 0;       // decisions for every rank
-  std::vector<uint64_t> decided_for_;  // others, by rank
-  std::set<int> bypassing_;
-  std::map<std::pair<int, std::string>, int> to_drop_;  // by rank and name
   std::vector<std::string> warnings_;
   double deadlock_looked_at_ = -1e9;
   uint64_t num_failures_ = 0;                     // see Tombstone

@@ -43,22 +43,6 @@ class Writer {
     if (values.size() < 2 || std::any_of(values.begin(), values.end(), differs)) return Put(values);
     return Put(static_cast<uint32_t>(values.size()) | kAllEqual).Put(values[0]);
   }
-  // Runs of consecutive ranks.
-  Writer& PutRanks(const std::vector<int>& ranks) {
-    std::vector<int32_t> runs;
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      if (i > 0 && ranks[i] == ranks[i - 1] + 1) {
-        ++runs.back();
-      } else {
-        runs.insert(runs.end(), {ranks[i], 1});
-      }
-    }
-    return Put(runs);
-  }
-  Writer& PutRest(const std::string& bytes) {
-    bytes_.append(bytes);
-    return *this;
-  }
   std::string Take() { return std::move(bytes_); }
 
  private:
@@ -93,15 +77,6 @@ class Reader {
     }
     return values;
   }
-  std::vector<int> GetRanks() {
-    std::vector<int> ranks;
-    const auto runs = GetList<int32_t>();
-    for (size_t i = 0; i + 1 < runs.size(); i += 2) {
-      for (int32_t more = 0; more < runs[i + 1]; ++more) ranks.push_back(runs[i] + more);
-    }
-    return ranks;
-  }
-  std::string GetRest() { return {at_, end_}; }
   template <typename T>
   std::vector<T> GetList() {
     std::vector<T> values(Get<uint32_t>());
@@ -209,68 +184,6 @@ Decision DecodeDecision(const std::string& bytes) {
   d.gives_id = d.id != 0;
   if (!d.joined.empty()) d.submitted = GetAnnouncement(in);
   return d;
-}
-
-std::string EncodeAlike(const AlikeAnnouncements& alike) {
-  Writer out(MessageType::kAnnounceAlike);
-  out.PutRanks(alike.ranks).PutAlike(alike.steps).Put(alike.id);
-  if (alike.id != 0) return out.Take();
-  out.PutAlike(alike.rows);
-  Put(out, alike.announcement);
-  return out.Take();
-}
-
-AlikeAnnouncements DecodeAlike(const std::string& bytes) {
-  Reader in(bytes);
-  AlikeAnnouncements alike;
-  alike.ranks = in.GetRanks();
-  alike.steps = in.GetAlike();
-  alike.id = in.Get<uint32_t>();
-  if (alike.id != 0) return alike;
-  alike.rows = in.GetAlike();
-  alike.announcement = GetAnnouncement(in);
-  return alike;
-}
-
-std::string EncodeForward(const std::vector<int>& ranks, const std::string& message) {
-  return Writer(MessageType::kForward).PutRanks(ranks).PutRest(message).Take();
-}
-
-std::vector<int> DecodeForward(const std::string& bytes, std::string* message) {
-  Reader in(bytes);
-  std::vector<int> ranks = in.GetRanks();
-  *message = in.GetRest();
-  return ranks;
-}
-
-std::string EncodeLeave(const std::string& text, uint64_t decisions) {
-  return Writer(MessageType::kLeave).Put(text).Put(decisions).Take();
-}
-
-std::string DecodeLeave(const std::string& bytes, uint64_t* decisions) {
-  Reader in(bytes);
-  std::string text = in.GetText();
-  *decisions = in.Get<uint64_t>();
-  return text;
-}
-
-std::string EncodeCutOff(int rank) { return Writer(MessageType::kCutOff).Put(static_cast<int32_t>(rank)).Take(); }
-int DecodeCutOff(const std::string& bytes) { return Reader(bytes).Get<int32_t>(); }
-
-std::string EncodeUndecided(const Undecided& undecided) {
-  Writer out(MessageType::kUndecided);
-  out.Put(undecided.decisions).Put(static_cast<uint32_t>(undecided.announcements.size()));
-  for (const Announcement& announcement : undecided.announcements) Put(out, announcement);
-  return out.Take();
-}
-
-Undecided DecodeUndecided(const std::string& bytes) {
-  Reader in(bytes);
-  Undecided undecided;
-  undecided.decisions = in.Get<uint64_t>();
-  const auto count = in.Get<uint32_t>();
-  for (uint32_t i = 0; i < count; ++i) undecided.announcements.push_back(GetAnnouncement(in));
-  return undecided;
 }
 
 std::string Position::Encode() const {

@@ -1,8 +1,7 @@
 // The messages of the control plane and their encoding.
 //
 // Every collective is announced to the coordinator (rank 0) by each rank with an Announcement; when all have arrived,
-// the coordinator answers every rank with one Decision. Between many hosts both are passed on by ranks on the way
-// (tree.h). Decisions are executed in the order in which they were made,
+// the coordinator answers every rank with one Decision. Decisions are executed in the order in which they were made,
 // which is the same on all ranks. That order, not the order of submission, is what makes matching by name free of
 // deadlocks.
 #ifndef KERAS_DDL_CORE_CONTROL_MESSAGE_H_
@@ -33,22 +32,6 @@ struct Announcement : Terms {
   std::string detail;
 };
 
-// What several ranks have announced alike: all but the steps, and the rows where they are free.
-struct AlikeAnnouncements {
-  std::vector<int> ranks;       // ascending
-  std::vector<uint64_t> steps;  // of each
-  std::vector<uint64_t> rows;   // of each; not read with an id
-  uint32_t id = 0;              // of known_collectives.h; 0: see `announcement`
-  Announcement announcement;    // of the first of them
-};
-
-// What a rank says that is asked where it is, and whose announcements and decisions pass others on the way: those may
-// be stopped.
-struct Undecided {
-  uint64_t decisions = 0;                   // received so far
-  std::vector<Announcement> announcements;  // all that wait, a join last
-};
-
 // What every rank does next with the oldest request of `name`; without a name, with its join.
 struct Decision {
   ddl_code code = DDL_OK;  // DDL_OK: run it; else: fail it with `message`
@@ -71,38 +54,27 @@ struct Position {
   double idle_s = 0;     // for so long its process has done nothing but wait, as far as that is certain
   uint64_t pending = 0;  // its requests that wait, or are under way
 
-  // As text; what ddl_answer takes is the same without `pending`.
+  // As text; what ddl_reply_position takes is the same without `pending`.
   std::string Encode() const;
   static Position Decode(const std::string& text);
 };
 
 enum class MessageType : uint8_t {
   kAnnounce = 1,         // rank -> coordinator: Announcement
-  kLeave = 2,            // rank -> coordinator, or the coordinator to all: the sender leaves; payload: see EncodeLeave
+  kLeave = 2,            // rank -> coordinator, or the coordinator to all: the sender leaves; payload: text
   kDecide = 3,           // coordinator -> rank: Decision
   kAbort = 4,            // anyone -> anyone: the communicator is broken; payload: EncodeReason
   kPositionQuery = 5,    // coordinator -> rank: where are you?
-  kPositionPending = 6,  // rank -> coordinator: alive; whether an answer follows is not certain
-  kPosition = 7,         // rank -> coordinator: the answer; payload: text
+  kPositionPending = 6,  // rank -> coordinator: alive; whether a reply follows is not certain
+  kPosition = 7,         // rank -> coordinator: the reply; payload: text
   kAnnounceKnown = 8,    // rank -> coordinator: an Announcement by its id; 13 bytes
   kDecideKnown = 9,      // coordinator -> rank: a Decision to run a collective, by its id; 9 bytes and the rows
-  kAnnounceAlike = 10,   // relay -> its parent: AlikeAnnouncements
-  kForward = 11,         // rank -> relay: a message for some of the ranks behind it
-  kCutOff = 12,          // relay -> those behind it: rank `x` between them and the coordinator has left
-  kUndecided = 13,       // rank -> coordinator, not passing others: Undecided
 };
 
 std::string EncodeAnnouncement(const Announcement& announcement);
 std::string EncodeKnown(uint32_t id, uint64_t step);
 std::string EncodeDecision(const Decision& decision);
 std::string EncodeText(MessageType type, const std::string& text);
-std::string EncodeAlike(const AlikeAnnouncements& alike);
-// `ranks`: ascending; none: all ranks behind the receiver.
-std::string EncodeForward(const std::vector<int>& ranks, const std::string& message);
-// `decisions`: that the coordinator has sent to this rank before it left. They come by another way.
-std::string EncodeLeave(const std::string& text, uint64_t decisions);
-std::string EncodeCutOff(int rank);
-std::string EncodeUndecided(const Undecided& undecided);
 
 MessageType TypeOf(const std::string& bytes);
 // REQUIRES: bytes made by the encoder of the same library (ranks check the ABI version when they meet).
@@ -110,11 +82,6 @@ Announcement DecodeAnnouncement(const std::string& bytes);
 uint32_t DecodeKnown(const std::string& bytes, uint64_t* step);
 Decision DecodeDecision(const std::string& bytes);
 std::string DecodeText(const std::string& bytes);
-AlikeAnnouncements DecodeAlike(const std::string& bytes);
-std::vector<int> DecodeForward(const std::string& bytes, std::string* message);
-std::string DecodeLeave(const std::string& bytes, uint64_t* decisions);
-int DecodeCutOff(const std::string& bytes);
-Undecided DecodeUndecided(const std::string& bytes);
 
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_CONTROL_MESSAGE_H_

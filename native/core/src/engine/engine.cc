@@ -76,9 +76,7 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
       memory_(std::move(memory)),
       locations_(std::move(locations)),
       peer_watch_(*memory_, locations_, transport.rank, [this](int rank) { return HasLeft(rank); }),
-      // A lane has no coordinator.
-      tree_(group, transport.rank, serves == nullptr ? options.control_fan_in : static_cast<uint32_t>(transport.size)),
-      channel_(transport_, *memory_, tree_),
+      channel_(transport_, *memory_),
       heartbeat_(transport_, *memory_, locations_, group, options.lost_after_s,
                  [this](int rank) { return HasLeft(rank); }),
       waiter_([this] { return Health(); }, options.deadline_s, memory_->local_size()),
@@ -94,7 +92,6 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
   if (transport.rank == 0) {
     coordinator_ = std::make_unique<Coordinator>(locations_, options.warn_after_s, options.deadline_s);
   }
-  if (tree_.relays()) relay_ = std::make_unique<Relay>(tree_);
   if (serves != nullptr) {
     double patience_s = kPlanPatienceSeconds;
     for (const double limit : {options.warn_after_s, options.deadline_s}) {
@@ -104,7 +101,7 @@ Engine::Engine(const ddl_transport& transport, const ddl_options& options, std::
         std::make_unique<PlanLane>(transport_, *memory_, group, patience_s, [this](std::unique_ptr<Request> request) {
           demoted_.fetch_add(1, std::memory_order_relaxed);
           const bool small = request->small;
-          memory_->own().outstanding.fetch_sub(1, std::memory_order_release);
+          OwnBlock(*memory_).outstanding.fetch_sub(1, std::memory_order_release);
           serves_->SubmitOwned(std::move(request));
           if (small) num_small_.fetch_sub(1, std::memory_order_relaxed);
         });
@@ -192,7 +189,7 @@ void Engine::SubmitOwned(std::unique_ptr<Request> request) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!stop_) {
       submitted_.push_back(std::move(request));
-      memory_->own().outstanding.fetch_add(1, std::memory_order_relaxed);
+      OwnBlock(*memory_).outstanding.fetch_add(1, std::memory_order_relaxed);
       RingBell(memory_->own());
     }
   }
@@ -219,7 +216,7 @@ void Engine::Loop() {
     worked = TakeMessages() || worked;
     worked = DeliverVerdicts() || worked;
     worked = RunDecisions() || worked;
-    FollowDepartures();
+    FailWithoutCoordinator();
     worked = RunPlanned() || worked;
     const double now = Now();
     if (now - last_peer_check_ > (AnyPending() ? kCheckPendingSeconds : kCheckIdleSeconds)) {
@@ -314,7 +311,7 @@ void Engine::Finish(const Request& request, const Status& status) {
   request.ticket.reset();
   if (lane_ != nullptr && request.small) num_small_.fetch_sub(1, std::memory_order_relaxed);
   // First: a thread that waits for this may go to the next rendezvous at once.
-  memory_->own().outstanding.fetch_sub(1, std::memory_order_release);
+  OwnBlock(*memory_).outstanding.fetch_sub(1, std::memory_order_release);
   request.done(request.user, status.code(), status.message().c_str());
 }
 
@@ -349,8 +346,7 @@ void Engine::Idle(uint32_t seen) {
     if (lane_->NeedsPolling()) {
       sleep_us = std::clamp<int64_t>(static_cast<int64_t>((now - idle_since_) * 1e6 / 8), 20, 500);
     }
-  } else if (num_pending_ > 0 || !channel_.Idle() || !channel_.NothingArriving() ||
-             (relay_ != nullptr && relay_->holds())) {
+  } else if (num_pending_ > 0 || !channel_.Idle() || !channel_.NothingArriving()) {
     sleep_us = 20'000;
     // Messages from other hosts do not ring the bell, nor does a mailbox that has room again: poll for them, less and
     // less often while nothing arrives.

@@ -8,8 +8,6 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -18,8 +16,6 @@
 #include "base/waiter.h"
 #include "control/channel.h"
 #include "control/coordinator.h"
-#include "control/relay.h"
-#include "control/tree.h"
 #include "engine/executor.h"
 #include "engine/inline_rendezvous.h"
 #include "engine/plan_lane.h"
@@ -47,7 +43,7 @@ class Engine {
   Status AddLane(const ddl_transport& transport, const ddl_options& options);
   // Leaves in an orderly way; see ddl_close. Submit refuses everything from then on.
   void Close();
-  // See ddl_next_question and ddl_answer.
+  // See ddl_wait_for_position_query and ddl_reply_position.
   StackPosition& stack_position() { return stack_position_; }
   void OnPositionKnown();
   // Whether any request has not ended yet. Any thread.
@@ -119,24 +115,13 @@ class Engine {
 
   // messages.cc.
   void Announce(std::unique_ptr<Request> request);
-  void SendAnnouncement(const Announcement& announcement);
   bool TakeMessages();
   void Handle(int peer, const std::string& bytes);
-  void HandleAnnouncement(int peer, const std::string& bytes);
-  // A decision, for those of `ranks` (none: all) that are behind this rank or itself.
-  void HandleDecision(const std::vector<int>& ranks, const std::string& bytes);
   bool DeliverVerdicts();
-  bool Deliver();
-
-  // relaying.cc. Sends on what this rank has gathered.
-  void SendRelayed();
-  // To the coordinator itself, not by way of others.
-  void SendUndecided();
-  // Rank `by` on the way to the coordinator has left: nothing can complete any more.
-  void CutOff(int by);
-  // What follows once everything that was decided before is done.
-  void FollowDepartures();
-  Status CutOffStatus(const Announcement& announcement) const;
+  // Sends what the first of the outbox decides, once, to the ranks that are still there.
+  void SendVerdict();
+  // Rank 0 has left, and all that it decided before is done.
+  void FailWithoutCoordinator();
 
   // failure.cc.
   void CheckPeers();
@@ -147,8 +132,6 @@ class Engine {
   bool WarnsForGroup(double seconds);
   double WarnStalled(const std::string& waits_for, double seconds);
   std::string DescribeSuspects() const;
-  // Who may be the reason that nothing comes from the coordinator.
-  std::string DescribeSilence() const;
   // Adds the ranks that show no sign of life to the message of a collective that made no progress.
   Status WithSuspects(const Status& status) const;
   void SendToCoordinator(MessageType type, const std::string& text);
@@ -169,7 +152,6 @@ class Engine {
   const RankLocations locations_;
   StackPosition stack_position_;
   PeerWatch peer_watch_;
-  const ControlTree tree_;
   ControlChannel channel_;
   Heartbeat heartbeat_;
   Waiter waiter_;
@@ -178,7 +160,6 @@ class Engine {
   InlineRendezvous rendezvous_;
   std::vector<const void*> sources_;              // scratch of RunInline
   std::unique_ptr<Coordinator> coordinator_;      // on rank 0
-  std::unique_ptr<Relay> relay_;                  // on those that pass on what others say
   KnownCollectives known_;                        // on the others, of the communication thread
   Engine* const serves_;                          // of a lane: who it is for
   std::unique_ptr<PlanLane> lane_;                // of a lane
@@ -209,20 +190,11 @@ class Engine {
   static constexpr const char* kJoin = "";
   std::unordered_map<std::string, std::deque<std::unique_ptr<Request>>> pending_;
   size_t num_pending_ = 0;
-  // Of a rank with others behind it: what is decided, but not yet known to every child.
-  struct Outgoing {
-    std::vector<Routed> messages;
-    std::optional<Decision> own;
-  };
-  std::deque<Outgoing> outbox_;
+  std::deque<Verdict> outbox_;  // rank 0: decided, but not yet known to every rank concerned
   bool outbox_front_sent_ = false;
   std::deque<Decision> decisions_;  // to be executed here
-  uint64_t num_decisions_ = 0;      // received
-  std::set<int> gone_;              // children that have left
-  int cut_off_by_ = -1;
-  bool coordinator_left_ = false;  // after so many decisions for this rank, with these words
-  uint64_t decisions_before_ = 0;
-  std::string farewell_;
+  bool coordinator_left_ = false;
+  std::string leave_reason_;                                 // its words
   Status broken_;                                            // once not OK, every request fails with it
   std::vector<ControlChannel::Received> deferred_messages_;  // arrived during a collective; see HasLeft
   const Announcement* running_ = nullptr;                    // the collective under way

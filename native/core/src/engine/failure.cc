@@ -49,28 +49,15 @@ void Engine::CheckPeers() {
   }
   if (lane_ != nullptr) CheckLane();
   if (deadline_s_ <= 0) return;
-  // The coordinator answers before its deadline; silence well beyond it means that rank 0, or a rank that passes its
-  // messages on, is gone or unreachable.
+  // The coordinator answers before its deadline; silence well beyond it means that rank 0 is gone or unreachable.
   const double limit = deadline_s_ * 1.25 + 5;
   for (const auto& [name, queue] : pending_) {
     if (name == kJoin || Now() - queue.front()->announced < limit) continue;
     Break({DDL_DEADLINE_EXCEEDED,
-           "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) + " s and " + DescribeSilence()});
+           "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) + " s and " + locations_.Describe(0) +
+               ", which coordinates, does not answer: its process is stopped or its host is unreachable."});
     return;
   }
-}
-
-std::string Engine::DescribeSilence() const {
-  if (tree_.parent() <= 0) {
-    return locations_.Describe(0) +
-           ", which coordinates, does not answer: its process is stopped or its host is unreachable.";
-  }
-  const std::string relay = locations_.Describe(tree_.parent());
-  const std::string problem = locations_.ProcessProblem(tree_.parent());
-  return "no answer has come from " + locations_.Describe(0) + ", which coordinates, by way of " + relay +
-         ", which passes messages on: " +
-         (problem.empty() ? "one of the two, or a rank between them, is stopped or its host is unreachable."
-                          : "rank " + std::to_string(tree_.parent()) + " " + problem + ".");
 }
 
 void Engine::ExchangePositions() {
@@ -85,9 +72,9 @@ void Engine::ExchangePositions() {
       }
     }
   }
-  std::string answer;
-  if (!stack_position_.TakeAnswer(&answer)) return;
-  Position position = Position::Decode(answer);
+  std::string reply;
+  if (!stack_position_.TakeReply(&reply)) return;
+  Position position = Position::Decode(reply);
   position.pending = num_pending_;
   // What it has submitted may yet move there.
   Engine* const lane = planned_engine_.load(std::memory_order_acquire);
@@ -97,7 +84,7 @@ void Engine::ExchangePositions() {
 
 bool Engine::HasOutstanding() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return !stop_ && memory_->own().outstanding.load(std::memory_order_acquire) != 0;
+  return !stop_ && OwnBlock(*memory_).outstanding.load(std::memory_order_acquire) != 0;
 }
 
 void Engine::ReportPosition() {
@@ -292,22 +279,14 @@ void Engine::Leave() {
   }
   if (broken_.ok()) {
     if (coordinator_ != nullptr) {
-      while (!outbox_.empty()) {  // of which the others are told how many they are
-        if (!Deliver()) {
-          outbox_.pop_front();
-          outbox_front_sent_ = false;
-        }
-      }
+      for (; !outbox_.empty(); outbox_.pop_front(), outbox_front_sent_ = false) SendVerdict();
+      const std::string text = EncodeText(
+          MessageType::kLeave, "rank 0 has left (its process ended or called shutdown); no collective can follow");
       for (int rank = 1; rank < transport_.size; ++rank) {
-        if (coordinator_->HasLeft(rank)) continue;
-        channel_.Send(rank,
-                      EncodeLeave("rank 0 has left (its process ended or called shutdown); no collective can follow",
-                                  coordinator_->num_decided(rank)));
+        if (!coordinator_->HasLeft(rank)) channel_.Send(rank, text);
       }
     } else {
-      channel_.Send(0, EncodeLeave("", 0));
-      if (tree_.parent() != 0) channel_.Send(tree_.parent(), EncodeLeave("", 0));
-      CutOff(transport_.rank);
+      channel_.Send(0, EncodeText(MessageType::kLeave, ""));
     }
     memory_->own().state.store(kLeft, std::memory_order_release);
   }

@@ -111,8 +111,8 @@ bool Engine::EnterInline() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (stop_ || inline_busy_ || !usable_) return false;
   // Synchronizes with what the communication thread did for requests that have ended.
-  if (memory_->own().outstanding.load(std::memory_order_acquire) != 0) return false;
-  if (memory_->block(0).no_rendezvous.load(std::memory_order_relaxed) != 0) return false;
+  if (OwnBlock(*memory_).outstanding.load(std::memory_order_acquire) != 0) return false;
+  if (BlockOf(*memory_, 0).no_rendezvous.load(std::memory_order_relaxed) != 0) return false;
   inline_busy_ = true;
   return true;
 }
@@ -141,7 +141,7 @@ bool Engine::Rendezvous(uint32_t patience_us) {
     const double waited = Now() - start;
     bool elsewhere = false;
     for (int local = 0; local < memory_->local_size(); ++local) {
-      elsewhere = elsewhere || memory_->block(local).outstanding.load(std::memory_order_relaxed) != 0;
+      elsewhere = elsewhere || BlockOf(*memory_, local).outstanding.load(std::memory_order_relaxed) != 0;
     }
     if (waited > patience_us * 1e-6 || (elsewhere && waited > kAbsentPatienceSeconds) || stop_) {
       return !rendezvous_.Withdraw();

@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-#include "shm/group_memory.h"
+#include "engine/engine_block.h"
 
 namespace ddl {
 
@@ -23,8 +23,8 @@ class InlineRendezvous {
   explicit InlineRendezvous(GroupMemory& memory) : memory_(memory) {}
 
   // The record and the buffer for small data (kEagerBytes) to fill in before Arrive.
-  RendezvousRecord& record() { return memory_.own().records[number_ % 2]; }
-  char* eager() { return memory_.own().eager[number_ % 2]; }
+  RendezvousRecord& record() { return OwnBlock(memory_).records[number_ % 2]; }
+  char* eager() { return OwnBlock(memory_).eager[number_ % 2]; }
 
   // Returns true when this rank was the last: the rendezvous is complete.
   bool Arrive();
@@ -36,15 +36,15 @@ class InlineRendezvous {
   // REQUIRES: complete, and not yet Closed. Whether all ranks wrote the same on the part of their records that must be
   // equal.
   bool Agreed() const;
-  const RendezvousRecord& record_of(int local_rank) const { return memory_.block(local_rank).records[number_ % 2]; }
-  const char* eager_of(int local_rank) const { return memory_.block(local_rank).eager[number_ % 2]; }
-  // This rank has read all it needs. Cards and data are overwritten two rendezvous later, which nobody can complete
+  const RendezvousRecord& record_of(int local_rank) const { return BlockOf(memory_, local_rank).records[number_ % 2]; }
+  const char* eager_of(int local_rank) const { return BlockOf(memory_, local_rank).eager[number_ % 2]; }
+  // This rank has read all it needs. Records and data are overwritten two rendezvous later, which nobody can complete
   // before every rank has arrived at the next one: no further flag is needed.
   void Close() { ++number_; }
 
  private:
   // Number of the current rendezvous << 16 | ranks that have arrived at it.
-  std::atomic<uint64_t>& word() const { return memory_.block(0).rendezvous; }
+  std::atomic<uint64_t>& word() const { return BlockOf(memory_, 0).rendezvous; }
 
   GroupMemory& memory_;
   uint64_t number_ = 0;  // rendezvous completed so far, equal on all ranks

@@ -1,5 +1,4 @@
-// The messages between an engine and the coordinator, or those on the way to it: announcements one way, decisions the
-// other.
+// The messages between an engine and the coordinator: announcements one way, decisions the other.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -27,10 +26,6 @@ void Engine::Announce(std::unique_ptr<Request> request) {
     Finish(*request, WithPendingRequest(broken_, request->announcement));
     return;
   }
-  if (cut_off_by_ >= 0) {
-    Finish(*request, CutOffStatus(request->announcement));
-    return;
-  }
   const bool joins = request->announcement.kind == DDL_JOIN;
   if (HasJoined() && !joins) {
     Finish(*request, {DDL_FAILED_PRECONDITION,
@@ -44,7 +39,8 @@ void Engine::Announce(std::unique_ptr<Request> request) {
   } else if (coordinator_ != nullptr) {
     coordinator_->Announce(0, request->announcement, Now());
   } else {
-    SendAnnouncement(request->announcement);
+    const uint32_t id = known_.IdOf(request->announcement);
+    channel_.Send(0, id != 0 ? EncodeKnown(id, request->announcement.step) : EncodeAnnouncement(request->announcement));
   }
   request->announced = Now();
   auto& queue = pending_[request->announcement.name];
@@ -52,67 +48,39 @@ void Engine::Announce(std::unique_ptr<Request> request) {
   ++num_pending_;
 }
 
-void Engine::SendAnnouncement(const Announcement& a) {
-  const uint32_t id = known_.IdOf(a);
-  if (relay_ != nullptr) {
-    relay_->Add({{transport_.rank}, {a.step}, {a.rows}, id, a}, Now());
-    SendRelayed();
-  } else {
-    channel_.Send(tree_.parent(), id != 0 ? EncodeKnown(id, a.step) : EncodeAnnouncement(a));
-  }
-}
-
 bool Engine::TakeMessages() {
   std::vector<ControlChannel::Received> received = std::exchange(deferred_messages_, {});
   const Status status = channel_.Poll(&received);
   if (!status.ok()) Break(status);
   for (const auto& message : received) Handle(message.peer, message.bytes);
-  SendRelayed();
   return !received.empty();
 }
 
 void Engine::Handle(int peer, const std::string& bytes) {
   switch (TypeOf(bytes)) {
     case MessageType::kAnnounce:
-    case MessageType::kAnnounceKnown:
-    case MessageType::kAnnounceAlike:
-      HandleAnnouncement(peer, bytes);
+      coordinator_->Announce(peer, DecodeAnnouncement(bytes), Now());
       break;
-    case MessageType::kUndecided:
-      coordinator_->OnUndecided(peer, DecodeUndecided(bytes), Now());
+    case MessageType::kAnnounceKnown: {
+      uint64_t step = 0;
+      const uint32_t id = DecodeKnown(bytes, &step);
+      coordinator_->AnnounceKnown(peer, id, step, Now());
       break;
-    case MessageType::kLeave: {
-      uint64_t decisions = 0;
-      const std::string text = DecodeLeave(bytes, &decisions);
+    }
+    case MessageType::kLeave:
       if (coordinator_ != nullptr) coordinator_->Leave(peer);
-      if (lane_ != nullptr) CloseLane(text);
+      if (lane_ != nullptr) CloseLane(DecodeText(bytes));
       if (coordinator_ != nullptr || lane_ != nullptr) break;
-      if (peer != 0) {
-        gone_.insert(peer);
-        break;
-      }
+      // What rank 0 decided came before this message, and is finished first: see FailWithoutCoordinator.
       coordinator_left_ = true;
-      decisions_before_ = decisions;
-      farewell_ = text;
+      leave_reason_ = DecodeText(bytes);
       break;
-    }
-    case MessageType::kCutOff:
-      CutOff(DecodeCutOff(bytes));
-      break;
-    case MessageType::kForward: {
-      std::string message;
-      const std::vector<int> ranks = DecodeForward(bytes, &message);
-      HandleDecision(ranks.empty() ? tree_.ranks() : ranks, message);
-      break;
-    }
     case MessageType::kDecide:
     case MessageType::kDecideKnown:
-      HandleDecision({transport_.rank}, bytes);
-      // Past those on the way, which the coordinator misses: it does so until it knows that nothing is left on the way.
-      if (peer == 0 && tree_.parent() != 0) SendUndecided();
+      decisions_.push_back(DecodeDecision(bytes));
+      decisions_.back().agreed = Trace::Stamp();
       break;
     case MessageType::kPositionQuery:
-      if (tree_.parent() != 0) SendUndecided();
       ReportPosition();
       break;
     case MessageType::kPositionPending:
@@ -128,105 +96,46 @@ void Engine::Handle(int peer, const std::string& bytes) {
   }
 }
 
-void Engine::HandleAnnouncement(int peer, const std::string& bytes) {
-  if (cut_off_by_ >= 0) return;  // those behind this rank have been told
-  AlikeAnnouncements alike;
-  switch (TypeOf(bytes)) {
-    case MessageType::kAnnounce:
-      alike.announcement = DecodeAnnouncement(bytes);
-      if (coordinator_ != nullptr) {
-        coordinator_->Announce(peer, std::move(alike.announcement), Now());
-        return;
-      }
-      alike.ranks = {peer};
-      alike.steps = {alike.announcement.step};
-      alike.rows = {alike.announcement.rows};
-      break;
-    case MessageType::kAnnounceKnown: {
-      uint64_t step = 0;
-      alike.id = DecodeKnown(bytes, &step);
-      if (coordinator_ != nullptr) {
-        coordinator_->AnnounceKnown(peer, alike.id, step, Now());
-        return;
-      }
-      alike.ranks = {peer};
-      alike.steps = {step};
-      break;
-    }
-    default:
-      alike = DecodeAlike(bytes);
-  }
-  if (coordinator_ != nullptr) {
-    coordinator_->AnnounceAlike(std::move(alike), Now());
-  } else {
-    relay_->Add(std::move(alike), Now());
-  }
-}
-
-void Engine::HandleDecision(const std::vector<int>& ranks, const std::string& bytes) {
-  Outgoing outgoing;
-  Decision decision = DecodeDecision(bytes);
-  if (relay_ != nullptr) {
-    relay_->OnDecision(decision);
-    outgoing.messages = Route(tree_, ranks, bytes);
-  }
-  if (std::find(ranks.begin(), ranks.end(), transport_.rank) != ranks.end()) {
-    ++num_decisions_;
-    outgoing.own = std::move(decision);
-  }
-  outbox_.push_back(std::move(outgoing));
-  Deliver();
-}
-
 bool Engine::DeliverVerdicts() {
-  if (coordinator_ == nullptr) return Deliver();
-  for (const Verdict& verdict : coordinator_->TakeVerdicts()) {
-    Outgoing outgoing;
-    const std::string bytes = EncodeDecision(verdict.decision);
-    std::vector<int> ranks = verdict.ranks;
-    if (coordinator_->AnyBypasses()) {
-      const auto bypasses = [&](int rank) {
-        if (!coordinator_->Bypasses(rank)) return false;
-        outgoing.messages.push_back({rank, bytes});
-        return true;
-      };
-      ranks.erase(std::remove_if(ranks.begin(), ranks.end(), bypasses), ranks.end());
-    }
-    for (Routed& routed : Route(tree_, ranks, bytes)) outgoing.messages.push_back(std::move(routed));
-    if (std::find(ranks.begin(), ranks.end(), 0) != ranks.end()) outgoing.own = verdict.decision;
-    outbox_.push_back(std::move(outgoing));
-  }
+  if (coordinator_ == nullptr) return false;
+  for (Verdict& verdict : coordinator_->TakeVerdicts()) outbox_.push_back(std::move(verdict));
   // Before the verdicts are sent: a rank that knows of a failure must not meet one at a rendezvous that does not.
   const bool all_come_here = coordinator_->HasTombstones(Now()) || coordinator_->AnyJoined();
-  memory_->own().no_rendezvous.store(all_come_here ? 1 : 0, std::memory_order_relaxed);
-  const bool any = Deliver();
-  for (const std::string& warning : coordinator_->TakeWarnings()) Warn(warning);
-  return any;
-}
-
-bool Engine::Deliver() {
+  OwnBlock(*memory_).no_rendezvous.store(all_come_here ? 1 : 0, std::memory_order_relaxed);
   bool any = false;
   while (!outbox_.empty()) {
-    Outgoing& outgoing = outbox_.front();
-    if (!outbox_front_sent_) {
-      for (Routed& routed : outgoing.messages) {
-        const bool left = coordinator_ != nullptr ? coordinator_->HasLeft(routed.child) : gone_.count(routed.child) > 0;
-        if (!left) channel_.Send(routed.child, std::move(routed.bytes));
-      }
-      outbox_front_sent_ = true;
-    }
+    SendVerdict();
+    const Verdict& verdict = outbox_.front();
     // This rank starts a collective only when no message about it waits for room in a mailbox: nobody empties mailboxes
     // during a collective, and this rank would wait for a rank that does not know of it.
-    if (!outgoing.messages.empty() && !channel_.Flush()) break;
-    if (outgoing.own.has_value()) {
-      decisions_.push_back(std::move(*outgoing.own));
+    if (!channel_.Flush()) break;
+    if (std::find(verdict.ranks.begin(), verdict.ranks.end(), 0) != verdict.ranks.end()) {
+      decisions_.push_back(verdict.decision);
       decisions_.back().agreed = Trace::Stamp();
     }
     outbox_.pop_front();
     outbox_front_sent_ = false;
     any = true;
   }
+  for (const std::string& warning : coordinator_->TakeWarnings()) Warn(warning);
   return any;
+}
+
+void Engine::SendVerdict() {
+  if (std::exchange(outbox_front_sent_, true)) return;
+  const Verdict& verdict = outbox_.front();
+  std::string bytes;
+  for (const int rank : verdict.ranks) {
+    if (rank == 0 || coordinator_->HasLeft(rank)) continue;
+    if (bytes.empty()) bytes = EncodeDecision(verdict.decision);
+    channel_.Send(rank, bytes);
+  }
+}
+
+void Engine::FailWithoutCoordinator() {
+  if (!coordinator_left_ || !broken_.ok()) return;
+  broken_ = {DDL_UNAVAILABLE, leave_reason_};
+  FailPending(broken_);
 }
 
 }  // namespace ddl

@@ -31,8 +31,10 @@ PlanPost PostOf(const Request* request, uint64_t number) {
   post.number = number;
   post.what[0] = request->place.plan;
   post.what[1] = uint64_t{request->place.size} << 32 | request->place.index;
-  post.what[2] = Hash(request->announcement.name);
-  const TermWords words = WordsOf(request->announcement);
+  const Announcement& a = request->announcement;
+  // Rows are no term where they are free; what follows a plan has equally many on all ranks.
+  post.what[2] = HashNumber(HasFreeRows(a.kind) ? a.rows : 0, Hash(a.name));
+  const TermWords words = WordsOf(a);
   static_assert(sizeof words == sizeof post.what - 3 * sizeof post.what[0]);
   std::copy(words.begin(), words.end(), post.what + 3);
   return post;
@@ -54,15 +56,15 @@ PlanLane::PlanLane(const ddl_transport& transport, GroupMemory& memory, const st
 }
 
 bool PlanLane::HasBegun() const {
-  if (memory_.block(0).plan_begun.load(std::memory_order_acquire) > round_) return true;
+  if (BlockOf(memory_, 0).plan_begun.load(std::memory_order_acquire) > round_) return true;
   for (int local = 0; local < memory_.local_size(); ++local) {
-    if (memory_.block(local).plan_posted.load(std::memory_order_acquire) > round_) return true;
+    if (BlockOf(memory_, local).plan_posted.load(std::memory_order_acquire) > round_) return true;
   }
   return false;
 }
 
 void PlanLane::Post(const Request* request, uint64_t number, double now) {
-  RankBlock& own = memory_.own();
+  EngineBlock& own = OwnBlock(memory_);
   own.plan_posts[round_ % 2] = PostOf(request, number);
   own.plan_posted.store(round_ + 1, std::memory_order_seq_cst);
   posted_ = true;
@@ -78,7 +80,7 @@ void PlanLane::Post(const Request* request, uint64_t number, double now) {
 
 bool PlanLane::GroupIsComplete() const {
   for (int local = 0; local < memory_.local_size(); ++local) {
-    if (memory_.block(local).plan_posted.load(std::memory_order_seq_cst) <= round_) return false;
+    if (BlockOf(memory_, local).plan_posted.load(std::memory_order_seq_cst) <= round_) return false;
   }
   return true;
 }
@@ -91,8 +93,9 @@ void PlanLane::Combine(const PlanPost& other, PlanPost* into) {
 }
 
 PlanPost PlanLane::GroupsPost() const {
-  PlanPost all = memory_.block(0).plan_posts[round_ % 2];
-  for (int local = 1; local < memory_.local_size(); ++local) Combine(memory_.block(local).plan_posts[round_ % 2], &all);
+  PlanPost all = BlockOf(memory_, 0).plan_posts[round_ % 2];
+  for (int local = 1; local < memory_.local_size(); ++local)
+    Combine(BlockOf(memory_, local).plan_posts[round_ % 2], &all);
   return all;
 }
 
@@ -120,7 +123,7 @@ Status PlanLane::Progress(double now, std::unique_ptr<Request>* run, bool* moved
     return {};
   }
   if (is_leader()) DDL_RETURN_IF_ERROR(Exchange(now, moved));
-  const RankBlock& leader = memory_.block(0);
+  const EngineBlock& leader = BlockOf(memory_, 0);
   if (leader.plan_decided.load(std::memory_order_acquire) <= round_) return {};
   *moved = true;
   End(leader.plan_outcomes[round_ % 2], now, run);
@@ -155,7 +158,7 @@ Status PlanLane::Exchange(double now, bool* moved) {
     DDL_RETURN_IF_ERROR(Send((group_ + distance) % groups, {round_, step_, known_}));
   }
   exchanging_ = false;
-  RankBlock& own = memory_.own();
+  EngineBlock& own = OwnBlock(memory_);
   own.plan_outcomes[round_ % 2] = known_;
   own.plan_decided.store(round_ + 1, std::memory_order_release);
   for (int local = 1; local < memory_.local_size(); ++local) RingBell(memory_.block(local));
@@ -186,7 +189,7 @@ Status PlanLane::Receive(bool* moved) {
     *moved = true;
     const bool hint = message.step == kHint;
     if (!hint) arrived_[{message.round, message.step}] = message.post;
-    RankBlock& own = memory_.own();
+    EngineBlock& own = OwnBlock(memory_);
     if (own.plan_begun.load(std::memory_order_relaxed) > message.round) continue;
     own.plan_begun.store(message.round + 1, std::memory_order_release);
     // The ranks of this group notice it when they next look, some tens of milliseconds from now at most.
@@ -221,10 +224,9 @@ void PlanLane::Resume() {
 
 bool PlanLane::HasLost() const {
   for (int local = 0; local < memory_.local_size(); ++local) {
-    const RankBlock& block = memory_.block(local);
     // In this order: it posts, then leaves.
-    if (block.state.load(std::memory_order_acquire) == kLeft &&
-        block.plan_posted.load(std::memory_order_acquire) <= round_) {
+    if (memory_.block(local).state.load(std::memory_order_acquire) == kLeft &&
+        BlockOf(memory_, local).plan_posted.load(std::memory_order_acquire) <= round_) {
       return true;
     }
   }
@@ -234,7 +236,7 @@ bool PlanLane::HasLost() const {
 std::string PlanLane::DescribeMissing() const {
   std::string text;
   for (int local = 0; local < memory_.local_size(); ++local) {
-    if (memory_.block(local).plan_posted.load(std::memory_order_acquire) > round_) continue;
+    if (BlockOf(memory_, local).plan_posted.load(std::memory_order_acquire) > round_) continue;
     text += (text.empty() ? "rank " : ", rank ") + std::to_string(memory_.members()[static_cast<size_t>(local)]);
   }
   if (!text.empty()) return text;

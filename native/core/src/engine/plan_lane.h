@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/engine_block.h"
 #include "engine/planned_runs.h"
 #include "net/owned_messages.h"
 #include "shm/group_memory.h"

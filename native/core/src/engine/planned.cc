@@ -26,7 +26,7 @@ void Engine::Skip(const PlanPlace& place) {
   if (stop_) return;
   // In the order of the requests: the same place may come again. Nothing has to wake for it unless something waits.
   submitted_.push_back(std::move(mark));
-  if (memory_->own().outstanding.load(std::memory_order_relaxed) > 0) RingBell(memory_->own());
+  if (OwnBlock(*memory_).outstanding.load(std::memory_order_relaxed) > 0) RingBell(memory_->own());
 }
 
 void Engine::HurryLane() {
@@ -68,8 +68,12 @@ bool Engine::RunPlanned() {
   planned_.fetch_add(1, std::memory_order_relaxed);
   const double started = Trace::Stamp();
   bool broken = false;
+  Decision decision;
+  if (request->announcement.kind == DDL_ALL_GATHER) {
+    decision.rows.assign(static_cast<size_t>(transport_.size), request->announcement.rows);  // as all ranks have posted
+  }
   BeginRun(request->announcement);
-  status = executor_.Run(*request, Decision(), &broken);
+  status = executor_.Run(*request, decision, &broken);
   status = EndRun(status, broken);
   if (started > 0) request->TraceRun(started, started, status.code());
   Finish(*request, status);
@@ -105,7 +109,7 @@ void Engine::CloseLane(const std::string& why) {
   broken_ = {DDL_UNAVAILABLE, why};
   lane_->runs().DemoteAll();
   if (coordinator_ == nullptr) return;
-  const std::string text = EncodeLeave(why, 0);
+  const std::string text = EncodeText(MessageType::kLeave, why);
   for (int rank = 1; rank < transport_.size; ++rank) {
     if (!coordinator_->HasLeft(rank)) channel_.Send(rank, text);
   }

@@ -73,7 +73,6 @@ std::string Describe(const ddl_options& options, int size) {
   } else {
     text << "not watched";
   }
-  if (options.control_fan_in != 0) text << ", fan-in " << options.control_fan_in;
   text << ", groups";  // last, because with many ranks the list is truncated
   for (int r = 0; r < size; ++r) text << " " << options.group[r];
   return text.str();

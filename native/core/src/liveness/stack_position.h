@@ -1,7 +1,7 @@
-// StackPosition: passes the query "where is your main thread?" to a thread that can tell (Python), and its answer back.
+// StackPosition: passes the query "where is your main thread?" to a thread that can tell (Python), and its reply back.
 //
 // The communication thread never runs Python: a main thread that holds the interpreter lock would stop all
-// communication. So a Python thread waits in WaitForQuery. It may take any time to answer, or never answer.
+// communication. So a Python thread waits in WaitForQuery. It may take any time to reply, or never reply.
 #ifndef KERAS_DDL_CORE_LIVENESS_STACK_POSITION_H_
 #define KERAS_DDL_CORE_LIVENESS_STACK_POSITION_H_
 
@@ -24,10 +24,10 @@ class StackPosition {
     asked_ = false;
     return !closed_;
   }
-  void Answer(std::string text) {
+  void Reply(std::string text) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    answer_ = std::move(text);
-    answered_ = true;
+    reply_ = std::move(text);
+    replied_ = true;
   }
   void Close() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -35,21 +35,21 @@ class StackPosition {
     changed_.notify_all();
   }
 
-  // The communication thread's side; neither blocks. Query: false if no thread has ever waited for queries. TakeAnswer:
-  // false if there is no new answer.
+  // The communication thread's side; neither blocks. Query: false if no thread has ever waited for queries. TakeReply:
+  // false if there is no new reply.
   bool Query() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!has_listener_) return false;
-    answered_ = false;
+    replied_ = false;
     asked_ = true;
     changed_.notify_all();
     return true;
   }
-  bool TakeAnswer(std::string* answer) {
+  bool TakeReply(std::string* reply) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!answered_) return false;
-    answered_ = false;
-    *answer = std::move(answer_);
+    if (!replied_) return false;
+    replied_ = false;
+    *reply = std::move(reply_);
     return true;
   }
 
@@ -58,9 +58,9 @@ class StackPosition {
   std::condition_variable changed_;
   bool has_listener_ = false;
   bool asked_ = false;
-  bool answered_ = false;
+  bool replied_ = false;
   bool closed_ = false;
-  std::string answer_;
+  std::string reply_;
 };
 
 }  // namespace ddl

@@ -25,39 +25,15 @@ namespace ddl {
 
 // Steps that a rank may be ahead of the slowest reader of its slots.
 constexpr uint64_t kSlots = 4;
-// Bytes of one direction of the control plane between a rank and the leader of its group.
-constexpr size_t kMailboxBytes = 64 * 1024;
+// Bytes of a rank's block that upper layers lay out: control/mailbox.h, engine/engine_block.h.
+constexpr size_t kControlBytes = 129 * 1024;
+constexpr size_t kEngineBytes = 130 * 1024;
 
 enum RankState : uint32_t {
   kAlive = 0,
   kLeft = 1,    // after an orderly ddl_destroy
   kBroken = 2,  // the communicator can no longer be used
 };
-
-// Single producer, single consumer ring of bytes.
-struct Mailbox {
-  alignas(64) std::atomic<uint64_t> head;  // bytes ever written
-  alignas(64) std::atomic<uint64_t> tail;  // bytes ever read
-  alignas(64) char data[kMailboxBytes];
-};
-
-// What a rank publishes at a rendezvous (engine/inline_rendezvous.h): a collective that its calling thread is ready to
-// run.
-struct RendezvousRecord {
-  uint64_t must_agree[6];  // see engine/inline.cc
-  uint64_t rows;
-  uint64_t scheme;  // of an all-reduce through the slots, as local rank 0 proposes it (scheme.h)
-};
-
-// What a rank runs next of a plan, or what several of them do; see engine/plan_lane.h.
-struct PlanPost {
-  uint64_t equal;    // 0: nothing, or not the same
-  uint64_t number;   // of the run, the largest
-  uint64_t what[9];  // must be equal
-};
-
-// Data up to this size is sent with the record; so are the splits of an all_to_all.
-constexpr size_t kEagerBytes = 64 * 1024;
 
 // What one rank shares with the others of its group. Zero is a valid initial state of every field but `life`.
 struct RankBlock {
@@ -71,11 +47,6 @@ struct RankBlock {
   // when it last warned about a collective that makes no progress.
   std::atomic<int64_t> alive_ms;
   std::atomic<int64_t> warned_ms;
-  // Requests of this rank that go through the coordinator: while there are any, it takes part in no rendezvous.
-  std::atomic<uint32_t> outstanding;
-  // In rank 0's block: set while the coordinator remembers collectives that failed without some rank, and while some
-  // rank has joined. A rendezvous would never complete then.
-  std::atomic<uint32_t> no_rendezvous;
   // See peer_memory.h: the address of a word in this rank's own memory, and the secret that identifies it.
   std::atomic<uint64_t> probe_address;
   std::atomic<uint64_t> probe_secret;
@@ -85,9 +56,6 @@ struct RankBlock {
   // See life_lock.h.
   alignas(64) pthread_mutex_t life;
   std::atomic<uint32_t> life_state;
-  alignas(64) std::atomic<uint64_t> rendezvous;  // in the leader's block; see engine/inline_rendezvous.h
-  alignas(64) RendezvousRecord records[2];
-  alignas(64) char eager[2][kEagerBytes];
   // Steps done, counted over the life of the group; see pipeline.h.
   alignas(64) std::atomic<uint64_t> ready;
   alignas(64) std::atomic<uint64_t> reduced;
@@ -95,15 +63,8 @@ struct RankBlock {
   alignas(64) std::atomic<uint64_t> claimed;  // see ShmPipeline::Claim
   alignas(64) std::atomic<uint64_t> agreed;   // in local rank 0's block: agreements made; see ShmPipeline::Agree
   std::atomic<uint64_t> agreements[kSlots];
-  // Rounds in which this rank has posted, and the last two posts. In the leader's block: rounds of which it knows that
-  // they have begun elsewhere, and those that have ended with which outcome, where there are several groups.
-  alignas(64) std::atomic<uint64_t> plan_posted;
-  std::atomic<uint64_t> plan_begun;
-  std::atomic<uint64_t> plan_decided;
-  alignas(64) PlanPost plan_posts[2];
-  alignas(64) PlanPost plan_outcomes[2];
-  Mailbox to_leader;
-  Mailbox from_leader;
+  alignas(64) char control[kControlBytes];
+  alignas(64) char engine[kEngineBytes];
 };
 
 class GroupMemory {
