@@ -170,8 +170,7 @@ def validate_saved_model(
     if answer["problems"]:
         listed = "; ".join(answer["problems"])
         raise ExportError(
-            f"The SavedModel must give the trained model's outputs for the stored sample. Received: {listed}. "
-            f"Nothing was "
-            f"published. Was the base graph written by another version of the model's code, or on another device?"
+            f"The SavedModel must give the trained model's outputs for the stored sample. Received: {listed}. Nothing "
+            "was published. Was the base graph written by another version of the model's code, or on another device?"
         )
     return answer

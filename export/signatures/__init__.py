@@ -189,8 +189,8 @@ def _over_examples(inputs: Inputs, features: Mapping[str, Any] | None, run: Call
     parsed_as = dict(features) if features is not None else {n: _feature(n, s) for n, s in leaves.items()}
     if set(parsed_as) != set(leaves):
         raise ExportError(
-            f"features maps every input to a tf.io feature. Received: {sorted(parsed_as)}; "
-            f"the inputs are {sorted(leaves)}."
+            f"features maps every input to a tf.io feature. Received: {sorted(parsed_as)}; the inputs are "
+            f"{sorted(leaves)}."
         )
 
     def serve_examples(inputs_: Any) -> dict[str, Any]:

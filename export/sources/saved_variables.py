@@ -76,8 +76,7 @@ def places(meta: Any, servable: Any, prefix: Path) -> dict[str, Place]:
         raise ExportError(
             f"A checkpoint must hold each variable of the graph to be served. Received: {prefix}, "
             f"{' and '.join(filter(None, (without, unlike)))}. Does it belong to this graph? A graph for inference "
-            f"must name its "
-            "variables as the one for training does, or has a Saver that says how they are saved."
+            "must name its variables as the one for training does, or has a Saver that says how they are saved."
         )
     return found
 
@@ -119,9 +118,8 @@ def _values(found: Mapping[str, Place], prefix: Path) -> Iterator[tuple[str, Any
             held = (place.tensor, reader.get_tensor(place.tensor))
         if held[1].dtype.kind == "f" and not np.isfinite(held[1]).all():
             raise ExportError(
-                f"Weights must be finite numbers to be served. Received: NaN or Inf in {place.tensor!r} of "
-                f"{prefix}. Take an "
-                "earlier checkpoint."
+                f"Weights must be finite numbers to be served. Received: NaN or Inf in {place.tensor!r} of {prefix}. "
+                "Take an earlier checkpoint."
             )
         yield name, place.of(held[1])
 

@@ -154,8 +154,7 @@ def _refuse_other_checkpoints(root: Path, record: Mapping[str, Any]) -> None:
     except CheckpointError as error:
         raise ExportError(
             f"A checkpoint directory must hold only one model. Received: {root}, with {len(whole)} checkpoints of "
-            f"another: "
-            f"{error} Give another directory, or move them aside with checkpoint.set_aside({str(root)!r})."
+            f"another: {error} Give another directory, or move them aside with checkpoint.set_aside({str(root)!r})."
         ) from error
 
 

@@ -103,9 +103,8 @@ def command(directories: tuple[str, ...], **given: Any) -> None:
     missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise DependencyError(
-            f"keras-ddl serve needs the extra 'serving': pip install 'keras_ddl[serving]'. Not found: {missing}. "
-            "With tensorflow-cpu: pip install --no-deps tensorflow-serving-api, because it requires the full "
-            "tensorflow."
+            f"keras-ddl serve needs the extra 'serving': pip install 'keras_ddl[serving]'. Not found: {missing}. With "
+            "tensorflow-cpu: pip install --no-deps tensorflow-serving-api, because it requires the full tensorflow."
         )
     for module in given["modules"]:
         _check_module(module)
@@ -212,8 +211,7 @@ def _models(directories: tuple[str, ...], model_name: str | None, config_file: s
         if (Path(path) / "saved_model.pb").exists():
             raise ConfigError(
                 f"DIRECTORY must hold versions, such as saved_model/1. Received: {path!r}, which is itself a "
-                f"SavedModel. "
-                f"Give its parent directory: {str(Path(path).resolve().parent)!r}."
+                f"SavedModel. Give its parent directory: {str(Path(path).resolve().parent)!r}."
             )
         models.append(ModelConfig(name, Path(path)))
     names = [each.name for each in models]

@@ -85,9 +85,9 @@ class Placement:
         """Raises: ConfigError: bounds that contradict each other, or that have no effect."""
         if self.fixed and self.discovery is not None:
             raise ConfigError(
-                f"Hosts must be either given or discovered, not both. Received: hosts "
-                f"{[host.name for host in self.fixed]} and "
-                f"the script {self.discovery.command!r}. Leave out one of them."
+                "Hosts must be either given or discovered, not both. Received: hosts "
+                f"{[host.name for host in self.fixed]} and the script {self.discovery.command!r}. Leave out one of "
+                "them."
             )
         if not self.fixed and self.discovery is None and (self.min_ranks, self.max_ranks) != (None, None):
             raise ConfigError(
@@ -97,8 +97,8 @@ class Placement:
         bounds = [each for each in (self.min_ranks, self.wanted, self.max_ranks) if each is not None]
         if bounds != sorted(bounds):
             raise ConfigError(
-                "min-np must not be above np, nor np above max-np. Received: "
-                f"min-np={self.min_ranks}, np={self.wanted}, max-np={self.max_ranks}."
+                f"min-np must not be above np, nor np above max-np. Received: min-np={self.min_ranks}, "
+                f"np={self.wanted}, max-np={self.max_ranks}."
             )
 
     def first(self, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]] | None:

@@ -157,9 +157,9 @@ def _load_value(data: bytes, rank: int) -> Any:
         return pickle.loads(data)
     except Exception as error:
         raise RankError(
-            f"The type of fn's result must be importable in the calling process. Received: the result of rank "
-            f"{rank}, which cannot "
-            f"be unpickled here: {type(error).__name__}: {error}. Return plain values, or install its module here too."
+            f"The type of fn's result must be importable in the calling process. Received: the result of rank {rank}, "
+            f"which cannot be unpickled here: {type(error).__name__}: {error}. Return plain values, or install its "
+            "module here too."
         ) from error
 
 
