@@ -61,7 +61,10 @@ MISTAKES = {
     "unset env": (["run", "-np", "2", "--env", "NO_SUCH_VARIABLE", "--", "true"], "--env must be NAME=VALUE"),
     "unknown command": (["walk"], "No such command 'walk'"),
     "export which": (["export", ".", "out", "--which", "first"], "--which must be 'latest', 'best'"),
-    "export opset": (["export", ".", "out", "--opset", "15"], "opset, of ONNX, is 9 to 18. Received: 15 for saved"),
+    "export opset": (
+        ["export", ".", "out", "--opset", "15"],
+        "opset must be 9 to 18, and is for ONNX. Received: 15 for saved",
+    ),
     "export check of a format": (["export", "--check", ".", "--format", "onnx"], "Give CHECKPOINTS and OUTPUT"),
     "export version": (["export", ".", "out", "--version", "0"], "--version must be a whole number above 0"),
 }
