@@ -213,9 +213,9 @@ def test_signatures_are_written_on_the_command_line():
         (["a:b"], ["a"], "Received: 'a' twice"),
         ([], ["a:scale=big"], "options of input, .*Received: 'scale=big'.*big"),
         ([], ["a:scale=1/0"], "Received: 'scale=1/0'"),
-        ([], ["a:zoom=2"], "no such option"),
+        ([], ["a:zoom=2"], "unknown option"),
         ([], ["a:size=4"], "Received: 'size=4'"),
-        ([], ["a:bgr=1"], "say yes or no"),
+        ([], ["a:bgr=1"], "must be yes or no"),
         ([], ["a:mean="], "a number is missing"),
     ],
 )
