@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_HOMES = {
+_MODULE_OF = {
     "BaseGraph": "tracing.base_graph",
     "write_base_graph": "tracing.base_graph",
     "inputs_are_known": "tracing.inputs",
@@ -29,13 +29,13 @@ _HOMES = {
     "scan_saved_model": "proof.scan",
     "validate_saved_model": "proof.validate",
 }
-__all__ = sorted(_HOMES)
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""fingerprint.pb of a SavedModel of which a part was changed. Any 64 bits that follow the content serve as a hash."""
+"""Updates fingerprint.pb after part of a SavedModel was rewritten. Its hashes may be any 64 bits of the content."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _FILE = "fingerprint.pb"
 
 
 def follow_weights(folder: Path) -> None:
-    """Notes new weights: of one graph's versions only this field differs."""
+    """Updates the hash of the weights, the only field in which versions of one graph differ."""
     index = digests.digest(folder / "variables" / "variables.index")
     _change(folder, lambda fingerprint: setattr(fingerprint, "checkpoint_hash", int(index[:16], 16)))
 
 
 def follow_graph(folder: Path, meta_graph: Any) -> None:
-    """Notes a new saved_model.pb, which holds `meta_graph`."""
+    """Updates the hashes of saved_model.pb, which holds `meta_graph`."""
 
     def change(fingerprint: Any) -> None:
         fingerprint.saved_model_checksum = _hash((folder / "saved_model.pb").read_bytes())
         fingerprint.graph_def_program_hash = _hash(_bytes_of(meta_graph.graph_def))
         fingerprint.saved_object_graph_hash = _hash(_bytes_of(meta_graph.object_graph_def))
-        signatures = [name.encode() + _bytes_of(each) for name, each in sorted(meta_graph.signature_def.items())]
+        signatures = [name.encode() + _bytes_of(proto) for name, proto in sorted(meta_graph.signature_def.items())]
         fingerprint.signature_def_hash = _hash(b"".join(signatures))
 
     _change(folder, change)
@@ -35,7 +35,7 @@ def _change(folder: Path, change: Callable[[Any], None]) -> None:
     from tensorflow.core.protobuf import fingerprint_pb2
 
     file = folder / _FILE
-    if file.exists():  # TensorFlow may have been told to write none
+    if file.exists():  # TensorFlow can be configured to write none
         fingerprint = fingerprint_pb2.FingerprintDef.FromString(file.read_bytes())
         change(fingerprint)
         file.write_bytes(_bytes_of(fingerprint))

@@ -1,7 +1,7 @@
-"""The graft: a base graph and a checkpoint's weights become a versioned SavedModel. No Keras, no user code.
+"""The graft: combines a base graph and a checkpoint's weights into a versioned SavedModel. No Keras, no user code.
 
-saved_model.pb and the assets are copied byte for byte; variables/ is written anew from the checkpoint, key to key.
-TensorFlow Serving polls the directory of versions, so a version appears by one rename, whole, and is never changed.
+saved_model.pb and the assets are copied byte for byte; variables/ is rewritten from the checkpoint, key by key.
+TensorFlow Serving polls the directory of versions, so a version appears complete, by one rename, and never changes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _WHAT = "An export"
 class ExportResult:
     """What was exported.
 
-    `seconds` holds the stages in order; `proof` says in words how outputs were compared; `removed` are the versions
-    that `keep` has removed.
+    `seconds`: of each stage, in order. `proof`: says in words how outputs were compared. `removed`: versions that
+    `keep` removed.
     """
 
     path: Path
@@ -69,25 +69,25 @@ def export_saved_model(
     keep: int | None = None,
     signatures: Mapping[str, Any] | None = None,
 ) -> ExportResult:
-    """Writes `out_dir/<version>/`, a SavedModel that TensorFlow Serving loads, from a checkpoint directory.
+    """Exports a checkpoint to `out_dir/<version>/`, a SavedModel that TensorFlow Serving loads.
 
     Args:
         which: 'latest', 'best' (of `metric`, by `mode`) or a step.
-        model: the part of the model to export, as it was named in training (`Checkpoint(serve=...)`); None: the model
+        model: the part of the model to export, by its name in training (`Checkpoint(serve=...)`); None: the model
             itself, or the only part.
         version: a number; None for the highest in `out_dir` plus one; 'step' for the checkpoint's step.
-        validate: 'process' replays the stored sample in a clean process, 'here' in this one, 'off' not at all.
+        validate: 'process' replays the stored sample in a clean process, 'here' in this one; 'off' skips this.
         warmup: write assets.extra/tf_serving_warmup_requests from the stored sample, under `model_name`.
-        weights: a .weights.h5 or .keras file or a TensorFlow checkpoint of the same model, to take the weights from
-            instead of a checkpoint of `ckpt_dir`, which then only brings the base graph.
+        weights: a .weights.h5 or .keras file or a TensorFlow checkpoint of the same model. Its weights replace those
+            of a checkpoint in `ckpt_dir`, from which then only the base graph is read.
         keep: how many versions stay in `out_dir`, the highest ones and this one; None: all.
-        signatures: further signatures, by name, or other outputs for `serving_default`: the name of an output or of a
-            layer, a list of such, a mapping from the names that clients see, or `EncodedImages(...)`.
+        signatures: name -> an output or layer, a list of them, a mapping from public names to them, or
+            `EncodedImages(...)`. The name `serving_default` changes what that signature returns.
     Raises: CheckpointError: no such checkpoint, or damaged. ExportError: the version exists, out_dir is not writable,
-        no base graph, custom ops, NaN weights, outputs differ, a signature of what the model does not answer. Nothing
-        is published then.
-    Cost: reads and writes the weights once, in memory half a gigabyte of a checkpoint, or its largest tensor; then the
-        clean process loads them. Importing TensorFlow takes longest.
+        no base graph, custom ops, NaN weights, outputs differ, a signature names an unknown output. Nothing is
+        published then.
+    Cost: reads and writes the weights once, holding half a gigabyte or the largest tensor in memory; then the clean
+        process loads them. Importing TensorFlow takes longest.
     """
     if validate not in ("process", "here", "off"):
         raise ConfigError(f"validate is one of 'process', 'here', 'off'. Received: {validate!r}.")
@@ -95,28 +95,28 @@ def export_saved_model(
         raise ConfigError(f"keep is the number of versions that stay, 1 or more, or None. Received: {keep!r}.")
     declared = declarations.read(signatures, functions=False, taken=METHODS)
     clock = _Clock()
-    found = ckpt.find(ckpt_dir, which, metric, mode) if weights is None else None
+    checkpoint = ckpt.find(ckpt_dir, which, metric, mode) if weights is None else None  # refuses before the base graph
     base = manifest.read(ckpt_dir, model)
     declarations.check_at_export(declared, base.record)
-    if found is not None:
-        source = source_of_checkpoint(found, base.name)
+    if checkpoint is not None:
+        source = source_of_checkpoint(checkpoint, base.name)
     else:
         assert weights is not None
         source = Source(Path(weights))
     final = versions.choose(Path(out_dir), version, source.step)  # before the costly steps: mistakes show at once
     with contextlib.ExitStack() as stack:
-        # Started now, it loads TensorFlow beside the work here.
+        # Started early: it loads TensorFlow while this process works.
         process = stack.enter_context(CleanProcess()) if validate == "process" else None
         thread = stack.enter_context(ThreadPoolExecutor(1))
-        unaltered = None
+        intact = None
         if source.checkpoint is not None:  # hashed while TensorFlow is imported
-            unaltered = thread.submit(ckpt.validate, source.checkpoint)
+            intact = thread.submit(ckpt.validate, source.checkpoint)
         import_without_keras()
         clock.lap("import tensorflow")
         scan = scan_saved_model(base.path, base["allow_ops"])
         scan.raise_for_problems(str(base.path))
-        if unaltered is not None:
-            unaltered.result()
+        if intact is not None:
+            intact.result()
         clock.lap("verify")
         stack.enter_context(bundle.translated(_WHAT, final, ExportError))
         staged = stack.enter_context(durable.staging_directory(final.parent))
@@ -209,23 +209,24 @@ def _prove(staged: Path, base: manifest.Manifest, source: Source, process: Clean
         return f"loads {where}; no sample to compare outputs on"
     rows = load_rows(str(base.sample)) if source.golden is None else load_rows(str(source.golden), ROWS)
     rows = rows_of(DEFAULT, rows, base.own_inputs)
-    answers = f"answers {composites.rows_in(base.record.get('composites', {}), rows)} rows {where}"
+    count = composites.rows_in(base.record.get("composites", {}), rows)
+    answers = f"answers {count} {'row' if count == 1 else 'rows'} {where}"
     further = sorted(set(answer["asked"]) - {DEFAULT})
     also = f"; so do the signatures {', '.join(further)}" if further else ""
     if source.golden is None:
         return f"{answers}; no outputs of training to compare with{also}"
     same = "bit for bit" if answer["bitwise"] else f"to within {answer['largest']:.1e} (allowed {tolerance:.0e})"
-    asked = {each for outputs in base.record.get("declared", {}).values() for each in outputs.values()}
+    declared = {each for outputs in base.record.get("declared", {}).values() for each in outputs.values()}
     random = f" (random, not compared: {', '.join(base['random'])})" if base["random"] else ""
-    unknown = sorted(asked - set(answer["compared"]) - set(base["random"]))
+    unknown = sorted(declared - set(answer["compared"]) - set(base["random"]))
     return f"{answers} as the trained model did, {same}{random}{also}{_not_compared(unknown, base)}"
 
 
-def _not_compared(names: list[str], base: manifest.Manifest) -> str:
+def _not_compared(layers: list[str], base: manifest.Manifest) -> str:
     images = sorted(base.record.get("images", {}))
-    lines = [f"layers, of which training has stored no answers: {', '.join(names)}"] if names else []
-    lines += [f"encoded images ({', '.join(images)}), asked made-up ones"] if images else []
-    return f"; not compared: {'; '.join(lines)}" if lines else ""
+    parts = [f"layers whose outputs training did not store: {', '.join(layers)}"] if layers else []
+    parts += [f"encoded images ({', '.join(images)}), which were made up"] if images else []
+    return f"; not compared: {'; '.join(parts)}" if parts else ""
 
 
 class _Clock:

@@ -1,24 +1,24 @@
-"""manifest.json of a base graph: what it reads and answers, which checkpoint keys it takes, and that it is unaltered.
+"""manifest.json of a base graph: its inputs and outputs, the checkpoint keys that it reads, and checksums of its files.
 
 format, tensorflow, keras      versions;   name  of the part of the model whose graph this is (base-<name>/)
 inputs, outputs                of serving_default: name -> [dtype, shape]
 composites                     sparse and ragged inputs -> shape; inputs lists their components
-signatures                     names;   declared  signature -> {output: what it answers}, a key of answers or layers
-answers                        of the function that all signatures by names share: name -> [dtype, shape], in order
-layers                         layers inside of it -> [place, dtype, shape];   float32  whether 16-bit floats are cast
-images                         signatures that take encoded images -> which input they make, and of what size
-own_inputs                     signatures of functions with inputs of their own -> {input: [dtype, shape]}; {} where an
-                               export has put another one in its place
+signatures                     names;   declared  signature -> {public name: key of answers or layers}
+answers                        outputs of the function that named signatures share: name -> [dtype, shape], in order
+layers                         layers inside it -> [place, dtype, shape];   float32  whether 16-bit floats are cast
+images                         signatures that take encoded images -> the input that they decode to, and its size
+own_inputs                     signatures of functions with their own inputs -> {input: [dtype, shape]}; {} where an
+                               export has replaced one
 variables                      [key, dtype, shape] of all the model's variables, in Keras's order (model_state.match);
-                               of a part's graph, those of the whole, whose checkpoints hold them
-own, trainable                 keys, of these, that the model itself has, and that are trained; both in Keras's order
-captured                       keys, of these, that the graph reads: what an export copies from a checkpoint
-untracked                      [key, dtype, shape] of variables that the graph reads and Keras does not know
-constants                      key -> SHA-256 of variables that the graph does not read and training should not move
-h5, h5_of_whole, objects       key -> place in .weights.h5 files (of the model; of the whole, if it is a part of one)
+                               for a part of a model, those of the complete model, whose checkpoints hold them
+own, trainable                 those of these keys that the model itself owns, and that are trained; in Keras's order
+captured                       those of these keys that the graph reads: what an export copies from a checkpoint
+untracked                      [key, dtype, shape] of variables that the graph reads and Keras does not track
+constants                      key -> SHA-256 of variables that the graph does not read and training should not change
+h5, h5_of_whole, objects       key -> place in .weights.h5 files (of the model; of the complete model, if it is a part)
                                and in tf.train.Checkpoint (weight_files.py, object_graphs.py)
 static                         keys in variables/static: object graph, lookup tables
-ops, warnings                  of the scan;   allow_ops  custom ops the user vouched for
+ops, warnings                  of the scan;   allow_ops  custom ops that the user declared
 sample                         'given', 'made up' or null;   random  outputs that are not compared
 half                           whether the model computes in 16 bits
 files                          size and SHA-256 of every other file;   sha256  of this record
@@ -55,7 +55,7 @@ class Manifest:
 
     @property
     def name(self) -> str | None:
-        """Of the part of the model whose graph it is; None: the model's own."""
+        """The part of the model whose graph this is; None: the model itself."""
         return self.record.get("name")
 
     @property
@@ -65,12 +65,12 @@ class Manifest:
 
     @property
     def trainable(self) -> list[str]:
-        """Keys of its trainable ones."""
+        """Keys of the model's trainable variables."""
         return self.record.get("trainable", [])
 
     @property
     def own_inputs(self) -> dict[str, Any]:
-        """Of signatures with inputs of their own, these: name -> [dtype, shape]."""
+        """Signatures with their own inputs: signature -> {input: [dtype, shape]}."""
         return self.record.get("own_inputs", {})
 
     @property
@@ -80,7 +80,7 @@ class Manifest:
 
 
 def write(folder: Path, record: dict[str, Any]) -> None:
-    """Writes the record of a filled base directory, with its inventory and seal."""
+    """Writes manifest.json: the record, with sizes and checksums of the directory's files and of itself."""
     record = {"format": FORMAT, **record, "files": digests.inventory(folder)}
     (folder / NAME).write_text(json.dumps(digests.sealed(record), indent=1))
 
@@ -91,10 +91,10 @@ def is_name(name: object) -> bool:
 
 
 def read(ckpt_dir: str | Path, name: str | None = None) -> Manifest:
-    """Reads and verifies a base graph of a checkpoint directory; every file is compared with its SHA-256.
+    """Reads a base graph's manifest from a checkpoint directory, and verifies the SHA-256 of every file.
 
     Args:
-        name: of the part of the model whose graph it is; None: the model's own, or that of the only part.
+        name: the part of the model; None: the model itself, or the only part.
     Raises: ExportError: there is none of that name, or several and no name; or it is damaged.
     """
     names = list_bases(ckpt_dir) if Path(ckpt_dir).is_dir() else []
@@ -124,9 +124,7 @@ def read(ckpt_dir: str | Path, name: str | None = None) -> Manifest:
     if not digests.is_sealed(record):
         _refuse(path, f"{NAME} was altered after it was written (its SHA-256 differs)")
     if record["format"] != FORMAT:
-        _refuse(
-            path, f"{NAME} is of format {record['format']}, not {FORMAT}; export with the keras_ddl that trained it"
-        )
+        _refuse(path, f"{NAME} has format {record['format']}, not {FORMAT}; export with the keras_ddl that trained it")
     problem = digests.difference(path, record["files"], contents=True)
     if problem is not None:
         _refuse(path, problem)
@@ -135,6 +133,6 @@ def read(ckpt_dir: str | Path, name: str | None = None) -> Manifest:
 
 def _refuse(path: Path, problem: str) -> None:
     raise ExportError(
-        f"The base graph must be as training wrote it. Received: {path}: {problem}. Copy it again, or train one step "
-        f"with resume=True, which writes it again."
+        f"The base graph must be intact. Received: {path}: {problem}. Copy it again, or train one step with "
+        f"resume=True, which rewrites it."
     )

@@ -1,4 +1,4 @@
-"""Numeric version directories, as TensorFlow Serving polls them: each appears whole, by one rename, and stays as is."""
+"""Numeric version directories, as TensorFlow Serving polls them: each appears complete, and never changes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from keras_ddl.errors import ExportError
 from keras_ddl.files import durable
 
 _WHAT = "An export"
-KINDS = ("saved_model.pb", "model.onnx", "model.tflite")  # one of these tells what a version is
+KINDS = ("saved_model.pb", "model.onnx", "model.tflite")  # the file that identifies a version's format
 
 
 def choose(out_dir: Path, version: int | str | None, step: int | None, kind: str = KINDS[0]) -> Path:
     """Returns the directory of the version to write, which does not exist yet; creates `out_dir`.
 
     Args:
-        version: a whole number; None for the highest in `out_dir` plus one; 'step' for `step`.
-        kind: the file that tells what is written. A server would try to load a version of another kind.
-    Raises: ExportError: it exists, is no version, or `out_dir` may not be written to, is a file, or holds versions of
-        another kind.
+        version: an integer; None for the highest in `out_dir` plus one; 'step' for `step`.
+        kind: the file that identifies the format. A server would try to load a version of another format.
+    Raises: ExportError: the version exists or is invalid; `out_dir` is not writable, is a file, or holds versions of
+        another format.
     """
     if version == "step":
         version = step
@@ -35,19 +35,19 @@ def choose(out_dir: Path, version: int | str | None, step: int | None, kind: str
     others = [file for other in KINDS if other != kind for file in out_dir.glob(f"[0-9]*/{other}")]
     if others:
         raise ExportError(
-            f"A directory holds versions of one kind, for a server loads the highest. Received: {others[0]}, where "
-            f"{kind} is to be written. Give another directory."
+            f"A directory must hold versions of one format, because a server loads the highest. Received: {others[0]}, "
+            f"where {kind} is to be written. Give another directory."
         )
     durable.sweep_temporaries(out_dir)
     return _next(out_dir) if version is None else out_dir / str(int(version))
 
 
 def publish(staged: Path, final: Path, *, automatic: bool) -> Path:
-    """Syncs and renames; returns the directory of the version.
+    """Syncs the staged files and renames them to the version's directory, which it returns.
 
     Args:
-        automatic: `choose` chose the number: where another export has taken it meanwhile, the next one does as well.
-    Raises: ExportError: another export has taken a number that was asked for.
+        automatic: whether `choose` chose the number; if another export took it meanwhile, the next one is used.
+    Raises: ExportError: another export took the number that the user chose.
     """
     while True:
         try:
@@ -64,9 +64,8 @@ def publish(staged: Path, final: Path, *, automatic: bool) -> Path:
 def prune(final: Path, keep: int) -> list[Path]:
     """Removes all versions beside `final` but the `keep` highest and `final` itself; returns what was removed.
 
-    A server serves the highest versions. One that `keras-ddl serve` is loading stays until the next time, even if
-    higher ones came meanwhile. Each vanishes by one rename before its files are removed: nobody sees half of one. One
-    that cannot be removed is a warning, for `final` is published.
+    A version that `keras-ddl serve` is loading stays until the next call. Each is renamed before its files are removed,
+    so nobody sees an incomplete one. A version that cannot be removed is a warning, because `final` is published.
     """
     numbers = sorted((int(entry.name) for entry in final.parent.iterdir() if _is_version(entry.name)), reverse=True)
     removed = []
@@ -90,6 +89,6 @@ def _is_version(name: str) -> bool:
 
 def _exists(final: Path) -> ExportError:
     return ExportError(
-        f"A version is never overwritten, for a server may be reading it. Received: {final}, which exists already. "
+        f"A version is never overwritten, because a server may be reading it. Received: {final}, which already exists. "
         f"Give another --version (version=), leave it out for the next number, or remove the directory."
     )

@@ -1,6 +1,6 @@
-"""assets.extra/tf_serving_warmup_requests: requests that TensorFlow Serving answers before it calls a version ready.
+"""assets.extra/tf_serving_warmup_requests: requests that TensorFlow Serving runs before a version becomes available.
 
-The file is a TFRecord of tensorflow.serving.PredictionLog. Its few fields are encoded here, from the definitions of
+The file is a TFRecord of tensorflow.serving.PredictionLog. Its few fields are encoded here, by the definitions of
 tensorflow-serving-api 2.21 (apis/prediction_log.proto, predict.proto, model.proto), because that package requires the
 full `tensorflow`, which would overwrite tensorflow-cpu.
 """
@@ -15,7 +15,7 @@ FILE = "tf_serving_warmup_requests"
 
 
 def write(path: Path, requests: Iterable[bytes]) -> None:
-    """Writes what `request` has made."""
+    """Writes requests, as `request` returns them, to a TFRecord file."""
     import tensorflow as tf
 
     with tf.io.TFRecordWriter(str(path)) as writer:
@@ -24,7 +24,7 @@ def write(path: Path, requests: Iterable[bytes]) -> None:
 
 
 def request(model_name: str, signature: str, rows: Mapping[str, Any], inputs: Mapping[str, Any]) -> bytes:
-    """Returns a Predict request. An error in it would fail the server's load, so `rows` are what a replay proved.
+    """Returns a serialized Predict request. Pass `rows` that a replay has proved: a failing request fails the load.
 
     Args:
         rows: input name -> array.
@@ -42,7 +42,7 @@ def request(model_name: str, signature: str, rows: Mapping[str, Any], inputs: Ma
 def read(path: Path) -> dict[str, Any] | None:
     """Returns name -> array of the first Predict request to `serving_default` in the file.
 
-    None: there is none, no file, or what is no such file: a server says so when it loads the version.
+    None: there is no such request, no file, or another kind of file, which a server reports when it loads the version.
     """
     import tensorflow as tf
     from google.protobuf.message import DecodeError
@@ -55,7 +55,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def _rows(record: bytes) -> dict[str, Any] | None:
-    """The inputs of a PredictionLog, if it is of a Predict request to `serving_default`."""
+    """Returns the inputs of a PredictionLog, if it is a Predict request to `serving_default`."""
     import tensorflow as tf
     from tensorflow.core.framework import tensor_pb2
 
@@ -78,13 +78,13 @@ def prediction_log(model_name: str, signature: str, tensors: Mapping[str, bytes]
 
 
 def _field(number: int, payload: bytes) -> bytes:
-    """One length-delimited field of a protocol buffer (wire type 2)."""
+    """Encodes a length-delimited field of a protocol buffer (wire type 2)."""
     return _varint(number << 3 | 2) + _varint(len(payload)) + payload
 
 
 def _fields(message: bytes, number: int) -> list[bytes]:
-    """The length-delimited fields of that number in a message; others are passed over. [] if it is no message."""
-    found, place = [], 0
+    """Returns the length-delimited fields with this number, and skips others; [] if `message` is no protocol buffer."""
+    payloads, place = [], 0
 
     def varint() -> int:
         nonlocal place
@@ -105,11 +105,11 @@ def _fields(message: bytes, number: int) -> list[bytes]:
             if wire == 0:
                 varint()
             elif wire == 2 and tag >> 3 == number:
-                found.append(message[place : place + size])
+                payloads.append(message[place : place + size])
             place += size
     except IndexError:
         return []
-    return found
+    return payloads
 
 
 def _varint(value: int) -> bytes:

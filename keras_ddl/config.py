@@ -190,17 +190,15 @@ _TABLE = (
         "DRIFT_CHECK_PERCENT",
         "percent",
         1.0,
-        "The part of the training time in which the ranks of a Strategy compare their weights, in addition to the "
-        "ends of "
-        "epochs; 0 for never: then a difference goes unnoticed.",
+        "The part of the training time in which the ranks of a Strategy compare their weights, in addition to the ends "
+        "of epochs; 0 for never: then a difference goes unnoticed.",
     ),
     Variable(
         "DATA_CHECK_BATCHES",
         "count",
         20,
-        "Besides the first batches, every batch with a multiple of this number is compared between ranks, as far "
-        "as a digest "
-        "shows, because ranks take their rows from the same batch; 0: none.",
+        "Besides the first batches, every batch with a multiple of this number is compared between ranks, as far as a "
+        "digest shows, because ranks take their rows from the same batch; 0: none.",
     ),
     Variable(
         "SHARD_FROM_ELEMENTS",
@@ -289,8 +287,8 @@ def _value(row: Variable, text: str) -> Any:
         return _PARSERS[row.type](text)
     except ValueError as error:
         raise ConfigError(
-            f"{row.environment_name} must be {error}. Received: {row.environment_name}={text!r}. "
-            f"Unset it for the default ({row.default})."
+            f"{row.environment_name} must be {error}. Received: {row.environment_name}={text!r}. Unset it for the "
+            f"default ({row.default})."
         ) from None
 
 
@@ -329,8 +327,8 @@ def check_environment() -> None:
     for name in unknown():
         near = difflib.get_close_matches(name, [row.environment_name for row in _TABLE], n=1, cutoff=0)[0]
         raise ConfigError(
-            f"Every {PREFIX}* variable must be one that keras_ddl knows. "
-            f"Received: {name}={os.environ[name]!r}. The nearest is {near}; `keras-ddl info` lists all."
+            f"Every {PREFIX}* variable must be one that keras_ddl knows. Received: {name}={os.environ[name]!r}. The "
+            f"nearest is {near}; `keras-ddl info` lists all."
         )
     for row in _TABLE:
         get(row.name)

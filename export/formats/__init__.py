@@ -1,7 +1,7 @@
-"""Exports in other formats than SavedModel: ONNX and TensorFlow Lite, converted from one and compared with it.
+"""Exports to ONNX and TensorFlow Lite: a SavedModel is converted, and its outputs are compared with the result's.
 
-A version directory holds one file, model.onnx or model.tflite, and keras_ddl_export.json; it appears whole, by one
-rename, as those of SavedModels do.
+A version directory holds one file, model.onnx or model.tflite, and keras_ddl_export.json. It appears complete, by one
+rename, as SavedModel versions do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keras_ddl.export.manifest import PROVENANCE
 from keras_ddl.export.proof import replay
 from keras_ddl.files import digests, durable
 
-OPSETS = (9, 18)  # that tf2onnx 1.17 writes, and that have what conversion.py adds to it
+OPSETS = (9, 18)  # lowest and highest that tf2onnx 1.17 writes and that have the Erf which conversion.py needs
 QUANTIZED = ("float16", "dynamic")
 _WHAT = "An export"
 
@@ -42,40 +42,40 @@ def export_format(
     """Writes `out_dir/<version>/model.onnx` or `model.tflite`: the `serving_default` of a SavedModel.
 
     Args:
-        source: a SavedModel, anyone's; or a function that exports one into the directory that it gets, which is removed
-            at the end: functools.partial(export_saved_model, "checkpoints").
+        source: any SavedModel; or a function that exports one into the temporary directory that it is called with:
+            functools.partial(export_saved_model, "checkpoints").
         format: 'onnx' or 'tflite'.
         opset: of ONNX; None: what tf2onnx prefers, 15.
         quantize: for TensorFlow Lite, weights in fewer bits: 'float16', or 'dynamic' for 8 bits.
-        sample: .npz of input name -> rows to compare on; None: the SavedModel's warm-up request, which holds the sample
-            of an export of ours, or else made-up rows.
-        version, keep: as of `export_saved_model`; 'step' needs a source with a step.
-    Returns: the result, whose `proof` says by how much answers differ from the SavedModel's.
-    Raises: DependencyError: a package is missing. ExportError: the format lacks an operation, which is named; answers
-        differ; and as of `export_saved_model`. Nothing is published then.
-    Cost: a process that imports TensorFlow and converts, one of the runtime, and the SavedModel on disk meanwhile.
+        sample: .npz of input name -> rows to compare on; None: the SavedModel's warm-up request, in which
+            `export_saved_model` stores its sample, or else made-up rows.
+        version, keep: as in `export_saved_model`; 'step' needs a source with a step.
+    Returns: the result, whose `proof` says by how much the outputs differ from the SavedModel's.
+    Raises: DependencyError: a package is missing. ExportError: the format lacks an operation, which is named; outputs
+        differ; and as `export_saved_model`. Nothing is published then.
+    Cost: one process that imports TensorFlow and converts, one that runs the result, and disk space for the SavedModel.
     """
-    chosen = _chosen(format, opset, quantize)
-    converters.require(chosen)
+    target = _target(format, opset, quantize)
+    converters.require(target)
     out_dir = Path(out_dir)
     # Before the costly steps: mistakes show at once.
-    final = versions.choose(out_dir, None if version == "step" else version, None, chosen.file)
+    final = versions.choose(out_dir, None if version == "step" else version, None, target.file)
     with contextlib.ExitStack() as stack:
         stack.enter_context(bundle.translated(_WHAT, final, ExportError))
         work = stack.enter_context(durable.staging_directory(out_dir))
-        made = source(work) if callable(source) else _given(Path(source))
+        exported = source(work) if callable(source) else _existing(Path(source))
         if version == "step":
-            if made.step is None:
-                raise ConfigError(f"version='step' needs a source with a step. Received: {made.path}.")
-            final = versions.choose(out_dir, made.step, None, chosen.file)
+            if exported.step is None:
+                raise ConfigError(f"version='step' needs a source with a step. Received: {exported.path}.")
+            final = versions.choose(out_dir, exported.step, None, target.file)
         start = time.perf_counter()
         staged, golden = work / "version", work / "golden.npz"
         staged.mkdir()
-        rows, kind = (Path(sample), str(sample)) if sample is not None else _rows(made.path, work / "rows.npz")
-        found = converters.convert(
-            chosen,
-            made.path,
-            staged / chosen.file,
+        rows, kind = (Path(sample), str(sample)) if sample is not None else _rows(exported.path, work / "rows.npz")
+        conversion = converters.convert(
+            target,
+            exported.path,
+            staged / target.file,
             rows,
             golden,
             name="the model" if callable(source) else str(source),
@@ -83,67 +83,67 @@ def export_format(
             quantize=quantize,
         )
         converted = time.perf_counter()
-        proved = converters.prove(
-            chosen,
-            staged / chosen.file,
+        comparison = converters.prove(
+            target,
+            staged / target.file,
             golden,
             work / "answers.npz",
-            half=found["half"],
-            random=found["random"],
+            half=conversion["half"],
+            random=conversion["random"],
             quantize=quantize,
         )
         compared = time.perf_counter()
         record = {
-            "format": chosen.name,
-            "step": made.step,
-            "epoch": made.epoch,
-            "metrics": dict(made.metrics),
-            "saved_model": made.proof,
+            "format": target.name,
+            "step": exported.step,
+            "epoch": exported.epoch,
+            "metrics": dict(exported.metrics),
+            "saved_model": exported.proof,
             "quantize": quantize,
             "sample": kind,
-            **found,
-            **proved,
-            "versions": found["versions"] | proved["versions"],
-            "sha256": digests.digest(staged / chosen.file),
+            **conversion,
+            **comparison,
+            "versions": conversion["versions"] | comparison["versions"],
+            "sha256": digests.digest(staged / target.file),
         }
         (staged / PROVENANCE).write_text(json.dumps(record, indent=1))
-        size = (staged / chosen.file).stat().st_size
+        size = (staged / target.file).stat().st_size
         final = versions.publish(staged, final, automatic=version is None)
         removed = versions.prune(final, keep) if keep is not None else []
     return replace(
-        made,
+        exported,
         path=final,
         version=int(final.name),
         bytes=size,
-        seconds={**made.seconds, "convert": converted - start, "compare": compared - converted},
-        proof=f"{proved['proof']}; the SavedModel {made.proof}",
-        warnings=(*made.warnings, *found["warnings"]),
-        removed=tuple(int(each.name) for each in removed),
+        seconds={**exported.seconds, "convert": converted - start, "compare": compared - converted},
+        proof=f"{comparison['proof']}; the SavedModel {exported.proof}",
+        warnings=(*exported.warnings, *conversion["warnings"]),
+        removed=tuple(int(directory.name) for directory in removed),
     )
 
 
-def _chosen(name: str, opset: int | None, quantize: str | None) -> converters.Format:
+def _target(name: str, opset: int | None, quantize: str | None) -> converters.Format:
     if opset is not None and (name != "onnx" or not OPSETS[0] <= opset <= OPSETS[1]):
-        raise ConfigError(f"opset, of ONNX, is {OPSETS[0]} to {OPSETS[1]}. Received: {opset!r} for {name}.")
+        raise ConfigError(f"opset must be {OPSETS[0]} to {OPSETS[1]}, and is for ONNX. Received: {opset!r} for {name}.")
     if quantize is not None and (name != "tflite" or quantize not in QUANTIZED):
         raise ConfigError(
-            f"quantize, of TensorFlow Lite, is one of {', '.join(map(repr, QUANTIZED))}. Received: {quantize!r} for "
-            f"{name}."
+            f"quantize must be one of {', '.join(map(repr, QUANTIZED))}, and is for TensorFlow Lite. Received: "
+            f"{quantize!r} for {name}."
         )
     if name not in converters.FORMATS:
         raise ConfigError(f"format is one of {', '.join(map(repr, converters.FORMATS))}. Received: {name!r}.")
     return converters.FORMATS[name]
 
 
-def _given(path: Path) -> ExportResult:
-    """A SavedModel that is there, described as if it were exported now."""
+def _existing(path: Path) -> ExportResult:
+    """Describes an existing SavedModel as if it had just been exported."""
     if not (path / "saved_model.pb").is_file():
-        raise ExportError(f"What is converted is a SavedModel. Received: {path}, without saved_model.pb.")
+        raise ExportError(f"Only a SavedModel can be converted. Received: {path}, without saved_model.pb.")
     return ExportResult(path, 0, None, None, {}, 0, {}, f"is {path}")
 
 
 def _rows(path: Path, into: Path) -> tuple[Path, str]:
-    """Writes rows that the SavedModel takes to the file `into`, and says where they come from."""
+    """Writes rows that the SavedModel takes to the file `into`; returns the file, and whether they are made up."""
     import tensorflow as tf
 
     from keras_ddl.export.proof.check import signatures_of
@@ -151,14 +151,14 @@ def _rows(path: Path, into: Path) -> tuple[Path, str]:
 
     signature = signatures_of(path).get("serving_default")
     if signature is None:
-        raise ExportError(f"What is converted is the signature serving_default. Received: {path}, without it.")
+        raise ExportError(f"Only the signature serving_default can be converted. Received: {path}, without it.")
     rows, kind = warmup_file.read(path / "assets.extra" / warmup_file.FILE), "stored"
     if rows is None:
         specs = {name: tf.TensorSpec(shape, dtype) for name, (dtype, shape) in signature["inputs"].items()}
         unknown = [name for name, spec in specs.items() if spec.shape.rank is None]
         if unknown:
             raise ExportError(
-                f"Rows can be made up for inputs of known rank. Received: {unknown} of {path}. Give them: sample=."
+                f"Rows can be made up only for inputs of known rank. Received: {unknown} of {path}. Give rows: sample=."
             )
         rows, kind = Inputs("", specs).made_up_sample(), "made up"
     replay.save(into, {name: replay.storable(row) for name, row in rows.items()})

@@ -1,7 +1,7 @@
-"""Converts a SavedModel to another format, or asks the result: each in a process of its own, which runs this program.
+"""A program that converts a SavedModel to another format, or runs the converted model. Each task has its own process.
 
-A converter imports much and changes global state; what it made is asked where TensorFlow cannot be imported, as on the
-devices that it is made for. Reads one JSON request from stdin and writes one line of JSON to stdout.
+A converter imports much and changes global state. The converted model runs where TensorFlow cannot be imported, as on
+the devices that it is for. The program reads one JSON request from stdin and writes one line of JSON to stdout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MESSAGES = 3  # of one failure
 
 
 def _load_replay() -> Any:
-    """Its neighbour, by path: the package is blocked here, and its folder holds names that could hide others."""
+    """Loads proof/replay.py by its path: keras_ddl is blocked here, and its folders could hide other modules."""
     spec = importlib.util.spec_from_file_location("replay", _HERE.parents[1] / "proof" / "replay.py")
     assert spec is not None and spec.loader is not None  # of a file that ends in .py
     module = importlib.util.module_from_spec(spec)
@@ -33,15 +33,15 @@ def _load_replay() -> Any:
 
 
 class UnsupportedError(Exception):
-    """The format lacks operations: `nodes` are pairs of operation and node."""
+    """The format lacks some of the graph's operations: `nodes` are pairs of operation and node name."""
 
-    def __init__(self, nodes: list[tuple[str, str]], words: str = "") -> None:
-        super().__init__(words)
+    def __init__(self, nodes: list[tuple[str, str]], message: str = "") -> None:
+        super().__init__(message)
         self.nodes = list(dict.fromkeys(nodes))
 
 
-def refer(path: str, sample: str, golden: str, tolerance: float) -> dict[str, Any]:
-    """Has the SavedModel answer the rows in `sample`, and writes both to the file `golden`.
+def run_reference(path: str, sample: str, golden: str, tolerance: float) -> dict[str, Any]:
+    """Runs the SavedModel on the rows in `sample`, and writes rows and outputs to the file `golden`.
 
     Returns: half (whether it computes in 16 bits), random (outputs that differ from call to call).
     """
@@ -85,9 +85,9 @@ def to_onnx(path: str, into: str, opset: int | None, quantize: None) -> dict[str
     import tensorflow as tf
     from tf2onnx import optimizer, tf_loader, tfonnx
 
-    state = _LeftOut()
+    state = _RemovedState()
     logging.getLogger("tf2onnx.tf_loader").addHandler(state)
-    _teach_erfc()
+    _register_erfc()
     saved = _read(path)
     if saved.meta_graphs[0].HasField("object_graph_def"):
         graph, inputs, outputs, tables, names = tf_loader.from_saved_model(
@@ -113,7 +113,7 @@ def to_onnx(path: str, into: str, opset: int | None, quantize: None) -> dict[str
             initialized_tables=tables,
         )
         model = optimizer.optimize_graph(converted).make_model("serving_default")
-    # tf2onnx logs what it does not know, and leaves it as it is in a model that nothing loads.
+    # tf2onnx only logs unknown operations and leaves them in a model that nothing loads.
     sets = {each.domain: each.version for each in model.opset_import}
     foreign = [
         (node.op_type, node.name)
@@ -127,7 +127,10 @@ def to_onnx(path: str, into: str, opset: int | None, quantize: None) -> dict[str
 
 
 def _frozen(path: str) -> tuple[Any, list[str], list[str], dict[str, str]]:
-    """Returns what tf2onnx takes of a SavedModel that a script of graph mode made: it leaves its variables in."""
+    """Freezes the variables of a graph-mode SavedModel, which tf2onnx would leave in.
+
+    Returns: what tf2onnx takes: the graph, names of the inputs, of the outputs, and tensor -> name in the signature.
+    """
     import tensorflow as tf
 
     v1 = tf.compat.v1
@@ -136,7 +139,7 @@ def _frozen(path: str) -> tuple[Any, list[str], list[str], dict[str, str]]:
         inputs = {info.name: name for name, info in signature.inputs.items()}
         outputs = {info.name: name for name, info in signature.outputs.items()}
         goals = [tensor.partition(":")[0] for tensor in outputs]
-        # Values are read from operations of these names, which are not in what is cut down to the outputs.
+        # The conversion reads values through operations of these names, which pruning to the outputs may have removed.
         for variable in [each for each in graph.get_operations() if each.type == "VarHandleOp"]:
             name = f"{variable.name}/Read/ReadVariableOp"
             if name not in {each.name for each in graph.get_operations()}:
@@ -146,8 +149,8 @@ def _frozen(path: str) -> tuple[Any, list[str], list[str], dict[str, str]]:
     return frozen, list(inputs), list(outputs), inputs | outputs
 
 
-class _LeftOut(logging.Handler):
-    """Notes what tf2onnx takes out of the graph because ONNX has no variables."""
+class _RemovedState(logging.Handler):
+    """Collects tf2onnx's messages about state that it removes because ONNX has no variables."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -159,8 +162,8 @@ class _LeftOut(logging.Handler):
             self.warnings.append(f"ONNX keeps no state between calls: {message.removeprefix('Removed ')} is left out")
 
 
-def _teach_erfc() -> None:
-    """tf2onnx 1.17 lacks Erfc, which is in every exact GELU: 1 - Erf, which ONNX has since opset 9."""
+def _register_erfc() -> None:
+    """Registers Erfc with tf2onnx 1.17, which lacks it, as 1 - Erf (ONNX opset 9). Every exact GELU contains it."""
     import numpy as np
     from tf2onnx import utils
     from tf2onnx.handler import tf_op
@@ -183,8 +186,8 @@ def _onnx_nodes(graph: Any) -> Iterator[Any]:
                 yield from _onnx_nodes(inner)
 
 
-def ask_onnx(file: str, rows: dict[str, Any]) -> dict[str, Any]:
-    """Asks ONNX Runtime. Returns: answers, inputs, outputs (name -> [dtype, shape]), versions."""
+def run_onnx(file: str, rows: dict[str, Any]) -> dict[str, Any]:
+    """Runs ONNX Runtime. Returns: answers, inputs, outputs (name -> [dtype, shape]), versions."""
     import numpy as np
     import onnxruntime
 
@@ -229,14 +232,14 @@ def to_tflite(path: str, into: str, opset: None, quantize: str | None) -> dict[s
         places = [re.search(r'fused\["(\w+):", "([^"@]*)', each) for each in sentences]
         if not any(places):
             raise
-        words = next((re.sub(r"^.*error: (loc\(.*?\)+: )?", "", each) for each in sentences), "")
-        raise UnsupportedError([(place[1], place[2]) for place in places if place], words[:300]) from error
+        message = next((re.sub(r"^.*error: (loc\(.*?\)+: )?", "", each) for each in sentences), "")
+        raise UnsupportedError([(place[1], place[2]) for place in places if place], message[:300]) from error
     Path(into).write_bytes(model)
     return {"versions": _versions("tensorflow"), "warnings": []}
 
 
-def ask_tflite(file: str, rows: dict[str, Any]) -> dict[str, Any]:
-    """Asks LiteRT's interpreter. Returns: answers, inputs, outputs (name -> [dtype, shape]), versions."""
+def run_tflite(file: str, rows: dict[str, Any]) -> dict[str, Any]:
+    """Runs LiteRT's interpreter. Returns: answers, inputs, outputs (name -> [dtype, shape]), versions."""
     import numpy as np
     from ai_edge_litert.interpreter import Interpreter
 
@@ -263,24 +266,24 @@ def ask_tflite(file: str, rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def convert(kind: str, path: str, into: str, sample: str, golden: str, tolerance: float, **how: Any) -> dict[str, Any]:
-    """Has the SavedModel answer, and converts it. `how`: opset, quantize."""
-    found = refer(path, sample, golden, tolerance)
-    makers: dict[str, Callable[..., dict[str, Any]]] = {"onnx": to_onnx, "tflite": to_tflite}
-    return {**found, **makers[kind](path, into, **how)}
+    """Runs the SavedModel as the reference, and converts it. `how`: opset, quantize."""
+    reference = run_reference(path, sample, golden, tolerance)
+    converter: dict[str, Callable[..., dict[str, Any]]] = {"onnx": to_onnx, "tflite": to_tflite}
+    return {**reference, **converter[kind](path, into, **how)}
 
 
-def ask(kind: str, file: str, golden: str, into: str) -> dict[str, Any]:
-    """Asks the converted model the rows in `golden`, and writes its answers to the file `into`."""
+def run(kind: str, file: str, golden: str, into: str) -> dict[str, Any]:
+    """Runs the converted model on the rows in `golden`, and writes its outputs to the file `into`."""
     import numpy as np
 
-    found = {"onnx": ask_onnx, "tflite": ask_tflite}[kind](file, replay.load_rows(golden, replay.ROWS))
-    answers = {name: np.asarray(answer) for name, answer in found.pop("answers").items()}
-    replay.save(into, {name: replay.storable(answer) for name, answer in answers.items()})
-    return found
+    result = {"onnx": run_onnx, "tflite": run_tflite}[kind](file, replay.load_rows(golden, replay.ROWS))
+    outputs = {name: np.asarray(output) for name, output in result.pop("answers").items()}
+    replay.save(into, {name: replay.storable(output) for name, output in outputs.items()})
+    return result
 
 
 def _versions(*packages: str) -> dict[str, str]:
-    """Returns package -> version; TensorFlow says its own, for it comes as several packages."""
+    """Returns package -> version. TensorFlow's is read from the module, because several packages install it."""
     module = sys.modules.get("tensorflow")
     return {
         name: module.__version__ if name == "tensorflow" and module else importlib.metadata.version(name)
@@ -296,14 +299,14 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     request = json.loads(sys.stdin.readline())
     task = request.pop("task")
-    tasks: dict[str, Callable[..., dict[str, Any]]] = {"convert": convert, "ask": ask}
-    if task == "ask":
+    tasks: dict[str, Callable[..., dict[str, Any]]] = {"convert": convert, "run": run}
+    if task == "run":
         sys.modules["tensorflow"] = None  # type: ignore[assignment]
     try:
         answer = tasks[task](**request)
     except UnsupportedError as error:
         answer = {"unsupported": error.nodes, "failed": str(error)}
-    except Exception as error:  # whatever a converter or a runtime says is the result
+    except Exception as error:  # a failure of the converter or the runtime is the result
         lines = [line for line in str(error).splitlines() if line.strip()]
         answer = {"failed": f"{type(error).__name__}: {' '.join(lines[:_MESSAGES])}"}
     print(MARK + json.dumps(answer), flush=True)

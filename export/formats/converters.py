@@ -1,4 +1,4 @@
-"""What the formats beside SavedModel are, and the two processes that convert to one and ask the result."""
+"""The formats beside SavedModel, and the two processes that convert to one of them and run the converted model."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ _MOST = 12
 
 @dataclass(frozen=True)
 class Format:
-    """`name`: of the format and of the extra that brings `modules`; `file`: in a version; `runtime`: what is asked,
-    from `package`.
+    """An export format.
+
+    Attributes:
+        name: of the format, and of the pip extra that installs `modules`.
+        file: its file in a version directory.
+        runtime: what runs the model, for messages; `package`: the one that brings it.
     """
 
     name: str
@@ -63,11 +67,11 @@ def convert(
     opset: int | None,
     quantize: str | None,
 ) -> dict[str, Any]:
-    """Writes the file `into`, and the rows in `sample` with what the SavedModel `path` answers to them, `golden`.
+    """Converts the SavedModel `path` to the file `into`; writes the rows in `sample` and its outputs to `golden`.
 
     Args:
         name: of the model, for messages.
-    Returns: half, random, warnings, versions, as conversion.py finds them.
+    Returns: half, random, warnings, versions, as conversion.py returns them.
     Raises: ExportError: the format lacks operations, which are named with their nodes, or the converter fails.
     """
     scan_saved_model(path).raise_for_problems(name)
@@ -79,40 +83,40 @@ def convert(
         )
     files = {"path": str(path), "into": str(into), "sample": str(sample), "golden": str(golden)}
     how = {"tolerance": TOLERANCE, "opset": opset, "quantize": quantize}
-    found = _run({"task": "convert", "kind": chosen.name, **files, **how}, f"{name} is converted to {chosen.name}")
-    if "unsupported" in found:
-        nodes = [f"{op} (node {node!r})" for op, node in found["unsupported"]]
+    result = _run({"task": "convert", "kind": chosen.name, **files, **how}, f"converts {name} to {chosen.name}")
+    if "unsupported" in result:
+        nodes = [f"{op} (node {node!r})" for op, node in result["unsupported"]]
         more = [f"and {len(nodes) - _MOST} more"] if len(nodes) > _MOST else []
         listed = "\n  ".join([*nodes[:_MOST], *more])
-        words = f"The converter says: {found['failed']}. " if found["failed"] else ""
+        message = f"The converter says: {result['failed']}. " if result["failed"] else ""
         raise ExportError(
-            f"{chosen.name} has only some of TensorFlow's operations. Received: {name} with\n  {listed}\n{words}"
+            f"{chosen.name} has only some of TensorFlow's operations. Received: {name} with\n  {listed}\n{message}"
             f"Nothing was published. Serve the SavedModel, or write call(training=False) without them."
         )
-    if "failed" in found:
+    if "failed" in result:
         raise ExportError(
-            f"The converter could not convert the SavedModel. Received: {found['failed']} for {name} to "
+            f"The converter could not convert the SavedModel. Received: {result['failed']} for {name} to "
             f"{chosen.name}. Nothing was published. Serve the SavedModel."
         )
-    return found
+    return result
 
 
 def prove(
     chosen: Format, file: Path, golden: Path, answers: Path, *, half: bool, random: list[str], quantize: str | None
 ) -> dict[str, Any]:
-    """Has the runtime answer the rows in `golden`, and compares.
+    """Runs the converted model on the rows in `golden`, and compares its outputs with the SavedModel's.
 
     Args:
-        answers: where its answers may lie meanwhile.
+        answers: a temporary file for its outputs.
         half: whether the model computes in 16 bits. random: outputs that are not compared.
-    Returns: inputs, outputs (name -> [dtype, shape]), versions, rows, largest, tolerance, proof (all that in words).
-    Raises: ExportError: it does not load the file, or answers differ.
+    Returns: inputs, outputs (name -> [dtype, shape]), versions, rows, largest, tolerance, proof (a summary in words).
+    Raises: ExportError: the runtime cannot load the file, or outputs differ.
     """
     files = {"file": str(file), "golden": str(golden), "into": str(answers)}
-    found = _run({"task": "ask", "kind": chosen.name, **files}, f"{chosen.runtime} answers")
-    if "failed" in found:
+    result = _run({"task": "run", "kind": chosen.name, **files}, f"runs {chosen.runtime}")
+    if "failed" in result:
         raise ExportError(
-            f"{chosen.runtime} must load what was converted and answer the sample. Received: {found['failed']}. "
+            f"{chosen.runtime} must load the converted model and answer the sample. Received: {result['failed']}. "
             "Nothing was published. Serve the SavedModel."
         )
     expected, received = replay.load_rows(str(golden), replay.ANSWERS), replay.load_rows(str(answers))
@@ -124,18 +128,18 @@ def prove(
         raise ExportError(
             f"{chosen.runtime} must answer the sample as the SavedModel does. Received: "
             f"{'; '.join(compared['problems'])}. Nothing was published. "
-            f"{'Leave quantize away.' if quantize else 'Serve the SavedModel.'}"
+            f"{'Leave quantize out.' if quantize else 'Serve the SavedModel.'}"
         )
     rows = max((len(row) for row in replay.load_rows(str(golden), replay.ROWS).values() if row.ndim), default=1)
     same = "bit for bit" if compared["bitwise"] else f"to within {compared['largest']:.1e} (allowed {tolerance:.0e})"
     skipped = f" (random, not compared: {', '.join(random)})" if random else ""
-    runtime = f"{chosen.runtime} {found['versions'][chosen.package]}"
+    runtime = f"{chosen.runtime} {result['versions'][chosen.package]}"
     proof = f"{runtime} answers {rows} rows as the SavedModel does, {same}{skipped}"
-    return {**found, "rows": rows, "largest": compared["largest"], "tolerance": tolerance, "proof": proof}
+    return {**result, "rows": rows, "largest": compared["largest"], "tolerance": tolerance, "proof": proof}
 
 
 def _run(request: dict[str, Any], what: str) -> dict[str, Any]:
-    """Runs conversion.py on the request. Raises: ExportError: it ended without an answer."""
+    """Runs conversion.py on the request, and returns its result. Raises: ExportError: it ended without one."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", conversion.__file__],
@@ -146,12 +150,12 @@ def _run(request: dict[str, Any], what: str) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         raise ExportError(
-            f"The process in which {what} ends in time. Received: nothing for {_SECONDS:.0f} s."
+            f"The process that {what} must end in time. Received: no result after {_SECONDS:.0f} s."
         ) from None
     for line in done.stdout.splitlines():
         if line.startswith(conversion.MARK):
             return json.loads(line.removeprefix(conversion.MARK))
     tail = "\n".join(done.stderr.splitlines()[-_MOST:])
     raise ExportError(
-        f"The process in which {what} gives an answer. Received: it ended with status {done.returncode}:\n{tail}"
+        f"The process that {what} must return a result. Received: it ended with status {done.returncode}:\n{tail}"
     )

@@ -1,4 +1,4 @@
-"""The proof alone, of a SavedModel that anyone has made: can a server load it, and does it answer?"""
+"""Checks any SavedModel, not only exported ones: can a server load it, and does it answer?"""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from keras_ddl.export.proof.scan import scan_saved_model
 from keras_ddl.export.proof.validate import CleanProcess, validate_saved_model
 from keras_ddl.export.signatures import composites
 
-_ROWS = 2  # of what is made up
+_ROWS = 2  # made-up rows
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was found of a SavedModel. It can be served when there are no `problems`.
+    """The result of a check. The SavedModel can be served if there are no `problems`.
 
     Attributes:
-        ops: op -> number of nodes. signatures: name -> {"inputs": ..., "outputs": ..., "method": ...}, of which inputs
-            and outputs are name -> [dtype, shape].
-        answers: how it was asked, and what came back, in words; "" when it could not be asked.
+        ops: op -> number of nodes.
+        signatures: name -> {"inputs": ..., "outputs": ..., "method": ...}; both of the former name -> [dtype, shape].
+        answers: which rows were run, and which outputs came back, in words; "" if none could be run.
         seconds: of loading and of answering.
     """
 
@@ -66,12 +66,12 @@ class CheckReport:
 def check_saved_model(
     path: str | Path, *, sample: str | Path | None = None, allow_ops: tuple[str, ...] = ()
 ) -> CheckReport:
-    """Scans the graph of a SavedModel for what no server runs, loads it in a clean process, and has it answer.
+    """Scans a SavedModel's graph for ops that no server runs, loads it in a clean process, and runs rows through it.
 
     Args:
-        sample: .npz of input name -> rows; None: zeros, or "" for text.
+        sample: .npz of input name -> rows; None: zeros, or "" for strings.
         allow_ops: custom ops that the server is known to have.
-    Raises: ExportError: there is no SavedModel, or it has no `serving_default`; the sample is not of what it takes.
+    Raises: ExportError: there is no SavedModel, or it has no `serving_default`; the sample does not fit its inputs.
     Cost: a process that loads the weights.
     """
     path = Path(path)
@@ -102,9 +102,9 @@ def check_saved_model(
 
 
 def signatures_of(path: Path) -> dict[str, Any]:
-    """Returns the signatures of a SavedModel, as `CheckReport.signatures` holds them.
+    """Returns the signatures of a SavedModel, in the form of `CheckReport.signatures`.
 
-    Raises: ExportError: it has no graph that is served.
+    Raises: ExportError: it has no graph tagged 'serve'.
     """
     import tensorflow as tf
     from tensorflow.core.protobuf import saved_model_pb2
@@ -123,17 +123,17 @@ def signatures_of(path: Path) -> dict[str, Any]:
 
     return {
         name: {
-            "inputs": described(each.inputs),
-            "outputs": described(each.outputs),
-            "method": each.method_name,
+            "inputs": described(signature.inputs),
+            "outputs": described(signature.outputs),
+            "method": signature.method_name,
         }
-        for name, each in served[0].signature_def.items()
+        for name, signature in served[0].signature_def.items()
         if not name.startswith("__")
     }
 
 
 def _refuse_other_rows(sample: Path, inputs: dict[str, Any], path: Path) -> None:
-    """A mistake in the sample is none of the SavedModel's."""
+    """Raises: ExportError: the rows do not fit, so that a mistake in the sample is not reported as the SavedModel's."""
     import tensorflow as tf
 
     rule = f"The sample is an .npz file with rows for each input of {path}. Received: {sample}"
@@ -146,8 +146,8 @@ def _refuse_other_rows(sample: Path, inputs: dict[str, Any], path: Path) -> None
         tf.TensorShape(inputs[name][1]).is_compatible_with(row.shape) for name, row in rows.items()
     )
     if not fits:
-        held = ", ".join(f"{name} {row.dtype}{list(row.shape)}" for name, row in sorted(rows.items()))
-        raise ExportError(f"{rule} with {held or 'nothing'}; the inputs are {listed}.")
+        received = ", ".join(f"{name} {row.dtype}{list(row.shape)}" for name, row in sorted(rows.items()))
+        raise ExportError(f"{rule} with {received or 'nothing'}; the inputs are {listed}.")
 
 
 def _made_up(inputs: dict[str, Any], path: Path, folder: Path) -> Path:
@@ -158,8 +158,9 @@ def _made_up(inputs: dict[str, Any], path: Path, folder: Path) -> Path:
     for name, (dtype, shape) in inputs.items():
         sizes = [_ROWS if size is None else size for size in (shape if shape is not None else [None])]
         rows[name] = np.zeros(sizes, "S1" if dtype == "string" else tf.as_dtype(dtype).as_numpy_dtype)
-    known = path / "assets.extra" / PROVENANCE  # of an export of ours, which says more than the names of inputs do
-    told = json.loads(known.read_text()) if known.is_file() else {}
-    shapes = dict.fromkeys(composites.found_in(inputs)) | told.get("composites", {})
+    # An export of keras_ddl records shapes; other SavedModels have only the names of their inputs.
+    provenance = path / "assets.extra" / PROVENANCE
+    record = json.loads(provenance.read_text()) if provenance.is_file() else {}
+    shapes = dict.fromkeys(composites.found_in(inputs)) | record.get("composites", {})
     save(folder / "rows.npz", composites.make_consistent(shapes, rows))
     return folder / "rows.npz"

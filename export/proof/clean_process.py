@@ -1,11 +1,11 @@
-"""A program that loads a SavedModel and answers rows as a server does: by TensorFlow's C library, without its Python.
+"""A program that loads a SavedModel and runs rows through it as a server does: by TensorFlow's C library, no Python.
 
-It is the clean process of an export's proof (validate.py). Neither TensorFlow's Python code nor Keras nor keras_ddl is
-imported, which is both the point and what makes it quick: TensorFlow Serving loads a SavedModel by the same C++
-function. The library is loaded before the request comes, so that the exporter's work goes on meanwhile.
+It is the clean process of an export's proof (validate.py). It imports neither TensorFlow's Python code nor Keras nor
+keras_ddl, so nothing of them can help the model to load; and it starts quickly. TensorFlow Serving loads a SavedModel
+by the same C++ function. The program loads the library before it reads the request, while the exporter still works.
 
-stdin: one line of JSON, the request. stdout: one line of JSON after MARK. Arrays travel in .npz files, which hold the
-bytes of a tensor, or for text an array of bytes, each with a dot at the end: NumPy forgets zeros there.
+stdin: one line of JSON, the request. stdout: MARK and one line of JSON. Arrays are passed in .npz files: the bytes of a
+tensor, or, for strings, an array of bytes, each with a dot appended, because NumPy drops zeros at the end.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Library:
     """The C API of the installed TensorFlow. Nothing that it makes is freed: the process ends after one request."""
 
     def __init__(self) -> None:
-        """Raises: OSError, AttributeError: it is not there, or has no such function."""
+        """Raises: OSError, AttributeError: the library is missing, or lacks a function."""
         spec = importlib.util.find_spec("tensorflow")  # finds, does not import
         if spec is None or not spec.submodule_search_locations:
             raise OSError("TensorFlow is not installed")
@@ -114,14 +114,14 @@ def run(library: Library, session: Any, graph: Any, feeds: dict[str, Any], fetch
 
 def _place(library: Library, graph: Any, name: str) -> _Output:
     operation, _, index = name.partition(":")
-    found = library.TF_GraphOperationByName(graph, operation.encode())
-    if not found:
+    handle = library.TF_GraphOperationByName(graph, operation.encode())
+    if not handle:
         raise RuntimeError(f"the signature names {name!r}, which is not in the graph")
-    return _Output(found, int(index or 0))
+    return _Output(handle, int(index or 0))
 
 
 def tensor_of(library: Library, dtype: int, shape: list[int], content: np.ndarray) -> Any:
-    """Returns a TF_Tensor of an array of bytes: those of the tensor, or one string and a dot for each element."""
+    """Returns a TF_Tensor. `content`: its bytes; for strings, an array of bytes with a dot appended to each element."""
     sizes = (c_int64 * len(shape))(*shape)
     if dtype != _STRING:
         content = np.ascontiguousarray(content)
@@ -143,8 +143,8 @@ def array_of(library: Library, tensor: Any) -> tuple[int, list[int], np.ndarray]
     data = library.TF_TensorData(tensor)
     if dtype != _STRING:
         size = library.TF_TensorByteSize(tensor)
-        found = np.ctypeslib.as_array(ctypes.cast(data, POINTER(c_uint8)), (size,)) if size else np.empty(0, np.uint8)
-        return dtype, shape, found
+        content = np.ctypeslib.as_array(ctypes.cast(data, POINTER(c_uint8)), (size,)) if size else np.empty(0, np.uint8)
+        return dtype, shape, content
     places = [data + number * _STRING_BYTES for number in range(library.TF_TensorElementCount(tensor))]
     texts = [
         ctypes.string_at(library.TF_StringGetDataPointer(place), library.TF_StringGetSize(place)) for place in places
@@ -156,9 +156,10 @@ def answer(library: Library, request: dict[str, Any]) -> dict[str, Any]:
     """Answers a request.
 
     Args:
-        request: path; config (a ConfigProto, in hexadecimal); questions, each with inputs, alias -> [tensor, dtype,
-            shape]; outputs, alias -> tensor; rows, answers: .npz files to read, by alias, and to write, by place.
-    Returns: answers, for each question alias -> [dtype, shape]; seconds of loading and of answering.
+        request: "path"; "config", a ConfigProto in hexadecimal; "questions", each with "inputs" (alias -> [tensor,
+            dtype, shape]), "outputs" (alias -> tensor), and the .npz files "rows" (read by alias) and "answers"
+            (written in the order of outputs).
+    Returns: answers (for each question, alias -> [dtype, shape]) and seconds (of loading and of answering).
     """
     start = time.perf_counter()
     session, graph = load(library, request["path"], bytes.fromhex(request["config"]))
@@ -170,15 +171,15 @@ def answer(library: Library, request: dict[str, Any]) -> dict[str, Any]:
                 for alias, (tensor, dtype, shape) in question["inputs"].items()
             }
         tensors = run(library, session, graph, feeds, list(question["outputs"].values()))
-        found = {alias: array_of(library, tensor) for alias, tensor in zip(question["outputs"], tensors)}
-        # By place: savez takes arguments by name, too, which an alias may have.
-        np.savez(question["answers"], *(content for _, _, content in found.values()))
-        answers.append({alias: [dtype, shape] for alias, (dtype, shape, _) in found.items()})
+        outputs = {alias: array_of(library, tensor) for alias, tensor in zip(question["outputs"], tensors)}
+        # By position: an alias may have the name of an argument of savez.
+        np.savez(question["answers"], *(content for _, _, content in outputs.values()))
+        answers.append({alias: [dtype, shape] for alias, (dtype, shape, _) in outputs.items()})
     return {"answers": answers, "seconds": {"load": loaded - start, "answer": time.perf_counter() - loaded}}
 
 
 def main() -> None:
-    """Answers the request on stdin. No request: ends."""
+    """Answers the request on stdin; without one, ends."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     library = Library()
@@ -186,12 +187,12 @@ def main() -> None:
     if not line:
         return
     try:
-        told = answer(library, json.loads(line))
-    except Exception as error:  # whatever keeps a server from loading the model is the result
-        told = {"failed": str(error)}
-    told["imported"] = sorted({"tensorflow", "keras", "tf_keras", "keras_ddl"} & set(sys.modules))
-    print(MARK + json.dumps(told), flush=True)
-    os._exit(0)  # frees gigabytes in no time, and no destructor of TensorFlow's can fail
+        result = answer(library, json.loads(line))
+    except Exception as error:  # a failure to load the model is the result
+        result = {"failed": str(error)}
+    result["imported"] = sorted({"tensorflow", "keras", "tf_keras", "keras_ddl"} & set(sys.modules))
+    print(MARK + json.dumps(result), flush=True)
+    os._exit(0)  # skips destructors: some take long with gigabytes, and TensorFlow's may fail
 
 
 if __name__ == "__main__":

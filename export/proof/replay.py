@@ -1,6 +1,6 @@
-"""Has a SavedModel answer a stored sample, and compares with the stored answers.
+"""Runs a SavedModel on a stored sample, and compares its outputs with the stored ones.
 
-Who answers is a function: the clean process of an export's proof (validate.py), or `answer_here`.
+What runs it is passed as a function `Ask`: the clean process of an export's proof (validate.py), or `answer_here`.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ _MARKED = "with a dot at the end"
 
 DEFAULT = "serving_default"
 
-# (signature -> rows, none only to load; threads of one op, or None for all cores)
-# -> signature -> answers, and seconds of each stage
+# (signature -> rows, or {} to only load; threads of one op, None: all cores)
+# -> (signature -> outputs; stage -> seconds)
 Ask = Callable[[Mapping[str, Mapping[str, Any]], int | None], tuple[dict[str, dict[str, Any]], dict[str, float]]]
 
 
 def texts(array: Any) -> Any:
-    """Returns strings or bytes, in any form, as an array of `bytes` objects; strings in UTF-8."""
+    """Converts strings or bytes to an array of `bytes` objects; strings become UTF-8."""
     import numpy as np
 
-    found = np.asarray(array, object)
-    flat = [each if isinstance(each, bytes) else str(each).encode() for each in found.reshape(-1)]
+    objects = np.asarray(array, object)
+    flat = [each if isinstance(each, bytes) else str(each).encode() for each in objects.reshape(-1)]
     result = np.empty(len(flat), object)
     result[:] = flat
-    return result.reshape(found.shape)
+    return result.reshape(objects.shape)
 
 
 def storable(array: Any) -> Any:
-    """Returns an array that .npz keeps without pickle: bytes for strings, float32 for bfloat16 (exact).
+    """Converts an array to one that .npz stores without pickle: bytes for strings, float32 for bfloat16 (exact).
 
-    NumPy's arrays of bytes forget zeros at the end of each: where there are any, all are marked (`restored`).
+    NumPy's arrays of bytes drop zeros at the end of an element. If there are any, a dot is appended to all elements,
+    which `restored` removes.
     """
     import numpy as np
 
@@ -43,23 +44,23 @@ def storable(array: Any) -> Any:
     if array.dtype.names:
         return array
     if array.dtype.kind in "OSU":
-        found = texts(array)
-        if not any(each.endswith(b"\0") for each in found.flat):
-            return found.astype("S")
-        marked = np.array([each + b"." for each in found.flat], "S").reshape(found.shape)
+        strings = texts(array)
+        if not any(each.endswith(b"\0") for each in strings.flat):
+            return strings.astype("S")
+        marked = np.array([each + b"." for each in strings.flat], "S").reshape(strings.shape)
         return marked.view([(_MARKED, marked.dtype)])
     return array.astype(np.float32) if array.dtype.kind == "V" or array.dtype.name == "bfloat16" else array
 
 
 def restored(array: Any) -> Any:
-    """Returns what `storable` was given, but bytes for strings and float32 for bfloat16."""
+    """Reverses `storable`, except that strings stay bytes and bfloat16 stays float32."""
     if not array.dtype.names:
         return array
     return texts([each[:-1] for each in array[_MARKED].reshape(-1).tolist()]).reshape(array.shape)
 
 
 def save(file: Any, arrays: Mapping[str, Any]) -> None:
-    """Writes arrays by name to an .npz file: also those that numpy.savez would take for its own arguments ("file")."""
+    """Writes arrays by name to an .npz file; unlike numpy.savez, under any name ("file" is one of its arguments)."""
     import numpy as np
 
     with zipfile.ZipFile(file, "w") as archive:
@@ -69,9 +70,9 @@ def save(file: Any, arrays: Mapping[str, Any]) -> None:
 
 
 def kernel_threads() -> int:
-    """Returns how many threads one op may use in this process: as the program or the environment says, or all cores.
+    """Returns how many threads one op may use: as set by the program or the environment, else all cores.
 
-    Matrix products split their sums by this number, so their last bits follow it.
+    Matrix products split their sums by this number, so their last bits depend on it.
     """
     import tensorflow as tf
 
@@ -83,8 +84,9 @@ def kernel_threads() -> int:
 def compare(golden: Mapping[str, Any], answers: Mapping[str, Any], tolerance: float) -> dict[str, Any]:
     """Compares outputs by name.
 
-    Returns: bitwise (bool), largest (difference divided by max(1, largest |golden|)), problems (sentences). Strings and
-    whole numbers must be equal; floats may differ by `tolerance` so measured; NaN equals NaN.
+    Strings and integers must be equal. Floats may differ by `tolerance`, relative to max(1, largest |golden|) of the
+    output. NaN equals NaN.
+    Returns: bitwise (bool), largest (relative difference), problems (sentences).
     """
     import numpy as np
 
@@ -112,18 +114,18 @@ def compare(golden: Mapping[str, Any], answers: Mapping[str, Any], tolerance: fl
 
 
 def source(signature: str, name: str) -> str:
-    """The name of what a signature's function answers, among the golden ones, and of what it alone takes, among rows.
+    """Returns the key of a function signature's output among golden outputs, or of its own input among rows.
 
-    No layer and no input of a model can have it.
+    No layer or input of a model can have such a name.
     """
     return f"{signature}/{name}"
 
 
 def rows_of(signature: str, rows: Mapping[str, Any], own: Mapping[str, Collection[str]]) -> dict[str, Any]:
-    """Returns those rows that a signature takes, under the names of its inputs.
+    """Returns the rows that a signature takes, by the names of its inputs.
 
     Args:
-        own: the names of the inputs of those signatures that have their own; none if it has not any more.
+        own: signature -> names of its own inputs; empty if an export has replaced it by one with the model's inputs.
     """
     if own.get(signature):
         return {name: rows[source(signature, name)] for name in own[signature]}
@@ -132,9 +134,9 @@ def rows_of(signature: str, rows: Mapping[str, Any], own: Mapping[str, Collectio
 
 
 def load_rows(file: str, prefix: str = "") -> dict[str, Any]:
-    """Returns name -> array of those arrays in an .npz file whose names begin with `prefix`.
+    """Returns name -> array of an .npz file, for names that begin with `prefix`, which is removed.
 
-    Raises: OSError, EOFError, ValueError, BadZipFile: it is not there, or no such file.
+    Raises: OSError, EOFError, ValueError, BadZipFile: the file is missing, or is no .npz file.
     """
     import numpy as np
 
@@ -155,18 +157,18 @@ def replay(
     images: Mapping[str, Mapping[str, Any]],
     own: Mapping[str, Collection[str]],
 ) -> dict[str, Any]:
-    """Asks rows and compares with the golden outputs, but for those in `skip`.
+    """Runs signatures on the sample and compares with the golden outputs, except those in `skip`.
 
     Args:
-        sample: .npz of input name -> rows, asked when there is no `golden`.
-        golden: .npz of rows (names begin with ROWS), of what they were answered in training (ANSWERS), and with how
-            many threads (THREADS).
-        signatures: those to ask, with the golden name of each of their outputs; None: the same, and all.
-        images: signatures that take encoded images, with "argument", which input of the model they make ("input"),
-            "size" and "channels": they are asked files of made-up pixels.
-        own: as `rows_of`.
-    Returns: what `compare` does, and rows, outputs (names), asked (signatures), compared (golden names), threads,
-        seconds of loading and of answering.
+        sample: .npz of input name -> rows; used when there is no `golden`.
+        golden: .npz of rows (names begin with ROWS), their outputs in training (ANSWERS), and the number of threads
+            that computed these (THREADS).
+        signatures: signature -> {output: its golden name}; None instead of a mapping: equal names, all outputs.
+        images: signatures that take encoded images -> "argument", the model's "input" that they decode to, its "size"
+            and "channels". They are run on files of made-up pixels.
+        own: as in `rows_of`.
+    Returns: as `compare`, and rows, outputs (names), asked (signatures), compared (golden names), threads, seconds (of
+        loading and of answering).
     """
     import numpy as np
 
@@ -187,12 +189,12 @@ def replay(
     if golden is not None:
         expected = {name: each for name, each in load_rows(golden, ANSWERS).items() if name not in skip}
         for name, sources in signatures.items():
-            found = _compare_known(expected, answers[name], sources, skip, tolerance)
-            result["compared"] = sorted({*result["compared"], *found["compared"]})
-            result["bitwise"] &= found["bitwise"]
-            result["largest"] = max(result["largest"], found["largest"])
+            comparison = _compare_known(expected, answers[name], sources, skip, tolerance)
+            result["compared"] = sorted({*result["compared"], *comparison["compared"]})
+            result["bitwise"] &= comparison["bitwise"]
+            result["largest"] = max(result["largest"], comparison["largest"])
             where = "" if name == DEFAULT else f"signature {name}: "
-            result["problems"] += [where + problem for problem in found["problems"]]
+            result["problems"] += [where + problem for problem in comparison["problems"]]
         result["bitwise"] &= not result["problems"]
     of_model = rows_of(DEFAULT, rows or {}, own)
     result["rows"] = max((len(row) for row in of_model.values() if row.ndim), default=1 if rows else 0)
@@ -207,20 +209,19 @@ def _compare_known(
     skip: list[str],
     tolerance: float,
 ) -> dict[str, Any]:
-    """Compares a signature's answers with those golden ones that there are."""
+    """Compares those outputs of a signature that have golden ones."""
     if sources is None:
         known = {name: answer for name, answer in answers.items() if name not in skip}
         return {**compare(expected, known, tolerance), "compared": list(expected)}
-    there = {name: source for name, source in sources.items() if source in expected}
-    # Of the others nothing is known: training has stored no answers, or they are random.
-    known = {name: answer for name, answer in answers.items() if name in there or name not in sources}
-    found = compare({name: expected[source] for name, source in there.items()}, known, tolerance)
-    return {**found, "compared": list(there.values())}
+    # The others are random, or training did not store them.
+    stored = {name: source for name, source in sources.items() if source in expected}
+    known = {name: answer for name, answer in answers.items() if name in stored or name not in sources}
+    comparison = compare({name: expected[source] for name, source in stored.items()}, known, tolerance)
+    return {**comparison, "compared": list(stored.values())}
 
 
 def _with_files(rows: Mapping[str, Any], images: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the rows with files of images in place of the input that they make: PNG and, of what has no
-    transparency, JPEG, of different sizes."""
+    """Replaces an image input among the rows by files of different sizes: PNG, and JPEG if there is no alpha."""
     import numpy as np
     import tensorflow as tf
 
@@ -235,7 +236,7 @@ def _with_files(rows: Mapping[str, Any], images: Mapping[str, Any]) -> dict[str,
 
 
 def answer_here(path: str) -> Ask:
-    """Returns a function that loads `path` and answers in this process, with as many threads as this process has."""
+    """Returns an `Ask` that loads `path` into this process and runs it with this process's threads."""
 
     def ask(
         questions: Mapping[str, Mapping[str, Any]], threads: int | None
@@ -243,7 +244,7 @@ def answer_here(path: str) -> Ask:
         import tensorflow as tf
 
         start = time.perf_counter()
-        served = tf.saved_model.load(path)  # kept: its signatures do not keep the variables alive
+        served = tf.saved_model.load(path)  # referenced, because signatures do not keep the variables alive
         loaded = time.perf_counter()
         answers: dict[str, dict[str, Any]] = {}
         for name, rows in questions.items():
@@ -258,6 +259,6 @@ def answer_here(path: str) -> Ask:
 
 
 def refuse_other_names(rows: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Raises: ValueError: the sample's names are not those of the inputs."""
+    """Raises: ValueError: the sample's names differ from those of the inputs."""
     if set(rows) != set(inputs):
         raise ValueError(f"the sample holds {sorted(rows)}, the graph takes {sorted(inputs)}")

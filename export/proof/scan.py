@@ -1,8 +1,8 @@
-"""Whether a SavedModel's graph can be served: only TensorFlow's own ops, nothing that calls back, no GPU names.
+"""Scans a SavedModel's graph for what no server runs: custom ops, Python callbacks, communication, GPU devices.
 
-Only the protocol buffer is read; no graph is loaded, so it is safe on any file. The yardstick is a frozen list of ops
-(allowed_ops.txt, made by tools/generate_allowed_ops.py), because the op registry of a process that trained contains
-keras_ddl's own ops and would let them pass.
+It reads the protocol buffer only and loads no graph, so it is safe on any file. Ops are compared with a fixed list
+(allowed_ops.txt, made by tools/generate_allowed_ops.py): the op registry of a training process contains keras_ddl's own
+ops and would let them pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keras_ddl.errors import ExportError
 _CALLS_PYTHON = re.compile(r"^(Eager)?PyFunc(Stateless)?$")
 _CALLS_RANKS = re.compile(r"^_?(Ddl|Collective|Nccl|Horovod)")
 _CPU = re.compile(r"^(/job:localhost)?(/replica:0)?(/task:0)?(/device:CPU:(\d+|\*)|/cpu:\d+)?$", re.IGNORECASE)
-_MOST = 12  # nodes named in one message; a leaked op is often in hundreds
+_MOST = 12  # nodes named in one message; an unwanted op often occurs in hundreds
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ScanReport:
     warnings: tuple[str, ...]
 
     def raise_for_problems(self, what: str) -> None:
-        """Raises: ExportError: lists every node that is in the way."""
+        """Raises: ExportError: the graph cannot be served; lists the nodes."""
         if not self.problems:
             return
         listed = "\n  ".join(self.problems[:_MOST])
@@ -57,7 +57,7 @@ def scan_saved_model(path: str | Path, allow_ops: Iterable[str] = ()) -> ScanRep
 
     Args:
         allow_ops: custom ops that the server is known to have (tensorflow_text's, for one).
-    Raises: ExportError: there is none, or it is no SavedModel.
+    Raises: ExportError: the file is missing, or is no SavedModel.
     """
     from google.protobuf.message import DecodeError
     from tensorflow.core.protobuf import saved_model_pb2
@@ -105,7 +105,7 @@ def _problem(node: Any, known: dict[str, bool], extra: set[str]) -> str | None:
     if node.op not in known and node.op not in extra:
         return f"{_kind(node.op)} {node.op}"
     if not _CPU.match(node.device):
-        return f"device {node.device} asked for by {node.op}"
+        return f"device {node.device} requested by {node.op}"
     return None
 
 

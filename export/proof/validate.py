@@ -16,14 +16,14 @@ from typing import Any
 from keras_ddl.errors import ExportError
 from keras_ddl.export.proof import clean_process, replay
 
-TOLERANCE = 1e-4  # float32: the order of sums follows the kind of CPU or GPU, the build and the number of threads
-HALF_TOLERANCE = 2e-2  # float16 and bfloat16 inside: a kernel may or may not round between two steps
+TOLERANCE = 1e-4  # float32: the order of sums depends on the CPU or GPU, the build and the number of threads
+HALF_TOLERANCE = 2e-2  # models that compute in float16 or bfloat16: kernels differ in when they round
 _SECONDS = 600.0
 
 
 class CleanProcess:
-    """A process without TensorFlow's Python code, Keras and keras_ddl that answers once. Use it in `with`: it ends with
-    the block."""
+    """A process without TensorFlow's Python code, Keras and keras_ddl that answers one request. A context manager: it
+    ends with the block."""
 
     def __enter__(self) -> CleanProcess:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("KERAS_DDL_")}
@@ -47,9 +47,9 @@ class CleanProcess:
     def ask(
         self, path: str, questions: Mapping[str, Mapping[str, Any]], threads: int | None
     ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
-        """Has the process load `path` and answer rows, as replay.Ask.
+        """Loads `path` in the process and runs rows through it; a replay.Ask.
 
-        Raises: RuntimeError: it cannot be loaded, or does not answer. ValueError: it has no such signature, or other
+        Raises: RuntimeError: the SavedModel cannot be loaded or run. ValueError: it has no such signature, or other
             inputs. ExportError: the process fails.
         """
         import numpy as np
@@ -69,18 +69,18 @@ class CleanProcess:
                 inputs = {alias: [info.name, info.dtype, shapes[alias]] for alias, info in signature.inputs.items()}
                 outputs = {alias: info.name for alias, info in signature.outputs.items()}
                 request["questions"].append({"inputs": inputs, "outputs": outputs, **files})
-            told = self._send(request)
+            response = self._send(request)
             answers: dict[str, dict[str, Any]] = {name: {} for name in questions}
-            for name, question, described in zip(questions, request["questions"], told["answers"]):
+            for name, question, described in zip(questions, request["questions"], response["answers"]):
                 with np.load(question["answers"]) as archive:
                     for place, (alias, (dtype, shape)) in enumerate(described.items()):
                         as_numpy, content = tf.as_dtype(dtype).as_numpy_dtype, archive[f"arr_{place}"]
                         if dtype == tf.string:  # without the dots
-                            found = replay.texts([each[:-1] for each in content.tolist()])
+                            array = replay.texts([each[:-1] for each in content.tolist()])
                         else:
-                            found = content.view(as_numpy)
-                        answers[name][alias] = found.reshape(shape)
-        return answers, told["seconds"]
+                            array = content.view(as_numpy)
+                        answers[name][alias] = array.reshape(shape)
+        return answers, response["seconds"]
 
     def _send(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -92,10 +92,10 @@ class CleanProcess:
             ) from error
         for line in output.splitlines():
             if line.startswith(clean_process.MARK):
-                told = json.loads(line.removeprefix(clean_process.MARK))
-                if "failed" in told:
-                    raise RuntimeError(told["failed"])
-                return told
+                response = json.loads(line.removeprefix(clean_process.MARK))
+                if "failed" in response:
+                    raise RuntimeError(response["failed"])
+                return response
         tail = "\n".join(errors.splitlines()[-12:])
         raise ExportError(
             f"The clean process must load the SavedModel as a server does. Received: it ended with status "
@@ -104,24 +104,24 @@ class CleanProcess:
 
 
 def _signatures(path: str, names: Iterable[str]) -> dict[str, Any]:
-    """Returns name -> SignatureDef. Raises: ValueError: there is none, or one of its tensors is sparse."""
+    """Returns name -> SignatureDef. Raises: ValueError: one is missing, or one of its tensors is sparse."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     saved = saved_model_pb2.SavedModel.FromString(Path(path, "saved_model.pb").read_bytes())
     served = [graph for graph in saved.meta_graphs if "serve" in graph.meta_info_def.tags]
-    found = {}
+    definitions = {}
     for name in names:
         if not served or name not in served[0].signature_def:
             raise ValueError(f"there is no signature {name} of a graph tagged 'serve'")
-        found[name] = served[0].signature_def[name]
-        for alias, info in [*found[name].inputs.items(), *found[name].outputs.items()]:
+        definitions[name] = served[0].signature_def[name]
+        for alias, info in [*definitions[name].inputs.items(), *definitions[name].outputs.items()]:
             if info.WhichOneof("encoding") != "name":
-                raise ValueError(f"{alias} is {info.WhichOneof('encoding')}; the rows that are asked are dense tensors")
-    return found
+                raise ValueError(f"{alias} is {info.WhichOneof('encoding')}; only dense tensors can be compared")
+    return definitions
 
 
 def _content(row: Any, dtype: Any) -> Any:
-    """Returns an array as the clean process takes it."""
+    """Returns the array in the form that the clean process reads."""
     import numpy as np
     import tensorflow as tf
 
@@ -142,18 +142,18 @@ def validate_saved_model(
     images: Mapping[str, Any] | None = None,
     own_inputs: Mapping[str, Collection[str]] | None = None,
 ) -> dict[str, Any]:
-    """Loads a SavedModel, answers `sample`, or the rows in `golden`, and compares with the answers in `golden`.
+    """Loads a SavedModel, runs it on `sample` or on the rows in `golden`, and compares with the outputs in `golden`.
 
     Args:
-        sample, golden: .npz files, as replay.replay takes them.
-        process: a running CleanProcess; None replays in this process.
-        skip: outputs that are random.
-        tolerance: largest difference of floats, in units of max(1, largest |golden|) of each output.
-        signatures, images: which to ask, as replay.replay takes them; by default serving_default.
-        own_inputs: signature -> names, of those that do not take the model's inputs; their rows are named
+        sample, golden: .npz files, as in replay.replay.
+        process: a running CleanProcess; None: this process.
+        skip: random outputs.
+        tolerance: largest difference of floats, relative to max(1, largest |golden|) of each output.
+        signatures, images: which to run, as in replay.replay; default: serving_default.
+        own_inputs: signature -> names of its own inputs, for those that do not take the model's; their rows are named
             "signature/input".
-    Returns: bitwise, largest (difference), rows, outputs, asked, compared, threads, seconds.
-    Raises: ExportError: it does not load, or answers differ.
+    Returns: as replay.replay.
+    Raises: ExportError: the SavedModel does not load, or outputs differ.
     """
     ask = replay.answer_here(str(path)) if process is None else functools.partial(process.ask, str(path))
     rows, answers = (None if file is None else str(file) for file in (sample, golden))
@@ -162,7 +162,7 @@ def validate_saved_model(
         answer = replay.replay(ask, rows, answers, list(skip), tolerance, asked, images or {}, own_inputs or {})
     except ExportError:
         raise
-    except Exception as error:  # whatever keeps a server from answering
+    except Exception as error:  # anything here would keep a server from answering, too
         raise ExportError(
             f"A server must load the SavedModel and run the stored sample. Received: {type(error).__name__}: "
             f"{error} Nothing was published. Check the ops with scan_saved_model, and the TensorFlow version."
@@ -170,8 +170,7 @@ def validate_saved_model(
     if answer["problems"]:
         listed = "; ".join(answer["problems"])
         raise ExportError(
-            f"The SavedModel must give the trained model's outputs for the stored sample. Received: {listed}. "
-            f"Nothing was "
-            f"published. Was the base graph written by another version of the model's code, or on another device?"
+            f"The SavedModel must give the trained model's outputs for the stored sample. Received: {listed}. Nothing "
+            "was published. Was the base graph written by another version of the model's code, or on another device?"
         )
     return answer

@@ -50,15 +50,15 @@ class Regress:
 
 @dataclass(frozen=True)
 class Trace:
-    """A model, traced.
+    """The concrete functions of a traced model.
 
     Attributes:
-        functions: signature -> concrete function; of `serving_default`, the one that all signatures by names share: it
-            answers the outputs and what layers were asked for.
-        outputs: of these answers, the model's own.
+        functions: signature -> concrete function. That of `serving_default` is shared by all signatures that name
+            outputs: it returns the model's outputs and the layers that any signature names.
+        outputs: names of the model's own outputs.
         layers: layer -> [place in that function, dtype, shape].
-        live: the plain function behind all of that.
-        own: the inputs of those signatures that have their own.
+        live: the Python function that computes all of this without a graph.
+        own: signature -> its inputs, for signatures that do not take the model's.
     """
 
     functions: dict[str, Any]
@@ -68,17 +68,17 @@ class Trace:
     own: dict[str, Inputs]
 
     def answer(self, **tensors: Any) -> dict[str, Any]:
-        """Returns what the traced functions answer, in the names of `live`."""
+        """Returns the outputs of all traced functions, named as by `live`."""
         answers = dict(self.functions[DEFAULT](**self.of(DEFAULT, tensors)))
         for name, function in self.functions.items():
             if name not in (DEFAULT, *METHODS):
-                answered = function(**self.of(name, tensors))
-                answers |= {source(name, each): tensor for each, tensor in answered.items()}
+                outputs = function(**self.of(name, tensors))
+                answers |= {source(name, output): tensor for output, tensor in outputs.items()}
         return answers
 
     def of(self, signature: str, rows: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns those rows that a signature takes."""
-        return rows_of(signature, rows, {name: each.specs for name, each in self.own.items()})
+        """Returns the rows that a signature takes."""
+        return rows_of(signature, rows, {name: inputs.specs for name, inputs in self.own.items()})
 
 
 def trace(
@@ -89,42 +89,43 @@ def trace(
     float32_outputs: bool,
     declared: Declared,
 ) -> Trace:
-    """Traces the model and the signatures that need a function of their own.
+    """Traces the model, and the signatures that need their own function.
 
-    No retracing and no autograph, as in Keras's own call path. Raises: ExportError: what is declared is not there.
+    Neither retraces nor uses autograph, as in Keras's own call path. Raises: ExportError: a signature names an unknown
+    output, or its function fails.
     """
     import tensorflow as tf
 
     seen: dict[str, Any] = {}
-    asked = {each for outputs in declared.sources.values() for each in outputs.values()}
+    named = {source for outputs in declared.sources.values() for source in outputs.values()}
 
     def call(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         with recorded(model) as layers:
             outputs = _named_outputs(model, model(inputs.pack(tensors), training=False))
         return _servable(outputs, float32_outputs), layers
 
-    def asked_of(answers: dict[str, Any], layers: Mapping[str, Any]) -> dict[str, Any]:
-        return answers | _servable({name: layers[name] for name in asked - set(answers)}, float32_outputs)
+    def with_layers(answers: dict[str, Any], layers: Mapping[str, Any]) -> dict[str, Any]:
+        return answers | _servable({name: layers[name] for name in named - set(answers)}, float32_outputs)
 
     def serve(**tensors: Any) -> dict[str, Any]:
         answers, layers = call(tensors)
         check(declared, answers, layers)
         seen.update(outputs=list(answers), layers=layers)
-        return asked_of(answers, layers)
+        return with_layers(answers, layers)
 
-    whole = tf.function(serve, autograph=False).get_concrete_function(**inputs.specs)
+    shared = tf.function(serve, autograph=False).get_concrete_function(**inputs.specs)
     own, layers = seen["outputs"], seen["layers"]
-    places = {name: [place_of(tensor, whole.graph), *describe(tensor)] for name, tensor in layers.items()}
-    traced = {DEFAULT: whole}
+    places = {name: [place_of(tensor, shared.graph), *describe(tensor)] for name, tensor in layers.items()}
+    traced = {DEFAULT: shared}
     if classify is not None:
-        chosen = _choose(own, classify.scores, "Classify")
-        traced["classify"] = _over_examples(inputs, classify.features, _classifier(whole, chosen, classify.labels))
+        output = _choose(own, classify.scores, "Classify")
+        traced["classify"] = _over_examples(inputs, classify.features, _classifier(shared, output, classify.labels))
     if regress is not None:
-        chosen = _choose(own, regress.output, "Regress")
+        output = _choose(own, regress.output, "Regress")
         traced["regress"] = _over_examples(
             inputs,
             regress.features,
-            lambda tensors: {"outputs": tf.reshape(tf.cast(whole(**tensors)[chosen], tf.float32), [-1])},
+            lambda tensors: {"outputs": tf.reshape(tf.cast(shared(**tensors)[output], tf.float32), [-1])},
         )
     own_inputs = {name: each.inputs() for name, each in declared.functions.items() if isinstance(each, Function)}
     functions = {
@@ -136,26 +137,26 @@ def trace(
         try:
             traced[name] = tf.function(function, autograph=False).get_concrete_function(**taken.specs)
         except Exception as error:
-            whose = "its sample's inputs by name" if name in own_inputs else "the model's inputs"
+            arguments = "its sample's inputs by name" if name in own_inputs else "the model's inputs"
             raise ExportError(
-                f"A signature's function is called with {whose}, and must return tensors. Received: that of "
+                f"A signature's function is called with {arguments}, and must return tensors. Received: that of "
                 f"{name!r} failed with {type(error).__name__}: {error}."
             ) from error
 
     def live(**tensors: Any) -> dict[str, Any]:
-        answers = asked_of(*call(found.of(DEFAULT, tensors)))
+        answers = with_layers(*call(result.of(DEFAULT, tensors)))
         for name, function in functions.items():
-            answered = function(**found.of(name, tensors))
-            answers |= {source(name, each): tensor for each, tensor in answered.items()}
+            outputs = function(**result.of(name, tensors))
+            answers |= {source(name, output): tensor for output, tensor in outputs.items()}
         return answers
 
-    inside = {name: each for name, each in places.items() if each[0] is not None}
-    found = Trace(traced, own, inside, live, own_inputs)
-    return found
+    inside = {name: described for name, described in places.items() if described[0] is not None}
+    result = Trace(traced, own, inside, live, own_inputs)
+    return result
 
 
 def _answering(function: Any, inputs: Inputs, float32: bool) -> Callable[..., dict[str, Any]]:
-    """A signature's function as one of tensors by name, and answers by name."""
+    """Wraps a signature's function: it takes tensors by name and returns tensors by name."""
     import keras
 
     run = plain(function, inputs)
@@ -164,15 +165,15 @@ def _answering(function: Any, inputs: Inputs, float32: bool) -> Callable[..., di
     return lambda **tensors: _servable(_named_outputs(layer, run(**tensors)), float32)
 
 
-def _classifier(whole: Callable[..., Any], chosen: str, labels: Sequence[str] | None) -> Callable[..., Any]:
+def _classifier(function: Callable[..., Any], output: str, labels: Sequence[str] | None) -> Callable[..., Any]:
     import tensorflow as tf
 
     def run(tensors: Mapping[str, Any]) -> dict[str, Any]:
-        scores = tf.cast(whole(**tensors)[chosen], tf.float32)
+        scores = tf.cast(function(**tensors)[output], tf.float32)
         if scores.shape.rank != 2 or (labels is not None and scores.shape[1] not in (None, len(labels))):
             raise ExportError(
                 f"Classify needs scores of shape [batch, {len(labels) if labels is not None else 'n'}]. Received: "
-                f"output {chosen!r} of shape {scores.shape}. Choose another output, or as many labels as classes."
+                f"output {output!r} of shape {scores.shape}. Choose another output, or as many labels as classes."
             )
         answer = {"scores": scores}
         if labels is not None:
@@ -189,8 +190,8 @@ def _over_examples(inputs: Inputs, features: Mapping[str, Any] | None, run: Call
     parsed_as = dict(features) if features is not None else {n: _feature(n, s) for n, s in leaves.items()}
     if set(parsed_as) != set(leaves):
         raise ExportError(
-            f"features maps every input to a tf.io feature. Received: {sorted(parsed_as)}; "
-            f"the inputs are {sorted(leaves)}."
+            f"features maps every input to a tf.io feature. Received: {sorted(parsed_as)}; the inputs are "
+            f"{sorted(leaves)}."
         )
 
     def serve_examples(inputs_: Any) -> dict[str, Any]:
@@ -203,7 +204,7 @@ def _over_examples(inputs: Inputs, features: Mapping[str, Any] | None, run: Call
                 tensors[name] = _cast(parsed[name], spec.dtype)
         return run(tensors)
 
-    # The server looks the argument up as `inputs`.
+    # TensorFlow Serving requires the argument name `inputs`.
     return tf.function(lambda inputs: serve_examples(inputs), autograph=False).get_concrete_function(
         inputs=tf.TensorSpec([None], tf.string, name="inputs")
     )
@@ -228,15 +229,15 @@ def _as_composite(name: str, parsed: Any, spec: Any) -> Any:
 
     sparse = isinstance(spec, tf.SparseTensorSpec)
     if isinstance(parsed, tf.SparseTensor) and sparse:
-        # What VarLenFeature has parsed is as wide as the widest example.
+        # A parsed VarLenFeature is as wide as the widest example.
         sizes = zip(spec.shape.as_list(), tf.unstack(parsed.dense_shape, spec.shape.rank))
-        shape = tf.stack([found if size is None else tf.constant(size, tf.int64) for size, found in sizes])
+        shape = tf.stack([actual if size is None else tf.constant(size, tf.int64) for size, actual in sizes])
         return tf.cast(tf.SparseTensor(parsed.indices, parsed.values, shape), spec.dtype)
     if isinstance(parsed, tf.RaggedTensor) and not sparse:
         return tf.cast(parsed, spec.dtype)
     raise ExportError(
-        f"features gives a sparse input a feature that is parsed as sparse (VarLenFeature, SparseFeature), and a "
-        f"ragged one a RaggedFeature. Received: input {name!r}, {spec}, with a {type(parsed).__name__}."
+        f"features must have a VarLenFeature or SparseFeature for a sparse input, and a RaggedFeature for a ragged "
+        f"one. Received: input {name!r}, {spec}, with a {type(parsed).__name__}."
     )
 
 
@@ -257,7 +258,7 @@ def _choose(outputs: Sequence[str], name: str | None, who: str) -> str:
 
 
 def _named_outputs(model: Any, outputs: Any) -> dict[str, Any]:
-    """A dict's own keys; else the names that the output layers were given; else output_0, output_1, ..."""
+    """Names outputs by the keys of a dict, else by names of output layers that a user chose, else output_0, ..."""
     import keras
     from keras import tree
 
@@ -274,27 +275,27 @@ def _named_outputs(model: Any, outputs: Any) -> dict[str, Any]:
 
 
 def _is_automatic(model: Any, layer_name: str) -> bool:
-    """Whether Keras chose the name (class and a number that depends on what the process made before)."""
+    """Whether Keras chose the name: the class and a number, which depends on what the process created before."""
     kind = type(model.get_layer(layer_name)).__name__.replace("_", "").lower()
     return re.sub(r"_\d+$", "", layer_name).replace("_", "") == kind
 
 
 def _servable(outputs: Mapping[str, Any], float32: bool) -> dict[str, Any]:
-    """What a signature answers: dense tensors; of sparse and ragged ones the components (composites.py)."""
+    """Converts outputs to dense tensors, which a signature can return; composites.py splits sparse and ragged ones."""
     import tensorflow as tf
 
-    found: dict[str, Any] = {}
+    servable: dict[str, Any] = {}
     for name, tensor in outputs.items():
         if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
             parts = composites.components(name, tensor)
         else:
             parts = {name: tf.convert_to_tensor(tensor)}
         for part, each in parts.items():
-            if part in found:
+            if part in servable:
                 raise ExportError(f"The outputs of a signature must have different names. Received: {part!r} twice.")
             half = each.dtype in (tf.float16, tf.bfloat16)
-            found[part] = tf.cast(each, tf.float32) if float32 and half else tf.identity(each)
-    return found
+            servable[part] = tf.cast(each, tf.float32) if float32 and half else tf.identity(each)
+    return servable
 
 
 def describe(tensor: Any) -> list[Any]:

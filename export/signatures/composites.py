@@ -1,10 +1,10 @@
-"""Sparse and ragged tensors as their dense components, which is what a signature carries.
+"""Splits sparse and ragged tensors into dense components, because signatures have dense tensors only, and joins them.
 
 tf.SparseTensor x  ->  x_values [n], x_indices [n, rank] int64, x_dense_shape [rank] int64
 tf.RaggedTensor x  ->  x_values [n, ...], x_row_splits [rows + 1] int64; with several ragged dimensions x_row_splits_0,
                        x_row_splits_1, ..., the outermost first
 
-The names are those of the classes' attributes, joined by what Python takes in a keyword.
+The names are those of the classes' attributes, joined by "_", which Python allows in a keyword.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _VALUES, _INDICES, _SHAPE, _SPLITS = "_values", "_indices", "_dense_shape", "_ro
 
 
 def is_composite(tensor: Any) -> bool:
-    """Whether it is sparse or ragged: a tensor, a spec of one, or Keras's symbol for one."""
+    """Whether a tensor, a spec, or a KerasTensor is sparse or ragged."""
     import tensorflow as tf
 
-    if hasattr(tensor, "tocoo"):  # of scipy, which fit takes, too
+    if hasattr(tensor, "tocoo"):  # a scipy matrix, which fit takes, too
         return True
     kinds = (tf.SparseTensor, tf.RaggedTensor, tf.SparseTensorSpec, tf.RaggedTensorSpec)
     return isinstance(tensor, kinds) or bool(getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False))
 
 
 def spec_of(tensor: Any) -> Any:
-    """Returns the tf.SparseTensorSpec or tf.RaggedTensorSpec of what `is_composite`, its first dimension open."""
+    """Returns the tf.SparseTensorSpec or tf.RaggedTensorSpec of a composite; its first dimension is open."""
     import keras
     import tensorflow as tf
 
@@ -47,13 +47,13 @@ def spec_of(tensor: Any) -> Any:
             spec = tf.RaggedTensorSpec(tensor.shape, dtype, tensor.ragged_rank or max(open_ones, default=1))
     if spec.shape.rank is None:
         raise ExportError(
-            f"A sparse or ragged input is served by its components, whose shapes follow its rank. Received: {spec}, of "
-            f"unknown rank. Give input_signature= with a shape."
+            f"A sparse or ragged input must have a known rank, because the shapes of its components depend on it. "
+            f"Received: {spec}. Give input_signature= with a shape."
         )
     shape = [None, *spec.shape.as_list()[1:]]
     if isinstance(spec, tf.SparseTensorSpec):
         return tf.SparseTensorSpec(shape, spec.dtype)
-    # Ragged dimensions of one batch may be of equal length by chance.
+    # The rows of one batch may have equal lengths by chance.
     shape = [None if i <= spec.ragged_rank else size for i, size in enumerate(shape)]
     return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, tf.int64)
 
@@ -73,7 +73,7 @@ def component_specs(name: str, spec: Any) -> dict[str, Any]:
 
 
 def assemble(name: str, spec: Any, tensors: Mapping[str, Any]) -> Any:
-    """Returns the sparse or ragged tensor of components that a client sent: what does not fit fails in the graph."""
+    """Joins components that a client sent to a sparse or ragged tensor. Invalid ones fail in the graph."""
     import tensorflow as tf
 
     values = tensors[name + _VALUES]
@@ -81,7 +81,7 @@ def assemble(name: str, spec: Any, tensors: Mapping[str, Any]) -> Any:
         splits = [tensors[name + suffix] for suffix in _splits_suffixes(spec.ragged_rank)]
         return tf.RaggedTensor.from_nested_row_splits(values, splits, validate=True)
     indices, sent = tensors[name + _INDICES], tensors[name + _SHAPE]
-    # Known sizes are constants, so that layers see them; and no request can claim a huge one.
+    # Known sizes become constants, so that layers see them and no request can claim a huge one.
     sizes = spec.shape.as_list()
     shape = tf.stack([sent[i] if size is None else tf.constant(size, tf.int64) for i, size in enumerate(sizes)])
     fits = f"{name + _SHAPE} is {sizes}, where None is open"
@@ -109,9 +109,9 @@ def components(name: str, tensor: Any) -> dict[str, Any]:
 
 
 def of_sample(name: str, spec: Any, value: Any) -> dict[str, Any]:
-    """Returns component name -> array of rows given as a sparse or ragged tensor, a scipy matrix, or as `fit` takes.
+    """Returns component name -> array of sample rows: a sparse or ragged tensor, a scipy matrix, or what `fit` takes.
 
-    Raises: ExportError: it is none of these, or of another shape.
+    Raises: ExportError: it is none of these, or has another shape.
     """
     import tensorflow as tf
 
@@ -126,12 +126,12 @@ def of_sample(name: str, spec: Any, value: Any) -> dict[str, Any]:
             raise ValueError(f"{type(value).__name__} of shape {value.shape}")
         value = tf.cast(value, spec.dtype)
     except (ValueError, TypeError) as error:
-        raise ExportError(f"sample rows are what input {name!r} takes, {spec}. Received: {error}.") from None
+        raise ExportError(f"sample rows must fit input {name!r}, {spec}. Received: {error}.") from None
     return {each: tensor.numpy() for each, tensor in components(name, value).items()}
 
 
 def rows_in(names: Iterable[str], arrays: Mapping[str, Any]) -> int:
-    """Returns how many rows the arrays of a signature's inputs hold, of which those in `names` are composite."""
+    """Returns the number of rows in the arrays of a signature's inputs. `names`: the composite inputs."""
     for name in names:
         if name + _SHAPE in arrays:
             return int(arrays[name + _SHAPE][0])
@@ -142,7 +142,7 @@ def rows_in(names: Iterable[str], arrays: Mapping[str, Any]) -> int:
 
 
 def found_in(names: Iterable[str]) -> list[str]:
-    """Returns the composite tensors whose components are among the names, going by the names alone."""
+    """Returns the composite tensors whose components are among the names; only names are looked at."""
     names = set(names)
     values = [name.removesuffix(_VALUES) for name in sorted(names) if name.endswith(_VALUES)]
     sparse = [name for name in values if {name + _INDICES, name + _SHAPE} <= names]
@@ -150,10 +150,10 @@ def found_in(names: Iterable[str]) -> list[str]:
 
 
 def make_consistent(shapes: Mapping[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
-    """Changes made-up arrays of composite inputs so that they describe a tensor with one value in each row.
+    """Changes made-up components so that each composite input is a valid tensor with one value in each row.
 
     Args:
-        shapes: composite input -> its shape, None for what is open; None instead of a shape that is not known.
+        shapes: composite input -> its shape, with None for open dimensions; or None if the shape is unknown.
     """
     import numpy as np
 
@@ -162,9 +162,8 @@ def make_consistent(shapes: Mapping[str, Any], arrays: dict[str, Any]) -> dict[s
         if name + _SHAPE in arrays:
             rank = len(arrays[name + _SHAPE])
             sizes = [size or 1 for size in (shape or [None] * rank)]
-            arrays[name + _INDICES] = np.array([[i] + [0] * (rank - 1) for i in range(rows)], np.int64).reshape(
-                -1, rank
-            )
+            indices = np.array([[i] + [0] * (rank - 1) for i in range(rows)], np.int64)
+            arrays[name + _INDICES] = indices.reshape(-1, rank)
             arrays[name + _SHAPE] = np.array([rows, *sizes[1:]], np.int64)
         else:
             for each in [each for each in arrays if each.startswith(name + _SPLITS)]:

@@ -1,4 +1,4 @@
-"""Signatures that a user asks for, in training or at an export: of outputs, of encoded images, of functions."""
+"""Parses and checks the `signatures=` of a user, in training or at an export: outputs, encoded images, functions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ _NAME = re.compile(r"[A-Za-z][\w.-]*")
 
 @dataclass(frozen=True)
 class Declared:
-    """Signatures by kind: name -> {what clients see: output or layer}, -> EncodedImages, -> function of the inputs or
-    Function."""
+    """The signatures that a user declared, by kind.
+
+    Attributes:
+        outputs: signature -> {public name: output or layer}.
+        images: signature -> EncodedImages.
+        functions: signature -> a function of the model's inputs, or a Function.
+    """
 
     outputs: dict[str, dict[str, str]] = field(default_factory=dict)
     images: dict[str, EncodedImages] = field(default_factory=dict)
@@ -29,7 +34,7 @@ class Declared:
 
     @property
     def sources(self) -> dict[str, dict[str, str]]:
-        """Signature -> {what clients see: output or layer}, of all that name any."""
+        """Signature -> {public name: output or layer}, of all signatures that name outputs."""
         of_images = {
             name: outputs_of(name, each.outputs) for name, each in self.images.items() if each.outputs is not None
         }
@@ -40,12 +45,12 @@ class Declared:
 
 
 def read(signatures: Mapping[str, Any] | None, *, functions: bool, taken: Iterable[str] = ()) -> Declared:
-    """Sorts what a user gave by kind.
+    """Sorts signatures by kind.
 
     Args:
-        functions: whether they may be given: in training, where the model is.
-        taken: names that are there already and stay.
-    Raises: ExportError: a name that cannot be one, or a value of no such kind.
+        functions: whether functions are allowed: only in training, where the model exists.
+        taken: names of signatures that cannot be replaced.
+    Raises: ExportError: an invalid name or value.
     """
     declared = Declared()
     if not isinstance(signatures or {}, Mapping):
@@ -66,28 +71,28 @@ def read(signatures: Mapping[str, Any] | None, *, functions: bool, taken: Iterab
 
 
 def outputs_of(signature: str, value: Any) -> dict[str, str]:
-    """Returns {what clients see: output or layer} of a name, several, or such a mapping.
+    """Returns {public name: output or layer}. `value`: a name, a list of names, or such a mapping.
 
     Raises: ExportError: it is none of these.
     """
     if isinstance(value, str):
         return {value: value}
     if isinstance(value, Mapping):
-        found = dict(value)
+        outputs = dict(value)
     else:
-        found = {each: each for each in value} if isinstance(value, (list, tuple)) else {}
-    names = [*found, *found.values()]
-    if not found or not all(isinstance(each, str) and each for each in names):
+        outputs = {each: each for each in value} if isinstance(value, (list, tuple)) else {}
+    names = [*outputs, *outputs.values()]
+    if not outputs or not all(isinstance(each, str) and each for each in names):
         raise ExportError(
-            f"A signature is the name of an output or of a layer, a list of such, a mapping from names that clients "
-            f"see, EncodedImages(...), or, in training and not for {DEFAULT}, a function of the model's inputs or "
+            f"A signature must be the name of an output or layer, a list of names, a mapping from public names to "
+            f"them, EncodedImages(...), or, in training and not for {DEFAULT}, a function of the model's inputs or "
             f"Function(...). Received: {signature!r} with {value!r}."
         )
-    return found
+    return outputs
 
 
 def check(declared: Declared, answers: Iterable[str], layers: Iterable[str]) -> None:
-    """Raises: ExportError: a signature names what the model does not answer; lists what it does."""
+    """Raises: ExportError: a signature names an unknown output or layer; lists the known ones."""
     answers, layers = list(answers), list(layers)
     for name, outputs in declared.sources.items():
         unknown = sorted(set(outputs.values()) - {*answers, *layers})
@@ -102,7 +107,7 @@ def check(declared: Declared, answers: Iterable[str], layers: Iterable[str]) -> 
 
 
 def check_at_export(declared: Declared, record: Mapping[str, Any]) -> None:
-    """Raises: ExportError: what is asked for is not in the base graph of which `record` is the manifest."""
+    """Raises: ExportError: the base graph lacks what a signature names. `record`: its manifest."""
     outputs = outputs_in(record)
     check(declared, outputs.answers, outputs.layers)
     for each in declared.images.values():
@@ -110,20 +115,20 @@ def check_at_export(declared: Declared, record: Mapping[str, Any]) -> None:
 
 
 def default_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """Returns {what clients see: output} of serving_default, as the base graph has it."""
+    """Returns {public name: output} of the base graph's serving_default."""
     return dict(record["declared"][DEFAULT]) if "declared" in record else {name: name for name in record["outputs"]}
 
 
 def outputs_in(record: Mapping[str, Any]) -> Outputs:
-    """Returns what the function of a base graph can answer, by its manifest."""
+    """Returns what the shared function of a base graph can return. `record`: its manifest."""
     answers = record.get("answers") or {name: record["outputs"][name] for name in sorted(record["outputs"])}
     return Outputs(answers, record.get("layers", {}), record.get("float32", True))
 
 
 def add_to(folder: Path, declared: Declared, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes signatures into the SavedModel of `folder`, whose base graph has the manifest `record`.
+    """Adds signatures to the SavedModel in `folder`. `record`: the manifest of its base graph.
 
-    Returns: what becomes of "outputs", "signatures", "declared", "images" and "own_inputs" in the record.
+    Returns: new values of the manifest's "outputs", "signatures", "declared", "images" and "own_inputs".
     """
     graph = SavedGraph(folder, outputs_in(record))
     default = declared.outputs.get(DEFAULT) or default_of(record)

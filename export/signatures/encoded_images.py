@@ -9,7 +9,7 @@ from typing import Any
 from keras_ddl.errors import ExportError
 from keras_ddl.export.signatures.saved_graph import Before
 
-_CHANNELS = (1, 3, 4)  # what tf.io.decode_image makes
+_CHANNELS = (1, 3, 4)  # numbers of channels that tf.io.decode_image supports
 _METHODS = ("bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian", "mitchellcubic")
 _FITS = ("stretch", "crop", "pad")
 
@@ -18,19 +18,20 @@ _FITS = ("stretch", "crop", "pad")
 class EncodedImages:
     """A signature that takes encoded images, [batch] of JPEG or PNG files; for 3 channels BMP and GIF, too.
 
-    Each is decoded with as many channels as the model takes, resized to the model's height and width, and made
-    `(pixel * scale + offset - mean) / std` of the input's dtype; pixels are 0 to 255. A model's other inputs stay.
+    The graph decodes each with the model's number of channels, resizes it to the model's height and width, computes
+    `(pixel * scale + offset - mean) / std` of pixels 0 to 255, and casts to the input's dtype. The model's other inputs
+    stay inputs of the signature.
 
     Args:
-        input: the model's input that is the image; may be left out if one alone has the shape of one.
-        outputs: as of a signature by names; None: those of `serving_default`.
+        input: the model's image input; may be left out if only one input has the shape of an image.
+        outputs: an output or layer, a list, or a mapping from public names; None: those of `serving_default`.
         resize: 'bilinear', 'nearest', 'bicubic', 'area', 'lanczos3', 'lanczos5', 'gaussian' or 'mitchellcubic'.
-        antialias: when an image is made smaller.
-        fit: 'stretch' changes the proportions, 'crop' cuts what is too long, 'pad' adds black.
+        antialias: whether to antialias when an image is made smaller.
+        fit: 'stretch' changes the aspect ratio, 'crop' cuts the longer side, 'pad' adds black.
         scale, offset, mean, std: a number, or one for each channel.
-        bgr: the model takes blue first.
-        size: (height, width), of a model that leaves them open.
-        name: of the input that takes the bytes.
+        bgr: the model takes channels in the order blue, green, red.
+        size: (height, width), for a model that leaves them open.
+        name: name of the input that takes the bytes.
     """
 
     input: str | None = None
@@ -69,11 +70,11 @@ class ImageInput:
 
 
 def image_input(images: EncodedImages, inputs: Mapping[str, Any]) -> ImageInput:
-    """Returns the input that `images` are for.
+    """Returns the model's input that the signature decodes images for.
 
     Args:
         inputs: name -> [dtype, shape].
-    Raises: ExportError: there is none, or more than one, or its size is open, or is not what is asked for.
+    Raises: ExportError: no input, or several inputs, fit; or the size is open or differs from `images.size`.
     """
     if images.input is None:
         fitting = [name for name, (dtype, shape) in inputs.items() if _layout(dtype, shape) in ("last", "first")]
@@ -82,7 +83,7 @@ def image_input(images: EncodedImages, inputs: Mapping[str, Any]) -> ImageInput:
                 f"EncodedImages is for a model that takes an image, [batch, height, width, channels] with "
                 f"{', '.join(map(str, _CHANNELS))} channels. Received: inputs {_listed(inputs)}, of which "
                 f"{fitting or 'none'} could be one. "
-                + ("Say which: EncodedImages(input=...)." if fitting else "Leave this signature out.")
+                + ("Choose one: EncodedImages(input=...)." if fitting else "Leave this signature out.")
             )
         name = fitting[0]
     else:
@@ -102,30 +103,30 @@ def image_input(images: EncodedImages, inputs: Mapping[str, Any]) -> ImageInput:
     dtype, shape = inputs[name]
     height, width = {"last": shape[1:3], "first": shape[2:4], "none": shape[1:3]}[layout]
     size = images.size or (height, width)
-    if None in size or any(known not in (None, asked) for known, asked in zip((height, width), size)):
+    if None in size or any(known not in (None, wanted) for known, wanted in zip((height, width), size)):
         raise ExportError(
             f"EncodedImages resizes to the model's height and width, or, where these are open, to size=. Received: "
             f"input {name!r} of {height or 'open'} x {width or 'open'}, size={images.size}."
         )
-    found = ImageInput(name, dtype, size[0], size[1], {"last": shape[-1], "first": shape[1], "none": 1}[layout], layout)
+    channels = {"last": shape[-1], "first": shape[1], "none": 1}[layout]
     for each in ("scale", "offset", "mean", "std"):
         value = getattr(images, each)
-        if not isinstance(value, (int, float)) and len(value) not in (1, found.channels):
+        if not isinstance(value, (int, float)) and len(value) not in (1, channels):
             raise ExportError(
-                f"EncodedImages takes for {each} a number, or one for each of the {found.channels} channels. "
-                f"Received: {list(value)}."
+                f"EncodedImages takes for {each} a number, or one for each of the {channels} channels. Received: "
+                f"{list(value)}."
             )
-    return found
+    return ImageInput(name, dtype, size[0], size[1], channels, layout)
 
 
 def before(images: EncodedImages, into: ImageInput) -> Before:
-    """Returns what makes the input out of files. It must be traced in `isolated`, or where no Strategy is."""
+    """Traces the function that decodes files to the model's input. Call it in `isolated`, or without a Strategy."""
     import tensorflow as tf
 
     decode = tf.function(lambda files: _pixels(files, images, into), autograph=False).get_concrete_function(
         tf.TensorSpec([None], tf.string)
     )
-    with tf.Graph().as_default() as graph:  # in which TensorFlow collects it with all that it calls
+    with tf.Graph().as_default() as graph:  # TensorFlow copies the function and all that it calls into this graph
         decode(tf.compat.v1.placeholder(tf.string, [None]))
     functions = {each.signature.name: each for each in graph.as_graph_def().library.function}
     (entry,) = [node for node in graph.as_graph_def().node if node.op in ("PartitionedCall", "StatefulPartitionedCall")]
@@ -144,17 +145,17 @@ def _pixels(files: Any, images: EncodedImages, into: ImageInput) -> Any:
         pixels.set_shape([None, None, into.channels])
         return tf.ensure_shape(_resized(pixels, images, into), shape)
 
-    found = tf.map_fn(one, files, fn_output_signature=tf.TensorSpec(shape, tf.float32))
+    batch = tf.map_fn(one, files, fn_output_signature=tf.TensorSpec(shape, tf.float32))
     if images.bgr:
-        found = found[..., ::-1]
+        batch = batch[..., ::-1]
     numbers = {each: tf.constant(getattr(images, each), tf.float32) for each in ("scale", "offset", "mean", "std")}
-    found = (found * numbers["scale"] + numbers["offset"] - numbers["mean"]) / numbers["std"]
+    batch = (batch * numbers["scale"] + numbers["offset"] - numbers["mean"]) / numbers["std"]
     if not target.is_floating:
-        found = tf.round(found)
-    found = tf.saturate_cast(found, target)
+        batch = tf.round(batch)
+    batch = tf.saturate_cast(batch, target)
     if into.layout == "first":
-        found = tf.transpose(found, [0, 3, 1, 2])
-    return found[..., 0] if into.layout == "none" else found
+        batch = tf.transpose(batch, [0, 3, 1, 2])
+    return batch[..., 0] if into.layout == "none" else batch
 
 
 def _resized(pixels: Any, images: EncodedImages, into: ImageInput) -> Any:
@@ -166,7 +167,7 @@ def _resized(pixels: Any, images: EncodedImages, into: ImageInput) -> Any:
         return tf.cast(padded, tf.float32)
     if images.fit == "crop":
         height, width = tf.shape(pixels)[0], tf.shape(pixels)[1]
-        # The largest part from the middle that has the proportions of the model's input.
+        # The largest centred part with the aspect ratio of the model's input.
         tall = tf.minimum(height, tf.maximum(1, width * into.height // into.width))
         wide = tf.minimum(width, tf.maximum(1, height * into.width // into.height))
         top, left = (height - tall) // 2, (width - wide) // 2
@@ -187,5 +188,5 @@ def _listed(inputs: Mapping[str, Any]) -> str:
 
 
 def option_names() -> list[str]:
-    """Returns what `EncodedImages` takes, for the command line."""
+    """Returns the options of `EncodedImages` that the command line accepts."""
     return [each.name for each in fields(EncodedImages) if each.name != "outputs"]

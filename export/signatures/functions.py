@@ -1,4 +1,4 @@
-"""Signatures that are functions: of the model's inputs, or, as `Function`, of inputs of their own."""
+"""Signatures that are functions of the model's inputs, or, as `Function`, of their own inputs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Function:
-    """A signature with inputs of its own, whatever the model takes: text to be cut into ids, raw bytes, a key.
+    """A signature with its own inputs instead of the model's: text to tokenize, raw bytes, a key.
 
     Args:
-        call: called with the inputs by their names; answers tensors. Variables that it reads are the model's. Tables
-            and other resources are found if it is a tf.Module or a method of one. A layer or model is called with
+        call: called with the inputs by name; returns tensors. It may read the model's variables. Its tables and other
+            resources are exported if it is a tf.Module or a method of one. A layer or model is called with
             `training=False`.
-        sample: input name -> a few rows, which every export asks and compares, as `sample` of the model.
-        input_signature: input name -> tf.TensorSpec; None: as the sample is, with any number of rows.
+        sample: input name -> a few rows, on which every export compares the outputs.
+        input_signature: input name -> tf.TensorSpec; None: specs of the sample, with any number of rows.
     """
 
     call: Callable[..., Any]
@@ -30,7 +30,7 @@ class Function:
     input_signature: Mapping[str, Any] | None = None
 
     def inputs(self) -> Inputs:
-        """Returns what it takes. Raises: ExportError: no names of inputs."""
+        """Returns the inputs. Raises: ExportError: they have no names, or `sample` and `input_signature` differ."""
         from keras_ddl.export.tracing.inputs import as_inputs, spec_of_sample
 
         both = [each for each in (self.sample, self.input_signature) if each is not None]
@@ -39,8 +39,8 @@ class Function:
             raise ExportError(
                 "Function takes sample= with rows by the name of the input, and input_signature= with a tf.TensorSpec "
                 f"for each of these, if any. Received: sample of {type(self.sample).__name__} with "
-                f"{sorted(map(str, names[0]))}, input_signature with {sorted(map(str, names[-1]))}. Say "
-                "Function(call, sample={'text': ['a phrase']}), for example."
+                f"{sorted(map(str, names[0]))}, input_signature with {sorted(map(str, names[-1]))}. For example: "
+                "Function(call, sample={'text': ['a phrase']})."
             )
         if self.input_signature is not None:
             return as_inputs(dict(self.input_signature))
@@ -48,7 +48,7 @@ class Function:
 
 
 def plain(function: Any, inputs: Inputs) -> Callable[..., Any]:
-    """Returns a signature's function as one of tensors by name. Layers and models do not train.
+    """Wraps a signature's function so that it takes tensors by name. Layers and models run with training=False.
 
     Args:
         inputs: those of the model, or of the `Function`.
@@ -69,12 +69,12 @@ def plain(function: Any, inputs: Inputs) -> Callable[..., Any]:
 
 
 def modules(functions: Iterable[Any]) -> list[Any]:
-    """Returns the tf.Modules whose methods signatures' functions are, or which they are: they may hold tables."""
+    """Returns the tf.Modules among the functions, and the owners of those that are methods: they may have tables."""
     import tensorflow as tf
 
     calls = [each.call if isinstance(each, Function) else each for each in functions]
     owners = [getattr(inspect.unwrap(each), "__self__", each) for each in calls]
-    # Of a method under tf.function TensorFlow keeps the object behind one of its own.
+    # tf.function wraps the owner of a method in an object with the attribute `target`.
     owners = [getattr(each, "target", each) for each in owners]
     return [each for each in owners if isinstance(each, tf.Module)]
 

@@ -1,15 +1,15 @@
-"""Signatures added to a SavedModel that is written already, in its protocol buffer alone: no Keras, no model's code.
+"""Adds signatures to an existing SavedModel by editing its protocol buffer: no Keras, no model's code.
 
-A SavedModel says twice what a signature is, and both have to agree. TensorFlow Serving reads the SignatureDef, over
-nodes of the main graph; `tf.saved_model.load` reads the object graph, over functions:
+A SavedModel describes a signature twice, and both must agree. TensorFlow Serving reads the SignatureDef, which refers
+to nodes of the main graph; `tf.saved_model.load` reads the object graph, which refers to functions:
 
     SignatureDef -> call in the main graph -.
                                              > wrapper function -> body function: the model
     object graph: signatures -> function   -'
 
-All signatures here share one body. A new one is a wrapper that answers other outputs of it; for a tensor inside of the
-body, an output is added to it. Nothing of the model is copied. What a wrapper does not answer TensorFlow does not
-compute: it inlines the functions, and prunes.
+All signatures share one body. A new signature is a wrapper that returns other outputs of the body; for a tensor inside
+the body, an output is added to it. The model is not copied. TensorFlow inlines the functions and prunes, so it does not
+compute what a wrapper does not return.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 @dataclass(frozen=True)
 class Before:
-    """A function of one tensor that makes an input of the model out of something else.
+    """A function that runs before the model and computes one of its inputs from another tensor.
 
     Attributes:
-        input: the input that it makes. argument, dtype, shape: what clients send instead.
-        functions: FunctionDefs; the last one is called, others by it.
+        input: the model's input that it computes. argument, dtype, shape: what clients send instead.
+        functions: FunctionDefs; the last one is the entry, and calls the others.
     """
 
     input: str
@@ -46,12 +46,12 @@ class Before:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the body can answer.
+    """What the body can return.
 
     Attributes:
         answers: name -> [dtype, shape] of the body's own outputs, in their order.
-        layers: name -> [place in the body, dtype, shape] of what lies inside of it.
-        float32: whether 16-bit floats inside of it are answered as float32, as the body's own are already.
+        layers: name -> [place in the body, dtype, shape] of layers inside it.
+        float32: whether 16-bit floats of layers are cast to float32, as the body's own outputs already are.
     """
 
     answers: Mapping[str, Any]
@@ -72,7 +72,7 @@ class SavedGraph:
         self._library = self._meta.graph_def.library
         self._objects = self._meta.object_graph_def
         self._map = next(node for node in self._objects.nodes if node.user_object.identifier == "signature_map")
-        # Copies: serving_default itself may be given other outputs.
+        # Copies, because serving_default itself may be replaced.
         self._signature = copy.deepcopy(self._meta.signature_def[DEFAULT])
         self._entry = copy.deepcopy(self._objects.nodes[self._node_of(DEFAULT)])
         wrapper = self._entry.bare_concrete_function.concrete_function_name
@@ -85,18 +85,18 @@ class SavedGraph:
         self._indices = {name: i for i, name in enumerate(outputs.answers)}
         if len(self._indices) != len(self._body.signature.output_arg):
             raise ExportError(
-                f"A base graph's function answers what its manifest lists. Received: {sorted(self._indices)} for "
-                f"{len(self._body.signature.output_arg)} outputs; please report it."
+                f"A base graph's function must have the outputs that its manifest lists. Received: "
+                f"{sorted(self._indices)} for {len(self._body.signature.output_arg)} outputs; please report it."
             )
 
     def add(self, name: str, outputs: Mapping[str, str], before: Before | None = None) -> None:
-        """Adds the signature `name`, or replaces the one that has the name.
+        """Adds the signature `name`, or replaces it.
 
         Args:
-            outputs: names that clients see -> names in `self.outputs`.
-            before: what makes one of the inputs out of another one.
+            outputs: public name -> name in `self.outputs`.
+            before: computes one of the inputs from another tensor.
         """
-        outputs = dict(sorted(outputs.items()))  # as tf.saved_model.load takes the answers of a dict to be
+        outputs = dict(sorted(outputs.items()))  # tf.saved_model.load expects the values of a dict in this order
         places = [self._index(source) for source in outputs.values()]
         described = {public: self.described(source) for public, source in outputs.items()}
         decode = self._add_functions(name, before.functions) if before is not None else ""
@@ -106,14 +106,14 @@ class SavedGraph:
         self._sweep()
 
     def write(self) -> None:
-        """Writes the file, and the fingerprint of it."""
+        """Writes saved_model.pb, and updates its fingerprint."""
         self.file.write_bytes(self.proto.SerializeToString(deterministic=True))
         fingerprint.follow_graph(self.file.parent, self._meta)
 
     # ---- the body ----------------------------------------------------------------------------------------------------
 
     def described(self, source: str) -> tuple[str, Any]:
-        """Returns dtype and shape of what a signature answers as `source`."""
+        """Returns dtype and shape that a signature returns for `source`."""
         if source in self.outputs.answers:
             dtype, shape = self.outputs.answers[source]
             return dtype, shape
@@ -124,7 +124,7 @@ class SavedGraph:
         return self.outputs.float32 and dtype in ("float16", "bfloat16")
 
     def _index(self, source: str) -> int:
-        """The output of the body that answers `source`; one is added for what lies inside."""
+        """Returns the index of the body's output for `source`; for a layer inside the body, adds one."""
         if source not in self._indices:
             place, dtype, shape = self.outputs.layers[source]
             if self._is_cast(dtype):
@@ -156,7 +156,7 @@ class SavedGraph:
         return next(each for each in self._library.function if each.signature.name == name)
 
     def _add_functions(self, name: str, functions: list[Any]) -> str:
-        """Adds functions under names that no other has; returns that of the last."""
+        """Adds functions under unused names; returns the name of the last."""
         taken = {each.signature.name for each in self._library.function}
         names = {each.signature.name: _unused(f"{_plain(name)}_{each.signature.name}", taken) for each in functions}
         for function in functions:
@@ -165,7 +165,7 @@ class SavedGraph:
             added.signature.name = names[function.signature.name]
             for node in added.node_def:
                 for value in node.attr.values():
-                    # Only where there is one: to touch it is to make one, in place of what the value is.
+                    # Only the field that is set: touching another one of the oneof would replace it.
                     kind = value.WhichOneof("value")
                     for each in [value.func] if kind == "func" else value.list.func if kind == "list" else []:
                         each.name = names.get(each.name, each.name)
@@ -204,13 +204,13 @@ class SavedGraph:
         return signature.name
 
     def _keywords(self) -> list[str]:
-        """Names of the tensors that the template takes, in the order of its arguments."""
+        """Names of the original serving_default's inputs, in the order of its arguments."""
         return list(self._entry.bare_concrete_function.argument_keywords)
 
     # ---- for TensorFlow Serving --------------------------------------------------------------------------------------
 
     def _add_call(self, name: str, wrapper: str, described: Mapping[str, Any], before: Before | None) -> str:
-        """Adds the call of the wrapper to the main graph; returns the node's name."""
+        """Adds a node that calls the wrapper to the main graph; returns its name."""
         graph = self._meta.graph_def
         taken = {node.name for node in graph.node}
         call = graph.node.add()
@@ -281,7 +281,7 @@ class SavedGraph:
         return next((each.node_id for each in self._map.children if each.local_name == name), None)
 
     def _sweep(self) -> None:
-        """Removes the wrappers, and the calls of them, of signatures that have been replaced."""
+        """Removes the wrappers of replaced signatures, and the nodes that call them."""
         used = {node.bare_concrete_function.concrete_function_name for node in self._objects.nodes}
         used |= {name for node in self._objects.nodes for name in node.function.concrete_functions}
         unused = [name for name in self._objects.concrete_functions if name not in used]
@@ -295,13 +295,13 @@ def _calls(node: Any) -> str | None:
     return node.attr["f"].func.name if node.op in _CALLS else None
 
 
-def _remove(repeated: Any, wrong: Callable[[Any], bool]) -> None:
-    for i in reversed([i for i, each in enumerate(repeated) if wrong(each)]):
+def _remove(repeated: Any, condition: Callable[[Any], bool]) -> None:
+    for i in reversed([i for i, each in enumerate(repeated) if condition(each)]):
         del repeated[i]
 
 
 def _plain(name: str) -> str:
-    """As TensorFlow names nodes and functions."""
+    """Replaces characters that TensorFlow does not allow in names of nodes and functions."""
     return re.sub(r"\W", "_", name)
 
 

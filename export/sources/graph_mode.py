@@ -1,8 +1,8 @@
-"""Exports of graph-mode scripts (tensorflow.compat.v1): a Saver's checkpoint and a meta graph become a SavedModel.
+"""Exports models of graph-mode scripts (tensorflow.compat.v1): a Saver's checkpoint and a meta graph.
 
-The meta graph is the base graph that a script has written before it added training operations
-(`<checkpoint>_basegraph.meta`), or, without one, the checkpoint's own, which is cut down to what the outputs need: so
-nothing of training is left, whatever operations it has, and none of them need be known here.
+The meta graph is the base graph that a script wrote before it added training operations
+(`<checkpoint>_basegraph.meta`), or else the checkpoint's own. It is pruned to what the outputs need, which removes
+training operations without knowing them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from keras_ddl.files import digests, durable
 
 _WHAT = "An export"
 _BASE = "_basegraph.meta"
-# What nobody consumes without being an answer.
-_NO_ANSWERS = re.compile(
+# Operations that may have no consumers and are still no outputs of the model.
+_NO_OUTPUTS = re.compile(
     r"^(NoOp|Const|Placeholder.*|(Resource)?Assign.*|ReadVariableOp|.*IsInitialized.*|IsVariableInitialized|Save.*|Restore.*"
     r"|.*HashTable.*|LookupTable.*|InitializeTable.*|.*Summary.*)$"
 )
-_ROWS = 2  # of the made-up rows on which exported and training graph are compared
+_ROWS = 2  # made-up rows on which the exported and the training graph are compared
 _MOST = 12
 
 
@@ -45,17 +45,17 @@ def export_graph(
     version: int | str | None = None,
     keep: int | None = None,
 ) -> ExportResult:
-    """Writes `out_dir/<version>/`, a SavedModel, from what a compat.v1 script has saved.
+    """Exports the checkpoint of a compat.v1 script to `out_dir/<version>/`, a SavedModel.
 
     Args:
         checkpoint: the path that a Saver returned, or its directory for the latest one.
         inputs, outputs: name in the signature -> tensor ("logits:0"). None: inputs are the placeholders that the
-            outputs need; the output is the one operation that no other consumes.
-        meta_graph: the graph to serve, as a .meta file, or the name that its `<name>_basegraph.meta` has beside the
-            checkpoint; None: as the module says.
-        version, keep: as of `export_saved_model`; 'step' is the number in the checkpoint's name.
-    Raises: ExportError: no checkpoint or graph, names that it has not or that cannot be told, operations that no server
-        runs, variables without weights, NaN weights; answers differ. Nothing is published then.
+            outputs need; the output is the one operation without consumers.
+        meta_graph: the graph to serve, as a .meta file or as the <name> of a `<name>_basegraph.meta` beside the
+            checkpoint; None: the base graph, or else the checkpoint's own.
+        version, keep: as in `export_saved_model`; 'step' is the number in the checkpoint's name.
+    Raises: ExportError: no checkpoint or graph, unknown or ambiguous names, operations that no server runs, variables
+        without weights, NaN weights; outputs differ. Nothing is published then.
     Cost: a session with the weights, and a clean process that loads them again.
     """
     prefix = _checkpoint(Path(checkpoint))
@@ -67,8 +67,8 @@ def export_graph(
         process = stack.enter_context(CleanProcess())  # loads TensorFlow meanwhile
         meta = _read(file)
         nodes = {node.name: node for node in meta.graph_def.node}
-        answers = _named(outputs, nodes, file) if outputs is not None else _only_answer(nodes, file)
-        servable = _cut(meta, list(answers.values()))
+        answers = _named(outputs, nodes, file) if outputs is not None else _only_output(nodes, file)
+        servable = _prune(meta, list(answers.values()))
         kept = {node.name: node for node in servable.node}
         fed = _named(inputs, kept, file) if inputs is not None else _placeholders(kept)
         _scan(servable, file)
@@ -94,52 +94,53 @@ def export_graph(
     )
 
 
-# ---- what there is ---------------------------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def _latest(directory: Path) -> Path | None:
     import tensorflow as tf
 
-    found = tf.train.latest_checkpoint(str(directory))
-    return None if found is None else Path(found)
+    prefix = tf.train.latest_checkpoint(str(directory))
+    return None if prefix is None else Path(prefix)
 
 
 def _checkpoint(path: Path) -> Path:
-    found = _latest(path) if path.is_dir() else path
-    if found is None or not found.with_name(found.name + ".index").exists():
+    prefix = _latest(path) if path.is_dir() else path
+    if prefix is None or not prefix.with_name(prefix.name + ".index").exists():
         raise ExportError(
-            f"A Saver's checkpoint is the path that save() returned, or its directory. Received: {path}, where there "
-            "is none."
+            f"A Saver's checkpoint is the path that save() returned, or its directory. Received: {path}, without a "
+            "checkpoint."
         )
-    return found
+    return prefix
 
 
 def _find_graph(prefix: Path, wanted: str | None) -> Path:
     stem = re.sub(r"-\d+$", "", prefix.name)
     own = [stem + _BASE, prefix.name + _BASE]
-    there = sorted(file.name for file in prefix.parent.glob(f"*{_BASE}"))
+    base_graphs = sorted(file.name for file in prefix.parent.glob(f"*{_BASE}"))
     if wanted is not None:
         names = [f"{wanted}{_BASE}", f"{stem}_{wanted}{_BASE}", f"{wanted}.meta"]
         candidates = [Path(wanted), *(prefix.parent / name for name in names)]
     else:
-        # Graphs of other names: which of them is to be served, or the one for training, is not ours to say.
-        candidates = [prefix.with_name(name) for name in (own if there else [*own, f"{prefix.name}.meta"])]
+        # Base graphs of other names are ambiguous, and rule out the training graph: the user must choose.
+        candidates = [prefix.with_name(name) for name in (own if base_graphs else [*own, f"{prefix.name}.meta"])]
     for file in candidates:
         if file.is_file():
             return file
-    if there:
-        names = [name.removesuffix(_BASE) for name in there]
+    if base_graphs:
+        names = [name.removesuffix(_BASE) for name in base_graphs]
         raise ExportError(
-            f"One graph is served. Received: {wanted or 'none named'}; beside {prefix} lie {', '.join(there)}. Choose "
-            f"with --meta-graph (meta_graph=), {' or '.join(names)}, or give a .meta file."
+            f"An export takes one graph. Received: {wanted or 'no name'}; beside {prefix} are "
+            f"{', '.join(base_graphs)}. Choose with --meta-graph (meta_graph=), {' or '.join(names)}, or give a .meta "
+            f"file."
         )
     if weight_files.GRAPH in bundle.entries(str(prefix)):
         raise ExportError(
-            f"A Saver's checkpoint has a graph beside it. Received: {prefix}, of tf.train.Checkpoint, which keeps "
-            "weights only. Give the directory with the base graph of its model, and this with --weights."
+            f"A Saver's checkpoint must have a graph beside it. Received: {prefix}, of tf.train.Checkpoint, which "
+            "stores weights only. Give the directory with the base graph of its model, and this with --weights."
         )
     raise ExportError(
-        f"The graph of a checkpoint lies beside it. Received: none of {', '.join(file.name for file in candidates)} in "
+        f"A checkpoint must have a graph beside it. Received: none of {', '.join(file.name for file in candidates)} in "
         f"{prefix.parent}. Give the .meta file with --meta-graph."
     )
 
@@ -171,34 +172,34 @@ def _named(tensors: Mapping[str, str], nodes: Mapping[str, Any], file: Path) -> 
     missing = sorted(each for each in tensors.values() if _operation(each) not in nodes)
     if missing:
         raise ExportError(
-            f"Inputs and outputs are tensors of the graph, and inputs are needed by the outputs. Received: {missing}, "
-            f"not in what is served of {file}."
+            f"Inputs and outputs must be tensors of the graph, and the outputs must depend on the inputs. Received: "
+            f"{missing}, not in the pruned graph of {file}."
         )
-    return {name: each if ":" in each else f"{each}:0" for name, each in tensors.items()}
+    return {name: tensor if ":" in tensor else f"{tensor}:0" for name, tensor in tensors.items()}
 
 
-def _only_answer(nodes: Mapping[str, Any], file: Path) -> dict[str, str]:
+def _only_output(nodes: Mapping[str, Any], file: Path) -> dict[str, str]:
     consumed = {_operation(name) for node in nodes.values() for name in node.input}
     savers = {name.rpartition("/")[0] + "/" for name, node in nodes.items() if node.op in ("SaveV2", "RestoreV2")}
-    left = [
+    unconsumed = [
         name
         for name, node in nodes.items()
         if name not in consumed
         and node.op not in saved_variables.VARIABLES
-        and not _NO_ANSWERS.match(node.op)
+        and not _NO_OUTPUTS.match(node.op)
         and not any(len(scope) > 1 and name.startswith(scope) for scope in savers)
     ]
-    found = [name for name in left if not _is_of_loop(nodes[name], nodes)] or left
-    if len(found) != 1:
+    outputs = [name for name in unconsumed if not _is_loop_variable(nodes[name], nodes)] or unconsumed
+    if len(outputs) != 1:
         raise ExportError(
-            f"The output of a graph is the one operation that no other consumes. Received: {file} with "
-            f"{found[:_MOST] or 'none'}{' and more' if len(found) > _MOST else ''}. Name it: --outputs NAME=TENSOR."
+            f"The output of a graph is the one operation without consumers. Received: {file} with "
+            f"{outputs[:_MOST] or 'none'}{' and more' if len(outputs) > _MOST else ''}. Name it: --outputs NAME=TENSOR."
         )
-    return {_alias(found[0]): f"{found[0]}:0"}
+    return {_alias(outputs[0]): f"{outputs[0]}:0"}
 
 
-def _is_of_loop(node: Any, nodes: Mapping[str, Any]) -> bool:
-    """Whether a loop gives this back, as it does all its variables, whether anybody wants them or not."""
+def _is_loop_variable(node: Any, nodes: Mapping[str, Any]) -> bool:
+    """Whether the node is the final value of a loop variable: a loop returns all of them, used or not."""
     if node.op == "Identity":
         return nodes[_operation(node.input[0])].op in ("While", "StatelessWhile")
     return node.op in ("Exit", "RefExit")
@@ -215,11 +216,11 @@ def _alias(operation: str) -> str:
 # ---- the graph -------------------------------------------------------------------------------------------------------
 
 
-def _cut(meta: Any, answers: Sequence[str]) -> Any:
-    """Returns the GraphDef of what the answers need, and of what fills the tables among it; on no device."""
+def _prune(meta: Any, outputs: Sequence[str]) -> Any:
+    """Returns the GraphDef of what the outputs need, with the initializers of its tables and without devices."""
     import tensorflow as tf
 
-    goals = [_operation(each) for each in answers]
+    goals = [_operation(tensor) for tensor in outputs]
     servable = tf.compat.v1.graph_util.extract_sub_graph(meta.graph_def, goals)
     nodes = {node.name: node for node in meta.graph_def.node}
     kept = {node.name for node in servable.node}
@@ -236,7 +237,7 @@ def _cut(meta: Any, answers: Sequence[str]) -> Any:
 
 
 def _scan(servable: Any, file: Path) -> None:
-    """Before it is imported, which an operation that is not known here would end with less to say."""
+    """Scans the graph before it is imported: importing an unknown operation fails with a less helpful message."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     saved = saved_model_pb2.SavedModel()
@@ -254,7 +255,7 @@ def _write(
     into: Path,
     golden: Path,
 ) -> None:
-    """Writes the SavedModel, and rows with what it answers to them before it is written."""
+    """Writes the SavedModel, and to `golden` made-up rows with the graph's outputs in this session."""
     import numpy as np
     import tensorflow as tf
 
@@ -272,9 +273,9 @@ def _write(
             saved_variables.restore(session, saver, places, prefix)
             session.run(fill)
             rows = {name: _made_up(tensor) for name, tensor in feeds.items()}
-            found = session.run(fetches, {feeds[name]: value for name, value in rows.items()})
+            outputs = session.run(fetches, {feeds[name]: value for name, value in rows.items()})
             arrays: dict[str, Any] = {replay.ROWS + name: replay.storable(value) for name, value in rows.items()}
-            arrays |= {replay.ANSWERS + name: replay.storable(value) for name, value in found.items()}
+            arrays |= {replay.ANSWERS + name: replay.storable(value) for name, value in outputs.items()}
             arrays[replay.THREADS] = replay.kernel_threads()
             np.savez(golden, **arrays)
             builder = v1.saved_model.builder.SavedModelBuilder(str(into))
@@ -299,8 +300,8 @@ def _refuse_missing_files(graph: Any, assets: Sequence[str], file: Path) -> None
     missing = [each for each in read if not tf.io.gfile.exists(each)]
     if missing:
         raise ExportError(
-            f"Files that fill the tables of a graph go into what is served. Received: {file}, which reads {missing}, "
-            f"not found from {Path.cwd()}. Export where the script ran, or write the graph with absolute names."
+            f"Files that a graph's tables read are copied into the SavedModel. Received: {file}, which reads "
+            f"{missing}, missing in {Path.cwd()}. Export where the script ran, or write the graph with absolute names."
         )
 
 

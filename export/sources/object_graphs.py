@@ -1,9 +1,9 @@
-"""Where a tf.train.Checkpoint keeps the variables of a model, told from the object graph in the file.
+"""Locates a model's variables in a file of tf.train.Checkpoint, by the object graph in the file.
 
-Three ways lead to a variable. The attributes of the model, as tf.train.Checkpoint goes; but Keras 3.15 hides from it
-all layers in lists, dicts and nested tuples. The optimizer's list of what it trains, which holds the trainable ones of
-these, too, in the model's order. And the list that `model_state.trackable` makes, which is complete. What is in the
-file beside the model, and under which names, does not matter.
+Three ways lead to a variable: the attributes of the model, which tf.train.Checkpoint follows, but Keras 3.15 hides
+layers in lists, dicts and nested tuples from it; the optimizer's list of trainable variables, which includes those of
+hidden layers, in the model's order; and the complete list that `model_state.trackable` adds. Other objects in the file,
+and the names of all objects, do not matter.
 """
 
 from __future__ import annotations
@@ -27,46 +27,48 @@ def places_in_objects(model: Any, keyed: Mapping[str, Any]) -> dict[str, list[st
     wanted = {id(variable): key for key, variable in keyed.items()}
     wanted |= {id(variable.value): key for key, variable in keyed.items()}
     view = tf.train.TrackableView(model)
-    found: dict[str, list[str]] = {}
+    places: dict[str, list[str]] = {}
     seen = {id(model)}
     queue: list[tuple[Any, list[str]]] = [(model, [])]
     for each, path in queue:
         if id(each) in wanted:
-            found.setdefault(wanted[id(each)], path)
+            places.setdefault(wanted[id(each)], path)
         for name, child in view.children(each).items():
             if id(child) not in seen:
                 seen.add(id(child))
                 queue.append((child, [*path, name]))
-    return found
+    return places
 
 
 class ObjectGraph:
-    """The objects in a file; `held`: the tensors in it, key -> (dtype, shape)."""
+    """The object graph in a file. `entries`: the tensors in the file, key -> (dtype, shape)."""
 
-    def __init__(self, graph: Any, held: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    def __init__(self, graph: Any, entries: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         self._children = [{child.local_name: child.node_id for child in node.children} for node in graph.nodes]
-        self._values: list[tuple[str, str] | None] = [None] * len(graph.nodes)  # (tensor, name) of those that have one
-        self._held = held
+        self._values: list[tuple[str, str] | None] = [None] * len(graph.nodes)  # (tensor, name) of variables
+        self._entries = entries
         for number, node in enumerate(graph.nodes):
             for each in node.attributes:
-                if each.name == "VARIABLE_VALUE" and each.checkpoint_key in held:
+                if each.name == "VARIABLE_VALUE" and each.checkpoint_key in entries:
                     self._values[number] = each.checkpoint_key, each.full_name
 
     def resolve(self, base: Manifest, keys: Sequence[str]) -> dict[str, str]:
-        """Returns key -> tensor, of as many as there are.
+        """Returns key -> tensor in the file, for the object that has the most of `keys`; others are left out.
 
-        Raises: ExportError: several objects in the file might be the model, and hold different variables.
+        Raises: ExportError: several objects in the file match the model, and have different variables.
         """
         specs = {key: (dtype, tuple(shape)) for key, dtype, shape in base["variables"]}
         candidates = []
         for names, nodes in self._candidates(base, specs):
-            found = {key: value[0] for key in keys if key in nodes and (value := self._values[nodes[key]]) is not None}
-            candidates.append((names, found))
-        most = max((len(found) for _, found in candidates), default=0)
-        best = [(names, found) for names, found in candidates if len(found) == most]
-        named = [(names, found) for names, found in best if base.name in names]
+            tensors = {
+                key: value[0] for key in keys if key in nodes and (value := self._values[nodes[key]]) is not None
+            }
+            candidates.append((names, tensors))
+        most = max((len(tensors) for _, tensors in candidates), default=0)
+        best = [(names, tensors) for names, tensors in candidates if len(tensors) == most]
+        named = [(names, tensors) for names, tensors in best if base.name in names]
         best = named or best
-        if most == len(keys) and len({tuple(sorted(found.items())) for _, found in best}) > 1:
+        if most == len(keys) and len({tuple(sorted(tensors.items())) for _, tensors in best}) > 1:
             raise ExportError(
                 f"Exactly one object in a TensorFlow checkpoint must match the model. Received: "
                 f"{', '.join(sorted(' '.join(names) for names, _ in best))}, which all match. Give a file with one of "
@@ -75,7 +77,7 @@ class ObjectGraph:
         return best[0][1] if best else {}
 
     def _candidates(self, base: Manifest, specs: Mapping[str, Any]) -> Iterator[tuple[list[str], dict[str, int]]]:
-        """Yields (names of an object, key -> node of each variable that it leads to) of all that may be the model."""
+        """Yields (names of an object, key -> node of each variable that it leads to), for each possible model."""
         names: list[list[str]] = [[] for _ in self._children]
         for children in self._children:
             for name, child in children.items():
@@ -89,15 +91,15 @@ class ObjectGraph:
                 for order in (base.own, list(specs)):
                     if self._is_of(order, listed, specs):
                         yield names[start], dict(zip(order, listed))
-            if first & set(children) or (start == 0 and not first):  # all may be hidden
+            if first & set(children) or (start == 0 and not first):  # without `first`, all layers are hidden
                 nodes = {key: self._walk(start, path) for key, path in base["objects"].items()}
                 known = {key: node for key, node in nodes.items() if node is not None}
                 yield names[start], known
                 for optimizer in optimizers:
                     is_own = children.get("optimizer") == optimizer
-                    whole = self._completed(known, self._children[optimizer], is_own, base, specs)
-                    if whole is not None:
-                        yield names[start], whole
+                    completed = self._completed(known, self._children[optimizer], is_own, base, specs)
+                    if completed is not None:
+                        yield names[start], completed
 
     def _completed(
         self,
@@ -107,9 +109,11 @@ class ObjectGraph:
         base: Manifest,
         specs: Mapping[str, Any],
     ) -> dict[str, int] | None:
-        """Returns what an object leads to and an optimizer trains, if that is what this object has to be trained.
+        """Returns `known` and the optimizer's variables, if the optimizer trains this model; else None.
 
-        `is_own`: it is the one that the object was compiled with.
+        Args:
+            known: variables that the object leads to by attributes.
+            is_own: whether the object was compiled with this optimizer.
         """
         order, trained = base.trainable, self._listed(optimizer[_TRAINED])
         if not order or not self._is_of(order, trained, specs):
@@ -117,7 +121,7 @@ class ObjectGraph:
         ours = dict(zip(order, trained))
         if any(known.get(key, node) != node for key, node in ours.items()):
             return None
-        # Momenta and the like are named after layer and variable: so the order can be compared, too.
+        # Slot variables (momenta) are named after layer and variable, so their names show the order.
         lists = [self._listed(node) for name, node in optimizer.items() if name not in (_TRAINED, "_variables")]
         named = [[(self._values[node] or ("", ""))[1] for node in each] for each in lists if len(each) == len(order)]
         paths = [bundle.name_of(key) for key in order]
@@ -126,8 +130,8 @@ class ObjectGraph:
             same = all(_plain(end) in _plain(slot) for end, slot in zip(ends, slots))
             if not same or _ranks(slots) != _ranks(paths):
                 return None
-        # Without, the order is that of the model if Keras has built the optimizer. Else nothing says
-        # which is which of those that look alike.
+        # Without slots, the order is the model's if Keras built the optimizer. Otherwise variables of equal name and
+        # shape cannot be distinguished.
         alike = [(_plain(path.partition("#")[0].rpartition("/")[2]), specs[key]) for key, path in zip(order, paths)]
         hidden = [each for key, each in zip(order, alike) if key not in known]
         if not named and len(set(hidden)) < len(hidden) and not (is_own and set(known) & set(ours)):
@@ -135,11 +139,11 @@ class ObjectGraph:
         return {**known, **ours}
 
     def _is_of(self, order: Sequence[str], nodes: Sequence[int], specs: Mapping[str, Any]) -> bool:
-        """Whether nodes are these variables, as far as number, dtypes, shapes and the ends of names tell."""
+        """Whether the nodes can be these variables: number, dtypes, shapes and the ends of names agree."""
         values = [self._values[node] for node in nodes]
         return len(order) == len(nodes) and all(
             value is not None
-            and self._held[value[0]] == specs[key]
+            and self._entries[value[0]] == specs[key]
             and _plain(value[1]).endswith(_plain(bundle.name_of(key).partition("#")[0].rpartition("/")[2]))
             for key, value in zip(order, values)
         )
@@ -149,19 +153,19 @@ class ObjectGraph:
         return [children[str(number)] for number in range(len(children)) if str(number) in children]
 
     def _walk(self, node: int, path: Sequence[str]) -> int | None:
-        found: int | None = node
+        current: int | None = node
         for name in path:
-            found = None if found is None else self._children[found].get(name)
-        return found
+            current = None if current is None else self._children[current].get(name)
+        return current
 
 
 def _plain(name: str) -> str:
-    """Without the numbers that Keras gives anew in each process."""
+    """Removes the numbers with which Keras makes names unique in a process."""
     return re.sub(r"_\d+(?=/|_|$)", "", name)
 
 
 def _ranks(names: Sequence[str]) -> list[int]:
-    """Returns the place of each among those that differ from it in numbers only."""
+    """Returns the rank of each name among those that differ from it in numbers only."""
     numbered = []
     for name in names:
         numbers: list[int] = []

@@ -1,8 +1,8 @@
-"""Where a Saver's checkpoint keeps the variables of a graph, and putting them into a session.
+"""Locates a graph's variables in a Saver's checkpoint, and restores them in a session.
 
-A meta graph says it in three ways, taken in this order: by the operations of its own Saver, which may give other names
-than the graph does (moving averages, for one); for a part of a partitioned variable, by its record in a collection,
-which tells what slice of what tensor it is; else a variable is kept under its name.
+A meta graph has three sources for a variable's place, tried in this order: the operations of its own Saver, which may
+use other names than the graph (for moving averages, say); for a part of a partitioned variable, its record in a
+collection, which gives tensor and slice; else the variable's name.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _MOST = 12
 
 @dataclass(frozen=True)
 class Place:
-    """The tensor in a checkpoint, and what of it the variable is: (offset, length) of each dimension; None: all."""
+    """A variable's tensor in a checkpoint. `slices`: (offset, length) of each dimension; None: the complete tensor."""
 
     tensor: str
-    shape: tuple[int, ...] | None = None  # of the whole, if the variable is a slice
+    shape: tuple[int, ...] | None = None  # of the complete tensor, if the variable is a slice
     slices: tuple[tuple[int, int], ...] | None = None
 
-    def of(self, whole: Any) -> Any:
-        """Returns the variable's part of the whole tensor."""
+    def of(self, tensor: Any) -> Any:
+        """Returns the variable's slice of the complete tensor."""
         if self.slices is None:
-            return whole
-        return whole[tuple(slice(offset, offset + length) for offset, length in self.slices)]
+            return tensor
+        return tensor[tuple(slice(offset, offset + length) for offset, length in self.slices)]
 
 
 @dataclass(frozen=True)
 class _Restore:
-    """What a Saver does for a variable: the place it reads, the tensor that brings, the operation that assigns."""
+    """How a Saver restores a variable: the place that it reads, its tensor with the value, the assigning operation."""
 
     place: Place
     tensor: str
@@ -44,9 +44,9 @@ class _Restore:
 
 
 def places(meta: Any, servable: Any, prefix: Path) -> dict[str, Place]:
-    """Returns variable (its operation in the graph that is served) -> where the checkpoint has it.
+    """Returns operation of a variable in the served graph -> its place in the checkpoint.
 
-    Raises: ExportError: the checkpoint has it not, or with another shape or dtype.
+    Raises: ExportError: the checkpoint lacks a variable, or has it with another shape or dtype.
     """
     import tensorflow as tf
 
@@ -54,11 +54,11 @@ def places(meta: Any, servable: Any, prefix: Path) -> dict[str, Place]:
     sliced = _slices(meta)
     reader = tf.train.load_checkpoint(str(prefix))
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    found, missing, others = {}, [], []
+    result, missing, others = {}, [], []
     for node in servable.node:
         if node.op not in VARIABLES:
             continue
-        place = found[node.name] = saved.get(node.name) or sliced.get(node.name) or Place(node.name)
+        place = result[node.name] = saved.get(node.name) or sliced.get(node.name) or Place(node.name)
         as_what = f"{node.name} (saved as {place.tensor})" if place.tensor != node.name else node.name
         if place.tensor not in shapes:
             missing.append(as_what)
@@ -76,14 +76,13 @@ def places(meta: Any, servable: Any, prefix: Path) -> dict[str, Place]:
         raise ExportError(
             f"A checkpoint must hold each variable of the graph to be served. Received: {prefix}, "
             f"{' and '.join(filter(None, (without, unlike)))}. Does it belong to this graph? A graph for inference "
-            f"must name its "
-            "variables as the one for training does, or has a Saver that says how they are saved."
+            "must name its variables as the one for training does, or has a Saver that says how they are saved."
         )
-    return found
+    return result
 
 
 def saver_of(graph: Any, names: Iterable[str]) -> Any:
-    """Returns a Saver of these variables, under their own names."""
+    """Returns a Saver of these variables under their own names."""
     import tensorflow as tf
 
     tensors = {}
@@ -95,49 +94,48 @@ def saver_of(graph: Any, names: Iterable[str]) -> Any:
     return tf.compat.v1.train.Saver(tensors, allow_empty=True)
 
 
-def restore(session: Any, saver: Any, found: Mapping[str, Place], prefix: Path) -> None:
-    """Gives the variables of the session's graph their values, by the operations of `saver`, which reads nothing.
+def restore(session: Any, saver: Any, places: Mapping[str, Place], prefix: Path) -> None:
+    """Assigns the variables of the session's graph. It uses the assign operations of `saver`, and reads values itself.
 
-    Raises: ExportError: NaN or Inf.
+    Raises: ExportError: a value is NaN or Inf.
     """
     if saver.saver_def is None:  # no variables
         return
     restores = _restores(session.graph.as_graph_def(), saver.saver_def.restore_op_name)
-    for name, value in _values(found, prefix):
+    for name, value in _values(places, prefix):
         session.run(restores[name].assign, {restores[name].tensor: value})
 
 
-def _values(found: Mapping[str, Place], prefix: Path) -> Iterator[tuple[str, Any]]:
-    """Yields (variable, value); of a partitioned one the whole is read once."""
+def _values(places: Mapping[str, Place], prefix: Path) -> Iterator[tuple[str, Any]]:
+    """Yields (variable, value). The complete tensor of a partitioned variable is read once."""
     import numpy as np
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(str(prefix))
-    held: tuple[str, Any] = ("", None)
-    for name, place in sorted(found.items(), key=lambda pair: pair[1].tensor):
-        if held[0] != place.tensor:
-            held = (place.tensor, reader.get_tensor(place.tensor))
-        if held[1].dtype.kind == "f" and not np.isfinite(held[1]).all():
+    key, tensor = "", np.empty(0)
+    for name, place in sorted(places.items(), key=lambda pair: pair[1].tensor):
+        if key != place.tensor:
+            key, tensor = place.tensor, reader.get_tensor(place.tensor)
+        if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
             raise ExportError(
-                f"Weights must be finite numbers to be served. Received: NaN or Inf in {place.tensor!r} of "
-                f"{prefix}. Take an "
-                "earlier checkpoint."
+                f"Weights must be finite numbers to be served. Received: NaN or Inf in {place.tensor!r} of {prefix}. "
+                "Take an earlier checkpoint."
             )
-        yield name, place.of(held[1])
+        yield name, place.of(tensor)
 
 
 def _restores(graph: Any, operation: str) -> dict[str, _Restore]:
-    """Returns variable -> what the Saver whose restoring operation this is does for it; {} for ''."""
+    """Returns variable -> how a Saver restores it. `operation`: the Saver's restoring operation, or ''."""
     import tensorflow as tf
 
     nodes = {node.name: node for node in graph.node}
-    found: dict[str, _Restore] = {}
+    restores: dict[str, _Restore] = {}
     queue, seen = [operation], {operation}
     for name in queue:
         node = nodes.get(name)
         if node is None:
             continue
-        if node.op not in _ASSIGNS:  # groups, also of shards
+        if node.op not in _ASSIGNS:  # groups, also those of shards
             after = [each[1:] for each in node.input if each.startswith("^")]
             queue += [each for each in after if each not in seen]
             seen.update(after)
@@ -154,12 +152,12 @@ def _restores(graph: Any, operation: str) -> dict[str, _Restore]:
         )
         index = int(number or 0)
         place = Place(names[index], *_parsed(slices[index]))
-        found[node.input[0].partition(":")[0]] = _Restore(place, f"{source}:{index}", name)
-    return found
+        restores[node.input[0].partition(":")[0]] = _Restore(place, f"{source}:{index}", name)
+    return restores
 
 
 def _parsed(text: str) -> tuple[Any, Any]:
-    """Returns (shape of the whole, slices) of "10 4 0,5:-", as TensorFlow writes them; (None, None) of ''."""
+    """Parses TensorFlow's "10 4 0,5:-" to (shape of the complete tensor, slices), and '' to (None, None)."""
     if not text:
         return None, None
     *sizes, extents = text.split(" ")
@@ -171,10 +169,10 @@ def _parsed(text: str) -> tuple[Any, Any]:
 
 
 def _slices(meta: Any) -> dict[str, Place]:
-    """Returns part of a partitioned variable -> its place, as collections of the graph tell."""
+    """Returns part of a partitioned variable -> its place, from the graph's collections."""
     from tensorflow.core.framework import variable_pb2
 
-    found = {}
+    slices = {}
     for collection in ("variables", "trainable_variables", "model_variables", "local_variables"):
         for record in meta.collection_def[collection].bytes_list.value:
             variable = variable_pb2.VariableDef.FromString(record)
@@ -182,5 +180,5 @@ def _slices(meta: Any) -> dict[str, Place]:
             if part.full_name:
                 extents = tuple(zip(part.var_offset, part.var_shape))
                 name = variable.variable_name.partition(":")[0]
-                found[name] = Place(part.full_name, tuple(part.full_shape), extents)
-    return found
+                slices[name] = Place(part.full_name, tuple(part.full_shape), extents)
+    return slices

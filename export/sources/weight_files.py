@@ -1,8 +1,7 @@
-"""Weights from files that Keras or TensorFlow wrote, in place of a checkpoint of keras_ddl.
+"""Reads weights from files that Keras or TensorFlow wrote, instead of a checkpoint of keras_ddl.
 
 `.weights.h5` and `.keras` name variables by their place in the model, tf.train.Checkpoint by the attributes that lead
-to them (object_graphs.py). Both names are noted when the base graph is traced, because the model is not there when a
-graph is exported.
+to them (object_graphs.py). Both names are recorded when the base graph is traced, because an export has no model.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 def read(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
     """Returns base key -> tensor for `keys`.
 
-    Raises: ExportError: no such file, of another kind, cut short, or without one of the variables.
+    Raises: ExportError: the file is missing, of another kind or truncated, or lacks a variable.
     """
     if file.name.endswith(_H5):
         arrays = _from_h5(file, base, keys)
@@ -47,22 +46,22 @@ def read(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
 def places_in_h5(model: Any, keyed: Mapping[str, Any]) -> dict[str, str]:
     """Returns key -> dataset in the file that `model.save_weights` writes.
 
-    Found by letting Keras write a file of numbers in place of weights: each layer's public `save_own_variables` is
-    given a store that notes which variable goes where. A model that cannot be saved so has no such places.
+    Keras writes a file with numbers in place of weights: each layer's public `save_own_variables` gets a store that
+    records which variable is written where. A model that cannot be saved this way has no places.
     """
     import h5py
 
     known = {id(variable): key for key, variable in keyed.items()}
-    noted: list[str] = []
+    written: list[str] = []
 
     class Store:
         def __init__(self, store: Any) -> None:
             self.store = store
 
         def __setitem__(self, name: str, value: Any) -> None:
-            self.store[name] = len(noted) if id(value) in known else -1
+            self.store[name] = len(written) if id(value) in known else -1
             if id(value) in known:
-                noted.append(known[id(value)])
+                written.append(known[id(value)])
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.store, name)
@@ -74,11 +73,11 @@ def places_in_h5(model: Any, keyed: Mapping[str, Any]) -> dict[str, str]:
     places: dict[str, str] = {}
 
     def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset) and item.shape == () and 0 <= int(item[()]) < len(noted):
-            places.setdefault(noted[int(item[()])], name)
+        if isinstance(item, h5py.Dataset) and item.shape == () and 0 <= int(item[()]) < len(written):
+            places.setdefault(written[int(item[()])], name)
 
     try:
-        # Layers may override the method in any way, and this route is a convenience: it must never stop a training.
+        # Layers may override the method in any way, and this is only a convenience: it must never stop a training.
         with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "places.weights.h5")
             model.save_weights(file)
@@ -100,7 +99,7 @@ def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
     try:
         content = io.BytesIO(zipfile.ZipFile(file).read("model.weights.h5")) if file.suffix == ".keras" else file
         with h5py.File(content, "r") as opened:
-            # Of the whole, or of the part of it whose graph this is.
+            # The file may be of the complete model, or of the part whose graph this is.
             of_whole = base.record.get("h5_of_whole", {})
             places = of_whole if of_whole and all(of_whole.get(key) in opened for key in keys) else base["h5"]
             missing = [key for key in keys if places.get(key) not in opened]
@@ -122,7 +121,7 @@ def _from_objects(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]
     from google.protobuf.message import DecodeError
     from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-    if file.is_dir():  # of a CheckpointManager, or of several save()
+    if file.is_dir():  # with the files of a CheckpointManager, or of several save()
         import tensorflow as tf
 
         file = Path(tf.train.latest_checkpoint(str(file)) or file)
@@ -133,17 +132,17 @@ def _from_objects(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]
             f"no {Path(prefix).name}.index. For a checkpoint directory of keras_ddl use --which."
         )
     try:
-        held = bundle.entries(prefix)
-        if all(key in held for key in keys):
-            return bundle.read(prefix, {key: held[key][0] for key in keys})
+        entries = bundle.entries(prefix)
+        if all(key in entries for key in keys):
+            return bundle.read(prefix, {key: entries[key][0] for key in keys})
         graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(
             bundle.read(prefix, {GRAPH: "string"})[GRAPH].numpy()
         )
-        places = ObjectGraph(graph, held).resolve(base, keys)
+        places = ObjectGraph(graph, entries).resolve(base, keys)
         missing = [key for key in keys if key not in places]
         if missing:
             raise _missing(file, missing, _why_hidden(base, missing))
-        tensors = bundle.read(prefix, {places[key]: held[places[key]][0] for key in keys})
+        tensors = bundle.read(prefix, {places[key]: entries[places[key]][0] for key in keys})
         return {key: tensors[places[key]] for key in keys}
     except (OSError, KeyError, DecodeError) as error:
         raise _unreadable(file, error) from error
@@ -173,6 +172,6 @@ def _why_hidden(base: Manifest, missing: list[str]) -> str:
 
 def _unreadable(file: Path, error: Exception) -> ExportError:
     return ExportError(
-        f"--weights (weights=) takes a whole .weights.h5 or .keras file or TensorFlow checkpoint. Received: {file}: "
-        f"{type(error).__name__}: {error}. Is it cut short?"
+        f"--weights (weights=) takes an intact .weights.h5 or .keras file or TensorFlow checkpoint. Received: {file}: "
+        f"{type(error).__name__}: {error}. Is it truncated?"
     )

@@ -1,4 +1,4 @@
-"""The weights that an export takes: from a checkpoint of keras_ddl or a file, checked before they are used."""
+"""Reads and checks the weights for an export, from a checkpoint of keras_ddl or from a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SLICE = 2**24  # elements
 
 @dataclass(frozen=True)
 class Source:
-    """Where weights come from. `golden` is the file of outputs that they gave in training, if there is one."""
+    """Where weights come from. `golden`: the file with the outputs that they gave in training, if it exists."""
 
     path: Path
     step: int | None = None
@@ -39,21 +39,26 @@ class Source:
         return str(self.path) if self.step is None else f"{self.path} (step {self.step})"
 
 
-def source_of_checkpoint(found: ckpt.Checkpoint, name: str | None) -> Source:
-    """Describes a checkpoint; `name`: of the part of the model that is exported."""
-    golden = found.path / model_state.golden_file(name)
+def source_of_checkpoint(checkpoint: ckpt.Checkpoint, name: str | None) -> Source:
+    """Describes a checkpoint. `name`: the part of the model that is exported."""
+    golden = checkpoint.path / model_state.golden_file(name)
     return Source(
-        found.path, found.step, found.epoch, dict(found.metrics or {}), golden if golden.exists() else None, found
+        checkpoint.path,
+        checkpoint.step,
+        checkpoint.epoch,
+        dict(checkpoint.metrics or {}),
+        golden if golden.exists() else None,
+        checkpoint,
     )
 
 
 def read(source: Source, base: Manifest) -> Iterator[dict[str, Any]]:
-    """Yields all that the graph reads, base key -> tensor, in groups of half a gigabyte, or of one larger tensor.
+    """Yields the weights that the graph reads, key -> tensor, in groups of half a gigabyte or one larger tensor.
 
-    A caller that lets each group go before it takes the next holds no more than one of a checkpoint's; files of other
-    kinds are read whole.
-    Raises: ExportError: at the first group: a variable is missing or of another dtype or shape, or something that the
-        graph holds as a constant was moved by training; after the last: some hold NaN or Inf.
+    A caller that drops each group before it takes the next has at most one group of a checkpoint in memory. Files of
+    other kinds are read at once.
+    Raises: ExportError: with the first group: a variable is missing or has another dtype or shape, or training changed
+        something that the graph holds as a constant; after the last group: weights are NaN or Inf.
     """
     if source.checkpoint is None and base["untracked"]:
         raise ExportError(
@@ -70,13 +75,13 @@ def read(source: Source, base: Manifest) -> Iterator[dict[str, Any]]:
         for key in [key for key in constants if key in group]:
             if digests.digest_bytes(group.pop(key).numpy().tobytes()) != constants[key]:
                 raise ExportError(
-                    f"What the base graph holds as a constant must not change in training. Received: "
+                    f"Constants of the base graph must not change in training. Received: "
                     f"{bundle.name_of(key)!r} in {source.name} differs from when the graph was traced. Call adapt() "
-                    f"before fit(), or save checkpoints with base=, which tells whether it matters."
+                    f"before fit(), or save checkpoints with base=, which compares the outputs of model and graph."
                 )
         bad += _not_finite(group)
         yield group
-        del group  # else it would be held while the next one is read
+        del group  # frees it before the next one is read
     if bad:
         more = f" and {len(bad) - _MOST} more" if len(bad) > _MOST else ""
         raise ExportError(
@@ -86,7 +91,10 @@ def read(source: Source, base: Manifest) -> Iterator[dict[str, Any]]:
 
 
 def _agreement(source: Source, name: str | None) -> bool | None:
-    """Whether live model and base graph gave the same answers when the weights were saved. Raises: ExportError: no."""
+    """Whether live model and base graph had equal outputs when the weights were saved; None: unknown.
+
+    Raises: ExportError: they had not.
+    """
     if source.checkpoint is None:
         return None
     state = source.checkpoint.state or {}
@@ -94,41 +102,42 @@ def _agreement(source: Source, name: str | None) -> bool | None:
     if evidence.get("agrees") is False:
         raise ExportError(
             f"The base graph must give the model's outputs as of step {source.step}. Received: "
-            f"{'; '.join(evidence['problems'])}. Something that the graph holds as a constant was changed after "
-            f"training began (an attribute of a layer, an adapt()). Set it before fit(), or make it a weight."
+            f"{'; '.join(evidence['problems'])}. A constant of the graph was changed after training began (an "
+            f"attribute of a layer, an adapt()). Set it before fit(), or make it a weight."
         )
     return evidence.get("agrees")
 
 
-def _from_checkpoint(found: ckpt.Checkpoint, base: Manifest, constants: list[str]) -> Iterator[dict[str, Any]]:
-    stored = model_state.match(base["variables"], (found.state or {})["weights"], "weight", found.path)
+def _from_checkpoint(checkpoint: ckpt.Checkpoint, base: Manifest, constants: list[str]) -> Iterator[dict[str, Any]]:
+    stored = model_state.match(base["variables"], (checkpoint.state or {})["weights"], "weight", checkpoint.path)
     specs = {key: (dtype, tuple(shape)) for key, dtype, shape in [*base["variables"], *base["untracked"]]}
     wanted = {key: stored[key] for key in [*base["captured"], *constants]}
     wanted |= {key: key for key, _, _ in base["untracked"]}
-    with bundle.translated(_WHAT, found.path, ExportError):
-        held = bundle.entries(found.weights)
+    with bundle.translated(_WHAT, checkpoint.path, ExportError):
+        entries = bundle.entries(checkpoint.weights)
         for key, place in wanted.items():
-            if held.get(place) != specs[key]:
+            if entries.get(place) != specs[key]:
                 raise ExportError(
-                    f"A checkpoint must hold every variable that the base graph reads. Received: {found.path} with "
-                    f"{held.get(place) or 'nothing'} for {bundle.name_of(key)!r}, which is {specs[key]} in the graph. "
-                    f"Save with save_checkpoint(base=...), or export a checkpoint of the run that wrote the graph."
+                    f"A checkpoint must hold every variable that the base graph reads. Received: {checkpoint.path} "
+                    f"with {entries.get(place) or 'nothing'} for {bundle.name_of(key)!r}, which is {specs[key]} in the "
+                    f"graph. Save with save_checkpoint(base=...), or export a checkpoint of the run that wrote the "
+                    f"graph."
                 )
         group: dict[str, str] = {}
-        held_bytes = 0
-        # Constants first: one that has changed is told before much is written.
+        group_bytes = 0
+        # Constants first: a changed one is reported before much is written.
         for key in sorted(wanted, key=lambda key: key not in constants):
             nbytes = _bytes_of(*specs[key])
-            if group and held_bytes + nbytes > _GROUP_BYTES:
-                yield _read_group(found, group, specs)
-                group, held_bytes = {}, 0
+            if group and group_bytes + nbytes > _GROUP_BYTES:
+                yield _read_group(checkpoint, group, specs)
+                group, group_bytes = {}, 0
             group[key] = wanted[key]
-            held_bytes += nbytes
-        yield _read_group(found, group, specs)
+            group_bytes += nbytes
+        yield _read_group(checkpoint, group, specs)
 
 
-def _read_group(found: ckpt.Checkpoint, group: Mapping[str, str], specs: Mapping[str, Any]) -> dict[str, Any]:
-    tensors = bundle.read(found.weights, {place: specs[key][0] for key, place in group.items()})
+def _read_group(checkpoint: ckpt.Checkpoint, group: Mapping[str, str], specs: Mapping[str, Any]) -> dict[str, Any]:
+    tensors = bundle.read(checkpoint.weights, {place: specs[key][0] for key, place in group.items()})
     return {key: tensors[place] for key, place in group.items()}
 
 
@@ -139,7 +148,7 @@ def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _not_finite(tensors: Mapping[str, Any]) -> list[str]:
-    """Returns the names of those that hold NaN or Inf, and how many of them."""
+    """Returns the names of tensors with NaN or Inf, each with the number of such values."""
     import tensorflow as tf
 
     bad = []
@@ -147,13 +156,13 @@ def _not_finite(tensors: Mapping[str, Any]) -> list[str]:
         if not (value.dtype.is_floating or value.dtype.is_complex):
             continue
         count, flat = 0, tf.reshape(value, [-1])
-        for begin in range(0, len(flat), _SLICE):  # in slices: the intermediate results of a large one are large
+        for begin in range(0, len(flat), _SLICE):  # slices bound the size of intermediate results
             part = flat[begin : begin + _SLICE]
             # float8 has no is_finite kernel, and 16 bits overflow in sums; widening keeps NaN and Inf.
             part = (
                 tf.abs(part) if value.dtype.is_complex else tf.cast(part, tf.float32) if value.dtype.size < 4 else part
             )
-            # A sum is quick. It is finite if all are; if not, it may have overflowed.
+            # A finite sum proves finite values, and is cheap. A sum that is not finite may have overflowed: count.
             if not math.isfinite(float(tf.reduce_sum(part))):
                 count += len(part) - int(tf.math.count_nonzero(tf.math.is_finite(part)))
         if count:

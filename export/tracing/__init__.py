@@ -1,1 +1,1 @@
-"""In training: a model's inference becomes a base graph."""
+"""Traces a model's inference in training, to a base graph."""

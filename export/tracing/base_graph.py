@@ -1,7 +1,7 @@
 """The base graph: the model's inference function as a plain SavedModel, written once when training begins.
 
-ckpt/base/saved_model.pb, assets/, fingerprint.pb    as an export will copy them, byte for byte
-ckpt/base/variables/static.*                         what is in its variables/ and is not a weight
+ckpt/base/saved_model.pb, assets/, fingerprint.pb    copied by an export, byte for byte
+ckpt/base/variables/static.*                         contents of variables/ that are not weights
 ckpt/base/sample.npz, manifest.json                  rows to replay; see manifest.py
 """
 
@@ -45,19 +45,19 @@ class BaseGraph:
         return self._traced.untracked
 
     def golden(self) -> dict[str, Any]:
-        """Returns what the graph answers to the sample with the current weights: name -> array.
+        """Returns the graph's outputs for the sample with the current weights: name -> array.
 
-        Names are those of outputs, of layers that a signature was declared with, and "signature/output" of functions.
+        Names are outputs, layers that a signature names, and "signature/output" of functions.
         """
         rows = self._traced.rows
         assert rows is not None  # `evidence` is empty without a sample
         return isolated(lambda: answer(self._traced.functions.answer, rows, self._traced.variables))
 
     def evidence(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Returns (rows and golden outputs, whether the live model answers alike), for a checkpoint being saved.
+        """Returns (rows and golden outputs, whether the live model has equal outputs), for a checkpoint being saved.
 
-        They differ when something that the graph holds as a constant was changed after it was traced: an attribute of
-        a layer, or statistics of a preprocessing layer that was adapted too late.
+        Outputs differ when a constant of the graph was changed after tracing: an attribute of a layer, or statistics of
+        a preprocessing layer that was adapted too late.
         """
         rows = self._traced.rows
         if rows is None:
@@ -69,10 +69,11 @@ class BaseGraph:
         arrays[THREADS] = kernel_threads()
         try:
             live = isolated(lambda: answer(self._traced.functions.live, rows, self._traced.variables))
-        except Exception as error:  # a model that runs only inside a tf.function must not lose its checkpoints for it
+        except Exception as error:  # a model that runs only inside a tf.function must still get its checkpoints
             return arrays, {"agrees": None, "problems": [f"the live model did not answer: {type(error).__name__}"]}
-        found = compare(_without(golden, skip), _without(live, skip), 10 * _tolerance(self.record))
-        return arrays, {"agrees": not found["problems"], "difference": found["largest"], "problems": found["problems"]}
+        comparison = compare(_without(golden, skip), _without(live, skip), 10 * _tolerance(self.record))
+        problems = comparison["problems"]
+        return arrays, {"agrees": not problems, "difference": comparison["largest"], "problems": problems}
 
 
 def write_base_graph(
@@ -92,21 +93,21 @@ def write_base_graph(
 ) -> BaseGraph:
     """Traces `model(inputs, training=False)` and writes it to `ckpt_dir/base/`. Rank 0 only; no collective.
 
-    Called in on_train_begin (see `inputs_are_known`); refuses there a model that could not be served. A base graph of
-    the same model that is there already is replaced; one of another model with checkpoints beside it is an ExportError
-    (`checkpoint.set_aside` moves them out of the way).
+    Call it in on_train_begin (see `inputs_are_known`): a model that cannot be served is then refused before training.
+    It replaces an existing base graph of the same model. If the directory has checkpoints of another model, it raises
+    an ExportError (`checkpoint.set_aside` moves them out of the way).
 
     Args:
-        name: a name, if several models are to be exported from this directory: the graph then goes to
-            `ckpt_dir/base-<name>/`, and an export is told `model=name`.
-        whole: the model whose checkpoints are saved, if `model` is a part of it; needs a name.
-        sample: a few rows of real input, in the structure that the model takes; stored, and replayed by every export
-            to compare outputs. Default: made-up rows.
-        input_signature: tf.TensorSpec in the structure that the model takes, in place of what the model says.
+        name: needed if several models are exported from this directory: the graph goes to `ckpt_dir/base-<name>/`, and
+            an export takes it by `model=name`.
+        whole: the complete model whose checkpoints are saved, if `model` is a part of it; needs a name.
+        sample: a few rows of real input, in the structure that the model takes. They are stored, and every export
+            compares outputs on them. Default: made-up rows.
+        input_signature: tf.TensorSpec in the structure that the model takes; default: the model's own.
         classify, regress: `Classify(...)`, `Regress(...)`: further signatures that take serialized tf.Example.
-        signatures: further signatures, by name: the name of an output or of a layer, a list of such, a mapping from the
-            names that clients see, `EncodedImages(...)`, a function of the model's inputs, which may be a layer or a
-            model, too, or `Function(...)`. `serving_default` is given other outputs in the same way.
+        signatures: further signatures. Name -> an output or layer, a list of them, a mapping from public names to them,
+            `EncodedImages(...)`, a function of the model's inputs (also a layer or model), or `Function(...)`. The name
+            `serving_default` changes what that signature returns.
         float32_outputs: cast float16 and bfloat16 outputs to float32, which REST clients need.
         portable: trace LSTM and GRU without cuDNN, so that the graph runs on a CPU.
         allow_ops: custom ops that your server is known to have.
@@ -115,7 +116,7 @@ def write_base_graph(
     """
     if (name is None and whole is not None) or (name is not None and not manifest.is_name(name)):
         raise ExportError(
-            "A part of a model has a name of letters, digits, '_' and '-', by which an export finds its graph. "
+            "A part of a model needs a name of letters, digits, '_' and '-', by which an export selects its graph. "
             f"Received: name={name!r}. Give name='generator', for example."
         )
     from keras_ddl.compat.models import has_call  # imports Keras
@@ -125,7 +126,7 @@ def write_base_graph(
     if not has_call(model):
         raise ExportError(
             f"A base graph is traced from a model that can be called. Received: {type(model).__name__} "
-            f"{model.name!r}, which has no call(). Write one for each part of it that is to be served: "
+            f"{model.name!r}, which has no call(). Write one for each part to be served: "
             "write_base_graph(model.generator, ..., name='generator', whole=model)."
         )
     if not getattr(model, "built", True) and input_signature is None and sample is None:
@@ -146,16 +147,15 @@ def write_base_graph(
 
 
 def _refuse_other_checkpoints(root: Path, record: Mapping[str, Any]) -> None:
-    whole = [each for each in ckpt.list_checkpoints(root) if each.problem is None]
-    if not whole:
+    intact = [checkpoint for checkpoint in ckpt.list_checkpoints(root) if checkpoint.problem is None]
+    if not intact:
         return
     try:
-        model_state.match(record["variables"], (whole[-1].state or {})["weights"], "weight", whole[-1].path)
+        model_state.match(record["variables"], (intact[-1].state or {})["weights"], "weight", intact[-1].path)
     except CheckpointError as error:
         raise ExportError(
-            f"A checkpoint directory must hold only one model. Received: {root}, with {len(whole)} checkpoints of "
-            f"another: "
-            f"{error} Give another directory, or move them aside with checkpoint.set_aside({str(root)!r})."
+            f"A checkpoint directory must hold only one model. Received: {root}, with {len(intact)} checkpoints of "
+            f"another: {error} Give another directory, or move them aside with checkpoint.set_aside({str(root)!r})."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Which tensors a model takes: the names, dtypes and shapes of the serving signature, and sample rows that fit them."""
+"""A model's inputs: names, dtypes and shapes of the serving signature, and sample rows that fit them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from keras_ddl.export.signatures import composites
 _RECORDED = "_keras_ddl_inputs"
 _AUTOMATIC = re.compile(r"|(keras_tensor|input_layer|input)(_\d+)?")
 _MADE_UP_ROWS = 2
-_MADE_UP_LENGTH = 8  # of dimensions that are open beyond the batch
+_MADE_UP_LENGTH = 8  # of open dimensions other than the batch
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """`structure`: what the model is called with, names in place of tensors; `specs`: name -> tf.TensorSpec.
+    """The inputs of a model or of a `Function`.
 
-    `composites` are those of the names that are sparse or ragged, with their specs: their components are in `specs`.
+    Attributes:
+        structure: the structure that the model is called with, with names in place of tensors.
+        specs: name -> tf.TensorSpec of the signature's dense tensors.
+        composites: name -> spec of sparse and ragged inputs, whose components are in `specs`.
     """
 
     structure: Any
@@ -31,30 +34,30 @@ class Inputs:
 
     @property
     def leaves(self) -> dict[str, Any]:
-        """Name -> spec of what the model takes, composites as such."""
+        """Name -> spec of each input; sparse and ragged ones are not split."""
         from keras import tree
 
         names = tree.flatten(self.structure)
         return {name: self.composites[name] if name in self.composites else self.specs[name] for name in names}
 
     def assemble(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns name -> tensor of what the model takes, made of the tensors of the signature."""
+        """Returns name -> tensor of each input; sparse and ragged ones are joined from the signature's tensors."""
         return {
             name: composites.assemble(name, spec, tensors) if name in self.composites else tensors[name]
             for name, spec in self.leaves.items()
         }
 
     def pack(self, tensors: Mapping[str, Any]) -> Any:
-        """Returns the tensors of the signature in the structure that the model takes."""
+        """Returns the signature's tensors in the structure that the model takes."""
         from keras import tree
 
         leaves = self.assemble(tensors)
         return tree.map_structure(lambda name: leaves[name], self.structure)
 
     def flatten(self, sample: Any) -> dict[str, Any]:
-        """Returns name -> array of rows given in the model's structure (or as name -> array).
+        """Returns name -> array of sample rows in the model's structure (or already name -> array).
 
-        Raises: ExportError: another structure, or an array that no input takes.
+        Raises: ExportError: the structure or a shape does not fit.
         """
         import numpy as np
         from keras import tree
@@ -65,11 +68,11 @@ class Inputs:
             pairs = [(self.structure, sample)]
         else:
             try:
-                # As in fit, a list may stand for a tuple.
+                # As in fit, lists and tuples are equivalent.
                 tree.assert_same_structure(tree.lists_to_tuples(self.structure), tree.lists_to_tuples(sample))
             except (ValueError, TypeError):
                 raise ExportError(
-                    f"sample has the structure that the model takes. Received: {type(sample).__name__}; "
+                    f"sample must have the structure that the model takes. Received: {type(sample).__name__}; "
                     f"the model takes {self.structure!r}."
                 ) from None
             pairs = list(zip(tree.flatten(self.structure), tree.flatten(sample)))
@@ -84,13 +87,13 @@ class Inputs:
             array = texts(value) if is_text else np.asarray(value).astype(spec.dtype.as_numpy_dtype)
             if not spec.shape.is_compatible_with(array.shape):
                 raise ExportError(
-                    f"sample rows have the shape that input {name!r} takes, {spec.shape}. Received: {array.shape}."
+                    f"sample rows must have the shape that input {name!r} takes, {spec.shape}. Received: {array.shape}."
                 )
             arrays[name] = array
         return arrays
 
     def made_up_sample(self) -> dict[str, Any]:
-        """Returns name -> array of a few rows: floats in [0, 1), whole numbers 0 or 1, short strings; always equal."""
+        """Returns name -> array of a few rows: floats in [0, 1), integers 0 or 1, short strings. Deterministic."""
         import numpy as np
 
         random = np.random.default_rng(7)
@@ -116,7 +119,7 @@ def inputs_are_known(model: Any) -> bool:
 
 
 def record_inputs(model: Any) -> None:
-    """Notes dtypes and shapes of a subclassed model's next call (Keras keeps only shapes).
+    """Records dtypes and shapes of a subclassed model's next call (Keras keeps only shapes).
 
     Call it in on_train_begin; after the first train batch `inputs_are_known(model)` is True.
     """
@@ -127,9 +130,9 @@ def record_inputs(model: Any) -> None:
     def recording_call(*args: Any, **kwargs: Any) -> Any:
         from keras import tree
 
-        given = args[0] if args else next(iter(kwargs.values()))
-        # object.__setattr__, past Keras's tracking: neither is a layer or a weight.
-        object.__setattr__(model, _RECORDED, tree.map_structure(_spec_of, given))
+        inputs = args[0] if args else next(iter(kwargs.values()))
+        # object.__setattr__ bypasses Keras's tracking, which is for layers and weights.
+        object.__setattr__(model, _RECORDED, tree.map_structure(_spec_of, inputs))
         object.__delattr__(model, "call")
         return call(*args, **kwargs)
 
@@ -137,63 +140,63 @@ def record_inputs(model: Any) -> None:
 
 
 def find_inputs(model: Any, input_signature: Any = None, sample: Any = None) -> Inputs:
-    """Returns what the serving signature takes: from `input_signature`, the model, its first call, or `sample`.
+    """Returns the serving signature's inputs: from `input_signature`, the model, its first call, or `sample`.
 
-    The first dimension of each is left open. Raises: ExportError: none of these tells.
+    The first dimension of each is left open. Raises: ExportError: none of these is available.
     """
     from keras import tree
 
     symbolic = _symbolic_inputs(model)
     if input_signature is not None:
-        given = input_signature
+        structure = input_signature
     elif symbolic is not None:
-        given = symbolic
+        structure = symbolic
     else:
-        given = getattr(model, _RECORDED, None)
-        if given is None and sample is not None:
-            given = tree.map_structure(spec_of_sample, sample)
-    if given is None:
+        structure = getattr(model, _RECORDED, None)
+        if structure is None and sample is not None:
+            structure = tree.map_structure(spec_of_sample, sample)
+    if structure is None:
         raise ExportError(
             f"A serving signature needs the dtypes of the model's inputs. Received: {type(model).__name__} "
             f"{model.name!r}, a subclassed model that was not called yet. Give sample= or input_signature="
             f"tf.TensorSpec(...), in the structure that call() takes."
         )
-    return as_inputs(given, next(iter(inspect.signature(model.call).parameters), "inputs"))
+    return as_inputs(structure, next(iter(inspect.signature(model.call).parameters), "inputs"))
 
 
-def as_inputs(given: Any, first: str = "inputs") -> Inputs:
+def as_inputs(structure: Any, first: str = "inputs") -> Inputs:
     """Returns the inputs of a structure of specs or tensors; the first dimension of each is left open.
 
     Args:
-        first: the name of what has none.
+        first: the name of inputs without a name.
     """
     import tensorflow as tf
     from keras import tree
 
     names: list[str] = []
     specs: dict[str, Any] = {}
-    found: dict[str, Any] = {}
-    for path, leaf in tree.flatten_with_path(given):
+    composite_specs: dict[str, Any] = {}
+    for path, leaf in tree.flatten_with_path(structure):
         spec = _spec_of(leaf)
         if path and all(isinstance(part, str) for part in path):
             name = "_".join(path)
         else:
             name = getattr(leaf, "name", None) or ""
-            # Keras numbers unnamed inputs by how many the process has made: no name for a client to rely on.
+            # Keras numbers unnamed inputs by how many the process has created: clients cannot rely on such names.
             name = "_".join([first, *map(str, path)]) if _AUTOMATIC.fullmatch(name) else name
         name = _unique(_identifier(name), {*names, *specs})
         names.append(name)
         if composites.is_composite(spec):
-            found[name] = composites.spec_of(spec)
-            specs |= composites.component_specs(name, found[name])
+            composite_specs[name] = composites.spec_of(spec)
+            specs |= composites.component_specs(name, composite_specs[name])
         else:
             shape = [None, *spec.shape.as_list()[1:]] if spec.shape.rank else spec.shape
             specs[name] = tf.TensorSpec(shape, spec.dtype, name=name)
-    return Inputs(tree.pack_sequence_as(given, names), specs, found)
+    return Inputs(tree.pack_sequence_as(structure, names), specs, composite_specs)
 
 
 def _symbolic_inputs(model: Any) -> Any:
-    """The structure of KerasTensors that a Functional or Sequential model was made of, else None."""
+    """Returns the KerasTensors that a Functional or Sequential model was built from, else None."""
     import keras
 
     inputs = getattr(model, "inputs", None)
@@ -228,7 +231,7 @@ def spec_of_sample(value: Any) -> Any:
 
 
 def _identifier(name: str) -> str:
-    """TensorFlow takes only such names as arguments of a traced function."""
+    """Returns a valid name for an argument of a traced function."""
     name = re.sub(r"\W", "_", name)
     return name if name[:1].isalpha() else f"input_{name}"
 

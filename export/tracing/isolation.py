@@ -1,4 +1,4 @@
-"""Running a model's inference outside of everything that training has switched on."""
+"""Runs a model's inference outside the scopes and modes that training has set."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Result = TypeVar("Result")
 def isolated(work: Callable[[], Result]) -> Result:
     """Runs `work` in a thread of its own and returns its result.
 
-    TensorFlow keeps strategy, device and name scopes per thread, and Keras its call context, so nothing of a callback's
-    surroundings gets into what is traced there. Only Keras's dtype policy is carried over.
+    TensorFlow keeps strategy, device and name scopes per thread, and Keras its call context, so a trace in another
+    thread is not affected by them. Only Keras's dtype policy is carried over.
     """
     import keras
 
@@ -38,7 +38,7 @@ def isolated(work: Callable[[], Result]) -> Result:
 
 @contextlib.contextmanager
 def portable_layers(model: Any) -> Iterator[None]:
-    """Switches LSTM and GRU layers to kernels that every device has; undone at the end.
+    """Switches LSTM and GRU layers to kernels that every device has, within the block.
 
     With a GPU visible, 'auto' would put CudnnRNNV3 into the graph, which has no CPU kernel.
     """
@@ -55,19 +55,19 @@ def portable_layers(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unchanged(variables: Iterable[Any]) -> Iterator[None]:
-    """Puts the values of tf.Variables back at the end (seeds move when a model samples at inference)."""
+    """Restores the values of tf.Variables after the block (seeds change when a model samples at inference)."""
     import tensorflow as tf
 
-    held = [(variable, tf.identity(variable)) for variable in variables]
+    saved = [(variable, tf.identity(variable)) for variable in variables]
     try:
         yield
     finally:
-        for variable, value in held:
+        for variable, value in saved:
             variable.assign(value)
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Returns the model and all layers inside it, however deep, also in Python lists."""
+    """Returns the model and all layers inside it, at any depth, also in Python lists."""
     from keras_ddl.compat import models  # exporting needs no Keras
 
     return models.layers_of(model)

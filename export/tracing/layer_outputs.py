@@ -1,4 +1,4 @@
-"""What a model's layers answer on the way to its outputs: signatures may answer these, too."""
+"""Records the outputs of a model's layers, which signatures may return, too."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from keras_ddl.export.tracing.isolation import layers_of
 
 @contextlib.contextmanager
 def recorded(model: Any) -> Iterator[dict[str, Any]]:
-    """Notes what the layers inside of `model` answer in the block: layer name -> tensor, filled at the block's end.
+    """Records the outputs of layers inside `model` within the block: layer name -> tensor, filled when the block ends.
 
-    Left out are layers that are called more than once, whose name another one has, that answer something else than
-    one dense tensor, and the model itself.
+    It leaves out the model itself, layers that are called more than once or share a name, and those that do not return
+    one dense tensor.
     """
     import tensorflow as tf
 
     answers: dict[str, list[Any]] = {}
-    found: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     watched = [layer for layer in layers_of(model) if layer is not model and "call" not in vars(layer)]
     try:
         for layer in watched:
-            # object.__setattr__, past Keras's tracking, as nothing is added to the model.
+            # object.__setattr__ bypasses Keras's tracking.
             object.__setattr__(layer, "call", _recording(layer.call, answers.setdefault(layer.name, [])))
-        yield found
+        yield outputs
     finally:
         for layer in watched:
             if "call" in vars(layer):
                 object.__delattr__(layer, "call")
-    found.update({name: each[0] for name, each in answers.items() if len(each) == 1 and isinstance(each[0], tf.Tensor)})
+    outputs.update(
+        {name: each[0] for name, each in answers.items() if len(each) == 1 and isinstance(each[0], tf.Tensor)}
+    )
 
 
 def _recording(call: Callable[..., Any], answers: list[Any]) -> Callable[..., Any]:
@@ -45,7 +47,7 @@ def _recording(call: Callable[..., Any], answers: list[Any]) -> Callable[..., An
 
 
 def place_of(tensor: Any, graph: Any) -> str | None:
-    """Returns where a tensor is in the body of a function ("node:output:0"); None: not there, or an argument of it."""
+    """Returns a tensor's place in a function's body ("node:output:0"); None: it is elsewhere, or an argument."""
     if tensor.graph is not graph or tensor.op.type == "Placeholder":
         return None
     index = tensor.value_index

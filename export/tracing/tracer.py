@@ -1,4 +1,4 @@
-"""The steps that make a base graph of a model: trace, save, scan, drop the weights, settle the sample."""
+"""Builds a base graph from a model in steps: trace, save, scan, drop the weights, choose the sample."""
 
 from __future__ import annotations
 
@@ -30,8 +30,14 @@ UNTRACKED = "untracked"
 
 @dataclass(frozen=True)
 class Traced:
-    """What a trace left: the manifest's record, the functions, sample rows, the variables that these functions read,
-    and those of them that Keras does not track."""
+    """The result of a trace.
+
+    Attributes:
+        record: for the manifest.
+        functions: the traced functions.
+        rows: the sample, if the model accepts one.
+        variables: all that the functions read; untracked: those of them that Keras does not track, by checkpoint key.
+    """
 
     record: dict[str, Any]
     functions: signatures.Trace
@@ -41,7 +47,7 @@ class Traced:
 
 
 class Tracer:
-    """One trace of a model, which may be a part of `whole` and then has a name. It must run in `isolated`."""
+    """One trace of a model, which has a name if it is a part of `whole`. Run it in `isolated`."""
 
     def __init__(
         self, model: Any, inputs: Inputs, staged: Path, allowed: list[str], name: str | None, whole: Any
@@ -58,7 +64,7 @@ class Tracer:
         rows: Mapping[str, Any] | None,
         declared: declarations.Declared,
     ) -> Traced:
-        """Fills the staging directory, but for manifest.json. Raises: ExportError: the model cannot be served."""
+        """Fills the staging directory, except manifest.json. Raises: ExportError: the model cannot be served."""
         import keras
         import tensorflow as tf
 
@@ -72,7 +78,7 @@ class Tracer:
                 plain = re.sub(r"\x1b\[\d*m", "", str(error))  # Keras prints in bold
                 raise ExportError(
                     f"Training writes a graph of {type(self.model).__name__} {self.model.name!r} called with "
-                    f"training=False. Received: tracing it failed with {type(error).__name__}: {plain}. Mend call(), "
+                    f"training=False. Received: tracing it failed with {type(error).__name__}: {plain}. Fix call(), "
                     f"or train with callbacks.Checkpoint(export_base=False)."
                 ) from error
         traced = trace.functions
@@ -92,7 +98,7 @@ class Tracer:
         report = self._scan()
         static = self._drop_weights([*captured, *untracked])
         read_by_any = list({id(v): v for function in traced.values() for v in function.variables}.values())
-        rows, origin = self._settle_sample(trace, read_by_any, rows, _own_rows(trace, declared), warnings)
+        rows, origin = self._choose_sample(trace, read_by_any, rows, _own_rows(trace, declared), warnings)
         record: dict[str, Any] = {
             "name": self.name,
             "tensorflow": tf.__version__,
@@ -122,14 +128,14 @@ class Tracer:
         return Traced(record, trace, rows, read_by_any, untracked)
 
     def _own(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns those of the whole's variables that the model itself has."""
+        """Returns those variables of the complete model that the traced model has."""
         known = {id(each): key for key, each in variables.items()}
         foreign = [each.path for each in self.model.variables if id(each) not in known]
         if foreign:
             raise ExportError(
-                f"A part of a model has none but its variables, which the checkpoints keep. Received: {self.name!r} "
-                f"with {foreign[:3]}, which {type(self.whole).__name__} {self.whole.name!r} has not. Make it an "
-                "attribute of the model in training."
+                f"A part of a model must have no variables that the model lacks, because checkpoints hold the model's. "
+                f"Received: {self.name!r} with {foreign[:3]}, which {type(self.whole).__name__} {self.whole.name!r} "
+                "lacks. Make it an attribute of the model in training."
             )
         return {known[id(each)]: each for each in self.model.variables}
 
@@ -147,7 +153,7 @@ class Tracer:
         import tensorflow as tf
 
         module = tf.Module()
-        # Attribute and dict key make the checkpoint key: `weights/<escaped name>`, as bundle.variable_key spells it.
+        # Attribute and dict key form the checkpoint key that bundle.variable_key returns: `weights/<escaped name>`.
         setattr(module, model_state.WEIGHTS, {bundle.name_of(key): each for key, each in captured.items()})
         setattr(module, UNTRACKED, dict(untracked))
         module.resources = _resources([*layers_of(self.model), *modules], traced)
@@ -155,15 +161,15 @@ class Tracer:
             tf.saved_model.save(module, str(self.staged), signatures=dict(traced))
         except (AssertionError, ValueError, NotImplementedError) as error:
             raise ExportError(
-                f"A servable graph holds only what a SavedModel can. Received: {type(error).__name__}: {error}. Make "
-                f"tables and other resources attributes of a layer of the model, or of the tf.Module whose method a "
+                f"A servable graph must fit into a SavedModel. Received: {type(error).__name__}: {error}. Make tables "
+                f"and other resources attributes of a layer of the model, or of the tf.Module whose method a "
                 f"signature's function is."
             ) from error
         for name in set(traced) & set(signatures.METHODS):
             _set_method(self.staged / "saved_model.pb", name, signatures.METHODS[name])
 
     def _declare(self, trace: signatures.Trace, declared: declarations.Declared, float32: bool) -> dict[str, Any]:
-        """Adds the signatures by names and of images to what is saved; returns what the manifest says of signatures."""
+        """Adds declared signatures to the SavedModel; returns the manifest's entries about signatures."""
         answers = trace.functions[DEFAULT].structured_outputs
         by_functions = {
             name: {each: source(name, each) for each in sorted(trace.functions[name].structured_outputs)}
@@ -174,7 +180,7 @@ class Tracer:
             "composites": {name: spec.shape.as_list() for name, spec in self.inputs.composites.items()},
             "outputs": {name: signatures.describe(answers[name]) for name in trace.outputs},
             "answers": {name: signatures.describe(answers[name]) for name in sorted(answers)},
-            "layers": {name: each for name, each in trace.layers.items() if name not in answers},
+            "layers": {name: described for name, described in trace.layers.items() if name not in answers},
             "float32": float32,
             "signatures": sorted(trace.functions),
             "declared": {DEFAULT: {name: name for name in trace.outputs}, **by_functions},
@@ -183,7 +189,7 @@ class Tracer:
                 for name, inputs in trace.own.items()
             },
         }
-        if set(answers) != set(trace.outputs):  # serving_default must not answer layers, too, unless told to
+        if set(answers) != set(trace.outputs):  # serving_default must not return layers unless declared so
             outputs = {DEFAULT: record["declared"][DEFAULT], **declared.outputs}
             declared = dataclasses.replace(declared, outputs=outputs)
         return {**record, **(declarations.add_to(self.staged, declared, record) if declared else {})}
@@ -194,22 +200,22 @@ class Tracer:
         return report
 
     def _drop_weights(self, weights: list[str]) -> list[str]:
-        """Rewrites variables/ without the weights, which every export brings; returns the keys that stay."""
+        """Rewrites variables/ without the weights, which every export adds; returns the remaining keys."""
         folder = self.staged / "variables"
-        held = bundle.entries(str(folder / "variables"))
-        missing = [key for key in weights if key not in held]
+        entries = bundle.entries(str(folder / "variables"))
+        missing = [key for key in weights if key not in entries]
         if missing:
             raise ExportError(
-                f"Every weight is saved under its own key. Received: none of {missing}; please report it."
+                f"Every weight must be saved under its own key. Received: none for {missing}; please report it."
             )
-        rest = {key: dtype for key, (dtype, _) in held.items() if key not in set(weights)}
+        rest = {key: dtype for key, (dtype, _) in entries.items() if key not in set(weights)}
         tensors = bundle.read(str(folder / "variables"), rest)
         shutil.rmtree(folder)
         folder.mkdir()
         bundle.write(str(self.staged / manifest.STATIC), tensors)
         return list(rest)
 
-    def _settle_sample(
+    def _choose_sample(
         self,
         trace: signatures.Trace,
         variables: list[Any],
@@ -217,7 +223,6 @@ class Tracer:
         own_rows: Mapping[str, Any],
         warnings: list[str],
     ) -> tuple[Mapping[str, Any] | None, str | None]:
-
         origin = "given" if rows is not None else "made up"
         rows = {**(rows if rows is not None else self.inputs.made_up_sample()), **own_rows}
         for name in trace.own:
@@ -225,7 +230,7 @@ class Tracer:
                 answer(trace.functions[name], trace.of(name, rows), variables)
             except Exception as error:
                 raise ExportError(
-                    f"A signature's function must answer its sample. Received: that of {name!r} failed with "
+                    f"A signature's function must run on its sample. Received: that of {name!r} failed with "
                     f"{type(error).__name__}: {error}."
                 ) from error
         try:
@@ -233,7 +238,7 @@ class Tracer:
         except Exception as error:
             if origin == "given":
                 raise ExportError(
-                    f"The model must answer sample=. Received: {type(error).__name__}: {error}. Give rows as in fit."
+                    f"The model must run on sample=. Received: {type(error).__name__}: {error}. Give rows as in fit."
                 ) from error
             warnings.append(
                 f"the model fails on generated rows ({type(error).__name__}), so an export cannot compare "
@@ -253,17 +258,17 @@ class Tracer:
 
 
 def answer(function: Callable[..., Any], rows: Mapping[str, Any], variables: Iterable[Any]) -> dict[str, Any]:
-    """Calls a function on the sample and leaves the variables that it reads as they were."""
+    """Calls a function on the sample, and restores variables that the call changes."""
     import tensorflow as tf
 
-    # Non-trainable ones are small (statistics, seeds, counters), and only these can move at inference.
+    # Only non-trainable variables can change at inference, and they are small (statistics, seeds, counters).
     with unchanged(variable for variable in variables if not variable.trainable):
         outputs = function(**{name: tf.constant(array) for name, array in rows.items()})
         return {name: storable(tensor.numpy()) for name, tensor in outputs.items()}
 
 
 def _own_rows(trace: signatures.Trace, declared: declarations.Declared) -> dict[str, Any]:
-    """The samples of signatures with inputs of their own, as `replay.rows_of` finds them."""
+    """Returns the samples of signatures with their own inputs, under the keys that `replay.rows_of` expects."""
     return {
         source(name, each): array
         for name, inputs in trace.own.items()
@@ -272,21 +277,23 @@ def _own_rows(trace: signatures.Trace, declared: declarations.Declared) -> dict[
 
 
 def _resources(objects: Iterable[Any], traced: Mapping[str, Any]) -> list[Any]:
-    """Lookup tables and the like that the functions use. Walked layer by layer: TensorFlow's own walk of a Keras model
-    does not enter layers that are kept in Python lists."""
+    """Returns lookup tables and similar resources that the functions use.
+
+    `objects` are all layers, because TensorFlow's own walk of a Keras model does not enter layers in Python lists.
+    """
     import tensorflow as tf
 
     used = {id(tensor) for function in traced.values() for tensor in function.captured_inputs}
-    found: dict[int, Any] = {}
-    for one in objects:
-        for each in tf.train.TrackableView(one).descendants():
+    resources: dict[int, Any] = {}
+    for owner in objects:
+        for each in tf.train.TrackableView(owner).descendants():
             if isinstance(each, tf.saved_model.experimental.TrackableResource) and id(each.resource_handle) in used:
-                found[id(each)] = each
-    return list(found.values())
+                resources[id(each)] = each
+    return list(resources.values())
 
 
 def _set_method(file: Path, signature: str, method: str) -> None:
-    """Writes the method that TensorFlow Serving's Classify and Regress look for; saved_model.save writes predict."""
+    """Sets the method name that TensorFlow Serving's Classify and Regress require; saved_model.save writes predict."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())

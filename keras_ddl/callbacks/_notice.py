@@ -99,7 +99,7 @@ def _number(name: str) -> signal.Signals:
     number = getattr(signal.Signals, name, None) if isinstance(name, str) else None
     if number is None or number in _NEVER:
         raise ConfigError(
-            "on_signal must be names of signals that announce the end of a job. Received: "
-            f"{name!r}. Usual are 'SIGTERM', 'SIGUSR1' and 'SIGUSR2'."
+            f"on_signal must be names of signals that announce the end of a job. Received: {name!r}. Usual are "
+            "'SIGTERM', 'SIGUSR1' and 'SIGUSR2'."
         )
     return number

@@ -41,8 +41,8 @@ class BroadcastVariables(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if not communicator.is_initialized():
             raise NotInitializedError(
-                "BroadcastVariables needs the other ranks. Received: fit before keras_ddl.init(). "
-                "Call keras_ddl.init() at the top of the script, or build the model under keras_ddl.Strategy().scope()."
+                "BroadcastVariables needs the other ranks. Received: fit before keras_ddl.init(). Call "
+                "keras_ddl.init() at the top of the script, or build the model under keras_ddl.Strategy().scope()."
             )
         # A rank that has built its model and one that has not would meet in different collectives.
         require_equal(

@@ -65,8 +65,8 @@ class LearningRateSchedule(LearningRateFactor):
             )
         if start_epoch < 0 or (end_epoch is not None and end_epoch <= start_epoch):
             raise ConfigError(
-                "A schedule needs 0 <= start_epoch < end_epoch (None: no end). "
-                f"Received: start_epoch={start_epoch!r}, end_epoch={end_epoch!r}."
+                f"A schedule needs 0 <= start_epoch < end_epoch (None: no end). Received: start_epoch={start_epoch!r}, "
+                f"end_epoch={end_epoch!r}."
             )
         self.multiplier = multiplier
         self.start_epoch = start_epoch

@@ -287,8 +287,8 @@ def _existing(ckpt_dir: str | Path) -> Path:
     if not root.is_dir():
         received = "a file" if root.exists() else "nothing there"
         raise CheckpointError(
-            f"A checkpoint directory must exist to be read. Received: {root} ({received}). "
-            f"Give the directory that callbacks.Checkpoint was given."
+            f"A checkpoint directory must exist to be read. Received: {root} ({received}). Give the directory that "
+            "callbacks.Checkpoint was given."
         )
     return root
 

@@ -1,7 +1,7 @@
 """The command line: keras-ddl run | export | info. Nothing imports it.
 
-`main` is the entry point. Subcommands are imported when they are called, and none of them imports TensorFlow before it
-must, so that --help and mistakes are answered at once.
+`main` is the entry point. Subcommands are imported when they are called, and import TensorFlow as late as possible, so
+that --help and error messages appear at once.
 """
 
 from keras_ddl.cli.main import main

@@ -1,4 +1,4 @@
-"""keras-ddl bench: how fast all_reduce is here, beside MPI_Allreduce. bench_all_reduce.py measures.
+"""keras-ddl bench: compares all_reduce with MPI_Allreduce. bench_all_reduce.py measures.
 
 `bench train` is in bench_train.py.
 """
@@ -40,7 +40,7 @@ def _sized(text: str) -> dict[str, Any]:
 
 
 class _Group(click.Group):
-    """`bench` itself, and `bench train`, whose module is imported when it is asked for."""
+    """`bench` itself, and `bench train`, whose module is imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return ["train"]
@@ -94,7 +94,7 @@ def command(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: 
 
 
 def _start_ranks(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: str | None) -> int:
-    """Runs this same command on ranks of its own. Returns its exit status."""
+    """Starts ranks that run this command. Returns their exit status."""
     from keras_ddl import config
     from keras_ddl.cli.run import run_job
     from keras_ddl.launch import job
@@ -132,7 +132,7 @@ def _measure(
     json_file: str | None,
     plot_file: str | None,
 ) -> int:
-    """Measures on the ranks there are, COLLECTIVE; rank 0 prints. Returns the exit status."""
+    """Measures on the running ranks; COLLECTIVE. Rank 0 prints. Returns the exit status."""
     import keras_ddl
     from keras_ddl.cli import bench_all_reduce as bench
     from keras_ddl.cli.bench_rounds import machine

@@ -1,4 +1,4 @@
-"""all_reduce measured beside MPI_Allreduce and checked against NumPy: the part of `keras-ddl bench` that ranks run."""
+"""Measures all_reduce and MPI_Allreduce, and checks results against NumPy: the part of `keras-ddl bench` on ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_ddl.communicator import mpi as mpi_module
 
 # Turns of each contestant per size; their median is reported.
 ROUNDS = 5
-# Prime, so that a chunk that lands in another one's place is found, whatever power of two the chunks are cut by.
+# Prime, so that misplaced chunks are detected: chunks are powers of two.
 _PERIOD = 251
 _MPI_OPS = {"sum": "SUM", "mean": "SUM", "min": "MIN", "max": "MAX", "product": "PROD"}
 
@@ -71,7 +71,7 @@ def element_type(name: str) -> np.dtype:
 
 
 def pattern(rank: int, op: str, dtype: np.dtype) -> np.ndarray:
-    """Returns the first period of what rank `rank` gives: small whole numbers, whose sums are exact in every dtype."""
+    """Returns the first period of a rank's input: small integers, whose sums are exact in every dtype."""
     draw = np.random.default_rng(rank).integers
     values = 1 - 2 * draw(2, size=_PERIOD) if op == "product" else draw(4, size=_PERIOD)
     return values.astype(dtype)

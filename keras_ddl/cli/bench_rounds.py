@@ -1,8 +1,8 @@
-"""Interleaved rounds: how `keras-ddl bench` and every program in benchmarks/ measures.
+"""Interleaved rounds, by which `keras-ddl bench` and the programs in benchmarks/ measure.
 
-The cores of a virtual machine change their distance and their speed from minute to minute, so a time alone means
-nothing. Each round measures every contestant once, one after the other; what is reported is the median over the rounds
-of the slowest rank's time, and ratios between contestants of the same rounds.
+The cores of a virtual machine change distance and speed from minute to minute, so a single time means nothing. Each
+round measures every contestant once, one after the other. The result is the median over the rounds of the slowest
+rank's time, and ratios between contestants of the same rounds.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from keras_ddl.communicator import mpi
 
 
 def slowest_rank(seconds: float) -> float:
-    """The largest of the ranks' times, on every rank."""
+    """Returns the largest of the ranks' times, on every rank. COLLECTIVE."""
     return max(keras_ddl.all_gather_object(seconds))
 
 
 def interleave(
     contestants: dict[str, Callable[[], object]], rounds: int, repeat: int, warmup: int = 1
 ) -> dict[str, float]:
-    """Median seconds per call of each contestant. COLLECTIVE.
+    """Returns the median seconds per call of each contestant. COLLECTIVE.
 
     Args:
-        contestants: name -> a call, collective or not; all ranks give the same names in the same order.
-        rounds: how often each contestant takes its turn.
+        contestants: name -> function, collective or not; the same names in the same order on all ranks.
+        rounds: turns of each contestant.
         repeat: calls per turn.
         warmup: calls of each before the first turn, for first touches of memory and first-time allocations.
     """
@@ -40,7 +40,7 @@ def interleave(
             call()
     for _ in range(rounds):
         for name, call in contestants.items():
-            # MPI's barrier, where there is one: it leaves all ranks spinning, hence equally awake.
+            # MPI's barrier, if available: all ranks spin in it, so they start at the same time.
             if mpi.running():
                 from mpi4py import MPI
 
@@ -55,7 +55,7 @@ def interleave(
 
 
 def machine() -> str:
-    """One line about where this runs, for the head of a table."""
+    """Returns one line about the machine, for the head of a table."""
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = names[0].split(":", 1)[1].strip() if names else platform.machine()
     return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {keras_ddl.size()} ranks"

@@ -1,4 +1,4 @@
-"""keras-ddl bench train: how training scales here. bench_training/ measures."""
+"""keras-ddl bench train: measures how training scales. bench_training/ does the work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Ranks(click.ParamType):
         words = str(value).split(",")
         if not all(word.isdigit() and int(word) > 0 for word in words):
             self.fail(f"{value!r} is not a list of numbers of ranks such as 1,2,4", param, ctx)
-        return tuple(sorted({1, *map(int, words)}))  # one device is what the others are compared with
+        return tuple(sorted({1, *map(int, words)}))  # efficiency is relative to one device
 
 
 @click.command("train", short_help="Measure how training scales.")
@@ -31,15 +31,15 @@ class _Ranks(click.ParamType):
 @click.option("--network", type=click.Choice(list(NETWORKS)), help="A built-in network instead of a function (cnn).")
 @click.option("--ranks", type=_Ranks(), default="1,2", show_default=True, help="Numbers of ranks, and 1.")
 @click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:4,h1:4.", metavar="HOSTS")
-@click.option("--batch", type=_COUNT, help="Rows of a rank; with --strong of all ranks.", metavar="ROWS")
-@click.option("--strong", is_flag=True, help="Strong scaling: one batch, whatever the number of ranks.")
-@click.option("--steps", type=click.IntRange(min=2), default=12, show_default=True, help="Steps of a turn.")
-@click.option("--rounds", type=_COUNT, default=3, show_default=True, help="Turns of each number of ranks.")
+@click.option("--batch", type=_COUNT, help="Rows per rank; with --strong, of all ranks.", metavar="ROWS")
+@click.option("--strong", is_flag=True, help="Strong scaling: one batch size for any number of ranks.")
+@click.option("--steps", type=click.IntRange(min=2), default=12, show_default=True, help="Steps per turn.")
+@click.option("--rounds", type=_COUNT, default=3, show_default=True, help="Turns for each number of ranks.")
 @click.option("--cores", type=click.IntRange(min=0), default=1, show_default=True,
-              help="Cores of a device; 0: all that a rank may use, as when a GPU computes.")  # fmt: skip
+              help="Cores per device; 0: all that a rank may use, as when a GPU computes.")  # fmt: skip
 @click.option("--to-accuracy", type=click.FloatRange(0, 1, min_open=True), metavar="A",
-              help="Also train until this accuracy: of validation data, where there are some.")  # fmt: skip
-@click.option("--epochs", type=_COUNT, default=20, show_default=True, help="Of that training at most.")
+              help="Also train to this accuracy (on validation data, if there is any).")  # fmt: skip
+@click.option("--epochs", type=_COUNT, default=20, show_default=True, help="At most this many for --to-accuracy.")
 @click.option("--predict", metavar="LINKS",
               help="Also predict other hosts: hosts=64,devices=4,link=100Gb[,inside=40GB][,latency=5us].")  # fmt: skip
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write the figures to this file too.")
@@ -68,8 +68,8 @@ def command(
     keras-ddl bench train --network mlp --predict hosts=64,devices=4,link=100Gb --plot train.svg
 
     MODULE:FUNCTION is called on every rank with the rows of a global batch, and returns (model, data) or (model, data,
-    validation): a compiled model and what its fit takes. It starts the ranks itself, a job of each number in every
-    round. Each printed figure says how it was come by, and what is predicted is marked as such. See docs/bench.md.
+    validation): a compiled model and data for its fit. The command starts the ranks itself: in every round, a job for
+    each number of ranks. A legend says how each figure was obtained, and predictions are marked. See docs/bench.md.
     """
     from keras_ddl.cli.bench_training import prediction, report
     from keras_ddl.cli.bench_training import rounds as turns
@@ -95,12 +95,12 @@ def command(
     links = prediction.parse(predict) if predict else None
     plan = Plan(name, batch, strong, steps, cores, to_accuracy, epochs)
 
-    found = turns.measured(plan, ranks, rounds, hosts, lambda text: click.echo(text, err=True))
-    predictions = prediction.predicted(plan, found, links) if links else []
-    report.show(report.console(), plan, found, predictions, rounds)
+    measurements = turns.measured(plan, ranks, rounds, hosts, lambda text: click.echo(text, err=True))
+    predictions = prediction.predicted(plan, measurements, links) if links else []
+    report.show(report.console(), plan, measurements, predictions, rounds)
     if json_file:
-        content = report.as_json(plan, found, predictions, rounds)
+        content = report.as_json(plan, measurements, predictions, rounds)
         Path(json_file).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if plot_file:
-        report.plot(plot_file, plan, found, predictions)
+        report.plot(plot_file, plan, measurements, predictions)
     return 0

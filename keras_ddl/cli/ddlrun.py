@@ -1,4 +1,4 @@
-"""ddlrun: IBM's command, over keras-ddl run."""
+"""ddlrun: IBM's command, translated to keras-ddl run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_ddl.cli.run import resolve_program, run_job
 from keras_ddl.errors import ConfigError
 from keras_ddl.topology import parse_mode
 
-# What MPI sends between hosts, over sockets; inside a host the ranks share memory.
+# Makes Open MPI use sockets between hosts; inside a host the ranks share memory.
 _TCP = ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp")
 _RANK = re.compile(r"rank\s+([0-9]+)\s*=\s*([A-Za-z0-9][A-Za-z0-9._-]*)(?:\s+slots?\s*=\s*\S+)?")
 
@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """An option with one dash and with two, as ddlrun has them."""
+    """Declares an option with one dash and with two, as ddlrun accepts both."""
     spellings = [f"{dashes}{name}" for name in names for dashes in ("-", "--")]
     return click.option(*spellings, names[-1].replace("-", "_").lower(), **settings)
 
@@ -33,8 +33,8 @@ def _option(*names: str, **settings: Any) -> Callable[[F], F]:
 def _no_number_of_ranks(_: click.Context, option: click.Parameter, value: str | None) -> None:
     if value is not None:
         raise ConfigError(
-            f"ddlrun starts one rank for each GPU of its hosts. Received: {option.opts[0]} {value}. Say how many a "
-            f"host has with -accelerators, or use `keras-ddl run -np {value}`."
+            f"ddlrun starts one rank for each GPU of its hosts. Received: {option.opts[0]} {value}. Set the number per "
+            f"host with -accelerators, or use `keras-ddl run -np {value}`."
         )
 
 
@@ -80,13 +80,13 @@ def command(
     """
     from keras_ddl.launch import job as job_module
 
-    given = [name for name, value in (("-rf", rankfile), ("-H", host), ("-hostfile", hostfile)) if value]
-    if len(given) > 1:
-        raise ConfigError(f"The hosts must be given once. Received: {' and '.join(given)}. Leave out all but one.")
+    sources = [name for name, value in (("-rf", rankfile), ("-H", host), ("-hostfile", hostfile)) if value]
+    if len(sources) > 1:
+        raise ConfigError(f"The hosts must be given once. Received: {' and '.join(sources)}. Leave out all but one.")
     if rankfile is not None:
         if accelerators is not None:
             raise ConfigError(
-                "A rank file says how many ranks a host has. Received: -accelerators as well. Leave it out."
+                "A rank file sets the number of ranks per host. Received: -accelerators as well. Leave it out."
             )
         hosts = parse_rankfile(Path(rankfile).read_text(encoding="utf-8"))
     else:
@@ -111,7 +111,7 @@ def command(
     )
     if tcp and job.mpirun is not None and job.mpirun.family != "Open MPI":
         raise ConfigError(
-            f"-tcp needs Open MPI's mpirun. Received: {job.mpirun.version}. Use -mpiarg and its own words."
+            f"-tcp needs Open MPI's mpirun. Received: {job.mpirun.version}. Use -mpiarg with its own options."
         )
     _warn_of_another_ddl(program)
     if dry_run:
@@ -121,7 +121,7 @@ def command(
 
 
 def _warn_of_another_ddl(program: Sequence[str]) -> None:
-    """Says where `import ddl` will find another file than keras_ddl's: Python looks beside the script first."""
+    """Warns if `import ddl` finds another file than keras_ddl's: Python looks beside the script first."""
     script = next((Path(word) for word in program if word.endswith(".py")), None)
     if script is not None and script.with_name("ddl.py").is_file():
         click.echo(
@@ -134,13 +134,13 @@ def _warn_of_another_ddl(program: Sequence[str]) -> None:
 def ddl_options(mode: str, arguments: Sequence[str], hosts: Sequence[tuple[str, int]]) -> str:
     """Returns DDL_OPTIONS for (host, ranks) pairs.
 
-    Raises: ConfigError: not DDL's options, or a mode that does not fit the hosts; before anything is started.
+    Raises: ConfigError: invalid options, or a mode that does not fit the hosts; before anything is started.
     """
     from keras_ddl.ddl.options import parse
     from keras_ddl.launch.mpirun import in_allocation
 
     text = " ".join(["-mode", mode, *arguments])
-    if hosts[0][0] or not in_allocation(os.environ):  # else mpirun learns the hosts from the resource manager
+    if hosts[0][0] or not in_allocation(os.environ):  # otherwise the resource manager chooses the hosts
         parse_mode(parse(text).mode or mode, [number for number, (_, ranks) in enumerate(hosts) for _ in range(ranks)])
     return text
 
@@ -148,23 +148,23 @@ def ddl_options(mode: str, arguments: Sequence[str], hosts: Sequence[tuple[str, 
 def mode_of(hosts: Sequence[tuple[str, int]], aisles: int, racks: int) -> str:
     """Returns DDL's mode for (host, ranks) pairs, rack by rack and aisle by aisle: "p:4x8x2".
 
-    Raises: ConfigError: racks cannot hold equally many of them.
+    Raises: ConfigError: the racks would not have equal numbers of hosts.
     """
     if aisles * racks == 1:
         return "p"
     if len(hosts) % (aisles * racks) or len({ranks for _, ranks in hosts}) > 1:
         raise ConfigError(
-            f"{aisles} aisle(s) of {racks} rack(s) must hold equally many hosts, with equally many ranks. Received: "
-            f"{', '.join(f'{name}:{ranks}' for name, ranks in hosts if name) or 'none'}. Name them with -H."
+            f"{aisles} aisle(s) of {racks} rack(s) must have equal numbers of hosts, with equal numbers of ranks. "
+            f"Received: {', '.join(f'{name}:{ranks}' for name, ranks in hosts if name) or 'none'}. Name them with -H."
         )
     dims = [hosts[0][1], len(hosts) // (aisles * racks), racks, aisles]
     return "p:" + "x".join(map(str, dims[: 4 if aisles > 1 else 3]))
 
 
 def parse_rankfile(text: str) -> list[tuple[str, int]]:
-    """Returns (host, ranks) of an MPI rank file. Slots are left out: ranks are not bound to cores.
+    """Returns (host, ranks) of an MPI rank file. Slots are ignored: ranks are not bound to cores.
 
-    Raises: ConfigError: a line that is no rank, or ranks that are not numbered host by host.
+    Raises: ConfigError: an invalid line, or ranks that are not numbered host by host.
     """
     hosts: list[str] = []
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
@@ -185,14 +185,14 @@ def _lines(path: str) -> list[str]:
 
 
 def _gpus() -> int:
-    found = [path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
-    if not found:
+    devices = [path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
+    if not devices:
         raise ConfigError(
-            "The number of ranks of a host is that of its GPUs. Received: none here. Give it with -accelerators."
+            "ddlrun starts one rank per GPU. Received: a host without GPUs. Set the number with -accelerators."
         )
-    return len(found)
+    return len(devices)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs ddlrun and exits: as keras-ddl does."""
+    """Runs ddlrun and exits, as keras-ddl does."""
     run_and_exit(command, "ddlrun", argv)

@@ -1,4 +1,4 @@
-"""keras-ddl doctor: what will stop a training here, or slow it down, and the remedy."""
+"""keras-ddl doctor: finds what would stop or slow a training, and says the remedy."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SECONDS = 180.0
     "-np", "--np", "num_ranks", type=click.IntRange(min=1), help="Ranks to try (2, or all of the hosts).", metavar="N"
 )
 @click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:2,h1:2.", metavar="HOSTS")
-@click.option("--directory", default=".", show_default=True, help="Where checkpoints will lie.", metavar="DIR")
+@click.option("--directory", default=".", show_default=True, help="Where checkpoints will be.", metavar="DIR")
 @click.option("--timeout", type=float, default=_SECONDS, show_default=True, help="For the ranks.", metavar="SECONDS")
-@click.option("--no-ranks", is_flag=True, help="Look at this host only, and start nothing.")
+@click.option("--no-ranks", is_flag=True, help="Check this host only, and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print findings as one JSON list.")
-@click.option("--verbose", "-v", is_flag=True, help="Also what is as it should be.")
+@click.option("--verbose", "-v", is_flag=True, help="Also print checks that passed.")
 def command(
     num_ranks: int | None,
     hosts: str | None,
@@ -43,8 +43,8 @@ def command(
     keras-ddl run -np 2 keras-ddl doctor
     srun -n 8 keras-ddl doctor
 
-    Looks at this host; then starts ranks (2, or those of --hosts), where it looks at every host, compares them, runs
-    each collective once and trains a small network. Under keras-ddl run, mpirun or srun it is one of the ranks.
+    Checks this host; then starts ranks (2, or those of --hosts), which check every host, compare them, run each
+    collective once and train a small network. Under keras-ddl run, mpirun or srun it is one of the ranks.
 
     The exit status is 0 when nothing is wrong, 3 with warnings, 1 with errors (as a rank: 1 with errors, else 0).
     """
@@ -62,7 +62,7 @@ def command(
         findings, num_hosts = ranks.everything(directory)
         if around.rank == 0:
             _show(findings, as_json, verbose, f"{around.size} rank(s) on {num_hosts} host(s)")
-        # Only what stops trainings ends the job as failed: its launcher would have more to say than we.
+        # Warnings must not fail the job: its launcher would print more than the doctor.
         return EXIT_STATUS[Severity.ERROR] if worst(findings) is Severity.ERROR else 0
     findings = host.check(directory)
     title = "this host; no ranks were started"
@@ -70,7 +70,7 @@ def command(
         import keras_ddl
 
         started = num_ranks if num_ranks is not None or hosts is not None else 2
-        # What TensorFlow writes when it is loaded is nobody's disease.
+        # TensorFlow's messages at its import are no findings.
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
         try:
             results = keras_ddl.run(
@@ -79,7 +79,7 @@ def command(
             findings, num_hosts = results[0]
             title = f"{len(results)} rank(s) on {num_hosts} host(s)"
         except (LaunchError, DeadlineError, RankError) as error:
-            # A host that does not answer, other versions on one, a collective that fails: findings, too.
+            # An unreachable host, different versions, a failing collective: these are findings.
             findings = [*findings, Finding(Severity.ERROR, "ranks", str(error))]
             title = "this host; ranks could not be started"
     _show(findings, as_json, verbose, title)

@@ -1,4 +1,4 @@
-"""keras-ddl export: a checkpoint becomes a SavedModel."""
+"""keras-ddl export: converts a checkpoint to a SavedModel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option("--version", help="A number, or 'step'; default: the highest in OUTPUT plus one.", metavar="N")
 @click.option("--keep", type=click.IntRange(min=1), help="Keep only the N highest versions.", metavar="N")
-@click.option("--model", help="The part of the model, as Checkpoint(serve=...) named it.", metavar="NAME")
+@click.option("--model", help="The part of the model, by its name in Checkpoint(serve=...).", metavar="NAME")
 @click.option(
     "--signature",
     multiple=True,
@@ -121,7 +121,7 @@ def command(
             if signatures:
                 raise ConfigError(
                     "--signature and --encoded-images are for a directory that callbacks.Checkpoint has written. "
-                    f"Received: {checkpoints!r}. Of a graph-mode script, --outputs says what is answered."
+                    f"Received: {checkpoints!r}. For a graph-mode script, --outputs sets the outputs."
                 )
             result = _graph_mode(checkpoints, folder, *of_graph, version=version, keep=keep)
             if result is not None:
@@ -144,7 +144,7 @@ def command(
             metric=metric,
             mode=mode,
             validate="off" if no_verify else "process",
-            warmup=other or not no_warmup,  # what is converted is compared on the rows in it
+            warmup=other or not no_warmup,  # a conversion is compared on the rows in it
             model_name=model_name,
             weights=weights,
             keep=keep,
@@ -172,7 +172,7 @@ def command(
 
 
 def _is_of_saver(directory: Path) -> bool:
-    """Whether a Saver writes there, rather than keras_ddl, perhaps beside a tf.train.CheckpointManager."""
+    """Whether the directory is a Saver's. keras_ddl's may have the file `checkpoint`, too, of a CheckpointManager."""
     return (directory / "checkpoint").is_file() and not list_bases(directory)
 
 
@@ -186,7 +186,7 @@ def _graph_mode(
     version: int | str | None,
     keep: int | None,
 ) -> ExportResult | None:
-    """Exports what a Saver has written; None: it is something else, and nothing says that it should be that."""
+    """Exports a Saver's checkpoint. None: it is no such checkpoint, and no option requires one."""
     path = Path(checkpoint)
     has_file = path.with_name(path.name + ".index").exists() or _is_of_saver(path)
     if not has_file and (inputs, outputs, meta_graph) == (None, None, None):
@@ -198,7 +198,7 @@ def _graph_mode(
     from keras_ddl.compat.tensorflow import tf
     from keras_ddl.export.sources.graph_mode import export_graph
 
-    tf.get_logger().setLevel(logging.ERROR)  # it calls what graph mode needs deprecated
+    tf.get_logger().setLevel(logging.ERROR)  # TensorFlow warns that graph mode is deprecated
     return export_graph(
         checkpoint,
         output,
@@ -211,18 +211,20 @@ def _graph_mode(
 
 
 def parse_tensors(text: str | None) -> dict[str, str] | None:
-    """Returns name -> tensor of "scores=logits:0,x:0"; one without a name has that of its operation. None for None."""
+    """Parses "scores=logits:0,x:0" to name -> tensor; the default name is that of the operation. None for None."""
     if text is None:
         return None
     pairs = [each.strip().partition("=") for each in text.split(",") if each.strip()]
-    found = {name if tensor else name.partition(":")[0].replace("/", "_"): tensor or name for name, _, tensor in pairs}
-    if not found or not all(found) or len(found) < len(pairs):
-        raise ConfigError(f"Tensors are named NAME=TENSOR,..., each name once. Received: {text!r}.")
-    return found
+    tensors = {
+        name if tensor else name.partition(":")[0].replace("/", "_"): tensor or name for name, _, tensor in pairs
+    }
+    if not tensors or not all(tensors) or len(tensors) < len(pairs):
+        raise ConfigError(f"Tensors must be NAME=TENSOR,..., each name once. Received: {text!r}.")
+    return tensors
 
 
 def _check(version: str, sample: str | None) -> int:
-    """Shows the report on a SavedModel, and writes it beside if it may; 1: it cannot be served."""
+    """Prints the report on a SavedModel, and writes it beside it if possible. Returns 1: it cannot be served."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import_without_keras()
     from keras_ddl.export.proof.check import check_saved_model
@@ -238,7 +240,7 @@ def _check(version: str, sample: str | None) -> int:
 
 
 def parse_which(text: str) -> str | int:
-    """Returns "latest", "best" or a step. Raises: ConfigError: none of them."""
+    """Returns "latest", "best" or a step. Raises: ConfigError: `text` is none of them."""
     if text in ("latest", "best"):
         return text
     if text.isdigit():
@@ -247,7 +249,7 @@ def parse_which(text: str) -> str | int:
 
 
 def parse_version(text: str | None) -> int | str | None:
-    """Returns None, "step" or a number above 0. Raises: ConfigError: none of them."""
+    """Returns None, "step" or a number above 0. Raises: ConfigError: `text` is none of them."""
     if text is None or text == "step":
         return text
     if text.isdigit() and int(text) > 0:
@@ -256,7 +258,7 @@ def parse_version(text: str | None) -> int | str | None:
 
 
 def describe(result: ExportResult, model_name: str) -> str:
-    """Returns what was written, from what, how long each stage took, and how to serve it."""
+    """Returns the message after an export: what was written from what, the time of each stage, and how to serve it."""
     source = [] if result.step is None else [f"step {result.step}"]
     source += [] if result.epoch is None else [f"epoch {result.epoch}"]
     source += [f"{name} {value:.4g}" for name, value in result.metrics.items()]
@@ -282,7 +284,7 @@ def describe(result: ExportResult, model_name: str) -> str:
 
 
 def size_text(num_bytes: Any) -> str:
-    """Returns "1.3 MB"; powers of ten, as disks have it."""
+    """Returns a size as "1.3 MB", in powers of ten."""
     value = float(num_bytes)
     for unit in ("bytes", "kB", "MB"):
         if value < 1000:

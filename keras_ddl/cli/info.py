@@ -1,4 +1,4 @@
-"""keras-ddl info: what this installation is made of. Imports neither TensorFlow nor Keras nor MPI."""
+"""keras-ddl info: shows the installed versions and settings. Imports neither TensorFlow nor Keras nor MPI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from keras_ddl import config
 from keras_ddl.cli.export import size_text
 from keras_ddl.errors import KerasDdlError
 
-# One of a row is expected; which of them it is matters.
+# Alternatives: one of each row is expected.
 _DISTRIBUTIONS = (
     ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-gpu", "tensorflow-intel"),
     ("keras",),
@@ -40,20 +40,20 @@ def command() -> None:
 
 
 def software() -> list[tuple[str, str]]:
-    """Returns (name, version) of keras_ddl and what it works with, from the metadata of what is installed."""
+    """Returns (name, version) of keras_ddl and the packages that it uses, from their metadata."""
     rows = [
         ("keras_ddl", f"{keras_ddl.__version__} ({Path(keras_ddl.__file__).parent})"),
         ("python", f"{platform.python_version()} ({sys.executable})"),
     ]
     for names in _DISTRIBUTIONS:
-        found = [(name, version) for name in names if (version := _version(name))]
-        if not found:
+        installed = [(name, version) for name in names if (version := _version(name))]
+        if not installed:
             missing = "not installed"
             if names[0] == "tensorflow":
                 missing += " (pip install 'keras_ddl[cpu]' or 'keras_ddl[gpu]')"
             rows.append((names[0], missing))
-        rows += found
-        if names[0] == "tensorflow" and len(found) > 1:
+        rows += installed
+        if names[0] == "tensorflow" and len(installed) > 1:
             rows.append(("", "WARNING: these overwrite each other's files; uninstall all, then install one"))
     libraries = sorted(path.name for folder in keras_ddl.__path__ for path in Path(folder).glob("libkeras_ddl*.so"))
     rows.append(("native libraries", ", ".join(libraries) or "none: keras_ddl is not built"))
@@ -61,16 +61,16 @@ def software() -> list[tuple[str, str]]:
 
 
 def mpi() -> list[tuple[str, str]]:
-    """Returns what would start the ranks, and what they would speak; the two must be of one family."""
+    """Returns the mpirun that would start ranks, and the MPI that they would use; both must be of one family."""
     from keras_ddl.launch import mpirun, native_mpi
 
     try:
-        found = mpirun.find()
+        starter = mpirun.find()
     except KerasDdlError as error:
         return [("native library", _native_text(native_mpi.describe())), ("mpirun", str(error))]
-    native = native_mpi.describe(found.mpi)
-    rows = [("native library", _native_text(native)), ("mpirun", found.path), ("", found.version)]
-    if native.get("family", found.mpi) != found.mpi:
+    native = native_mpi.describe(starter.mpi)
+    rows = [("native library", _native_text(native)), ("mpirun", starter.path), ("", starter.version)]
+    if native.get("family", starter.mpi) != starter.mpi:
         rows.append(("", f"WARNING: mpirun starts ranks of another MPI than {native['family']}"))
     return rows
 
@@ -106,8 +106,8 @@ def settings() -> list[tuple[str, str]]:
         rows.append((row.environment_name, f"{value if value is not None else '-'} ({source}): {row.why}"))
     rows += [(name, f"{os.environ[name]} (environment, UNKNOWN to keras_ddl)") for name in config.unknown()]
     if os.environ.get("TF_CONFIG"):
-        told = "TensorFlow's; `keras-ddl run --tf-config` starts the cluster it names."
-        rows.append(("TF_CONFIG", f"{os.environ['TF_CONFIG']} (environment): {told}"))
+        note = "TensorFlow's; `keras-ddl run --tf-config` starts the cluster it names."
+        rows.append(("TF_CONFIG", f"{os.environ['TF_CONFIG']} (environment): {note}"))
     if "DDL_OPTIONS" in os.environ:
         rows.append(("DDL_OPTIONS", f"{os.environ['DDL_OPTIONS']} (environment): IBM's; only its -mode is read."))
     return rows

@@ -1,4 +1,4 @@
-"""The group of commands, and how an error looks: one message on stderr, no traceback unless --debug."""
+"""The group of commands. An error is one message on stderr, without a traceback unless --debug."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import click
 from keras_ddl.errors import ConfigError, KerasDdlError
 from keras_ddl.launch.sinks import open_standard_streams
 
-# In the order of --help: module, and one line so that --help imports none of them.
+# In the order of --help: module, and its help line, so that --help imports no module.
 _COMMANDS = {
     "run": ("keras_ddl.cli.run", "Run a program on several ranks."),
     "export": ("keras_ddl.cli.export", "Turn a checkpoint into a SavedModel for serving."),
     "serve": ("keras_ddl.cli.serve", "Serve a SavedModel over gRPC and REST, for trials."),
     "predict": ("keras_ddl.cli.predict", "Query a model server."),
     "bench": ("keras_ddl.cli.bench", "Compare all_reduce with MPI_Allreduce; how training scales."),
-    "trace": ("keras_ddl.cli.trace", "Say where the time of a training's steps went, by its timeline."),
-    "doctor": ("keras_ddl.cli.doctor", "Find what will stop or slow a training here, and say the remedy."),
+    "trace": ("keras_ddl.cli.trace", "Show where the time of training steps goes, from a timeline."),
+    "doctor": ("keras_ddl.cli.doctor", "Find what would stop or slow a training here, and the remedy."),
     "info": ("keras_ddl.cli.info", "Show versions, MPI, the machine and the settings in effect."),
 }
 _USAGE_STATUS = 2
@@ -63,15 +63,15 @@ def group() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the command line and exits: 0, the status of a failed rank, 1 for an error, 2 for a mistake in usage."""
+    """Runs the command line and exits: 0, the status of a failed rank, 1 for an error, 2 for wrong usage."""
     arguments = sys.argv[1:] if argv is None else argv
-    # Only before the command: after it, it may be the program's.
+    # Only before the command: after it, the option may be the program's.
     debug = "--debug" in itertools.takewhile(lambda word: word.startswith("-"), arguments)
     run_and_exit(group, "keras-ddl", arguments, debug=debug)
 
 
 def run_and_exit(command: click.Command, name: str, arguments: list[str] | None, *, debug: bool = False) -> NoReturn:
-    """Runs a command that is called `name`, and exits as `main` does. With `debug` errors of ours are raised."""
+    """Runs a command under the name `name`, and exits as `main` does. `debug`: raise errors of keras_ddl."""
     open_standard_streams()
     try:
         status = command.main(args=arguments, prog_name=name, standalone_mode=False)

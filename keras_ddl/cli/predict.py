@@ -71,17 +71,17 @@ def _read(rows: str) -> dict[str, Any]:
                 return dict(file)
             except ValueError:
                 raise ConfigError(
-                    f"ROWS holds plain arrays. Received: {rows!r} with Python objects. Make numbers or text of them; "
-                    'bytes, as of images, go into JSON: {"image_bytes": [{"b64": "..."}]}.'
+                    f"ROWS must have plain arrays. Received: {rows!r} with Python objects. Convert them to numbers or "
+                    'strings; write bytes, as of images, in JSON: {"image_bytes": [{"b64": "..."}]}.'
                 ) from None
-    with click.open_file(rows, encoding="utf-8") as file:  # as JSON is, whatever the system's encoding
+    with click.open_file(rows, encoding="utf-8") as file:  # JSON is UTF-8, whatever the system's encoding
         try:
-            found = json.load(file)
+            inputs = json.load(file)
         except ValueError as error:
-            raise ConfigError(f"ROWS is an .npz file, or JSON. Received: {rows!r}: {error}.") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"ROWS as JSON is an object of inputs by name. Received: {type(found).__name__}.")
-    return found
+            raise ConfigError(f"ROWS must be an .npz file, or JSON. Received: {rows!r}: {error}.") from None
+    if not isinstance(inputs, dict):
+        raise ConfigError(f"ROWS as JSON must be an object of inputs by name. Received: {type(inputs).__name__}.")
+    return inputs
 
 
 def _by_rest(
@@ -101,10 +101,10 @@ def _by_rest(
     except (urllib.error.URLError, TimeoutError) as error:
         raise _refused(url, str(getattr(error, "reason", error))) from None
     except (http.client.HTTPException, ValueError) as error:
-        why = f"no answer of HTTP and JSON ({type(error).__name__}). Is it the port of gRPC? Then give grpc://"
+        why = f"no HTTP response with JSON ({type(error).__name__}). Is it the gRPC port? Then use grpc://"
         raise _refused(url, why) from None
     if not isinstance(outputs, dict):
-        outputs = {"output": outputs}  # JSON does not say the name of an only one
+        outputs = {"output": outputs}  # a single output has no name in JSON
     return {name: np.asarray(value) for name, value in outputs.items()}
 
 
@@ -121,15 +121,15 @@ def _by_grpc(
     with grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)]) as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         try:
-            # JSON and NumPy have dtypes of their own: the model says which it takes.
-            asked = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
+            # JSON and NumPy have other dtypes: cast to those of the model's inputs.
+            metadata = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
             request = predict_pb2.PredictRequest()
-            for each in (asked, request):
+            for each in (metadata, request):
                 each.model_spec.name = model
                 if version:
                     each.model_spec.version.value = version
             signatures = get_model_metadata_pb2.SignatureDefMap()
-            stub.GetModelMetadata(asked, timeout=timeout).metadata["signature_def"].Unpack(signatures)
+            stub.GetModelMetadata(metadata, timeout=timeout).metadata["signature_def"].Unpack(signatures)
             known = signatures.signature_def[signature].inputs
             request.model_spec.signature_name = signature
             for name, value in inputs.items():
@@ -142,7 +142,7 @@ def _by_grpc(
 
 
 def _plain(array: Any) -> Any:
-    """Returns lists, as JSON has them."""
+    """Returns the array as lists, for JSON."""
     if array.dtype.kind not in "OSU":
         return array.tolist()
 
@@ -153,7 +153,7 @@ def _plain(array: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """Returns text; of bytes that are none, what JSON has for them."""
+    """Returns a string; for bytes that are not UTF-8, the JSON object {"b64": ...}."""
     if not isinstance(value, bytes):
         return str(value)
     try:
@@ -163,16 +163,16 @@ def _text(value: Any) -> Any:
 
 
 def _without_base64(value: Any) -> Any:
-    """Returns JSON with bytes where it holds an object of "b64"."""
+    """Returns JSON with bytes in place of {"b64": ...} objects."""
     if isinstance(value, list):
         return [_without_base64(each) for each in value]
     return base64.b64decode(value["b64"]) if isinstance(value, dict) and set(value) == {"b64"} else value
 
 
 def _readable(array: Any) -> Any:
-    """Returns an array of text where the server has answered bytes, as gRPC does, or base64, as REST may.
+    """Converts bytes (from gRPC) and base64 (from REST) to an array of strings.
 
-    Text with zeros at its end, which an array of text forgets, stays bytes, as bytes do that are no text.
+    Bytes that are not UTF-8 stay bytes, and so do strings with zeros at the end, which NumPy's strings would drop.
     """
     import numpy as np
 
@@ -185,16 +185,16 @@ def _readable(array: Any) -> Any:
     with contextlib.suppress(UnicodeDecodeError):
         if not any(each.endswith(b"\0") for each in values):
             return np.array([each.decode() for each in values], str).reshape(array.shape)
-    found = np.empty(array.shape, object)
-    found.reshape(-1)[:] = values
-    return found
+    result = np.empty(array.shape, object)
+    result.reshape(-1)[:] = values
+    return result
 
 
 def _storable(name: str, array: Any) -> Any:
-    """Returns an array as .npz keeps it without pickle."""
+    """Returns an array that .npz stores without pickle."""
     if array.dtype.kind == "O" and any(each.endswith(b"\0") for each in array.flat):
         raise ConfigError(
-            f".npz forgets zeros at the end of bytes. Received: an answer with such, as {name!r}. Write .json."
+            f".npz drops zeros at the end of bytes. Received: output {name!r} with such zeros. Write .json."
         )
     return array.astype("S") if array.dtype.kind == "O" else array
 

@@ -1,4 +1,4 @@
-"""keras-ddl run: a program on several ranks."""
+"""keras-ddl run: runs a program on several ranks."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ def command(
     keras-ddl run --tf-config python train.py
     keras-ddl run -np 4 --restarts 3 train.py
 
-    The output of rank 0 is shown as it arrives; whole lines of the others are shown with their rank in front. When a
-    rank fails, all are ended, and the traceback of the first that failed is the last thing printed. The exit status is
-    0 when every rank ended with 0, that of the first failed rank otherwise (128 + number for a signal). With --restarts
-    the job is then started again.
+    The output of rank 0 is shown as it arrives, that of others in complete lines with the rank in front. When a rank
+    fails, all are ended, and the traceback of the first that failed is printed last. The exit status is 0 when every
+    rank ended with 0, else that of the first failed rank (128 + number for a signal). With --restarts the job is then
+    restarted.
     """
     from keras_ddl.launch import hostfile as hostfile_module
     from keras_ddl.launch import job as job_module
@@ -145,8 +145,8 @@ def command(
         click.echo(f"keras-ddl: the ranks do not get TF_CONFIG: {why}.", err=True)
     if dry_run:
         if discovery is not None:
-            ranks, found = placement.first(discovery.hosts()) or (job.num_ranks, ())
-            job = dataclasses.replace(job, num_ranks=ranks, hosts=found)
+            ranks, available = placement.first(discovery.hosts()) or (job.num_ranks, ())
+            job = dataclasses.replace(job, num_ranks=ranks, hosts=available)
         click.echo(shlex.join(job.command()))
         return 0
     return run_job(job, **attempts)
@@ -155,9 +155,9 @@ def command(
 def _cluster(
     file: str | None, num_ranks: int | None, hosts: str | None, variables: dict[str, str]
 ) -> tuple[int, str | None]:
-    """Returns (number of ranks, hosts) of the cluster that TF_CONFIG or a file names, and tells the ranks of it.
+    """Returns (number of ranks, hosts) of the cluster in TF_CONFIG or a file; sets TF_CONFIG in `variables`.
 
-    Raises: ConfigError: it names no tasks that train, or -np or --hosts say otherwise.
+    Raises: ConfigError: the cluster has no tasks that train, or contradicts -np or --hosts.
     """
     from keras_ddl.topology import tf_config
 
@@ -172,7 +172,7 @@ def _cluster(
     if hosts is not None or num_ranks not in (None, len(cluster.tasks)):
         raise ConfigError(
             f"--tf-config takes hosts and number of ranks from {origin} ({len(cluster.tasks)} tasks that train). "
-            f"Received: np={num_ranks}, hosts={hosts!r} besides. Leave --tf-config out to choose them yourself."
+            f"Received: np={num_ranks}, hosts={hosts!r} as well. Leave --tf-config out to choose them yourself."
         )
     if left_out := cluster.left_out_text():
         click.echo(f"keras-ddl: {left_out}", err=True)
@@ -181,7 +181,7 @@ def _cluster(
 
 
 def run_job(job: Job, **attempts: Any) -> int:
-    """Runs the job, showing what its ranks write; `attempts`: as for RestartLoop. Returns its exit status."""
+    """Runs the job and shows its output. `attempts`: as for RestartLoop. Returns the exit status."""
     from keras_ddl.launch.output import Screen
     from keras_ddl.launch.restarts import RestartLoop
     from keras_ddl.launch.sinks import FileDescriptorSink
@@ -193,14 +193,14 @@ def run_job(job: Job, **attempts: Any) -> int:
     loop = RestartLoop(job, screen, stdin=stdin_fd(), terminals=terminals, **attempts)
     result = loop.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2))
     screen.write_lines("err", result.failure_text.encode())
-    # Also where the last words found that nobody reads.
+    # Writing the failure may have shown that nobody reads any more.
     return result.exit_status if screen.lost is None else 128 + screen.lost
 
 
 def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:
-    """Returns the command line of every rank: python is ours, and a .py file is run by it.
+    """Returns the command line of every rank: `python` becomes this interpreter, which also runs .py files.
 
-    `local`: the ranks run on this host, so that a program that is not here is a mistake.
+    `local`: the ranks run on this host, so the program must exist here.
 
     Raises: ConfigError: there is no program.
     """
@@ -210,7 +210,7 @@ def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:
     if name.endswith(".py"):
         name, arguments = sys.executable, list(program)
     elif name in ("python", "python3"):
-        # The one with keras_ddl in it, also when its environment is not activated.
+        # The python that has keras_ddl, even if its environment is not activated.
         name = sys.executable
     elif name == "keras-ddl":
         name, arguments = sys.executable, ["-m", "keras_ddl.cli", *arguments]
@@ -225,9 +225,9 @@ def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:
 
 
 def horovod_environment(env: dict[str, str]) -> dict[str, str]:
-    """Returns `env` with a PYTHONPATH in which keras_ddl is found as horovod.
+    """Returns `env` with a PYTHONPATH by which `import horovod` finds keras_ddl.
 
-    Raises: ConfigError: a Horovod is installed on this host; on others the ranks will say so.
+    Raises: ConfigError: a Horovod is installed on this host; on other hosts the ranks check that.
     """
     from keras_ddl.horovod import installation
     from keras_ddl.launch.rank_environment import python_path
@@ -237,9 +237,9 @@ def horovod_environment(env: dict[str, str]) -> dict[str, str]:
 
 
 def parse_env(settings: tuple[str, ...]) -> dict[str, str]:
-    """Returns the variables of NAME=VALUE settings; a NAME alone is taken from the environment.
+    """Returns the variables of NAME=VALUE settings; a NAME alone takes its value from the environment.
 
-    Raises: ConfigError: no name, or a name alone that is not set.
+    Raises: ConfigError: a setting without a name, or a NAME alone that is not set.
     """
     result = {}
     for setting in settings:

@@ -1,4 +1,4 @@
-"""keras-ddl serve: a server for trying a SavedModel, and for small services."""
+"""keras-ddl serve: serves SavedModels, for trials and small services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODULES = ("tensorflow_serving", "grpc", "grpc_health", "aiohttp", "prometheus_
 
 
 def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds what is not among our own options, under TensorFlow Serving's names and out of --help."""
+    """Adds TensorFlow Serving's flags as hidden options, except those that are also our own."""
     kinds: dict[type, Any] = {bool: click.BOOL, int: click.INT, float: click.FLOAT, str: click.STRING}
     for flag in reversed(FLAGS):
         if flag.name == "port":  # which is ours, too
@@ -42,9 +42,9 @@ def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., 
 @click.option(
     "--health-port",
     type=int,
-    help="A port for probes of health alone, which no request can hold up; 0 chooses one. Default: none.",
+    help="A port only for health probes, which requests cannot delay; 0 chooses one. Default: none.",
 )
-@click.option("--ssl-config-file", help="TLS: an SSLConfig as of TensorFlow Serving.", metavar="FILE")
+@click.option("--ssl-config-file", help="TLS: an SSLConfig as in TensorFlow Serving.", metavar="FILE")
 @click.option(
     "--threads", type=click.IntRange(min=0), default=0, help="Worker threads of a model; default: one per core."
 )
@@ -63,7 +63,7 @@ def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., 
     type=click.FloatRange(min=1),
     default=1024.0,
     show_default=True,
-    help="What all requests under way may hold.",
+    help="Memory limit for all current requests together.",
 )
 @click.option("--timeout", default=30.0, show_default=True, help="Time limit of a REST request in seconds.")
 @click.option("--idle-seconds", default=75.0, show_default=True, help="Time limit of a connection without a request.")
@@ -71,7 +71,7 @@ def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., 
 @click.option(
     "--drain-seconds", default=30.0, show_default=True, help="Time at shutdown for running requests to finish."
 )
-@click.option("--allow-reload-config", is_flag=True, help="Take new lists of models from clients.")
+@click.option("--allow-reload-config", is_flag=True, help="Let clients change the list of models.")
 @click.option(
     "--import",
     "modules",
@@ -81,7 +81,7 @@ def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., 
 )
 @click.option("--access-log", help="A JSON line for each request, to this file; - for stdout.", metavar="FILE")
 @_flags_of_tensorflow_serving
-def command(directories: tuple[str, ...], **given: Any) -> None:
+def command(directories: tuple[str, ...], **arguments: Any) -> None:
     """Serve the newest version in each DIRECTORY, as `keras-ddl export` writes them, and each newer one that appears.
 
     \b
@@ -89,25 +89,24 @@ def command(directories: tuple[str, ...], **given: Any) -> None:
     keras-ddl serve digits=saved_model translate=/models/translate --port 0
     keras-ddl serve --model-config-file models.config
 
-    It speaks TensorFlow Serving's interfaces, gRPC on 8500 and REST on 8501, and takes its flags, too
-    (docs/serving-flags.md). It is meant to try a model with, and for small services. To serve the same directory with
+    It has TensorFlow Serving's interfaces, gRPC on 8500 and REST on 8501, and takes its flags, too
+    (docs/serving-flags.md). It is for trying a model and for small services. To serve the same directory with
     TensorFlow Serving itself:
 
     \b
     docker run --rm -p 8500:8500 -p 8501:8501 -v $PWD/saved_model:/models/model tensorflow/serving
     """
-    options = _with_flags(given)
-    if given["tfs_model_base_path"] is not None:
-        directories = (*directories, given["tfs_model_base_path"])
+    options = _with_flags(arguments)
+    if arguments["tfs_model_base_path"] is not None:
+        directories = (*directories, arguments["tfs_model_base_path"])
     models = _models(directories, options["model_name"], options["model_config_file"])
     missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise DependencyError(
-            f"keras-ddl serve needs the extra 'serving': pip install 'keras_ddl[serving]'. Not found: {missing}. "
-            "With tensorflow-cpu: pip install --no-deps tensorflow-serving-api, because it requires the full "
-            "tensorflow."
+            f"keras-ddl serve needs the extra 'serving': pip install 'keras_ddl[serving]'. Not found: {missing}. With "
+            "tensorflow-cpu: pip install --no-deps tensorflow-serving-api, because it requires the full tensorflow."
         )
-    for module in given["modules"]:
+    for module in arguments["modules"]:
         _check_module(module)
     from keras_ddl.serving import model_config
     from keras_ddl.serving.server import Server
@@ -148,16 +147,16 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _with_flags(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns our options with what TensorFlow Serving's flags say. Raises: ConfigError: one that is refused."""
-    options = {name: value for name, value in given.items() if not name.startswith("tfs_")}
+def _with_flags(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns our options, with TensorFlow Serving's flags applied. Raises: ConfigError: a flag is refused."""
+    options = {name: value for name, value in arguments.items() if not name.startswith("tfs_")}
     options["without_effect"] = []
     for flag in FLAGS:
-        value = given.get(f"tfs_{flag.name}")
+        value = arguments.get(f"tfs_{flag.name}")
         if value is None:
             continue
         if flag.support is Support.REFUSED and value is not False:
-            raise ConfigError(f"keras-ddl serve cannot do what --{flag.name} asks for: {flag.note}. Leave it out.")
+            raise ConfigError(f"keras-ddl serve does not support --{flag.name}: {flag.note}. Leave it out.")
         if flag.support is Support.NO_EFFECT:
             options["without_effect"].append(flag)
         name = flag.option or f"tfs_{flag.name}"
@@ -166,7 +165,7 @@ def _with_flags(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_module(module: str) -> None:
-    """Looks whether a module can be imported, which the process does that starts the models."""
+    """Raises: ConfigError: the module is not installed. The process that starts the models imports it later."""
     try:
         is_there = importlib.util.find_spec(module) is not None
     except ImportError:
@@ -176,7 +175,7 @@ def _check_module(module: str) -> None:
 
 
 def _log_to_stderr(without_effect: Sequence[Flag]) -> None:
-    """Shows what this server says."""
+    """Sends the server's log to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("keras-ddl serve: %(message)s"))
     logger = logging.getLogger("keras_ddl.serving")
@@ -188,7 +187,7 @@ def _log_to_stderr(without_effect: Sequence[Flag]) -> None:
 
 
 def _models(directories: tuple[str, ...], model_name: str | None, config_file: str | None) -> list:
-    """Returns the models that the command line names. Raises: ConfigError: none, or by both ways."""
+    """Returns the models that the command line names. Raises: ConfigError: no models, or both ways are used."""
     from keras_ddl.serving.model_config import ModelConfig
 
     if bool(directories) == (config_file is not None):
@@ -207,16 +206,15 @@ def _models(directories: tuple[str, ...], model_name: str | None, config_file: s
         if not Path(path).is_dir():
             raise ConfigError(
                 f"DIRECTORY must hold versions, such as saved_model/1. Received: {path!r}, which is not a directory. "
-                "If training has yet to write it, create it: the server waits for the first version."
+                "If training will write it later, create it: the server waits for the first version."
             )
         if (Path(path) / "saved_model.pb").exists():
             raise ConfigError(
                 f"DIRECTORY must hold versions, such as saved_model/1. Received: {path!r}, which is itself a "
-                f"SavedModel. "
-                f"Give its parent directory: {str(Path(path).resolve().parent)!r}."
+                f"SavedModel. Give its parent directory: {str(Path(path).resolve().parent)!r}."
             )
         models.append(ModelConfig(name, Path(path)))
     names = [each.name for each in models]
     if len(set(names)) < len(names):
-        raise ConfigError(f"Each model needs a name of its own. Received: {names}. Give NAME=DIRECTORY.")
+        raise ConfigError(f"Each model needs a unique name. Received: {names}. Give NAME=DIRECTORY.")
     return models

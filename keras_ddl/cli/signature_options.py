@@ -1,4 +1,4 @@
-"""How signatures are written on the command line: --signature and --encoded-images of keras-ddl export."""
+"""Parses --signature and --encoded-images of keras-ddl export."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from keras_ddl.errors import ConfigError
 
 
 def parse_signatures(by_names: Iterable[str], of_images: Iterable[str]) -> dict[str, Any]:
-    """Returns what `export_saved_model` takes as `signatures`.
+    """Returns the argument `signatures` of `export_saved_model`.
 
     Args:
         by_names: "NAME:OUTPUT,PUBLIC=OUTPUT,..."
         of_images: "NAME" or "NAME:OPTION=VALUE,...", with the options of `EncodedImages`.
-    Raises: ConfigError: not written so, or a name twice.
+    Raises: ConfigError: wrong syntax, or a name twice.
     """
-    found: dict[str, Any] = {}
+    signatures: dict[str, Any] = {}
     for text, read in [*((each, _outputs) for each in by_names), *((each, _images) for each in of_images)]:
         name, _, rest = text.partition(":")
-        if name in found:
-            raise ConfigError(f"Each signature has a name of its own. Received: {name!r} twice.")
-        found[name] = read(text, rest)
-    return found
+        if name in signatures:
+            raise ConfigError(f"Each signature needs a unique name. Received: {name!r} twice.")
+        signatures[name] = read(text, rest)
+    return signatures
 
 
 def _outputs(text: str, rest: str) -> dict[str, str]:
     pairs = [each.strip().partition("=") for each in rest.split(",")]
-    found = {public: source or public for public, _, source in pairs}
-    if not all(found) or len(found) < len(pairs):
+    outputs = {public: source or public for public, _, source in pairs}
+    if not all(outputs) or len(outputs) < len(pairs):
         raise ConfigError(
-            f"--signature is NAME:OUTPUT,... with outputs' or layers' names, each once, or PUBLIC=OUTPUT. Received: "
-            f"{text!r}."
+            f"--signature must be NAME:OUTPUT,... with names of outputs or layers, each once, or PUBLIC=OUTPUT. "
+            f"Received: {text!r}."
         )
-    return found
+    return outputs
 
 
 def _images(text: str, rest: str) -> Any:
@@ -46,12 +46,12 @@ def _images(text: str, rest: str) -> Any:
         read = _OPTIONS.get(name)
         try:
             if read is None or not equals or name in options:
-                raise ValueError("no such option" if read is None else "an option is NAME=VALUE, once")
+                raise ValueError("unknown option" if read is None else "an option must be NAME=VALUE, once")
             options[name] = read(value)
         except (ValueError, ZeroDivisionError) as error:
             raise ConfigError(
-                f"--encoded-images is NAME:OPTION=VALUE,... with options of {', '.join(_OPTIONS)}; several numbers or "
-                f"outputs have spaces between them. Received: {each!r} in {text!r}: {error}."
+                f"--encoded-images must be NAME:OPTION=VALUE,... with options of {', '.join(_OPTIONS)}; several "
+                f"numbers or outputs are separated by spaces. Received: {each!r} in {text!r}: {error}."
             ) from None
     return EncodedImages(**options)
 
@@ -65,7 +65,7 @@ def _numbers(text: str) -> float | list[float]:
 
 def _yes_or_no(text: str) -> bool:
     if text not in ("yes", "no"):
-        raise ValueError("say yes or no")
+        raise ValueError("must be yes or no")
     return text == "yes"
 
 

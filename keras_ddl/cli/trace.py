@@ -1,4 +1,4 @@
-"""keras-ddl trace: what timelines say of a training, in words and as a page. Needs neither TensorFlow nor MPI."""
+"""keras-ddl trace: analyses timelines of a training, in words and as a page. Needs neither TensorFlow nor MPI."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path)
 
 
-@click.group("trace", short_help="Say where the time of a training's steps went, by its timeline.")
+@click.group("trace", short_help="Show where the time of training steps goes, from a timeline.")
 def command() -> None:
-    """Say where the time of a training's steps went, by its timeline.
+    """Show where the time of training steps goes, from a timeline.
 
     \b
     KERAS_DDL_TIMELINE=/tmp/step.json keras-ddl run -np 4 python train.py
@@ -30,31 +30,31 @@ def command() -> None:
 
 @command.command("summary")
 @click.argument("path", type=_FILE, metavar="FILE_OR_FOLDER")
-@click.option("--buckets", default=5, show_default=True, help="How many of the slowest collectives.", metavar="N")
-@click.option("--json", "as_json", is_flag=True, help="Print figures as JSON: seconds, bytes, parts of 1.")
+@click.option("--buckets", default=5, show_default=True, help="Number of slowest collectives shown.", metavar="N")
+@click.option("--json", "as_json", is_flag=True, help="Print figures as JSON: seconds, bytes, shares of 1.")
 def _summary(path: Path, buckets: int, as_json: bool) -> None:
-    """Say which ranks hold up the others and why, how long steps wait for collectives, and which are slow.
+    """Show which ranks delay the others and why, how long steps wait for collectives, and which are slow.
 
-    FILE_OR_FOLDER is the path that KERAS_DDL_TIMELINE had, a merged file, or the folder of the ranks' files.
+    FILE_OR_FOLDER is the value of KERAS_DDL_TIMELINE, a merged file, or the folder of the ranks' files.
     """
     from keras_ddl.timeline import steps
     from keras_ddl.timeline.summary import summarize
     from keras_ddl.timeline.words import sentences
 
-    found = summarize(steps.read(path))
+    summary = summarize(steps.read(path))
     if as_json:
-        click.echo(json.dumps({"words": sentences(found), **found.as_json()}, indent=1))
+        click.echo(json.dumps({"words": sentences(summary), **summary.as_json()}, indent=1))
         return
-    for sentence in sentences(found):
+    for sentence in sentences(summary):
         click.echo(sentence)
-    _show_tables(found, buckets)
+    _show_tables(summary, buckets)
 
 
 @command.command("view")
 @click.argument("path", type=_FILE, metavar="FILE_OR_FOLDER")
 @click.option("-o", "--output", type=_FILE, help="[default: FILE.html beside it]", metavar="FILE.html")
 def _view(path: Path, output: Path | None) -> None:
-    """Write one HTML file that shows the steps of all ranks, what they wait for, and who is late.
+    """Write one HTML file that shows the steps of all ranks, what they wait for, and which ranks are late.
 
     It needs no server and no network: open it in a browser, send it by mail.
     """
@@ -65,7 +65,7 @@ def _view(path: Path, output: Path | None) -> None:
     click.echo(f"{target} ({size_text(target.stat().st_size)})")
 
 
-def _show_tables(found: Summary, buckets: int) -> None:
+def _show_tables(summary: Summary, buckets: int) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -76,14 +76,14 @@ def _show_tables(found: Summary, buckets: int) -> None:
     table = Table(title="Where a step's time goes (means)", box=box.SIMPLE_HEAD, title_justify="left")
     for column in ("rank", "host", "step", "input wait", "compute", "exposed", "late ranks", "between", "last in"):
         table.add_column(column, justify="left" if column == "host" else "right")
-    late = {each.rank for each in found.stragglers}
-    for each in found.ranks:
+    late = {each.rank for each in summary.stragglers}
+    for each in summary.ranks:
         times = (each.step, each.input, each.compute, each.exposed, each.late_ranks, each.between)
         cells = ["-" if value is None else duration(value) for value in times]
         style = "bold red" if each.rank in late else ""
         table.add_row(str(each.rank), each.host, *cells, f"{each.last:.0%}", style=style)
     console.print(table)
-    slowest = found.buckets[:buckets]
+    slowest = summary.buckets[:buckets]
     if not slowest:
         return
     table = Table(title="Slowest collectives (medians)", box=box.SIMPLE_HEAD, title_justify="left")

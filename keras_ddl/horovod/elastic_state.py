@@ -156,9 +156,8 @@ class State(abc.ABC):
 
 def _incomplete(state: State, method: str) -> ConfigError:
     return ConfigError(
-        "A class of your own defines with content() and put(content) what a restart keeps, and with "
-        "sync_from(root) how "
-        f"ranks share it. Received: {type(state).__name__} without {method}(). Define it, or use ObjectState."
+        "A class of your own defines with content() and put(content) what a restart keeps, and with sync_from(root) "
+        f"how ranks share it. Received: {type(state).__name__} without {method}(). Define it, or use ObjectState."
     )
 
 

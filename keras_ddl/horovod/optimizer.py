@@ -159,8 +159,7 @@ def _check(optimizer: Any, inner: Any, op: str) -> None:
     if own_reductions.reduction_of(inner) is not None:
         raise ConfigError(
             f"Gradients must be reduced only once. Received: optimizer {inner.name!r}, which a DistributedOptimizer "
-            f"already is. "
-            "Make another optimizer for another reduction."
+            "already is. Make another optimizer for another reduction."
         )
     check_no_strategy("DistributedOptimizer for", keras_compat.scope_strategy() is not None)
     if keras_compat.strategy_of(inner) is not None:
@@ -189,8 +188,8 @@ def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
         )
     if optimizer.built and not steps:
         raise ConfigError(
-            "backward_passes_per_step needs an optimizer that has not made its variables yet. "
-            f"Received: {optimizer.name!r}, which is built. Call DistributedOptimizer before the first step."
+            "backward_passes_per_step needs an optimizer that has not made its variables yet. Received: "
+            f"{optimizer.name!r}, which is built. Call DistributedOptimizer before the first step."
         )
     optimizer.gradient_accumulation_steps = passes
     return 1.0 if average else float(passes)

@@ -1,11 +1,11 @@
-"""Processes on hosts: finds mpirun, starts the ranks, shows what they write, and ends all of them when one fails.
+"""Runs jobs: finds mpirun, starts the ranks, shows their output, and ends all of them when one fails.
 
     keras-ddl run / keras_ddl.run()  ->  job.py  ->  mpirun  ->  rank_process.py (one per rank)  ->  the program
                                             ^______ control.py: one TCP connection per rank ______|
 
-mpirun only starts processes. Output, errors, exit statuses and orders to stop travel over the connection of each rank,
-because mpirun's own status cannot be trusted (Open MPI 5 returns 0 after a host has died) and because files on one
-host's disk are not seen by another. docs/launch.md says what a user sees.
+mpirun only starts processes. Output, errors, exit statuses and orders to stop are sent over each rank's connection,
+because mpirun's own status cannot be trusted (Open MPI 5 returns 0 after a host has died), and because hosts may share
+no file system. docs/launch.md describes what a user sees.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -26,24 +26,24 @@ class Acceptor:
     def __init__(self, listener: socket.socket, token: str, num_ranks: int) -> None:
         self._listener, self._token = listener, token
         self._max_pending = num_ranks + _EXTRA_CONNECTIONS
-        # With its nonce, the time of its end, and our clock when the nonce was sent; in order.
+        # (channel, nonce, deadline, our clock when the nonce was sent); oldest first.
         self._pending: dict[int, tuple[Channel, bytes, float, float]] = {}
 
     @property
     def fds(self) -> list[int]:
-        """The descriptors to poll for reading: none once it is closed."""
+        """The descriptors to poll for reading; none after `close`."""
         listening = [] if self._listener.fileno() < 0 else [self._listener.fileno()]
         return [*listening, *self._pending]
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is a connection that may yet become a rank's."""
+        """Whether there are connections without a proof yet."""
         return bool(self._pending)
 
     def serve(self, fd: int) -> tuple[Channel, dict[str, Any]] | None:
-        """Returns (channel, its HELLO message) when `fd` has just proven to be a rank's, else None.
+        """Returns (channel, its HELLO message) when the connection `fd` has just been proven to be a rank's, else None.
 
-        The message's "facts", where there are some, get "offset" and "offset_error" of that host's clock.
+        If the message has "facts", "offset" and "offset_error" of that host's clock are added to them.
         """
         if fd == self._listener.fileno():
             self._accept()

@@ -1,11 +1,11 @@
 """The connection between the launcher and the process that wraps each rank: framed messages over a stream.
 
-Where all ranks are on the launcher's host, it is a UNIX socket in the job's private directory, else TCP.
+If all ranks are on the launcher's host, it is a UNIX socket in the job's private directory, else TCP.
 
-A frame is one byte of `Kind`, eight bytes of length (big endian) and the payload. The launcher speaks first (a nonce);
-then each side proves that it knows the job's token by an HMAC over the other's nonce and its own first message, so an
-outsider who finds the port can neither read a rank's output nor start anything, and a rank that reaches an impostor
-runs nothing. Nothing is parsed before the proof. Nothing is encrypted, as in MPI's own connections.
+A frame is one byte of `Kind`, eight bytes of length (big endian) and the payload. The launcher sends a nonce first.
+Then each side proves that it knows the job's token, by an HMAC over the other's nonce and its own first message. So
+nobody else can read a rank's output or start anything by this port, and a rank runs nothing for an impostor. Nothing is
+parsed before the proof. Nothing is encrypted, as in MPI's own connections.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Kind(enum.IntEnum):
     EXIT = 12  # R JSON: status, stopped_by, report, report_age_seconds, checkpoint
     STOP = 13  # L JSON: signal, grace_seconds
     BYE = 14  # L JSON: last (no other attempt follows): the wrapper may leave
-    HOSTS_CHANGED = 15  # L empty: leave HOSTS_FILE for the program
+    HOSTS_CHANGED = 15  # L empty: create HOSTS_FILE for the program
     SIGNAL = 16  # L JSON: signal, for the program and nothing else
 
 
@@ -87,10 +87,10 @@ def _proof(token: str, side: str, nonce: bytes, body: bytes) -> bytes:
 
 
 class Channel:
-    """One end of a connection. Never blocks once it is made; the owner's selector says when to call read and write."""
+    """One end of a connection. Its methods never block; the owner polls, and calls read and write."""
 
     def __init__(self, sock: socket.socket, unauthenticated: Mapping[int, int]) -> None:
-        """`unauthenticated`: the kinds of frames that the peer may send before that, with size limits."""
+        """`unauthenticated`: the kinds of frames that the peer may send before its proof, with size limits."""
         self.sock = sock
         self._unauthenticated: Mapping[int, int] | None = unauthenticated
         self.closed = False
@@ -167,7 +167,7 @@ class Channel:
         self._incoming += data
         while len(self._incoming) >= _HEADER.size:
             kind, size = _HEADER.unpack_from(self._incoming)
-            # Looked at frame by frame: handling one may have made the peer proven.
+            # Checked for each frame: the caller may have authenticated the peer by the previous one.
             if self._unauthenticated is not None and size > self._unauthenticated.get(kind, -1):
                 self.close()
                 return
@@ -187,9 +187,9 @@ class Channel:
 
 @dataclass(frozen=True)
 class Address:
-    """Where the launcher listens: written as `token@hostname@address,address:port` in KERAS_DDL_LAUNCHER.
+    """Where the launcher listens; in KERAS_DDL_LAUNCHER, `token@hostname@address,address:port`.
 
-    `path`: of its UNIX socket instead; written as `token@hostname@/path`.
+    `path`: of a UNIX socket instead; in KERAS_DDL_LAUNCHER, `token@hostname@/path`.
     """
 
     token: str = field(repr=False)
@@ -218,8 +218,9 @@ class Address:
 
 
 def listen(path: Path | None) -> tuple[socket.socket, Address]:
-    """Opens the launcher's socket: `path`, in a directory that is the user's alone; None: on all interfaces, for ranks
-    on other hosts.
+    """Opens the launcher's socket.
+
+    `path`: a UNIX socket, in a directory that only the user can read; None: a port on all interfaces, for other hosts.
     """
     token, hostname = secrets.token_hex(32), socket.gethostname()
     if path is not None:
@@ -238,7 +239,8 @@ def listen(path: Path | None) -> tuple[socket.socket, Address]:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """The path through its open directory: a UNIX socket's name has room for 107 bytes, and TMPDIR may be longer."""
+    """Yields a short path to the socket, through its directory's descriptor: names of UNIX sockets have at most 107
+    bytes, and TMPDIR may be longer."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -260,13 +262,13 @@ def _interface_addresses(sock: socket.socket) -> list[str]:
 
 
 def connect(address: Address, *, timeout: float = 30.0) -> socket.socket:
-    """Connects a rank to the launcher by the first of its addresses that answers.
+    """Connects a rank to the first of the launcher's addresses that answers.
 
-    Raises: LaunchError: none answers within `timeout` seconds, or its UNIX socket at once.
+    Raises: LaunchError: no address answers within `timeout` seconds; or the UNIX socket does not exist.
     """
     if address.path:
         return _connect_here(Path(address.path))
-    # On another host 127.0.0.1 is that host.
+    # On another host, 127.0.0.1 is that host.
     here = address.hostname == socket.gethostname()
     candidates = [a for a in address.addresses if here or not a.startswith("127.")] or list(address.addresses)
     deadline = time.monotonic() + timeout
@@ -293,5 +295,5 @@ def _connect_here(path: Path) -> socket.socket:
             sock.connect(name)
     except OSError as error:
         sock.close()
-        raise LaunchError(f"The launcher must be there while its ranks start. Received: {path}: {error}.") from None
+        raise LaunchError(f"The launcher must be running while its ranks start. Received: {path}: {error}.") from None
     return sock

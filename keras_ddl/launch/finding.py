@@ -1,4 +1,4 @@
-"""One thing that was looked at: how bad it is, what was found, and the remedy."""
+"""The result of one check: its severity, what was found, and the remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXIT_STATUS = {Severity.OK: 0, Severity.NOTE: 0, Severity.WARNING: 3, Severity.E
 
 @dataclass(frozen=True)
 class Finding:
-    """`subject` names what was looked at, `found` what it is; `remedy` is empty where nothing need be done."""
+    """`subject`: what was checked. `found`: the result. `remedy`: empty if nothing need be done."""
 
     severity: Severity
     subject: str
@@ -35,7 +35,7 @@ class Finding:
 
 
 def merged(findings: Iterable[Finding], num_hosts: int) -> list[Finding]:
-    """Returns each finding once, worst first, with the hosts that share it (none where all do)."""
+    """Returns each finding once, worst first, with the hosts that share it (none if all do)."""
     hosts: dict[Finding, list[str]] = {}
     for finding in findings:
         same = Finding(finding.severity, finding.subject, finding.found, finding.remedy)

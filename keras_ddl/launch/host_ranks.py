@@ -1,8 +1,8 @@
-"""Starts the ranks of a job whose ranks are all on this host: a wrapper for each, forked from here. No daemon, no port.
+"""Starts the ranks of a job on this host alone: forks a wrapper for each. No daemon, no port.
 
     python -P -m keras_ddl.launch.host_ranks -np 2 -- python train.py
 
-It stands where mpirun stands in other jobs, in a session without a terminal, and ends when all wrappers have.
+It takes mpirun's place: it runs in a session without a terminal, and ends when all wrappers have ended.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from keras_ddl.launch.control import Address
 from keras_ddl.launch.processes import signal_quietly
 from keras_ddl.launch.rank_process import run_wrapper
 
-# A wrapper that ends with an error before it has reached the launcher leaves the others waiting. The launcher ends
-# those that it knows earlier.
+# A wrapper that fails before it has reached the launcher leaves the others waiting: they are ended after this time. The
+# launcher ends connected ones earlier.
 _AFTER_FAILURE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 
 
 def main(argv: list[str]) -> int:
-    """Entry point; `argv` is ["-np", number, "--", program, arguments...]. Returns the first status that is not 0."""
+    """Entry point; `argv` is ["-np", number, "--", program, arguments...]. Returns the first nonzero status, or 0."""
     size, command = int(argv[1]), argv[3:]
     directory = Path(Address.parse(config.get("LAUNCHER") or "").path).parent
     own = os.getpid()

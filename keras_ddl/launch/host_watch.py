@@ -1,4 +1,4 @@
-"""Hosts that change while a job runs: the launcher polls its script and notifies the ranks, which may then exit."""
+"""Notices that the available hosts change: the launcher polls the discovery script and notifies the ranks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def hosts_changed() -> bool:
 
 
 def exit_for_restart() -> NoReturn:
-    """Ends this rank so that the job is started again. To be called by all ranks, after `hosts_changed` on one."""
+    """Ends this rank so that the job is restarted. All ranks must call it, after `hosts_changed` on one of them."""
     sys.exit(RESTART_STATUS)
 
 
 class HostWatch:
-    """Polls the script in a thread while it is entered; an answer counts when it comes twice in a row."""
+    """Polls the script in a thread, as a context manager. A change counts when two answers in a row agree."""
 
     def __init__(
         self, discovery: Discovery, differs: Callable[[tuple[Host, ...]], bool], announce: Callable[[], None]
@@ -54,7 +54,7 @@ class HostWatch:
         while not self._stopped.wait(_POLL_SECONDS):
             try:
                 hosts = self._discovery.hosts(self._stopped.is_set)
-            except LaunchError:  # reported when the answer is needed
+            except LaunchError:  # reported at the next restart
                 continue
             if self._stopped.is_set():
                 return

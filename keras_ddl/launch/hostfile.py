@@ -1,4 +1,4 @@
-"""Host files of Open MPI and Horovod (`n1 slots=4`), of MPICH (`n1:4`), of Slurm (`n[01-03,07]`, one line a task)."""
+"""Reads host files of Open MPI and Horovod (`n1 slots=4`), MPICH (`n1:4`), and Slurm (`n[01-03]`, a line per task)."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from pathlib import Path
 
 from keras_ddl.errors import ConfigError
 
-# Any other word may be a number of ranks that we would miss (`cpu=4`, `slot=4`), or a line of a rankfile.
+# Other words are refused: they may be a number of ranks (`cpu=4`, `slot=4`), or belong to a rankfile.
 _WORDS = r"(?:\s+(?:max[-_]slots|slots[-_]max|sockets|username|user)\s*=\s*\w+)*?"
 _LINE = re.compile(
     r"(?P<names>[A-Za-z0-9](?:[A-Za-z0-9._-]|\[[0-9,-]+\])*)"
     rf"(?::(?P<after_colon>\d+)|{_WORDS}\s+slots\s*=\s*(?P<slots>\d+))?{_WORDS}"
 )
-# More hosts than any cluster has: a slip in a range must not fill the memory.
+# More hosts than any cluster has: a mistyped range must not exhaust memory.
 _MAX_HOSTS = 100_000
 
 
 def read(path: str | Path, slots: int | None = None) -> str:
-    """Returns the hosts of a file as for `--hosts`: "h0:2,h1:2", in the order in which they first come.
+    """Returns a file's hosts in the form of `--hosts`, "h0:2,h1:2", in the order of their first lines.
 
-    Each line names a host, or several by ranges in brackets. A line without a number of ranks counts as `slots`, or as
-    one rank for each time that the host comes, as Open MPI, `srun` and SLURM_HOSTFILE count. Empty lines and what
-    follows a `#` are ignored, and so are Open MPI's other words (`max_slots=8`).
+    Each line names a host, or several by ranges in brackets. A line without a number of ranks counts as `slots` ranks;
+    without `slots`, as one rank, and lines of a host add up (as in Open MPI, `srun` and SLURM_HOSTFILE). Empty lines,
+    comments after `#`, and Open MPI's other words (`max_slots=8`) are ignored.
 
-    Raises: ConfigError: a line that is none of these, a host with two numbers, or a file without hosts.
+    Raises: ConfigError: an invalid line, a host with two numbers, or a file without hosts.
     """
     ranks: dict[str, int] = {}
     numbered: set[str] = set()
@@ -32,20 +32,20 @@ def read(path: str | Path, slots: int | None = None) -> str:
         line = text.partition("#")[0].strip()
         if not line:
             continue
-        found = _LINE.fullmatch(line)
-        if found is None:
+        match = _LINE.fullmatch(line)
+        if match is None:
             raise _refused(path, number, line, "host, host:ranks or host slots=ranks; hosts may be node[01-04]")
-        given = found["after_colon"] or found["slots"]
-        for name in _expanded(found["names"], path, number):
-            if given is not None and int(given) < 1:
+        count = match["after_colon"] or match["slots"]
+        for name in _expanded(match["names"], path, number):
+            if count is not None and int(count) < 1:
                 raise _refused(path, number, line, "1 or more ranks")
-            if name in numbered or (given is not None and name in ranks):
+            if name in numbered or (count is not None and name in ranks):
                 raise _refused(path, number, line, f"one number of ranks for {name}, which has one already")
-            if given is None and slots is None:
+            if count is None and slots is None:
                 ranks[name] = ranks.get(name, 0) + 1
             else:
-                ranks[name] = int(given) if given is not None else slots or 1
-                numbered.update([name] if given is not None else [])
+                ranks[name] = int(count) if count is not None else slots or 1
+                numbered.update([name] if count is not None else [])
             if len(ranks) > _MAX_HOSTS:
                 raise _refused(path, number, line, f"at most {_MAX_HOSTS} hosts")
     if not ranks:

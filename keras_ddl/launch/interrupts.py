@@ -12,10 +12,10 @@ from typing import Any
 
 
 class Interrupts:
-    """Collects signals while it is entered; restores what was there before when it is left.
+    """Collects signals, as a context manager; restores the previous handlers at the end.
 
-    Python runs signal handlers in the main thread only: in another thread nothing is installed, and nothing arrives.
-    A signal that was ignored (a job started with nohup, or in the background of a script) stays ignored.
+    Python runs signal handlers in the main thread only: in another thread it installs and receives nothing. A signal
+    that was ignored (in a job started with nohup, or in the background of a script) stays ignored.
     """
 
     def __init__(self, signals: Iterable[signal.Signals], again: Callable[[], None]) -> None:
@@ -42,7 +42,7 @@ class Interrupts:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         for signum, handler in self._previous.items():
-            # None: installed by something other than Python; it cannot be put back.
+            # None: installed by something other than Python; it cannot be restored.
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         if self._previous_wakeup is not None:
             signal.set_wakeup_fd(self._previous_wakeup)

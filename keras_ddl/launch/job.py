@@ -1,4 +1,4 @@
-"""One job: what to run and on what, and how it ended. supervisor.py runs it."""
+"""One job: what to run, where, and how it ended. supervisor.py runs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT_STATUS = 124  # that of timeout(1)
 
 
 def new_id() -> str:
-    """Returns a name for directories that nobody can guess."""
+    """Returns an unguessable name for directories."""
     return secrets.token_hex(16)
 
 
@@ -33,15 +33,15 @@ class Job:
     Attributes:
         program: command line of every rank.
         environment: of the program; `make` fills it.
-        mpirun: what starts the ranks; None: all are on this host and need no MPI, so that we do (host_ranks.py).
-        hosts: where to run; empty: this host, or what the resource manager says.
+        mpirun: starts the ranks; None: all ranks are on this host and need no MPI, so host_ranks.py starts them.
+        hosts: where to run; empty: this host, or those of the resource manager.
         timeout: seconds after which the job is ended, None for never.
-        grace: seconds between the signal that ends the job, which the ranks get, and their SIGKILL; None: a few.
-        call: bytes that every rank finds as KERAS_DDL_RUN_DIR/call.pickle (keras_ddl.run), None for a program.
-        output_dir: where each rank's output is kept, None for nowhere.
-        seconds_spent: of the timeout, by earlier attempts.
-        kept: name of the directory that the ranks find as KERAS_DDL_JOB_DIR, also after a restart; None for none.
-        id: names the job's directory on every host; not to be guessed, because /tmp is everybody's.
+        grace: seconds between the signal that ends the ranks and SIGKILL; None: a few.
+        call: for keras_ddl.run, the contents of every rank's KERAS_DDL_RUN_DIR/call.pickle; None for a program.
+        output_dir: where each rank's output is stored, None for nowhere.
+        seconds_spent: how much of the timeout earlier attempts used.
+        kept: name of the directory that survives restarts, which ranks see as KERAS_DDL_JOB_DIR; None for none.
+        id: names the job's directory on every host; unguessable, because everybody can write to /tmp.
     """
 
     program: tuple[str, ...]
@@ -70,7 +70,7 @@ class Job:
         return any("host" in word or word in ("-f", "-H", "-machinefile", "--machinefile") for word in self.mpi_args)
 
     def command(self) -> list[str]:
-        """Returns the command line of what starts the ranks."""
+        """Returns the command line of the starter: mpirun or host_ranks.py."""
         if self.mpirun is None:
             module = "keras_ddl.launch.host_ranks"
             return [sys.executable, "-P", "-m", module, "-np", str(self.num_ranks), "--", *self.program]
@@ -92,7 +92,7 @@ class Job:
 
     @property
     def starter(self) -> str:
-        """The name of what starts the ranks."""
+        """The program that starts the ranks, for messages."""
         return "host_ranks" if self.mpirun is None else "mpirun"
 
     @property
@@ -102,16 +102,16 @@ class Job:
 
     @property
     def sockets(self) -> Path:
-        """The directory in it for what the job's processes on this host connect to."""
+        """The directory in `folder` for sockets of the job's processes on this host."""
         return self.folder / "keras_ddl-sockets"
 
     def starter_environment(self, launcher: str) -> dict[str, str]:
-        """Returns the environment of what starts the ranks, and of the wrappers; the programs get `environment`."""
+        """Returns the environment of the starter and of the wrappers; the programs get `environment`."""
         result = mpirun_module.environment(os.environ)
         if self.mpirun is not None and not self.several_hosts:
             result = mpirun_module.ONE_HOST | result
         result["KERAS_DDL_LAUNCHER"] = launcher
-        # Where Open MPI's files go here, so that they are removed also when mpirun had to be killed.
+        # Open MPI's files on this host go into the job's folder, which is removed even if mpirun had to be killed.
         result["PRTE_MCA_prte_local_tmpdir_base"] = str(self.folder)
         result["PYTHONPATH"] = python_path()
         return result
@@ -131,13 +131,13 @@ def make(
     mpi_args: tuple[str, ...] = (),
     **rest: object,
 ) -> Job:
-    """Returns the job for these settings, all checked.
+    """Checks settings, and returns the job.
 
-    `needs_mpi`: its ranks are to be started by mpirun in any case.
+    `needs_mpi`: mpirun must start the ranks.
 
     Raises:
         ConfigError: the settings contradict each other.
-        LaunchError: there is no mpirun to run it with.
+        LaunchError: no mpirun is installed.
     """
     parsed = mpirun_module.parse_hosts(hosts) if hosts else ()
     slots = sum(host.slots for host in parsed)
@@ -165,11 +165,11 @@ def make(
         indices = [index for index, host in enumerate(parsed) for _ in range(host.slots)] or [0] * num_ranks
         if parsed or not mpirun_module.in_allocation(os.environ):
             parse_mode(mode, indices[:num_ranks])
-    # Written to a pipe, Python's output would come in blocks of 8 KB, long after the fact.
+    # Otherwise Python would write its output to the pipe in blocks of 8 KB, late.
     environment.setdefault("PYTHONUNBUFFERED", "1")
     tune_malloc(environment, max((host.slots for host in parsed), default=num_ranks))
-    asked_for = mpirun or config.get("MPIRUN") or mpi_args or needs_mpi
-    by_mpirun = bool(asked_for or parsed or mpirun_module.in_allocation(os.environ))
+    requested = mpirun or config.get("MPIRUN") or mpi_args or needs_mpi
+    by_mpirun = bool(requested or parsed or mpirun_module.in_allocation(os.environ))
     return Job(
         program=tuple(program),
         num_ranks=num_ranks,
@@ -189,13 +189,13 @@ class JobResult:
 
     Attributes:
         outcomes: per rank.
-        results: per rank, the bytes that the program of `keras_ddl.run` left, for those that left any.
+        results: rank -> the bytes that the program of `keras_ddl.run` returned, for ranks that returned any.
         signal: the signal that terminated the job (SIGINT, SIGTERM, SIGHUP), None for none.
-        refused: the programs were not started, because of what was found on the hosts (preflight.py).
+        refused: the programs were not started, because the checks of the hosts failed (preflight.py).
         timed_out: the job was ended because of its timeout.
         seconds: wall-clock time.
-        starter: the name of what started the ranks.
-        mpirun_text, mpirun_status: the end of what that itself wrote, and its status (negative for a signal).
+        starter: the program that started the ranks.
+        mpirun_text, mpirun_status: the end of the starter's own output, and its status (negative for a signal).
     """
 
     outcomes: list[RankOutcome]
@@ -220,7 +220,7 @@ class JobResult:
 
     @property
     def asks_to_restart(self) -> bool:
-        """Whether the ranks have ended with `RESTART_STATUS`: after a notice, or because the hosts have changed."""
+        """Whether the ranks ended with `RESTART_STATUS`: after a notice, or because the hosts have changed."""
         ended = [outcome for outcome in self.outcomes if outcome.stopped_by is None or outcome.status == RESTART_STATUS]
         return bool(ended) and all(outcome.status == RESTART_STATUS for outcome in ended)
 
@@ -238,27 +238,27 @@ class JobResult:
         first = self.first_failure
         if first is not None:
             return first.exit_status
-        status = self.mpirun_status or 1  # after MPI_Abort it is the number given there
+        status = self.mpirun_status or 1  # after MPI_Abort, the number passed to it
         return status if status > 0 else 128 - status
 
     @property
     def mpirun_end(self) -> str:
-        """How what started the ranks ended."""
+        """How the starter ended, in words."""
         return status_text(self.mpirun_status or 0)
 
     @property
     def failure_text(self) -> str:
-        """What to show of a failure: last the rank that failed first and how to go on. "" for none."""
-        first, way_on = self.first_failure, resume_hint(self.outcomes)
+        """The text about a failure, which ends with the rank that failed first and how to resume; "" for none."""
+        first, hint = self.first_failure, resume_hint(self.outcomes)
         if self.ok:
             return ""
         if self.asks_to_restart:
-            return f"keras-ddl: the ranks have ended with status {RESTART_STATUS}, to be started again.\n{way_on}"
+            return f"keras-ddl: the ranks ended with status {RESTART_STATUS}, to be started again.\n{hint}"
         if self.signal is not None:
-            return way_on
+            return hint
         if first is not None:
             return explain(self.outcomes, first, self.mpirun_text, self.starter)
         if self.timed_out:
-            return way_on
+            return hint
         end = f"keras-ddl: {self.starter} ended ({self.mpirun_end}) before the ranks had finished.\n"
-        return f"{self.mpirun_text.rstrip()}\n{end}{way_on}".lstrip()
+        return f"{self.mpirun_text.rstrip()}\n{end}{hint}".lstrip()

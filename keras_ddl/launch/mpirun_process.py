@@ -1,4 +1,4 @@
-"""The running mpirun: its output, which is kept for bad news, and its end, which it may need help with."""
+"""The running mpirun (or host_ranks.py): its output, kept for error messages, and its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KILLED_SECONDS = 5.0
 
 
 class MpirunProcess:
-    """Started by the constructor. In a session of its own: Ctrl-C is for the launcher, which decides what it means."""
+    """A process that the constructor starts, in its own session: Ctrl-C is for the launcher, which handles it."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: str) -> None:
         self._process = subprocess.Popen(
@@ -34,7 +34,7 @@ class MpirunProcess:
         self.ended_at: float | None = None  # time.monotonic()
 
     def fileno(self) -> int:
-        """The descriptor of its output; -1 when that has ended."""
+        """The descriptor of its output; -1 at the end of the output."""
         return -1 if self._stream.closed else self._stream.fileno()
 
     @property
@@ -44,7 +44,7 @@ class MpirunProcess:
 
     @property
     def text(self) -> str:
-        """The end of what it wrote."""
+        """The end of its output."""
         return self._text.decode(errors="replace")
 
     @property
@@ -53,7 +53,7 @@ class MpirunProcess:
         return self._process.returncode
 
     def read(self) -> bytes:
-        """Returns what it has written since the last call."""
+        """Returns its output since the last call."""
         if self._stream.closed:
             return b""
         try:
@@ -66,7 +66,7 @@ class MpirunProcess:
         return data
 
     def poll(self) -> int | None:
-        """Returns the status, and notes the time when it ends."""
+        """Returns the status; sets `ended_at` when the process has ended."""
         status = self._process.poll()
         if status is not None and self.ended_at is None:
             self.ended_at = time.monotonic()

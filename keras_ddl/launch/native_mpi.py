@@ -1,7 +1,7 @@
-"""The MPI that the native library uses, asked in a process of its own.
+"""Queries which MPI the native library uses, in a separate process.
 
-Loading the library loads MPI, which may install signal and memory hooks; the launcher, and a notebook's kernel even
-more, should stay free of that.
+Loading the library loads MPI, which may install signal and memory hooks. The launcher, and above all a notebook's
+kernel, must not get these.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 from keras_ddl.launch.rank_environment import python_path
 
-_QUESTIONS = {
+_FUNCTIONS = {
     "family": "ddl_mpi_library",
     "version": "ddl_mpi_loaded_version",
     "path": "ddl_mpi_loaded_path",
@@ -25,14 +25,14 @@ import json, sys
 from keras_ddl.communicator import native_library
 first = sys.argv[1:]
 native_library.choose_mpi(*sorted(native_library.mpi_families(), key=lambda family: family not in first))
-print(json.dumps({{key: native_library.mpi_text(name) for key, name in {_QUESTIONS!r}.items()}}))
+print(json.dumps({{key: native_library.mpi_text(name) for key, name in {_FUNCTIONS!r}.items()}}))
 """
 
 
 @functools.cache
 def describe(family: str = "") -> dict[str, str]:
-    """Returns its family, version, path and site_launcher ("" unless built for a site's MPI); {"problem": why} without
-    it. Where the native library serves several MPIs, that of `family` ("Open MPI" or "MPICH") comes first.
+    """Returns family, version, path and site_launcher ("" unless built for a site's MPI) of the MPI; if it cannot be
+    loaded, {"problem": why}. A native library for several MPIs prefers that of `family` ("Open MPI" or "MPICH").
 
     Cost: about 0.2 s, once per process.
     """

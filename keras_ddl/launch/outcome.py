@@ -1,4 +1,4 @@
-"""How the ranks of a job ended, which of them failed first, and the text that says so."""
+"""How the ranks of a job ended, which of them failed first, and the message about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from keras_ddl.files import last_checkpoint
 
-# EX_TEMPFAIL of sysexits.h: the ranks have ended so that the job is started again.
+# EX_TEMPFAIL of sysexits.h: the ranks ended so that the job is started again.
 RESTART_STATUS = 75
 
 _LAST_LINE = re.compile(r"^(?:\s*\|? ?)([A-Za-z_][\w.]*)(?::\s?(.*))?$")
@@ -23,9 +23,9 @@ _ROUTINE = re.compile(
     r"prterun noticed that process rank|exited on signal|BAD TERMINATION OF ONE|YOUR APPLICATION TERMINATED WITH"
 )
 _SUMMARY_CHARACTERS = 300
-_LAST_CHARACTERS = 1000  # what is said last is said with its remedy
+_LAST_CHARACTERS = 1000  # the last line has room for the remedy, too
 _TAIL_LINES = 15
-_LAST_LINES = 8  # of a traceback, which stand alone at the end
+_LAST_LINES = 8  # a longer traceback is followed by a summary
 
 
 @dataclass
@@ -34,8 +34,8 @@ class RankOutcome:
 
     status: exit status; negative for a signal; None: the rank never reported its end.
     stopped_by: who ended it ("the launcher", "mpirun", "the loss of the launcher"), None: it ended by itself.
-    checkpoint: the last whole checkpoint that it knows of (files/last_checkpoint.py).
-    failed_at: time.monotonic() of the launcher when its error happened, as far as is known.
+    checkpoint: the last complete checkpoint that it knows (files/last_checkpoint.py).
+    failed_at: time.monotonic() of the launcher when its error happened, if known; else infinity.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class RankOutcome:
 
     @property
     def done(self) -> bool:
-        """Whether the program ended by itself with status 0: what a job's success is judged by."""
+        """Whether the program ended by itself with status 0, as every rank of a successful job does."""
         return self.status == 0 and self.stopped_by is None
 
     @property
@@ -63,12 +63,12 @@ class RankOutcome:
 
     @property
     def error(self) -> str:
-        """`whole_error`, not longer than some lines."""
-        return _shorten(self.whole_error, _SUMMARY_CHARACTERS)
+        """`full_error`, shortened to some lines."""
+        return _shorten(self.full_error, _SUMMARY_CHARACTERS)
 
     @property
-    def whole_error(self) -> str:
-        """The last line of the traceback ("ValueError: bad"), or "" when there is none."""
+    def full_error(self) -> str:
+        """The last line of the traceback ("ValueError: bad"), or "" without one."""
         if self.report is not None and self.report.get("summary"):
             return str(self.report["summary"])
         for line in reversed(self.error_text.splitlines()):
@@ -78,13 +78,13 @@ class RankOutcome:
 
     @property
     def missed(self) -> list[int] | None:
-        """The ranks whose end its error is about, as far as it knows them; None: its error is its own."""
+        """The lost ranks that its error names; None: the error is its own."""
         lost = (self.report or {}).get("lost")
         return None if lost is None else list(lost["ranks"])
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it failed only because of another rank, or because it was told to end."""
+        """Whether it failed only because of another rank, or because it was asked to end."""
         if self.missed is not None:
             return True
         if (self.report or {}).get("failed_rank", self.rank) != self.rank:
@@ -109,16 +109,16 @@ class RankOutcome:
 
     @property
     def exit_status(self) -> int:
-        """What a shell would call its status; never 0 for a rank that is not done."""
+        """The status as a shell shows it; never 0 for a rank that is not done."""
         if self.status is None or self.stopped_by is not None or self.status == 0:
             return 1
         return self.status if self.status > 0 else 128 - self.status
 
 
 def first_failure(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
-    """Returns the rank whose failure explains the others', None when all are done or were only told to end.
+    """Returns the rank whose failure explains the others', None when all are done or were only asked to end.
 
-    Where the others only miss a rank that has left, it is that one: it may have been ended before it could say so.
+    If the others' errors only report a lost rank, it is that one: it may have died before it could report.
     """
     causes = [o for o in outcomes if not o.done and not (o.stopped_by is not None and not o.error)]
     first = min(causes, key=_order, default=None)
@@ -126,7 +126,7 @@ def first_failure(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
     while first is not None and first.missed and first not in seen:
         seen.append(first)
         first = min((o for o in outcomes if o.rank in first.missed), key=_order, default=first)
-    # Ranks that miss one another: the first of them.
+    # If ranks report one another as lost, the first of them.
     return seen[0] if first in seen[:-1] else first
 
 
@@ -135,7 +135,7 @@ def _order(outcome: RankOutcome) -> tuple[bool, float, int]:
 
 
 def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: str = "", starter: str = "mpirun") -> str:
-    """Returns the text about a failed job. It ends with the traceback of the rank that failed first."""
+    """Returns the message about a failed job. It ends with the traceback of the rank that failed first."""
     lines = []
     others: dict[str, list[int]] = {}
     for outcome in outcomes:
@@ -143,9 +143,9 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
             others.setdefault(outcome.describe(), []).append(outcome.rank)
     for text, ranks in others.items():
         lines.append(f"keras-ddl: {_ranks(ranks)}: {text}")
-    said = mpirun_messages(mpirun_text)
-    if not first.error and not first.stderr_tail.strip() and said:
-        lines += [f"keras-ddl: {starter} said:", *(f"    {line}" for line in said.splitlines())]
+    messages = mpirun_messages(mpirun_text)
+    if not first.error and not first.stderr_tail.strip() and messages:
+        lines += [f"keras-ddl: {starter} said:", *(f"    {line}" for line in messages.splitlines())]
     where = f" on host {first.host}" if first.host else ""
     how = first.describe()
     if first.missed is None and not first.error and first.stopped_by is not None:
@@ -153,13 +153,13 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     status = ""
     if first.error and first.status and first.stopped_by is None:
         status = f" ({status_text(first.status)})"
-    # Which rank it misses may be unknown, or that one misses it, too.
+    # The lost rank may be unknown, or report this one as lost.
     what = "was the first to lose another rank" if first.error and first.is_consequence else "failed first"
     lines.append(f"keras-ddl: rank {first.rank}{where} {what}, and the job was ended: {how}{status}")
     if first.error_text:
         lines.append(first.error_text)
     elif first.status == -signal.SIGKILL:
-        # It could say nothing about that: its last words are about something else.
+        # The rank could not report this: the end of its stderr is about something else.
         lines.append(
             "SIGKILL comes from outside of a program: from another process, or from a kernel that is out of memory "
             "(see dmesg, and the limits of the container)."
@@ -168,16 +168,15 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
         tail = [line for line in first.stderr_tail.strip().splitlines() if not _BOILERPLATE.match(line)]
         lines.append("The last lines of its stderr:")
         lines += tail[-_TAIL_LINES:]
-    way_on = resume_hint(outcomes)
-    # A traceback through TensorFlow fills screens: what matters is said once more below it.
+    # A traceback through TensorFlow fills screens, so its last line is repeated below it.
     below = first.error_text.splitlines() if first.error_text else []
     if first.error and len(below) > _LAST_LINES:
-        lines.append(f"keras-ddl: rank {first.rank}{where} {what}: {_shorten(first.whole_error, _LAST_CHARACTERS)}")
-    return "\n".join(lines) + "\n" + way_on
+        lines.append(f"keras-ddl: rank {first.rank}{where} {what}: {_shorten(first.full_error, _LAST_CHARACTERS)}")
+    return "\n".join(lines) + "\n" + resume_hint(outcomes)
 
 
 def resume_hint(outcomes: Sequence[RankOutcome]) -> str:
-    """Returns the line that says which checkpoint is the last, and what to type to go on from it; "" without one."""
+    """Returns the line that names the last checkpoint, and how to resume from it; "" without one."""
     known = [outcome.checkpoint for outcome in outcomes if outcome.checkpoint is not None]
     if not known:
         return ""

@@ -1,4 +1,4 @@
-"""What the ranks write, on one screen: rank 0 as it comes, whole lines of the others with their rank in front."""
+"""The ranks' output on one screen: rank 0's as it arrives, others' in complete lines with the rank in front."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from keras_ddl.launch.repeated_warnings import RepeatedWarnings, Split
 from keras_ddl.launch.sinks import LastingSink, Sink
 from keras_ddl.launch.startup_notes import NoteFilter, StartupNotes
 
-# A traceback is held back this long. If the rank ends meanwhile, the traceback belongs to its failure and is shown (or
-# only summarised) at the end; otherwise the program has caught and logged it, and it is shown in its place.
-_HOLD_SECONDS = 3.0
-# One that says that another rank is gone is held until that rank must have told why (error_report waits for it, too).
+# A traceback is delayed this long. If the rank ends meanwhile, the traceback belongs to its failure and is shown (or
+# only summarised) at the end; otherwise the program has caught and logged it, and it is shown in place.
+_TRACEBACK_SECONDS = 3.0
+# A RankLostError is delayed until the lost rank must have reported why (error_report.py waits for it, too).
 _CONSEQUENCE = re.compile(rb"^(?:[\w.]+: )?(?:keras_ddl\.errors\.)?RankLostError: ", re.MULTILINE)
-_HOLD_CONSEQUENCE_SECONDS = 15.0
-_HOLD_BYTES = 1 << 18
-# On a screen without cursor movement, other ranks' lines wait so long for rank 0 to finish its line.
+_CONSEQUENCE_SECONDS = 15.0
+_TRACEBACK_BYTES = 1 << 18
+# On a screen without cursor movement, other ranks' lines wait this long for rank 0 to finish its line.
 _UNFINISHED_QUIET_SECONDS = 0.2
 _UNFINISHED_SECONDS = 1.0
 _LINE_BYTES = 1 << 16
@@ -31,7 +31,7 @@ _TRACEBACK = re.compile(rb"^(?:  \+ Exception Group )?" + re.escape(_HEADER), re
 
 
 class _Surface:
-    """One terminal, file or cell: knows the line that rank 0 has not finished."""
+    """One terminal, file or notebook cell, with the line that rank 0 has not finished."""
 
     def __init__(self) -> None:
         self.unfinished = b""
@@ -42,7 +42,7 @@ class _Surface:
 
     def track(self, data: bytes) -> None:
         line = (self.unfinished + data).rpartition(b"\n")[2]
-        # What a carriage return has overwritten need not be kept.
+        # Text that a carriage return has overwritten is dropped.
         head, _, last = line.rpartition(b"\r")
         if not last and head:
             last = head.rpartition(b"\r")[2] + b"\r"
@@ -55,27 +55,27 @@ class Screen:
     """The launcher's stdout and stderr."""
 
     def __init__(self, out: Sink, err: Sink, *, shows_notes: bool = True) -> None:
-        """`shows_notes`: whether what TensorFlow writes when it is loaded is shown (once)."""
+        """`shows_notes`: whether TensorFlow's messages at its import are shown (once)."""
         self.notes = StartupNotes(shown=shows_notes)
         self._sinks = {
             name: LastingSink(sink, functools.partial(self._on_problem, name))
             for name, sink in (("out", out), ("err", err))
         }
         surface = _Surface()
-        # Two terminals are taken to be the same one.
+        # If both are terminals, they are assumed to be the same one.
         shared = out.terminal and err.terminal
         self._surfaces = {"out": surface, "err": surface if shared else _Surface()}
         self.warnings = RepeatedWarnings(lambda data: self.write_lines("err", data))
 
     @property
     def lost(self) -> signal.Signals | None:
-        """The signal that says why nobody will read any more; None: somebody may."""
+        """The signal for the reason why output has no reader any more (see sinks.py); None: it may have one."""
         return next((sink.lost for sink in self._sinks.values() if sink.lost is not None), None)
 
     def _on_problem(self, name: str, error: OSError | ValueError) -> None:
         other = "err" if name == "out" else "out"
         self._sinks[other].write(
-            f"keras-ddl: what the ranks write to std{name} is lost, because it cannot be written: {error}\n".encode()
+            f"keras-ddl: the ranks' std{name} is lost, because it cannot be written: {error}\n".encode()
         )
 
     def write(self, name: str, data: bytes) -> None:
@@ -87,7 +87,7 @@ class Screen:
             self._show_waiting(surface)
 
     def write_lines(self, name: str, data: bytes) -> None:
-        """Writes whole lines (ending in a newline) of anything else, without tearing an unfinished line of rank 0."""
+        """Writes complete lines (ending in a newline) of anything else, without splitting rank 0's unfinished line."""
         surface, sink = self._surfaces[name], self._sinks[name]
         if not surface.unfinished:
             sink.write(data)
@@ -116,7 +116,7 @@ class Screen:
         return waits
 
     def finish(self) -> None:
-        """Writes what still waits, and ends unfinished lines, so that what follows begins on a line of its own."""
+        """Writes what still waits, and ends unfinished lines, so that what follows begins on a new line."""
         self.warnings.flush()
         for name, surface in self._surfaces.items():
             if surface.waiting:
@@ -137,7 +137,7 @@ class Screen:
 
 
 class RankOutput:
-    """What one rank writes: to its log file at once, to the screen in whole lines, tracebacks held back."""
+    """One rank's output: to its log file at once, to the screen in complete lines, with tracebacks delayed."""
 
     def __init__(self, rank: int, screen: Screen, log: IO[bytes] | None = None) -> None:
         self._rank, self._screen = rank, screen
@@ -146,8 +146,8 @@ class RankOutput:
         self._notes = NoteFilter(screen.notes)
         self._partial = {"out": b"", "err": b""}
         self._split = Split()
-        self._held = b""
-        self._held_since = 0.0
+        self._delayed = b""
+        self._delayed_since = 0.0
         self._line_start = True
         self._stderr_tail = b""
 
@@ -157,67 +157,67 @@ class RankOutput:
             self._log.write(data)
         if name == "err":
             self._stderr_tail = (self._stderr_tail + data)[-_TAIL_BYTES:]
-            data = self._hold(self._notes.feed(data))
+            data = self._delay(self._notes.feed(data))
         self._show(name, data)
 
     def _on_full_log(self, error: OSError | ValueError) -> None:
         self._screen.write_lines("err", f"keras-ddl: rank {self._rank}'s log file is incomplete: {error}\n".encode())
 
     def tick(self) -> bool:
-        """Releases what was held long enough. Returns whether something is still held."""
-        self._show("err", self._hold(self._notes.tick()))
+        """Shows what was delayed long enough. Returns whether something is still delayed."""
+        self._show("err", self._delay(self._notes.tick()))
         self._show_split(self._split.tick())
-        if self._held:
-            limit = _HOLD_CONSEQUENCE_SECONDS if _CONSEQUENCE.search(self._held) else _HOLD_SECONDS
-            if time.monotonic() - self._held_since > limit:
+        if self._delayed:
+            limit = _CONSEQUENCE_SECONDS if _CONSEQUENCE.search(self._delayed) else _TRACEBACK_SECONDS
+            if time.monotonic() - self._delayed_since > limit:
                 self._release()
-        return bool(self._held) or self._notes.holds or self._split.holds
+        return bool(self._delayed) or self._notes.waiting or self._split.waiting
 
     @property
     def traceback_since(self) -> float | None:
-        """The time.monotonic() at which the traceback that is held began."""
-        return self._held_since if _TRACEBACK.match(self._held) else None
+        """The time.monotonic() at which the delayed traceback began."""
+        return self._delayed_since if _TRACEBACK.match(self._delayed) else None
 
     def end(self, *, failed: bool) -> tuple[str, str]:
-        """Writes what is left, unless it is the traceback of a failure. Returns (traceback, last lines of stderr)."""
+        """Writes the rest, unless it is the traceback of a failure. Returns (traceback, last lines of stderr)."""
         traceback = ""
-        self._show("err", self._hold(self._notes.flush()))
-        if failed and _TRACEBACK.match(self._held):
-            traceback, self._held = self._held.decode(errors="replace"), b""
+        self._show("err", self._delay(self._notes.flush()))
+        if failed and _TRACEBACK.match(self._delayed):
+            traceback, self._delayed = self._delayed.decode(errors="replace"), b""
         self._release()
         for name, rest in self._partial.items():
             if rest and self._rank != 0:
                 self._show(name, b"\n")
         self._show_split(self._split.flush())
         tail = self._stderr_tail
-        if len(tail) == _TAIL_BYTES:  # what is left of its first line may be the end of anything
+        if len(tail) == _TAIL_BYTES:  # its first line is cut
             tail = tail.partition(b"\n")[2] or tail
         return traceback, startup_notes.without(tail).decode(errors="replace")
 
-    def _hold(self, data: bytes) -> bytes:
-        """Returns what may be shown now."""
-        if self._held:
-            data = self._held + data
-            self._held = b""
-            since = self._held_since
+    def _delay(self, data: bytes) -> bytes:
+        """Keeps a traceback, or what may begin one, for later; returns what may be shown now."""
+        if self._delayed:
+            data = self._delayed + data
+            self._delayed = b""
+            since = self._delayed_since
             self._line_start = True
         else:
             since = time.monotonic()
         for match in _TRACEBACK.finditer(data):
-            if (match.start() == 0 and not self._line_start) or len(data) - match.start() > _HOLD_BYTES:
+            if (match.start() == 0 and not self._line_start) or len(data) - match.start() > _TRACEBACK_BYTES:
                 continue
-            self._held, self._held_since = data[match.start() :], since
+            self._delayed, self._delayed_since = data[match.start() :], since
             return data[: match.start()]
         _, newline, line = data.rpartition(b"\n")
         if line and (newline or self._line_start) and _HEADER.startswith(line):
-            self._held, self._held_since = line, since
+            self._delayed, self._delayed_since = line, since
             return data[: len(data) - len(line)]
         if data:
             self._line_start = data.endswith(b"\n")
         return data
 
     def _release(self) -> None:
-        data, self._held = self._held, b""
+        data, self._delayed = self._delayed, b""
         if data:
             self._line_start = data.endswith(b"\n")
             self._show("err", data)
@@ -238,10 +238,10 @@ class RankOutput:
         else:
             self._show_lines(name, lines)
 
-    def _show_split(self, found: list[tuple[bool, list[bytes]]]) -> None:
-        """Shows stderr of ranks other than 0, warnings once a job."""
+    def _show_split(self, parts: list[tuple[bool, list[bytes]]]) -> None:
+        """Shows stderr of ranks other than 0, each warning once per job."""
         others: list[bytes] = []
-        for is_warning, lines in found:
+        for is_warning, lines in parts:
             if self._rank == 0:
                 if is_warning:
                     self._screen.warnings.of_rank_0(lines)
@@ -257,5 +257,5 @@ class RankOutput:
 
 
 def _final_state(line: bytes) -> bytes:
-    """Returns what a terminal would show of a line that a progress bar has overwritten many times."""
+    """Returns what a terminal would show of a line that a progress bar has rewritten."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]

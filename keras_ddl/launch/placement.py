@@ -1,4 +1,4 @@
-"""The number of ranks and the hosts of an attempt: from the command line, or from a discovery script."""
+"""Chooses the number of ranks and the hosts of an attempt, from the command line or a discovery script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Discovery:
     slots: int = 1
 
     def hosts(self, stopped: Callable[[], bool] = lambda: False) -> tuple[Host, ...]:
-        """Runs the command. Returns no hosts, without waiting for its end, when `stopped()` is true.
+        """Runs the command, and returns the hosts that it prints; if `stopped()` becomes true, kills it and returns ().
 
         Raises: LaunchError: it cannot be run, fails, takes longer than a minute, or prints something else.
         """
@@ -45,8 +45,8 @@ class Discovery:
                             return ()
                         raise self._failure(f"it has not ended after {_SCRIPT_SECONDS:g} s") from None
         if process.returncode != 0:
-            said = err.decode(errors="replace").strip()[-500:]
-            raise self._failure(f"it ended with status {process.returncode}, after saying {said!r}")
+            stderr = err.decode(errors="replace").strip()[-500:]
+            raise self._failure(f"it ended with status {process.returncode}, and stderr {stderr!r}")
         lines = [line.strip() for line in out.decode(errors="replace").splitlines() if line.strip()]
         try:
             return parse_hosts(",".join(x if ":" in x else f"{x}:{self.slots}" for x in lines)) if lines else ()
@@ -66,11 +66,11 @@ class Placement:
 
     Attributes:
         wanted: ranks of the first attempt; None: all that the hosts take.
-        min_ranks, max_ranks: bounds for later ones; None: `wanted`, or what the first attempt had.
-        fixed: the hosts of the command line; empty: this host, or what the resource manager says.
+        min_ranks, max_ranks: bounds for later attempts; None: `wanted`, or the number of the first attempt.
+        fixed: the hosts of the command line; empty: this host, or those of the resource manager.
         discovery: a script that names the hosts instead.
         lost: names of lost hosts. They are left out as long as enough ranks remain without them.
-        order: names of the hosts so far, which keep their places when a script names them in another order.
+        order: names of all hosts so far: they keep their order when a script names them in another one.
     """
 
     wanted: int | None
@@ -85,35 +85,35 @@ class Placement:
         """Raises: ConfigError: bounds that contradict each other, or that have no effect."""
         if self.fixed and self.discovery is not None:
             raise ConfigError(
-                f"Hosts must be either given or discovered, not both. Received: hosts "
-                f"{[host.name for host in self.fixed]} and "
-                f"the script {self.discovery.command!r}. Leave out one of them."
+                "Hosts must be either listed or discovered, not both. Received: hosts "
+                f"{[host.name for host in self.fixed]} and the script {self.discovery.command!r}. Leave out one of "
+                "them."
             )
         if not self.fixed and self.discovery is None and (self.min_ranks, self.max_ranks) != (None, None):
             raise ConfigError(
-                "--min-np and --max-np say how many ranks a job has when its hosts change. Received: neither --hosts "
+                "--min-np and --max-np bound the number of ranks when hosts change. Received: neither --hosts "
                 "nor --host-discovery-script. Name the hosts, or leave them out."
             )
         bounds = [each for each in (self.min_ranks, self.wanted, self.max_ranks) if each is not None]
         if bounds != sorted(bounds):
             raise ConfigError(
-                "min-np must not be above np, nor np above max-np. Received: "
-                f"min-np={self.min_ranks}, np={self.wanted}, max-np={self.max_ranks}."
+                f"min-np must not be above np, nor np above max-np. Received: min-np={self.min_ranks}, "
+                f"np={self.wanted}, max-np={self.max_ranks}."
             )
 
     def first(self, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]] | None:
-        """Returns (ranks, hosts) of the first attempt among `hosts`; None: there are not enough yet."""
+        """Returns (ranks, hosts) of the first attempt on `hosts`; None: they take too few ranks yet."""
         slots = _slots(hosts)
         if slots < max(self.wanted or self.min_ranks or 1, 1):
             return None
-        # np is what the job waits for at its start; more are taken where max-np says so.
+        # np is what the job waits for at its start; max-np allows more.
         ranks = min(slots, self.max_ranks or self.wanted or slots)
         self.min_ranks = self.min_ranks or self.wanted or ranks
         self.max_ranks = self.max_ranks or self.wanted
         return self._chosen(ranks, hosts)
 
     def later(self, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]] | None:
-        """Returns (ranks, hosts) of a later attempt; None: there are too few."""
+        """Returns (ranks, hosts) of a later attempt; None: the hosts take too few ranks."""
         assert self.min_ranks is not None
         names = {host.name for host in hosts}
         self.lost &= names  # a host that was removed and is named again is back
@@ -126,9 +126,9 @@ class Placement:
         return None
 
     def would_change(self, ranks: int, hosts: Sequence[Host], now: Sequence[Host]) -> bool:
-        """Whether `later(now)` would place ranks otherwise than `ranks` on `hosts`, or could not place them."""
-        found = replace(self, lost=set(self.lost), order=list(self.order)).later(now)
-        return found is None or ranks_by_host(*found) != ranks_by_host(ranks, hosts)
+        """Whether `later(now)` differs from `ranks` on `hosts`, or finds too few."""
+        placed = replace(self, lost=set(self.lost), order=list(self.order)).later(now)
+        return placed is None or ranks_by_host(*placed) != ranks_by_host(ranks, hosts)
 
     def _chosen(self, ranks: int, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]]:
         self.order += [host.name for host in hosts if host.name not in self.order]
@@ -146,7 +146,7 @@ def ranks_by_host(ranks: int, hosts: Sequence[Host]) -> dict[str, int]:
 
 
 def host_of_rank(hosts: Sequence[Host], rank: int) -> str | None:
-    """Returns the name of the host that a rank was started on: ranks fill one after the other. None: not known."""
+    """Returns the name of the host that a rank was started on (ranks fill one host after the other); None: unknown."""
     for host in hosts:
         if rank < host.slots:
             return host.name

@@ -1,7 +1,7 @@
-"""What is checked before the programs start: that hosts answer, and that they are alike. Costs no time of its own.
+"""Checks before the programs start: that hosts can be reached, and that they are alike. It adds no time.
 
-The wrappers of the ranks tell what their hosts have in their first message; the programs start when all have told.
-Meanwhile mpirun starts, hosts that named no rank yet are asked whether they can be reached at all.
+The wrappers of the ranks report facts about their hosts in their first message; programs start when all have reported.
+While mpirun starts, hosts without a connected rank are checked for reachability.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from keras_ddl.launch.placement import host_of_rank
 
 
 class Preflight:
-    """The checks of one job. On one host only its /dev/shm is looked at: the rest is alike."""
+    """The checks of one job. On a single host, only /dev/shm is checked."""
 
     def __init__(self, job: Job, say: Callable[[str], None]) -> None:
         self._job, self._say = job, say
         self._is_on = config.get("PREFLIGHT")
-        self._told: dict[int, dict[str, Any]] = {}  # by rank: they come in any order
+        self._facts: dict[int, dict[str, Any]] = {}  # by rank
         self._answered: set[str] = set()  # names in --hosts
-        ask = self._is_on and job.hosts and reach.by_ssh(job.mpi_args, os.environ)
-        self._reach = reach.Reach(job.hosts if ask else ())
+        by_ssh = self._is_on and job.hosts and reach.by_ssh(job.mpi_args, os.environ)
+        self._reach = reach.Reach(job.hosts if by_ssh else ())
 
     @property
     def holds_start(self) -> bool:
-        """Whether programs start only when all ranks have told."""
+        """Whether programs start only when all ranks have reported."""
         return bool(self._is_on) and self._job.several_hosts
 
     def take(self, rank: int, hello: dict[str, Any]) -> None:
@@ -40,24 +40,24 @@ class Preflight:
         if name is not None:
             self._answered.add(name)
         if "facts" in hello:
-            self._told[rank] = hello["facts"]
+            self._facts[rank] = hello["facts"]
 
     def unreachable(self, *, at_end: bool = False) -> str | None:
-        """Returns the text about hosts that cannot be reached and of which no rank has come; None where all may come.
+        """Returns the message about hosts that cannot be reached and have no connected rank; None without such hosts.
 
-        `at_end`: mpirun has ended: waits for the answers.
+        `at_end`: mpirun has ended; waits for checks that still run.
         """
         if at_end:
             self._reach.wait()
-        found = [finding for name, finding in self._reach.findings().items() if name not in self._answered]
-        return _refusal(found) if found else None
+        findings = [finding for name, finding in self._reach.findings().items() if name not in self._answered]
+        return _refusal(findings) if findings else None
 
     def problems(self) -> str | None:
-        """Says what is to be warned of. Returns the text about hosts on which the job cannot start, None without."""
+        """Prints warnings. Returns the message about hosts on which the job cannot start; None without such hosts."""
         if not self._is_on:
             return None
-        if self._told:
-            findings = host_facts.compare([self._told[rank] for rank in sorted(self._told)])
+        if self._facts:
+            findings = host_facts.compare([self._facts[rank] for rank in sorted(self._facts)])
         else:
             own = {"host": socket.gethostname(), "shm": host_facts.free_shared_memory()}
             findings = list(host_facts.check_shared_memory([own]))

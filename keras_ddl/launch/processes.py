@@ -1,4 +1,4 @@
-"""Processes that do not outlive their purpose: parent-death signals, and finding what a job left on this host."""
+"""Keeps processes from outliving a job: parent-death signals, and killing what a job left on this host."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def die_with_parent(signum: int, parent: int | None = None) -> None:
 def dying_with_parent(command: list[str]) -> list[str]:
     """Returns a command that runs `command` and gets SIGTERM when the calling thread's process ends.
 
-    It is a small program between fork and exec, and not a preexec_fn: the caller may be a notebook's kernel with many
-    threads, in which Python code between fork and exec can deadlock.
+    A small program in between does this instead of a preexec_fn: the caller may be a notebook's kernel with many
+    threads, where Python code between fork and exec can deadlock.
     """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def marked(marker: str) -> list[int]:
-    """Returns the processes of this host (never this one) whose environment holds the text `marker`."""
+    """Returns the processes of this host (never this one) whose environment contains the string `marker`."""
     wanted = os.fsencode(marker)
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
             if wanted in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
+                pids.append(int(entry.name))
         except OSError:  # ended meanwhile, or another user's
             continue
-    return found
+    return pids
 
 
 def wait_for_marked(marker: str, *, timeout: float) -> None:
@@ -62,7 +62,7 @@ def wait_for_marked(marker: str, *, timeout: float) -> None:
 def kill_marked(marker: str, *, timeout: float = 2.0) -> None:
     """Kills (SIGKILL) every process of this host marked with `marker`, until none is left or `timeout` has passed.
 
-    It catches what process groups miss: a grandchild that made a session of its own. Resource trackers get a moment.
+    It finds what process groups miss: a grandchild with its own session. Resource trackers get a moment to finish.
     """
     began = time.monotonic()
     deadline = began + timeout
@@ -80,7 +80,7 @@ def kill_marked(marker: str, *, timeout: float = 2.0) -> None:
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """Whether it is the process with which multiprocessing, or joblib, removes what others leave in /dev/shm.
+    """Whether it is a resource tracker of multiprocessing or joblib, which removes files of others in /dev/shm.
 
     It does so, and ends, when they have ended.
     """
@@ -103,7 +103,7 @@ def mpi_segments(pid: int) -> set[str]:
 
 
 def remove_files(paths: Iterable[str]) -> None:
-    """Removes files that may be gone already."""
+    """Removes files, if they exist."""
     for path in paths:
         try:
             Path(path).unlink(missing_ok=True)

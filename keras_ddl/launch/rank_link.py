@@ -12,13 +12,13 @@ from keras_ddl.launch.output import RankOutput
 
 
 class RankLink:
-    """Sends orders to one rank, and turns its frames into output, a result and an outcome."""
+    """Sends orders to one rank, and converts its frames to output, a result and an outcome."""
 
     def __init__(self, rank: int, output: RankOutput) -> None:
         self.outcome = RankOutcome(rank)
         self.output = output
         self.channel: Channel | None = None
-        self.over = False  # its program has ended, or nobody will ever know
+        self.over = False  # its program has ended, or the connection is lost
         self.started = False
         self._may_start = False
         self.counted = False
@@ -32,7 +32,7 @@ class RankLink:
 
     @property
     def result(self) -> bytes | None:
-        """What the program of `keras_ddl.run` left, None for nothing."""
+        """What the program of `keras_ddl.run` returned, None for nothing."""
         return b"".join(self._chunks) if self._chunks else None
 
     def connect(self, channel: Channel, hello: dict[str, Any], welcome: bytes, call: bytes | None) -> None:
@@ -44,11 +44,16 @@ class RankLink:
             self._call = memoryview(call)
             self.write()
 
+    def send(self, kind: Kind, payload: bytes | dict[str, Any] = b"") -> None:
+        """Sends a frame, if the rank is connected."""
+        if self.channel is not None:
+            self.channel.send(kind, payload)
+
     def write(self) -> None:
-        """Sends what waits to be sent."""
+        """Sends queued frames."""
         assert self.channel is not None
         self.channel.write()
-        # Chunk by chunk: the call may be large, and there may be many ranks.
+        # In chunks: the call may be large, and there may be many ranks.
         while self._call is not None and self.channel.backlog < FILE_CHUNK_BYTES and not self.channel.closed:
             chunk, self._call = self._call[:FILE_CHUNK_BYTES], self._call[FILE_CHUNK_BYTES:]
             self.channel.send(Kind.FILE, bytes(chunk))
@@ -66,13 +71,13 @@ class RankLink:
     def stop(self, signum: int, grace_seconds: float) -> None:
         """Tells the rank to end its program: `signum` now, SIGKILL after `grace_seconds`."""
         self._ordered_to_stop = True
-        if self.channel is not None and not self.over:
-            self.channel.send(Kind.STOP, {"signal": int(signum), "grace_seconds": grace_seconds})
+        if not self.over:
+            self.send(Kind.STOP, {"signal": int(signum), "grace_seconds": grace_seconds})
 
     def signal(self, signum: int) -> None:
         """Sends the rank's program a signal, which it may be waiting for."""
-        if self.channel is not None and not self.over:
-            self.channel.send(Kind.SIGNAL, {"signal": int(signum)})
+        if not self.over:
+            self.send(Kind.SIGNAL, {"signal": int(signum)})
 
     def handle(self, kind: Kind, payload: bytes) -> None:
         """Takes one frame of the rank."""
@@ -113,7 +118,7 @@ class RankLink:
         self.over = True
 
     def finish(self) -> None:
-        """Closes everything, whether or not the rank has ended."""
+        """Closes the connection and the output, whether or not the rank has ended."""
         if not self.over:
             self.lose()
         if self.channel is not None:

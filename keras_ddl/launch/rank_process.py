@@ -1,10 +1,10 @@
-"""The process that mpirun starts for each rank, or host_ranks.py. It runs the program and reports to the launcher:
+"""The wrapper that mpirun or host_ranks.py starts for each rank: it runs the program and reports to the launcher.
 
     python -m keras_ddl.launch.rank_process -- python train.py ...
 
 The program's output goes to the launcher over the rank's connection (rank 0 writes to a pseudo-terminal when the
-launcher's own output is a terminal). When the program ends, what it left running is killed and its exit status and
-error report are sent. When the launcher says so, mpirun says so, or the launcher disappears, the program is ended.
+launcher's own output is a terminal). When the program ends, the wrapper kills processes that it left, and sends its
+exit status and error report. It ends the program when the launcher or mpirun orders so, or when the launcher is gone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _DRAIN_SECONDS = 0.3
 _GOODBYE_SECONDS = 15.0
 _BACKLOG_BYTES = 1 << 20
 _REPORT_BYTES = 1 << 20
-# Meant for the program, wherever they arrive: Slurm and mpirun send them to the processes that they know.
+# For the program, but Slurm and mpirun send them to the processes that they know.
 _FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -63,7 +63,7 @@ class RankProcess:
         self.rank, self.size, self.command = rank, size, command
         self._token = address.token
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        # On one host all is alike.
+        # On one host there is nothing to compare.
         self._facts = None if address.path else host_facts.facts()
         self._channel = Channel(connect(address), PRE_AUTH_LAUNCHER_FRAMES)
         self._welcome: dict[str, Any] = {}
@@ -105,7 +105,7 @@ class RankProcess:
                 kill_marked(self._mark)
                 shutil.rmtree(self._run_dir, ignore_errors=True)
                 self._remove_job_folder()
-                # A launcher that is gone starts nothing again; one that cannot be reached may.
+                # A launcher that is gone does not restart the job; one that cannot be reached may.
                 if self._job_dir is not None and not (self._keep_job_dir or self._channel.timed_out):
                     shutil.rmtree(self._job_dir, ignore_errors=True)
         return status if status >= 0 else 128 - status
@@ -115,7 +115,7 @@ class RankProcess:
         while (status := program.poll()) is None:
             self._serve(5.0)
         if (joined := config.get("HOST_RANK")) is not None:
-            # For ranks that still wait for it to meet; the directory may have gone with the launcher.
+            # For ranks that still wait for it in their rendezvous; the directory may have gone with the launcher.
             with contextlib.suppress(OSError):
                 Path(joined[2], config.ENDED_FILE.format(rank=self.rank)).touch()
         self._kill_at = None
@@ -140,7 +140,7 @@ class RankProcess:
         if not self._channel.closed:
             poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.backlog else 0))
         if program is not None and self._channel.backlog < _BACKLOG_BYTES:
-            # With a full backlog the program waits, as it would for a slow terminal.
+            # With a full backlog the program blocks, as with a slow terminal.
             for fd in program.sources:
                 poll.register(fd, select.POLLIN)
         if program is not None and program.stdin is not None and program.wants_stdin:
@@ -190,7 +190,7 @@ class RankProcess:
         elif kind is Kind.START:
             self._start()
         elif kind is Kind.STDIN and self._program is not None:
-            if dropped := self._program.give(payload):
+            if dropped := self._program.queue_stdin(payload):
                 self._channel.send(Kind.STDIN_CONSUMED, {"bytes": dropped})
         elif kind is Kind.TERMINAL_SIZE and self._program is not None:
             self._program.set_terminal_size(**json.loads(payload))
@@ -226,14 +226,14 @@ class RankProcess:
     def _start(self) -> None:
         welcome, host = self._welcome, socket.gethostname()
         environment = rank_environment.merge(os.environ, welcome["environment"], same_host=welcome["host"] == host)
-        rank_environment.give_task(environment, self.rank, self.size)
+        rank_environment.set_task(environment, self.rank, self.size)
         if config.get("HOST_RANK") is not None:
             rank_environment.without_mpi(environment, self.rank, self.size)
         environment["KERAS_DDL_RUN_DIR"] = str(self._run_dir)
         if self._job_dir is not None:
             environment["KERAS_DDL_JOB_DIR"] = str(self._job_dir)
         if self.rank != 0:
-            # What TensorFlow notes as it goes is enough from rank 0; warnings and errors still come.
+            # TensorFlow's INFO messages are shown for rank 0 only; warnings and errors for all ranks.
             environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
         try:
             self._program = RankProgram(
@@ -252,7 +252,7 @@ class RankProcess:
             self._wait_for_bye()
 
     def _stop(self, signum: int, grace_seconds: float, who: str) -> None:
-        # An order after an order may only make it sooner and harder.
+        # A later order can only bring the end forward.
         self._stopped_by = self._stopped_by or who
         kill_at = time.monotonic() + grace_seconds
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
@@ -265,7 +265,7 @@ class RankProcess:
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def _drain(self, program: RankProgram) -> None:
-        """Forwards what is left in the pipes. Processes left behind may hold them open, so not until their end."""
+        """Forwards the rest in the pipes, for a limited time: processes left behind may keep them open."""
         deadline = time.monotonic() + _DRAIN_SECONDS
         while program.sources and time.monotonic() < deadline and not self._channel.closed:
             self._serve(_DRAIN_SECONDS)
@@ -296,13 +296,13 @@ class RankProcess:
         return report, max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
 
     def _remove_job_folder(self) -> None:
-        """Removes the job's directory, if this is the last rank of this host, with what its ranks shared there."""
+        """Removes the job's directory and the ranks' shared files, if this is the last rank on this host."""
         folder = self._run_dir.parent
-        # A launcher that is gone removes nothing: then mpirun, which is about to end, is waited for.
+        # If the launcher is gone, nobody else removes it: then wait for mpirun, which is about to end.
         is_alone = self._stopped_by == _LOSS
         deadline = time.monotonic() + (_MPIRUN_SECONDS if is_alone else 0.0)
         while not any(folder.glob("rank-*")):
-            for shared in folder.glob("keras_ddl-*"):  # the rest is mpirun's, which still runs
+            for shared in folder.glob("keras_ddl-*"):  # other files belong to mpirun, which still runs
                 shutil.rmtree(shared, ignore_errors=True)
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -324,10 +324,10 @@ class RankProcess:
 def main(argv: list[str]) -> int:
     """Entry point; `argv` is ["--", program, arguments...].
 
-    mpirun gets a stand-in to kill. The wrapper proper is its child, in a process group of its own: MPICH sends SIGKILL
-    to all ranks when one aborts, and somebody must still end the programs and report. Not in a session of its own:
-    Linux shares a core among sessions first (autogroup), so the priority of a communication thread would mean nothing
-    to the other ranks, and one that polls could keep it waiting for seconds.
+    mpirun sees a proxy. The wrapper proper is its child, in a separate process group: MPICH sends SIGKILL to all ranks
+    when one aborts, and the wrapper must survive to end the program and report. It does not get its own session: Linux
+    divides a core between sessions first (autogroup), so a communication thread's priority would not count against
+    other ranks, and one that polls could delay it by seconds.
     """
     parent = os.getpid()
     child = os.fork()
@@ -347,7 +347,7 @@ def run_wrapper(command: list[str], parent: int) -> int:
 
 
 def _run_proxy(child: int) -> int:
-    """Passes signals on to the wrapper and returns its exit status. It dies with mpirun's daemon."""
+    """Forwards signals to the wrapper and returns its exit status. It dies with mpirun's daemon."""
     for signum in _FOR_THE_PROGRAM:
         signal.signal(signum, lambda number, _: signal_quietly(child, number))
     for signum in (signal.SIGTERM, signal.SIGHUP):

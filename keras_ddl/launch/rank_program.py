@@ -1,4 +1,4 @@
-"""The program of one rank, as its wrapper sees it: a process group, two streams to read and one to feed."""
+"""The program of one rank, as its wrapper sees it: a process group with two streams to read and one to write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OUTPUT_BYTES = 1 << 16
 
 
 class RankProgram:
-    """A started program. Never blocks: the owner polls `sources` for reading and, when `wants_stdin`, `stdin`."""
+    """A started program. Never blocks: the owner polls `sources` for reading and, if `wants_stdin`, `stdin`."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RankProgram:
                 stdin=subprocess.PIPE if reads_stdin else subprocess.DEVNULL,
                 stdout=ends[0],
                 stderr=ends[1],
-                # So that all of it can be signalled. No session of its own: see rank_process.main.
+                # So that all its processes can be signalled. Not a session: see rank_process.main.
                 process_group=0,
                 close_fds=False,  # MPICH hands the rank a file descriptor (PMI_FD)
                 preexec_fn=_between_fork_and_exec,
@@ -75,14 +75,14 @@ class RankProgram:
         return self._process.poll()
 
     def signal(self, signum: int) -> None:
-        """Sends a signal to the program and its group, unless it has ended; SIGKILL to the program: see kill_rest."""
+        """Sends a signal to the program's group, unless it has ended; SIGKILL to the program alone: see kill_rest."""
         if self._process.returncode is None:
             self._segments |= processes.mpi_segments(self._process.pid)
             processes.signal_quietly(self._process.pid, signum, group=signum != signal.SIGKILL)
 
     def kill_rest(self, mark: str) -> None:
-        """Kills what the ended program has left running: what is marked with `mark`, and its group."""
-        processes.kill_marked(mark)  # before the group, which holds resource trackers, too
+        """Kills processes that the ended program left: those marked with `mark`, and its group."""
+        processes.kill_marked(mark)  # before the group, which includes resource trackers
         processes.signal_quietly(self._process.pid, signal.SIGKILL, group=True)
         processes.remove_files(self._segments)
 
@@ -92,7 +92,7 @@ class RankProgram:
             data = os.read(fd, _OUTPUT_BYTES)
         except BlockingIOError:
             return b""
-        except OSError:  # a pseudo-terminal's way of saying that the other end is closed
+        except OSError:  # of a pseudo-terminal whose other end is closed
             data = b""
         if not data:
             del self.sources[fd]
@@ -107,11 +107,11 @@ class RankProgram:
 
     @property
     def wants_stdin(self) -> bool:
-        """Whether something waits to be written to `stdin`."""
+        """Whether there is input to write to `stdin`."""
         return self.stdin is not None and (bool(self._stdin_backlog) or self._stdin_ended)
 
-    def give(self, data: bytes) -> int:
-        """Queues input; b"" ends it. Returns the number of bytes that were thrown away, because nobody reads."""
+    def queue_stdin(self, data: bytes) -> int:
+        """Queues input; b"" ends it. Returns the number of bytes dropped because the program reads no input."""
         if self.stdin is None:
             return len(data)
         self._stdin_backlog += data
@@ -128,7 +128,7 @@ class RankProgram:
             finished = self._stdin_ended and taken == len(self._stdin_backlog)
         except BlockingIOError:
             return 0
-        except OSError:  # the program has closed its stdin: drop what comes
+        except OSError:  # the program has closed its stdin: drop input
             finished = True
         del self._stdin_backlog[:taken]
         if finished:
@@ -139,7 +139,7 @@ class RankProgram:
 
 
 def _between_fork_and_exec() -> None:
-    # SIGKILL: if the wrapper is killed, nobody is left to ask the program twice.
+    # SIGKILL: if the wrapper is killed, nobody is left to follow up a SIGTERM.
     processes.die_with_parent(signal.SIGKILL)
     # A shell that starts jobs in the background ignores SIGINT, and Python would inherit that.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

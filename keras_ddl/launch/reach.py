@@ -1,4 +1,4 @@
-"""Whether hosts answer at their ssh port, asked while mpirun starts: ssh waits minutes for a host that is down."""
+"""Checks while mpirun starts whether hosts answer at their ssh port: ssh waits minutes for a host that is down."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from keras_ddl.launch.mpirun import Host
 
 _SECONDS = 5.0
 _SUBJECT = "reachable"
-# Signs that mpirun reaches hosts in another way than by the ssh in PATH.
+# Parts of settings by which mpirun reaches hosts in another way than by the ssh in PATH.
 _OTHER_WAYS = ("plm", "launcher", "bootstrap", "rsh")
 
 
 def by_ssh(mpi_args: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether mpirun will start its daemons by the ssh in PATH, as far as can be told."""
+    """Whether mpirun probably starts its daemons by the ssh in PATH."""
     variables = [name.lower() for name in environ if name.startswith(("OMPI_MCA_", "PRTE_MCA_", "HYDRA_", "I_MPI_"))]
     words = [*map(str.lower, mpi_args), *variables]
     return not any(way in word for word in words for way in _OTHER_WAYS) and shutil.which("ssh") is not None
 
 
 class Reach:
-    """Asks each host once, in threads, from the constructor on."""
+    """Connects to each host once, in threads that the constructor starts."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self._findings: dict[str, Finding] = {}
         here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
         names = [host.name for host in hosts if host.name not in here]
         self._threads = [
-            threading.Thread(target=self._ask, args=(name,), name="keras_ddl-reach", daemon=True) for name in names
+            threading.Thread(target=self._check, args=(name,), name="keras_ddl-reach", daemon=True) for name in names
         ]
         for thread in self._threads:
             thread.start()
 
     def wait(self) -> None:
-        """Waits for the answers, at most some seconds."""
+        """Waits for the checks, at most some seconds."""
         for thread in self._threads:
             thread.join(2 * _SECONDS)
 
     def findings(self) -> dict[str, Finding]:
-        """Returns what was found so far: name of a host that cannot be reached -> why."""
+        """Returns the results so far: name of a host that cannot be reached -> why."""
         return dict(self._findings)
 
-    def _ask(self, name: str) -> None:
+    def _check(self, name: str) -> None:
         where = ssh_address(name)
         if where is None:
             return
@@ -54,28 +54,34 @@ class Reach:
             socket.create_connection(where, timeout=_SECONDS).close()
             return
         except socket.gaierror as error:
-            found, remedy = f"its name is not known here ({error.strerror})", "Correct the name, or add it to the DNS."
+            problem, remedy = (
+                f"its name cannot be resolved ({error.strerror})",
+                "Correct the name, or add it to the DNS.",
+            )
         except ConnectionRefusedError:
-            found, remedy = f"nobody listens at its port {where[1]}", "Start sshd there, or name the port for ssh."
+            problem, remedy = f"nothing listens at its port {where[1]}", "Start sshd there, or set the port for ssh."
         except OSError as error:
             why = "no answer" if isinstance(error, TimeoutError) else error.strerror
-            found, remedy = f"{why} from its port {where[1]} within {_SECONDS:g} s", "Is it up? Is a firewall between?"
+            problem, remedy = (
+                f"{why} from its port {where[1]} within {_SECONDS:g} s",
+                "Is it up? Is a firewall between?",
+            )
         expected = "an ssh server, by which mpirun starts ranks"
         self._findings[name] = Finding(
-            Severity.ERROR, _SUBJECT, f"{found} (expected: {expected})", f"{remedy} Try: ssh {name} true.", name
+            Severity.ERROR, _SUBJECT, f"{problem} (expected: {expected})", f"{remedy} Try: ssh {name} true.", name
         )
 
 
 def ssh_address(name: str) -> tuple[str, int] | None:
-    """Returns host and port that ssh would connect to; None: it goes another way (a proxy), or does not say."""
+    """Returns host and port that ssh would connect to; None: it uses a proxy, or cannot be queried."""
     try:
         done = subprocess.run(
             ["ssh", "-G", name], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    said = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
-    proxied = any(said.get(name, "none") != "none" for name in ("proxyjump", "proxycommand"))
-    if done.returncode != 0 or proxied or not said.get("port", "").isdigit() or not said.get("hostname"):
+    options = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+    proxied = any(options.get(name, "none") != "none" for name in ("proxyjump", "proxycommand"))
+    if done.returncode != 0 or proxied or not options.get("port", "").isdigit() or not options.get("hostname"):
         return None
-    return said["hostname"], int(said["port"])
+    return options["hostname"], int(options["port"])

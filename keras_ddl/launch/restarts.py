@@ -1,7 +1,7 @@
-"""Restarts a job when it fails: each attempt is a job of its own, with processes of its own.
+"""Restarts a job when it fails: each attempt is a separate job with new processes.
 
 A failed attempt is ended and cleaned up like any job; then the next one begins. A directory on each host survives
-(`Job.kept`), which the ranks find as KERAS_DDL_JOB_DIR. docs/launch.md describes it for users.
+(`Job.kept`), which the ranks see as KERAS_DDL_JOB_DIR. docs/launch.md describes it for users.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from keras_ddl.launch.output import Screen
 from keras_ddl.launch.placement import Placement, host_of_rank
 from keras_ddl.launch.supervisor import Supervisor
 
-# Two equal failures in a row, both this soon after the start, are the program's fault and not the machine's.
+# Two equal failures in a row, both this soon after the start, are the program's fault, not the machine's.
 _EARLY_SECONDS = 60.0
 # Signals that come from outside: another process, the kernel that is out of memory, a resource manager.
 _EXTERNAL_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Wrong arguments (argparse, click, python itself); a program that cannot be executed or is not there.
+# Wrong arguments (argparse, click, python itself); a program that cannot be executed or does not exist.
 _USAGE_STATUSES = (2, 126, 127)
 _PAUSE_AFTER_NO_START_SECONDS = 5.0
 _POLL_HOSTS_SECONDS = 1.0
@@ -51,8 +51,8 @@ class RestartLoop:
     ) -> None:
         """
         Args:
-            job: the first attempt, but for hosts and number of ranks where a script names the hosts.
-            limit: how many times it may be started again.
+            job: the first attempt, except for hosts and number of ranks if a script names the hosts.
+            limit: how many times it may be restarted.
             hosts_seconds: how long to wait for hosts that take enough ranks.
             stdin, terminals: as for Supervisor.
 
@@ -66,17 +66,17 @@ class RestartLoop:
         self._attempt_number = 0  # attempts before this one
         self._failures = 0  # of them, those that failed
         self._hosts_change_announced = False  # the ranks know that the hosts have changed
-        self._restart_requested = False  # the ranks have exited because of that
+        self._restart_requested = False  # the ranks exited because of that
         self._began = self._attempt_began = time.monotonic()
         self._hosts: tuple[Host, ...] = ()  # of this attempt
-        self._restart_reason = ""  # the failure because of which the next attempt begins
+        self._restart_reason = ""  # why the next attempt begins
         self._early_failure: tuple[int, str] | None = None
         self._will_restart = False
 
     def run(self, signals: tuple[signal.Signals, ...]) -> JobResult:
         """Runs the job until an attempt succeeds or none is left. `signals`: those that end it.
 
-        Returns the result of the last attempt; what is to be said of earlier ones has been shown.
+        Returns the result of the last attempt; messages about earlier ones have been shown.
         Raises: LaunchError: the first attempt could not be started.
         """
         if self._limit == 0 and self._placement.discovery is None:
@@ -138,7 +138,7 @@ class RestartLoop:
             return supervisor.run(signals)
 
     def _next_attempt(self, num_ranks: int, hosts: tuple[Host, ...]) -> Job:
-        """Returns the next attempt, a job of its own."""
+        """Returns the job of the next attempt."""
         job, number = self._job, self._attempt_number
         output_dir = job.output_dir
         if output_dir is not None and number:
@@ -163,7 +163,7 @@ class RestartLoop:
         return self._will_restart
 
     def _reason_not_to_restart(self, result: JobResult) -> str | None:
-        """Returns None when another attempt follows, else why not; "" where that is obvious."""
+        """Returns why no other attempt follows ("" if that is obvious); None if one follows."""
         if result.ok or result.refused or result.signal is not None or result.timed_out:
             return ""
         first = result.first_failure
@@ -199,7 +199,7 @@ class RestartLoop:
     # ---- between attempts ----------------------------------------------------------------------------------------
 
     def _wait_for_hosts(self) -> tuple[int, tuple[Host, ...]] | None:
-        """Returns (ranks, hosts) of the next attempt; None: there are not enough, or the job must end.
+        """Returns (ranks, hosts) of the next attempt; None: the hosts take too few ranks, or the job must end.
 
         Raises: LaunchError: the first attempt has no hosts.
         """
@@ -220,10 +220,10 @@ class RestartLoop:
                 return None
             if placement.discovery is None and not placement.fixed:
                 return self._job.num_ranks, ()
-            found = placement.later(hosts) if self._attempt_number else placement.first(hosts)
-            if found is not None:
-                self._hosts = found[1]
-                return found
+            placed = placement.later(hosts) if self._attempt_number else placement.first(hosts)
+            if placed is not None:
+                self._hosts = placed[1]
+                return placed
             needed = placement.min_ranks if self._attempt_number else placement.wanted or placement.min_ranks or 1
             if time.monotonic() >= deadline:
                 text = f"for {self._hosts_seconds:g} s the hosts had no room for {needed} rank(s): {problem}"
@@ -267,13 +267,13 @@ class RestartLoop:
 
 
 def _lost_hosts(hosts: Sequence[Host], result: JobResult) -> set[str]:
-    """Returns the hosts of which no rank has reported its end, while ranks of others have."""
-    heard: dict[str, bool] = {}
+    """Returns the hosts of which no rank has reported its end, if ranks of other hosts have."""
+    reported: dict[str, bool] = {}
     for outcome in result.outcomes:
         host = host_of_rank(hosts, outcome.rank)
         if host is not None:
-            heard[host] = heard.get(host, False) or outcome.status is not None
-    return {host for host, heard_of in heard.items() if not heard_of} if any(heard.values()) else set()
+            reported[host] = reported.get(host, False) or outcome.status is not None
+    return {host for host, any_rank in reported.items() if not any_rank} if any(reported.values()) else set()
 
 
 def _hosts_text(hosts: Sequence[Host]) -> str:

@@ -1,4 +1,4 @@
-"""keras_ddl.run: calls a function of a notebook or a script on several ranks."""
+"""keras_ddl.run: calls a function of a notebook or script on several ranks."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def run(
 ) -> list[Any]:
     """Calls `fn(*args, **kwargs)` on `np` ranks, each a fresh process, and returns their results by rank.
 
-    The function is sent by value (cloudpickle), with the variables it closes over; so are lambdas and functions of a
-    notebook. What it imports must be installed. Rank 0's output appears here as it arrives, that of other ranks line by
-    line with the rank in front. The calling process takes no part: it needs neither TensorFlow nor MPI.
+    The function is sent by value (cloudpickle), with the variables it closes over; it may be a lambda or a notebook's
+    function. Modules that it imports must be installed. Rank 0's output appears here as it arrives, that of other ranks
+    line by line with the rank in front. The calling process is no rank: it needs neither TensorFlow nor MPI.
 
     Args:
         np: number of ranks, 1 or more; None: as many as `hosts` names.
         mode: topology, as for `keras_ddl.init`.
         timeout: seconds after which the ranks are stopped.
         env: variables to set for the ranks.
-        hosts: "h0:2,h1:2"; None for this machine, or what the resource manager says.
-        restarts: how many times all ranks are started again, with the same call, when one fails (docs/launch.md).
-        verbose: show the mpirun command, mpirun's output, and what TensorFlow writes when it is loaded.
+        hosts: "h0:2,h1:2"; None for this machine, or the hosts of the resource manager.
+        restarts: how many times all ranks are restarted, with the same call, when one fails (docs/launch.md).
+        verbose: show the mpirun command, mpirun's output, and TensorFlow's messages at its import.
 
     Returns: list of all ranks' results; result r is what rank r returned.
 
     Raises:
         the exception of the rank that failed first, from a RankError with the traceback on that rank; the RankError
-            itself when the exception cannot be pickled, and when the rank did not end by an exception.
+            itself if the exception cannot be pickled, or if the rank did not end by an exception.
         ConfigError: invalid arguments; `fn` or its arguments cannot be pickled.
         LaunchError: no mpirun, or ranks that did not start.
         DeadlineError: `timeout` has passed.
@@ -64,7 +64,7 @@ def run(
     """
     if config.is_set("RUN_DIR"):
         raise LaunchError(
-            "keras_ddl.run() must not be called by a rank of a job: every rank would start a job of its own. Received: "
+            "keras_ddl.run() must not be called by a rank of a job: every rank would start another job. Received: "
             f"a call in process {os.getpid()}, which keras-ddl started. Call it from a program that is not a rank."
         )
     job = job_module.make(
@@ -103,13 +103,13 @@ def _pickle_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 def _cell_sources() -> dict[str, list[str]]:
-    """Returns the lines of code that exists in this process only, by the file name that it goes under."""
+    """Returns file name -> lines of code that exists in this process only, such as notebook cells."""
     entries = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4}
     return {name: list(entry[2]) for name, entry in entries.items() if entry[2] and not Path(name).exists()}
 
 
 def _screen(verbose: bool) -> tuple[Screen, dict[str, int]]:
-    """Returns where output goes: the terminal of a script, or what sys.stdout is in a notebook's cell."""
+    """Returns the screen for output: the terminal of a script, or sys.stdout of a notebook's cell."""
     sinks: list[Sink] = []
     terminals = {}
     for name, stream, fd in (("stdout", sys.stdout, 1), ("stderr", sys.stderr, 2)):
@@ -135,21 +135,21 @@ def _values(result: JobResult, timeout: float | None) -> list[Any]:
     if result.signal is not None:
         raise BrokenPipeError("Nobody reads the output of this process any more: the ranks have been stopped.")
     first = result.first_failure
-    left = {rank: pickle.loads(data) for rank, data in result.results.items()}
+    returned = {rank: pickle.loads(data) for rank, data in result.results.items()}
     if first is None and result.timed_out:
         raise DeadlineError(
             f"The function must end on every rank within timeout={timeout:g} seconds. It did not, and was stopped."
         )
     if first is not None:
-        _raise(first, left.get(first.rank, {}), result)
+        _raise(first, returned.get(first.rank, {}), result)
     if not result.ok:
         raise LaunchError(
-            f"mpirun must not end before the ranks. It did ({result.mpirun_end}), after saying:\n{result.mpirun_text}"
+            f"mpirun must not end before the ranks. It did ({result.mpirun_end}), with output:\n{result.mpirun_text}"
         )
-    without = [rank for rank in range(len(result.outcomes)) if "value" not in left.get(rank, {})]
+    without = [rank for rank in range(len(result.outcomes)) if "value" not in returned.get(rank, {})]
     if without:
         raise RankError(f"The function must return on every rank. Ranks {without} exited by sys.exit(0) instead.")
-    return [_load_value(left[rank]["value"], rank) for rank in range(len(result.outcomes))]
+    return [_load_value(returned[rank]["value"], rank) for rank in range(len(result.outcomes))]
 
 
 def _load_value(data: bytes, rank: int) -> Any:
@@ -157,22 +157,22 @@ def _load_value(data: bytes, rank: int) -> Any:
         return pickle.loads(data)
     except Exception as error:
         raise RankError(
-            f"The type of fn's result must be importable in the calling process. Received: the result of rank "
-            f"{rank}, which cannot "
-            f"be unpickled here: {type(error).__name__}: {error}. Return plain values, or install its module here too."
+            f"The type of fn's result must be importable in the calling process. Received: the result of rank {rank}, "
+            f"which cannot be unpickled here: {type(error).__name__}: {error}. Return plain values, or install its "
+            "module here too."
         ) from error
 
 
-def _raise(first: RankOutcome, left: dict[str, Any], result: JobResult) -> None:
-    if left.get("traceback"):  # without the frames that brought the function there
-        first.report, first.traceback = None, left["traceback"]
+def _raise(first: RankOutcome, returned: dict[str, Any], result: JobResult) -> None:
+    if returned.get("traceback"):  # without the frames of worker.py
+        first.report, first.traceback = None, returned["traceback"]
     remote = RankError(explain(result.outcomes, first, result.mpirun_text).strip())
-    if left.get("error") is None:
+    if returned.get("error") is None:
         raise remote
     try:
-        error = pickle.loads(left["error"])
+        error = pickle.loads(returned["error"])
     except Exception:
         raise remote from None
-    if not isinstance(error, Exception):  # SystemExit and its like would end the caller
+    if not isinstance(error, Exception):  # SystemExit, for one, would end the caller
         raise remote
     raise error from remote

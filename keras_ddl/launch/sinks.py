@@ -1,9 +1,9 @@
-"""Where the launcher writes, and what it does when nobody can read it any more.
+"""Destinations of the launcher's output, which must not fail when nobody reads it any more.
 
-A job does not depend on its reader: whatever becomes of the launcher's output, the ranks are ended as in any job, and
-everything is removed. So no sink of a job raises. When the reader's end of a pipe is closed, as by `| head`, the job
-ends with the status of SIGPIPE. When the terminal is gone, it ends with that of SIGHUP, unless that is ignored, as by
-nohup. Anything else, such as a full disk, costs what could not be written, and is noted on the other stream.
+Whatever happens to the launcher's output, the ranks are ended as in any job, and everything is removed. So no sink of a
+job raises. When the reader's end of a pipe is closed, as by `| head`, the job ends with the status of SIGPIPE. When the
+terminal is gone, it ends with that of SIGHUP, unless SIGHUP is ignored, as by nohup. On other errors, such as a full
+disk, the output is lost, and a message goes to the other stream.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OF_A_LOST_TERMINAL = (errno.EIO, errno.ENXIO, errno.ENODEV)
 
 
 class Sink(Protocol):
-    """A place to write bytes to: `terminal` says whether the cursor can be moved in it."""
+    """A destination for bytes. `terminal`: whether it has a cursor that can be moved."""
 
     terminal: bool
 
@@ -58,16 +58,16 @@ class TextSink:
 
 
 class LastingSink:
-    """Writes to a sink as long as that works; raises nothing.
+    """Writes to a sink until that fails; never raises.
 
     Attributes:
-        lost: the signal that says why nobody will read any more, None while somebody may.
+        lost: the signal for the reason why nobody reads any more, None while somebody may.
     """
 
     def __init__(
         self, sink: Sink | IO[bytes], on_problem: Callable[[OSError | ValueError], None] = lambda error: None
     ) -> None:
-        """`on_problem` is called at the first error that ends nothing."""
+        """`on_problem` is called at the first error that does not end the job."""
         self._sink, self._on_problem = sink, on_problem
         self.terminal = getattr(sink, "terminal", False)
         self.lost: signal.Signals | None = None
@@ -90,8 +90,8 @@ class LastingSink:
 
 
 def open_standard_streams() -> None:
-    """Opens /dev/null as stdin, stdout or stderr where this process was started without: else the next file that is
-    opened would get what is written there.
+    """Opens /dev/null as stdin, stdout or stderr if this process was started without them: otherwise the next opened
+    file would take their descriptor.
     """
     for fd in (0, 1, 2):
         try:

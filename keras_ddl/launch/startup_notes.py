@@ -1,7 +1,7 @@
-"""What TensorFlow writes to stderr whenever it is loaded: about the CPU, oneDNN, missing GPUs.
+"""Filters TensorFlow's messages at its import about the CPU, oneDNN and missing GPUs: once per job is enough.
 
-Once a job is enough, and it is never why a rank has failed.
-TF_CPP_MIN_LOG_LEVEL does not help: some is written before TensorFlow reads it. Read from TensorFlow 2.16 to 2.21.
+They are never why a rank failed. TF_CPP_MIN_LOG_LEVEL does not help: some are written before TensorFlow reads it. Taken
+from TensorFlow 2.16 to 2.21.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 import time
 
-# Of absl "I0000 00:00:1795426935.911148    6131 port.cc:153] ", else "2026-01-31 12:00:00.1: I tensorflow/x.cc:12] "
+# absl's "I0000 00:00:1795426935.911148    6131 port.cc:153] ", or "2026-01-31 12:00:00.1: I tensorflow/x.cc:12] "
 _HEAD = rb"(?:([IWEF])\d{4} \d\d:\d\d:[\d.]+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: ([IWEF]) )"
 _PREFACE = rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
 _CPU = rb"To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler flags\."
-# By file, and by text where the file has other things to say.
+# By file, and by text if the file has other messages.
 _SAID = (
     rb"(?:port|cpu_feature_guard|cudart_stub|computation_placer)\.cc:\d+\]|generator_dataset_op\.cc:\d+\] Memory patch|"
     rb"cuda_\w+\.cc:\d+\] (?:Unable to register|failed call to cuInit)|\.cc:\d+\] TF-TRT Warning: Could not find"
@@ -23,7 +23,7 @@ _NOTE = re.compile(
 )
 _INFO = re.compile(_HEAD.replace(b"[IWEF]", b"I"))
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
-# The beginning of a line of which the rest is waited for, this long.
+# Beginnings of lines whose rest is waited for.
 _BEGINNINGS = (
     *(b"I0000 00:00:", b"W0000 00:00:", b"E0000 00:00:", b"F0000 00:00:", b"0000-00-00 00:00:"),
     *(b"WARNING: All log messages", b"To enable the following"),
@@ -33,15 +33,15 @@ _REST_SECONDS = 1.0
 
 
 def without(text: bytes) -> bytes:
-    """Returns the lines of `text` that may say why a rank has failed: neither such notes nor other INFO lines."""
+    """Returns the lines of `text` that may be about a failure: neither such notes nor other INFO lines."""
     return b"".join(line for line in _LINE.findall(text) if not (_key(line) or _INFO.match(line)))
 
 
 class StartupNotes:
-    """Which notes a job has shown."""
+    """The notes that a job has shown."""
 
     def __init__(self, *, shown: bool = True) -> None:
-        """`shown`: whether each is shown once; else none is."""
+        """`shown`: whether each is shown once; otherwise none is shown."""
         self._shown = shown
         self._seen: set[bytes] = set()
 
@@ -53,43 +53,43 @@ class StartupNotes:
 
 
 class NoteFilter:
-    """Takes the notes that a job has shown out of one rank's stderr, which comes in pieces."""
+    """Removes notes that the job has already shown from one rank's stderr, which arrives in pieces."""
 
     def __init__(self, notes: StartupNotes) -> None:
         self._notes = notes
-        self._held = b""
-        self._held_since = 0.0
+        self._partial = b""  # a line that may become a note
+        self._partial_since = 0.0
         self._line_start = True
 
     def feed(self, data: bytes) -> bytes:
         """Returns what may be shown now."""
-        data, self._held = self._held + data, b""
+        data, self._partial = self._partial + data, b""
         shown = []
         for line in _LINE.findall(data):
-            whole = line.endswith(b"\n")
-            if self._line_start and not whole and _may_begin_a_note(line):
-                self._held, self._held_since = line, time.monotonic()
+            complete = line.endswith(b"\n")
+            if self._line_start and not complete and _may_begin_a_note(line):
+                self._partial, self._partial_since = line, time.monotonic()
                 break
-            key = _key(line) if self._line_start and whole else b""
+            key = _key(line) if self._line_start and complete else b""
             if not key or self._notes.is_new(key):
                 shown.append(line)
-            self._line_start = whole
+            self._line_start = complete
         return b"".join(shown)
 
     def tick(self) -> bytes:
-        """Returns what was held for the rest of its line for too long."""
-        return self.flush() if self._held and time.monotonic() - self._held_since > _REST_SECONDS else b""
+        """Returns a partial line that has waited too long for its rest."""
+        return self.flush() if self._partial and time.monotonic() - self._partial_since > _REST_SECONDS else b""
 
     def flush(self) -> bytes:
-        """Returns what is held."""
-        data, self._held = self._held, b""
+        """Returns the partial line."""
+        data, self._partial = self._partial, b""
         self._line_start = self._line_start and not data
         return data
 
     @property
-    def holds(self) -> bool:
-        """Whether something is held."""
-        return bool(self._held)
+    def waiting(self) -> bool:
+        """Whether a partial line waits for its rest."""
+        return bool(self._partial)
 
 
 def _may_begin_a_note(piece: bytes) -> bool:
@@ -98,6 +98,6 @@ def _may_begin_a_note(piece: bytes) -> bool:
 
 
 def _key(line: bytes) -> bytes:
-    """Returns what is the same when a note comes again; b"" for a line that is none."""
-    found = _NOTE.fullmatch(line.rstrip(b"\r\n"))
-    return (found["said"] or found["plain"]) if found else b""
+    """Returns a note without time and thread, so that repetitions are equal; b"" for other lines."""
+    match = _NOTE.fullmatch(line.rstrip(b"\r\n"))
+    return (match["said"] or match["plain"]) if match else b""

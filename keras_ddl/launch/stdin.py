@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
-from keras_ddl.launch.control import Channel, Kind
+from keras_ddl.launch.control import Kind
+from keras_ddl.launch.rank_link import RankLink
 
 _WINDOW_BYTES = 1 << 16
 
 
 class StdinForwarder:
-    """Reads at most as much as rank 0 has room for, so that an unread stdin costs no memory."""
+    """Forwards stdin to rank 0. It reads at most as much as rank 0 has room for, so unread input costs no memory."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
@@ -34,13 +35,13 @@ class StdinForwarder:
         if not self._is_terminal:
             return True
         try:
-            # In the background, reading from the terminal would stop the whole launcher (SIGTTIN).
+            # In the background, reading from the terminal would stop the launcher (SIGTTIN).
             return os.tcgetpgrp(self._fd) == os.getpgrp()
         except OSError:  # not the terminal that controls us: nothing would stop us
             return True
 
-    def forward(self, channel: Channel) -> None:
-        """Sends what can be read to rank 0; an empty frame at the end."""
+    def forward(self, link: RankLink) -> None:
+        """Sends what can be read to rank 0, and an empty frame at the end of the input."""
         assert self._fd is not None
         try:
             data = os.read(self._fd, _WINDOW_BYTES - self._outstanding)
@@ -48,10 +49,10 @@ class StdinForwarder:
             data = b""
         self._ended = not data
         self._outstanding += len(data)
-        channel.send(Kind.STDIN, data)
+        link.send(Kind.STDIN, data)
 
     def taken(self, num_bytes: int) -> None:
-        """Rank 0 has taken (or thrown away) so many bytes."""
+        """Notes that rank 0 has read (or dropped) this number of bytes."""
         self._outstanding -= num_bytes
 
 

@@ -57,18 +57,19 @@ class Supervisor:
         terminals: dict[str, int] | None = None,
         will_restart: Callable[[JobResult], bool] = lambda result: False,
     ) -> None:
-        """`terminals`: file descriptors of the terminals behind the screen's "stdout" and "stderr", where they are.
-
-        `will_restart`: called once at the end: whether another attempt follows, so that `job.kept` stays on the hosts.
+        """
+        Args:
+            terminals: "stdout" and "stderr" -> descriptor, for those that are terminals.
+            will_restart: called once at the end; whether another attempt follows, so that `job.kept` must stay.
         """
         self._job, self._screen, self._will_restart = job, screen, will_restart
         self._terminals = terminals or {}
         self._stdin = StdinForwarder(stdin)
         self._links = [RankLink(rank, RankOutput(rank, screen, self._log_file(rank))) for rank in range(job.num_ranks)]
-        self._by_fd: dict[int, RankLink] = {}
-        self._mpirun: MpirunProcess | None = None
+        self._by_fd: dict[int, tuple[RankLink, control.Channel]] = {}
+        self._process: MpirunProcess | None = None
         self._result = JobResult([link.outcome for link in self._links])
-        self._stop_at: float | None = None  # when the others are told to end
+        self._stop_at: float | None = None  # when the other ranks are asked to end
         self._stopping = False
         self._terminate_mpirun_at: float | None = None
         self._killed = False
@@ -121,7 +122,7 @@ class Supervisor:
         return (folder / f"rank-{rank:0{width}}.log").open("wb", buffering=0)
 
     def _refuses(self) -> bool:
-        """Whether the job must not start. Then no program runs, and this is no failure that a restart could mend."""
+        """Whether the job must not start. Then no program runs, and a restart would not help."""
         self._result.refused = self._refusal is not None
         return self._result.refused
 
@@ -130,7 +131,12 @@ class Supervisor:
         if self._job.verbose:
             self._say(shlex.join(command))
         environment = self._job.starter_environment(str(self._address))
-        self._mpirun = MpirunProcess(command, environment, self._job.directory)
+        self._process = MpirunProcess(command, environment, self._job.directory)
+
+    @property
+    def _mpirun(self) -> MpirunProcess:
+        assert self._process is not None  # the loop begins after _start_mpirun
+        return self._process
 
     def _welcome(self, hello: dict[str, Any]) -> dict[str, object]:
         screens: dict[str, int] = dict.fromkeys(self._terminals, True)
@@ -172,8 +178,7 @@ class Supervisor:
             if self._hosts_changed and all(link.started for link in self._links):
                 self._hosts_changed = False
                 for link in self._links:
-                    if link.connected:
-                        link.channel.send(control.Kind.HOSTS_CHANGED)
+                    link.send(control.Kind.HOSTS_CHANGED)
             if self._stop_at is not None and now >= self._stop_at:
                 self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
             if self._terminate_mpirun_at is not None and now >= self._terminate_mpirun_at:
@@ -203,11 +208,11 @@ class Supervisor:
             poll.register(fd, select.POLLIN)
         if not self._mpirun.silent:
             poll.register(self._mpirun, select.POLLIN)
-        for fd, link in list(self._by_fd.items()):
-            if link.channel.closed:  # sending to it has shown that it is gone
+        for fd, (_, channel) in list(self._by_fd.items()):
+            if channel.closed:  # a send has failed
                 self._serve_rank(fd)
             else:
-                poll.register(fd, select.POLLIN | (select.POLLOUT if link.channel.backlog else 0))
+                poll.register(fd, select.POLLIN | (select.POLLOUT if channel.backlog else 0))
         first = self._links[0]
         if self._stdin.readable() and first.started and not first.over:
             poll.register(self._stdin, select.POLLIN)
@@ -221,15 +226,15 @@ class Supervisor:
             elif fd == self._mpirun.fileno():
                 self._read_mpirun()
             elif fd == self._stdin.fileno():
-                self._stdin.forward(first.channel)
+                self._stdin.forward(first)
         self._mpirun.poll()
 
     def _handle_signals(self) -> None:
         for signum in self._interrupts.take():
             if signum == signal.SIGWINCH:
-                if self._terminals and self._links[0].connected:
+                if self._terminals:
                     rows, columns = terminal.size(next(iter(self._terminals.values())))
-                    self._links[0].channel.send(control.Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
+                    self._links[0].send(control.Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
                 continue
             if signum in _NOTICES:
                 for link in self._links:
@@ -256,7 +261,7 @@ class Supervisor:
         if link is None or link.channel is not None:
             channel.close()
             return
-        self._by_fd[channel.fileno()] = link
+        self._by_fd[channel.fileno()] = link, channel
         nonce = bytes.fromhex(hello["nonce"])
         welcome = control.sign(self._address.token, "launcher", nonce, self._welcome(hello))
         link.connect(channel, hello, welcome, self._job.call)
@@ -274,8 +279,7 @@ class Supervisor:
                 each.start()
 
     def _serve_rank(self, fd: int) -> None:
-        link = self._by_fd[fd]
-        channel = link.channel
+        link, channel = self._by_fd[fd]
         link.write()
         for kind, payload in () if channel.closed else channel.read():
             if kind is control.Kind.STDIN_CONSUMED:
@@ -324,8 +328,7 @@ class Supervisor:
         """Lets the wrappers exit and waits for mpirun, which may ignore SIGTERM."""
         last = not self._will_restart(self._result)
         for link in self._links:
-            if link.connected:
-                link.channel.send(control.Kind.BYE, {"last": last})
+            link.send(control.Kind.BYE, {"last": last})
         first_wait = _MPIRUN_SECONDS
         if self._terminate_mpirun_at is not None and time.monotonic() >= self._terminate_mpirun_at:
             first_wait = 0.0
@@ -338,9 +341,9 @@ class Supervisor:
         self._read_mpirun()
 
     def _kill_all(self) -> None:
-        """On the second Ctrl-C, inside the signal handler: whatever the loop is doing, all processes end now."""
+        """Kills all processes at the second Ctrl-C, inside the signal handler: the loop may be blocked."""
         self._killed = True
-        # Programs first: if their wrappers died with them, nobody would collect their results.
+        # Programs first: their wrappers must collect their results.
         processes.kill_marked(f"/keras_ddl-{self._job.id}/", timeout=1.0)
         processes.kill_marked(self._address.token, timeout=1.0)
 
@@ -348,11 +351,11 @@ class Supervisor:
         self._acceptor.close()
         for link in self._links:
             link.finish()
-        if self._mpirun is not None:
-            if self._job.several_hosts and self._mpirun.ended_at is not None and not self._killed:
+        if self._process is not None:
+            if self._job.several_hosts and self._process.ended_at is not None and not self._killed:
                 processes.wait_for_marked(self._address.token, timeout=_DAEMON_SECONDS)
-            self._mpirun.signal(signal.SIGKILL)
-            self._mpirun.wait()
+            self._process.signal(signal.SIGKILL)
+            self._process.wait()
         processes.kill_marked(f"/keras_ddl-{self._job.id}/")
         processes.kill_marked(self._address.token)
         shutil.rmtree(self._job.folder, ignore_errors=True)
@@ -367,7 +370,7 @@ class Supervisor:
         what = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing[:10]))}"
         raise LaunchError(
             f"All {self._job.num_ranks} ranks must be started and reach the launcher on {socket.gethostname()}. "
-            f"Received: nothing from {what}; {self._job.starter} ended with status {self._mpirun.status} after saying:"
+            f"Received: nothing from {what}; {self._job.starter} ended with status {self._mpirun.status} and output:"
             f"\n{self._mpirun.text.strip() or '(nothing)'}\nThe command was: {shlex.join(self._job.command())}"
         )
 

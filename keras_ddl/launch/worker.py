@@ -1,8 +1,8 @@
-"""The program that `keras_ddl.run` starts on every rank: reads the call, makes it, leaves its result.
+"""The program that `keras_ddl.run` starts on every rank: reads the call, makes it, writes its result.
 
     python -m keras_ddl.launch.worker
 
-Both are files in KERAS_DDL_RUN_DIR, which the rank's wrapper exchanges with the launcher.
+Call and result are files in KERAS_DDL_RUN_DIR, which the rank's wrapper exchanges with the launcher.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from keras_ddl.launch.control import CALL_FILE, RESULT_FILE
 
 
 def main() -> None:
-    """Runs the call. An exception leaves a report for the caller and then takes its usual way: out of this program."""
+    """Makes the call. An exception is written for the caller, and then ends this program as usual."""
     run_dir = Path(config.get("RUN_DIR"))
     rank = int(run_dir.name.removeprefix("rank-"))
     with (run_dir / CALL_FILE).open("rb") as file:
         call = pickle.load(file)
-        # The modules of a notebook are found where the notebook finds them.
+        # The modules that a notebook imports are found here, too.
         sys.path[:] = call["sys_path"]
         sys.argv[:] = [""]
-        # The source of a notebook's cells, for tracebacks; without a time, so that it is not taken for outdated.
+        # The source of a notebook's cells, for tracebacks; without a time, so that it does not count as outdated.
         for name, lines in call["sources"].items():
             linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     try:
         function, args, kwargs = _load(call["function"], rank)
         result = {"value": _pickled_value(function(*args, **kwargs), rank)}
     except BaseException as error:
-        # The frames of this file say nothing to the caller.
+        # The frame of this file does not help the caller.
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
         own = own_traceback(error)  # raised by the caller, TensorFlow's error would come last
         pickled = None if own else _pickled_error(error)
@@ -67,7 +67,7 @@ def _pickled_value(value: Any, rank: int) -> bytes:
 
 
 def _pickled_error(error: BaseException) -> bytes | None:
-    """Returns the pickled exception, None when it does not survive the way there and back."""
+    """Returns the pickled exception, None if it cannot be pickled and unpickled."""
     try:
         data = by_value.dumps(error)
         pickle.loads(data)
@@ -82,7 +82,7 @@ def _leave(run_dir: Path, result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    # By its own name: what is defined in __main__ is the caller's, in the pickled call.
+    # Under its own name: in the pickled call, __main__ is the caller's.
     from keras_ddl.launch import worker
 
     worker.main()

@@ -166,8 +166,8 @@ def parse_mode(mode: str, hosts: Sequence[int]) -> tuple[tuple[int, ...], tuple[
     product = math.prod(dims)
     if product != size:
         raise ConfigError(
-            f"mode: the product of the dimensions must equal the number of ranks ({size}). "
-            f"Received: mode={mode!r} (product {product}). Use 'p' to let keras_ddl choose."
+            f"mode: the product of the dimensions must equal the number of ranks ({size}). Received: mode={mode!r} "
+            f"(product {product}). Use 'p' to let keras_ddl choose."
         )
     length = dims[0]
     group = tuple(rank - rank % length for rank in range(size))

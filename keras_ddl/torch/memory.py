@@ -77,8 +77,8 @@ def reduction(call: str, op: ReduceOp, tensor: torch.Tensor) -> tuple[str, int]:
     name = next((name for each, name in _OPS.items() if op == each), None)
     if name is None:
         raise ConfigError(
-            f"{call}: op must be SUM, AVG, MIN, MAX or PRODUCT. Received: "
-            f"{getattr(op, 'op', op)}. Backend 'gloo' has bitwise ones."
+            f"{call}: op must be SUM, AVG, MIN, MAX or PRODUCT. Received: {getattr(op, 'op', op)}. Backend 'gloo' has "
+            "bitwise ones."
         )
     if tensor.dtype == torch.bool and name in _OPS_OF_BOOLS:
         return "uint8", OPS[_OPS_OF_BOOLS[name]]

@@ -145,7 +145,7 @@ def test_rows_of_a_network_can_be_learned_and_other_seeds_are_of_the_same_classe
     "words, message",
     [
         (["--network", "cnn", "mine:subject"], "give --network or MODULE:FUNCTION"),
-        (["nowhere:subject"], "module:function whose module Python finds from here. Received: 'nowhere:subject'"),
+        (["nowhere:subject"], "module:function with a module that can be imported. Received: 'nowhere:subject'"),
         (["mine"], "Received: 'mine'"),
         (["--ranks", "1,x"], "is not a list of numbers of ranks"),
         (["--ranks", "4", "--strong", "--batch", "3"], "a row for each rank or more. Received: --batch 3 for 4 ranks"),

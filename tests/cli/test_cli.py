@@ -61,7 +61,10 @@ MISTAKES = {
     "unset env": (["run", "-np", "2", "--env", "NO_SUCH_VARIABLE", "--", "true"], "--env must be NAME=VALUE"),
     "unknown command": (["walk"], "No such command 'walk'"),
     "export which": (["export", ".", "out", "--which", "first"], "--which must be 'latest', 'best'"),
-    "export opset": (["export", ".", "out", "--opset", "15"], "opset, of ONNX, is 9 to 18. Received: 15 for saved"),
+    "export opset": (
+        ["export", ".", "out", "--opset", "15"],
+        "opset must be 9 to 18, and is for ONNX. Received: 15 for saved",
+    ),
     "export check of a format": (["export", "--check", ".", "--format", "onnx"], "Give CHECKPOINTS and OUTPUT"),
     "export version": (["export", ".", "out", "--version", "0"], "--version must be a whole number above 0"),
 }
@@ -210,9 +213,9 @@ def test_signatures_are_written_on_the_command_line():
         (["a:b"], ["a"], "Received: 'a' twice"),
         ([], ["a:scale=big"], "options of input, .*Received: 'scale=big'.*big"),
         ([], ["a:scale=1/0"], "Received: 'scale=1/0'"),
-        ([], ["a:zoom=2"], "no such option"),
+        ([], ["a:zoom=2"], "unknown option"),
         ([], ["a:size=4"], "Received: 'size=4'"),
-        ([], ["a:bgr=1"], "say yes or no"),
+        ([], ["a:bgr=1"], "must be yes or no"),
         ([], ["a:mean="], "a number is missing"),
     ],
 )

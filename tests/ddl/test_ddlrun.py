@@ -102,7 +102,7 @@ def test_ddlrun_command_line(tmp_path):
 def test_ddlrun_mistakes_are_named_before_anything_starts():
     this_host = ("-accelerators", 2)
     for words, message in (
-        (("-np", 2), "Say how many a host has with -accelerators"),
+        (("-np", 2), "Set the number per host with -accelerators"),
         ((*this_host, "-nodes", 2), "Received: none, so this one. Name them with -H"),
         (("-H", "h0,h1", *this_host, "-nodes", 2, "-racks", 2), "Received: 2 host(s)"),
         ((*this_host, "-racks", 2), "Received: none. Name them with -H"),

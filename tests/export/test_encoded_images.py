@@ -59,7 +59,7 @@ def test_encoded_images_are_decoded_resized_and_scaled_as_told(tmp_path: Path) -
     result = exported(
         model, tmp_path, rows(12, 10, 3), {"signatures": {"from_image": at_training}}, signatures={"cropped": at_export}
     )
-    assert "encoded images (cropped, from_image), asked made-up ones" in result.proof
+    assert "encoded images (cropped, from_image), which were made up" in result.proof
     originals = [picture(12, 10, 3), picture(30, 25, 3), picture(9, 40, 3)]
     files = [file_of(each, kind) for each, kind in zip(originals, ("PNG", "JPEG", "PNG"))]
     decoded = [pixels_of(each) for each in files]
@@ -123,7 +123,7 @@ def test_what_encoded_images_cannot_be_is_refused(tmp_path: Path) -> None:
     x = keras.Input((None, None, 3), name="x")
     with pytest.raises(ExportError, match="input 'x' of open x open, size=None"):
         attempt(keras.Model(x, layers.GlobalAveragePooling2D()(x)), EncodedImages())
-    with pytest.raises(ExportError, match=r"\['left', 'right'\] could be one. Say which"):
+    with pytest.raises(ExportError, match=r"\['left', 'right'\] could be one. Choose one"):
         attempt(keras.Model(two, layers.add(two)), EncodedImages())
     with pytest.raises(ExportError, match=r"each of the 3 channels. Received: \[1, 2\]"):
         attempt(open_size, EncodedImages(mean=[1, 2]))

@@ -56,10 +56,10 @@ def contents(path: Path) -> list[str]:
 def test_version_is_never_overwritten(trained: Path, tmp_path: Path) -> None:
     export_here(trained, tmp_path / "out", version=4)
     before = (tmp_path / "out" / "4" / "saved_model.pb").stat().st_mtime_ns
-    with pytest.raises(ExportError, match="never overwritten.*out/4, which exists already.*--version"):
+    with pytest.raises(ExportError, match="never overwritten.*out/4, which already exists.*--version"):
         export_here(trained, tmp_path / "out", version=4)
     (tmp_path / "out" / "9").mkdir()  # empty: rename() would take its place in silence
-    with pytest.raises(ExportError, match="out/9, which exists already"):
+    with pytest.raises(ExportError, match="out/9, which already exists"):
         export_here(trained, tmp_path / "out", version="9")
     assert (tmp_path / "out" / "4" / "saved_model.pb").stat().st_mtime_ns == before
     assert export_here(trained, tmp_path / "out").version == 10
@@ -242,7 +242,7 @@ def test_altered_files_are_refused(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="was altered after it was written"):
         export_here(copy, tmp_path / "out")
     alter(copy / "base" / "saved_model.pb")
-    with pytest.raises(ExportError, match=r"base graph must be as training wrote it.*saved_model\.pb was altered"):
+    with pytest.raises(ExportError, match=r"base graph must be intact.*saved_model\.pb was altered"):
         export_here(copy, tmp_path / "out", which=1)
     (copy / "base" / "manifest.json").unlink()
     with pytest.raises(ExportError, match=r"manifest\.json is missing"):
@@ -270,7 +270,7 @@ def rewrite_base(ckpt: Path, change: Callable[[Any], None]) -> None:
         ("NcclAllReduce", "", "communication op NcclAllReduce"),
         ("EagerPyFunc", "", "Python callback EagerPyFunc"),
         ("MyOwnOp", "", "custom op MyOwnOp"),
-        ("Relu", "/device:GPU:0", "device /device:GPU:0 asked for by Relu"),
+        ("Relu", "/device:GPU:0", "device /device:GPU:0 requested by Relu"),
         ("Relu", "/job:worker/task:1/device:CPU:0", "device /job:worker/task:1/device:CPU:0"),
     ],
 )
@@ -331,7 +331,7 @@ def test_statistics_adapted_too_late_are_refused(tmp_path: Path) -> None:
     assert export_here(tmp_path, tmp_path / "out", which=1).proof.endswith("no outputs of training to compare with")
     scaled.adapt(rows(4) * 9)
     model_state.save_checkpoint(model, tmp_path, 2)
-    with pytest.raises(ExportError, match=r"holds as a constant.*normalization.*/mean.*adapt\(\) before"):
+    with pytest.raises(ExportError, match=r"Constants of the base graph.*normalization.*/mean.*adapt\(\) before"):
         export_here(tmp_path, tmp_path / "out", which=2)
 
 
@@ -379,10 +379,10 @@ def test_inputs_must_be_known(tmp_path: Path) -> None:
         export.write_base_graph(two, tmp_path, sample=[rows(4)])
     with pytest.raises(ExportError, match="structure that the model takes. Received: dict"):
         export.write_base_graph(small_model(), tmp_path, sample={"other": rows(4)})
-    with pytest.raises(ExportError, match=r"sample rows have the shape.*\(None, 4\). Received: \(5, 7\)"):
+    with pytest.raises(ExportError, match=r"sample rows must have the shape.*\(None, 4\). Received: \(5, 7\)"):
         export.write_base_graph(small_model(), tmp_path, sample=rows(7))
     wide = keras.Input((4,), sparse=True, name="wide")
-    with pytest.raises(ExportError, match=r"what input 'wide' takes, SparseTensorSpec.*of shape \(5, 7\)"):
+    with pytest.raises(ExportError, match=r"must fit input 'wide', SparseTensorSpec.*of shape \(5, 7\)"):
         export.write_base_graph(keras.Model(wide, layers.Dense(1)(wide)), tmp_path, sample=rows(7))
     assert contents(tmp_path) == []
 

@@ -231,7 +231,7 @@ def test_what_answers_otherwise_is_refused(checkpoints, tmp_path, monkeypatch, f
         return found
 
     monkeypatch.setattr(converters, "convert", convert_in_part)
-    with pytest.raises(ExportError, match="load what was converted|ended with status"):
+    with pytest.raises(ExportError, match="load the converted model|ended with status"):
         export_as(checkpoints("sequential_cnn"), tmp_path / "out", format)
     assert contents(tmp_path / "out") == []
 
@@ -331,10 +331,10 @@ def test_rows_are_read_from_what_a_warm_up_holds(tmp_path):
 def test_options_that_do_not_fit_the_format_are_refused(tmp_path):
     for options, said in (
         ({"format": "pmml"}, "format is one of 'onnx', 'tflite'. Received: 'pmml'"),
-        ({"format": "onnx", "opset": 99}, "opset, of ONNX, is 9 to 18. Received: 99"),
+        ({"format": "onnx", "opset": 99}, "opset must be 9 to 18.*Received: 99"),
         ({"format": "tflite", "opset": 15}, "Received: 15 for tflite"),
         ({"format": "onnx", "quantize": "float16"}, "Received: 'float16' for onnx"),
-        ({"format": "tflite", "quantize": "int4"}, "quantize, of TensorFlow Lite, is one of 'float16', 'dynamic'"),
+        ({"format": "tflite", "quantize": "int4"}, "quantize must be one of 'float16', 'dynamic'"),
     ):
         with pytest.raises(ConfigError, match=said):
             export.export_format(tmp_path, tmp_path / "out", **options)

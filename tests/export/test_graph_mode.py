@@ -90,14 +90,14 @@ def test_names_are_found_where_they_can_be_told(tmp_path):
 def test_what_cannot_be_served_is_refused_and_nothing_is_published(tmp_path):
     train(tmp_path, base=False)
     for arguments, said in (
-        ({"outputs": {"y": "nothing:0"}}, "nothing:0.*not in what is served"),
+        ({"outputs": {"y": "nothing:0"}}, "nothing:0.*not in the pruned graph"),
         ({"outputs": {"y": "PyFunc:0"}}, "Python callback"),
-        ({"outputs": {"y": "net/logits:0"}, "inputs": {"x": "label:0"}}, "inputs are needed by the outputs"),
+        ({"outputs": {"y": "net/logits:0"}, "inputs": {"x": "label:0"}}, "outputs must depend on the inputs"),
         ({"outputs": {"y": "net/logits:0"}, "meta_graph": tmp_path / "model-30.index"}, "export_meta_graph writes"),
     ):
         with pytest.raises(ExportError, match=said):
             export.export_graph(tmp_path / "model-30", tmp_path / "out", **arguments)
-    with pytest.raises(ExportError, match="where there is none"):
+    with pytest.raises(ExportError, match="without a checkpoint"):
         export.export_graph(tmp_path / "model-31", tmp_path / "out")
     train(tmp_path, base=True, nan=True)
     with pytest.raises(ExportError, match="NaN or Inf in 'net/w'"):

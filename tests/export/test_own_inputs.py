@@ -163,7 +163,7 @@ def test_checkpoint_declares_functions_of_their_own_inputs(tmp_path: Path) -> No
         (Function(lambda x: x, {"text": ["a"]}), "called with its sample's inputs by name.*'f' failed with TypeError"),
         (
             Function(lambda text: tf.io.decode_raw(text, "int16"), {"text": ["abc"]}),
-            "must answer its sample.*'f' failed",
+            "must run on its sample.*'f' failed",
         ),
         (Function(tf.strings.length, {"input": ["a"]}), None),
     ],

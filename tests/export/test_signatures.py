@@ -117,7 +117,7 @@ def test_signatures_given_at_export(declared: dict[str, Any]) -> None:
     np.testing.assert_allclose(answers["a"], inside(model, "half", sample), atol=2e-2)
     np.testing.assert_array_equal(ask(result.path, "hidden", **sample)["half"], answers["a"])
     assert set(ask(result.path, "both", **sample)) == {"vector", "chance"}
-    assert "not compared: layers, of which training has stored no answers: half" in result.proof
+    assert "not compared: layers whose outputs training did not store: half" in result.proof
     # The base graph is as it was: another export has what training has declared.
     assert set(ask(export.export_saved_model(folder, folder / "out", validate="here").path, **sample)) == {
         "probabilities",
@@ -168,7 +168,7 @@ def test_a_wrong_answer_of_a_signature_is_found(declared: dict[str, Any], tmp_pa
         ),
         ({"classify": "price"}, "'classify', which already exists"),
         ({"2 b": "price"}, "letters, digits.*Received: '2 b'"),
-        ({"a": []}, r"the name of an output or of a layer.*'a' with \[\]"),
+        ({"a": []}, r"the name of an output or layer.*'a' with \[\]"),
         ({"a": lambda inputs: inputs}, "in training and not for serving_default"),
         ({"a": EncodedImages()}, r"takes an image.*inputs a_side float32\[None, 2\], x.*of which none"),
         ({"a": EncodedImages(input="x")}, "input='x'; the inputs are"),

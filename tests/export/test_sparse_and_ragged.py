@@ -81,7 +81,7 @@ def test_sparse_inputs_are_parsed_from_examples_where_features_say_how(tmp_path:
     model = keras.Model(x, layers.Dense(1, name="price")(x))
     with pytest.raises(ExportError, match="fixed shape. Received: input 'x'"):
         export.write_base_graph(model, tmp_path, regress=export.Regress())
-    with pytest.raises(ExportError, match="parsed as sparse.*'x', SparseTensorSpec.*with a SymbolicTensor"):
+    with pytest.raises(ExportError, match="features must have.*'x', SparseTensorSpec.*with a SymbolicTensor"):
         features = {"x": tf.io.FixedLenFeature([6], tf.float32)}
         export.write_base_graph(model, tmp_path, regress=export.Regress(features=features))
     features = {"x": tf.io.SparseFeature("place", "value", tf.float32, 6)}

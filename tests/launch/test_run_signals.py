@@ -127,7 +127,7 @@ def test_run_grace_gives_ranks_time_to_save_and_their_status_is_the_jobs(tmp_pat
     ended = started.finish()
     assert ended.status == 75, ended
     assert (tmp_path / "saved-15-0").exists() and (tmp_path / "saved-15-1").exists(), ended
-    assert "the ranks have ended with status 75, to be started again" in ended.err, ended
+    assert "the ranks ended with status 75, to be started again" in ended.err, ended
 
 
 def test_run_grace_that_is_over_kills(tmp_path: Path):

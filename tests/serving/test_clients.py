@@ -76,7 +76,7 @@ def test_predict_says_what_the_server_said(server, tmp_path):
     assert "must begin with http://" in keras_ddl("predict", "localhost:8500", tmp_path / "rows.npz", status=2)
     assert "refused" in keras_ddl("predict", "http://127.0.0.1:1", tmp_path / "rows.npz", status=1)
     assert "or JSON" in keras_ddl("predict", urls(server)[0], "-", stdin="[", status=2)
-    assert "port of gRPC" in keras_ddl("predict", f"http://127.0.0.1:{server.grpc_port}", "-", stdin="{}", status=1)
+    assert "gRPC port" in keras_ddl("predict", f"http://127.0.0.1:{server.grpc_port}", "-", stdin="{}", status=1)
     np.savez(tmp_path / "objects.npz", x=np.array([b"a", None]))
     assert "b64" in keras_ddl("predict", urls(server)[0], tmp_path / "objects.npz", status=2)
     unknown = keras_ddl("predict", urls(server)[0], tmp_path / "rows.npz", "--signature", "other", status=1)

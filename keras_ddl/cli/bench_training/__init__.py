@@ -1,11 +1,11 @@
-"""How long training steps take on 1, 2, ... ranks, measured: what `keras-ddl bench train` and benchmarks/ share.
+"""Measures training steps on 1, 2, ... ranks, for `keras-ddl bench train` and benchmarks/.
 
 networks.py    the built-in networks and their rows
-subject.py     what is trained: one of them, or what the user's function returns
+subject.py     the model and data to train: a built-in network, or what the user's function returns
 step_times.py  seconds of the steps of a fit
 overlap.py     communication of a step and how much of it is exposed, from a timeline
-rank.py        what each rank measures
-rounds.py      jobs of 1, 2, ... ranks that take turns, and the medians
+rank.py        measures on each rank
+rounds.py      runs jobs of 1, 2, ... ranks in turn, and takes medians
 prediction.py  steps on other hosts and links, by the cost model
-report.py      table, JSON and plot; what each figure is
+report.py      table, JSON and plot, with a legend
 """

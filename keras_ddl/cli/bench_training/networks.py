@@ -1,6 +1,6 @@
-"""The networks of the training benchmarks: little and much arithmetic for each byte of gradients, dense and sparse.
+"""The networks of the training benchmarks: with little and much arithmetic per byte of gradients, dense and sparse.
 
-Keras is imported when a network is built: the command line lists their names before.
+Keras is imported only when a network is built, because the command line lists their names.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     import keras
 
 CLASSES = 10
-# Few, and most of a row: a thousand rows show each of them often, and any initial weights learn them in a few epochs.
+# Few tokens, most of each row: they occur often in a thousand rows, so a network learns them in a few epochs.
 _TOKENS_OF_CLASS, _OWN_TOKENS = 2, 0.8
 
 
 @dataclass(frozen=True)
 class Network:
-    """`make` builds the model; `batch` is one rank's rows; `shape` is that of a row (of token numbers if `tokens`)."""
+    """`make` builds the model; `batch`: rows per rank; `shape`: of a row; `tokens`: number of tokens, 0 for floats."""
 
     make: Callable[[], keras.Model]
     batch: int
@@ -29,7 +29,7 @@ class Network:
     tokens: int = 0
 
     def rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Features and labels of `count` rows, the same on every rank. There is nothing in them to be learned."""
+        """Returns random features and labels of `count` rows, the same on every rank."""
         rng = np.random.default_rng(0)
         labels = rng.integers(0, CLASSES, size=count)
         if self.tokens:
@@ -37,8 +37,7 @@ class Network:
         return rng.normal(size=(count, *self.shape)).astype("float32"), labels
 
     def learnable_rows(self, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `rows`, with labels that can be learned: a class has a mean of its own, or tokens that make
-        most of its rows.
+        """As `rows`, with labels that can be learned: each class has its own mean, or its own tokens in most places.
 
         seed: other seeds give other rows of the same classes.
         """

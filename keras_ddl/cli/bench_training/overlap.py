@@ -1,8 +1,8 @@
-"""What of a step's communication is exposed, and what travels while backward still runs, read from a timeline.
+"""Measures from a timeline how much of a step's communication is exposed, and how much overlaps the backward pass.
 
-The backward pass of a rank ends when it has submitted its last bucket. What runs before is hidden behind computing; of
-what runs later the optimizer waits for the last, so it is exposed. Sums in the forward pass, as of BatchNormalization's
-statistics, are few bytes; that the forward pass waits for them is not seen here.
+A rank's backward pass ends when it has submitted its last bucket. Communication before that is hidden behind computing;
+later communication is exposed, because the optimizer waits for it. Sums in the forward pass (BatchNormalization's
+statistics) are a few bytes; the time for which the forward pass waits for them is not counted.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from keras_ddl import timeline
 
 
 class Traffic(NamedTuple):
-    """The gradients of a step, medians over steps and the mean over ranks; seconds, bytes of one rank, and shares."""
+    """Communication of a step's gradients: medians over steps, mean over ranks. Seconds, bytes of one rank, shares."""
 
     communication: float  # in which at least one sum of gradients ran
-    exposed: float  # of these, after backward had ended
+    exposed: float  # the part of it after backward had ended
     waiting: float  # after backward had ended, in which none ran: other ranks had not submitted theirs
-    lead: float  # from a byte's submission to the end of backward, on average: what can hide its journey
+    lead: float  # from a byte's submission to the end of backward, on average: the time that can hide it
     nbytes: float
     wire: float  # share of the bytes that was reduced before backward ended
-    ready: float  # share that was submitted before: the most that `wire` can be
+    ready: float  # share that was submitted before: the upper bound of `wire`
 
 
 def watched(train: Callable[[], object]) -> Traffic | None:
     """Calls `train` under a timeline and returns its traffic; None if KERAS_DDL_TIMELINE is being written. COLLECTIVE.
 
-    A bucket that is under way when backward ends counts by the time that it had.
+    A bucket in progress when backward ends counts in proportion to its time before.
     """
     if timeline.is_on():
         train()
@@ -49,20 +49,20 @@ def watched(train: Callable[[], object]) -> Traffic | None:
 
 
 def traffic(path: Path) -> Traffic:
-    """Returns that of one rank's timeline file: zeros if it has no step with gradients."""
+    """Returns the traffic in one rank's timeline file; zeros if it has no step with gradients."""
     sums = [one for one in timeline.collectives(path) if "/train_step/" in one.name]
-    gradients = [one for one in sums if not one.name.endswith("/commit")]  # which every step ends with, after the sums
-    found = []
+    gradients = [one for one in sums if not one.name.endswith("/commit")]  # the last collective of a step, no sum
+    of_steps = []
     for event in timeline.read(path):
         if event.get("cat") != "step":
             continue
         begin, end = event["ts"] * 1e-6, (event["ts"] + event["dur"]) * 1e-6
         step = [one for one in gradients if begin <= one.submitted <= end]
         if step:
-            found.append(_of_step(step))
-    if not found:
+            of_steps.append(_of_step(step))
+    if not of_steps:
         return Traffic(*(0.0 for _ in Traffic._fields))
-    return Traffic(*(statistics.median(column) for column in zip(*found)))
+    return Traffic(*(statistics.median(column) for column in zip(*of_steps)))
 
 
 def _of_step(step: list[timeline.Collective]) -> Traffic:
@@ -82,7 +82,7 @@ def _of_step(step: list[timeline.Collective]) -> Traffic:
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> float:
-    """Returns the length of what (begin, end) intervals cover together; one that ends before it begins covers none."""
+    """Returns the length of the union of (begin, end) intervals; one that ends before it begins is empty."""
     covered, reached = 0.0, float("-inf")
     for begin, end in sorted(intervals):
         covered += max(0.0, end - max(begin, reached))

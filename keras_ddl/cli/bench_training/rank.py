@@ -1,4 +1,4 @@
-"""What each rank of a job measures. `rounds.py` starts the jobs."""
+"""Measures on each rank of a job. `rounds.py` starts the jobs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from keras_ddl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """What to measure.
 
     Attributes:
         name: of the network, or module:function.
-        batch: rows of a rank; of all ranks together if `strong`.
+        batch: rows per rank; of all ranks together if `strong`.
         strong: the global batch is the same on any number of ranks.
-        steps: of one turn.
-        cores: that a rank computes on, as a device; 0: all that it may use.
-        to_accuracy: train until this accuracy; None: not at all.
-        epochs: of that training at most.
+        steps: per turn.
+        cores: that each rank computes on, as its device; 0: all that it may use.
+        to_accuracy: also train to this accuracy; None: do not.
+        epochs: limit for that training.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Reached:
-    """A training to an accuracy: its seconds, its epochs, and whether it got there with the last of them."""
+    """A training to an accuracy: seconds, epochs, and whether the accuracy was reached."""
 
     seconds: float
     epochs: int
@@ -53,11 +53,11 @@ class Reached:
 
 @dataclass(frozen=True)
 class Sample:
-    """What one rank found in one turn.
+    """One rank's measurements of one turn.
 
     Attributes:
         step: seconds of a step, the median of a turn.
-        traffic: as overlap.Traffic, of all ranks; None on one rank, and while KERAS_DDL_TIMELINE is written.
+        traffic: an overlap.Traffic, of all ranks; None on one rank, and while KERAS_DDL_TIMELINE is written.
         gradient_bytes: of the trainable variables.
         hosts, cores: of the job, and of this rank's host.
         machine: a line about it.
@@ -73,14 +73,14 @@ class Sample:
 
 
 def measure(plan: Plan, train: bool) -> Sample:
-    """Measures on the ranks there are. COLLECTIVE. train: to the accuracy of the plan, too."""
+    """Measures on the running ranks. COLLECTIVE. train: also train to the accuracy of the plan."""
     import keras_ddl
 
     keras_ddl.init()
     available = len(os.sched_getaffinity(0))
-    take_cores(plan.cores, keras_ddl.rank())  # before TensorFlow makes its threads
+    take_cores(plan.cores, keras_ddl.rank())  # before TensorFlow creates its threads
     size = keras_ddl.size()
-    # On one rank it is plain Keras: the device that all others are compared with.
+    # On one rank plain Keras, as the reference.
     strategy = keras_ddl.Strategy() if size > 1 else None
     scope = strategy.scope if strategy else nullcontext
     batch = plan.global_batch(size)
@@ -115,14 +115,14 @@ def measure(plan: Plan, train: bool) -> Sample:
 
 
 def take_cores(count: int, rank: int) -> None:
-    """Leaves this process `count` cores, other ones than its neighbours' as far as there are; 0 leaves it all."""
+    """Restricts this process to `count` cores, other ones than its neighbours' if there are enough; 0: to all."""
     cores = sorted(os.sched_getaffinity(0))
     if 0 < count < len(cores):
         os.sched_setaffinity(0, {cores[(rank * count + number) % len(cores)] for number in range(count)})
 
 
 def _length(batches: Any) -> int:
-    """Returns how many batches there are: of a PyDataset, which fit does not repeat; otherwise as many as it takes."""
+    """Returns the number of batches of a PyDataset, which fit does not repeat; for other data, a very large number."""
     length = getattr(batches, "num_batches", None)
     return length or 1 << 62
 
@@ -141,12 +141,12 @@ def _to_accuracy(plan: Plan, batch: int, scope: Any) -> Reached:
     assert plan.to_accuracy is not None
     accuracy = plan.to_accuracy
     rate = 0.01 if plan.strong else scale_learning_rate(0.01, "linear")
-    keras.utils.set_random_seed(1)  # the initial weights: any number of ranks begins with the same
+    keras.utils.set_random_seed(1)  # equal initial weights for any number of ranks
     with scope():
         what = subject.make(plan.name, batch, learnable=True, rate=rate)
 
     class Clock(StepTimes):
-        """Counts epochs without their validation, and the first step, which traces, as another one."""
+        """Times epochs without validation."""
 
         accuracy, total, epochs = 0.0, 0.0, 0
 
@@ -174,6 +174,6 @@ def _to_accuracy(plan: Plan, batch: int, scope: Any) -> Reached:
     validation = what.validation
     keras.utils.set_random_seed(1)  # the order of the rows
     what.model.fit(data, validation_data=validation, **options)
-    clock.total -= max(0.0, clock.seconds[0] - statistics.median(clock.seconds))
+    clock.total -= max(0.0, clock.seconds[0] - statistics.median(clock.seconds))  # the first step traces
     seconds = max(keras_ddl.all_gather_object(clock.total))
     return Reached(seconds, clock.epochs, clock.accuracy, clock.accuracy >= accuracy)

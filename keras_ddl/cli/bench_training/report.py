@@ -1,4 +1,4 @@
-"""What `keras-ddl bench train` prints, writes and draws; each figure with how it was come by."""
+"""The table, JSON and plot of `keras-ddl bench train`, with how each figure was obtained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from keras_ddl.cli.bench_training.prediction import Predicted
 from keras_ddl.cli.bench_training.rank import Plan
-from keras_ddl.cli.bench_training.rounds import Found, Row
+from keras_ddl.cli.bench_training.rounds import Measurements, Row
 from keras_ddl.cli.bench_training.subject import units_of_row
 
 HOW = {
@@ -20,29 +20,29 @@ HOW = {
     "efficiency": "measured: step of ONE device, plain Keras without a Strategy, over this step",
     "communication": "timeline: milliseconds in which sums of gradients ran",
     "exposed": "timeline: those of them after backward had ended, which the step waits for",
-    "waiting": "timeline: milliseconds after that in which none ran: other ranks were not ready",
+    "waiting": "timeline: milliseconds after backward in which none ran: other ranks were not ready",
     "on wire": "timeline: share of the gradients' bytes that was summed before backward ended",
-    "to accuracy": "measured once: seconds of training until it was reached, without validation and tracing",
+    "to accuracy": "measured once: seconds of training until the accuracy was reached, without validation and tracing",
 }
 
 
 def console(file: Any = None) -> Console:
-    """Returns where tables go; one that is no terminal gets them as wide as they are."""
+    """Returns the console for tables; without a terminal, tables are not wrapped."""
     result = Console(file=file, highlight=False, soft_wrap=False)
     return result if result.is_terminal else Console(file=file, highlight=False, width=140)
 
 
-def show(to: Console, plan: Plan, found: Found, predictions: Sequence[Predicted], rounds: int) -> None:
-    """Prints the tables and what their columns are."""
+def show(to: Console, plan: Plan, measurements: Measurements, predictions: Sequence[Predicted], rounds: int) -> None:
+    """Prints the tables and their legend."""
     unit, per_row = units_of_row(plan.name)
     scaling = "strong scaling: the batch is fixed" if plan.strong else "weak scaling: the batch grows with the ranks"
     device = f"{plan.cores} core(s)" if plan.cores else "all cores that it may use"
-    to.print(f"# {plan.name}, {found.gradient_bytes / 1e6:.1f} MB of gradients; {scaling}; a device is {device}")
-    to.print(f"# {found.machine.rsplit(',', 1)[0]}; {rounds} round(s) of {plan.steps} steps each\n")
+    to.print(f"# {plan.name}, {measurements.gradient_bytes / 1e6:.1f} MB of gradients; {scaling}; a device is {device}")
+    to.print(f"# {measurements.machine.rsplit(',', 1)[0]}; {rounds} round(s) of {plan.steps} steps each\n")
     columns = ["ranks", "batch", "step ms", f"{unit}/s", "efficiency", "comm ms", "exposed ms", "waiting ms", "on wire"]
     goal = f"to {plan.to_accuracy:g}, s" if plan.to_accuracy is not None else None
     table = _table([*columns, *([goal] if goal else [])])
-    for row in found.rows:
+    for row in measurements.rows:
         cells = [f"{row.ranks}", f"{row.batch}", _ms(row.step), f"{row.rows_per_second * per_row:,.0f}"]
         cells += [f"{row.efficiency:.0%}", _ms(row.communication), _ms(row.exposed), _ms(row.waiting)]
         cells += ["-" if row.wire is None else f"{row.wire:.0%}"]
@@ -51,7 +51,7 @@ def show(to: Console, plan: Plan, found: Found, predictions: Sequence[Predicted]
     legend = HOW if goal else {name: text for name, text in HOW.items() if name != "to accuracy"}
     for name, text in legend.items():
         to.print(f"  {name}: {text}")
-    for row in found.rows:
+    for row in measurements.rows:
         if row.sharers > 1:
             to.print(
                 f"  {row.ranks} ranks: {row.sharers:g} share a core, so the efficiency is at most {1 / row.sharers:.0%}"
@@ -88,35 +88,35 @@ def _reached(row: Row) -> str:
     return f"not in {reached.epochs} epochs ({reached.accuracy:.2f})"
 
 
-def as_json(plan: Plan, found: Found, predictions: Sequence[Predicted], rounds: int) -> dict[str, Any]:
-    """Returns everything for a file; seconds, and bytes."""
+def as_json(plan: Plan, measurements: Measurements, predictions: Sequence[Predicted], rounds: int) -> dict[str, Any]:
+    """Returns all figures for a file, in seconds and bytes."""
     unit, per_row = units_of_row(plan.name)
     return {
         "plan": dataclasses.asdict(plan) | {"rounds": rounds},
-        "machine": found.machine.rsplit(",", 1)[0],
-        "gradient_bytes": found.gradient_bytes,
+        "machine": measurements.machine.rsplit(",", 1)[0],
+        "gradient_bytes": measurements.gradient_bytes,
         "unit": unit,
         "units_of_row": per_row,
         "how": HOW | {"predicted": "by keras_ddl.cost_model from the measured step of one device"},
-        "measured": [dataclasses.asdict(row) for row in found.rows],
+        "measured": [dataclasses.asdict(row) for row in measurements.rows],
         "predicted": [dataclasses.asdict(one) for one in predictions],
     }
 
 
-def plot(file: str, plan: Plan, found: Found, predictions: Sequence[Predicted]) -> None:
+def plot(file: str, plan: Plan, measurements: Measurements, predictions: Sequence[Predicted]) -> None:
     """Draws step time and efficiency over the devices. Needs matplotlib."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     steps, efficiencies = figure.subplots(1, 2)
-    series: list[tuple[str, str, Sequence[Any]]] = [("measured here", "o-", found.rows)]
+    series: list[tuple[str, str, Sequence[Any]]] = [("measured here", "o-", measurements.rows)]
     if predictions:
         series.append((f"predicted: {predictions[0].text}", "x--", predictions))
     for label, style, rows in series:
         ranks = [row.ranks for row in rows]
         steps.plot(ranks, [1e3 * row.step for row in rows], style, label=label)
         efficiencies.plot(ranks, [100 * row.efficiency for row in rows], style, label=label)
-    with_traffic = [row for row in found.rows if row.exposed is not None]
+    with_traffic = [row for row in measurements.rows if row.exposed is not None]
     if with_traffic:
         exposed = [1e3 * row.exposed for row in with_traffic if row.exposed is not None]
         steps.plot([row.ranks for row in with_traffic], exposed, ".:", label="exposed communication")

@@ -1,7 +1,7 @@
-"""Jobs of 1, 2, ... ranks that take turns, and what they found.
+"""Runs jobs of 1, 2, ... ranks in turn, and summarizes their measurements.
 
-Each round starts a job of every number of ranks, one after the other, so that a machine whose speed drifts is as fast
-for each. A figure is the median over the rounds.
+Each round starts one job for every number of ranks, one after the other, so that drift of the machine's speed affects
+all alike. Figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Row:
         ranks, hosts, batch: of the job; batch: rows of all ranks together.
         step: of the slowest rank.
         rows_per_second: of all ranks.
-        efficiency: that of one rank is 1. Weak scaling: step of one rank / step; strong: that / ranks.
-        communication, exposed, waiting, lead: as overlap.Traffic; None on one rank.
+        efficiency: 1 for one rank. Weak scaling: step of one rank / step; strong: that / ranks.
+        communication, exposed, waiting, lead: as in overlap.Traffic; None on one rank.
         wire: share of the gradients' bytes that were reduced before backward ended; None on one rank.
         sharers: ranks that share a core; 1 if each has as many cores as it takes.
         reached: the training to an accuracy.
@@ -46,8 +46,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Found:
-    """All rows, and what is the same for all."""
+class Measurements:
+    """A row for each number of ranks, and what is equal for all."""
 
     rows: list[Row]
     gradient_bytes: int
@@ -55,21 +55,21 @@ class Found:
 
 
 def measured(
-    plan: Plan, ranks: Sequence[int], rounds: int, hosts: str | None = None, said: Callable[[str], object] = print
-) -> Found:
-    """Starts the jobs of all rounds and returns what they found. said: is told what begins."""
+    plan: Plan, ranks: Sequence[int], rounds: int, hosts: str | None = None, say: Callable[[str], object] = print
+) -> Measurements:
+    """Runs the jobs of all rounds. say: gets a message when a job begins."""
     samples: dict[int, list[list[Sample]]] = {count: [] for count in ranks}
     for turn in range(rounds):
         for count in ranks:
-            said(f"round {turn + 1} of {rounds}: {count} rank{'s' if count > 1 else ''}")
+            say(f"round {turn + 1} of {rounds}: {count} rank{'s' if count > 1 else ''}")
             train = plan.to_accuracy is not None and turn == 0
             environment = {"TF_CPP_MIN_LOG_LEVEL": "2"}
             samples[count].append(run(measure, count, (plan, train), hosts=_part(hosts, count), env=environment))
     return summary(plan, samples)
 
 
-def summary(plan: Plan, samples: dict[int, list[list[Sample]]]) -> Found:
-    """Returns the medians. samples: by ranks, round and rank."""
+def summary(plan: Plan, samples: dict[int, list[list[Sample]]]) -> Measurements:
+    """Returns the medians. samples: by number of ranks, round and rank."""
     steps = {
         count: statistics.median(max(sample.step for sample in one) for one in turns)
         for count, turns in samples.items()
@@ -98,19 +98,19 @@ def summary(plan: Plan, samples: dict[int, list[list[Sample]]]) -> Found:
             )
         )
     last = samples[max(samples)][0][0]
-    return Found(rows, last.gradient_bytes, last.machine)
+    return Measurements(rows, last.gradient_bytes, last.machine)
 
 
 def _part(hosts: str | None, count: int) -> str | None:
-    """Returns the first `count` places of "h0:4,h1:4", full hosts first, as "h0:4,h1:2".
+    """Returns the hosts for `count` ranks, first hosts first: of "h0:4,h1:4", "h0:4,h1:2" for 6.
 
-    Raises: ConfigError: there are fewer.
+    Raises: ConfigError: the hosts take fewer ranks.
     """
     if hosts is None:
         return None
     taken, left = [], count
-    for one in hosts.split(","):
-        name, _, slots = one.partition(":")
+    for host in hosts.split(","):
+        name, _, slots = host.partition(":")
         places = min(left, int(slots) if slots.isdigit() else 1)
         if places:
             taken.append(f"{name}:{places}")

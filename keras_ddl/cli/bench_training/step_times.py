@@ -1,4 +1,4 @@
-"""How long the steps of a fit take."""
+"""Times the steps of a fit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import keras_ddl
 
 
 class StepTimes(keras.callbacks.Callback):
-    """Seconds of each step and of the epoch, as the script sees them.
+    """Records the seconds of each step and of the epoch, as the script sees them.
 
     meet: a step ends when all ranks have ended it.
     """
 
-    never_stops_within_epoch = True  # else the ranks agree after every step on whether it asks to stop
+    never_stops_within_epoch = True  # otherwise the ranks would agree on stopping after every step
 
     def __init__(self, meet: bool = False) -> None:
         super().__init__()

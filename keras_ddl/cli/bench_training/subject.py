@@ -1,14 +1,14 @@
-"""What `keras-ddl bench train` trains: a built-in network, or the model and the data that the user's function returns.
+"""The model and data that `keras-ddl bench train` trains: a built-in network, or what the user's function returns.
 
-The function is called on every rank, in the scope of a Strategy (on one rank: of none), and takes the rows of a global
-batch, those of all ranks together:
+The function is called on every rank, in the scope of a Strategy (on one rank without), with the number of rows of a
+global batch, that of all ranks together:
 
     def subject(batch: int):
         return model, data                   # compiled; data of batches of `batch` rows
         return model, data, validation       # for --to-accuracy
 
 `data` and `validation` are what `fit` takes as its first argument: (x, y) of NumPy arrays, a tf.data.Dataset of batches
-or a keras.utils.PyDataset. Whatever the learning rate must be for this batch, the function sees to it.
+or a keras.utils.PyDataset. The function must choose a learning rate for this batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TRAINING, _VALIDATION = 64, 8
 
 
 class Subject(NamedTuple):
-    """A compiled model, its batches without an end, and what --to-accuracy trains and validates with."""
+    """A compiled model, endless batches for it, and the data for --to-accuracy."""
 
     model: Any
     batches: Any
@@ -36,41 +36,41 @@ class Subject(NamedTuple):
 
 
 def check(name: str) -> None:
-    """Raises: ConfigError: `name` is no built-in network, and no module:function whose module is found."""
+    """Raises: ConfigError: `name` is no built-in network, and no module:function with an importable module."""
     if name in NETWORKS:
         return
     module, _, function = name.partition(":")
     add_folder()
     try:
-        found = function.isidentifier() and importlib.util.find_spec(module) is not None
+        exists = function.isidentifier() and importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
-        found = False
-    if not found:
+        exists = False
+    if not exists:
         raise ConfigError(
-            f"bench train: what is trained must be one of {', '.join(NETWORKS)}, or module:function whose module "
-            f"Python finds from here. Received: {name!r}. Start it in the module's folder, or set PYTHONPATH."
+            f"bench train: the subject must be one of {', '.join(NETWORKS)}, or module:function with a module that can "
+            f"be imported. Received: {name!r}. Start it in the module's folder, or set PYTHONPATH."
         )
 
 
 def add_folder() -> None:
-    """Lets modules of the current folder be found, as `python -m` does."""
+    """Adds the current folder to sys.path, as `python -m` does."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
 
 
 def units_of_row(name: str) -> tuple[str, int]:
-    """Returns what speed is counted in, and how many a row has: words for token numbers, otherwise rows."""
+    """Returns the unit of speed, and how many a row has: "words" for rows of tokens, otherwise "rows"."""
     network = NETWORKS.get(name)
     return ("words", network.shape[0]) if network and network.tokens else ("rows", 1)
 
 
 def make(name: str, batch: int, *, learnable: bool, rate: float = 0.01) -> Subject:
-    """Returns what is trained with global batches of `batch` rows. Call it in the scope of the Strategy, on all ranks.
+    """Returns the subject for global batches of `batch` rows. Call it in the scope of the Strategy, on all ranks.
 
     Args:
-        learnable: of a built-in network, rows that can be learned, many batches of them; otherwise one batch, again
-            and again, so that reading costs nothing.
-        rate: of a built-in network's SGD.
+        learnable: for built-in networks, many batches that can be learned; otherwise one random batch, repeated, so
+            that reading costs nothing.
+        rate: learning rate for built-in networks.
     Raises: ConfigError: the function does not return what it must.
     """
     network = NETWORKS.get(name)
@@ -95,10 +95,10 @@ def _of_user(name: str, batch: int) -> Subject:
     module, _, function = name.partition(":")
     add_folder()
     try:
-        made = getattr(importlib.import_module(module), function)
+        make_subject = getattr(importlib.import_module(module), function)
     except AttributeError:
         raise ConfigError(f"bench train: {module} must have a function {function}. Received: {name!r}.") from None
-    parts = made(batch)
+    parts = make_subject(batch)
     if not isinstance(parts, tuple) or len(parts) not in (2, 3) or getattr(parts[0], "optimizer", None) is None:
         raise ConfigError(
             f"bench train: {name} must return a compiled Keras model and data, (model, data) or (model, data, "
@@ -113,7 +113,7 @@ def _shown(parts: Any) -> str:
 
 
 def _endless(data: Any, batch: int) -> Any:
-    """Returns batches without an end, as far as the kind of data has such a thing."""
+    """Returns endless batches of arrays or a tf.data.Dataset; other data unchanged."""
     import tensorflow as tf
 
     if isinstance(data, tuple):
