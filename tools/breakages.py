@@ -32,7 +32,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,7 +92,11 @@ class Breakage:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the tests did. `kind`: "noticed", "NOT NOTICED", "skipped" or "ERROR"; `note`: what else to say of it."""
+    """How the tests did.
+
+    `kind`: "noticed", "NOT NOTICED", "skipped" or "ERROR"; with --unbroken "passed" and "FAILED" for the first two, in
+    the other order. `note`: what else to say of it.
+    """
 
     kind: str
     note: str = ""
@@ -106,6 +110,8 @@ def main() -> None:
         for each in breakages:
             print(f"{each}\n    {each.line}\n    {each.broken}\n    {each.tests}")
         return
+    if arguments.unbroken:
+        breakages = list({(each.tests, each.target): each for each in breakages}.values())
     start = time.monotonic()
     verdicts = []
     with ThreadPoolExecutor(arguments.jobs) as pool, _ended_by_signals(pool):
@@ -133,7 +139,7 @@ def _parse() -> argparse.Namespace:
         "--seconds", type=float, default=600, help="for the tests of one; more counts as noticed (%(default)s)"
     )
     parser.add_argument(
-        "--unbroken", action="store_true", help="break nothing: the tests must pass, and none must be 'noticed'"
+        "--unbroken", action="store_true", help="break nothing, and show that all of the tests pass then"
     )
     parser.add_argument(
         "--show", action="append", metavar="VERDICT", help="print the tests' output for this verdict, as 'NOT NOTICED'"
@@ -163,10 +169,11 @@ def chosen(breakages: Sequence[Breakage], only: str | None, sample: int | None, 
 def summary(verdicts: Sequence[Verdict], seconds: float) -> int:
     """Prints the rate; returns the exit status."""
     kinds = [verdict.kind for verdict in verdicts]
-    noticed, tried = kinds.count("noticed"), kinds.count("noticed") + kinds.count("NOT NOTICED")
+    good = "passed" if {"passed", "FAILED"} & set(kinds) else "noticed"
+    tried = len([kind for kind in kinds if kind not in ("skipped", "ERROR")])
     rest = "".join(f", {kinds.count(kind)} {kind}" for kind in ("skipped", "ERROR") if kind in kinds)
-    print(f"{noticed} of {tried} noticed{rest}, in {seconds:.0f} s")
-    return int(noticed < tried or "ERROR" in kinds)
+    print(f"{kinds.count(good)} of {tried} {good}{rest}, in {seconds:.0f} s")
+    return int(kinds.count(good) < tried or "ERROR" in kinds)
 
 
 # ---- one breakage ----------------------------------------------------------------------------------------------------
@@ -178,6 +185,9 @@ def _timed(breakage: Breakage, limit_seconds: float, unbroken: bool) -> tuple[Ve
         verdict = (_try_native if breakage.is_native else _try_python)(breakage, limit_seconds, unbroken)
     except Unusable as error:
         verdict = Verdict("ERROR", str(error))
+    if unbroken:
+        kind = {"noticed": "FAILED", "NOT NOTICED": "passed"}.get(verdict.kind, verdict.kind)
+        verdict = replace(verdict, kind=kind)
     return verdict, time.monotonic() - start
 
 

@@ -84,6 +84,8 @@ def test_sample_is_that_of_its_seed():
         (["noticed", "NOT NOTICED"], 1, "1 of 2 noticed, in 3 s"),
         (["noticed", "skipped"], 0, "1 of 1 noticed, 1 skipped, in 3 s"),
         (["noticed", "ERROR"], 1, "1 of 1 noticed, 1 ERROR, in 3 s"),
+        (["passed", "passed"], 0, "2 of 2 passed, in 3 s"),
+        (["passed", "FAILED"], 1, "1 of 2 passed, in 3 s"),
     ],
 )
 def test_summary_fails_unless_all_are_noticed(kinds, status, text, capsys):
