@@ -20,7 +20,6 @@ from keras_ddl.errors import CheckpointError
 from keras_ddl.files import durable
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
 
 def write(root: Path, step: int, **options: object) -> checkpoint.Checkpoint:
@@ -33,13 +32,11 @@ def write(root: Path, step: int, **options: object) -> checkpoint.Checkpoint:
 
 def test_writer_killed_at_random_moments_leaves_a_whole_latest_checkpoint(tmp_path: Path) -> None:
     random.seed(4)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     last = reads = 0
     left_behind = 0
     for turn in range(32):
         writer = subprocess.Popen(
             [sys.executable, "-P", HERE / "writer_program.py", tmp_path, str(last + 1)],
-            env=environment,
             stdout=subprocess.PIPE,
         )
         writer.stdout.readline()  # at least one checkpoint

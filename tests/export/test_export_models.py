@@ -19,11 +19,10 @@ from keras_ddl.export.proof import validate
 from keras_ddl.export.tracing.isolation import layers_of
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
 
 def run_program(name: str, *arguments: Path) -> dict[str, Any]:
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(
         [sys.executable, "-P", HERE / name, *map(str, arguments)],
         capture_output=True,

@@ -101,6 +101,12 @@ def without_mpi(np: int) -> list[str]:
     return [sys.executable, str(Path(__file__).with_name("without_mpi.py")), str(np)]
 
 
+def python_path(*folders: Path) -> str:
+    """Returns a PYTHONPATH of `folders` and of what this process was given, as by tools/breakages.py."""
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*map(str, folders), *([given] if given else [])])
+
+
 def _environment(mode: str | None, env: Mapping[str, str | None] | None, mark: str) -> dict[str, str]:
     result = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PMI_", "KERAS_DDL_"))}
     result.update(
@@ -108,7 +114,7 @@ def _environment(mode: str | None, env: Mapping[str, str | None] | None, mark: s
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "KERAS_DDL_DEADLINE_SECONDS": "60",
-            "PYTHONPATH": str(TESTS),
+            "PYTHONPATH": python_path(TESTS),
             "PYTHONSAFEPATH": "1",  # the ranks import the installed package, wherever pytest was started
             "PYTHONUNBUFFERED": "1",
             "PYTHONDONTWRITEBYTECODE": "",  # else every rank compiles TensorFlow's modules anew

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.launching import python_path
 from harness.name_tables import WORKS, row
 from keras_ddl.horovod import running
 from launch.launching import run
@@ -158,6 +159,7 @@ print("done")
 def test_run_as_horovod_refuses_beside_another_horovod(tmp_path: Path) -> None:
     other_horovod(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
-    ended = run(["run", "-np", "2", "--as-horovod", "python", "train.py"], tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    env = {"PYTHONPATH": python_path(tmp_path)}
+    ended = run(["run", "-np", "2", "--as-horovod", "python", "train.py"], tmp_path, env=env)
     assert ended.status == 2, ended
     assert "no other" in ended.err, ended

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import keras_ddl
+from harness.launching import python_path
 
 ROOT = Path(keras_ddl.__file__).parents[1]
 # What only a hang exceeds: programs that are to be ended sleep for 600 seconds.
@@ -117,8 +118,8 @@ def environment(mark: str, tmp: Path, env: Mapping[str, str] | None) -> dict[str
     outer = ("OMPI_", "PMIX_", "PMI_", "KERAS_DDL_", "PYTHONUNBUFFERED")
     result = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
     # Root must be allowed by the launcher itself, hence OMPI_ above.
-    paths = [str(ROOT)] if (ROOT / "native").exists() else []
-    result["PYTHONPATH"] = os.pathsep.join(paths)
+    paths = [ROOT] if (ROOT / "native").exists() else []
+    result["PYTHONPATH"] = python_path(*paths)
     result["TMPDIR"] = str(tmp)
     result["LAUNCH_TEST"] = mark
     return result | dict(env or {})

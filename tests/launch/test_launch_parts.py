@@ -227,6 +227,22 @@ def failed(rank: int, at: float, error: str = "", **rest) -> RankOutcome:
     return RankOutcome(rank, f"h{rank}", status=rest.pop("status", 1), traceback=traceback, failed_at=at, **rest)
 
 
+@pytest.mark.parametrize(
+    ("status", "stopped_by", "shown"),
+    [
+        (3, None, 3),
+        (-9, None, 137),
+        (-15, None, 143),
+        (0, None, 1),  # in the middle of the job: others have missed it
+        (None, None, 1),
+        (0, "mpirun", 1),
+        (-15, "the launcher", 1),
+    ],
+)
+def test_exit_status_is_a_shells_and_never_that_of_success(status: int | None, stopped_by: str | None, shown: int):
+    assert RankOutcome(0, status=status, stopped_by=stopped_by).exit_status == shown
+
+
 def test_first_failure_is_the_earliest_cause():
     done = RankOutcome(0, "h0", status=0)
     lost = missing(1, 1.0)

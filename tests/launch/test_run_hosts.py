@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.launching import python_path
 from launch.launching import Started, processes, run, write_program
 
 AGENT = """#!/bin/bash
@@ -133,7 +134,7 @@ def with_other_h1(tmp_path: Path, changed: str, seconds_ahead: float = 0.0) -> d
     folder = tmp_path / "other"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(OTHER_FACTS % (changed, seconds_ahead))
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": python_path(folder)}
 
 
 def test_run_hosts_of_other_versions_start_nothing(on_hosts: list[str], tmp_path: Path):

@@ -61,6 +61,22 @@ def test_tensors_are_read_as_tensorflow_reads_them(data: st.DataObject) -> None:
     assert (found.dtype, found.shape, found.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
 
 
+def test_any_byte_but_0_is_true() -> None:
+    proto = tensor_pb2.TensorProto(dtype=tf.bool.as_datatype_enum, tensor_content=b"\0\1\2\xff")
+    proto.tensor_shape.dim.add(size=4)
+    assert read(proto).tolist() == [False, True, True, True]
+
+
+def test_input_with_a_default_may_be_left_out_and_others_may_not() -> None:
+    info = meta_graph_pb2.TensorInfo(name="x:0", dtype=1)
+    inputs, defaults = {"x": info, "scale": info}, {"scale": np.float32(2)}
+    signature = Signature("serving_default", "", inputs, {}, {"x": None, "scale": None}, defaults)
+    x = tf.make_tensor_proto(np.float32([1, 3]))
+    assert list(tensors.feeds_of(signature, {"x": x})) == ["x"]
+    with pytest.raises(RequestError, match=r"Missing but required: \['x'\]"):
+        tensors.feeds_of(signature, {"scale": x})
+
+
 @EXAMPLES
 @given(st.lists(st.binary(max_size=5), min_size=1, max_size=6), st.integers(0, 3))
 def test_strings_are_read_as_tensorflow_reads_them(texts: list[bytes], more: int) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.launching import python_path
 from harness.rank_tests import rank_tests, run_ranks
 
 FEW = {"KERAS_DDL_SHARD_FROM_ELEMENTS": "2"}  # of small models' weights, all
@@ -17,7 +18,7 @@ def trained(folder, ranks, epochs, kind):
     """Returns weights and optimizer state at the end, which all runs of so many epochs have in common."""
     program = HERE / "sharded_training.py"
     run_ranks(
-        program, ranks, args=[folder, epochs, kind], timeout=180, env={**FEW, "PYTHONPATH": str(HERE.parent)}
+        program, ranks, args=[folder, epochs, kind], timeout=180, env={**FEW, "PYTHONPATH": python_path(HERE.parent)}
     ).check()
     with np.load(folder / f"{kind}_{ranks}_{epochs}.npz") as arrays:
         return [arrays[name] for name in arrays.files]

@@ -29,6 +29,25 @@ def test_get_returns_the_typed_value(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("DRIFT_CHECK_PERCENT", "0", 0.0),
+        ("DRIFT_CHECK_PERCENT", "100", 100.0),
+        ("LOST_AFTER_SECONDS", "0", 0.0),
+        ("LOST_AFTER_SECONDS", "1", 1.0),
+        ("DEADLINE_SECONDS", "0", 0.0),
+        ("BUCKET_BYTES", "1", 1),
+        ("CONTROL_FAN_IN", "1", 1),
+        ("HOST_RANK", "1/2@/run", (1, 2, "/run")),
+    ],
+)
+def test_get_takes_the_ends_of_a_range(monkeypatch, name, text, value):
+    monkeypatch.setenv("KERAS_DDL_" + name, text)
+    assert config.get(name) == value
+    config.check_environment()
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("DEADLINE_SECONDS", "soon"),
@@ -39,6 +58,10 @@ def test_get_returns_the_typed_value(monkeypatch):
         ("BUCKET_BYTES", "25MB"),
         ("BUCKET_BYTES", "0"),
         ("ISA", "sse9"),
+        ("DRIFT_CHECK_PERCENT", "-1"),
+        ("DRIFT_CHECK_PERCENT", "100.5"),
+        ("HOST_RANK", "2/2@/run"),
+        ("HOST_RANK", "1/2@run"),
     ],
 )
 def test_get_refuses_a_value_of_the_wrong_type(monkeypatch, name, value):

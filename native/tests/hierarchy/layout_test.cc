@@ -73,6 +73,8 @@ TEST(LayoutTest, OneThatCanNotBeFailsOnEveryRank) {
   ExpectEverywhere({{{0}, {1, 0}}}, "a product of 0");
   // On one rank alone.
   ExpectEverywhere({{{0, 0}, {}}, {{0, 2}, {}}}, "Received: group[1] = 2. (on rank 1)");
+  const Layout one_group{{0, 0, 0}, {}};
+  ExpectEverywhere({one_group, one_group, {{0, 0, 1}, {}}}, "Received: group[2] = 1. (on rank 2)");
   for (const double seconds : {0.5, -1.0}) {
     Layout hasty{{0, 1}, {}};
     hasty.lost_after_s = seconds;

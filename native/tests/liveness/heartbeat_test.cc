@@ -43,10 +43,17 @@ int Isend(void* self, int peer, int tag, const void* buffer, size_t bytes, void*
   return real.isend(self, peer, tag, buffer, bytes, operation);
 }
 
+std::atomic<bool> ends_late{false};
+
 int SlowAllReduce(void* self, const void* in, void* out, uint64_t count, uint32_t dtype, uint32_t op) {
   // Longer than the heartbeats may fail to come.
-  if (self != selves[0]) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
-  return real.plain_all_reduce(self, in, out, count, dtype, op);
+  const auto wait = [self](bool waits) {
+    if (waits && self != selves[0]) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  };
+  wait(!ends_late);
+  const int code = real.plain_all_reduce(self, in, out, count, dtype, op);
+  wait(ends_late);
+  return code;
 }
 
 RunOptions Linked() {
@@ -103,20 +110,23 @@ TEST(HeartbeatTest, AGroupThatLeftIsNotLost) {
       options);
 }
 
-// The library's own all-reduce holds the communication thread up, and with it the heartbeats.
+// The library's own all-reduce holds the communication thread up, and with it the heartbeats: on all hosts, or on one
+// while another has its result and goes on.
 TEST(HeartbeatTest, ABaselineIsWaitedFor) {
-  RunOptions options = Linked();
-  RunRanks(
-      kGroup,
-      [](ddl_comm* comm, int) {
-        float value = 1;
-        Call call(DDL_ALL_REDUCE, "plain");
-        call.Flags(DDL_FLAG_PLAIN_MPI).Buffer(&value, &value, 1);
-        EXPECT_EQ(call.Run(comm).code, DDL_OK);
-        const Outcome after = Sum(comm, "after", 1000);
-        EXPECT_EQ(after.code, DDL_OK) << after.message;
-      },
-      options);
+  for (const bool late : {false, true}) {
+    ends_late = late;
+    RunRanks(
+        kGroup,
+        [](ddl_comm* comm, int) {
+          float value = 1;
+          Call call(DDL_ALL_REDUCE, "plain");
+          call.Flags(DDL_FLAG_PLAIN_MPI).Buffer(&value, &value, 1);
+          EXPECT_EQ(call.Run(comm).code, DDL_OK);
+          const Outcome after = Sum(comm, "after", 1000);
+          EXPECT_EQ(after.code, DDL_OK) << after.message;
+        },
+        Linked());
+  }
 }
 
 void ExpectLost(const Outcome& outcome, int rank) {

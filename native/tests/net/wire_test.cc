@@ -2,6 +2,7 @@
 #include "net/wire.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -63,6 +64,16 @@ TEST(WireTest, AFailureTakesBackEveryMessageUnderWay) {
         },
         Spied(spies));
   }
+}
+
+TEST(WireTest, MemoryGrowsAndIsTrimmed) {
+  ddl::WireMemory memory;
+  for (const size_t bytes : {100, 10, 1'000'000}) EXPECT_GE(malloc_usable_size(memory.Reserve(bytes)), bytes);
+  char* const kept = memory.Reserve(10);
+  memory.Trim(1'000'000);
+  EXPECT_EQ(memory.Reserve(10), kept);
+  memory.Trim(999'999);
+  EXPECT_LT(malloc_usable_size(memory.Reserve(10)), 1000u);
 }
 
 TEST(WireTest, MemoryOfAMessageThatCannotBeTakenBackStays) {
