@@ -187,7 +187,7 @@ def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> StepHeader:
             own = tf.concat([tf.reshape(rows, [1]), notice.own()], 0)
         gathered = ops.all_gather(own[tf.newaxis], name=name)
         with tf.control_dependencies([notice.heard(gathered[:, 1])]):
-            return Exchange(tf.identity(gathered[:, 0]), batch, gathered)
+            return StepHeader(tf.identity(gathered[:, 0]), batch, gathered)
     notes = _notes()
     with tf.control_dependencies(leaves):
         noted = notes.noted.read_value()

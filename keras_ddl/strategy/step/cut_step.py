@@ -121,8 +121,8 @@ class CutStep:
     ) -> list[tf.Tensor]:
         """Makes this rank's part of a traced step in the graph that is being traced; returns its outputs, complete.
 
-        local: what this rank has of each argument, placed as `states` says. report: gets what is made. begins_with: what
-            the all_gather that begins the step has gathered, which becomes the first of its plan. options: as
+        local: what this rank has of each argument, placed as `states` says. report: gets what is made. begins_with:
+            what the all_gather that begins the step has gathered, which becomes the first of its plan. options: as
             `cut.build_step` takes them.
         """
         slots = {id(outer): sharded_slots.of_handle(outer) for _, outer in program.captured}
