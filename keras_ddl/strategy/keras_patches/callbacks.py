@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import communicator, timeline
@@ -26,6 +26,7 @@ from keras_ddl.strategy.keras_patches import progress
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.step import accumulation
+from keras_ddl.strategy.variable_origin import of_one_rank
 
 # Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
 # BackupAndRestore restores on rank 0 is sent to all.
@@ -94,18 +95,8 @@ class CallbackList(_KerasList):
         strategy = keras_compat.strategy_of(self.model)
         return strategy if strategy is not None and strategy.size > 1 else None
 
-    @contextlib.contextmanager
-    def _of_one_rank(self) -> Iterator[None]:
-        strategy = self._strategy
-        if strategy is None:
-            yield
-            return
-        extended = strategy.extended
-        before, extended.agrees_on_variables = extended.agrees_on_variables, False
-        try:
-            yield
-        finally:
-            extended.agrees_on_variables = before
+    def _of_one_rank(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._strategy is None else of_one_rank()
 
     def set_model(self, model: Any) -> None:
         """On ranks other than 0, replaces callbacks that write; puts those last that keep the state of the others."""
