@@ -125,19 +125,18 @@ def digest(leaves: list[Any]) -> tf.Tensor:
     for leaf in leaves:
         values = [_of_values(each) for each in tf.nest.flatten(leaf, expand_composites=True) if _has_digest(each)]
         if values:
-            rows_differ = functools.reduce(tf.logical_or, [one for _, one in values])
-            mixed = functools.reduce(lambda total, value: total * 31 + value, [value for value, _ in values])
-            words.append((mixed, rows_differ))
+            words.append(_mixed(values))
     if len(words) > _WORDS:
-        rest = words[_WORDS - 1 :]
-        words[_WORDS - 1 :] = [
-            (
-                functools.reduce(lambda total, value: total * 31 + value, [value for value, _ in rest]),
-                functools.reduce(tf.logical_or, [rows_differ for _, rows_differ in rest]),
-            )
-        ]
-    words_of_components = [value * 2 + tf.cast(rows_differ, tf.int64) for value, rows_differ in words]
-    return tf.stack([*words_of_components, *[tf.constant(0, tf.int64)] * (_WORDS - len(words_of_components))])
+        words[_WORDS - 1 :] = [_mixed(words[_WORDS - 1 :])]
+    of_components = [value * 2 + tf.cast(rows_differ, tf.int64) for value, rows_differ in words]
+    return tf.stack([*of_components, *[tf.constant(0, tf.int64)] * (_WORDS - len(of_components))])
+
+
+def _mixed(values: list[tuple[tf.Tensor, tf.Tensor]]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns one for several pairs of a checksum and whether rows differ."""
+    checksums, rows_differ = zip(*values)
+    total = functools.reduce(lambda total, value: total * 31 + value, checksums)
+    return total, functools.reduce(tf.logical_or, rows_differ)
 
 
 def _has_digest(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Whose variable is being created: the program's, or Keras's, which aggregates its own."""
+"""Who creates a variable: the program or Keras, which aggregates its own; all ranks or one of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from keras_ddl.compat.context import setting
 
 _of_keras: ContextVar[bool] = ContextVar("keras_ddl_variable_of_keras", default=False)
+_of_one_rank: ContextVar[bool] = ContextVar("keras_ddl_variable_of_one_rank", default=False)
 
 
 def of_keras() -> AbstractContextManager[None]:
@@ -18,3 +19,13 @@ def of_keras() -> AbstractContextManager[None]:
 def is_of_the_program() -> bool:
     """Whether a variable that is made now is the program's."""
     return not _of_keras.get()
+
+
+def of_one_rank() -> AbstractContextManager[None]:
+    """Returns a context in which a rank may make variables alone: inside a scope making one is otherwise COLLECTIVE."""
+    return setting(_of_one_rank, True)
+
+
+def is_of_all_ranks() -> bool:
+    """Whether all ranks make the variable that is made now, and agree on its first value."""
+    return not _of_one_rank.get()

@@ -187,6 +187,27 @@ def test_private_attributes_are_set_where_the_page_lists():
     assert {each for each in written if not each.startswith("self.")} == listed_here
 
 
+def test_private_methods_of_derived_classes_are_those_that_the_page_lists():
+    def overridden(names):
+        import importlib
+
+        found = set()
+        for name in names:
+            for kind in vars(importlib.import_module(name)).values():
+                if isinstance(kind, type) and kind.__module__ == name:
+                    theirs = [each for each in kind.__mro__ if each.__module__.split(".")[0] in ("keras", "tensorflow")]
+                    private = [each for each in vars(kind) if re.match(r"_(?!_|abc_|tf_|keras_)", each)]
+                    found |= {
+                        f"{kind.__name__}.{each}" for each in private if any(each in vars(base) for base in theirs)
+                    }
+        return sorted(found)
+
+    elsewhere = ("torch", "serving", "launch", "cli", "doctor")  # no Keras there, or programs
+    names = [name for name in MODULES if not name.startswith(tuple(f"keras_ddl.{each}" for each in elsewhere))]
+    written = run_ranks(overridden, 1, args=[names]).check().ranks[0].result
+    assert set(written) == set(listed()["classes of keras_ddl's that are derived from theirs: private methods"])
+
+
 def test_values_of_tensorflow_are_replaced_where_the_page_lists():
     tree = ast.parse(MODULES["keras_ddl.compat.tensorflow"].read_text(encoding="utf-8"))
     imported = {

@@ -29,6 +29,7 @@ from keras_ddl.strategy.agreement.random_state import seed_offset
 from keras_ddl.strategy.distribute_loop import variables
 from keras_ddl.strategy.distribute_loop.row_share import RowShare
 from keras_ddl.strategy.step import tracing
+from keras_ddl.strategy.variable_origin import is_of_all_ranks
 
 
 def _label(value: tf.Tensor, name: str | None) -> str:
@@ -52,7 +53,6 @@ class DdlExtended(strategies.StrategyExtendedV1):
         self.sparse_as_dense: bool | str = "auto"
         self.share = RowShare(rank, size)
         self._warned_of_updates = False
-        self.agrees_on_variables = True  # False while callbacks run, which may do so on one rank
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     # ---- who and where
@@ -115,7 +115,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
             with tf.device(self.device):
                 return next_creator(**kwargs)
         variables.check(self.rank, **kwargs)
-        if self.agrees_on_variables and kwargs.get("initial_value") is not None:  # None: to be read from a SavedModel
+        if is_of_all_ranks() and kwargs.get("initial_value") is not None:  # None: to be read from a SavedModel
             agreed = self._agreed_initial_value if tf.executing_eagerly() else self._agreed_in_graph
             kwargs["initial_value"] = agreed(**kwargs)
         with tf.device(self.device):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import communicator, timeline
@@ -26,6 +26,7 @@ from keras_ddl.strategy.keras_patches import progress
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.step import accumulation
+from keras_ddl.strategy.variable_origin import of_one_rank
 
 # Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
 # BackupAndRestore restores on rank 0 is sent to all.
@@ -51,16 +52,17 @@ def adopted(callbacks: Any) -> Any:
     return callbacks
 
 
-def _hook(name: str) -> Callable[..., Any]:
+def _hook(name: str, then: Callable[[CallbackList], None] = lambda _: None) -> Callable[..., None]:
     """A method that lets callbacks make variables on one rank, as rank 0's do that load or trace a model, also when fit
-    is called inside the scope, where making a variable is otherwise COLLECTIVE.
+    is called inside the scope, where making a variable is otherwise COLLECTIVE. then: what follows on all ranks.
     """
     original = getattr(_KerasList, name)
 
     @functools.wraps(original)
-    def method(self: CallbackList, *args: Any, **kwargs: Any) -> Any:
+    def method(self: CallbackList, *args: Any, **kwargs: Any) -> None:
         with self._of_one_rank():
-            return original(self, *args, **kwargs)
+            original(self, *args, **kwargs)
+        then(self)
 
     return method
 
@@ -81,6 +83,11 @@ class CallbackList(_KerasList):
     on_train_end = _hook("on_train_end")
     on_test_end = _hook("on_test_end")
     on_predict_end = _hook("on_predict_end")
+    # Whether ranks will ask each other after each batch; and whether any of them wants to stop, on all ranks then.
+    on_test_begin = _hook("on_test_begin", lambda self: self._agree_who_may_stop("test"))
+    on_predict_begin = _hook("on_predict_begin", lambda self: self._agree_who_may_stop("predict"))
+    on_test_batch_end = _hook("on_test_batch_end", lambda self: self._agree_to_stop("test", "stop_evaluating"))
+    on_predict_batch_end = _hook("on_predict_batch_end", lambda self: self._agree_to_stop("predict", "stop_predicting"))
 
     @property
     def _strategy(self) -> Any:
@@ -88,18 +95,8 @@ class CallbackList(_KerasList):
         strategy = keras_compat.strategy_of(self.model)
         return strategy if strategy is not None and strategy.size > 1 else None
 
-    @contextlib.contextmanager
-    def _of_one_rank(self) -> Iterator[None]:
-        strategy = self._strategy
-        if strategy is None:
-            yield
-            return
-        extended = strategy.extended
-        before, extended.agrees_on_variables = extended.agrees_on_variables, False
-        try:
-            yield
-        finally:
-            extended.agrees_on_variables = before
+    def _of_one_rank(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._strategy is None else of_one_rank()
 
     def set_model(self, model: Any) -> None:
         """On ranks other than 0, replaces callbacks that write; puts those last that keep the state of the others."""
@@ -200,30 +197,6 @@ class CallbackList(_KerasList):
         self._drift.after_batch()
         if "train" in self._ask_to_stop:
             self._agree_to_stop_training()
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """After all callbacks: whether ranks will ask each other after each batch."""
-        with self._of_one_rank():
-            super().on_test_begin(logs)
-        self._agree_who_may_stop("test")
-
-    def on_predict_begin(self, logs: Any = None) -> None:
-        """As `on_test_begin`."""
-        with self._of_one_rank():
-            super().on_predict_begin(logs)
-        self._agree_who_may_stop("predict")
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """After all callbacks: stop on all ranks if any wants to."""
-        with self._of_one_rank():
-            super().on_test_batch_end(batch, logs)
-        self._agree_to_stop("test", "stop_evaluating")
-
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        """As `on_test_batch_end`."""
-        with self._of_one_rank():
-            super().on_predict_batch_end(batch, logs)
-        self._agree_to_stop("predict", "stop_predicting")
 
     def _agree_who_may_stop(self, kind: str) -> None:
         if self._strategy is not None:

@@ -25,6 +25,7 @@ from keras_ddl.strategy import agreement, one_per_job
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import accumulation
+from keras_ddl.strategy.variable_origin import of_one_rank
 
 _saving: ContextVar[bool] = ContextVar("keras_ddl_saving", default=False)
 
@@ -39,16 +40,13 @@ def once(original: Callable[..., Any]) -> Callable[..., Any]:
         if strategy is None or strategy.size == 1 or not is_path or _saving.get():
             return original(model, filepath, *args, **kwargs)
         path = os.fspath(filepath)
-        agrees, strategy.extended.agrees_on_variables = strategy.extended.agrees_on_variables, False
-        try:
-            with setting(_saving, True), strategy.saves.claim(path, _call_of(original.__name__, model)) as mine:
-                if not mine:
-                    return None
-                if "://" in path:  # such a file system shows complete files only, or knows no rename
-                    return original(model, filepath, *args, **kwargs)
-                return write_whole(path, lambda staged: _write(original, path, model, staged, *args, **kwargs))
-        finally:
-            strategy.extended.agrees_on_variables = agrees
+        saves = strategy.saves.claim(path, _call_of(original.__name__, model))
+        with of_one_rank(), setting(_saving, True), saves as mine:
+            if not mine:
+                return None
+            if "://" in path:  # such a file system shows complete files only, or knows no rename
+                return original(model, filepath, *args, **kwargs)
+            return write_whole(path, lambda staged: _write(original, path, model, staged, *args, **kwargs))
 
     return wrapper
 
