@@ -9,18 +9,8 @@ from keras_ddl.errors import ConfigError
 
 PYTHON_FUNCTIONS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")  # may use variables that the graph does not show
 FUNCTIONS = (*PYTHON_FUNCTIONS, "Timestamp", "NonDeterministicInts")
-EFFECTS = (
-    "PrintV2",
-    "WriteSummary",
-    "WriteScalarSummary",
-    "WriteHistogramSummary",
-    "WriteImageSummary",
-    "WriteAudioSummary",
-    "WriteGraphSummary",
-    "WriteRawProtoSummary",
-    "FlushSummaryWriter",
-    "WriteFile",
-)
+_SUMMARIES = ("", "Scalar", "Histogram", "Image", "Audio", "Graph", "RawProto")
+EFFECTS = ("PrintV2", "WriteFile", "FlushSummaryWriter", *(f"Write{each}Summary" for each in _SUMMARIES))
 
 
 def check_sendable(b: Context, node: Node, kind: str, remedy: str) -> None:
