@@ -142,8 +142,8 @@ class Builder(Context):
             if dims is None:
                 raise AssertionError(f"{value}: a shard of a tensor whose rank is unknown")
             if tensor.shape.rank is None:  # known by Python when the step was traced, not by the operation
-                whole = tf.TensorShape([each.number for each in dims])
-                tensor.set_shape(self.static_local_shape(whole, placement))
+                shape = tf.TensorShape([each.number for each in dims])
+                tensor.set_shape(self.static_local_shape(shape, placement))
             axis = placement.axis
             self.extents.set_dims(value, (*dims[:axis], self.extent(placement), *dims[axis + 1 :]))
 

@@ -208,12 +208,12 @@ def number_of(dims: Iterable[Dim | int]) -> int | None:
 
 def complete(entries: Iterable[_T | None]) -> list[_T] | None:
     """Returns the entries as a list if none of them is None, which stands for what is not certain."""
-    found = []
+    result = []
     for each in entries:
         if each is None:
             return None
-        found.append(each)
-    return found
+        result.append(each)
+    return result
 
 
 ONE = Dim(1)

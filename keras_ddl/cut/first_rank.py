@@ -36,9 +36,9 @@ def broadcast(b: Context, dtype: tf.DType, shape: tf.TensorShape, tensor: tf.Ten
     numeric = tf.uint8 if dtype == tf.bool else dtype
     entries = tf.cast(tf.reshape(tensor, [-1]), numeric) if is_first else tf.zeros([0], numeric)
     entries = b.collectives.gather(entries, b.next_name("from_rank_0"))
-    found = tf.cast(tf.reshape(entries, known), dtype)
-    found.set_shape(shape)
-    return found
+    result = tf.cast(tf.reshape(entries, known), dtype)
+    result.set_shape(shape)
+    return result
 
 
 def messages(values: list[Value]) -> int:

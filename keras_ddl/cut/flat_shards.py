@@ -121,18 +121,18 @@ class Exchange:
         order = sorted(wanted, key=lambda value: (value.node.depth, value.node.position, value.index))
         sizes = {value: value.shape.num_elements() * value.dtype.size for value in order}
         small = [value for value in order if sizes[value] < _ALONE]
-        found = [[value] for value in order if sizes[value] >= _ALONE]
+        result = [[value] for value in order if sizes[value] >= _ALONE]
         plan = self._collectives.buckets([sizes[v] for v in small], [v.dtype.name for v in small]) if small else []
-        found += [[small[i] for i in bucket] for bucket in plan]
-        return sorted(found, key=lambda bucket: (bucket[-1].node.depth, bucket[-1].node.position))
+        result += [[small[i] for i in bucket] for bucket in plan]
+        return sorted(result, key=lambda bucket: (bucket[-1].node.depth, bucket[-1].node.position))
 
     def _scatter(self, parts: Sequence[tf.Tensor], layouts: Sequence[Layout], name: str) -> list[tf.Tensor]:
         rank, size = self._collectives.rank, self._collectives.size
         if len(parts) == 1:
             rows = tf.reshape(parts[0], [layouts[0].rows, layouts[0].unit])
-            found = tf.reshape(self._collectives.reduce_scatter(rows, name), [-1])
-            found.set_shape([layouts[0].chunk(rank)[1]])
-            return [found]
+            result = tf.reshape(self._collectives.reduce_scatter(rows, name), [-1])
+            result.set_shape([layouts[0].chunk(rank)[1]])
+            return [result]
         # A row for each rank, in which its chunks lie one after the other, filled up to the longest.
         table = tf.concat([_by_rank(part, layout) for part, layout in zip(parts, layouts)], axis=1)
         mine = tf.reshape(self._collectives.reduce_scatter(table, name), [-1])
@@ -148,9 +148,9 @@ class Exchange:
             return [tf.reshape(self._collectives.gather(rows, name), layout.shape)]
         size = self._collectives.size
         lengths = [layout.chunk(rank)[1] for rank in range(size) for layout in layouts]
-        found = self._collectives.gather(tf.concat(chunks, axis=0), name)
-        found.set_shape([sum(lengths)])
-        placed = tf.split(found, lengths)
+        result = self._collectives.gather(tf.concat(chunks, axis=0), name)
+        result.set_shape([sum(lengths)])
+        placed = tf.split(result, lengths)
         count = len(layouts)
         return [tf.reshape(tf.concat(placed[i::count], axis=0), layout.shape) for i, layout in enumerate(layouts)]
 

@@ -175,9 +175,9 @@ class Placements(LocalShapes):
         if isinstance(placement, Replicated):
             return tensor
         value = self.origin(value)
-        found = self._redistributed.get((value, REPLICATED))
-        if found is not None:
-            return found
+        result = self._redistributed.get((value, REPLICATED))
+        if result is not None:
+            return result
         if isinstance(placement, FlatShard):
             if value.dtype == tf.resource:
                 raise flat_shards.refusal(self.node, self.collectives.rank)
@@ -193,12 +193,12 @@ class Placements(LocalShapes):
             raise Pending
         with no_dependencies():
             if value in self._replicators:
-                found = self._replicators[value]()
+                result = self._replicators[value]()
             else:
-                found = self._gathered(value, tensor, placement)
+                result = self._gathered(value, tensor, placement)
                 self.report.gathered(value, self.node)
-        self._redistributed[value, REPLICATED] = found
-        return found
+        self._redistributed[value, REPLICATED] = result
+        return result
 
     def _gathered(self, value: Value, tensor: tf.Tensor, placement: Sharded | TensorList) -> tf.Tensor:
         name = self.next_name("gather")
@@ -206,9 +206,9 @@ class Placements(LocalShapes):
             dims = self.dims(value)
             assert dims is not None, f"{value}: a shard of a tensor whose rank is unknown"
             extent = lambda axis: self.number(dims[axis])  # noqa: E731
-            found = redistribute.all_gather(self, self.collectives, name, tensor, placement, extent)
-            found.set_shape([each.number for each in dims])
-            return found
+            result = redistribute.all_gather(self, self.collectives, name, tensor, placement, extent)
+            result.set_shape([each.number for each in dims])
+            return result
         content = self.extents.content(value)
         gather = redistribute.all_gather_optional if placement.optional else redistribute.all_gather_list
         elements = content.known_dims() if content is not None else None
@@ -300,10 +300,10 @@ class Placements(LocalShapes):
         value = self.origin(value)
         key = value, placement
         if key not in self._redistributed:
-            found = self._materialized(value, placement)
-            if found is None:
+            result = self._materialized(value, placement)
+            if result is None:
                 return None
-            self._redistributed[key] = found
+            self._redistributed[key] = result
         return self._redistributed[key]
 
     def _materialized(self, value: Value, placement: Placement) -> tf.Tensor | None:
@@ -321,12 +321,12 @@ class Placements(LocalShapes):
             return self.replicated(value)
         if isinstance(placement, FlatShard):
             return self.flat_shard(value)
-        found = self.tensor_list(value, placement) if isinstance(placement, TensorList) else None
+        result = self.tensor_list(value, placement) if isinstance(placement, TensorList) else None
         if placement == PARTIAL:
-            found = self.partial(value)
-        if found is None:
+            result = self.partial(value)
+        if result is None:
             raise AssertionError(f"{value} cannot become {placement}")
-        return found
+        return result
 
     def next_name(self, kind: str) -> str:
         """Returns a name for a collective. Ranks count alike; what Keras names may differ between them."""

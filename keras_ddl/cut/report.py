@@ -103,8 +103,8 @@ class Report:
 
     def large_gathers(self, bytes_: int) -> list[Entry]:
         """Returns what is gathered for lack of a rule, above so many bytes. Results are not: they were asked for."""
-        found = (each for each in self.entries if each.kind == "gather" and not each.is_intentional)
-        return [each for each in found if (each.of_few_rows if each.bytes is None else each.bytes) > bytes_]
+        result = (each for each in self.entries if each.kind == "gather" and not each.is_intentional)
+        return [each for each in result if (each.of_few_rows if each.bytes is None else each.bytes) > bytes_]
 
     def kept_of_batch(self) -> list[tuple[str, str]]:
         """Returns the operations on the batch's entries that were built as they are, each with the reason."""

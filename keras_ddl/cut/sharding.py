@@ -100,9 +100,9 @@ class Sharding:
         with tf.control_dependencies(list(dict.fromkeys(written))):
             if node.type in (*BRANCHES, *SHAPE_OPS):
                 return None
-            found = self._of_chunks(node)
-            if found is not None:
-                return found
+            result = self._of_chunks(node)
+            if result is not None:
+                return result
             self._settle(node)
             # Built here, where it waits for what was written.
             return self._apply_rules(node) if written else None
@@ -125,9 +125,9 @@ class Sharding:
             return False
         if node.type == ASSIGN:
             if not of_shard:
-                whole = b.replicated(value)
+                tensor = b.replicated(value)
                 del self._new[key]  # never to be seen
-                b.make(node, [b.local(handle), whole])
+                b.make(node, [b.local(handle), tensor])
                 return True
             chunk = b.local(value)
         else:
@@ -143,14 +143,14 @@ class Sharding:
         b = self._b
         handle, value = node.inputs
         if b.writes is not None and not b.writes.is_early(b.local(handle)):
-            whole = b.writes.value(b.local(handle), value.dtype)
+            tensor = b.writes.value(b.local(handle), value.dtype)
         else:
             written = self._written.get(self._key(handle))
             with tf.control_dependencies([] if written is None else [written]):
-                whole = tf.raw_ops.ReadVariableOp(resource=b.local(handle), dtype=value.dtype)
-            b.ran(whole.op)
-        whole.set_shape(value.shape)
-        return b.exchange.layout(value).cut(whole, b.collectives.rank)
+                tensor = tf.raw_ops.ReadVariableOp(resource=b.local(handle), dtype=value.dtype)
+            b.ran(tensor.op)
+        tensor.set_shape(value.shape)
+        return b.exchange.layout(value).cut(tensor, b.collectives.rank)
 
     def _of_chunks(self, node: Node) -> Made | None:
         b = self._b
@@ -172,9 +172,9 @@ class Sharding:
         if not has_shards and not parts and not (output in self.plan.only and are_replicated):
             return None
         if PARTIAL in placements and not has_shards and self._goes_on_as_part(node):
-            found = of_parts(b, node)
-            if found is not None:
-                return found
+            result = of_parts(b, node)
+            if result is not None:
+                return result
         return [(self._entrywise(node), FLAT_SHARD)]
 
     def _goes_on_as_part(self, node: Node) -> bool:
@@ -196,11 +196,11 @@ class Sharding:
         if node.type == "L2Loss":
             return [(b.make(node, [chunk])[0], PARTIAL)]
         if node.type == "Mean":
-            found = tf.reduce_sum(chunk) / tf.cast(value.shape.num_elements(), chunk.dtype)
+            result = tf.reduce_sum(chunk) / tf.cast(value.shape.num_elements(), chunk.dtype)
         else:
-            found = b.make(node, [chunk, tf.constant([0], node.inputs[1].dtype)], keep_dims=_FALSE)[0]
+            result = b.make(node, [chunk, tf.constant([0], node.inputs[1].dtype)], keep_dims=_FALSE)[0]
         row = row_of(node.type)
-        return [(tf.reshape(found, output.shape), Partial(row.combine if row is not None and row.combine else "sum"))]
+        return [(tf.reshape(result, output.shape), Partial(row.combine if row is not None and row.combine else "sum"))]
 
     def _scatter(self, node: Node) -> Made:
         """Scatters rows into the entries of a table that lie on this rank."""
