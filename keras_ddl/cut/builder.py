@@ -99,9 +99,7 @@ class Builder(Context):
                 raise Pending
             summed = self.sums.make(rounds) if self.sums or not self.exchange else {}
             self.accept_sums(summed)
-            chunks, gathered = self.exchange.make(without=summed, rounds=rounds)
-            self.accept_shards(chunks, gathered)
-            self._sharding.accept(gathered)
+            self.accept_shards(*self.exchange.make(without=summed, rounds=rounds))
             schedule.retry()
 
     def _end_pass(self) -> None:

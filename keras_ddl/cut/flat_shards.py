@@ -17,7 +17,7 @@ import numpy as np
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.collectives import Collectives, after
 from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.report import Exchanged, Report
+from keras_ddl.cut.report import Report
 from keras_ddl.errors import ConfigError
 
 _Array = TypeVar("_Array", tf.Tensor, np.ndarray)
@@ -62,7 +62,6 @@ class Layout:
         return flat[first : first + count]
 
 
-_T = TypeVar("_T", bound=Exchanged)
 _Request = tuple[tf.Tensor, Node | None]  # what this rank has, and which node needs it
 
 
@@ -72,14 +71,14 @@ class Exchange:
     def __init__(self, collectives: Collectives, report: Report, scope: str = "") -> None:
         self._collectives, self._report, self._scope = collectives, report, scope
         self._scatters: dict[Value, _Request] = {}
-        self._gathers: dict[Exchanged, _Request] = {}
+        self._gathers: dict[Value, _Request] = {}
         self._count = 0
 
     def want_scatter(self, value: Value, part: tf.Tensor, reader: Node | None) -> None:
         """Requests this rank's chunk of a sum of which every rank has a part."""
         self._scatters.setdefault(value, (part, reader))
 
-    def want_gather(self, value: Exchanged, chunk: tf.Tensor, reader: Node | None) -> None:
+    def want_gather(self, value: Value, chunk: tf.Tensor, reader: Node | None) -> None:
         """Requests the global tensor of which every rank has a chunk."""
         self._gathers.setdefault(value, (chunk, reader))
 
@@ -87,13 +86,13 @@ class Exchange:
         """Whether anything is requested."""
         return bool(self._scatters or self._gathers)
 
-    def layout(self, value: Exchanged) -> Layout:
+    def layout(self, value: Value) -> Layout:
         """Returns which rank holds which entries of a value."""
         return Layout(tuple(value.shape.as_list()), self._collectives.size)
 
     def make(
         self, without: Mapping[Value, tf.Tensor], rounds: int = 0
-    ) -> tuple[dict[Value, tf.Tensor], dict[Exchanged, tf.Tensor]]:
+    ) -> tuple[dict[Value, tf.Tensor], dict[Value, tf.Tensor]]:
         """Makes the collectives; returns (chunks of sums, gathered tensors). COLLECTIVE.
 
         without: sums that are replicated by now. rounds: as in `Sums.make`.
@@ -104,8 +103,8 @@ class Exchange:
             chunks = self._move(scatters, "reduce_scatter", rounds)
             return chunks, self._move(gathers, "all_gather", rounds)
 
-    def _move(self, wanted: Mapping[_T, _Request], kind: str, rounds: int) -> dict[_T, tf.Tensor]:
-        done: dict[_T, tf.Tensor] = {}
+    def _move(self, wanted: Mapping[Value, _Request], kind: str, rounds: int) -> dict[Value, tf.Tensor]:
+        done: dict[Value, tf.Tensor] = {}
         for bucket in self._buckets(wanted):
             name = f"{self._scope}{after(rounds)}{kind}_{self._count}"
             self._count += 1
@@ -116,7 +115,7 @@ class Exchange:
             self._report.moved_shards(kind, bucket, [wanted[value][1] for value in bucket])
         return done
 
-    def _buckets(self, wanted: Mapping[_T, _Request]) -> list[list[_T]]:
+    def _buckets(self, wanted: Mapping[Value, _Request]) -> list[list[Value]]:
         """As the values become ready; large ones alone."""
         order = sorted(wanted, key=lambda value: (value.node.depth, value.node.position, value.index))
         sizes = {value: value.shape.num_elements() * value.dtype.size for value in order}

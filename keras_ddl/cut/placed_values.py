@@ -6,7 +6,7 @@ bucketed (a sum, a scatter, a gather of flat shards) is requested and delivered 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import flat_shards, redistribute
@@ -29,7 +29,7 @@ from keras_ddl.cut.placements import (
     TensorList,
 )
 from keras_ddl.cut.program import Node, Program, Value
-from keras_ddl.cut.report import Exchanged, Report
+from keras_ddl.cut.report import Report
 from keras_ddl.errors import ConfigError
 
 Materializer = Callable[[Placement], tf.Tensor | None]
@@ -57,7 +57,7 @@ class Placements(LocalShapes):
         self.exchange = flat_shards.Exchange(collectives, report, scope)
         self.node: Node | None = None  # which is being built
         self._placed: dict[Value, PlacedTensor] = {}
-        self._redistributed: dict[tuple[Hashable, Placement], tf.Tensor] = {}  # in further placements
+        self._redistributed: dict[tuple[Value, Placement], tf.Tensor] = {}  # in further placements
         self._forwarded: dict[Value, Value] = {}  # outputs of Identity and the like, by the value that they forward
         self._materializers: dict[Value, Materializer] = {}
         self._replicators: dict[Value, Callable[[], tf.Tensor]] = {}
@@ -129,6 +129,12 @@ class Placements(LocalShapes):
         self.place(value, redistribute.shard(self, tensor, placement), placement, dims)
         self.cache_replicated(value, tensor)
 
+    def new_value(self, node: Node, like: tf.Tensor, tensor: tf.Tensor, placement: Placement) -> Value:
+        """Places a tensor that is no value of the program. It belongs to `node`, and has the global shape of `like`."""
+        value = Value(like, node, -1)
+        self._placed[value] = PlacedTensor(tensor, placement)
+        return value
+
     def forward(self, node: Node) -> list[PlacedTensor]:
         """Returns the node's inputs as its outputs, so that both share what is redistributed."""
         for value, output in zip(node.inputs, node.outputs):
@@ -154,7 +160,7 @@ class Placements(LocalShapes):
         """Replicates these values from now on, and those that forward them: no part of them is summed again."""
         self._replace({value: PlacedTensor(tensor, REPLICATED) for value, tensor in sums.items()})
 
-    def accept_shards(self, chunks: Mapping[Value, tf.Tensor], gathered: Mapping[Exchanged, tf.Tensor]) -> None:
+    def accept_shards(self, chunks: Mapping[Value, tf.Tensor], gathered: Mapping[Value, tf.Tensor]) -> None:
         """Holds these sums in flat shards from now on; gathered flat shards are also available replicated."""
         for value in chunks:
             self._redistributed[value, PARTIAL] = self._placed[value].tensor
@@ -236,8 +242,7 @@ class Placements(LocalShapes):
         """
         if node not in self._sums_of_rules:
             tensor = part()
-            value = self._sums_of_rules[node] = Value(tensor, node, -1)
-            self._placed[value] = PlacedTensor(tensor, PARTIAL)
+            self._sums_of_rules[node] = self.new_value(node, tensor, tensor, PARTIAL)
         return self.replicated(self._sums_of_rules[node])
 
     def sharded(self, value: Value, placement: Sharded) -> tf.Tensor:

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from keras_ddl.communicator.stack_position import user_line
 from keras_ddl.compat.tensorflow import tf
@@ -15,27 +14,6 @@ from keras_ddl.cut.program import Node, Value
 
 FEW_ROWS = 32  # fit's default batch size, assumed where the rows are known only when the step runs
 FROM_RANK_0 = "from rank 0"  # results of a function of the host
-
-
-class Exchanged(Protocol):
-    """What a collective of flat shards moves: a value, or a weight that was assigned a shard (sharding.py)."""
-
-    @property
-    def shape(self) -> tf.TensorShape: ...
-
-    @property
-    def dtype(self) -> tf.DType: ...
-
-    @property
-    def node(self) -> Node: ...
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def key(self) -> str: ...
-
-    def __hash__(self) -> int: ...
 
 
 @dataclass
@@ -143,7 +121,7 @@ class Report:
         reason = "for " + ", ".join(kinds) + (", 16 bits between hosts" if compressed else "")
         self.entries.append(Entry(op, bytes_of(*values), [v.key for v in values], reason, line_of(values[0].node)))
 
-    def moved_shards(self, kind: str, values: Sequence[Exchanged], readers: Sequence[Node | None]) -> None:
+    def moved_shards(self, kind: str, values: Sequence[Value], readers: Sequence[Node | None]) -> None:
         """Sums were scattered into flat shards, or flat shards gathered, in one collective."""
         kinds = sorted({"the next step" if each is None else each.type for each in readers})
         reason = ("in shards for " if kind == "reduce_scatter" else "of shards for ") + ", ".join(kinds)
@@ -186,7 +164,7 @@ def _counted(kinds: Counter[str]) -> str:
     return ", ".join(f"{kind} ({count})" for kind, count in sorted(kinds.items()))
 
 
-def bytes_of(*values: Exchanged) -> int | None:
+def bytes_of(*values: Value) -> int | None:
     """Returns the bytes of global tensors if they are known now. Those of lists and strings are not."""
     total = 0
     for value in values:

@@ -7,8 +7,8 @@ it, at the latest at the end. So a weight that is decayed, updated and averaged 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
@@ -19,26 +19,16 @@ from keras_ddl.cut.flat_shards import Layout, refusal
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Made, Partial, Pending
 from keras_ddl.cut.program import BRANCHES, SHAPE_OPS, Node, Value
 from keras_ddl.cut.propagation import of_parts
-from keras_ddl.cut.report import Exchanged
 from keras_ddl.cut.shard_plan import Plan, is_operand, reduces_all
 from keras_ddl.cut.variable_ops import ASSIGN, ASSIGN_ADD, ASSIGNS, READ, SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE
 
 
-@dataclass(eq=False)
-class NewWeight:
-    """The shard that a weight was assigned, from which it will be gathered; requested as a `Value` is (`Exchanged`)."""
+class NewWeight(NamedTuple):
+    """The flat shard that a weight was assigned, from which it will be gathered."""
 
-    chunk: tf.Tensor
+    value: Value
     handle: tf.Tensor
-    shape: tf.TensorShape
-    dtype: tf.DType
-    node: Node
     before: list[tf.Operation]
-    index: int = -1
-
-    @property
-    def key(self) -> str:
-        return self.node.key
 
 
 class Sharding:
@@ -53,7 +43,6 @@ class Sharding:
         self._handles: set[Value] = set()
         self._plan: Plan | None = None
         self._new: dict[Hashable, NewWeight] = {}  # by reference to the handle
-        self._gathered: dict[NewWeight, tf.Tensor] = {}
         self._written: dict[Hashable, tf.Operation] = {}  # the assignments built here
 
     def hold(self, handle: Value) -> None:
@@ -70,10 +59,6 @@ class Sharding:
         if self._plan is None:
             self._plan = Plan(self._b.program, self._handles)
         return self._plan
-
-    def accept(self, gathered: Mapping[Exchanged, tf.Tensor]) -> None:
-        """Accepts gathered weights."""
-        self._gathered.update((new, tensor) for new, tensor in gathered.items() if isinstance(new, NewWeight))
 
     # ---- one operation
 
@@ -108,8 +93,9 @@ class Sharding:
             return self._apply_rules(node) if written else None
 
     def _read(self, node: Node) -> Made:
-        new = self._new.get(self._key(node.inputs[0]))
-        return [(self._b.make(node, [self._b.local(node.inputs[0])])[0] if new is None else new.chunk, FLAT_SHARD)]
+        b, handle = self._b, node.inputs[0]
+        new = self._new.get(self._key(handle))
+        return [(b.make(node, [b.local(handle)])[0] if new is None else b.local(new.value), FLAT_SHARD)]
 
     def _key(self, handle: Value) -> Hashable:
         """Returns a reference to a variable's handle: a branch may be given a variable twice."""
@@ -132,11 +118,11 @@ class Sharding:
             chunk = b.local(value)
         else:
             change = b.flat_shard(value)
-            old = self._new[key].chunk if key in self._new else self._own_chunk(node)
+            old = b.local(self._new[key].value) if key in self._new else self._own_chunk(node)
             chunk = old + change if node.type == ASSIGN_ADD else old - change
         written = [self._written[key]] if key in self._written else []
         before = [*b.before, *b.made_now(), *written]
-        self._new[key] = NewWeight(chunk, b.local(handle), value.shape, value.dtype, node, before)
+        self._new[key] = NewWeight(b.new_value(node, value.tensor, chunk, FLAT_SHARD), b.local(handle), before)
         return True
 
     def _own_chunk(self, node: Node) -> tf.Tensor:
@@ -237,15 +223,11 @@ class Sharding:
     def _write(self, due: list[Hashable]) -> None:
         """Writes weights that have new shards. Raises: Pending: they have yet to be gathered."""
         b = self._b
-        late = [each for each in due if self._new[each] not in self._gathered]
-        for each in late:
-            b.exchange.want_gather(self._new[each], self._new[each].chunk, b.node)
-        if late:
-            raise Pending
-        for each in due:
+        tensors = b.all_replicated([self._new[each].value for each in due])
+        for each, tensor in zip(due, tensors):
             new = self._new.pop(each)
             with tf.control_dependencies(None), tf.control_dependencies(new.before):
-                written = b.assign(ASSIGN, new.handle, self._gathered.pop(new))
+                written = b.assign(ASSIGN, new.handle, tensor)
             if written is not None:
                 self._written[each] = written
 
