@@ -55,9 +55,7 @@ class Extents:
         self._numbers[value] = numbers
 
     def follow(self, value: Value) -> None:
-        """Infers what is known of a value now. Done of all in their order, programs may be as long as they like: what
-        is inferred when it is asked for is inferred by recursion.
-        """
+        """Infers what is known of a value. Called in program order, it keeps the recursion of later queries shallow."""
         self.dims(value)
         self.numbers(value)
 

@@ -63,7 +63,7 @@ def _filled(known: Extents, node: Node) -> ResultExtents:
 
 @numbers("StringSplitV2")
 def _split(known: Extents, node: Node) -> list[Numbers | None]:
-    """Texts [n] are split into a sparse tensor of n rows."""
+    """Strings [n] are split into a sparse tensor of n rows."""
     dims, shape = known.dims(node.inputs[0]), node.outputs[2]
     return [None, None, None if dims is None else Numbers([dims[0], Dim.unknown("entry", shape.key, 1)])]
 

@@ -184,7 +184,7 @@ class _Loop:
             self.assumed.placements[self._positions[value]] = placement
 
     def _compare(self, inner: SubgraphBuilder) -> None:
-        """Compares what a round ends with with what was assumed. Raises: _Changed; CollectiveInLoop: they disagree."""
+        """Compares the end of a round with what was assumed. Raises: _Changed; CollectiveInLoop: they disagree."""
         changed = False
         placements, all_dims, contents = self.assumed
         for i in self.carried:
